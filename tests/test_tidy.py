@@ -26,6 +26,8 @@ ENTRY_POINTS = {
     "purgatory.embedded",  # public: for a program with threads and no daemon
     "purgatory.timer",  # public: the same program's timer
     "purgatory.testing",  # public: a clock and a daemon for other projects' tests
+    "purgatory_client.middleware.wsgi",  # public: for Django and Flask
+    "purgatory.testing.pytest_plugin",  # named in pyproject.toml: pytest loads it
     "purgatory_pipeline.notebook",  # public: for notebooks
     "purgatory_connectors.cli",  # the console script
     "purgatory_connectors.uri",  # what each source is made from
@@ -41,12 +43,14 @@ EXPORTS = {
         "SystemClock UsedAfterFork"
     ),
     "purgatory.engine": "COMPILED",
+    "purgatory.testing": "DaemonFailed ManualClock RunningDaemon daemon_in_process daemon_process",
     "purgatory.timer": (
         "AsyncTimer Clock OnTaskError SystemClock SystemTimer Timer TimerClosed TimerTask UsedAfterFork"
     ),
     "purgatory_client": (
         "DEFAULT_ADDRESS AdvanceReceipt AsyncClient Client ClosedSession Collected Event OperationKind "
-        "Outcome PartitionResult Registered Result ResultColumns Ticket errors events waits"
+        "Outcome PartitionResult Registered Result ResultColumns Ticket "
+        "all_of any_of at_least errors events mark signal waits"
     ),
     "purgatory_pipeline.notebook": "TABLES Report ReportOptions read replay report",
 }

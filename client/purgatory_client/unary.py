@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Collection, Iterable
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 import grpc.aio
@@ -13,7 +14,7 @@ from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2, webho
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import views
 from purgatory_client.base_errors import from_rpc_error
-from purgatory_client.errors import ClientClosed, NotFound, Unavailable
+from purgatory_client.errors import ClientClosed, InvalidRequest, NotFound, Unavailable
 from purgatory_client.partition_names import partition_name
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.session.backoff import Resumption
@@ -24,6 +25,8 @@ from purgatory_client.sources.source_link import SourceLink
 from purgatory_client.waits import ByPartition, Name
 
 T = TypeVar("T")
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+"""The start of Unix time."""
 
 
 class Filters(TypedDict, total=False):
@@ -44,6 +47,11 @@ class SingleCalls:
         self._give_up_after: Final = give_up_after
         self._channel: grpc.aio.Channel | None = None
         self._closed = False
+
+    @property
+    def session_id(self) -> str:
+        """The id of this client's own session."""
+        raise NotImplementedError
 
     async def _close_channel(self) -> None:
         self._closed = True
@@ -81,18 +89,28 @@ class SingleCalls:
         """
         return SourceLink(self._stub, name, topic_prefixes)
 
-    async def ends(self, topics: Collection[str], *, timeout: float = CALL_TIMEOUT) -> Positions:  # noqa: ASYNC109
+    async def ends(
+        self,
+        topics: Collection[str],
+        *,
+        timeout: float = CALL_TIMEOUT,  # noqa: ASYNC109
+        as_of: datetime | None = None,
+    ) -> Positions:
         """Look up the current end of marks that sources feed. The lookup starts after this call.
 
         Args:
             topics: Without partition numbers: "kafka/billing/orders" (the ends of the topic, as marks of the group),
                 "kafka/orders", "pg/main/all".
             timeout: Seconds to wait for the sources.
+            as_of: Where the logs ended at this time, by the timestamps of their records, instead of the current end. It
+                has a time zone and is not in the future.
 
         Raises:
             Unavailable: A topic has no source at present, or its source cannot read it.
+            InvalidRequest: The time is invalid, or a source cannot look up a time (only Kafka's can).
         """
-        request = source_pb2.GetSourceEndsRequest(topics=topics)
+        as_of_ms = None if as_of is None else milliseconds_of(as_of)
+        request = source_pb2.GetSourceEndsRequest(topics=topics, as_of_ms=as_of_ms)
         response = await self._answer(self._stub().GetSourceEnds(request, timeout=timeout))
         return Positions.of_ends(response.ends)
 
@@ -218,6 +236,44 @@ class SingleCalls:
         response = await self._answer(self._stub().ResendDeadLetters(request, timeout=CALL_TIMEOUT))
         return views.ResentLetters(response.resent, tuple(response.unknown_webhook_ids))
 
+    async def cancel(
+        self,
+        operation_ids: Iterable[int] | None = None,
+        *,
+        session_id: str | None = None,
+        partition: Name | None = None,
+        key: str | None = None,
+    ) -> int:
+        """Cancel pending operations: by id, or all of a session, on a partition or on a key.
+
+        Args:
+            operation_ids: Operation ids in this client's session, or in `session_id`.
+            session_id: A session: all its operations, or those in `operation_ids`.
+            partition: All operations that wait on this partition.
+            key: All operations that wait on this key.
+
+        Returns:
+            The number of cancelled operations.
+
+        Raises:
+            InvalidRequest: None of these was given, or an unsupported combination.
+        """
+        request = purgatory_service_pb2.CancelRequest()
+        if operation_ids is not None or session_id is not None:
+            request.session_id = self.session_id if session_id is None else session_id
+            request.operation_ids.extend(operation_ids or ())
+            if operation_ids is not None and not request.operation_ids:
+                return 0
+        if partition is not None:
+            request.topic_partition.CopyFrom(topic_partition(partition))
+        if key is not None:
+            request.key = key
+        given = [operation_ids is not None or session_id is not None, partition is not None, key is not None]
+        if given.count(True) != 1:
+            raise InvalidRequest("cancel", "give exactly one of: operation ids (or a session), a partition, a key")
+        response = await self._answer(self._stub().Cancel(request, timeout=CALL_TIMEOUT))
+        return int(response.cancelled)
+
     async def _pages(self, method: str, request: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - messages of three kinds
         """The answers of a listing, page by page."""
         while True:
@@ -247,6 +303,13 @@ class SingleCalls:
         if self._channel is None:
             self._channel = open_channel(self.address, self._security)
         return PurgatoryServiceStub(self._channel)
+
+
+def milliseconds_of(as_of: datetime) -> int:
+    """The first whole millisecond of Unix time that is not before a time. Raises InvalidRequest without a time zone."""
+    if as_of.tzinfo is None:
+        raise InvalidRequest("as_of", f"{as_of} has no time zone; give one, such as timezone.utc")
+    return -((EPOCH - as_of) // timedelta(milliseconds=1))
 
 
 def topic_partition(name: Name) -> operation_pb2.TopicPartition:

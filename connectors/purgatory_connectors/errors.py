@@ -17,5 +17,9 @@ class ExtraMissing(SourceRefused):
     """The client library of the source is not installed."""
 
 
+class NoTimeLookup(SourceError):
+    """The source never knows where its logs ended at a time in the past."""
+
+
 class SourceStale(SourceError):
     """The source cannot see its system at the moment. Raised by requests that need a current reading."""

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from datetime import datetime, time, timedelta
 from typing import Annotated, Final
 
 from purgatory_client.errors import InvalidRequest
@@ -40,6 +41,21 @@ def seconds(text: str) -> float:
 
 def optional_seconds(text: str | None) -> float | None:
     return None if text is None else seconds(text)
+
+
+def moment_of(text: str, now: datetime) -> datetime:
+    """A time: RFC 3339 ("2025-03-01T00:00:00Z"), or the last time before `now` that local clocks showed "00:00"."""
+    expected = f"not a time: {text!r}; expected 00:00, or with an offset, like 2025-03-01T00:00:00Z"
+    try:
+        if re.fullmatch(r"\d\d:\d\d(:\d\d)?", text):
+            days = (datetime.combine(now.date() - timedelta(days=back), time.fromisoformat(text)) for back in (0, 1))
+            return next(moment for day in days if (moment := day.astimezone()) <= now)
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(expected) from None
+    if moment.tzinfo is None:
+        raise UsageError(expected)
+    return moment
 
 
 def partition_offsets(targets: Sequence[str], default_offset: int | None = None) -> dict[str, int]:

@@ -8,6 +8,7 @@ from purgatory.engine.memory_estimate import ITEM_BYTES, OPERATION_BYTES
 
 __all__ = ["NO_SHARE", "AccountUsage"]
 
+# Half of what an i64 holds: `Admission.open_for` adds a count to it, and compiled sums wrap without an error.
 NO_SHARE: Final[i64] = 2**62
 
 

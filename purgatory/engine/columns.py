@@ -26,6 +26,8 @@ class Column:
     def __init__(self, values: list[int], default: int, lowest: int, highest: int) -> None:
         given = values or [default]
         count: i64 = i64(len(given))
+        # Checked in a loop over Python integers and stored as machine integers: a value is converted only once it is
+        # known to fit.
         read = vec[i64]([0] * count)
         within = True
         place: i64 = 0

@@ -230,6 +230,7 @@ class Completions:
         """Set the lengths, after all columns were replaced by complete ones."""
         self._operations = operations
         self.items = i64(len(names))
+        # Replaced in place: the list is Final, and the other columns were assigned before.
         self.item_partitions[:] = names
 
     def finish(self) -> None:

@@ -89,6 +89,8 @@ class Engine:
         owners = self._pending.owners
         if usage is None:
             usage = self._partitions.unowned
+        # Reused, so that `owners` is never longer than the most owners at one time. So nothing may be looked up by the
+        # id of an owner that was removed: it may be that of a later one.
         if self._free_owners:
             owner = Owner(self._free_owners.pop(), usage)
             owners[owner.owner_id] = owner
@@ -98,12 +100,17 @@ class Engine:
         return owner
 
     def remove_owner(self, owner: Owner, now_ms: int) -> None:
-        """Cancel all pending operations of an owner, without completions. The owner must not be used afterwards."""
+        """Cancel all pending operations of an owner, without completions. The owner must not be used afterwards.
+
+        What ended before must have been taken: a later owner with the same id would get these results.
+        """
+        untaken = owner.completions
+        assert untaken is None, f"owner {owner.owner_id} has results that were not taken: {len(untaken)}"
         # Closed before its operations end, so that `completions_of` discards their results.
         owner.closed = True
-        owner.completions = None
         owner.ended_last = 0
         owner.items_ended_last = 0
+        # Not bounded: the host ends the operations of a session in slices before it removes the owner.
         self.cancel_all(owner, now_ms)
         self._pending.owners[owner.owner_id] = None
         self._free_owners.append(owner.owner_id)
@@ -160,6 +167,7 @@ class Engine:
         for operation_id in operation_ids:
             if self._pending.work_total >= stop:
                 break
+            # An id that is not pending is not counted as work, so the caller has to limit the number of ids.
             slot = self._inspection.find(owner, operation_id)
             if slot >= 0:
                 self._pending.end(slot, CANCELLED, now_ms)
@@ -447,6 +455,7 @@ class Engine:
     def memory_bytes_more(self, operations: int, items: int) -> int:
         """Estimated additional memory if `operations` more operations with `items` items were pending."""
         pending = self._pending
+        # Tables never shrink: a free row is counted by `memory_bytes` already, and using it takes no more memory.
         free_rows = pending.operations.size - pending.count
         free_items = pending.items.size - pending.item_count
         return max(operations - free_rows, 0) * OPERATION_BYTES + max(items - free_items, 0) * ITEM_BYTES

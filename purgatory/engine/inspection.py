@@ -80,6 +80,7 @@ class EngineInspection:
         while slot < stop:
             if operations.kind[slot] != FREE:
                 left = self.pending.deadline_ms(slot) - now
+                # Due, but the reaper has not reached it yet.
                 if left < 0:
                     left = 0
                 place = 0
@@ -223,6 +224,7 @@ class EngineInspection:
         error = i64(items.error_code[item])
         described = self.pending.kinds[kind]
         reached = items.mark[item]
+        # Kafka's provisional error, which its result would have if the operation ended now.
         if error == UNRESOLVED:
             error = REQUEST_TIMED_OUT
             reached = described.reached(slot, item)

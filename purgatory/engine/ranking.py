@@ -69,6 +69,7 @@ class PendingRanking:
         """Add an operation."""
         self.operations += 1
         registered, deadline = self._sign * registered_ms, self._sign * deadline_ms
+        # The bounds are those of the last trim, so a value that does not pass them cannot be among the first `size`.
         if registered < self._oldest_max:
             self._oldest_max = self._keep(self._oldest, registered, slot, operation_id, self._oldest_max)
         if deadline < self._soonest_max:

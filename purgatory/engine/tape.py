@@ -140,6 +140,8 @@ class TapePlayer:
     def play(self, tape: Tape) -> Played:
         """Play all steps. Raises InvalidBatch before the first step."""
         played = Played()
+        # All columns are checked before the first step: an InvalidBatch in the middle would leave half of the tape
+        # played.
         kinds = [self._kind_columns(tape, kind) for kind in range(len(KINDS) + 1)]
         known = NamedPartitions(self._pending.partitions)
         if tape.events is not None:
@@ -148,6 +150,7 @@ class TapePlayer:
         for place, step in enumerate(tape.steps):
             now_ms: i64 = tape.times_ms[place]
             count = tape.counts[place]
+            # Before the time of the step is taken over: what is due earlier must end at its own millisecond.
             if self._prompt:
                 self._expire_due(now_ms)
             assert now_ms >= self.now_ms, f"clock went back: now_ms={now_ms} engine={self.now_ms}"
@@ -181,6 +184,7 @@ class TapePlayer:
         owner = self._owner
         columns = kind.columns
         admission = self._admission
+        # For each step: events and expiries in between have changed the counts.
         admission.open_for(owner.usage)
         stop = kind.next_row + count
         while kind.next_row < stop:
@@ -220,6 +224,8 @@ class TapePlayer:
             due_ms: i64 = self._pending.wheel.next_expiration_ms()
             if due_ms < 0 or due_ms > now_ms:
                 break
+            # An advance may cascade entries without firing any, so the end is recognised by the time of the next bucket
+            # and not by an advance that fires nothing.
             count -= self._advance(count)
         return count
 

@@ -9,6 +9,7 @@ from purgatory.extension import Extension, settings_class
 from purgatory.extensions.archive.extension import ArchiveExtension
 from purgatory.extensions.connectors.extension import ConnectorsExtension
 from purgatory.extensions.page.extension import PageExtension
+from purgatory.extensions.ready.extension import ReadyExtension
 from purgatory.extensions.tracing.extension import TracingExtension
 from purgatory.extensions.webhooks.extension import WebhooksExtension
 
@@ -17,6 +18,7 @@ ALL: Final[tuple[type[Extension], ...]] = (
     ArchiveExtension,
     WebhooksExtension,
     PageExtension,
+    ReadyExtension,
     ConnectorsExtension,
 )
 """In the order in which they open. They close in reverse order, after the host: connectors first, which would otherwise

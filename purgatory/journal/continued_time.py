@@ -37,6 +37,7 @@ def read_clocks() -> ClockReading:
 
 
 def _boot_ms() -> int:
+    # Unlike CLOCK_MONOTONIC, it also counts the time in which the machine is suspended, and timeouts keep running then.
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime_ns(clock) // NS_PER_MS
 

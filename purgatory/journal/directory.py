@@ -38,6 +38,8 @@ class Directory:
         except OSError as error:
             raise JournalError(f"cannot use {path} as data folder: {error.strerror or error}") from None
         try:
+            # Not a POSIX lock (`lockf`): the process would lose it as soon as it closes any descriptor of the same
+            # file.
             fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             holder = os.pread(self._lock, HOLDER_BYTES, 0).decode("ascii", "replace").strip() or "unknown"
@@ -75,6 +77,7 @@ class Directory:
         raise JournalError(f"{self.path}, or a file in it, was removed or replaced: restart the daemon")
 
     def _identities(self) -> list[tuple[int, int]]:
+        # With the log: commits are appended to it, and once its name is gone, the next daemon does not find them.
         paths = (self.path, self.path / LOCK, self.database, self.path / f"{DATABASE}-wal")
         return [(status.st_dev, status.st_ino) for status in map(os.stat, paths)]
 
@@ -84,6 +87,8 @@ class Directory:
         It survives a kill of the process. It is not synced, so a power cut may restore an older number; see `sync`.
         """
         text = f"{number:020}"
+        # One write of a fixed length, in place. A new file under the same name would need an fsync of the folder for
+        # each group.
         with contextlib.suppress(OSError):  # disk full: an older number is still correct
             os.pwrite(self._lock, f"{text} {zlib.crc32(text.encode()):010}\n".encode(), HOLDER_BYTES)
 

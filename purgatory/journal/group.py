@@ -19,6 +19,7 @@ RefusedRows = list[tuple[int, str, str, int, int]]
 class Moment(NamedTuple):
     """A moment on all clocks, milliseconds. See `continued_time`."""
 
+    # In the order of the columns of the table `moment`: `statements` writes the tuple as a row.
     engine_ms: int
     wall_ms: int
     boot_ms: int
@@ -28,6 +29,7 @@ class Moment(NamedTuple):
 class SessionState(NamedTuple):
     """A row of the table `sessions`. Sequence numbers are those that the client sees, minus `sequence_shift`."""
 
+    # In the order of the columns of the table: `statements` writes the tuple as a row, and `recovery` reads it back.
     session: int
     session_id: str
     highest_operation_id: int

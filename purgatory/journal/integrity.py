@@ -30,6 +30,8 @@ def missing_groups(directory: Directory) -> str | None:
     if is_present(directory.database):
         with closing(open_read_only(directory.database)) as database:
             if database.execute("PRAGMA user_version").fetchone()[0]:  # else the tables themselves were in the lost log
+                # total() is 0 without rows, where sum() would be NULL: the table is empty between its creation and the
+                # first group.
                 last = int(database.execute("SELECT total(group_number) FROM moment").fetchone()[0])
     if last >= noted:
         return None

@@ -47,6 +47,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
 def _run(given: argparse.Namespace) -> int:
     if not given.folder.is_dir():
         raise JournalError(f"no such folder: {given.folder}")
+    # Locked for the whole command, so no daemon can start on the folder in the meantime.
     directory = Directory(given.folder)
     try:
         return _export(directory, given.file) if given.command == "export" else _check(directory)

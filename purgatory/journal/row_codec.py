@@ -35,6 +35,7 @@ def checksum(*values: Value) -> int:
             text = value.encode()
             octets = b"t" + len(text).to_bytes(4, "little") + text
         else:
+            # In two steps: joining header and content would copy the content of every row.
             crc = zlib.crc32(b"b" + len(value).to_bytes(4, "little"), crc)
             octets = value
         crc = zlib.crc32(octets, crc)

@@ -56,6 +56,7 @@ class SessionRows:
     def add_moved(self, registration: int, live: LiveSet) -> None:
         """Add a row of operations that were struck from other rows."""
         row = RegistrationRow(registration, live)
+        # Not all of its ids: when a journal is opened, some of the row have ended already.
         for operation_id in live.remaining():
             self._moved[operation_id] = row
 
@@ -84,6 +85,7 @@ class SessionRows:
 
     def _row_of(self, operation_id: int) -> RegistrationRow | None:
         place = bisect_right(self._first_ids, operation_id) - 1
+        # An id between two rows was never written, because the operation ended within its group.
         if place < 0 or operation_id > self._rows[place].live.last:
             return None
         return self._rows[place]

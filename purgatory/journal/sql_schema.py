@@ -146,4 +146,6 @@ def migrate(database: sqlite3.Connection, name: str, migrations: tuple[str, ...]
         # Both pragmas write to the file's header and are part of the transaction, so version and tables change
         # together.
         pragmas = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {number};"
+        # `executescript` commits a pending transaction before it starts, so the transaction has to begin inside the
+        # script.
         database.executescript(f"BEGIN IMMEDIATE; {script}; {pragmas} COMMIT;")

@@ -55,6 +55,8 @@ class StatementBuilder:
     """Translates groups to statements and keeps track of the rows that exist."""
 
     def __init__(self) -> None:
+        # What is on disk once all statements made so far are committed. Nothing is read back while a daemon runs, so
+        # each change of a row has to be recorded here as well.
         self._sessions: Final[dict[int, SessionRows]] = {}
         self._refused_ids: Final[dict[int, bytes]] = {}
         """The rows of `refused_ids`, to write only those that change."""
@@ -118,6 +120,7 @@ class StatementBuilder:
                 _put(out, "dead_letters", letter, content)
             else:
                 out[DELETE["dead_letters"]].append((letter,))
+        # Exactly one for each group: `Store.commit` takes the number of the group from it.
         _put(out, "moment", *group.moment, group.number, int(group.is_last))
         return out
 
@@ -142,6 +145,8 @@ class StatementBuilder:
         later.
         """
         self._unmerged.update(group.partitions)
+        # Only while no row of `changes` exists: rows of changes override `partitions` at the start, so an older one
+        # would undo what is written here.
         few = not self._change_rows and len(group.partitions) <= FEW_PARTITIONS
         if not few and len(self._change_rows) < CHANGE_ROWS_MAX:
             self._last_change += 1
@@ -165,6 +170,7 @@ class StatementBuilder:
         self._update_refused_ids(session, b"", out)
         if rows is not None:
             self._delete_registrations(rows.registrations(), out)
+            # All of its results, as if they were acknowledged. Those of this group were never written.
             self._delete_results(rows.acknowledge(part.state.last_sequence), out)
 
     def _update_session(self, part: SessionChanges, out: Statements) -> None:
@@ -220,6 +226,8 @@ class StatementBuilder:
         self._last_result += 1
         self.results += 1
         content, count = pack_results(part.results)
+        # Two counts of the same results, by the outbox and by the listener. If they differed, results would get wrong
+        # numbers after a restart.
         last = part.first_sequence + count - 1
         assert last == part.state.last_sequence, f"results end at {last}, the session at {part.state.last_sequence}"
         _put(out, "results", self._last_result, part.state.session, part.first_sequence, count, content)

@@ -108,6 +108,7 @@ class Store:
         writing them. So nothing that was written since the last successful fsync can be relied on.
         """
         new_file = self._sibling(".new")
+        # With a new connection: what the old one has cached may not be in the file.
         self.reopen()
         new_file.unlink(missing_ok=True)
         self._database.execute("VACUUM INTO ?", (str(new_file),))
@@ -142,6 +143,8 @@ class Store:
         self._crash.reached(BEFORE_BEGIN)
         self.check_files()
         database = self._database
+        # Takes the write lock now. A plain BEGIN takes it with the first change, and the transaction could fail as busy
+        # in its middle.
         database.execute("BEGIN IMMEDIATE")
         try:
             for sql in ORDER:
@@ -168,9 +171,12 @@ class Store:
         if not idle:
             self._directory.sync()  # after a power cut, only damage to groups since then goes undetected
         if idle and self._free_pages() > FREE_PAGES_KEPT:
-            self._database.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
+            # Not `execute`: the pragma returns no rows, so the module stops after its first step, which frees one page.
+            self._database.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES});")
             self._crash.reached(AFTER_VACUUM)
             return True
+        # Only while no commit waits: TRUNCATE waits for readers, and a log that has to grow again takes twice as long
+        # to sync as one of constant size.
         if idle and self._wal_bytes():
             self._checkpoint("TRUNCATE")
         elif self._is_wal_full():
@@ -266,6 +272,7 @@ def _prepare(database: sqlite3.Connection, name: str) -> None:
         "auto_vacuum = INCREMENTAL",
         "journal_mode = WAL",
         "synchronous = FULL",
+        # By `maintain`, between two groups: SQLite would checkpoint within a commit, while answers wait for it.
         "wal_autocheckpoint = 0",
         f"journal_size_limit = {WAL_PAGES_KEPT * PAGE_BYTES}",
         "busy_timeout = 5000",

@@ -77,6 +77,7 @@ class JournalThread:
             LOGGER.exception("the journal's thread has failed")
             self._report(WriteFailure(is_full=False, reason=f"the journal has failed ({error}): restart the daemon"))
         finally:
+            # Here and not in `close`, which may time out while this thread is in the middle of a commit.
             self._store.close()
 
     def _step(self) -> bool:
@@ -87,9 +88,11 @@ class JournalThread:
         except queue.Empty:
             self._check_files()
             more = self._maintain(idle=True)
+            # One bounded step at a time: a new group waits for at most one.
             while more and self._groups.empty():
                 more = self._maintain(idle=True)
             return True
+        # It is the last in the queue, so all groups that were submitted before it have been written.
         if group is None:
             return False
         # Translated once, outside the retries, because translating changes the builder's record of the rows.
@@ -134,6 +137,8 @@ class JournalThread:
             failure = describe_failure(error)
             code = getattr(error, "sqlite_errorcode", 0)
             if code in FSYNC_FAILED:
+                # Not repeated on the same file: the kernel may count the lost pages as written, and a second fsync
+                # would succeed.
                 self._must_rewrite = True
             elif code & 0xFF == IOERR:
                 self._must_reopen = True
@@ -159,6 +164,7 @@ class JournalThread:
             self.bytes = self._store.size_bytes()
         except (sqlite3.Error, OSError) as error:
             LOGGER.warning("maintenance of the journal failed (%s); will be retried", error)
+            # Also without a group: a checkpoint whose fsync failed may have lost pages of committed groups.
             if getattr(error, "sqlite_errorcode", 0) in FSYNC_FAILED:
                 self._must_rewrite = True
             return False

@@ -62,6 +62,7 @@ class KernelAlarm:
     """A Linux timerfd. The constructor raises AttributeError or OSError where it is not available."""
 
     def __init__(self, on_alarm: OnAlarm) -> None:
+        # With a copy of errno for ctypes: the one of the C library may be overwritten before `_checked` reads it.
         libc = ctypes.CDLL(None, use_errno=True)
         self._settime: Final = libc.timerfd_settime
         self._on_alarm: Final = on_alarm
@@ -72,10 +73,12 @@ class KernelAlarm:
 
     def set(self, in_ms: int) -> None:
         self._at_ns = _beginning_ns(in_ms)
+        # Absolute: the time that passes on the way into the kernel does not make the alarm later.
         setting = _Setting(first=_Timespec(*divmod(self._at_ns, NS_PER_S)))
         _checked(self._settime(self._file, TFD_TIMER_ABSTIME, ctypes.byref(setting), None))
 
     def close(self) -> None:
+        # First: a descriptor that is closed may be given to another file, which the loop would then watch.
         self._loop.remove_reader(self._file)
         os.close(self._file)
 
@@ -98,6 +101,7 @@ class LoopAlarm:
     def set(self, in_ms: int) -> None:
         self.close()
         at_ns = _beginning_ns(in_ms)
+        # From the present time and not `in_ms`: the current millisecond may be nearly over.
         left_s = (at_ns - time.monotonic_ns()) / NS_PER_S
         self._timer = self._loop.call_later(left_s, self._fired, at_ns)
 
@@ -110,6 +114,7 @@ class LoopAlarm:
 
 
 def _beginning_ns(in_ms: int) -> int:
+    # Milliseconds of the same clock as `SystemClock`: a fraction earlier, and the reaper would find nothing due.
     return (time.monotonic_ns() // NS_PER_MS + in_ms) * NS_PER_MS
 
 

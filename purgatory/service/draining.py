@@ -20,6 +20,8 @@ UNACKNOWLEDGED_MS_MAX: Final = 1_000
 
 async def drain(host: Host, grace_s: float) -> None:
     """Refuse new work, end all pending operations as SHUTTING_DOWN, and deliver the results for at most `grace_s`."""
+    # Before anything ends: an operation that was registered between two slices would be left over, which `_end_pending`
+    # asserts.
     host.gate.draining = True
     host.fair_queue.refuse_waiting(lambda: unavailable(SHUTTING_DOWN_MESSAGE))
     deadline_s = asyncio.get_running_loop().time() + grace_s
@@ -36,6 +38,7 @@ async def drain(host: Host, grace_s: float) -> None:
 
 async def _end_pending(host: Host) -> None:
     """End pending operations in slices. With a journal only unary waits end; the next daemon continues the others."""
+    # Unary waits end with their calls, which no journal can continue.
     owners = host.unary_waits.owners() if host.journal.keeps else [None]
     ended = 0
     for owner in owners:

@@ -48,6 +48,7 @@ class RpcError(Exception):
         """Return code, details and trailing metadata in gRPC's form."""
         status = status_pb2.Status(code=self.code, message=self.message)
         for detail in self.details:
+            # The details travel in a trailer, and gRPC limits the size of headers and trailers: see `VALUE_LENGTH_MAX`.
             status.details.add().Pack(detail)
         as_grpc: grpc.Status = rpc_status.to_status(status)
         return as_grpc
@@ -94,6 +95,7 @@ def resource_exhausted(subject: str, description: str, retry_after_ms: int | Non
     help, because someone has to act first.
     """
     violation = error_details_pb2.QuotaFailure.Violation(subject=subject, description=description)
+    # Clients repeat a call only if it has a RetryInfo, so a refusal that time cannot lift must not have one.
     advice = [] if retry_after_ms is None else [_retry_info(retry_after_ms)]
     return RpcError(
         code_pb2.RESOURCE_EXHAUSTED,
@@ -137,6 +139,7 @@ def from_refusal(refusal: Refusal, path: str, retry_after_ms: int | None = RETRY
     if refusal.code == codes.RESOURCE_EXHAUSTED:
         return resource_exhausted(field, refusal.message, retry_after_ms)
     if refusal.code == code_pb2.PERMISSION_DENIED:
+        # A `Refusal` has no fields for them; the message has the form of `role_missing`.
         role, _, name = refusal.message.removeprefix(ROLE_MISSING).partition(" for ")
         return permission_denied(role, name)
     if refusal.code == codes.UNAVAILABLE:

@@ -122,6 +122,7 @@ class FairQueue:
 
     def expected_wait_ms(self, caller: CallerQueue) -> int:
         """Estimate how long one more unit of work of this caller would wait, in milliseconds, from recent grants."""
+        # A round grants each waiting caller one turn, so each of its own waiters needs a whole round.
         return max(1, round((caller.waiting + 1) * max(1, len(self._order)) * self._interval_us / 1_000))
 
     def next_turn_ms(self, caller: CallerQueue | None = None) -> int | None:
@@ -156,6 +157,8 @@ class FairQueue:
             self._enqueue(caller)
         caller.waiters[work].append(Waiter(future, now_us, is_call))
         self._schedule()
+        # If the task is cancelled here, nothing has to be undone: `_next_work` drops futures that are done. A turn that
+        # was granted at that moment is lost, at the price of the minimum charge.
         await future
         # Not when it was granted: turns of other callers may have run since.
         self._begin(caller, self._now_us())
@@ -165,6 +168,7 @@ class FairQueue:
         for caller in self._callers.values():
             for waiter in itertools.chain(*caller.waiters):
                 if waiter.is_call and not waiter.future.done():
+                    # It stays in its queue until `_next_work` meets it.
                     waiter.future.set_exception(make_error())
 
     # Inside.
@@ -177,6 +181,8 @@ class FairQueue:
 
     def _take(self, caller: CallerQueue, now_us: int) -> None:
         """Give the caller a turn: its next one comes after those of callers that have used less time."""
+        # The steps of a turn: its future is set, `_take`; the task runs, `_begin`; it works until its next await; the
+        # next `_begin`, or the next iteration of the loop, charges the time (`_charge`).
         self._virtual_us = max(caller.start_us, self._virtual_us)
         # The minimum is charged in advance, so several turns within one iteration do not all start at the same time.
         caller.start_us = self._virtual_us + TURN_US_MIN
@@ -198,6 +204,8 @@ class FairQueue:
             self._running = None
 
     def _enqueue(self, caller: CallerQueue) -> None:
+        # The value in the heap is a copy. `_charge` may raise `start_us` while the caller waits; `_next_work` notices
+        # and enqueues it again.
         caller.start_us = max(caller.start_us, self._virtual_us)
         # Arrivals are unique, so the heap never compares callers.
         heapq.heappush(self._order, (caller.start_us, next(self._arrivals), caller))

@@ -77,6 +77,8 @@ class Gate:
             return reason
         limit = self._limits.unacknowledged_results_max
         unacknowledged = session.outbox.unacknowledged
+        # A lower limit than in `check_batch`: in between, operations are refused one by one, and the room is for the
+        # results of those refusals, up to one batch.
         if unacknowledged >= limit:
             return Refusal(
                 0,
@@ -128,6 +130,7 @@ class Gate:
         expires_ms = self._engine.next_expiration_ms()
         if expires_ms < 0:
             return RETRY_AFTER_MS
+        # At least 1: an expiry that is due but not served yet would advise an immediate retry.
         return min(max(1, expires_ms - self._time.now_ms()), RETRY_AFTER_MS_MAX)
 
     def retry_after_ms(self, account: Account, run: OperationRun) -> int | None:
@@ -137,6 +140,8 @@ class Gate:
         """
         engine, held, items = self._engine, account.usage, len(run.batch.item_indexes)
         limits = engine.limits
+        # Operations, items and keys become free when operations end. A partition that an event has named stays known,
+        # so no time can be given for it.
         needs_end = (
             run.kind in (codes.SIGNAL, codes.COMPOSITE)
             or engine.pending >= limits.pending_operations_max

@@ -54,6 +54,9 @@ from purgatory.service.translate.events import IncomingEvents
 
 LOGGER: Final = logging.getLogger(__name__)
 
+RETRY_AFTER_FAULT_S: Final = 1.0
+"""Pause after an error while the operations of dropped sessions are cancelled, seconds."""
+
 
 class Host:
     """Owns the engine. Call `start` on the loop that will use it, and at the end `draining.drain`, then `stop`."""
@@ -65,6 +68,8 @@ class Host:
         self.settings: Final = settings
         self.listeners: Final = list(listeners)
         """Listeners, in notification order. Do not modify after `start`."""
+        # The list itself, to which the tail adds itself while it has subscribers. It is changed between calls of the
+        # host only.
         self.tail: Final = ResultTail(self.listeners)
         self.journal = Journal()
         """The journal; a no-op journal unless `use_journal` is called."""
@@ -86,6 +91,7 @@ class Host:
         """Connector state; `stale(name, now_ms)` returns why a mark is stale."""
         limits = settings.limits
         self.source_links: Final = SourceLinks(engine, self.sources, self.time.now_ms, limits.sources_max)
+        # Set afterwards, because the budget is made before the things that it counts.
         self.shares.budget.calls = lambda: self.fair_queue.calls
         self.shares.budget.queues = lambda: (
             sum(listener.held_bytes() for listener in self.listeners)
@@ -184,6 +190,7 @@ class Host:
         """Apply the next slice and add its effects to `events`. Returns whether events are left."""
         batch, done, now_ms = events.batch, events.done, self.time.now_ms()
         start, is_full = done.next_index, self.shares.budget.is_full
+        # For each slice: the share depends on what all accounts hold, which other calls change between two slices.
         self.shares.set_in_engine(account)
         try:
             part = self.engine.apply(batch, now_ms, start, WORK_PER_SLICE, account=account.usage, is_full=is_full)
@@ -250,6 +257,7 @@ class Host:
 
     def close_session(self, session: Session) -> tuple[int, int]:
         """End a session. Returns the number of cancelled operations and of dropped results."""
+        # Read before: closing ends the operations and drops the results.
         closed = session.owner.pending, session.outbox.unacknowledged
         self.sessions.close(session, self.time.now_ms())
         self.deliver()
@@ -318,8 +326,11 @@ class Host:
                 by id for each owner, so a replay of the history ends the same operations at the same times.
             were_stale: Operations failed because of stale marks. This can happen without any connector.
         """
+        # After every engine call, before the next one: results that are left over would be attributed to a later call,
+        # or to a later owner with the same id.
         for completions in self.engine.take_completions():
             if self.sources or were_stale:
+                # Before the listeners: journal and archive store the results with it.
                 note_stale_marks(completions, self.sources, self.time.now_ms())
             account = self.unary_waits.account_of_owner(completions.owner_id)
             if account is not None:
@@ -362,6 +373,8 @@ class Host:
         return self.time.registration_ms()
 
     def _expire_slice(self) -> None:
+        # The time of the engine is the end of a millisecond that is not over. Operations that are due at that time
+        # would expire early by the clock.
         if self.time.is_ahead:
             return
         now_ms = self.time.now_ms()
@@ -373,6 +386,7 @@ class Host:
 
     def fail_stale(self, owner_id: int, operation_ids: list[int], stale: set[PartitionName], now_ms: int) -> None:
         """Fail operations of the owner `owner_id` because of stale marks, at most a slice of them."""
+        # Found by slot in the engine, which knows owners only: it may be a session, or the unary waits of an account.
         session = self.sessions.of_owner(owner_id)
         if session is not None:
             owner = session.owner
@@ -391,7 +405,15 @@ class Host:
         with self._session_drop:
             cancelled = self.engine.cancel_all(session.owner, now_ms, WORK_PER_SLICE)
             has_more = self.engine.has_pending(session.owner, OPERATION_ID_MAX)
-            if cancelled and not has_more and session not in self._dropped:
+            is_first = session not in self._dropped
+            # Before the listeners are notified: if one raises an error, the rest is cancelled nevertheless.
+            if has_more and is_first:
+                self._dropped.append(session)
+                if len(self._dropped) == 1:
+                    self._tasks.append(asyncio.create_task(self._end_all_dropped(), name="dropped sessions"))
+            # The same rule as in `_cancel_in_slices`: one slice is reported as the cancel of the session, several as
+            # cancels by id.
+            if cancelled and not has_more and is_first:
                 event = CancelledSession(session, cancelled, now_ms)
                 for listener in self.listeners:
                     if listener.records_dropped_sessions:
@@ -399,26 +421,30 @@ class Host:
                 self.deliver()
             elif cancelled:
                 self.deliver(cancelled_ms=now_ms)
-        if has_more and session not in self._dropped:
-            self._dropped.append(session)
-            if len(self._dropped) == 1:
-                self._tasks.append(asyncio.create_task(self._end_all_dropped(), name="dropped sessions"))
         return not has_more
 
     async def _end_all_dropped(self) -> None:
+        """Cancel the operations of all dropped sessions, slice by slice. Errors are logged only."""
         while self._dropped:
+            # First, because the slice that found more to do has just run.
             await asyncio.sleep(0)
             session = self._dropped[0]
-            if self._end_dropped(session, self.time.now_ms()):
-                self._dropped.popleft()
-                self.sessions.forget(session, self.time.now_ms())
+            try:
+                if self._end_dropped(session, self.time.now_ms()):
+                    self._dropped.popleft()
+                    self.sessions.forget(session, self.time.now_ms())
+            except Exception:
+                LOGGER.exception("cancelling the operations of a dropped session failed; it continues")
+                await asyncio.sleep(RETRY_AFTER_FAULT_S)
         task = asyncio.current_task()
         assert task is not None, "runs as a task"
+        # Otherwise the list would grow with each large session that is dropped.
         self._tasks.remove(task)
 
     async def _maintain_sessions(self) -> None:
         """Send heartbeats, end streams of silent peers, and drop expired sessions. Errors are logged only."""
         interval_ms = self.settings.session.heartbeat_interval_ms
+        # Four looks in each interval, so a heartbeat is late by a quarter of it at most.
         turn_s = min(interval_ms / 4, 1_000) / 1_000
         while True:
             await asyncio.sleep(turn_s)

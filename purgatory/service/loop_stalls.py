@@ -51,6 +51,7 @@ class StallTimer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Processor time of this thread: a task switch inside the block would count the work of others, hence no await.
         held_ns = self._clock_ns() - self._began_ns
         self.longest_ns = max(self.longest_ns, held_ns)
         if held_ns > COUNTED_NS:
@@ -80,6 +81,7 @@ class LoopStalls:
     def _on_hold(self, call: str, held_ns: int) -> None:
         if held_ns <= LOGGED_NS:
             return
+        # Counted although it may not be logged: the next line says how many there were.
         self._unlogged += 1
         now_ns = time.monotonic_ns()
         if now_ns - self._logged_at_ns < LOG_INTERVAL_NS:

@@ -39,6 +39,7 @@ class Reaper:
 
     def deadline_may_be_earlier(self) -> None:
         """Wake the reaper if an operation is due before it would wake by itself. Call after registrations."""
+        # While it is awake it need not be woken: it asks the engine again before it sleeps.
         if self._sleeping_until_ms >= 0:
             next_ms = self._engine.next_expiration_ms()
             if 0 <= next_ms < self._sleeping_until_ms:
@@ -66,9 +67,12 @@ class Reaper:
 
     async def _sleep(self, alarm: Alarm) -> None:
         """Sleep until the next expiry. If it is already due, only let other tasks run."""
+        # No await from here to the sleep: a registration in between would neither be in `next_ms` nor end the sleep.
         self._woken.clear()
         now_ms = self._clock.now_ms()
         next_ms = self._engine.next_expiration_ms()
+        # Also while the engine is ahead of the clock, where nothing may expire: the reaper then turns for the rest of
+        # that millisecond.
         if 0 <= next_ms <= now_ms:
             await asyncio.sleep(0)
             return

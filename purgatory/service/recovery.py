@@ -50,6 +50,8 @@ class OpenJournal:
             self._store.verify()
             self._last: Final = self._store.moment()
         except BaseException:
+            # The lock outlives this object otherwise, and a second attempt in this process would find the folder in
+            # use.
             self._directory.release()
             raise
         self.is_continued: Final = self._last is not None
@@ -89,6 +91,7 @@ class OpenJournal:
         except (LookupError, ValueError, sqlite3.Error) as error:
             raise damaged(self._directory.path, f"a row cannot be read ({error})") from error
         for session in self._sessions.values():
+            # Once, at the end: rows of operations that were moved come after rows with higher ids.
             session.owner.put_in_order()
         if self._last is not None:
             LOGGER.info(
@@ -104,6 +107,7 @@ class OpenJournal:
 
     def _restore_marks(self, host: Host) -> None:
         snapshots = host.engine.snapshots
+        # Merged before any is restored: `restore_partition` creates a partition and cannot replace one.
         partitions = {(topic, number): content for _, topic, number, content in self._store.rows("partitions")}
         # Rows of changes are newer than those of `partitions`, and a later one overrides an earlier one.
         for row, content in self._store.rows("changes"):
@@ -135,11 +139,12 @@ class OpenJournal:
             session.outbox.acknowledge(state.acknowledged_sequence + session.sequence_shift)
             if state.uncertain_after >= 0:
                 # Results above may be renumbered. They are sent once it is durable that the client has resumed.
-                session.outbox.release(session.uncertain_after)
+                session.outbox.hold_above(session.uncertain_after)
 
     def _restore_session(self, host: Host, state: SessionState) -> Session:
         session = host.sessions.restore(state.session_id, state.session, host.time.now_ms(), state.principal)
         session.owner.highest_operation_id = state.highest_operation_id
+        # Otherwise the first group would write all restored operations again, as if they had just been registered.
         session.journaled_operation_id = state.highest_operation_id
         session.sequence_shift = state.sequence_shift
         session.is_journaled = True
@@ -160,6 +165,8 @@ class OpenJournal:
         started: set[int] = set()
         for row, number, first, count, content in self._store.rows("results"):
             session = self._sessions[number]
+            # Rows are read in order: the first one of a session states at which number the results begin that are left
+            # of it.
             if number not in started:
                 started.add(number)
                 session.outbox.start_at(first - 1 + session.sequence_shift)
@@ -178,6 +185,7 @@ class OpenJournal:
 
     async def _restore_operations(self, host: Host, journal: DurableJournal) -> None:
         paused_s = reported_s = time.monotonic()
+        # All of it at once: a bit for each operation, where the rows themselves have to be read one by one.
         gone_bits: dict[int, bytes] = dict(self._store.rows("gone"))
         for rows, (row, number, _, _, _, content) in enumerate(self._store.rows("registrations"), 1):
             session, gone = self._sessions[number], gone_bits.get(row, b"")

@@ -65,6 +65,7 @@ class Registration:
         session, known = self._session, self._known
         receipt = BatchReceipt()
         failures = [RefusedOperation(refusal, operation_id, 0) for refusal, operation_id in refused]
+        # Once for each part: what the first runs complete must not refuse the others of the same part.
         reason = self._host.gate.reason_to_refuse(session)
         for run in runs:
             if reason is not None:
@@ -82,6 +83,8 @@ class Registration:
         new = [entry for entry in failures if not 0 < entry.operation_id <= known or entry.operation_id in skipped]
         receipt.already_known += len(failures) - len(new)
         if new:
+            # Several runs and the translation have added to it, and clients expect refusals in the order of their
+            # batch.
             new.sort(key=lambda entry: entry.refusal.index)
             receipt.refused = [(refusal, operation_id) for refusal, operation_id, _ in new]
             self._host.count_refused([refusal for refusal, _ in receipt.refused])
@@ -96,6 +99,8 @@ class Registration:
         last = self._rising[-1] if self._rising else 0
         for operation_id in _ids(runs, refused):
             if operation_id > last:
+                # Clients send rising ids, so nearly all of them are in this list, which can be bisected without a set
+                # of the same size.
                 self._rising.append(operation_id)
                 last = operation_id
             else:
@@ -131,6 +136,7 @@ class Registration:
 def register_unary_wait(host: Host, run: OperationRun, account: Account) -> None:
     """Register the operation of a unary wait. Raises `RpcError` if the operation is refused."""
     host.gate.check_unary_items(account, len(run.batch.item_indexes))
+    # Known ids up to 0: ids of unary waits are assigned here, so none is a repetition.
     receipt = _add_to_engine(host, host.unary_waits.owner_of(account), None, account, run, 0)
     host.count_refused(receipt.refusals)
     if receipt.refusals:
@@ -161,11 +167,13 @@ def _add_to_engine(
         host.sessions.accounts.audit.refused(NAME, account.principal, role=WAIT, name=first, count=len(denied))
     if session is not None and session.refused_ids:
         session.refused_ids.correct(receipt, run.batch, known)
+    # The batch as the caller sent it and not `allowed`, so that the archive has the names that were refused.
     event = Registered(session, account.principal, run.kind, run.batch, receipt, now_ms)
     for listener in host.listeners:
         listener.registered(event)
     host.deliver()
     host.reaper.deadline_may_be_earlier()
+    # After `deliver`: an operation that ended at once needs no mark, and the engine is asked which names have waits.
     if host.source_links.demand.is_wanted:
         host.source_links.demand.registered(run.batch.partitions)
     if run.batch.stale_timeouts_ms:

@@ -60,6 +60,8 @@ def flag_name(name: str) -> str:
 def load_settings(flags: Values, known: type[Settings] = Settings) -> Settings:
     """Load the `known` settings from flags, environment and file. Raises `SettingsError` if one is unusable."""
     path = flags.get("config") or os.environ.get(environment_name("config"))
+    # Before the values are validated: pydantic ignores unknown names, so a misspelt one would silently have its
+    # default.
     if path:
         _check_file(Path(path), known)
     try:
@@ -83,6 +85,7 @@ def _flag_or_variable(name: str, flags: Values) -> str | None:
 def unknown_variables(known: type[Settings]) -> list[str]:
     """Return environment variables with the prefix of one of our groups that match no setting: most likely misspelt."""
     variables = {environment_name(name) for name in setting_names(known)} | CLIENT_VARIABLES
+    # By group and not by PURGATORY_ alone, which other programs and Kubernetes use for variables of their own.
     prefixes = tuple(f"{ENVIRONMENT_PREFIX}{group.upper()}_" for group in setting_groups(known))
     return sorted(name for name in os.environ if name.startswith(prefixes) and name not in variables)
 
@@ -114,6 +117,8 @@ def _explained(fault: Values, flags: Values, known: type[Settings]) -> str:
     if name not in setting_names(known):
         return f"{name}: {message}" if name else message
     field = known.model_fields.get(name)
+    # Only for settings outside groups: `model_fields` does not have "group.name". A secret in a group would be shown
+    # here.
     is_secret = field is not None and setting_extra(field)["is_secret"]
     given = "" if is_secret else f", not {fault['input']!r}"
     return f"{name}: {message}{given} ({_flag_or_variable(name, flags) or 'file'})"

@@ -366,9 +366,11 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=ENVIRONMENT_PREFIX,
         env_nested_delimiter="_",
+        # Only the first underscore separates: PURGATORY_ENGINE_TICK_MS is engine.tick_ms, not engine.tick.ms.
         env_nested_max_split=1,
         env_ignore_empty=True,
         frozen=True,
+        # Not "forbid": `setting_sources` reports unknown names, with the place where each was found.
         extra="ignore",
     )
 
@@ -415,6 +417,7 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Order the sources: flags (given to the constructor), the environment, the file that either of them names."""
         del dotenv_settings, file_secret_settings
+        # Read by hand, because the file is named by a setting itself, which is needed before its source can be made.
         path = init_settings().get("config") or env_settings().get("config")
         if path is None:
             return init_settings, env_settings

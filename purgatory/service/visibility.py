@@ -80,6 +80,7 @@ async def rank_pending(
     """
     owner_ids = rankable_owner_ids(host, account)
     if owner_id >= 0:
+        # An intersection, so that naming the owner of another account finds nothing instead of revealing it.
         owner_ids = {owner_id} if owner_ids is None else owner_ids & {owner_id}
     ranking = PendingRanking(size, owner_ids, **filters)
     slot, used_ns = 0, 0
@@ -98,6 +99,7 @@ def ranked_views(
 ) -> Iterator[tuple[RankedOperation, PendingView, Account | None]]:
     """Return the ranked operations that are still pending and visible to the account, each with its owner's account."""
     for one in ranked:
+        # By slot and id: since the ranking the operation may have ended, and its slot may be used again.
         view = host.engine.ranked_view(one, now_ms)
         if view is not None:
             session = host.sessions.of_owner(view.owner_id)

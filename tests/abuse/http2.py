@@ -14,8 +14,6 @@ import h2.exceptions
 import h2.settings
 
 SERVICE: Final = "/purgatory.v1.PurgatoryService/"
-PREFIX_BYTES: Final = 5
-"""Prefix of a gRPC message: the compression flag and the length."""
 
 
 class RawConnection:

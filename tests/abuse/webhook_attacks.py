@@ -48,7 +48,8 @@ class HonestWebhooks:
         self.received: Final[set[bytes]] = set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+        # Cancelled at the end of the program, of which Python 3.11 would log a traceback.
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if line)

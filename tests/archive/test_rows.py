@@ -92,12 +92,15 @@ class DrawnCalls:
         names = {codes.SIGNAL: len(KEYS), codes.COMPOSITE: len(PARTITIONS) + len(KEYS)}.get(kind, len(PARTITIONS))
         counts = self.column((1, 1, 1, 2, 3, 0), operations)
         items = sum(counts) if len(counts) > 1 else operations * (counts[0] if counts else 1)
+        indexes = self.column((*range(names), *range(names), 99), items)
+        if kind == codes.COMPOSITE and len(indexes) <= 1:  # as translated: terms may repeat a name
+            indexes = (indexes or [0]) * items
         return OperationBatch(
             ids,
             partitions=PARTITIONS,
             keys=KEYS,
             item_counts=counts,
-            item_indexes=self.column((*range(names), *range(names), 99), items),
+            item_indexes=indexes,
             timeouts_ms=self.column(range(1, 900), operations),
             offsets=self.column(range(50), items),
             **{

@@ -1,5 +1,8 @@
 """Positions as tokens: text that another program can wait for."""
 
+import base64
+import zlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +32,26 @@ def test_a_wait_for_positions_checks_their_epochs() -> None:
     assert wait.item_columns == {"leader_epoch": [-1, 3]}
 
 
-@pytest.mark.parametrize("token", ["", "at2.CgA", "at1.!!", "at1." + "__8", "at1." + "A" * 1_000_001])
+def compressed(content: bytes) -> str:
+    return "at2." + base64.urlsafe_b64encode(zlib.compress(content, wbits=-15)).decode().rstrip("=")
+
+
+NO_TOKENS = {
+    "empty": "",
+    "another form": "at3.CgA",
+    "not base64": "at1.!!",
+    "not a message": "at1.__8",
+    "too long": "at1." + "A" * 1_000_001,
+    "not compressed": "at2.CgA",
+    "compressed nonsense": compressed(b"nonsense"),
+    "expands to too much": compressed(bytes(10_000_000)),
+    "cut off": compressed(bytes(range(256)) * 10)[:-20],
+    "followed by more": compressed(b"") + "AAAA",
+    "a partition twice": "at1.CgoKCAoEcGcvYRABCgoKCAoGcGcvYS0x",
+}
+
+
+@pytest.mark.parametrize("token", NO_TOKENS.values(), ids=NO_TOKENS.keys())
 def test_what_is_no_token_is_refused(token: str) -> None:
     """A token of another form, with invalid characters, without a message, or too long is refused."""
     with pytest.raises(InvalidRequest):
@@ -52,3 +74,99 @@ def test_positions_may_be_empty() -> None:
     assert (empty.token, empty.offsets) == ("at1.", {})
     with pytest.raises(InvalidRequest, match="at least one"):
         empty.wait()
+
+
+MARKS = ["a-0", "east/a-0", "pg/main/r1"]
+SMALL = st.dictionaries(st.sampled_from(MARKS), st.tuples(st.integers(0, 3), st.sampled_from([None, 0, 1])))
+STATES = st.fixed_dictionaries({name: st.tuples(st.integers(0, 3), st.integers(0, 1)) for name in MARKS})
+
+
+def positions(small: dict[str, tuple[int, int | None]]) -> Positions:
+    epochs = {name: epoch for name, (_, epoch) in small.items() if epoch is not None}
+    return Positions({name: offset for name, (offset, _) in small.items()}, epochs)
+
+
+def is_open(one: Positions, state: dict[str, tuple[int, int]]) -> bool:
+    """Whether a wait for the positions would wait: a history that has ended is not waited for."""
+    for name, offset in one.offsets.items():
+        reached, epoch = state[name]
+        wanted = one.leader_epochs.get(name, epoch)
+        if wanted > epoch or (wanted == epoch and reached < offset):
+            return True
+    return False
+
+
+@given(SMALL, SMALL, SMALL)
+def test_positions_are_partially_ordered(first: dict, second: dict, third: dict) -> None:
+    """The order is reflexive, antisymmetric and transitive, and the empty positions are its lowest element."""
+    a, b, c = map(positions, (first, second, third))
+    assert a <= positions(first)
+    assert Positions({}) <= a
+    assert (a <= b <= a) == (a == b)
+    assert not (a <= b <= c) or a <= c
+    assert (a < b) == (b > a) == (a <= b and a != b)
+    assert a != b or hash(a) == hash(b)
+
+
+@given(SMALL, SMALL, STATES)
+def test_the_order_is_that_of_waiting(first: dict, second: dict, state: dict) -> None:
+    """If a <= b, nothing of a is left to wait for in any state of the marks in which b is reached."""
+    a, b = positions(first), positions(second)
+    assert not a <= b or is_open(b, state) or not is_open(a, state)
+
+
+@given(SMALL, SMALL, STATES)
+def test_a_merge_waits_for_both(first: dict, second: dict, state: dict) -> None:
+    """Nothing of either is left to wait for when the merge is reached; if no histories differ, it waits for nothing
+    else.
+    """
+    a, b = positions(first), positions(second)
+    merged = a.merge(b)
+    assert merged == b.merge(a) == merged.merge(a) == merged.merge(b)
+    assert a.merge(a) == a.merge(Positions({})) == a
+    assert is_open(merged, state) or not (is_open(a, state) or is_open(b, state))
+    if all(a.leader_epochs[name] == b.leader_epochs[name] for name in a.leader_epochs.keys() & b.leader_epochs.keys()):
+        assert a <= merged
+        assert b <= merged
+
+
+@given(SMALL, SMALL, SMALL)
+def test_a_merge_is_the_lowest_that_includes_both(first: dict, second: dict, third: dict) -> None:
+    """Whatever includes both positions includes their merge."""
+    a, b, c = map(positions, (first, second, third))
+    assert not (a <= c and b <= c) or a.merge(b) <= c
+
+
+def test_histories_that_differ() -> None:
+    """Positions of two histories of a mark cannot be compared, and of the two the newer one is kept."""
+    old, new = Positions({"a-0": 50}, {"a-0": 3}), Positions({"a-0": 40}, {"a-0": 4})
+    assert [old <= new, new <= old] == [False, False]
+    assert old.merge(new) == new.merge(old) == new
+
+
+def test_one_token_for_several_clusters() -> None:
+    """A token has positions of several clusters; each program selects those that it reads from."""
+    kafka, east = Positions({"kafka/billing/orders-3": 43}), Positions({"east/billing/orders-3": 7})
+    both = Positions.of_token(kafka.merge(east).merge(Positions({"pg/main/r1": 9})).token)
+    assert both.select(lambda name: name.startswith("east/")) == east
+    assert kafka < both
+    assert both.offsets == {"kafka/billing/orders-3": 43, "east/billing/orders-3": 7, "pg/main/r1": 9}
+
+
+def test_a_token_of_many_partitions_fits_a_header() -> None:
+    """64 partitions take a quarter of the plain form and less than 1,000 characters; the plain form is still read."""
+    offsets = {f"kafka/billing/orders-{i}": 1_000_000 + i * 7_919 for i in range(64)}
+    token = Positions(offsets, dict.fromkeys(offsets, 3)).token
+    assert token.startswith("at2.")
+    assert len(token) < 1_000
+    assert Positions.of_token(token).offsets == offsets
+    assert Positions.of_token("at1.ChAKCgoGb3JkZXJzEAMQKhgF").offsets == {"orders-3": 42}
+
+
+def test_a_large_token_can_be_read_back() -> None:
+    """Thousands of partitions that hardly differ compress well, and are not taken for an attack."""
+    offsets = {f"kafka/billing/orders-{i}": 0 for i in range(20_000)}
+    token = Positions(offsets).token
+    assert Positions.of_token(token).offsets == offsets
+    with pytest.raises(InvalidRequest, match="20000 positions"):
+        Positions.of_token(token, positions_max=2_000)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from purgatory_client.aio import AsyncClient
 from purgatory_client.results import Outcome
+from purgatory_client.terms import at_least, mark, signal
 
 from tests.client.until import until_pending
 from tests.daemon_process import DaemonProcess
@@ -44,19 +45,22 @@ async def live(folder: Path, end: Callable[[DaemonProcess], object]) -> None:
             await client.advance("log-0", log_end_offset=10, byte_position=1_000)
             many = asyncio.create_task(client.produce_many(["orders-0"], offsets=range(6, 306), timeouts_ms=[60_000]))
             both = asyncio.create_task(client.produce({"orders-0": 50, "other-0": 7}, timeout=60))
-            signal = asyncio.create_task(client.signal({"go": 2}, from_now=True, timeout=60))
+            keys = asyncio.create_task(client.signal({"go": 2}, from_now=True, timeout=60))
             fetch = asyncio.create_task(client.fetch({"log-0": 10}, min_bytes=500, replica_id=2, timeout=60))
+            two_of = at_least(2, mark("orders-0", 50), mark("other-0", 7), signal("never"))
+            composite = asyncio.create_task(client.wait(two_of, unless=signal("go/failed"), timeout=60))
+            failing = asyncio.create_task(client.wait(mark("orders-0", 1_000), unless=signal("go", 5), timeout=60))
             short = asyncio.create_task(client.produce({"never-0": 1}, timeout=3))
 
-            await until_pending(client, 304)
+            await until_pending(client, 306)
             await client.advance("orders-0", high_watermark=105)
             await client.signal_key("go")
-            assert await pending(client) == 204, "a hundred have ended, and `both` waits for one more"
+            assert await pending(client) == 206, "a hundred have ended; `both` and `composite` wait for one more mark"
             end(daemon)
             daemon = start(folder, address)
 
             async def as_before() -> bool:
-                return await pending(client) in {203, 204}
+                return await pending(client) in {205, 206}
 
             await eventually(as_before, "the waits are restored")
             assert (await client.partition("orders-0")).high_watermark == 105
@@ -66,8 +70,9 @@ async def live(folder: Path, end: Callable[[DaemonProcess], object]) -> None:
             await client.advance("log-0", log_end_offset=11, byte_position=1_600)
             ended = await asyncio.wait_for(many, PATIENCE_S)
             assert list(ended.outcomes) == [Outcome.SATISFIED] * 300
-            for task in (both, signal, fetch):
+            for task in (both, keys, fetch, composite):
                 assert (await asyncio.wait_for(task, PATIENCE_S)).outcome is Outcome.SATISFIED
+            assert (await asyncio.wait_for(failing, PATIENCE_S)).outcome is Outcome.FAILED
             late = await asyncio.wait_for(short, PATIENCE_S)
             assert late.outcome is Outcome.EXPIRED
             assert late.waited >= 3

@@ -37,7 +37,7 @@ def kafka_brokers() -> Path:
 def three_brokers(kafka_brokers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
     """Three brokers. A test that stops one starts it again."""
     settings: dict[str, object] = {"broker.session.timeout.ms": 3000, "offsets.topic.num.partitions": 12}
-    settings |= {"offsets.retention.check.interval.ms": 500}
+    settings |= {"offsets.retention.check.interval.ms": 500, "log.cleaner.backoff.ms": 200}
     settings |= {"unclean.leader.election.enable": "false", "transaction.state.log.num.partitions": 4}
     with KafkaCluster(tmp_path_factory.mktemp("kafka"), 3, settings) as cluster:
         yield cluster

@@ -140,3 +140,15 @@ def test_a_thousand_results_one_by_one_take_little() -> None:
     single_results(1_000, outbox)
     assert len(outbox._unwritten) < 100
     assert outbox.held_bytes < 300 * 1_000
+
+
+def test_a_late_release_holds_nothing_back() -> None:
+    """In async mode, results that are written at once are not held again when an earlier group becomes durable."""
+    outbox = Outbox()
+    outbox.hold()
+    outbox.append(slices_of(completions_of([1], [codes.PRODUCE])))
+    assert ids_of(outbox.take(10)[1]) == []
+    outbox.release_all()
+    outbox.append(slices_of(completions_of([2], [codes.PRODUCE])))
+    outbox.release(1)
+    assert ids_of(outbox.take(10)[1]) == [1, 2]

@@ -59,6 +59,7 @@ class Retry:
         """
         if isinstance(error, grpc.aio.AioRpcError) and error.code() not in _RETRIED_CODES:
             raise error
+        # Drawn before the check, which includes it: a call must not sleep beyond its limit only to fail then.
         delay = self._backoff.next_delay()
         elapsed = asyncio.get_running_loop().time() - self._started_at
         if self._give_up_after is not None and elapsed + delay > self._give_up_after:
@@ -82,6 +83,7 @@ class Resumption:
         """
         loop, cause = asyncio.get_running_loop(), error.__cause__
         # `Unavailable` from the daemon itself (it is draining, or has no capacity) is an answer, not a broken call.
+        # `DEADLINE_EXCEEDED` is not among them: the caller of a resumed call has set that deadline for the whole call.
         is_broken = isinstance(cause, grpc.aio.AioRpcError) and cause.code() in _BROKEN_CODES and not error.is_answer
         if not is_broken or (self._retry is None and str(error).startswith(NO_CONNECTION)):
             raise error

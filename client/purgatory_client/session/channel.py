@@ -111,6 +111,7 @@ class ChannelSecurity:
                 raise InvalidRequest("token", f"cannot be read from {os.fspath(token)}: {error}") from error
         elif not isinstance(token, str):
             token = token()
+        # A file usually ends with a line break, which is not allowed in a header.
         token = token.strip()
         if not token or not token.isascii() or not token.isprintable():
             raise InvalidRequest("token", "must be one line of printable ASCII")  # and is never quoted
@@ -128,6 +129,7 @@ def open_channel(address: str, security: ChannelSecurity = UNPROTECTED) -> grpc.
     """
     check_process()
     if security.is_encrypted:
+        # Credentials are read for each channel, so a reconnect uses certificates that were renewed in the meantime.
         channel = grpc.aio.secure_channel(address, security.credentials(), options=OPTIONS)
     else:
         channel = grpc.aio.insecure_channel(address, options=OPTIONS)

@@ -150,6 +150,8 @@ class Collector:
         if answer is grpc.aio.EOF:
             raise Unavailable("the daemon did not open the session")
         opened = cast("wire.SessionResponse", answer).opened
+        # Before anything is read: a session that was created again counts from 1, and its results would be taken for
+        # repeats.
         if not opened.resumed:
             raise NotFound(
                 f"session {self._session_id!r} has no operations"
@@ -163,6 +165,8 @@ class Collector:
     async def _read(self, call: Call) -> Collected | None:
         """Read the next results. None: the daemon has ended the stream, because no operation is pending."""
         while True:
+            # In grpc.aio a cancelled read cancels its call. So after a timeout this call cannot be read again: `next`
+            # opens another one.
             async with asyncio.timeout(SILENCE_MAX):
                 answer = await call.read()
             if answer is grpc.aio.EOF:

@@ -57,6 +57,8 @@ class EventSender:
         parts = [_Batch(part, loop.create_future()) for part in _parts(events)]
         self._queue.extend(parts)
         self._queued += len(events)
+        # No event can be missed: the task ends in the same step in which it finds the queue empty, so it is done
+        # whenever it no longer looks.
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run(), name="purgatory events")
         if len(parts) == 1:

@@ -41,8 +41,10 @@ class OverdueWaits:
         """
         if self._visited >= len(self._round):
             self._round, self._visited = self._waiting(), 0
+            # Two full rounds are compared, so a wait has at least the time of one round to have its result read.
             self._suspects_before, self._suspects = self._suspects, set()
         start = self._visited
+        # Rounded up: otherwise the rest of a division would make an eleventh part.
         self._visited += max(VISITS_MIN, -(-len(self._round) // TURNS_PER_ROUND))
         overdue: list[Entry] = []
         for entry in self._round[start : self._visited]:

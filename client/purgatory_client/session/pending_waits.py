@@ -207,6 +207,7 @@ class PendingWaits:
         place = bisect_right(self._batch_ids, operation_id) - 1
         if place < 0:
             return None
+        # Both are removed in `_forget`, so each id here has its entry.
         batch = self._entries[self._batch_ids[place]]
         assert isinstance(batch, WaitBatch), f"operation {batch.operation_id} is not a batch"
         return batch if operation_id < batch.operation_id + batch.count else None
@@ -215,6 +216,7 @@ class PendingWaits:
         """Record that `count` operations of a batch have ended. The batch ends with its last operation."""
         self.count -= count
         if count and not batch.remaining:
+            # Before its answer is used: a batch that has ended must not be found again by a repeated result.
             self._forget(batch)
             ended.append((batch, batch.answer()))
 

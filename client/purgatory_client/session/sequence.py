@@ -67,6 +67,7 @@ class ResultSequence:
             return None
         if not (at_once or unacknowledged >= self.results_max or now >= self._due_at):
             return None
+        # Recorded when it is about to be sent. If that fails, the next opening acknowledges the same number.
         self._acknowledged, self._due_at = self.last, None
         return self.last
 

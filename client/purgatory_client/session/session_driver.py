@@ -255,6 +255,8 @@ class SessionDriver:
             self._closed = error
         pending = self._core.drain()
         if self._outbox is None:
+            # Under a new id: what the daemon still has of the old session must not be taken for results of the waits
+            # that follow.
             self._core = self._new_core()
         for wait in pending:
             settle(wait, error)
@@ -343,6 +345,8 @@ class SessionDriver:
             message = await call.read()
             if message is grpc.aio.EOF:
                 return "the daemon ended the stream"
+            # Before the message is handled: the watchdog judges the silence of the daemon, not the time that this
+            # client takes.
             self._received_at = now = loop.time()
             response = cast("wire.SessionResponse", message)
             if self._outbox is not None and self._outbox.must_write_first(response):
@@ -389,6 +393,7 @@ class SessionDriver:
         if wake_at is not None and (self._timer is None or wake_at < self._timer.when()):
             self._stop_timer()
             self._timer = loop.call_at(wake_at, self._wake)
+        # Cleared after the wait and not before it: work that was announced since the last look ends the wait at once.
         await self._work.wait()
         self._work.clear()
 
@@ -405,6 +410,7 @@ class SessionDriver:
         """Return when the daemon has sent nothing for too long."""
         loop = asyncio.get_running_loop()
         try:
+            # `_opened` is set for this connection only: `_connect_once` has cleared it.
             async with asyncio.timeout(open_timeout):
                 await self._opened.wait()
         except TimeoutError:

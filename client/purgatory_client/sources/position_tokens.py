@@ -1,10 +1,14 @@
-"""Position tokens: the ends of logs as offsets with leader epochs, in one text that can be waited for."""
+"""Position tokens: the ends of logs as offsets with leader epochs, in one text that can be waited for.
+
+Positions can be compared and merged, also across clusters: each name begins with the label of its cluster.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable
+import zlib
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -15,15 +19,23 @@ from purgatory_client.base_errors import InvalidRequest
 from purgatory_client.partition_names import PartitionName, format_partition, partition_name
 from purgatory_client.waits import ByPartition, Name, Wait
 
-FORM: Final = "at1."
-"""Prefix of every token, with the version of the format."""
+PLAIN: Final = "at1."
+COMPRESSED: Final = "at2."
+FORMS: Final = (PLAIN, COMPRESSED)
+"""The beginnings of tokens. Names repeat, so 64 partitions are five times shorter compressed; one position is not."""
 TOKEN_CHARACTERS_MAX: Final = 1_000_000
+EXPANSION_MAX: Final = 64
+"""A compressed token may expand to this many times its size. Names of real tokens that only differ in the partition
+number expand about 20 times; much more is an attack on the memory of the reader."""
 
 
 class Positions:
     """Offsets to wait for, each with the leader epoch of the history that it was read from.
 
     Without any offsets (the topics are empty, or all their records were deleted) there is nothing to wait for.
+
+    `a <= b` means that after a wait for b, nothing of a is left to wait for. It is a partial order: of two positions on
+    different marks, or in different histories (epochs) of one mark, neither includes the other.
 
     Attributes:
         offsets: By partition: "kafka/billing/orders-3".
@@ -37,7 +49,8 @@ class Positions:
             waits.produce(offsets, leader_epochs=leader_epochs)
         self.offsets: Final = {_text(name): offset for name, offset in offsets.items()}
         self.leader_epochs: Final = {_text(name): epoch for name, epoch in (leader_epochs or {}).items()}
-        assert len(offsets) == len(self.offsets), f"a partition is given twice: {list(offsets)}"
+        if len(offsets) != len(self.offsets):  # in a token: ("pg/a", 1) and ("pg/a-1", 0)
+            raise InvalidRequest("offsets", f"a partition is given twice: {list(offsets)}")
 
     @property
     def token(self) -> str:
@@ -48,23 +61,27 @@ class Positions:
             end = ends.ends.add(offset=offset, leader_epoch=self.leader_epochs.get(name))
             end.topic_partition.topic = topic
             end.topic_partition.partition = partition
-        packed = base64.urlsafe_b64encode(ends.SerializeToString(deterministic=True))
-        return FORM + packed.decode("ascii").rstrip("=")
+        plain = ends.SerializeToString(deterministic=True)
+        compressed = zlib.compress(plain, 9, wbits=-zlib.MAX_WBITS)
+        form, content = (COMPRESSED, compressed) if len(compressed) < len(plain) else (PLAIN, plain)
+        return form + base64.urlsafe_b64encode(content).decode("ascii").rstrip("=")
 
     @classmethod
-    def of_token(cls, token: str) -> Positions:
-        """Parse the text of `token`. Raises InvalidRequest if it is invalid."""
+    def of_token(cls, token: str, *, positions_max: int = TOKEN_CHARACTERS_MAX) -> Positions:
+        """Parse the text of `token`. Raises InvalidRequest for nonsense, or more positions than `positions_max`."""
         if len(token) > TOKEN_CHARACTERS_MAX:
             raise InvalidRequest("token", f"{len(token)} characters; at most {TOKEN_CHARACTERS_MAX}")
-        form, packed = token[: len(FORM)], token[len(FORM) :]
-        if form != FORM:
-            raise InvalidRequest("token", f"{token[:40]!r} is not a position token: it does not begin with {FORM}")
+        form, packed = token[: len(PLAIN)], token[len(PLAIN) :]
+        if form not in FORMS:
+            raise InvalidRequest("token", f"{token[:40]!r} is not a position token: it does not begin with {PLAIN}")
         ends = source_pb2.PositionToken()
         try:
             content = base64.b64decode(packed + "=" * (-len(packed) % 4), altchars=b"-_", validate=True)
-            ends.ParseFromString(content)
-        except (ValueError, binascii.Error, DecodeError) as error:
+            ends.ParseFromString(content if form == PLAIN else _expanded(content))
+        except (ValueError, binascii.Error, zlib.error, DecodeError) as error:
             raise InvalidRequest("token", f"{token[:40]!r} is not a position token: {error}") from error
+        if len(ends.ends) > positions_max:
+            raise InvalidRequest("token", f"{len(ends.ends)} positions; at most {positions_max}")
         return cls.of_ends(ends.ends)
 
     @classmethod
@@ -89,8 +106,59 @@ class Positions:
             self.offsets, timeout=timeout, leader_epochs=self.leader_epochs, fail_when_stale=fail_when_stale
         )
 
+    def merge(self, other: Positions) -> Positions:
+        """The positions of both, so that one wait stands for two.
+
+        If both have a position of the same mark, the higher offset counts. If their epochs differ, the one with the
+        newer epoch counts, because the history of the other has ended.
+        """
+        offsets, epochs = dict(self.offsets), dict(self.leader_epochs)
+        for name, offset in other.offsets.items():
+            epoch, own = other.leader_epochs.get(name), epochs.get(name)
+            if name in offsets and epoch is not None and own is not None and epoch != own:
+                offsets[name], epochs[name] = (offset, epoch) if epoch > own else (offsets[name], own)
+                continue
+            offsets[name] = max(offset, offsets.get(name, offset))
+            if epoch is not None:
+                epochs[name] = epoch
+        return Positions(offsets, epochs)
+
+    def select(self, is_wanted: Callable[[str], bool]) -> Positions:
+        """The positions whose names ("kafka/billing/orders-3") a function accepts."""
+        names = [name for name in self.offsets if is_wanted(name)]
+        epochs = {name: self.leader_epochs[name] for name in names if name in self.leader_epochs}
+        return Positions({name: self.offsets[name] for name in names}, epochs)
+
+    def __le__(self, other: Positions) -> bool:
+        return all(
+            name in other.offsets
+            and offset <= other.offsets[name]
+            and self.leader_epochs.get(name) in {None, other.leader_epochs.get(name)}
+            for name, offset in self.offsets.items()
+        )
+
+    def __lt__(self, other: Positions) -> bool:
+        return self <= other and self != other
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Positions):
+            return NotImplemented
+        return self.offsets == other.offsets and self.leader_epochs == other.leader_epochs
+
+    def __hash__(self) -> int:
+        return hash((frozenset(self.offsets.items()), frozenset(self.leader_epochs.items())))
+
     def __repr__(self) -> str:
         return f"Positions({self.offsets!r}, {self.leader_epochs!r})"
+
+
+def _expanded(content: bytes) -> bytes:
+    """Raises ValueError if the content is cut off or expands to too much."""
+    expander = zlib.decompressobj(-zlib.MAX_WBITS)
+    plain = expander.decompress(content, EXPANSION_MAX * len(content))
+    if not expander.eof or expander.unused_data:
+        raise ValueError("its compressed content is too long or incomplete")
+    return plain
 
 
 def _text(name: Name) -> str:

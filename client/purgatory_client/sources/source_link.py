@@ -69,10 +69,15 @@ class DemandChanged(NamedTuple):
 
 
 class EndsWanted(NamedTuple):
-    """A request for the ends of these topics, to be read after it arrived. Reply with `answer_ends`."""
+    """A request for the ends of these topics, to be read after it arrived. Reply with `answer_ends`.
+
+    With `as_of_ms`, where they ended at that time, milliseconds since the epoch: the reply must repeat it, or have an
+    error if the source cannot look it up.
+    """
 
     ask_id: int
     topics: list[str]
+    as_of_ms: int | None = None
 
 
 class SourceLink:
@@ -122,15 +127,18 @@ class SourceLink:
         )
         await self._write(source_pb2.AttachSourceRequest(report=report))
 
-    async def answer_ends(self, ask_id: int, ends: Iterable[MarkEnd] = (), error: str = "") -> None:
+    async def answer_ends(
+        self, ask_id: int, ends: Iterable[MarkEnd] = (), error: str = "", *, as_of_ms: int | None = None
+    ) -> None:
         """Answer an `EndsWanted` with ends that were read after it arrived.
 
         Args:
             ask_id: The id in the request.
             ends: The end of each partition of the requested topics.
             error: Why the ends are unknown, for people.
+            as_of_ms: That of the request, unless the source cannot look up a time.
         """
-        answer = source_pb2.SourceEnds(ask_id=ask_id, error=error)
+        answer = source_pb2.SourceEnds(ask_id=ask_id, error=error, as_of_ms=as_of_ms)
         for topic, partition, offset, leader_epoch in ends:
             name = operation_pb2.TopicPartition(topic=topic, partition=partition)
             answer.ends.add(topic_partition=name, offset=offset, leader_epoch=leader_epoch)
@@ -146,7 +154,9 @@ class SourceLink:
             if message is grpc.aio.EOF:
                 raise await self._ended()
             if message.HasField("ends_wanted"):
-                yield EndsWanted(message.ends_wanted.ask_id, list(message.ends_wanted.topics))
+                wanted = message.ends_wanted
+                as_of_ms = wanted.as_of_ms if wanted.HasField("as_of_ms") else None
+                yield EndsWanted(wanted.ask_id, list(wanted.topics), as_of_ms)
             elif message.demand.gained or message.demand.lost:
                 changed = DemandChanged(_names(message.demand.gained), _names(message.demand.lost))
                 self.demand.update(changed.gained)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ClusterMetadata,
@@ -46,6 +46,10 @@ class EndSeen(NamedTuple):
     leader_epoch: int = -1
     error: str = ""
     code: int = 0
+
+
+NOT_YET: Final = EndSeen(-1)
+"""All records are older than the time asked for."""
 
 
 class ClusterView:
@@ -134,8 +138,9 @@ class ClusterView:
     async def ends(
         self, partitions: Iterable[Partition], at: int = LATEST, *, is_stable: bool = False
     ) -> dict[Partition, EndSeen]:
-        """The ends of partitions (LATEST: the high watermark; with `is_stable`, the last stable offset), or their
-        starts (EARLIEST). The result contains every partition.
+        """The ends of partitions (LATEST: the high watermark; with `is_stable`, the last stable offset), their starts
+        (EARLIEST), or the first offsets with records of at least a time (`at`: milliseconds since the epoch; NOT_YET:
+        there are none). The result contains every partition.
         """
         by_leader: defaultdict[int, list[Partition]] = defaultdict(list)
         for partition in partitions:
@@ -182,6 +187,8 @@ class ClusterView:
         except KafkaException as error:
             what: KafkaError = error.args[0]
             return dict.fromkeys(partitions, EndSeen(-1, error=f"broker {leader} does not answer", code=what.code()))
+        if at >= 0:
+            return {(one.topic, one.partition): _seen_at(one, leader) for one in found}
         return {(one.topic, one.partition): _seen(one, leader) for one in found}
 
     def _describe(self, topics: list[str]) -> dict[str, str]:
@@ -208,6 +215,10 @@ CONSUMER_ONLY: Final = {
     "group.id", "enable.auto.commit", "enable.auto.offset.store", "isolation.level", "allow.auto.create.topics",
 }  # fmt: skip
 """Settings that cause warnings in a client that is not a consumer."""
+
+
+def _seen_at(at: TopicPartition, leader: int) -> EndSeen:
+    return NOT_YET if at.error is None and at.offset == OFFSET_END else _seen(at, leader)
 
 
 def _seen(at: TopicPartition, leader: int) -> EndSeen:

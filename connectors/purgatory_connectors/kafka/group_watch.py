@@ -114,7 +114,9 @@ class GroupWatch:
         found = {}
         for (name, number), mark in self._publisher.published(prefix).items():
             parsed = self._names.parse(name)
-            if parsed is not None and parsed.group is not None and self._settings.selects(parsed.group, parsed.topic):
+            if parsed is None or not parsed.group or parsed.is_share:
+                continue
+            if self._settings.selects(parsed.group, parsed.topic):
                 found[parsed.group, parsed.topic, number] = mark.offset
         return found
 

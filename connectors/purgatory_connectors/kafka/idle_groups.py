@@ -27,6 +27,9 @@ UNMOVED_S: Final = 0.1
 AGAIN_MIN_S: Final = 0.5
 AGAIN_MAX_S: Final = 10.0
 PROBE_S: Final = 2.0
+ENDS_MAX: Final = 1_000
+"""Ends that are remembered for one partition of a group; the highest ones are forgotten."""
+ENDS_S: Final = 60.0
 FETCH_WAIT_MS: Final = 10
 """How long a broker waits before it answers an empty fetch."""
 FETCH_BYTES: Final = 1_024
@@ -40,6 +43,13 @@ class _Tried(NamedTuple):
     end: int
     due_at: float
     wait_s: float
+
+
+class _AskedEnds(NamedTuple):
+    """The ends of a log that clients got to wait for, and when the last one did (monotonic seconds)."""
+
+    ends: set[int]
+    at: float
 
 
 class IdleGroups:
@@ -58,19 +68,29 @@ class IdleGroups:
         self._wake = asyncio.Event()
         self.wanted: frozenset[CommitName] = frozenset()
         self.urgent: dict[CommitName, float] = {}
+        self._asked_ends: dict[CommitName, _AskedEnds] = {}
 
     def want(self, names: frozenset[CommitName]) -> None:
         """Set the names with pending waits."""
         self.wanted = names
         self._tried = {name: tried for name, tried in self._tried.items() if name in names}
+        now = time.monotonic()
+        # The wait for an end follows the answer, so it may not be registered yet.
+        self._asked_ends = {
+            name: asked for name, asked in self._asked_ends.items() if name in names or now - asked.at < ENDS_S
+        }
         self._wake.set()
 
-    def ask(self, names: Iterable[CommitName]) -> None:
-        """Check these now, even if their groups are still committing, because a client requested their ends."""
-        now = time.monotonic()
-        for name in names:
-            self.urgent[name] = now
-            self._tried.pop(name, None)
+    def ask(self, name: CommitName, end: int) -> None:
+        """Check this now, even if its group is still committing, because a client got this end to wait for.
+
+        The end of a time in the past may be far below that of the log. It is checked first: the group may have visible
+        records to read above it, but none below.
+        """
+        self.urgent[name] = time.monotonic()
+        ends = {end, *self._unreached(name)[: ENDS_MAX - 1]}
+        self._asked_ends[name] = _AskedEnds(ends, self.urgent[name])
+        self._tried.pop(name, None)
         self._wake.set()
 
     def doubt(self, doubts: Iterable[UncertainOffset]) -> None:
@@ -134,6 +154,7 @@ class IdleGroups:
             if partition in chosen or end < 0 or not self._groups.knows(name[0]):
                 continue
             committed, mark, moved_at = self._marks.get(name) or (NO_COMMIT, NO_COMMIT, 0)
+            end = min([end, *self._unreached(name)])
             tried = self._tried.get(name)
             if mark >= end or (name not in self.urgent and now - moved_at < UNMOVED_S):
                 continue
@@ -156,6 +177,12 @@ class IdleGroups:
             self._tried[name] = _Tried(committed, end, time.monotonic() + wait_s, wait_s)
         self._groups.publish(changes)
         return bool(chosen)
+
+    def _unreached(self, name: CommitName) -> list[int]:
+        """The ends above the mark that clients wait for, in ascending order."""
+        asked, known = self._asked_ends.get(name), self._marks.get(name)
+        mark = NO_COMMIT if known is None else known[1]
+        return [] if asked is None else sorted(end for end in asked.ends if end > mark)
 
     async def probe(self, spans: Mapping[Partition, tuple[int, int]]) -> dict[Partition, bool | None]:
         """Call `VisibleRecords.none_between` in the probing thread."""

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from purgatory_connectors.errors import SourceRefused, SourceStale
 from purgatory_connectors.kafka import kafka_events as events
-from purgatory_connectors.kafka.cluster_view import EARLIEST, ClusterView
+from purgatory_connectors.kafka.cluster_view import EARLIEST, NOT_YET, ClusterView
 from purgatory_connectors.kafka.commit_reader import CommitReader
 from purgatory_connectors.kafka.group_poller import GroupPoller
 from purgatory_connectors.kafka.group_watch import GroupWatch
@@ -20,6 +20,7 @@ from purgatory_connectors.kafka.idle_groups import IdleGroups
 from purgatory_connectors.kafka.kafka_settings import KafkaSettings
 from purgatory_connectors.kafka.mark_names import MarkNames
 from purgatory_connectors.kafka.offset_records import Partition
+from purgatory_connectors.kafka.share_groups import ShareGroups
 from purgatory_connectors.kafka.topic_fetcher import TopicFetcher
 from purgatory_connectors.kafka.topic_watch import TopicWatch
 from purgatory_connectors.kafka.visibility import LogVisibility, report
@@ -61,6 +62,11 @@ class KafkaSource(Source):
             raise SourceStale("the source is starting")
         return await self._session.ends(names)
 
+    async def ends_at(self, names: Sequence[str], as_of_ms: int) -> list[End]:
+        if self._session is None:
+            raise SourceStale("the source is starting")
+        return await self._session.ends(names, as_of_ms)
+
 
 class KafkaSession:
     """Complete once it is created; `run` only starts its parts. `close` must be called in the end.
@@ -87,6 +93,7 @@ class KafkaSession:
         except KafkaException as error:  # raised before connecting, for a setting that librdkafka rejects
             raise SourceRefused(f"the settings of the Kafka source cannot be used: {error.args[0].str()}") from error
         self._groups: Final = GroupWatch(self._view, self._names, settings, self._poller, publisher, self._events)
+        self._shares: Final = ShareGroups(self._view, self._names, settings, self._poller, publisher)
         self._topics: Final = TopicWatch(self._view, self._groups, self._names, settings, publisher)
         self._idle: Final = IdleGroups(settings, self._groups, self._topics)
         self._logs: Final = LogVisibility(self._view, self._groups, self._idle)
@@ -106,6 +113,7 @@ class KafkaSession:
             group.create_task(self._topics.run())
             group.create_task(self._groups.run())
             group.create_task(self._idle.run())
+            group.create_task(self._shares.run())
             group.create_task(self._logs.run())
             group.create_task(self._report_on())
             group.create_task(self._reconcile_on())
@@ -124,6 +132,7 @@ class KafkaSession:
             wanted = self._names.wanted(self._publisher.demand)
             self._topics.want(wanted)
             self._groups.want(wanted)
+            self._shares.want(wanted.shares)
             self._idle.want(wanted.commits)
             self._fetcher.want(wanted.partitions)
             await self._publisher.demand_changed()
@@ -166,8 +175,8 @@ class KafkaSession:
 
     # Ends.
 
-    async def ends(self, names: Sequence[str]) -> list[End]:
-        """See `Source.ends`."""
+    async def ends(self, names: Sequence[str], as_of_ms: int | None = None) -> list[End]:
+        """See `Source.ends` and `Source.ends_at`."""
         wanted = [(name, *self._checked_name(name)) for name in names]
         topics = {topic for _, _, topic in wanted}
         await self._view.look(wanted=topics)
@@ -177,44 +186,56 @@ class KafkaSession:
             refused = self._view.refused.get(topic)
             raise SourceStale(refused[1] if refused else f"there is no topic {topic!r} in the cluster")
         partitions = {topic: [(topic, number) for number in range(self._view.topics[topic])] for topic in topics}
-        spans = await self._spans([one for of_topic in partitions.values() for one in of_topic])
-        # A group may stop below the end because only markers or aborted records follow. Its mark is raised only if that
-        # is checked, and a wait for these ends would otherwise never complete.
-        for _, group, topic in wanted:
-            if group is not None:
-                self._idle.ask((group, *partition) for partition in partitions[topic])
-        return [
-            End(name, partition[1], spans[partition][1])
-            for name, _, topic in wanted
-            for partition in partitions[topic]
-            if spans[partition][1] > spans[partition][0]  # otherwise the partition has nothing to read
-        ]
+        spans = await self._spans([one for of_topic in partitions.values() for one in of_topic], as_of_ms)
+        ends = []
+        for name, group, topic in wanted:
+            for partition in partitions[topic]:
+                start, end = spans[partition]
+                if end > start:  # otherwise the partition has nothing to read
+                    ends.append(End(name, partition[1], end))
+                # A group may stop below the end because only markers or aborted records follow. Its mark is raised only
+                # if that is checked, and a wait for this end would otherwise never complete.
+                if group is not None:
+                    self._idle.ask((group, *partition), end)
+        return ends
 
-    async def _spans(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
+    async def _spans(
+        self, partitions: Sequence[Partition], as_of_ms: int | None = None
+    ) -> dict[Partition, tuple[int, int]]:
         """Start and end of each partition, read after the call began. Raises SourceStale."""
         begun = time.monotonic()
+        # Before the present ends: where no record is that young, the end also covers what was written in between.
+        at_time = {} if as_of_ms is None else await self._view.ends(partitions, as_of_ms)
+        for (topic, number), seen in at_time.items():
+            if seen.error:
+                raise SourceStale(f"the end of {topic}-{number} at {as_of_ms} cannot be seen: {seen.error}")
         latest, earliest = await asyncio.gather(self._view.ends(partitions), self._view.ends(partitions, EARLIEST))
         for (topic, number), seen in [*latest.items(), *earliest.items()]:
             if seen.offset < 0:
                 raise SourceStale(f"the end of {topic}-{number} cannot be seen: {seen.error}")
         # These readings are as good as those of a poll, so they are published too.
         self._topics.take(self._topics.marks.seen(latest, begun))
-        return {one: (earliest[one].offset, latest[one].offset) for one in partitions}
+        ends = {one: latest[one] if at_time.get(one, NOT_YET) is NOT_YET else at_time[one] for one in partitions}
+        return {one: (earliest[one].offset, ends[one].offset) for one in partitions}
 
     def _checked_name(self, name: str) -> tuple[str | None, str]:
+        """The consumer group, if it is a mark of one, and the topic. Raises SourceStale."""
         parsed = self._names.parse(name)
         if parsed is None:
             raise SourceStale(f"not the name of a topic or group: {name!r}; write {self._names.prefix}[GROUP/]TOPIC")
-        group, topic, _ = parsed
+        group, topic, _, is_share = parsed
         if not self._settings.selects(group, topic):
             raise SourceStale(f"{name!r} is not among the topics and groups that this source was told to watch")
-        return group, topic
+        return None if is_share else group, topic
 
     # Reports.
 
     async def _report_on(self) -> None:
         while True:
             state, reason, stale, lag_ms = report(self._names, self._topics, self._groups, self._logs, self._begun_at)
+            if shares := self._shares.stale_marks():
+                stale, reason = [*stale, *shares], reason or shares[0].reason
+                state = SourceState.STALE if state is SourceState.LIVE else state
             if self._topics.stale_since is None and self._topics.has_looked.is_set():
                 self._clue = ""
             if self._clue and stale:
@@ -237,8 +258,8 @@ class KafkaSession:
         parsed = self._names.parse(name[0])
         if parsed is None or not self._settings.selects(parsed.group, parsed.topic):
             return False  # a mark of another source
-        group, topic, is_stable = parsed
-        if topic in self._view.refused:
+        group, topic, is_stable, is_share = parsed
+        if topic in self._view.refused or is_share:
             return False
         is_gone = False
         if group is None:

@@ -172,8 +172,8 @@ class DaemonLink:
             self._source.demand_changed()
 
     async def _answer(self, link: SourceLink, wanted: EndsWanted) -> None:
-        ends, error = await self._source.ends(wanted.topics)
-        await link.answer_ends(wanted.ask_id, ends, error)
+        found = await self._source.ends(wanted)
+        await link.answer_ends(wanted.ask_id, found.ends, found.error, as_of_ms=found.as_of_ms)
 
 
 def _mark(partition: Partition) -> DaemonMark:

@@ -5,9 +5,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from purgatory_client.sources.source_link import EndsWanted
+
 from purgatory_connectors.publisher.lineage_store import LineageStore
 from purgatory_connectors.publisher.mark_replicator import MarkReplicator
-from purgatory_connectors.publisher.observation import End, MarkName, SourceState, StaleMarks
+from purgatory_connectors.publisher.observation import EndsFound, MarkName, SourceState, StaleMarks
 
 _logger = logging.getLogger("purgatory_connectors")
 
@@ -20,7 +22,7 @@ class LinkedSource:
         name: str,
         topic_prefixes: Sequence[str],
         store: LineageStore,
-        ends: Callable[[list[str]], Awaitable[tuple[list[End], str]]],
+        ends: Callable[[EndsWanted], Awaitable[EndsFound]],
         demand_changed: Callable[[], None],
     ) -> None:
         self.name: Final = name

@@ -13,6 +13,16 @@ MarkName = tuple[str, int]
 """(topic, partition) as on the wire: ("kafka/billing/orders", 3), ("pg/main/all", 0)."""
 
 
+class EndsFound(NamedTuple):
+    """The answer to a question about ends: `error` says why there are none. `as_of_ms` is the time of the question, if
+    there was one and the source can look it up.
+    """
+
+    ends: list[End]
+    error: str
+    as_of_ms: int | None = None
+
+
 class SeenReplicas(NamedTuple):
     """The replicas of a partition, for display; they move no mark. The ids of the assigned and of the in-sync replicas
     are in ascending order.

@@ -11,13 +11,15 @@ from typing import Final
 
 from purgatory_client import AsyncClient
 from purgatory_client.session.backoff import Backoff
+from purgatory_client.sources.source_link import EndsWanted
 
-from purgatory_connectors.errors import SourceRefused, SourceStale
+from purgatory_connectors.errors import NoTimeLookup, SourceRefused, SourceStale
 from purgatory_connectors.publisher.daemon_link import DaemonLink
 from purgatory_connectors.publisher.lineage_store import LineageStore
 from purgatory_connectors.publisher.linked_source import LinkedSource
 from purgatory_connectors.publisher.observation import (
     End,
+    EndsFound,
     MarkName,
     Observation,
     PublishedMark,
@@ -56,6 +58,14 @@ class Source(ABC):
         Args:
             names: Topics without partition numbers: "kafka/billing/orders", "pg/main/all".
         """
+
+    async def ends_at(self, names: Sequence[str], as_of_ms: int) -> list[End]:
+        """The ends of these partitions at a time, milliseconds since the epoch. Raises SourceStale if they cannot be
+        read, NoTimeLookup if this kind of source does not know them.
+        """
+        raise NoTimeLookup(
+            f"{self.name} cannot look up where {', '.join(names)} ended at {as_of_ms}: ask for the present"
+        )
 
 
 class Publisher:
@@ -216,16 +226,22 @@ class Publisher:
             self._demand_changed.set()
             self._demand_changed = asyncio.Event()
 
-    async def _ends(self, topics: list[str]) -> tuple[list[End], str]:
+    async def _ends(self, wanted: EndsWanted) -> EndsFound:
         """The ends of these topics with the epochs of their marks, or none and an error text."""
+        topics, as_of_ms = wanted.topics, wanted.as_of_ms
         try:
-            found = await self._source.ends(topics)
+            if as_of_ms is None:
+                found = await self._source.ends(topics)
+            else:
+                found = await self._source.ends_at(topics, as_of_ms)
+        except NoTimeLookup as error:
+            return EndsFound([], str(error))
         except (SourceStale, SourceRefused) as error:
-            return [], str(error)
+            return EndsFound([], str(error), as_of_ms)
         except Exception as error:
             _logger.exception("%s could not determine the ends of %s", self._source.name, topics)
-            return [], f"the source failed: {error!r}"[:900]
-        return [self._with_epoch(end) for end in found], ""
+            return EndsFound([], f"the source failed: {error!r}"[:900], as_of_ms)
+        return EndsFound([self._with_epoch(end) for end in found], "", as_of_ms)
 
     def _with_epoch(self, end: End) -> End:
         lineage = self.replicator.lineage((end.topic, end.partition))

@@ -98,15 +98,15 @@ class RegisteredOperations:
             names_of_items if items is None else names_of_items.take(items), len(chunk.names)
         )
         names = [chunk.names[place] for place in used.tolist()]
+        is_key = [kind == codes.SIGNAL or (kind == codes.COMPOSITE and name[1] == NO_PARTITION) for name in names]
         if kind == codes.COMPOSITE:
             # Only these have both: the keys come after the partitions.
-            order = np.argsort([partition == NO_PARTITION for _, partition in names], kind="stable")
-            names = [names[place] for place in order.tolist()]
+            order = np.argsort(is_key, kind="stable")
             places = np.argsort(order).astype(places.dtype)[places]
         fixed: dict[str, Any] = {
             "item_indexes": listed(places, None),
-            "partitions": [name for name in names if name[1] != NO_PARTITION],
-            "keys": [key for key, partition in names if partition == NO_PARTITION],
+            "partitions": [name for name, has_key in zip(names, is_key, strict=True) if not has_key],
+            "keys": [name[0] for name, has_key in zip(names, is_key, strict=True) if has_key],
         }
         if not single:
             fixed["item_counts"] = listed(self.item_counts, rows)

@@ -41,6 +41,7 @@ class BatchColumns:
         """The index of the first key in the dictionary. Indexes below it are those of partitions."""
         self.names: Final = self.first_key + (len(batch.keys) if kind in (SIGNAL, COMPOSITE) else 0)
         self.item_counts: Final = Column(batch.item_counts, 1, 0, ITEM_COUNT_MAX)
+        # The whole batch is invalid, not a single row: the counts state which items belong to which row.
         if not self.item_counts.is_within:
             raise InvalidBatch("item_count", f"has a value that is not in 0..{ITEM_COUNT_MAX}")
         self._check_lengths(batch)
@@ -75,6 +76,7 @@ class BatchColumns:
         partition is looked at. Not checked: the names, and what is only invalid together.
         """
         self._named: Final = named
+        # Not for other batches: they look names up row by row, and `named` would lose those of the last plain batch.
         if self.is_plain:
             named.use(batch.partitions)
         self.name_faults: Final[list[str]] = []
@@ -90,6 +92,8 @@ class BatchColumns:
         counts = batch.item_counts
         items = rows if not counts else counts[0] * rows if len(counts) == 1 else sum(counts)
         check_length("item_index", len(batch.item_indexes), items)
+        # Also those that the kind does not have: their values are not read, but a wrong length is a fault of the
+        # caller.
         for column in COLUMNS_BY_NAME.values():
             values: list[int] = getattr(batch, column.batch_name)
             check_length(column.wire_name, len(values), items if column.level == ITEM else rows)

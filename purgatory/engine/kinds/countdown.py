@@ -131,6 +131,7 @@ class Countdown(Kind):
         slot = pending.admit(
             owner, self.code, len(tried.partitions), tried.left, operation_id, columns.timeouts_ms.at(row), now_ms
         )
+        # Every item gets a row, also those that have ended: their results are reported with those of the others.
         last: i64 = -1
         for place, partition in enumerate(tried.partitions):
             error = tried.errors[place]
@@ -147,6 +148,8 @@ class Countdown(Kind):
 
     def _end_at_once(self, owner: Owner, operation_id: i64, tried: TriedItems) -> None:
         completions = self.pending.completions_of(owner)
+        # With a timeout of 0 an operation that still has to wait expires, even if some of its items have failed: like
+        # any other expired wait.
         outcome = EXPIRED if tried.left > 0 else SATISFIED
         for place, partition in enumerate(tried.partitions):
             error = tried.errors[place]
@@ -222,6 +225,8 @@ class Countdown(Kind):
     def _evaluate(self, partition: Partition, waits: WatchList, item: i64, now_ms: i64) -> None:
         """The entry of `item` was taken from `waits`: resolve the item, or watch for it again."""
         items = self.items
+        # First, because the entry is no longer in the list: an item that has to go on waiting adds and counts a new one
+        # below.
         self.pending.popped(waits, self.code)
         self.pending.evaluations_by_kind[self.code] += 1
         self.pending.work_total += 1

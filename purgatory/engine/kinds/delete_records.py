@@ -27,19 +27,24 @@ class DeleteRecordsKind(Countdown):
         return partition.low_watermark()
 
     def state(self, partition: Partition, required: i64, epoch: i64) -> i64:
+        # Without an epoch: the request has none in Kafka, so it is never fenced.
         fault = partition_fault(partition, -1)
         if fault != NONE:
             return fault
         return NONE if partition.low_watermark() >= required else UNRESOLVED
 
     def mark_told(self, partition: Partition, error: i64) -> i64:
+        # Kafka's INVALID_LOW_WATERMARK with every error.
         return partition.low_watermark() if error in (NONE, UNRESOLVED) else -1
 
     def try_item(self, tried: TriedItems, partition: Partition, required: i64, epoch: i64) -> None:
         error = partition_fault(partition, -1)
+        # -1 asks for the high watermark of this moment. It is resolved once, so the wait does not follow the mark as it
+        # rises.
         if error == NONE and required < 0:
             required = partition.high_watermark
             error = OFFSET_NOT_AVAILABLE if required < 0 else NONE
+        # An offset above an unknown high watermark may be valid, so it is not refused.
         if error == NONE and 0 <= partition.high_watermark < required:
             error = OFFSET_OUT_OF_RANGE
         if error == NONE:

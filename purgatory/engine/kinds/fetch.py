@@ -88,6 +88,7 @@ class FetchKind(Kind):
         self.item_count += len(fetch.items)
 
     def build_result(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
+        # Removed together with the slot, which is released right after this and may belong to another fetch next.
         fetch = self._fetches.pop(int(slot))
         failed = self._answer_items(fetch, completions)
         self.item_count -= len(fetch.items)
@@ -135,6 +136,7 @@ class FetchKind(Kind):
 
     def _unwatch(self, fetch: Fetch, item: FetchItem) -> None:
         """End the watch of one partition of a fetch, if there is one."""
+        # Invariant: while its threshold is not -1, an item has exactly one live entry, in the list of `fetch.watch`.
         if item.threshold >= 0:
             item.threshold = -1
             # The entry stays in its list; a new generation of the item makes it stale.
@@ -160,6 +162,7 @@ class FetchKind(Kind):
     # Changes of partitions.
 
     def wake(self, partition: Partition, now_ms: i64) -> None:
+        # The order of the three lists is the order of completions, which a replay of the history has to repeat.
         watch = partition.fetches_to_log_end
         if watch is not None and watch.entries.live > 0:
             self._wake_watch(partition, watch, partition.log_end_offset, now_ms)

@@ -146,6 +146,8 @@ def examine_item(fetch: Fetch, item: FetchItem) -> i64:
     held_back = fetch.holds_back(item)
     available: i64 = 0
     if end >= 0:
+        # The log was truncated below the reader, or the reader is beyond the end that it may read. Waiting would not
+        # help it, so it is answered, as in Kafka.
         if item.fetch_offset > end:
             return ANSWER_NOW
         # A reach of -1 means that the end is below all known positions; such a partition adds nothing.
@@ -164,6 +166,8 @@ def examine(fetch: Fetch) -> bool:
     total: i64 = 0
     for item in fetch.items:
         available = examine_item(fetch, item)
+        # `available` of the items behind this one is then out of date. It may be read only after False, as `share_out`
+        # does.
         if available == ANSWER_NOW:
             return True
         item.available = available
@@ -202,6 +206,8 @@ def _threshold(fetch: Fetch, item: FetchItem, share: i64) -> i64:
         return NEVER
     room = item.max_bytes - item.available
     needed = item.start_reach + item.available + (share if share < room else room)
+    # Above the present reach in any case: an entry at or below it would be popped again as soon as it is added, and
+    # `FetchKind` would never come to an end.
     return needed if needed > reach else reach + 1
 
 
@@ -245,6 +251,7 @@ def _readable_bytes(fetch: Fetch, item: FetchItem, end: i64) -> i64:
     reach = positions.reach(end) if end >= 0 else -1
     if item.fetch_offset >= end or reach < 0 or fetch.holds_back(item):
         return 0
+    # Byte positions of different segments cannot be subtracted; the reader is promised as much as it may take.
     if positions.segment(end) > item.start_segment:
         return item.max_bytes
     available = reach - item.start_reach

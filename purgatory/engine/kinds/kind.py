@@ -84,6 +84,7 @@ class Kind:
 
     def watch_lists(self, partition: Partition) -> list[WatchList]:
         """The lists in which operations of this kind are watched on the partition."""
+        # All lists, or `Wakeups.cancel_waiting` leaves operations behind and its caller repeats it for ever.
         waits = partition.waits[self.code]
         return [] if waits is None else [waits]
 

@@ -113,16 +113,19 @@ class OperationChecks:
             holder = "key" if place >= columns.first_key else "topic_partition"
             return Fault(INVALID_ARGUMENT, f"{columns.item_path(row, item, place)}.{holder}", said)
         columns.named_by[first] = row
-        is_count = columns.kind == COMPOSITE and place >= columns.first_key
-        if is_count and columns.offsets.at(first_item + item) == 0:
+        if (
+            columns.kind == COMPOSITE
+            and place >= columns.first_key
+            and columns.offsets.at(first_item + item) in (0, OUT_OF_RANGE)
+        ):
             # The column also has the offsets of partitions, which may be 0.
             field = f"{columns.item_path(row, item, place)}.required_count"
-            return Fault(INVALID_ARGUMENT, field, f"0 is not in 1..{OFFSET_MAX - 1}")
+            given = columns.offsets.given(first_item + item)
+            return Fault(INVALID_ARGUMENT, field, f"{given} is not in 1..{OFFSET_MAX - 1}")
         for described in columns.faulty:
             column = columns.column(described.name)
             if described.level == ITEM and column.at(first_item + item) == OUT_OF_RANGE:
-                name = "required_count" if is_count else described.row_name
-                field = f"{columns.item_path(row, item, place)}.{name}"
+                field = f"{columns.item_path(row, item, place)}.{described.row_name}"
                 return Fault(INVALID_ARGUMENT, field, described.fault(column.given(first_item + item)))
         return None
 
@@ -154,6 +157,7 @@ class OperationChecks:
     def _partition_room_fault(
         self, columns: BatchColumns, first_item: int, count: int, usage: AccountUsage
     ) -> Fault | None:
+        # With strict partitions a wait creates nothing: an unknown name gets a stand-in.
         if self.partitions.strict:
             return None
         made = 0
@@ -183,6 +187,7 @@ class OperationChecks:
                     idle += 1
         if made + idle == 0:
             return None
+        # Idle keys count too: they are charged to this account as soon as its operation holds them.
         share = int(usage.keys_max - usage.keys)
         if made + idle > share:
             return self._share_fault(columns, "keys that only you wait for", share, made + idle)

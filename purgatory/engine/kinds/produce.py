@@ -59,6 +59,7 @@ class ProduceKind(Countdown):
             # An operation that ends at once creates neither a slot nor a timer, so it takes the full path.
             if self.state(only, offset, leader_epoch) != UNRESOLVED:
                 return False
+            # By hand, because the partition was found through the dictionary of the batch and not by `get_or_create`.
             only.references += 1
             slot = pending.admit(owner, PRODUCE, 1, 1, operation_id, timeout_ms, now_ms)
             last = pending.add_item(slot, -1, only.index, offset, only.high_watermark, leader_epoch, UNRESOLVED)

@@ -154,6 +154,7 @@ class EventChecks:
     def _room_fault(self, partition: Partition | None, event: Event, account: AccountUsage) -> Fault | None:
         """Check that there is room and memory for everything that the event would create."""
         if partition is None:
+            # The removal of an unknown partition changes nothing, so it needs no room.
             if event.kind == PARTITION_REMOVED:
                 return None
             if account.partitions >= account.partitions_max:
@@ -243,6 +244,8 @@ class EventChecks:
                     "topic_partition",
                     f"{self.limits.partitions_max} partitions are known, the most allowed",
                 )
+        # Before the check of the storage, which is the order that docs/semantics.md states: events of a former leader
+        # are counted as stale even while the storage has failed.
         elif 0 <= event.leader_epoch < partition.leader_epoch:
             return Fault(
                 FAILED_PRECONDITION,
@@ -250,6 +253,7 @@ class EventChecks:
                 f"{event.leader_epoch} is stale; the partition is at epoch {partition.leader_epoch}",
                 FENCED_LEADER_EPOCH,
             )
+        # A change of leadership is accepted: this is how a partition moves away from a failed disk.
         elif partition.storage_failed and kind not in (STORAGE_ONLINE, STORAGE_FAILED, PARTITION_REMOVED, LEADERSHIP):
             return Fault(
                 FAILED_PRECONDITION,
@@ -264,6 +268,8 @@ class EventChecks:
     def _replica_fault(self, partition: Partition | None, event: Event) -> Fault | None:
         kind = event.kind
         leader_id = -1 if partition is None else int(partition.leader_id)
+        # Otherwise the leader would become a remote replica too, which never reports progress and holds every mark
+        # back.
         if kind == IN_SYNC_REPLICAS and leader_id < 0 and event.sets.leader_id < 0:
             return Fault(
                 INVALID_ARGUMENT, "in_sync_replicas.leader_id", "the leader's id is not known yet; give it here"
@@ -303,6 +309,7 @@ class EventChecks:
                 f"{event.offset} is above the high watermark {partition.high_watermark}",
                 OFFSET_OUT_OF_RANGE,
             )
+        # An append below the known end is a repetition that moves nothing, so its position is not compared.
         if event.kind == LEADER_APPEND and event.offset >= partition.log_end_offset:
             said = partition.positions.fault(event.offset, event.segment_base_offset, event.byte_position)
             if said:

@@ -75,6 +75,8 @@ class Events:
         self.limits: Final = limits
         self.checks: Final = EventChecks(limits, strict_partitions)
         self.lag_max_ms: Final[i64] = lag_max_ms
+        # Kept between batches. It looks a name up again if its partition was removed, so it never returns one that is
+        # not known.
         self._named: Final = NamedPartitions(partitions)
         self._account = partitions.unowned
         """Usage of the sender of the events that are being applied."""
@@ -162,6 +164,8 @@ class Events:
                 return False
             self.partitions.announce(partition)
             changed = self._leader_append(partition, offset, segment, position, now_ms)
+            # Of these events, only a reported position can add memory. The full path weighs the partition after each
+            # event.
             if segment >= 0 or position >= 0:
                 self.partitions.weigh(partition)
         else:
@@ -202,6 +206,7 @@ class Events:
         # applied.
         self.partitions.announce(partition)
         changed = self._take_newer_epoch(partition, event, now_ms)
+        # Not joined by `or`, which would skip the change whenever the epoch was newer.
         if self._change(partition, event, now_ms):
             changed = True
         self.partitions.weigh(partition)
@@ -305,6 +310,7 @@ class Events:
     def _in_sync_replicas(self, partition: Partition, event: Event, now_ms: i64) -> bool:
         # A proposal alone must not raise the high watermark: it only adds replicas that have to be waited for.
         # Withdrawing a proposal may raise it, and so may a new committed set, minimum or leader.
+        # References are enough: `set_in_sync` replaces the lists and does not change them.
         committed = partition.in_sync
         proposed = partition.proposed
         minimum = partition.min_in_sync_replicas
@@ -326,10 +332,14 @@ class Events:
 
     def _leadership(self, partition: Partition, event: Event, now_ms: i64) -> bool:
         is_leader = event.flags != 0
+        # Read before anything is changed: an event that repeats the present state must count as unchanged and wake
+        # nothing.
         before = partition.assignment()
         newer = event.leader_epoch > partition.leader_epoch
         turned = is_leader != partition.is_leader
         partition.leader_epoch = event.leader_epoch
+        # A leader may begin its epoch at its own log end. A follower knows the beginning only if the event has it.
+        # After `leader_epoch` was set, because the entry is made for the current epoch.
         if (newer and event.offset >= 0) or (is_leader and (newer or turned)):
             partition.note_epoch_start(event.offset)
         partition.set_leader(is_leader)
@@ -342,6 +352,7 @@ class Events:
         return True
 
     def _replica_state(self, partition: Partition, event: Event, now_ms: i64) -> bool:
+        # Before `replica` creates it: the first mention is a change even if no flag is set.
         known = event.replica_id in partition.replicas
         replica = partition.replica(event.replica_id)
         dead = event.flags & DEAD != 0
@@ -356,6 +367,8 @@ class Events:
     def _truncation(self, partition: Partition, offset: i64, now_ms: i64) -> bool:
         if not partition.truncate(offset):
             return False
+        # The second call is for a mark that rises: if an open transaction was cut off, the last stable offset becomes
+        # the high watermark.
         self.wakeups.on_mark_lowered(partition, now_ms)
         self.wakeups.wake(partition, now_ms, fetches_first=False)
         return True

@@ -137,8 +137,12 @@ class Partition:
 
     def is_under_min_in_sync(self) -> bool:
         """Whether too few replicas are in sync to acknowledge a write. False if the set is unknown."""
+        # Kafka's maximal in-sync set, with the proposal: its members hold the high watermark back already.
+        # `recompute_high_watermark` counts the committed set alone.
         return bool(self.in_sync) and self._maximal_in_sync < self.effective_min_in_sync_replicas()
 
+    # Every method here keeps log start <= high watermark <= log end where they are known, and the last stable offset
+    # between the first two. Waits rely on it: an offset that was reached is readable.
     # Marks.
 
     def raise_high_watermark(self, offset: i64) -> bool:
@@ -171,6 +175,8 @@ class Partition:
             return False
         self.positions.add(log_end_offset, segment, position)
         self.log_end_offset = log_end_offset
+        # A log that becomes known with this append is committed up to its start; a high watermark of -1 would mean
+        # unknown.
         if self.high_watermark < 0:
             self.high_watermark = self.log_start_offset
         return True
@@ -245,6 +251,7 @@ class Partition:
             replica.leader_end_at_last_fetch = leader_end
             replica.last_fetch_ms = now_ms
         changed = replica.log_end_offset != log_end_offset
+        # Not guarded against going back: a follower that was truncated fetches from a lower offset again, as in Kafka.
         replica.log_end_offset = log_end_offset
         if log_start_offset >= 0 and log_start_offset != replica.log_start_offset:
             replica.log_start_offset = log_start_offset
@@ -289,6 +296,8 @@ class Partition:
             assigned = set(replica_ids)
             for gone in [known for known in self.replicas if known not in assigned]:
                 del self.replicas[gone]
+            # Before `mark_members`, which creates a replica for each member: removed replicas would come back as
+            # members of the old sets.
             self.in_sync = [member for member in self.in_sync if member in assigned]
             self.proposed = [member for member in self.proposed if member in assigned]
             for replica_id in replica_ids:

@@ -63,6 +63,7 @@ class Signals:
         if said:
             return Fault(INVALID_ARGUMENT, "key_signalled.key", said)
         counted = 0 if signal_key is None else int(signal_key.count)
+        # The sum is bounded, not only this count: thresholds of waits are compared with it in 64 bits.
         if not 0 <= count < OFFSET_MAX - counted:
             return Fault(INVALID_ARGUMENT, "key_signalled.count", f"{count} is not in 0..{OFFSET_MAX - counted - 1}")
         if count == 0 and (failed or value):

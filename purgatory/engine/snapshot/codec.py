@@ -133,6 +133,8 @@ class ColumnReader:
         count: i64 = i64(read_i32_le(octets, self._place + 1))
         # One byte for the form and four for the count.
         place: i64 = self._place + 5
+        # The count is not checked against the bytes that are left: rows of the journal are read only after their
+        # checksum.
         values = vec[i64](capacity=count)
         done: i64 = 0
         if form == STEADY:

@@ -57,6 +57,7 @@ class LiveSet:
 
     def _remove_one(self, wanted: i64) -> None:
         # Operations mostly end in the order of their ids, so the next id is usually the one after the last removed.
+        # A hint only: it is used if the id is really there, so it may be out of date.
         found = self._hint
         count: i64 = i64(len(self.ids))
         if found >= count or self.ids[found] != wanted:

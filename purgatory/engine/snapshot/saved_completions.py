@@ -92,6 +92,7 @@ def read_signal_values(reader: ColumnReader) -> dict[int, bytes]:
 def completions_from(octets: bytes, owner_id: int) -> Completions:
     """Deserialize the output of `completions_to`, as operations of this owner."""
     reader = ColumnReader(octets)
+    # In the order of `completions_to`: columns have no names in the bytes and are recognised by their position.
     names = read_names(reader)
     completions = Completions(owner_id)
     for column in RESULT_COLUMNS:

@@ -157,6 +157,7 @@ class SavedOperations:
         """Deserialize the output of `to_bytes`."""
         reader = ColumnReader(octets)
         saved = SavedOperations()
+        # `_places` stays empty, so nothing may be added to this object: names would get a second index.
         saved.names.extend(read_names(reader))
         saved.operation_ids = reader.column()
         saved.kinds = reader.column()

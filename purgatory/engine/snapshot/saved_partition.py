@@ -18,6 +18,7 @@ FENCED: Final = 2
 def partition_to(partition: Partition) -> bytes:
     """Serialize the state of a partition."""
     writer = ColumnWriter()
+    # Read by position, and stored in journals on disk: new values go to the end, and none may be removed.
     scalars: vec[i64] = vec[i64]([
         1 if partition.storage_failed else 0,
         1 if partition.is_leader else 0,

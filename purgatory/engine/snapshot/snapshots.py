@@ -48,6 +48,7 @@ class Snapshots:
         self.pending.progressed = []
         return [
             (int(i64(operations.owner_id[slot])), int(operations.operation_id[slot]))
+            # A slot occurs once for each item that was resolved.
             for slot in dict.fromkeys(slots)
             if i64(operations.kind[slot]) != FREE
         ]
@@ -151,6 +152,7 @@ class Snapshots:
         Returns:
             The number of restored operations.
         """
+        # `place` steps over skipped operations too, because the items and fetches of all rows share their columns.
         count: i64 = i64(len(saved.operation_ids))
         done = 0
         place = SavedPlace()
@@ -172,6 +174,8 @@ class Snapshots:
         if saved.stale_timeouts_ms and int(row) in saved.stale_timeouts_ms:
             pending.stale_timeouts_ms[int(slot)] = saved.stale_timeouts_ms[int(row)]
         # Items are added even if the time is up: ending the operation releases them.
+        # The deadline itself and not the time that was left: engine time continues from the last daemon, including the
+        # time in between.
         waits = pending.wheel.add(slot, saved.deadlines_ms[row])
         can_end = pending.kinds[kind].restore(saved, place, slot)
         if waits and saved.heartbeat_timeouts_ms and int(row) in saved.heartbeat_timeouts_ms:

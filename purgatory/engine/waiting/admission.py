@@ -33,6 +33,7 @@ class Admission:
         self.pending: Final = pending
         self.limits: Final = limits
         self.checks: Final = OperationChecks(limits, pending.partitions, pending.keys)
+        # Capped while they are Python integers: settings have no upper bound, and one above 64 bits would raise here.
         self._pending_max: Final[i64] = min(limits.pending_operations_max, OFFSET_MAX)
         self._items_max: Final[i64] = min(limits.items_per_operation_max, OFFSET_MAX)
         self._pending_items_max: Final[i64] = min(limits.pending_items_max, OFFSET_MAX)
@@ -66,8 +67,12 @@ class Admission:
         first_item: i64 = 0
         for row in range(i64(columns.rows)):
             item_count = columns.item_counts.at(row)
+            # The plain path takes only rows that the full path would accept with the same effect. It words no refusals:
+            # each check that fails here is repeated there.
             if columns.is_plain and self.admit_plain(of_kind, owner, columns, row, first_item, item_count, now_ms):
                 receipt.accepted += 1
+            # The lower bound matters: an id out of range reads as OUT_OF_RANGE, a negative number, and would count as a
+            # repetition.
             elif 1 <= columns.operation_ids.at(row) <= known_before:
                 receipt.already_known += 1
             else:
@@ -88,6 +93,7 @@ class Admission:
         limits can be expressed as one limit on the total.
         """
         pending = self.pending
+        # A stop may be below the present total: an account above its share keeps what it has and gets nothing more.
         self._count_stop = min(self._pending_max, pending.count + usage.operations_max - usage.operations)
         self._items_stop = min(self._pending_items_max, pending.item_count + usage.items_max - usage.items)
 
@@ -117,6 +123,8 @@ class Admission:
             return False
         if not kind.begin_plain(owner, columns, row, operation_id, timeout_ms, first_item, item_count, now_ms):
             return False
+        # Only now: after a False above, `admit_row` compares the same id with the highest one again, and would refuse
+        # it.
         owner.highest_operation_id = operation_id
         return True
 

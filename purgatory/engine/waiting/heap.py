@@ -69,6 +69,7 @@ class PackedHeap:
         if self.size > 0:
             # The pair behind the new end stays in the arrays as garbage; the next push overwrites it.
             self._sift_down(0, self._keys[self.size], self._values[self.size])
+        # Only when nothing is left: a slice is a copy, and shrinking earlier would make pops O(n).
         elif i64(len(self._keys)) > SHRINK_ABOVE:
             self._keys = vec[i64]()
             self._values = vec[i64]()
@@ -82,6 +83,7 @@ class PackedHeap:
         values = self._values
         kept: i64 = 0
         place: i64 = 0
+        # In place: `kept` never passes `place`, so no pair is overwritten before it is read.
         while place < self.size:
             number = numbers[values[place]]
             if number >= 0:
@@ -95,6 +97,8 @@ class PackedHeap:
         if kept * 2 < i64(len(keys)):
             self._keys = keys[:kept]
             self._values = values[:kept]
+        # Floyd's construction, from the last parent upwards: O(kept), where pushing the pairs one by one would be
+        # O(kept log kept).
         hole: i64 = kept // 2
         while hole > 0:
             hole -= 1

@@ -90,6 +90,7 @@ class PendingOperations:
     ) -> i64:
         """Allocate a slot without starting the timer."""
         slot = self.operations.take(kind, owner.owner_id, operation_id, registered_ms, items_left)
+        # Before the timer starts: `take` may have added a slot for which the wheel has no node yet.
         self.wheel.ensure(self.operations.size)
         owner.note(operation_id, slot, self.operations)
         self.count += 1
@@ -138,6 +139,9 @@ class PendingOperations:
             self.items.next[last_item] = i32(item)
         return item
 
+    # What admission adds, and where it is taken back: the timer, the counters and the slot in `end`; the entry in the
+    # index of the owner when that is compacted; items, watches and references of partitions in `build_result` of the
+    # kind. A new kind that forgets one of its three leaks it without an error; `check` finds items and slots.
     # The only way to end.
 
     def resolve(self, item: i64, error_code: i64, mark: i64, now_ms: i64) -> None:
@@ -149,10 +153,13 @@ class PendingOperations:
         self.items.error_code[item] = i16(error_code)
         self.items.mark[item] = mark
         slot = i64(self.items.slot[item])
+        # Counted, because looking for another unresolved item would walk up to 2,000 items each time one is resolved.
         left = i64(self.operations.items_left[slot]) - 1
         self.operations.items_left[slot] = i32(left)
         if left == 0:
             self.end(slot, SATISFIED, now_ms)
+        # Only for a listener that takes the list after each call, such as the journal: otherwise it would grow without
+        # bound.
         elif self.notes_progress:
             self.progressed.append(int(slot))
 
@@ -201,6 +208,7 @@ class PendingOperations:
         item_count = completions.items - items_before
         completions.add_operation(self.operations.operation_id[slot], kind, outcome, waited_ms, lateness_ms, item_count)
         self.operations.release(slot)
+        # With the slot: the next operation in it must not inherit the timeout.
         if self.stale_timeouts_ms:
             self.stale_timeouts_ms.pop(int(slot), None)
         if self.heartbeats:
@@ -258,6 +266,8 @@ class PendingOperations:
             # Made as large as last time: a receiver of thousands of results would otherwise double every column several
             # times.
             completions = Completions(owner.owner_id, owner.ended_last, owner.items_ended_last)
+            # Results of a closed owner end here: its id is about to be reused, and they would be delivered to its
+            # successor.
             if not owner.closed:
                 owner.completions = completions
                 self._ready.append(completions)
@@ -270,11 +280,11 @@ class PendingOperations:
         for completions in ready:
             completions.finish()
             owner = self.owners[completions.owner_id]
-            # Owner ids are reused: the owner with this id may be a later one, with completions of its own.
-            if owner is not None and owner.completions is completions:
-                owner.completions = None
-                owner.ended_last = len(completions)
-                owner.items_ended_last = completions.items
+            # Still the same owner, although ids are reused: one with completions is not removed.
+            assert owner is not None, f"owner {completions.owner_id} was removed with {len(completions)} results"
+            owner.completions = None
+            owner.ended_last = len(completions)
+            owner.items_ended_last = completions.items
         return ready
 
     # Invariants.

@@ -30,7 +30,7 @@ FREE: Final = 0
 
 
 class OperationTable:
-    """Rows of pending operations. `detail`: items left to resolve (countdowns); not used by fetches."""
+    """Rows of pending operations. `items_left`: items left to resolve; not used by fetches."""
 
     def __init__(self) -> None:
         self.size: i64 = 0
@@ -68,6 +68,8 @@ class OperationTable:
     def release(self, slot: i64) -> None:
         """Free a slot."""
         assert i64(self.kind[slot]) != FREE, f"slot {slot} is free already"
+        # The other columns keep their values, so an id that is found in a row proves nothing without the kind
+        # (`Owner._is_pending`).
         self.kind[slot] = u8(FREE)
         # The free list is linked through a column that a free row does not need.
         self.first_item[slot] = i32(self._free)
@@ -116,6 +118,8 @@ class ItemTable:
             self.mark = append(self.mark, 0)
             self.epoch = append(self.epoch, i32(-1))
             self.error_code = append(self.error_code, i16(0))
+        # The generation is not reset: entries of the item that had this row before may still be in watch lists, and
+        # must stay stale.
         self.slot[item] = i32(slot)
         self.next[item] = i32(-1)
         self.target[item] = i32(target)
@@ -179,6 +183,7 @@ class Owner:
         """Record the slot of a newly pending operation. Ended ones are dropped once they outnumber the pending ones."""
         if i64(len(self.ids)) > 2 * self.pending + 64:
             self._compact(operations)
+        # Ascending without a search, because ids of an owner only rise. A restore is the exception, see `put_in_order`.
         self.ids = append(self.ids, operation_id)
         self.slots = append(self.slots, i32(slot))
         self.pending += 1

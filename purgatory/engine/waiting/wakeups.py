@@ -43,6 +43,7 @@ class Wakeups:
         self._composites: Final = CompositeKind(pending)
         self._on_partitions: Final[list[Kind]] = [self._produces, self.fetches, self._deletes, self._composites]
         # Indexed by code, which is not the order in which kinds are woken.
+        # A placeholder at 0 instead of None: otherwise every look-up by code would have to exclude None.
         by_code = [Kind(0, pending.partitions, pending.items)] * (len(KINDS) + 1)
         for kind in [*self._on_partitions, self.signals]:
             by_code[int(kind.code)] = kind
@@ -88,6 +89,7 @@ class Wakeups:
 
     def cancel_waiting(self, partition: Partition, outcome: i64, now_ms: i64, work_max: i64) -> None:
         """End the operations that wait on the partition, until `work_max` units of work are done."""
+        # Collected first: the last operation that ends may free the partition, but the lists stay valid.
         lists: list[WatchList] = []
         for kind in self._on_partitions:
             lists.extend(kind.watch_lists(partition))

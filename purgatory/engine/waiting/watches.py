@@ -44,6 +44,7 @@ SLACK: Final[i64] = 64
 
 def make_ref(item: i64, generation: i64) -> i64:
     """A reference to an item (0 to 2**31 - 1) in its current generation; never negative."""
+    # 31 bits each, so a ref is below 2**62 and never negative: -1 is free to mean "none".
     return (item << GENERATION_BITS) + (generation & GENERATION_MASK)
 
 
@@ -177,6 +178,7 @@ class WatchList:
 
     def _drop_head(self) -> None:
         """Free the memory of the popped head of the run."""
+        # A slice is a copy. Local names for the arrays, as in `compact`, must not be used after this call.
         self._thresholds = self._thresholds[self._head :]
         self._refs = self._refs[self._head :]
         self._head = 0

@@ -371,6 +371,8 @@ class TimingWheel:
         ticks = self._level_ticks
         clocks = self._level_clocks
         level: i64 = 0
+        # Coarser clocks are floored to multiples of the finer ticks, so above a level that has not reached its next
+        # tick none has.
         while level <= self._top and time_ms >= clocks[level] + ticks[level]:
             clocks[level] = floor_to_tick(time_ms, ticks[level])
             level += 1

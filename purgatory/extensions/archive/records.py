@@ -198,7 +198,8 @@ def _registrations(
         of_level = operations if column.level == OPERATION else columns
         of_level[column.name] = packed(getattr(batch, column.batch_name))
     count, places = len(batch.operation_ids), packed(batch.item_indexes or [0])
-    # If an operation has several items, `item_indexes` has a value for each item.
+    # If an operation has several items, `item_indexes` has a value for each item. The translation sees to that for
+    # composites, the only kind that could name one entry several times.
     rows = max(count, len(batch.item_indexes))
     return Record(REGISTRATIONS, stamp, rows, registrant, count, operations, columns, dictionary, places)
 

@@ -119,6 +119,7 @@ class Access:
         audit = self._accounts.audit
         principal = certified
         try:
+            # As for calls: a token decides alone, even if the certificate would do.
             if authorization is not None:
                 principal = self._principal_of_token(authorization)
             elif not certified:
@@ -149,11 +150,13 @@ class Access:
         if scheme.lower() != "bearer" or not token:
             raise unauthenticated("the authorization is not a bearer token")
         digest = hash_of(token)
+        # Our own tokens first: a look-up by hash costs less than the signature of a JSON web token.
         known = self._tokens.get(digest) or self._tokens_in_memory.get(digest)
         if known is None and self._json_web_tokens is not None and token.count(".") == DOTS:
             known = self._verify(token, self._json_web_tokens)
         if known is None:
             raise unauthenticated("the token is not known")
+        # At each use: a remembered token was valid when it was verified, and may have expired since.
         if is_expired(known):
             raise unauthenticated("the token has expired")
         return known.principal
@@ -217,6 +220,7 @@ class Access:
     def _take_policy(self, path: Path) -> None:
         is_first = self._policy is None
         policy = read_policy(path)
+        # Both without an await in between, so no call is judged by half of the new policy.
         self._policy = policy
         self._accounts.use_policy(policy.of, policy.shares_of)
         if not is_first:

@@ -123,6 +123,7 @@ def read_policy(path: Path) -> AccessPolicy:
     except ValidationError as error:
         faults = [f"{path}: {_place(fault['loc'])}: {fault['msg']}" for fault in error.errors()]
         raise PolicyError("\n".join(faults)) from None
+    # Refused, although harmless: the author certainly meant something else.
     useless = [
         f"{path}: grant {number}: names neither topics nor keys, so it gives nothing"
         for number, grant in enumerate(parsed.grant, 1)
@@ -130,6 +131,7 @@ def read_policy(path: Path) -> AccessPolicy:
     ]
     if useless:
         raise PolicyError("\n".join(useless))
+    # Most likely a file that was truncated. As an empty policy it would lock all callers out.
     if not parsed.grant:
         raise PolicyError(f"{path}: contains no [[grant]], so every caller would be refused")
     return AccessPolicy(parsed.grant, parsed.loopback_principal, parsed.principals)

@@ -44,6 +44,8 @@ class Account:
 
     def holds_nothing(self, now_s: float) -> bool:
         """Whether the account uses nothing, so that a new one could replace it once no call refers to it."""
+        # Every count that belongs to an account must be named here. If one is missing, an account that still has it
+        # could be replaced by a new one, whose share begins at 0.
         held = self.usage
         return not (
             self.sessions
@@ -108,6 +110,8 @@ class Accounts:
     def use_policy(self, grants_of: Callable[[str], Grants], shares_of: Callable[[str], OwnShares]) -> None:
         """Replace the grants and shares of all principals."""
         self._grants_of, self._shares_of = grants_of, shares_of
+        # Also those that were evicted: calls in flight still refer to them, and must not keep rights that were
+        # withdrawn.
         for account in [*self._by_principal.values(), *self._evicted.values()]:
             account.grants = grants_of(account.principal)
             account.own_shares = shares_of(account.principal)
@@ -122,6 +126,7 @@ class Accounts:
             return
         for _ in range(EXAMINED_PER_ACCOUNT):
             principal, account = self._by_principal.popitem(last=False)
+            # An account in use goes to the end, so the next call examines others.
             if account.principal != NOBODY and account.holds_nothing(self._now_s()):
                 self._evicted[principal] = account
             else:

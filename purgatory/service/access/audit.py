@@ -49,6 +49,8 @@ class Audit(Collector):
         pace = self._paces.get(principal)
         if pace is None:
             if len(self._paces) >= PRINCIPALS_KEPT:
+                # At the limit all limiters are reset, so inventing principals buys at most one burst for each thousand
+                # of them.
                 self._paces.clear()
             pace = self._paces[principal] = _Pace(self._clock_s())
         left_out = pace.take(self._clock_s())

@@ -46,6 +46,7 @@ def filter_operations(account: Account, kind: int, batch: OperationBatch) -> tup
         if place not in forbidden:
             return batch, {}
         said = forbidden[place]
+        # An operation without items names nothing forbidden. The engine has a refusal of its own for it.
         reasons = {row: _refusal(row, said) for row in range(rows) if len(counts) != rows or counts[row]}
         return _with_places(batch, [NO_PLACE]), reasons
     if len(counts) not in (0, 1, rows):
@@ -85,6 +86,8 @@ def filter_events(account: Account, batch: EventBatch) -> Reasons:
         place = places[0] if len(places) == 1 else places[row] if places else 0
         is_key = event_type == codes.KEY_SIGNALLED
         said = (keys if is_key else topics).get(place, "")
+        # The type is what the engine refuses, so the reason must not replace the one for an event that never had a
+        # type.
         if said and event_type != NO_TYPE:
             error_code = codes.NONE if is_key else TOPIC_AUTHORIZATION_FAILED
             reasons[row] = _refusal(row, said, error_code)

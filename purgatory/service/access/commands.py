@@ -33,6 +33,7 @@ def run_token(arguments: Sequence[str]) -> int:
         if given.command == "list":
             return _list(given.tokens)
         expires_s = None if given.expires is None else int(time.time()) + given.expires
+        # The token alone on stdout, so that it can be redirected to a file; everything for people is on stderr.
         print(add_token(given.tokens, given.principal, expires_s))
     except (AccessError, ValueError, OSError) as error:
         return _fail("token", str(error))

@@ -98,6 +98,7 @@ class JsonWebTokens:
         """Read or fetch the key set, and return whether it has changed. Raises `KeySetError` and keeps the previous
         keys.
         """
+        # Also if this fails: it limits how often a token with an unknown key causes a load.
         self._loaded_s = self._now_s()
         try:
             content = await self._read()
@@ -112,6 +113,7 @@ class JsonWebTokens:
             # The issuer's data is untrusted, and the library's errors do not cover every way in which it can be
             # invalid.
             raise KeySetError(f"no key set from {self._source}: {error}") from None
+        # After parsing: content that cannot be used is parsed, and reported, again at each load.
         self._content = content
         return True
 
@@ -147,6 +149,7 @@ class JsonWebTokens:
         """Reload the key set every minute, until cancelled. If that fails, the previous set is kept."""
         while True:
             with contextlib.suppress(TimeoutError):
+                # Sooner while there are no keys: until then every JSON web token is refused.
                 await asyncio.wait_for(self._asked.wait(), FETCH_INTERVAL_S if self.keys else FETCH_AGAIN_S)
             self._asked.clear()
             try:
@@ -169,6 +172,8 @@ class JsonWebTokens:
         try:
             decoded = jwt.decode(token, self.keys, algorithms=ALGORITHMS)
             self._claims.validate(decoded.claims)
+            # With the same leeway as the library: otherwise a remembered token would expire before one that is verified
+            # now.
             expires_s = float(decoded.claims["exp"]) + LEEWAY_S
         except (JoseError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             # The token is untrusted until it is verified, and the library's errors do not cover every malformed token.
@@ -187,6 +192,7 @@ class JsonWebTokens:
         """
         now_s, key_id = self._now_s(), _key_id(token)
         if key_id and now_s - self._loaded_s >= FETCH_AGAIN_S and key_id not in {key.kid for key in self.keys}:
+            # Now and not at the end of the load: a flood of such tokens asks for one load only.
             self._loaded_s = now_s
             self.load_soon()
 

@@ -10,6 +10,7 @@ Most = Annotated[int, Field(ge=0)]
 class OwnShares(BaseModel):
     """Shares of one principal; None means the default. A maximum never exceeds what is free of the limit."""
 
+    # Strict: in a policy, true or "100" is a mistake and must not become a number.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     times_free: Annotated[int, Field(ge=0, le=1_000)] | None = None

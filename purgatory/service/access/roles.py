@@ -53,6 +53,7 @@ class Names:
         self.has_all: Final = "" in self._prefixes
 
     def __contains__(self, name: str) -> bool:
+        # With no prefixes, the empty tuple matches nothing; an empty string would match everything.
         return name in self._exact or name.startswith(self._prefixes)
 
     def has_prefix(self, prefix: str) -> bool:
@@ -80,6 +81,7 @@ class Grants:
         self._topics: Final = {role: topics.get(role, nothing) for role in ROLES}
         self._keys: Final = {role: keys.get(role, nothing) for role in ROLES}
         self._held: Final = frozenset(role for role in ROLES if self._topics[role] or self._keys[role])
+        # On all topics and on all keys: for these roles the check of each row is skipped.
         self.everywhere: Final = frozenset(
             role for role in ROLES if self._topics[role].has_all and self._keys[role].has_all
         )

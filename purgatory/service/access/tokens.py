@@ -69,6 +69,7 @@ def read_tokens(path: Path) -> dict[str, KnownToken]:
     except (OSError, UnicodeDecodeError) as error:
         raise TokensError(f"{path}: {error}") from None
     for number, line in enumerate(lines, 1):
+        # A comment keeps the file from being empty after the last token was deleted, see `Access._take_tokens`.
         if not line.strip() or line.startswith("#"):
             continue
         known = _parsed(line)
@@ -87,10 +88,12 @@ def add_token(path: Path, principal: str, expires_s: int | None = None) -> str:
     """
     if not 0 < len(principal) <= PRINCIPAL_LENGTH_MAX or not principal.isprintable() or set(principal) & set(" *#"):
         raise ValueError(f"a principal has 1 to {PRINCIPAL_LENGTH_MAX} printable characters, without space, * and #")
+    # Before the new token is made: appending to another kind of file by mistake could not be undone.
     if path.exists():
         read_tokens(path)
     token = new_token()
     line = f"{hash_of(token)} {principal} {NEVER if expires_s is None else expires_s} {int(time.time())}\n"
+    # Appended by one write: two commands at the same time do not overwrite the line of the other.
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         size = os.fstat(descriptor).st_size

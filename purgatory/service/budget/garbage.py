@@ -91,6 +91,7 @@ class MemoryTrimmer:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
+            # Never under load: the pause would come on top of the latency of waits that are being served.
             if not self._pending():
                 gc.collect(YOUNG)
                 self._trim(0)

@@ -22,6 +22,7 @@ def message_bytes_max(setting: int, budget_bytes_max: int) -> int:
 
 def available_bytes() -> int:
     """Return the memory of this machine, or of the container if that is less."""
+    # In a container, this is the memory of the whole machine.
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *cgroup_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
 
@@ -41,6 +42,7 @@ def cgroup_limits(membership: Path, mounted: Path) -> list[int]:
             group = base / path.strip("/")
             folders += [group, *[above for above in group.parents if base in above.parents]]
     texts = [line for folder in folders for name in CGROUP_LIMITS for line in _lines(folder / name)]
+    # "max" is no number: the group has no limit of its own.
     return [int(text) for text in texts if text.isdigit()]
 
 

@@ -65,6 +65,7 @@ class MemoryWatch:
 
     def start(self) -> None:
         """Start on the running loop. The present size of the process is taken as the size of the program."""
+        # At the start, before callers arrive: later it would count their memory as that of the program.
         self._budget.program_bytes = self._measure()
         self._task = asyncio.create_task(self._run(), name="memory watch")
 
@@ -82,6 +83,7 @@ class MemoryWatch:
             self._trimmed_s, self._has_ended_calls = now_s, False
             gc.collect(YOUNG)
             self._trim(0)
+            # Again: what the trim gave back must not count as used until the next look.
             measured = self._measure()
         budget.resident_bytes = measured
         budget.is_short = measured > budget.bytes_max

@@ -42,6 +42,8 @@ class MemoryBudget:
         self.bytes_max = bytes_max
         self.program_bytes = 0
         """Size of the process before it served anyone, bytes."""
+        # Like all counts here, given back exactly once for each time that it was raised. What is forgotten is missing
+        # from the budget until the daemon ends; what is given back twice lets too much in.
         self.answers_bytes = 0
         """Bytes of answers that were written but not read yet."""
         self.queues: Callable[[], int] = lambda: 0
@@ -115,6 +117,8 @@ class MemoryBudget:
         acknowledged.
         """
         results = operations * RESULT_BYTES + items * RESULT_ITEM_BYTES
+        # With the results, although they do not exist yet: otherwise operations that end all at once could not be
+        # answered.
         return self._engine.memory_bytes_more(operations, items) + results
 
 
@@ -123,6 +127,7 @@ def share(times_free: int, limit: int, held_by_all: int, held: int) -> int:
 
     An account that has reached it holds `times_free` times what is free then. `times_free` 0 disables shares.
     """
+    # Not negative: limits may be lowered, and restored operations may exceed them.
     free = max(0, limit - held_by_all)
     if times_free == 0:
         return held + free
@@ -148,6 +153,7 @@ class Shares:
 
     def set_in_engine(self, account: Account) -> None:
         """Pass the account's current shares of operations, items, partitions and keys to the engine."""
+        # Without a policy all callers share this account, and the limits of the engine hold for it.
         if account.principal == NOBODY:
             return
         held, own, engine, limits = account.usage, account.own_shares, self._engine, self._engine.limits

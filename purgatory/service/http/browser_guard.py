@@ -20,11 +20,13 @@ WRONG_HOST: Final = "the Host header must be localhost, an IP address, or one of
 
 def is_foreign_page(scope: Scope, allowed_hosts: Sequence[str]) -> bool:
     """Return whether a page of another origin sent the request. Only browsers send these headers."""
+    # "same-site" is foreign too: another port or subdomain is another program.
     if header_of(scope, b"sec-fetch-site") in FOREIGN_SITES:
         return True
     origin = header_of(scope, b"origin")
     if origin is None:
         return False
+    # "Origin: null", as sandboxed frames send it, is a host of that name here and therefore foreign.
     host = origin.rpartition("//")[2].lower()
     # A proxy may send its own name as Host, so that the two differ although the page belongs to the daemon.
     return host != (header_of(scope, b"host") or "").lower() and not _is_allowed(host, allowed_hosts)

@@ -57,6 +57,7 @@ class FairThread:
         self._turns: Final[WeakValueDictionary[str, Turns]] = WeakValueDictionary()
 
     async def run(self, caller: str, work: Callable[[], Result]) -> Result:
+        # Weak: the turns of a caller exist while one of its calls refers to them.
         turns = self._turns.setdefault(caller, Turns())
         async with turns:
             return await off_loop(work)
@@ -77,6 +78,7 @@ class Gzip(Compression):
 
     def decompress(self, data: bytes | bytearray | memoryview, read_max_bytes: int | None = None) -> bytes:
         del read_max_bytes  # `Undecoded` inflates them
+        # Only marked: the package calls this before the call has its turn.
         return Deflated(data)
 
 
@@ -116,6 +118,7 @@ class Undecoded:
         """Return the decoded request. Raises `RpcError` if it cannot be decoded."""
         # Before the thread: a request that is too large must not wait for it, nor keep others waiting.
         self._check_size(self._data)
+        # Gzip always in the thread: how much it inflates to is not known before.
         if isinstance(self._data, Deflated) or (self.is_json and len(self._data) > TEXT_BYTES_MAX):
             decoded: Message = await run(self._decoded)
             return decoded
@@ -125,6 +128,7 @@ class Undecoded:
         data = self._data
         if isinstance(data, Deflated):
             data = inflated(data, self._bytes_max)
+            # Again for what it inflated to: `inflated` stops one byte above the limit, so that this can tell.
             self._check_size(data)
         if self.is_json:
             return self._of_json(data)

@@ -55,6 +55,7 @@ class HttpAcceptor:
                 raise
             # If it was 0, the first socket has chosen the port, and the others use the same one.
             port = listening.getsockname()[1]
+        # Only when all addresses are bound: a failure above must not leave tasks behind that accept.
         for listening in self._listening:
             self._start_task(self._accept(listening))
         self._start_task(self._sweep())
@@ -62,6 +63,7 @@ class HttpAcceptor:
 
     async def stop(self) -> None:
         """Accept no more connections. Open ones are left to the server."""
+        # With the tasks of handshakes, which would otherwise make connections after the stop.
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -85,6 +87,7 @@ class HttpAcceptor:
                 accepted, _ = await loop.sock_accept(listening)
             except OSError as error:
                 LOGGER.debug("cannot accept an HTTP connection: %s", error)
+                # Otherwise a full table of idle connections would keep every new client, and the probes, out.
                 self._limits.free_file()
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
@@ -100,6 +103,7 @@ class HttpAcceptor:
                 lambda: connection, accepted, ssl=self._context, ssl_handshake_timeout=self._handshake_timeout_s
             )
         except (OSError, TimeoutError, asyncio.CancelledError) as error:
+            # By hand: `connection_lost` is not called for a connection that was never made.
             self._limits.remove(connection)
             with contextlib.suppress(OSError):
                 accepted.close()

@@ -85,6 +85,7 @@ class HttpCall:
         """Count the call. Raises `RpcError` if a limit refuses it."""
         as_grpc, gate, method = cast("Context", context), self._methods.gate, self.method
         try:
+            # Only here: calls that have entered are answered during the shutdown.
             if self._methods.is_ending:
                 raise unavailable("the daemon is shutting down")
             account = method.account_of(as_grpc)
@@ -104,6 +105,7 @@ class HttpCall:
         try:
             # Again, because the body may have arrived long after `enter`.
             call.recheck()
+            # The turn comes before the body is decoded: JSON takes fifty times as long as protobuf.
             await self._methods.gate.call_turn(call.context, caller, self.method.work)
             answer = await self.method.serve(await decode(), call)
             code = code_pb2.OK
@@ -131,6 +133,7 @@ class HttpCall:
 
     def leave(self) -> None:
         """The call has ended."""
+        # Harmless if called twice or before `enter`: the interceptor calls it after any error.
         if self._caller is not None:
             self._methods.gate.leave(self._caller, is_unary=self.method.is_unary)
             self._caller = None

@@ -79,6 +79,9 @@ class HttpConnection(asyncio.Protocol):
 
     def _reset(self) -> None:
         """Prepare for the next request."""
+        # The steps of a request: `_begin` parses the header, `_serve` runs the application, which pulls the body by
+        # `_receive` and writes by `_send`; `_finish` comes back here. Within a request these flags only become true,
+        # and all are reset together.
         self._method = b""
         self._body = b""
         """Parsed bytes of the body that have not been delivered to the application yet."""
@@ -136,6 +139,7 @@ class HttpConnection(asyncio.Protocol):
     # Called by the limits and by the application.
 
     def give_up(self, status: HTTPStatus, message: str) -> None:
+        # In all other states there is no request to answer, or its answer has begun.
         if self.state == ARRIVING and self._received_bytes:
             self._refuse(status, message)
         else:
@@ -150,6 +154,7 @@ class HttpConnection(asyncio.Protocol):
 
     def body_decoded(self) -> None:
         """Stop counting the bytes of the body: it has been decoded."""
+        # Bytes behind the body are kept by the parser. They belong to the next requests and stay counted.
         self._hold(len(self._parser.trailing_data[0]), self._unread_bytes)
 
     # A request.
@@ -163,6 +168,8 @@ class HttpConnection(asyncio.Protocol):
         return self._over
 
     def _hold(self, received_bytes: int, unread_bytes: int) -> None:
+        # This may close the connection itself, as the one that holds the most: callers have to look at `_is_over`
+        # before they go on.
         self._received_bytes, self._unread_bytes = received_bytes, unread_bytes
         self._limits.hold(self, received_bytes + unread_bytes)
 
@@ -176,6 +183,7 @@ class HttpConnection(asyncio.Protocol):
             return
         try:
             request = self._parser.next_event()
+            # The header is not complete yet.
             if not isinstance(request, h11.Request):
                 self._transport.resume_reading()
                 return
@@ -185,11 +193,13 @@ class HttpConnection(asyncio.Protocol):
         if not request.http_version.startswith(b"1."):
             self._refuse(HTTPStatus.BAD_REQUEST, "HTTP/1.1 is served here; HTTP/2 is on the gRPC port")
             return
+        # Before the body is parsed: an error in it has to be answered according to the method.
         self._is_serving, self._method = True, request.method
         self._body = self._pull()
         if self._is_over():
             return
         scope = self._scope_of(request)
+        # Only now, because probes are served in places in which nothing else is: the path decides.
         if not self._limits.serves(self, scope["path"]):
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections; try again later")
             return
@@ -251,6 +261,7 @@ class HttpConnection(asyncio.Protocol):
         """Parse the received part of the body."""
         parts = []
         try:
+            # The rest is parsed in the next turn: a megabyte of one-byte chunks would hold the loop for seconds.
             for _ in range(CHUNKS_MAX):
                 event = self._parser.next_event()
                 if not isinstance(event, h11.Data):
@@ -259,6 +270,7 @@ class HttpConnection(asyncio.Protocol):
         except h11.RemoteProtocolError as error:
             self._refuse(HTTPStatus(error.error_status_hint), str(error))
             return b""
+        # Each event is either kept in `parts` or handled here: one that is pulled and dropped would be lost.
         if isinstance(event, h11.EndOfMessage):
             self._is_whole = True
             self._limits.enter(self, SERVING)
@@ -271,6 +283,8 @@ class HttpConnection(asyncio.Protocol):
         if self._parser.they_are_waiting_for_100_continue and not self._is_over():
             self._write(h11.InformationalResponse(status_code=HTTPStatus.CONTINUE, headers=[]))
         while not self._has_part():
+            # Parsing waits for a step of its own: bodies of many connections would otherwise be parsed in one iteration
+            # of the loop.
             turn = asyncio.get_running_loop().create_future()
             self._limits.run_soon(partial(wake, turn))
             await turn
@@ -318,6 +332,7 @@ class HttpConnection(asyncio.Protocol):
             self._write(h11.EndOfMessage())
             self._is_complete = True
             wake(self._readable)
+        # The transport calls `pause_writing` within the writes above if the client does not read.
         if self.state == UNREAD:
             self._writable = asyncio.get_running_loop().create_future()
             await self._writable
@@ -368,6 +383,7 @@ class HttpConnection(asyncio.Protocol):
         wake(self._readable)
         # TLS transports cannot half-close.
         if self._transport.can_write_eof():
+            # `eof_received` is not overridden: when the client closes its side too, the transport closes.
             self._transport.write_eof()
             self._transport.resume_reading()
         else:

@@ -37,6 +37,7 @@ class HttpContext:
         if client is None:
             return "unknown"
         host = client[0]
+        # Escaped as gRPC does it, because the access checks recognise loopback by this text.
         return f"ipv6:%5B{host}%5D:http" if ":" in host else f"ipv4:{host}:http"
 
     def add_done_callback(self, callback: Callable[[object], object]) -> None:
@@ -44,6 +45,7 @@ class HttpContext:
 
     def done(self) -> None:
         """Call the done callbacks, each once: the answer has been sent, or will not be."""
+        # Popped one by one: this may be called again by a later error, and each callback gives memory back once.
         while self._at_end:
             self._at_end.pop()(self)
 

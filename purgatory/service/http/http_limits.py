@@ -73,6 +73,7 @@ class HttpLimits(MemoryHolder):
 
     def __init__(self, settings: HttpSettings, memory_bytes_max: int, grpc_connections_max: int) -> None:
         files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # HTTP gets what gRPC leaves, because only HTTP can close an idle connection when files run out (`free_file`).
         others = min(grpc_connections_max, files_max // 2) + files_max // FILES_SHARE
         self.connections_max: Final = max(1, min(settings.connections_max, files_max - others))
         if self.connections_max < settings.connections_max:
@@ -89,6 +90,8 @@ class HttpLimits(MemoryHolder):
         self.sweep_interval_s: Final = min(1.0, read_s / 4, keepalive_s / 4)
         self._steps: Final[deque[Callable[[], None]]] = deque()
         self._is_scheduled = False
+        # An open connection is in exactly one of these, that of its `state`; a closed one is in none, and its later
+        # reports change nothing. `held_bytes` is the sum over all of them.
         self._by_state: Final[tuple[OrderedDict[Connection, float], ...]] = tuple(OrderedDict() for _ in range(5))
 
     def __len__(self) -> int:
@@ -104,8 +107,10 @@ class HttpLimits(MemoryHolder):
         self._by_state[connection.state][connection] = now_s
         if len(self) > self.connections_max and not self._evict(IDLE):
             self._evict(ARRIVING, since_s=now_s - EVICTABLE_S)
+        # The extra places are limited too. Connections that are being served are not closed for a new one.
         if len(self) > self.connections_max + PROBE_PLACES:
             self._evict(CLOSING, ARRIVING, UNREAD)
+        # After the evictions, which may have made room.
         connection.is_extra = len(self) > self.connections_max
 
     def remove(self, connection: Connection) -> None:
@@ -137,6 +142,8 @@ class HttpLimits(MemoryHolder):
         connection.held_bytes = held_bytes
         if more_bytes <= 0 or self.held_bytes <= self._held_bytes_max:
             return
+        # Requests in SERVING are left alone: their work has begun, and their bodies are dropped as soon as they are
+        # decoded.
         closable = [*self._by_state[ARRIVING], *self._by_state[UNREAD]]
         holders = sorted((one for one in closable if one.held_bytes > SMALL_BYTES), key=lambda one: one.held_bytes)
         while holders and self.held_bytes > self._held_bytes_max * MEMORY_KEPT:
@@ -164,6 +171,7 @@ class HttpLimits(MemoryHolder):
         """Close the connections that have been in their state for too long."""
         now_s = asyncio.get_running_loop().time()
         for state, timeout_s in self._timeouts_s.items():
+            # This ends: `give_up` removes the connection, or moves it to CLOSING with the present time.
             while self._evict(state, since_s=now_s - timeout_s):
                 pass
 

@@ -43,4 +43,5 @@ class WrittenAnswers(Generic[Answer]):
             await method()
         except Exception as error:  # noqa: BLE001 - raised again in the iterator
             self._error = error
+        # After an error too, or the iterator would wait for ever.
         await self._queue.put(End())

@@ -100,6 +100,7 @@ class DurableJournal(Journal):
         session_of: Returns the session of an engine owner.
         number: Number of the last group in the journal.
         """
+        # Before anything is restored or registered: progress and forgotten keys are recorded only from here on.
         engine.snapshots.note_changes()
         self._engine: Final = engine
         self._session_of: Final = session_of
@@ -116,6 +117,9 @@ class DurableJournal(Journal):
         self._builder: StatementBuilder | None = None
         self._loop: Final = asyncio.get_running_loop()
         self._failure: WriteFailure | None = None
+        # Two generations: what follows is collected for the next group; what has "committing" in its name belongs to
+        # the group on its way to the disk. `_seal` moves all of it from the first to the second in one step. Anything
+        # that is kept for a group needs a place in both, or it is released too early.
         self._sessions: dict[Session, _PendingChanges] = {}
         self._partitions: dict[PartitionName, None] = {}
         self._keys: dict[str, None] = {}
@@ -179,6 +183,8 @@ class DurableJournal(Journal):
             self.changed(event.session)
 
     def changed(self, session: Session) -> None:
+        # A session in which nothing was registered is not written: its client loses nothing if a crash forgets it, and
+        # opening sessions causes no commits.
         if not session.is_blank:
             self._changes_of(session)
             self._schedule_commit()
@@ -193,6 +199,7 @@ class DurableJournal(Journal):
         if session is None:
             return
         changes = self._changes_of(session)
+        # The object itself and not a copy: the outbox appends the same one later, and neither of them changes it.
         changes.results.append(event.completions)
         self._add_results(session, changes, len(event.completions))
 
@@ -221,6 +228,8 @@ class DurableJournal(Journal):
     def applied(self, event: Applied) -> None:
         """Events were applied: the partitions and keys that they name may have changed, and operations progressed."""
         batch, start, stop = event.batch, event.start, event.receipt.next_index
+        # A column of one value holds for all events and must not be sliced; an empty one means index 0 for each of
+        # them.
         places = batch.item_indexes[start:stop] or [0]
         if len(batch.item_indexes) == 1:
             places = batch.item_indexes
@@ -271,6 +280,8 @@ class DurableJournal(Journal):
 
     def tick(self) -> None:
         """Commit changes that no answer waits for. While operations are pending, record the time every `TICK_MS`."""
+        # A recent pair of engine time and wall clock on disk: if the wall clock is set while the daemon runs, only the
+        # time since the last group can be wrong after a reboot.
         if self._sessions or (self._engine.pending and self._time.now_ms() - self._sealed_ms >= TICK_MS):
             self._schedule_commit()
 
@@ -282,9 +293,12 @@ class DurableJournal(Journal):
         deadline_s = self._loop.time() + timeout_s
         await self._wait_committed(timeout_s)
         last = self._seal()
+        # If changes are missing on disk, the shutdown must not count as clean: the next daemon has to expect that
+        # clients have results which it does not know.
         last.is_last = not self._failure
         self._thread.submit(last)
         left_s = max(0.0, deadline_s - self._loop.time())
+        # On a thread: the loop has to stay free for the reports of the last groups.
         return await asyncio.to_thread(self._thread.close, left_s) and not self._failure
 
     async def commit_receipted(self, timeout_s: float) -> None:
@@ -319,9 +333,12 @@ class DurableJournal(Journal):
     def _add_results(self, session: Session, changes: _PendingChanges, count: int) -> None:
         changes.count += count
         self._change_count += count
+        # Before the results are appended, because `hold` stops at the newest result of the outbox at this time.
         if self._must_hold():
             session.outbox.hold()
         else:
+            # This also lifts a hold of earlier results that are not durable yet, after an overload for example. Async
+            # mode promises no more than that results may be delivered again.
             session.outbox.release_all()
         self._schedule_commit()
 
@@ -331,6 +348,7 @@ class DurableJournal(Journal):
             self._changed, self._changed_s = True, self._loop.time()
         if self._committing is None and not self._is_scheduled and self._thread is not None:
             self._is_scheduled = True
+            # Not at once: a batch that is registered, and what it completes, belong in one group.
             self._loop.call_soon(self._commit)
 
     def _commit(self) -> None:
@@ -385,15 +403,20 @@ class DurableJournal(Journal):
         # The results of a group are the newest ones of the outbox, so their numbers follow from their count.
         sealed = SessionChanges(state, last - changes.count + 1)
         sealed.dropped = changes.dropped
+        # Before the engine is asked for operations of the owner, which may have been removed already.
         if changes.dropped:
             return sealed
         sealed.refused_ids = session.refused_ids.to_bytes()
         sealed.results.extend(changes.results)
+        # By id and not by what was registered: an operation that has ended since then is not pending, and costs nothing
+        # on disk.
         sealed.registered = self._engine.snapshots.save_above(session.owner, changes.known)
         # Operations registered since the last group are in `registered` already, with their progress.
         progressed = sorted(number for number in changes.progressed if number <= changes.known)
         if progressed:
             sealed.progressed = self._engine.snapshots.save_some(session.owner, progressed)
+        # Now, although the group is not durable yet: groups are written in order, so a later one is never on disk
+        # without this one.
         session.journaled_operation_id = highest
         session.is_journaled = True
         # After a crash, results are sent once it is durable that the client has resumed the session.
@@ -416,6 +439,8 @@ class DurableJournal(Journal):
                 LOGGER.error("%s; registrations and events are refused until it can be written", report.reason)
             self._failure = report
             return
+        # A group was written, so the disk works again. Nothing is lost: the thread has repeated the same group until
+        # now.
         if self._failure is not None:
             LOGGER.warning("the journal can be written again")
             self._failure = None

@@ -43,6 +43,7 @@ class RefusalLog(Listener):
             return
         message = next(refusal.message for refusal in refusals if refusal.code == RESOURCE_EXHAUSTED)
         for field, count in fields.items():
+            # Without the index, or each item of a batch would be a limit of its own.
             subject = INDEX.sub("", field)
             if subject not in self._told and len(self._told) >= SUBJECTS_MAX:
                 subject = ""
@@ -52,6 +53,7 @@ class RefusalLog(Listener):
         self.tick()
 
     def call_refused(self, reason: str) -> None:
+        # Not a limit of this daemon: the caller gave the call too little time.
         if reason == "deadline":
             return
         told = self._told.setdefault(reason, _Told())

@@ -22,8 +22,12 @@ SUBSCRIBERS_MAX: Final = 32
 SUBSCRIBERS_PER_PRINCIPAL_MAX: Final = 8
 ROWS_MAX: Final = 500
 """Operations buffered for one subscriber; further ones are counted but left out."""
-EXAMINED_MAX: Final = 500
-"""Operations per batch that are checked against the grants of a subscriber who may not see everything."""
+EXAMINED_MAX: Final = 3_000
+"""Operations per batch that are checked against the grants of a subscriber who may not see everything: all that a slice
+of work ends, unless one event ends more. This takes less time than making `ROWS_MAX` messages.
+
+Further ones are neither sent nor counted: how many there are must stay unknown to a subscriber who may not see them.
+"""
 ROW_BYTES: Final = 2_000
 
 EndedOperation = Any
@@ -65,6 +69,7 @@ class TailSubscriber:
         places = self._wanted(completions)
         if whose != self._account.principal and ADMIN not in self._account.grants.everywhere:
             places = self._visible(completions, places[:EXAMINED_MAX])
+        # After the check of the grants: being woken, even for an empty message, would show that something has ended.
         if not places:
             return
         room = ROWS_MAX - len(self._rows)
@@ -81,6 +86,7 @@ class TailSubscriber:
     def _wanted(self, completions: Completions) -> list[int]:
         """Positions of the operations that match the filter."""
         kinds, outcomes = completions.kinds, completions.outcomes
+        # Compared as bytes: reading thousands of values one by one would create a Python number for each.
         if self._kind and is_uniform(bytes(kinds)):
             if kinds[0] != self._kind:
                 return []

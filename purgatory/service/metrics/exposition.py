@@ -29,10 +29,13 @@ from purgatory.service.sources.source_metrics import SourceMetrics
 
 def make_registry(host: Host, metrics: Metrics, pauses: PauseWatch) -> CollectorRegistry:
     """Create a registry with all metrics of the daemon, separate from the library's global one."""
+    # With `auto_describe`, registering a collector would collect from it at once, before the daemon is complete.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(HostCollector(host, metrics, pauses))
     registry.register(host.sessions.accounts.audit)
     registry.register(SourceMetrics(host.source_links, host.time.now_ms))
+    # Not the global registry of the library: a second daemon in one process, as in tests, would register everything
+    # twice.
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
@@ -168,6 +171,7 @@ class HostCollector(Collector):
         yield longest
 
     def _limits(self) -> Metric:
+        # Without the memory budget, whose setting is 0 for a share of the machine: `_memory` has the actual one.
         limits = GaugeMetricFamily("purgatory_limit", "What a setting allows, in its own unit.", labels=["setting"])
         for name, value in self._host.settings.limits.model_dump(exclude={"memory_bytes_max"}).items():
             limits.add_metric([f"limits.{name}"], value)

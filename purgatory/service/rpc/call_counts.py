@@ -37,6 +37,7 @@ class MethodCounts:
         self.sent_bytes = 0
 
     def add_ended(self, code: int) -> None:
+        # Another code gets its series with its first call, which is therefore missing from rates.
         self.ended[code] = self.ended.get(code, 0) + 1
 
 

@@ -35,6 +35,7 @@ async def advance(
     """
     account, receipt = call.account, wire.AdvanceReceipt()
     try:
+        # Before the first part is applied: a batch that cannot be read must change nothing.
         parts = event_parts(request, host.settings.limits)
         host.gate.check_events()
         while True:
@@ -92,8 +93,11 @@ async def _serve_pipelined(host: Host, requests: Requests, call: Call) -> None:
         while (request := await requests.read()) is not None:
             answer = wire.AdvanceStreamResponse(receipt=await advance(host, request, call))
             del request  # as above
+            # Answers wait for their predecessor and not for a lock, so their order does not depend on when each becomes
+            # durable.
             previous = writing[-1] if writing else None
             writing.append(asyncio.create_task(_write_after(host, previous, answer, call)))
+            # Then no further batch is read: a slow disk must not let one stream collect answers without bound.
             if len(writing) > ANSWERS_PENDING_MAX:
                 await writing.popleft()
         while writing:

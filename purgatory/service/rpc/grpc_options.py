@@ -38,6 +38,7 @@ def server_options(settings: Settings, *, ages: bool = True) -> list[tuple[str, 
     """
     server, limits = settings.grpc, settings.limits
     unread_max = budget_bytes(limits.memory_bytes_max) // UNREAD_SHARE // CALL_UNREAD_BYTES
+    # At least twice the calls of one caller: calls over that limit have to arrive to be refused with advice.
     unread_max = min(unread_max, max(CALLS_UNREAD_MAX, 2 * limits.calls_per_caller_max))
     options = [
         ("grpc.so_reuseport", 0),
@@ -54,6 +55,7 @@ def server_options(settings: Settings, *, ages: bool = True) -> list[tuple[str, 
         ("grpc.keepalive_timeout_ms", server.keepalive_timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),
     ]
+    # Not for sources that the daemon runs itself: there is no load to spread on their connections.
     if server.connection_age_max_ms and ages:
         options.append(("grpc.max_connection_age_ms", server.connection_age_max_ms))
         options.append(("grpc.max_connection_age_grace_ms", settings.shutdown.grace_ms))
@@ -87,6 +89,8 @@ def why_not_bindable(address: str) -> str | None:
     try:
         family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
+            # As gRPC's own socket: otherwise connections of the last daemon that are still closing would look like a
+            # listener.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(resolved)
             probe.listen()

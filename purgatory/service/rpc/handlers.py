@@ -118,6 +118,7 @@ def _add(
     identify: Identify,
     name: str | None = None,
 ) -> None:
+    # Once for each service; a logger keeps a filter only once.
     GRPC_LOGGER.addFilter(is_server_fault)
     handlers = {method.name: _handler(method, methods[method.name], gate, identify) for method in service.methods}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name or service.full_name, handlers),))
@@ -197,12 +198,14 @@ def _served(
 
     async def serve(_requests: object, context: Context) -> None:
         try:
+            # Before the gate, whose limits are per account. A caller without a credential takes no place.
             account = account_of(context)
             caller = gate.enter(context, account, work, is_unary=is_unary)
         except RpcError as refused:
             counts.add_ended(refused.code)
             _refuse(context, refused)
             return
+        # Counted in `finally`: an exception that none of the branches below expects leaves it at this.
         code = code_pb2.UNKNOWN  # gRPC's status for an unexpected exception
         incomplete = gate.incomplete_requests.call(caller.key)
         try:
@@ -213,13 +216,17 @@ def _served(
             code = refused.code
             _refuse(context, refused)
         except asyncio.CancelledError:
+            # The task is cancelled by gRPC, when its client is gone, or by `IncompleteRequests`, to free memory. In the
+            # second case the call has to return normally: gRPC would not send the status of a cancelled one.
             late = incomplete.refusal()
             code = code_pb2.CANCELLED if late is None else late.code
             if late is None:
+                # Reset before its request was read, the mark of a rapid reset.
                 if incomplete.is_first:
                     gate.resets.add(context.peer())
                 raise
             _refuse(context, late)
+        # Only the standard services abort. Our own methods raise `RpcError`, see `_refuse`.
         except grpc.aio.AbortError as aborted:
             aborted.__traceback__ = None  # gRPC keeps the error in the call, a reference cycle: see `_refuse`
             code = context.code().value[0]
@@ -303,9 +310,11 @@ class Requests:
         self._incomplete.is_first = False
         if data is grpc.aio.EOF:
             return None
+        # For each message: the policy, the token or the certificate may have changed since the call began.
         self._call.recheck()
         await self._turn()
         self._turn = self._call.turn
+        # After the turn: decoding a large message is work of this caller like any other.
         return self._decode(data)
 
     async def read_only(self) -> Any:  # noqa: ANN401 - of the call's own type
@@ -318,6 +327,7 @@ class Requests:
 
 async def uncancelled(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` in its own task, which continues if the caller is cancelled, as when a client disconnects."""
+    # A task of its own, because a cancellation stops at the shield: the read goes on until the call has ended.
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -45,11 +45,6 @@ class IncompleteRequest:
         """Stop waiting for a message."""
         self._calls.remove(self)
 
-    def arrived(self) -> None:
-        """The message has arrived, or the call has ended."""
-        self.ended()
-        self.is_first = False
-
     def end(self) -> None:
         """Cancel the call's task. The read itself continues until gRPC has sent the status, which frees the message."""
         if self._task is not None:
@@ -61,6 +56,8 @@ class IncompleteRequest:
 
         Call in the call's task when it is cancelled.
         """
+        # `uncancel` takes our own cancellation back. If another one is left, the client has gone as well, and the task
+        # must end as cancelled.
         if self._refusal is None or self._task is None or self._task.uncancel() > 0:
             return None
         return self._refusal
@@ -108,7 +105,10 @@ class IncompleteRequests:
             by_caller = Counter(call.caller for call in late if is_short or call.caller not in self._streams_ended_s)
             if not by_caller:
                 return 0
+        # One caller at a time: the next look, a tenth of a second later, shows whether that was enough.
         caller, _ = by_caller.most_common(1)[0]
+        # With its idle streams, if it was chosen for late first messages: their memory is unknown too, and the caller
+        # is the same.
         ended = [call for call in late if call.caller == caller]
         if any(not call.is_first for call in ended):
             self._streams_ended_s[caller] = now_s

@@ -93,6 +93,7 @@ class InspectionCalls:
         now = self._now()
         if session is not None:
             view = self._host.engine.describe(session.owner, request.operation_id, now.now_ms)
+            # The same error for an operation that does not exist and for one that the caller may not see.
             if view is not None and may_see(call.account, session.account, view):
                 answer = pending_operation(view, session.session_id, session.account.principal, now)
                 return wire.GetOperationResponse(operation=answer)
@@ -122,6 +123,7 @@ class InspectionCalls:
         watched, response, bytes_left = host.holds.of("ListOperations"), wire.ListOperationsResponse(), PAGE_BYTES_MAX
         while True:
             with watched:
+                # A few at a time: whether the page is full by bytes is known only after they were translated.
                 now, asked = self._now(), min(OPERATIONS_AT_ONCE, size - len(response.operations))
                 views, start = host.engine.list_pending(start, asked, now.now_ms, owner_id, kind, name, request.key)
                 for view in views:
@@ -197,6 +199,7 @@ class InspectionCalls:
         place = read_token(filters, request.page_token, (str, int))
         after = (str(place[0]), int(place[1])) if place is not None else None
         size = page_size(request.page_size)
+        # Few names are sorted at once: they need no slices, and no copy that is kept.
         few = host.engine.partition_count <= NAMES_PER_SLICE
         names = sorted(host.engine.partition_names()) if few else await self._sorted_names.get()
         start = max(_first_with(names, request.topic_prefix), bisect_right(names, after) if after is not None else 0)
@@ -216,12 +219,14 @@ class InspectionCalls:
         """Return all known partitions by name. They are sorted again only after some were added or removed."""
         engine, watched = self._host.engine, self._host.holds.of("ListPartitions")
         if self._names_at != engine.partition_changes:
+            # Both without an await in between: a change during the sort makes the next call sort again.
             changes, names = engine.partition_changes, engine.partition_names()
             runs = []
             for first in range(0, len(names), NAMES_PER_SLICE):
                 with watched:
                     runs.append(sorted(names[first : first + NAMES_PER_SLICE]))
                 await asyncio.sleep(0)
+            # Lazy: the merge does its work where the slices are taken, so that each can be bounded.
             merged = heapq.merge(*runs)
             in_order: list[Name] = []
             while True:
@@ -302,6 +307,7 @@ class InspectionCalls:
         unknown: the answer must equal that for a session in which the caller may see nothing.
         """
         sessions = self._host.sessions
+        # A foreign session is not looked up before the role is checked: the error must not depend on whether it exists.
         if request.principal in ("", call.account.principal):
             return sessions.get(request.session_id, call.account)
         if not call.account.grants.holds_any(frozenset({ADMIN})):
@@ -356,6 +362,8 @@ class PartitionPage:
             view = self._host.engine.partition_view(name, now_ms) if name[0] in self._seen else None
             if view is None:
                 continue
+            # Only at another partition that the caller may see: a token for nothing but invisible ones would show that
+            # they exist.
             if self._bytes_left <= 0 or len(self.response.partitions) == self._size:
                 self.has_more = True
                 return True
@@ -399,6 +407,7 @@ def read_token(request: str, token: str, shape: tuple[type, ...]) -> Place | Non
         parts = json.loads(base64.b64decode(token.encode(), altchars=b"-_", validate=True))
     except (ValueError, RecursionError):  # a forged token may nest brackets too deep for json's recursion
         parts = None
+    # By exact type: True would pass as an integer by `isinstance`.
     if not isinstance(parts, list) or tuple(type(part) for part in parts[1:]) != shape or parts[0] != _digest(request):
         raise invalid_argument(
             "page_token",

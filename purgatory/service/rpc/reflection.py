@@ -24,6 +24,7 @@ def _v1() -> ServiceDescriptor:
     reflection_pb2.DESCRIPTOR.CopyToProto(file)
     file.name, file.package = name, file.package.replace("v1alpha", "v1")
     old, new = f".{reflection_pb2.DESCRIPTOR.package}.", f".{file.package}."
+    # References to types are full names, with the package, so renaming the file is not enough.
     for message in file.message_type:
         for field in message.field:
             if field.type_name:
@@ -51,6 +52,7 @@ class PoolWithMethods:
         try:
             found: FileDescriptor = POOL.FindFileContainingSymbol(name)
         except KeyError:
+            # Generic tools ask for a method by its full name, as in "describe package.Service.Method".
             found = POOL.FindMethodByName(name).containing_service.file
         return found
 

@@ -53,7 +53,9 @@ class PurgatoryServicer(InspectionCalls):
         with self._host.unary_wait(call.account) as (operation_id, future):
             with watched:
                 self._register_unary_wait(request.operation, operation_id, call)
+            # After the registration, which may fail: then there is no wait to check.
             self._host.waiting_callers.add(future, call.recheck)
+            # The id in the engine is the daemon's own. The caller gets its number back in the result.
             callers_id = request.operation.operation_id
             del request  # thousands of calls wait here, and each keeps everything that its variables refer to
             part = await future
@@ -67,6 +69,8 @@ class PurgatoryServicer(InspectionCalls):
         """Receive registrations, cancels and acknowledgements, and send receipts and results, until either side ends
         it.
         """
+        # By `anext` and not `read`: this task is cancelled when the client disconnects, and a cancelled read leaks
+        # memory in gRPC.
         first = await anext(requests, None)
         if first is None or not first.HasField("open"):
             raise invalid_argument("open", "must be the first message of a session stream")
@@ -79,9 +83,11 @@ class PurgatoryServicer(InspectionCalls):
     async def Register(self, request: wire.RegisterRequest, call: Call) -> wire.RegisterResponse:
         """Register a batch in a session, which is created on first use."""
         if request.callback_url:
+            # Before the session is opened: a URL that is refused must not leave an empty session behind.
             self._host.callbacks.check_url(request.callback_url)
         session = self._open_session(call, request.session_id, request.incarnation)[0]
         self._host.callbacks.attach(session, request.callback_url)
+        # Before anything is registered: the session could be dropped early otherwise, see `Session.has_unary_callers`.
         session.has_unary_callers = True
         try:
             response = wire.RegisterResponse(receipt=await register(self._host, session, request.batch, call.turn))
@@ -200,6 +206,7 @@ class PurgatoryServicer(InspectionCalls):
         if principal not in ("", account.principal):
             whose = f"sessions of {quoted(principal)}"
             self._check_admin(call, ADMIN in account.grants.everywhere, whose, done)
+            # `find` does not store an account: an administrator who mistypes names must not make accounts of them.
             account = self._host.sessions.accounts.find(principal)
         return self._host.sessions.get(session_id, account)
 
@@ -229,6 +236,8 @@ class PurgatoryServicer(InspectionCalls):
         """Attach a new stream to a session; `opened` is its first message."""
         session, resumed = self._open_session(call, opening.session_id)
         _check_read_by_clients(session)
+        # A sequence number of another incarnation must acknowledge nothing, so the opening then counts as that of a new
+        # session.
         resumed &= opening.incarnation in ("", session.incarnation)
         limits, session_settings = self._host.settings.limits, self._host.settings.session
         stream = self._host.sessions.attach(
@@ -240,6 +249,8 @@ class PurgatoryServicer(InspectionCalls):
             now_ms=self._host.time.now_ms(),
         )
         stream.recheck = call.recheck
+        # The resume itself is a change: the journal releases the results that a crash made uncertain only once it is
+        # durable.
         self._host.journal.changed(session)
         opened = wire.SessionOpened(
             resumed=resumed,

@@ -42,10 +42,13 @@ async def register(
             parts = registration_parts(batch, limits, host.engine.limits.timeout_ms_default)
             part = next(parts)
             receipt = wire.Receipt(batch_id=batch.batch_id, durability=host.journal.durability)
+            # The usual case, without a lock: there is no await between the check and the end of the registration.
             if part.is_last and not session.registering.is_taken:
                 _add_part(receipt, Registration(host, session), part)
                 return receipt
         async with session.registering:
+            # While this call waited for its turn, the session may have been closed, and others may have used up the
+            # memory.
             _check_kept(session)
             host.gate.check_batch(session, *size_of(batch))
             await _add_parts(host, session, part, parts, receipt, turn)
@@ -64,6 +67,7 @@ async def _note_refused_ids(host: Host, session: Session, batch: wire.RegisterBa
     is_sliced = count > REFUSED_IDS_PER_SLICE
     if count > host.settings.limits.operations_per_batch_max or (is_sliced and session.registering.is_taken):
         # Too many to read; or another batch could raise the highest id before all of them are recorded.
+        # Cautious: some of these ids could be registered later, but none of them may ever count as known.
         refused_ids.add_all_above(highest)
         return
     if not is_sliced:
@@ -149,6 +153,7 @@ async def cancel(
             answers = host.cancel(session, ids)
             for operation_id, was_pending in zip(ids, answers, strict=False):
                 (cancelled if was_pending else not_pending).append(operation_id)
+            # Not the number of ids: a slice that was full has answered only some of them.
             start += len(answers)
             if start >= len(operation_ids):
                 return cancelled, not_pending
@@ -180,6 +185,7 @@ async def serve_requests(host: Host, requests: Requests, stream: ResultStream, t
         while (request := await requests.read()) is not None:
             stream.message_received(host.time.now_ms())
             await stream.wait_for_space()
+            # The stream ended while this task waited for space: a receipt could not be sent any more.
             if stream.closing:
                 return
             await _serve(host, request, stream, turn)
@@ -200,6 +206,8 @@ async def _serve(host: Host, request: wire.SessionRequest, stream: ResultStream,
     elif message == "cancel":
         cancelled, not_pending = await cancel(host, session, request.cancel.operation_ids, turn)
         done = wire.CancelReceipt(cancelled_operation_ids=cancelled, not_pending_operation_ids=not_pending)
+        # Now, although the message is sent later: while it waits for the disk, its place must not be given to another
+        # one.
         stream.reserve()
         host.journal.when_durable(partial(stream.send_reserved, wire.SessionResponse(cancelled=done)))
     elif message == "open":
@@ -213,6 +221,7 @@ async def _serve_batch(host: Host, batch: wire.RegisterBatch, stream: ResultStre
     hold = stream.session.outbox.hold_for_receipt()
     try:
         receipt = await register_or_refuse(host, stream.session, batch, turn)
+    # Also for a cancellation: with a hold that is never released, the session would never get another result.
     except BaseException:
         stream.session.release_results(hold)
         raise

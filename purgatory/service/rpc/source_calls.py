@@ -1,6 +1,8 @@
 """The calls of sources and about them: a stream for each source, and where logs end."""
 
 import asyncio
+import time
+from collections.abc import Iterable
 from typing import Final
 
 from purgatory.service.access.audit import NAME
@@ -39,6 +41,7 @@ async def serve_source(host: Host, requests: Requests, call: Call) -> None:
     # It ends with its call: see `handlers.Requests`.
     reader = asyncio.create_task(_read(host, requests, link, call), name="source reader")
     try:
+        # The reader runs already: reports must be taken while the existing waits are being listed.
         await links.demand.begin(link.demand)
         await _write(host, link, call)
     finally:
@@ -49,14 +52,26 @@ async def serve_source(host: Host, requests: Requests, call: Call) -> None:
 async def source_ends(host: Host, request: wire.GetSourceEndsRequest, call: Call) -> wire.GetSourceEndsResponse:
     """Return where topics end, as determined by their sources after this call."""
     host.gate.check_answer()
-    topics = list(dict.fromkeys(request.topics))
+    topics = checked_topics(host, call, request.topics)
+    as_of_ms = request.as_of_ms if request.HasField("as_of_ms") else None
+    now_ms = time.time_ns() // 1_000_000
+    if as_of_ms is not None and not 0 <= as_of_ms <= now_ms:
+        raise invalid_argument("as_of_ms", f"is {as_of_ms}, and should be from 0 to the present, {now_ms}")
+    return ends_response(await host.source_links.ends(topics, as_of_ms))
+
+
+def checked_topics(host: Host, call: Call, asked: Iterable[str]) -> list[str]:
+    """Return the topics whose ends a caller asks for, each once. Raises `RpcError` if there are too many, or if the
+    caller may not wait on one of them.
+    """
+    topics = list(dict.fromkeys(asked))
     if not 1 <= len(topics) <= TOPICS_MAX:
         raise invalid_argument("topics", f"are {len(topics)}, and should be 1 to {TOPICS_MAX}")
     allowed = call.account.grants.on_topics(WAIT)
     for topic in topics:
         if topic not in allowed:
             raise _denied(host, call, WAIT, f"topic {quoted(topic)}")
-    return ends_response(await host.source_links.ends(topics))
+    return topics
 
 
 async def _read(host: Host, requests: Requests, link: AttachedSource, call: Call) -> None:
@@ -95,10 +110,11 @@ async def _write(host: Host, link: AttachedSource, call: Call) -> None:
         # The names that others wait on are sent only while the principal has the role, however old the stream is.
         call.recheck()
         _check_prefixes(host, call, link.stream.topic_prefixes)
-        for ask_id, topics in link.asks.take():
-            await call.context.write(ends_wanted_message(ask_id, topics))
+        for ask_id, question in link.asks.take():
+            await call.context.write(ends_wanted_message(ask_id, question))
         if is_due or link.demand.has_untold:
             await call.context.write(demand_message(*link.demand.take(NAMES_PER_MESSAGE)))
+        # More than one message holds: the rest is sent without the pause that collects changes.
         if link.demand.has_untold or link.asks.has_unsent:
             is_due = False
             continue

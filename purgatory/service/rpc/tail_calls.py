@@ -53,6 +53,7 @@ async def tail_results(host: Host, request: wire.TailResultsRequest, call: Call)
     follower = host.tail.follow(call.account, request.outcomes, request.kind)
     try:
         while True:
+            # Before each message: a stream may be open for days, and the role may have been withdrawn.
             call.recheck()
             await call.context.write(tail_response(*follower.take()))
             try:

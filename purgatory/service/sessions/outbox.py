@@ -154,6 +154,8 @@ class Outbox:
         self._hold = hold
         self.held_bytes = 0
         """Estimated memory of all results in the outbox."""
+        # Invariant (see `check`): acknowledged < next <= last + 1. `_written` has the results after the acknowledged
+        # one and before `_next_sequence`, `_unwritten` those from there on, without a gap.
         self._written: Final[deque[ResultSlice]] = deque()
         self._unwritten: Final[deque[ResultSlice]] = deque()
         self.last_sequence = 0
@@ -191,9 +193,15 @@ class Outbox:
         # Never raised: results that an earlier call holds back stay held.
         self._released_sequence = min(self._released_sequence, self.last_sequence)
 
-    def release(self, sequence: int) -> None:
-        """Allow results up to `sequence` to be written."""
+    def hold_above(self, sequence: int) -> None:
+        """Hold back results above `sequence` until they are released."""
         self._released_sequence = sequence
+
+    def release(self, sequence: int) -> None:
+        """Allow held results up to `sequence` to be written."""
+        # In async mode, all results may have been released since the group of these was sealed: they stay released.
+        if self._released_sequence < UNLIMITED:
+            self._released_sequence = sequence
 
     def release_all(self) -> None:
         """Allow all results to be written, including those appended later."""
@@ -227,6 +235,7 @@ class Outbox:
         self.last_sequence += count
         self.acknowledged_sequence += count
         self._next_sequence += count
+        # A shift of UNLIMITED only makes it larger, so it stays above all numbers.
         self._released_sequence += count
         for hold in self._receipts_due:
             hold[0] += count
@@ -269,6 +278,7 @@ class Outbox:
         # The first hold has the lowest number.
         if self._receipts_due and self._receipts_due[0][0] < released:
             released = self._receipts_due[0][0]
+        # Below 0 if a release has lowered the limit under what was written before.
         allowed = room = max(0, min(results_max, released - self._next_sequence + 1))
         while room and self._unwritten and (not taken or self._unwritten[0].kind == taken[0].kind):
             part = self._unwritten.popleft()
@@ -301,6 +311,7 @@ class Outbox:
 
     def discard(self) -> None:
         """Stop counting memory: the session has been dropped, although a stream may still write its results."""
+        # `held_bytes` itself stays: a stream that still writes counts its own slices out of it.
         self._hold(-self.held_bytes)
         self._hold = _ignore
 
@@ -325,6 +336,8 @@ class Outbox:
         """Drop up to `count` results from the left of `queue`; return how many remain to be dropped."""
         while count and queue:
             part = queue.popleft()
+            # Counted out as a whole and the rest in again: a slice has an overhead, so the parts do not add up to the
+            # whole.
             self._count(-part.held_bytes())
             if len(part) > count:
                 _, rest = part.split(count)
@@ -339,6 +352,7 @@ class Outbox:
         if len(queue) < PACKED_TOGETHER:
             return
         kind = queue[-1].kind
+        # `packed` has no columns for what fetches have read.
         if kind == codes.FETCH:
             return
         tail: list[ResultSlice] = []

@@ -68,6 +68,7 @@ def _moved(spans: Sequence[SliceSpan], by_item: Sequence[dict[int, T]]) -> dict[
     found: dict[int, T] = {}
     before = 0
     for span, values in zip(spans, by_item, strict=True):
+        # By item of the whole completions, of which the span may be a part.
         for item, value in values.items():
             if span.item_start <= item < span.item_stop:
                 found[before + item - span.item_start] = value

@@ -29,6 +29,7 @@ def refused_completions(refused: Sequence[RefusedOperation]) -> ArrayCompletions
     for column in RESULT_COLUMNS:
         getattr(found, column.attribute).extend([0] * len(refused))
     for place, (_, operation_id, kind) in enumerate(refused):
+        # Without items (`item_counts` stays 0): their names may be what was refused.
         found.operation_ids[place], found.kinds[place], found.outcomes[place] = operation_id, kind, codes.REFUSED
     return found
 

@@ -46,6 +46,7 @@ class RefusedIds:
         return bool(self._firsts)
 
     def __contains__(self, operation_id: int) -> bool:
+        # Ranges are disjoint and ascending, so only the first one that ends at or above the id can contain it.
         place = bisect_left(self._lasts, operation_id)
         return place < len(self._firsts) and self._firsts[place] <= operation_id
 
@@ -60,6 +61,8 @@ class RefusedIds:
     def add(self, operation_ids: Collection[int], highest: int) -> None:
         """Add the ids of a refused batch. Ids up to `highest` are known and are skipped."""
         for first, last in _ranges(operation_ids):
+            # Ids that are not recorded do no harm: the gate accepts nothing more for a full session, so none of them is
+            # ever taken for known.
             if self.is_full:
                 return
             if last > highest:
@@ -83,6 +86,8 @@ class RefusedIds:
         refused: dict[int, int] = {}
         for place, operation_id in enumerate(batch.operation_ids):
             if 0 < operation_id <= known and operation_id in self:
+                # Once for each id: the engine has counted a second row with the same id as a repetition of the first,
+                # which it is.
                 refused.setdefault(operation_id, place)
         receipt.already_known -= len(refused)
         receipt.refusals.extend(Refusal(place, INVALID_ARGUMENT, "operation_id", MESSAGE) for place in refused.values())
@@ -99,6 +104,7 @@ class RefusedIds:
         start, stop = bisect_left(self._lasts, first), bisect_right(self._firsts, last)
         if start >= stop:
             return
+        # Removing from the middle of a range makes two of it, so this may fill up the session.
         left = [(self._firsts[start], first - 1)] if self._firsts[start] < first else []
         right = [(last + 1, self._lasts[stop - 1])] if self._lasts[stop - 1] > last else []
         self._firsts[start:stop] = [one for one, _ in left + right]

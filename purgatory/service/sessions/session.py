@@ -62,6 +62,7 @@ class Turns:
         self._leave(self._queue[0])
 
     def _leave(self, who: asyncio.Event) -> None:
+        # Not always the first: a task that is cancelled while it waits leaves from the middle.
         self._queue.remove(who)
         if self._queue:
             self._queue[0].set()
@@ -115,6 +116,8 @@ class Session:
         """Whether nothing is pending and all results are acknowledged. A session that has not been resumed since a
         crash is not finished: its client may have results that are lost here.
         """
+        # A batch that is registered in parts is checked too: if everything in its first part ended at once, the session
+        # only seems to be finished.
         is_done = not self.owner.pending and not self.outbox.unacknowledged and self.uncertain_after < 0
         return is_done and not self.registering.is_taken
 

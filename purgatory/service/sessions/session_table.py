@@ -67,6 +67,9 @@ class Sessions:
         self._opened = 0
         self._shares: Final = shares or Shares(settings, engine)
         self.accounts: Final = self._shares.accounts
+        # Every session is in `_by_id`, and every owner in `_by_owner_id`, also after its session was dropped, until
+        # nothing of it is pending. A session without a stream is in `_disconnected`, and in at most one of the two that
+        # follow; one with a stream is in none of the three.
         self._by_id: Final[dict[SessionKey, Session]] = {}
         self._by_owner_id: Final[dict[int, Session]] = {}
         self._disconnected: Final[OrderedDict[SessionKey, Session]] = OrderedDict()
@@ -161,6 +164,7 @@ class Sessions:
         """
         refusal = self._shares.session_refusal(account, len(self._by_id))
         if refusal is not None:
+            # Not `_evict_finished`, which may drop the session of another account.
             finished = (one for one in chain(self._just_used.values(), self._evictable.values()) if one.is_finished)
             mine = next((one for one in finished if one.account is account), None)
             if mine is not None:
@@ -243,12 +247,14 @@ class Sessions:
             writing=self._writing,
         )
         session.stream, session.connected_ms = stream, now_ms
+        # A stream that was taken over stays in this set until it has ended, so that shutdown waits for it.
         self._streams.add(stream)
         session.outbox.rewind()
         session.has_unary_callers |= not expects_heartbeats
         self._forget_last_use(session)
         for listener in self._listeners:
             listener.stream_connected()
+        # Last: from now on the old stream takes no more results, and all of them are unwritten again for the new one.
         if before is not None:
             before.taken_over()
         return stream
@@ -257,6 +263,7 @@ class Sessions:
         """Attach the stream that sends the results of a session with a callback."""
         assert session.callback is not None, f"session {session.session_id!r} has no callback"
         assert session.stream is None, f"session {session.session_id!r} has a stream"
+        # The reader is the daemon itself, which has exactly what the journal has: no result is uncertain after a crash.
         session.resume(session.outbox.acknowledged_sequence)
         session.stream = stream
         session.outbox.rewind()
@@ -277,6 +284,7 @@ class Sessions:
             listener.stream_disconnected()
         self._streams.discard(stream)
         session = stream.session
+        # A stream that was taken over ends after its successor has begun, and must not detach it.
         if session.stream is stream:
             session.stream = None
             session.last_used_ms = now_ms
@@ -307,6 +315,7 @@ class Sessions:
 
     def forget(self, session: Session, now_ms: int) -> None:
         """A dropped session has no pending operations left: remove its engine owner."""
+        # Only now: until its last operation has ended, the host finds the session of its completions by owner.
         del self._by_owner_id[session.owner.owner_id]
         self._engine.remove_owner(session.owner, now_ms)
 
@@ -331,6 +340,8 @@ class Sessions:
     def _drop(self, session: Session, now_ms: int) -> None:
         for listener in self._listeners:
             listener.session_dropped(session)
+        # Before its operations end: the host discards the results of a dropped session, where it would add others to
+        # the outbox.
         session.dropped = True
         session.account.add_session(-1)
         session.outbox.discard()

@@ -65,6 +65,7 @@ class UnaryWaits:
             owner = self._owners[account] = self._engine.add_owner(account.usage)
             self._account_of_owner[owner.owner_id] = account
         account.unary_waits += 1
+        # One sequence over all accounts: `_futures` has no key but the id.
         self._last_operation_id += 1
         future: asyncio.Future[ResultSlice] = asyncio.get_running_loop().create_future()
         self._futures[self._last_operation_id] = future
@@ -92,6 +93,7 @@ class UnaryWaits:
         # Also if nothing is left: the next iteration resets `_is_cancelling`.
         asyncio.get_running_loop().call_soon(self._cancel_some)
         part = [self._abandoned.popleft() for _ in range(min(CANCELS_PER_TURN, len(self._abandoned)))]
+        # One engine call for each account: a client that disconnects leaves thousands of operations of one owner.
         by_account = defaultdict[Account, list[int]](list)
         for operation_id in part:
             by_account[self._accounts[operation_id]].append(operation_id)
@@ -106,6 +108,7 @@ class UnaryWaits:
         if not account.unary_waits:
             owner = self._owners.pop(account)
             del self._account_of_owner[owner.owner_id]
+            # Nothing of it is pending: each operation has ended, or was cancelled before its call was forgotten.
             self._engine.remove_owner(owner, self._now_ms())
 
     def deliver(self, completions: Completions) -> None:
@@ -123,6 +126,7 @@ class UnaryWaits:
                 return
             one, rest = rest.split(1) if len(rest) > 1 else (rest, None)
             future = self._futures.pop(completions.operation_ids[one.start], None)
+            # A call that was cancelled has its future in the dictionary until its task runs, which may be after this.
             if future is not None and not future.done():
                 future.set_result(one)
         asyncio.get_running_loop().call_soon(self._deliver_some, completions, parts, rest)

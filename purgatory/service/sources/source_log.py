@@ -23,6 +23,8 @@ class SourceLog:
             state = source.state_at(now_ms)
             if state != source.state:
                 source.state, source.state_since_ms = state, now_ms
+            # Compared with what was logged and not with the last state: a source that flaps has one line a second, with
+            # its state at that time.
             if state != source.logged_state and now_ms - source.logged_ms >= INTERVAL_MS:
                 source.logged_state, source.logged_ms = state, now_ms
                 _log(source, now_ms)

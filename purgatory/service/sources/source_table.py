@@ -113,6 +113,7 @@ class SourceStream:
             stale.add("", False, [], Unseen(self._stale_since_ms, reason))
         self.state, self.reason, self.lag_ms, self.stale = state, reason, lag_ms, stale
         self.heard_ms = now_ms
+        # A stream that never saw anything must not replace the one before it, see `KnownSource.end`.
         self.has_seen = self.has_seen or not stale.has_all
         if self._first_report_ms is None:
             self._first_report_ms = now_ms
@@ -169,6 +170,7 @@ class SourceStream:
             return self.heard_ms
         if state == DETACHED:
             assert self.ended_ms is not None, "it has ended"
+            # A source that was silent before it detached saw nothing in that time either.
             return self.heard_ms if self.ended_ms - self.heard_ms > SILENT_MS_MAX else self.ended_ms
         return None
 
@@ -233,6 +235,7 @@ class SourceTable:
     def __init__(self, remembered_max: int = 64) -> None:
         self._remembered_max: Final = remembered_max
         """Maximum number of detached sources that are remembered."""
+        # By principal too: two principals may use the same name, and must not refresh the marks of the other.
         self._sources: Final[dict[tuple[str, str], KnownSource]] = {}
         """Sources by principal and name. Detached ones come first, in the order in which they detached."""
         self._prefixes: tuple[str, ...] = ()
@@ -256,6 +259,7 @@ class SourceTable:
 
     def attach(self, name: str, principal: str, topic_prefixes: Sequence[str], now_ms: int) -> SourceStream:
         """Add a stream of a source, which may have others."""
+        # Taken out and added again, so that attached sources are behind the detached ones, see `_forget_some`.
         source = self._sources.pop((principal, name), None) or KnownSource(name, principal)
         self._sources[principal, name] = source
         stream = SourceStream(name, topic_prefixes, now_ms)

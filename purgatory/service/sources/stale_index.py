@@ -33,6 +33,7 @@ class StaleIndex:
         else:
             places = self._by_prefix.setdefault(topic_prefix, {})
             self._lengths.add(len(topic_prefix))
+        # An entry without partitions covers the whole topic, and `find` looks for both.
         for partition in partitions or (ALL_PARTITIONS,):
             known = places.get(partition)
             if known is None or unseen.since_ms < known.since_ms:

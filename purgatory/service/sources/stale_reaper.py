@@ -49,6 +49,7 @@ class StaleReaper:
         """Run until cancelled. An exception in one round does not end the task."""
         while True:
             if not self._engine.has_stale_waits:
+                # No await since the engine was asked, so a registration in between cannot be missed.
                 self._woken.clear()
                 await self._woken.wait()
             await asyncio.sleep(CHECK_S)
@@ -78,6 +79,7 @@ class StaleReaper:
         by_owner: defaultdict[int, list[int]] = defaultdict(list)
         for slot in waits.due(slots, stale, now_ms) if stale else ():
             by_owner[waits.owner_id(slot)].append(slot)
+        # At most a slice of each: the next check finds the others again.
         for owner_id, own in by_owner.items():
             operation_ids = sorted(waits.operation_id(slot) for slot in own)
             self._fail(owner_id, operation_ids, {name for name in waits.names(own) if name in stale}, now_ms)

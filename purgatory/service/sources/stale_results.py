@@ -16,6 +16,8 @@ def note_stale_marks(completions: Completions, sources: SourceTable, now_ms: int
     for row, outcome in enumerate(completions.outcomes):
         stop = item + completions.item_counts[row]
         if outcome in (codes.EXPIRED, codes.FAILED):
+            # In a failed wait the stale marks have this code already (`StaleWaits.fail`); in an expired one the
+            # unreached marks are looked up.
             not_reached = codes.MARK_STALE
             if outcome == codes.EXPIRED:
                 not_reached = codes.NONE if completions.kinds[row] == codes.FETCH else codes.REQUEST_TIMED_OUT

@@ -6,7 +6,7 @@ from typing import Final
 
 from purgatory.engine.batches import PartitionName
 from purgatory.service.errors import invalid_argument
-from purgatory.service.sources.ends_asked import EndsAnswer, LogEnd
+from purgatory.service.sources.ends_asked import EndsAnswer, EndsQuestion, LogEnd
 from purgatory.service.sources.source_table import LOADING, REFUSED, KnownSource, ManagedSource, SourceStream
 from purgatory.service.sources.stale_index import StaleIndex, Unseen
 from purgatory.service.translate.results import topic_partition
@@ -71,14 +71,15 @@ def answer_of(ends: wire.SourceEnds) -> EndsAnswer:
     Raises:
         RpcError: There are too many, or an offset is negative.
     """
+    as_of_ms = ends.as_of_ms if ends.HasField("as_of_ms") else None
     if ends.error:
-        return EndsAnswer([], ends.error[:REASON_LENGTH_MAX])
+        return EndsAnswer([], ends.error[:REASON_LENGTH_MAX], as_of_ms)
     if len(ends.ends) > ENDS_MAX:
         raise invalid_argument("ends.ends", f"{len(ends.ends)} log ends given; at most {ENDS_MAX} are allowed")
     for place, end in enumerate(ends.ends):
         if end.offset < 0:
             raise invalid_argument(f"ends.ends[{place}].offset", f"must be 0 or greater, not {end.offset}")
-    return EndsAnswer([_log_end(end) for end in ends.ends])
+    return EndsAnswer([_log_end(end) for end in ends.ends], as_of_ms=as_of_ms)
 
 
 def demand_message(gained: Iterable[PartitionName], lost: Iterable[PartitionName]) -> wire.AttachSourceResponse:
@@ -86,8 +87,9 @@ def demand_message(gained: Iterable[PartitionName], lost: Iterable[PartitionName
     return wire.AttachSourceResponse(demand=demand)
 
 
-def ends_wanted_message(ask_id: int, topics: Iterable[str]) -> wire.AttachSourceResponse:
-    return wire.AttachSourceResponse(ends_wanted=wire.EndsWanted(ask_id=ask_id, topics=sorted(topics)))
+def ends_wanted_message(ask_id: int, question: EndsQuestion) -> wire.AttachSourceResponse:
+    wanted = wire.EndsWanted(ask_id=ask_id, topics=sorted(question.topics), as_of_ms=question.as_of_ms)
+    return wire.AttachSourceResponse(ends_wanted=wanted)
 
 
 def ends_response(ends: Sequence[LogEnd]) -> wire.GetSourceEndsResponse:

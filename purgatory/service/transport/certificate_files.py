@@ -68,6 +68,7 @@ def read_tls_material(settings: TlsSettings, now: datetime) -> TlsMaterial:
     assert settings.key_file is not None, "TLS without a key"
     chain_pem = _read("tls.certificate_file", settings.certificate_file)
     key_pem = _read("tls.key_file", settings.key_file)
+    # The first one is the certificate of the server; those of its authorities follow.
     certificate = _certificates("tls.certificate_file", settings.certificate_file, chain_pem)[0]
     _check_validity(settings.certificate_file, certificate, now)
     _check_key(settings.key_file, key_pem, settings.certificate_file, certificate)
@@ -121,6 +122,7 @@ def _check_key(path: Path, pem: bytes, certificate_path: Path, certificate: x509
 
 def _revocation_lists(path: Path, authorities: Sequence[x509.Certificate]) -> list[x509.CertificateRevocationList]:
     """Return the lists in the file, each of them signed by one of the authorities."""
+    # By hand, because the library reads only the first list of a file.
     blocks = _CRL_BLOCK.findall(_read("tls.crl_file", path))
     if not blocks:
         raise CannotUseCertificates(f"tls.crl_file: {path} has no revocation list; it should be PEM")
@@ -142,6 +144,7 @@ def _revocation_lists(path: Path, authorities: Sequence[x509.Certificate]) -> li
 
 def _revoked(path: Path, lists: Sequence[x509.CertificateRevocationList]) -> RevokedSerials:
     try:
+        # With the issuer: serial numbers are unique only within one authority.
         return frozenset((one.issuer.public_bytes(), entry.serial_number) for one in lists for entry in one)
     except ValueError:
         raise CannotUseCertificates(f"tls.crl_file: {path} has an entry that cannot be read") from None
@@ -149,6 +152,7 @@ def _revoked(path: Path, lists: Sequence[x509.CertificateRevocationList]) -> Rev
 
 def _has_signed(authority: x509.Certificate, one: x509.CertificateRevocationList) -> bool:
     try:
+        # Names first, so that only the key of its own authority is tried.
         return authority.subject == one.issuer and one.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
     except (TypeError, UnsupportedAlgorithm):  # a key of a kind that cannot sign lists
         return False

@@ -101,6 +101,8 @@ class Outbound:
         content, is_whole = bytearray(), True
         try:
             async with (
+                # Around everything, from the look-up of the name on. The timeouts of the library hold for one read
+                # each, and a server that sends a byte at a time never exceeds them.
                 asyncio.timeout(self._timeout_s),
                 self._pool.stream(method, url, headers=headers, content=body or None) as response,
             ):
@@ -123,6 +125,7 @@ def _proxy(url: str) -> httpcore.Proxy:
     """Parse a variable such as https_proxy: the scheme is optional, and it may contain a user and password."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     auth = None if parts.username is None else (unquote(parts.username), unquote(parts.password or ""))
+    # Without user and password, which are passed separately and must not be part of the address.
     return httpcore.Proxy(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", auth)
 
 
@@ -173,6 +176,7 @@ class _BoundedStream(httpcore.AsyncNetworkStream):
         self._read_bytes = 0
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - as above
+        # Before the read, so an answer that ends exactly at the limit is complete.
         if self._read_bytes >= self._bytes_max:
             raise AnswerTooLong(f"the answer has more than {self._bytes_max} bytes")
         data = await self._stream.read(min(max_bytes, READ_BYTES), timeout)
@@ -194,6 +198,7 @@ class _BoundedStream(httpcore.AsyncNetworkStream):
         timeout: float | None = None,  # noqa: ASYNC109 - as above
     ) -> httpcore.AsyncNetworkStream:
         stream = await self._stream.start_tls(ssl_context, server_hostname, timeout)
+        # A new object of the library, so it has to be limited again.
         return _BoundedStream(stream, self._bytes_max, self._turn)
 
     def get_extra_info(self, info: str) -> Any:  # noqa: ANN401 - as the library has it

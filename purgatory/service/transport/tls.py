@@ -62,6 +62,8 @@ class Tls(Collector):
         self.material: TlsMaterial = read_tls_material(settings, now())
         self._context: ssl.SSLContext = self._new_context(self.material)
         self._outer_context: Final = self._new_context(self.material)
+        # The listener keeps one context for ever. The callback runs in each handshake, also if the client names no
+        # host.
         self._outer_context.sni_callback = self._give_latest
         self._for_grpc = self._taken_by_grpc = _grpc_configuration(self.material)
 
@@ -123,6 +125,7 @@ class Tls(Collector):
         self._failure = ""
         self._reloads += 1
         self._warned_at = None
+        # Together, and only after both are known to be good.
         self.material, self._context = material, context
         self._for_grpc = _grpc_configuration(material)
         LOGGER.info(

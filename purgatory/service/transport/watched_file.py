@@ -40,6 +40,7 @@ class WatchedFile:
         """Return whether the file has changed since it was last read, and was the same at two checks. Few files are
         written atomically, and half of a policy may be a valid policy.
         """
+        # Two looks apart: a file that is being written changes its size or time between them.
         before, self._seen = self._seen, _fingerprint(self._path)
         return self._seen == before and self._seen != self._taken_as
 

@@ -79,7 +79,7 @@ def test_open_files_limit_connections(start_daemon: StartDaemon) -> None:
     with open_files_max(FILES):
         daemon = start_daemon()
     assert f"grpc.connections_max is reduced from 4096 to {FILES // 2}" in daemon.log
-    assert "http.connections_max is reduced from 12288 to 64: the process may open only 256 files" in daemon.log
+    assert "http.connections_max is reduced from 12288 to 112: the process may open only 256 files" in daemon.log
     with contextlib.ExitStack() as opened:
         idle = [opened.enter_context(connect(daemon)) for _ in range(FILES)]
         assert sum(map(is_served, idle)) == FILES // 2

@@ -201,21 +201,21 @@ def test_cancelled_by_any_of_its_names() -> None:
 def test_two_thousand_terms() -> None:
     """A composite of 2,000 terms, half of them on one partition and one key, ends with the last one that it needs."""
     world = World()
-    terms = [(f"orders-{place}", 1) for place in range(1_000)]
+    terms = [(f"orders-{partition}", 1 + place) for partition in range(40) for place in range(25)]
     terms += [("audit-0", 1 + place) for place in range(500)] + [("job", 1 + place) for place in range(500)]
     every = world.composite(*terms)
     most = world.composite(*terms, required_terms=1_500)
     failing = world.composite(*terms[:1_000], unless=terms[1_000:])
-    marks = [plain.Event(plain.HIGH_WATERMARK, ("orders", place), 1) for place in range(999)]
+    marks = [plain.Event(plain.HIGH_WATERMARK, ("orders", partition), 25) for partition in range(39)]
     assert sum(answer.ended for answer in world.pair.apply(marks)) == 0
     assert world.engine.describe(world.owner, most, world.now_ms).required_terms == 1_500  # type: ignore[union-attr]
     assert world.signal("job", 500).ended == 1
     assert (world.outcome(failing), world.errors(failing).count(1002)) == ("failed", 500)
-    assert world.high_watermark("audit-0", 1).ended == 1
+    assert [world.high_watermark("audit-0", offset).ended for offset in (24, 25)] == [0, 1]
     assert (world.outcome(most), world.errors(most).count(0)) == ("satisfied", 1_500)
     assert world.high_watermark("audit-0", 500).ended == 0
-    assert world.remove("orders-998").ended == 0, "its term was true before"
-    assert world.high_watermark("orders-999", 1).ended == 1
+    assert world.remove("orders-38").ended == 0, "its terms were true before"
+    assert [world.high_watermark("orders-39", offset).ended for offset in (24, 25)] == [0, 1]
     assert (world.outcome(every), set(world.errors(every))) == ("satisfied", {0})
     world.assert_empty()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
-from purgatory.engine.codes import CANCELLED, EXPIRED, IN_SYNC_REPLICAS, PRODUCE, SHUTTING_DOWN, SIGNAL
+from purgatory.engine.codes import CANCELLED, COMPOSITE, EXPIRED, IN_SYNC_REPLICAS, PRODUCE, SHUTTING_DOWN, SIGNAL
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.waiting.tables import Owner
@@ -21,7 +21,7 @@ Call = Callable[[Engine, Owner, int], int]
 
 
 def filled(kind: int) -> tuple[Engine, Owner]:
-    """Operations that each wait on the same ten partitions or keys."""
+    """Operations that each wait on the same ten partitions or keys; composites on keys."""
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
     batch = OperationBatch(
@@ -29,7 +29,7 @@ def filled(kind: int) -> tuple[Engine, Owner]:
         partitions=[("orders", place) for place in range(ITEMS)],
         keys=[f"key-{place}" for place in range(ITEMS)],
         item_counts=[ITEMS],
-        item_indexes=[place for _ in range(OPERATIONS) for place in range(ITEMS)],
+        item_indexes=[place + (ITEMS if kind == COMPOSITE else 0) for _ in range(OPERATIONS) for place in range(ITEMS)],
         offsets=[9],
         timeouts_ms=[100],
     )
@@ -52,6 +52,9 @@ SLICED: dict[str, tuple[int, int, Call]] = {
         PRODUCE, CANCELLED, lambda engine, _, work_max: engine.cancel_partition(("orders", 3), 1, work_max),
     ),
     "cancel a key": (SIGNAL, CANCELLED, lambda engine, _, work_max: engine.cancel_key("key-3", 1, work_max)),
+    "cancel a key of composites": (
+        COMPOSITE, CANCELLED, lambda engine, _, work_max: engine.cancel_key("key-3", 1, work_max),
+    ),
     "shut an owner down": (
         PRODUCE, SHUTTING_DOWN, lambda engine, owner, work_max: engine.shut_down(1, 100, owner, work_max),
     ),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch
-from purgatory.engine.codes import DELETE_RECORDS, FETCH, KEY_SIGNALLED, KINDS, PRODUCE, SIGNAL
+from purgatory.engine.codes import COMPOSITE, DELETE_RECORDS, FETCH, KEY_SIGNALLED, KINDS, PRODUCE, SIGNAL
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.limits import EngineLimits
@@ -14,7 +14,10 @@ from purgatory.extensions.archive.run_details import LIMIT_NAMES
 INT32_MAX = 2**31 - 1
 OFFSET_MAX = 2**61 - 1
 INVALID, EXHAUSTED = 3, 8
-HOLDERS = {PRODUCE: "produce", FETCH: "fetch", DELETE_RECORDS: "delete_records", SIGNAL: "signal"}
+HOLDERS = {
+    PRODUCE: "produce", FETCH: "fetch", DELETE_RECORDS: "delete_records", SIGNAL: "signal", COMPOSITE: "composite",
+}  # fmt: skip
+ITEMS = {PRODUCE: "partitions", FETCH: "partitions", DELETE_RECORDS: "partitions", SIGNAL: "keys", COMPOSITE: "terms"}
 
 Refused = list[tuple[int, int, str, str]]
 
@@ -38,6 +41,7 @@ RANGES = [
     (FETCH, "offsets", "fetch.partitions[0].fetch_offset", 0, OFFSET_MAX),
     (DELETE_RECORDS, "offsets", "delete_records.partitions[0].offset", -1, OFFSET_MAX),
     (SIGNAL, "offsets", "signal.keys[0].required_count", 1, OFFSET_MAX),
+    (COMPOSITE, "offsets", "composite.terms[0].mark.required_offset", 0, OFFSET_MAX),
     (PRODUCE, "local_error_codes", "produce.partitions[0].local_error_code", -1, 2**15 - 1),
     (DELETE_RECORDS, "local_error_codes", "delete_records.partitions[0].local_error_code", -1, 2**15 - 1),
     (PRODUCE, "leader_epochs", "produce.partitions[0].leader_epoch", 0, INT32_MAX),
@@ -53,7 +57,7 @@ RANGES = [
     (SIGNAL, "from_now", "signal.from_now", 0, 1),
 ]
 NOT_GIVEN = {"leader_epochs": -1, "last_fetched_epochs": -1, "replica_ids": -1}
-"""Values below the range that mean "missing"."""
+"""Values below the range that mean "missing". So is -1 as the offset of a composite."""
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,7 @@ def test_ranges(kind: int, column: str, field: str, lowest: int, greatest: int) 
         columns: dict[str, Any] = {column: [value]}
         return register(kind, **columns)
 
-    allowed_below = NOT_GIVEN.get(column, lowest)
+    allowed_below = -1 if kind == COMPOSITE else NOT_GIVEN.get(column, lowest)
     for value in {lowest, greatest, allowed_below}:
         assert registered(value) == []
     for value in (allowed_below - 1, greatest + 1, 2**64):
@@ -104,7 +108,7 @@ def test_huge_or_negative_timeout_is_refused(kind: int) -> None:
 def test_number_of_items(kind: int) -> None:
     """An operation has 1 item up to the limit."""
     engine = Engine(EngineLimits(items_per_operation_max=2), 0)
-    field = f"{HOLDERS[kind]}.{'keys' if kind == SIGNAL else 'partitions'}"
+    field = f"{HOLDERS[kind]}.{ITEMS[kind]}"
     names: dict[str, Any] = (
         {"keys": ["a", "b", "c"]} if kind == SIGNAL else {"partitions": [("a", 0), ("a", 1), ("a", 2)]}
     )
@@ -116,8 +120,10 @@ def test_number_of_items(kind: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_names(kind: int) -> None:
-    """Each item names a valid entry of the dictionary, and no entry twice."""
+    """Each item names a valid entry of the dictionary, and no entry twice, except in composites."""
     item = f"{HOLDERS[kind]}.{'keys[{}].key' if kind == SIGNAL else 'partitions[{}].topic_partition'}"
+    if kind == COMPOSITE:
+        item = "composite.terms[{}].mark.topic_partition"
 
     def named(*names: str, indexes: tuple[int, ...] = (0,)) -> Refused:
         given: Any = {"keys": list(names)} if kind == SIGNAL else {"partitions": [(name, 7) for name in names]}
@@ -129,8 +135,9 @@ def test_names(kind: int) -> None:
     too_long = f"the {noun} has 250 characters, the most allowed are 249"
     assert named("a", "x" * 250, indexes=(0, 1)) == [(0, INVALID, item.format(1), too_long)]
     twice = f"{'a' if kind == SIGNAL else 'a-7'} is named twice"
-    assert named("a", "b", indexes=(0, 1, 0)) == [(0, INVALID, item.format(2), twice)]
-    assert named("a", "a", indexes=(0, 1)) == [(0, INVALID, item.format(1), twice)]
+    may_repeat = kind == COMPOSITE
+    assert named("a", "b", indexes=(0, 1, 0)) == ([] if may_repeat else [(0, INVALID, item.format(2), twice)])
+    assert named("a", "a", indexes=(0, 1)) == ([] if may_repeat else [(0, INVALID, item.format(1), twice)])
     for index in (-1, 2):
         outside = f"{index} is outside the dictionary of 2"
         assert named("a", "b", indexes=(index,)) == [(0, INVALID, "item_index", outside)]
@@ -186,6 +193,57 @@ def test_number_of_keys() -> None:
     signal(one_place, "a")
     assert register(SIGNAL, one_place, keys=["a"]) == []
     assert (one_place.pending, signal(one_place, "b").refusals) == (0, []), "the wait for `a` ended at once"
+
+
+MIXED: dict[str, Any] = {
+    "partitions": [("orders", 3)], "keys": ["job", "job/failed"], "item_counts": [3], "item_indexes": [0, 1, 2],
+    "unless_counts": [1],
+}  # fmt: skip
+"""A composite of a mark and a signal, with a signal as its failure arm."""
+
+
+@pytest.mark.parametrize(
+    ("columns", "field", "message"),
+    [
+        ({"offsets": [1, 0, 1]}, "composite.terms[1].signal.required_count", f"0 is not in 1..{OFFSET_MAX}"),
+        ({"offsets": [0, 1, -2]}, "composite.unless[0].signal.required_count", f"-2 is not in 1..{OFFSET_MAX}"),
+        ({"keys": ["job", ""]}, "composite.unless[0].signal.key", "the key is missing"),
+        ({"keys": ["", "job"]}, "composite.terms[1].signal.key", "the key is missing"),
+        ({"partitions": [("", 3)]}, "composite.terms[0].mark.topic_partition", "the topic is missing"),
+        ({"item_indexes": [0, 1, 3]}, "item_index", "3 is outside the dictionary of 3"),
+        ({"required_terms": [3]}, "composite.required_terms", "3 is not in 0..2"),
+        ({"required_terms": [-1]}, "composite.required_terms", f"-1 is not in 0..{INT32_MAX}"),
+        ({"unless_counts": [3]}, "composite.terms", "is empty; give at least one"),
+        ({"unless_counts": [4]}, "composite.terms", "is empty; give at least one"),
+        ({"unless_counts": [-1]}, "composite.unless", f"-1 is not in 0..{INT32_MAX}"),
+    ],
+)
+@pytest.mark.parametrize("known", [False, True], ids=["new names", "known names"])
+def test_terms(columns: dict[str, Any], field: str, message: str, known: bool) -> None:
+    """A refused composite names the term at fault, in its arm, whether its names are known or not; nothing is left."""
+    engine = Engine(EngineLimits(), 0)
+    if known:
+        assert register(COMPOSITE, engine, offsets=[9], **MIXED) == []
+    before = (engine.pending, engine.partition_count, engine.signal_key_count)
+    assert register(COMPOSITE, engine, **(MIXED | columns)) == [(0, INVALID, field, message)]
+    assert (engine.pending, engine.partition_count, engine.signal_key_count) == before
+    assert register(COMPOSITE, engine, required_terms=[2], offsets=[-1, 1, 1], **MIXED) == []
+
+
+def test_room_for_terms() -> None:
+    """A composite needs room for its new partitions and for its new keys, each counted once however often named."""
+    engine = Engine(EngineLimits(partitions_max=2, signal_keys_max=2), 0)
+    names: dict[str, Any] = {"partitions": [("a", 0), ("b", 0), ("c", 0)], "keys": ["x", "y", "z"], "offsets": [9]}
+
+    def of(*indexes: int) -> Refused:
+        return register(COMPOSITE, engine, item_counts=[len(indexes)], item_indexes=list(indexes), **names)
+
+    partitions = (0, EXHAUSTED, "composite.terms", "2 partitions are known, the most allowed")
+    keys = (0, EXHAUSTED, "composite.terms", "2 keys are waited for, the most allowed")
+    assert (of(0, 1, 2), of(3, 4, 5)) == ([partitions], [keys])
+    assert of(0, 0, 0, 3, 3, 3) == []
+    assert of(1, 1, 4, 4, 0, 3) == []
+    assert (of(2, 3), of(0, 5), of(0, 3)) == ([partitions], [keys], [])
 
 
 def test_idle_keys_are_forgotten() -> None:

@@ -15,13 +15,14 @@ from purgatory.engine.waiting.tables import Owner
 
 TOPICS = ["orders", "payments", "a topic that is forgotten when nobody waits on it"]
 KEYS = ["one", "two", "three"]
+WAITS = ["produce", "delete", "fetch", "signal", "composite"]
 ITEMS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 5)), min_size=1, max_size=3, unique_by=lambda item: item[0]
 )
 
 STEP = st.one_of(
     st.tuples(
-        st.sampled_from(["produce", "delete", "fetch", "signal"]),
+        st.sampled_from(WAITS),
         st.integers(0, 2),  # owner
         ITEMS,
         st.sampled_from([0, 5, 50]),  # timeout
@@ -46,7 +47,7 @@ class TwoAccounts:
     def take(self, step: tuple) -> None:
         what, number, given, last = step
         engine, owner = self.engine, self.owners[number]
-        if what in ("produce", "delete", "fetch", "signal"):
+        if what in WAITS:
             self.last_id += 1
             register(engine, owner, what, self.last_id, given, last, self.now_ms)
         elif what == "mark":
@@ -123,16 +124,20 @@ def register(
 ) -> list[int]:
     """Register one operation; returns the codes of its refusal, if any."""
     kinds = {"produce": codes.PRODUCE, "delete": codes.DELETE_RECORDS, "fetch": codes.FETCH, "signal": codes.SIGNAL}
+    kinds["composite"] = codes.COMPOSITE
     places = [place for place, _ in items]
+    if what == "composite":  # each of its items is a partition or a key, by its offset
+        places = [place + len(TOPICS) * (value % 2) for place, value in items]
     batch = OperationBatch(
         [operation_id],
         partitions=[] if what == "signal" else [(topic, 0) for topic in TOPICS],
-        keys=KEYS if what == "signal" else [],
+        keys=KEYS if what in ("signal", "composite") else [],
         item_counts=[len(items)],
         item_indexes=places,
         offsets=[max(value, 1) if what == "signal" else value for _, value in items],
         timeouts_ms=[timeout_ms],
         min_bytes=[3] if what == "fetch" else [],
+        required_terms=[1] if what == "composite" and len(items) == 3 else [],
     )
     return [refusal.code for refusal in engine.register(owner, kinds[what], batch, now_ms).refusals]
 
@@ -152,7 +157,7 @@ def test_counts_are_those_of_a_recount(steps: list[tuple]) -> None:
     assert accounts.engine._wakeups.fetches.item_count == 0
 
 
-@pytest.mark.parametrize("what", ["produce", "delete", "fetch", "signal"])
+@pytest.mark.parametrize("what", WAITS)
 @pytest.mark.parametrize(("limit", "below"), [("operations_max", 2), ("items_max", 5)], ids=["operations", "items"])
 def test_a_share_is_kept_to_the_operation(what: str, limit: str, below: int) -> None:
     """An account is served up to its limit, the next operation is refused, and another account is still served."""
@@ -172,7 +177,7 @@ def test_a_share_is_kept_to_the_operation(what: str, limit: str, below: int) -> 
     assert register(engine, owner, what, 6, two, 50, 0) == []
 
 
-@pytest.mark.parametrize("what", ["produce", "delete", "fetch", "signal"])
+@pytest.mark.parametrize("what", WAITS)
 def test_items_have_a_total(what: str) -> None:
     """The items of all pending operations together have an exact limit."""
     engine = Engine(EngineLimits(pending_items_max=3), 0)
@@ -199,6 +204,11 @@ def test_partitions_and_keys_have_shares() -> None:
     assert register(engine, owner, "signal", 5, [(0, 7)], 50, 0) == []
     assert register(engine, owner, "signal", 6, [(0, 7), (1, 7)], 50, 0) == [codes.RESOURCE_EXHAUSTED]
     assert register(engine, owner, "signal", 7, [(0, 8)], 50, 0) == []
+    assert register(engine, owner, "composite", 8, [(0, 9), (0, 7), (1, 8)], 50, 0) == [], "named before"
+    assert register(engine, owner, "composite", 9, [(0, 9), (1, 9)], 50, 0) == [codes.RESOURCE_EXHAUSTED]
+    event = EventBatch([codes.KEY_SIGNALLED], keys=[KEYS[2]])
+    assert engine.apply(event, 0, account=AccountUsage()).refusals == []
+    assert register(engine, owner, "composite", 10, [(2, 9)], 50, 0) == [codes.RESOURCE_EXHAUSTED], "it is idle"
 
 
 def test_while_memory_is_short_only_known_marks_move() -> None:

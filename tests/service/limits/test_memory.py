@@ -241,6 +241,11 @@ def test_the_size_of_a_batch_is_told_from_the_message() -> None:
     columns = operation_pb2.OperationColumns(operation_id=[1, 2, 3], item_index=[0, 1, 0, 1])
     assert size_of(wire.RegisterBatch(columns=columns)) == (3, 4)
     assert size_of(wire.RegisterBatch(columns=operation_pb2.OperationColumns(operation_id=[1, 2]))) == (2, 2)
+    # The terms of a composite may repeat a name, so one index may stand for all of them.
+    repeated = operation_pb2.OperationColumns(
+        kind=operation_pb2.OPERATION_KIND_COMPOSITE, operation_id=[1, 2, 3], item_count=[500]
+    )
+    assert size_of(wire.RegisterBatch(columns=repeated)) == (3, 1_500)
     items = [
         operation_pb2.ProducePartition(topic_partition=operation_pb2.TopicPartition(topic="t", partition=number))
         for number in range(50)
@@ -306,7 +311,7 @@ def test_the_estimate_of_results_is_near_what_they_take() -> None:
         assert taken / 2.5 < outbox.held_bytes < taken * 2.5, f"{together} together: {outbox.held_bytes} for {taken}"
 
 
-SHAPES = ["single", "wide", "fetches", "keys", "partitions", "replicas"]
+SHAPES = ["single", "wide", "fetches", "keys", "terms", "partitions", "replicas"]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -339,7 +344,7 @@ def fill(engine: Engine, owner: Owner, shape: str) -> None:
             engine.apply(events, 0, limit=10**9)
         return
     operations, items = (200, 100) if shape == "wide" else (5_000, 1)
-    kind = {"fetches": codes.FETCH, "keys": codes.SIGNAL}.get(shape, codes.PRODUCE)
+    kind = {"fetches": codes.FETCH, "keys": codes.SIGNAL, "terms": codes.COMPOSITE}.get(shape, codes.PRODUCE)
     for first in range(0, operations, 100):
         count = 100 * items
         batch = OperationBatch(
@@ -347,7 +352,7 @@ def fill(engine: Engine, owner: Owner, shape: str) -> None:
             partitions=[("topic", number) for number in range(100)],
             keys=[f"key-{first + number}" for number in range(100)],
             item_counts=[items],
-            item_indexes=[place % 100 for place in range(count)],
+            item_indexes=[place % 100 + (100 if shape == "terms" else 0) for place in range(count)],
             offsets=[random.randrange(1, 1_000) for _ in range(count)],
             timeouts_ms=[60_000],
             min_bytes=[1_000_000] if shape == "fetches" else [],

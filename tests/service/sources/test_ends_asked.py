@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from purgatory.service.sources import ends_asked
-from purgatory.service.sources.ends_asked import EndsAnswer, EndsAsked, LogEnd
+from purgatory.service.sources.ends_asked import EndsAnswer, EndsAsked, EndsQuestion, LogEnd
 
-ORDERS = frozenset({"kafka/orders"})
-BILLS = frozenset({"kafka/bills"})
+ORDERS = EndsQuestion(frozenset({"kafka/orders"}))
+BILLS = EndsQuestion(frozenset({"kafka/bills"}))
 
 
 def answer(offset: int) -> EndsAnswer:
@@ -16,9 +16,9 @@ def answer(offset: int) -> EndsAnswer:
     return EndsAnswer([LogEnd(("kafka/orders", 0), offset, None)])
 
 
-async def asking(asks: EndsAsked, topics: frozenset[str]) -> asyncio.Task[EndsAnswer]:
+async def asking(asks: EndsAsked, question: EndsQuestion) -> asyncio.Task[EndsAnswer]:
     """A caller that has asked."""
-    task = asyncio.create_task(asks.ask(topics))
+    task = asyncio.create_task(asks.ask(question))
     await asyncio.sleep(0)
     return task
 
@@ -63,7 +63,7 @@ async def test_only_so_many_questions_at_a_time() -> None:
     most = ends_asked.UNANSWERED_MAX + ends_asked.WAITING_MAX
     callers = []
     for place in range(most + 1):
-        callers.append(await asking(asks, frozenset({f"t{place}"})))
+        callers.append(await asking(asks, EndsQuestion(frozenset({f"t{place}"}))))
         if place == ends_asked.UNANSWERED_MAX - 1:
             assert len(asks.take()) == ends_asked.UNANSWERED_MAX
     assert asks.take() == []
@@ -83,3 +83,22 @@ async def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(monkeypat
     caller = await asking(asks, ORDERS)
     asks.take()
     assert (await caller).error == "the source a has not answered for 0.01 s"
+
+
+async def test_a_question_about_a_time_needs_an_answer_about_it() -> None:
+    """Questions about different times do not share answers. An answer that does not repeat the time, of a source that
+    does not know the field, counts as no answer; so does one with an error, and its text is kept.
+    """
+    asks = EndsAsked("a", asyncio.Event())
+    questions = [ORDERS, *(ORDERS._replace(as_of_ms=at_ms) for at_ms in (1_000, 2_000, 3_000))]
+    callers = [await asking(asks, question) for question in questions]
+    assert asks.take() == list(enumerate(questions, 1))
+    asks.answer(1, answer(10))
+    asks.answer(2, answer(5)._replace(as_of_ms=1_000))
+    asks.answer(3, answer(10))
+    asks.answer(4, EndsAnswer([], "it has no clock"))
+    present, known, unknown, refused = await asyncio.gather(*callers)
+    assert [one.ends[0].offset for one in (present, known)] == [10, 5]
+    assert (unknown.is_impossible, unknown.ends) == (True, [])
+    assert unknown.error == "the source a cannot look up where its logs ended at a time"
+    assert (refused.is_impossible, refused.error) == (True, "it has no clock")

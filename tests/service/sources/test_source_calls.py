@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta, timezone
 
 import grpc
 import pytest
@@ -131,6 +132,39 @@ async def test_ends_without_a_source_or_with_one_that_cannot_see() -> None:
                 assert isinstance(question, EndsWanted)
                 await other.answer_ends(question.ask_id, [MarkEnd("kafka/orders", 0, 7)])
                 assert (await asked).ends[0].offset == 7
+
+
+async def test_ends_as_of_a_time() -> None:
+    """The source gets the time in milliseconds, rounded up; an answer for another time, or none, is FAILED_PRECONDITION
+    unless another source can tell. A time in the future or without a zone is refused.
+    """
+    midnight = datetime(2025, 3, 1, microsecond=1, tzinfo=timezone(timedelta(hours=1)))
+    as_of_ms = 1_740_783_600_001
+    async with serving() as served, attached(served) as (client, link):
+        asked = asyncio.create_task(client.ends(["kafka/orders"], as_of=midnight))
+        assert await next_of(link) == EndsWanted(1, ["kafka/orders"], as_of_ms)
+        await link.answer_ends(1, [MarkEnd("kafka/orders", 0, 7)], as_of_ms=as_of_ms)
+        assert (await asked).offsets == {"kafka/orders-0": 7}
+        asked = asyncio.create_task(client.ends(["kafka/orders"], as_of=midnight))
+        await next_of(link)
+        await link.answer_ends(2, [MarkEnd("kafka/orders", 0, 9)])
+        with pytest.raises(InvalidRequest, match="the source a cannot look up where its logs ended at a time"):
+            await asked
+        async with attached(served, "b") as (_, other):
+            await link.report(SourceState.LIVE)
+            asked = asyncio.create_task(client.ends(["kafka/orders"], as_of=midnight))
+            await next_of(link)
+            await link.answer_ends(3, error="it has no clock")
+            await next_of(other)
+            await other.answer_ends(1, error="broker 2 is down", as_of_ms=as_of_ms)
+            with pytest.raises(Unavailable, match="it has no clock; broker 2 is down"):
+                await asked
+        with pytest.raises(InvalidRequest, match="should be from 0 to the present"):
+            await client.ends(["kafka/orders"], as_of=datetime.now(UTC) + timedelta(hours=1))
+        with pytest.raises(InvalidRequest, match="should be from 0 to the present"):
+            await client.ends(["kafka/orders"], as_of=datetime(1969, 12, 31, tzinfo=UTC))
+        with pytest.raises(InvalidRequest, match="has no time zone"):
+            await client.ends(["kafka/orders"], as_of=datetime(2025, 3, 1))
 
 
 async def test_a_source_that_goes_leaves_questions_unanswered_and_marks_stale() -> None:

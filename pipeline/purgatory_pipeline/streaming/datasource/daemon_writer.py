@@ -26,7 +26,12 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.streaming.datasource.daemon_options import DaemonConnection, DaemonOptions
 from purgatory_pipeline.streaming.stream.shard.shard_bytes import table_bytes
-from purgatory_pipeline.streaming.stream.wire_records import CONDITION_FIELDS, EVENT_FIELDS, ITEM_FIELDS
+from purgatory_pipeline.streaming.stream.wire_records import (
+    CONDITION_FIELDS,
+    EVENT_FIELDS,
+    ITEM_FIELDS,
+    SIGNAL_FIELDS,
+)
 
 CALL_MESSAGES_MAX: Final = 1_000
 CALL_BYTES_MAX: Final = 1 << 20
@@ -240,13 +245,19 @@ def operation_of(rows: Sequence[Row]) -> operation_pb2.Operation:
             setattr(operation, name, first[name])
     condition = getattr(operation, kind)
     fill(condition, first, CONDITION_FIELDS.get(kind, {}))
-    for row in rows:
-        if kind == "signal":
-            item = condition.keys.add(key=row["topic"])
+    unless_from = len(rows) - (first.get("unless_count") or 0)
+    for place, row in enumerate(rows):
+        is_key = kind == "signal" or (kind == "composite" and row.get("partition") is None)
+        if kind == "composite":
+            term = (condition.terms if place < unless_from else condition.unless).add()
+            item = term.signal if is_key else term.mark
         else:
-            item = condition.partitions.add()
+            item = condition.keys.add() if is_key else condition.partitions.add()
+        if is_key:
+            item.key = row["topic"]
+        else:
             item.topic_partition.topic, item.topic_partition.partition = row["topic"], row.get("partition") or 0
-        fill(item, row, ITEM_FIELDS[kind])
+        fill(item, row, SIGNAL_FIELDS if is_key else ITEM_FIELDS[kind])
     return operation
 
 

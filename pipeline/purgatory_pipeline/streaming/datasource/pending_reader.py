@@ -18,8 +18,8 @@ CALL_S: Final = 30.0
 
 PENDING_ITEM: Final = pa.struct(
     [
-        ("topic", pa.string()),  # or the key of a signal
-        ("partition", pa.int32()),  # null: a signal
+        ("topic", pa.string()),  # or the key
+        ("partition", pa.int32()),  # null: a key
         ("required_offset", pa.int64()),
         ("reached_offset", pa.int64()),
         ("error_code", pa.int32()),  # 7: still waited for

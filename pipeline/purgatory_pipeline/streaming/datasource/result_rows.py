@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES, SIGNAL
+from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES
 from purgatory.engine.completions import FETCHED_COLUMNS, OPTIONAL_COLUMNS, RESULT_COLUMNS
 from purgatory.extensions.archive.schema import RESULT_ITEM
 from purgatory.v1 import result_pb2
@@ -61,9 +61,8 @@ def rows_of(session: str, incarnation: str, first_sequence: int, columns: result
 
 
 def _items(columns: result_pb2.ResultColumns, count: int) -> pa.StructArray:
-    is_signal = columns.kind == SIGNAL
-    names = list(columns.keys) if is_signal else [name.topic for name in columns.partitions]
-    numbers = [None] * len(names) if is_signal else [name.partition for name in columns.partitions]
+    names = [*(name.topic for name in columns.partitions), *columns.keys]
+    numbers = [*(name.partition for name in columns.partitions), *[None] * len(columns.keys)]
     places = pa.array(_values(columns.item_index, count, np.int32))
     arrays: dict[str, Any] = {
         "topic": pa.array(names, pa.string()).take(places) if names else pa.nulls(count, pa.string()),

@@ -37,14 +37,20 @@ _TYPES: Final = {name: code for code, name in codes.EVENT_NAMES.items()}
 
 
 def _row_fields(level: str) -> dict[str, dict[str, str]]:
-    """By kind: the fields of a condition, or of its items, and their columns."""
+    """By kind: the fields of a condition, or of its items, and their columns. Repeated fields are not columns."""
     return {
-        name: {one.row_name: one.name for one in columns_of(kind) if one.level == level and not one.is_of_all_kinds}
+        name: {
+            one.row_name: one.name
+            for one in columns_of(kind)
+            if one.level == level and not one.is_of_all_kinds and one.name != "unless_count"
+        }
         for kind, name in codes.KIND_NAMES.items()
     }
 
 
 ITEM_FIELDS: Final = _row_fields(ITEM)
+SIGNAL_FIELDS: Final = ITEM_FIELDS["signal"]
+"""Of a key, also as a term of a composite."""
 CONDITION_FIELDS: Final = _row_fields(OPERATION_LEVEL)
 EVENT_FIELDS: Final = {
     **{field: column.name for column in EVENT_COLUMNS for field in column.row_names.values()},
@@ -109,20 +115,23 @@ class RecordRows:
     def _operation(self, message: operation_pb2.Operation, stamp: dict[str, Any]) -> None:
         kind = message.WhichOneof("condition")
         if kind is None:
-            raise ValueError("condition: is not set: set one of produce, fetch, delete_records, signal")
+            raise ValueError("condition: is not set: set one of " + ", ".join(_KINDS))
         condition = getattr(message, kind)
-        items = condition.keys if kind == "signal" else condition.partitions
+        items = items_of(kind, condition)
         if not items:
-            raise ValueError(f"{kind}: has no {'keys' if kind == 'signal' else 'partitions'}")
+            raise ValueError(f"{kind}: has no {ITEMS_NAMES.get(kind, 'partitions')}")
         if not 1 <= message.operation_id <= OPERATION_ID_MAX:
             raise ValueError(f"operation_id: {message.operation_id} is not in 1..{OPERATION_ID_MAX}")
         shared = stamp | {"kind": _KINDS[kind], "operation_id": message.operation_id, "item_count": len(items)}
         shared["timeout_ms"] = message.timeout_ms if message.HasField("timeout_ms") else None
         shared["stale_timeout_ms"] = message.stale_timeout_ms if message.HasField("stale_timeout_ms") else None
         shared |= set_fields(condition, CONDITION_FIELDS.get(kind, {}))
+        if kind == "composite":
+            shared["unless_count"] = len(condition.unless)
         for place, item in enumerate(items):
-            values = shared | {"item": place} | set_fields(item, ITEM_FIELDS[kind])
-            values |= {"topic": item.key} if kind == "signal" else name_of(item.topic_partition)
+            is_key = isinstance(item, operation_pb2.SignalKey)
+            values = shared | {"item": place} | set_fields(item, SIGNAL_FIELDS if is_key else ITEM_FIELDS[kind])
+            values |= {"topic": item.key} if is_key else name_of(item.topic_partition)
             self._put_row(values)
 
     def _event(self, message: event_pb2.Event, stamp: dict[str, Any]) -> None:
@@ -151,6 +160,26 @@ class RecordRows:
             if value is not None:
                 self._columns[name][row] = value
         self._rows = row + 1
+
+
+ITEMS_NAMES: Final = {"signal": "keys", "composite": "terms"}
+"""By kind: what its items are called, if not partitions."""
+
+
+def items_of(kind: str, condition: Any) -> list[Any]:  # noqa: ANN401 - of any kind
+    """The partitions and keys of a condition, in order. Raises ValueError for a term that rows cannot say."""
+    if kind != "composite":
+        return list(condition.keys if kind == "signal" else condition.partitions)
+    items = []
+    for arm in ("terms", "unless"):
+        for place, term in enumerate(getattr(condition, arm)):
+            chosen = term.WhichOneof("condition")
+            if chosen is None:
+                raise ValueError(f"composite.{arm}[{place}]: is not set: set one of mark, signal")
+            if chosen == "mark" and term.mark.topic_partition.partition < 0:  # in a row this is a key
+                raise ValueError(f"composite.{arm}[{place}].mark.topic_partition: the partition is negative")
+            items.append(getattr(term, chosen))
+    return items
 
 
 def name_of(given: operation_pb2.TopicPartition) -> dict[str, Any]:

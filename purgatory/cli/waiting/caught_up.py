@@ -1,6 +1,7 @@
-"""`purgatory caught-up`: waits for everything written so far, without knowing the end offsets."""
+"""`purgatory caught-up`: waits for everything written so far, or before a time, without knowing the end offsets."""
 
 import time
+from datetime import datetime
 from typing import Annotated
 
 from purgatory_client.aio import AsyncClient
@@ -10,7 +11,7 @@ from typer import Argument, Option
 
 from purgatory.cli import render
 from purgatory.cli.exit_codes import OF_OUTCOME, Exit
-from purgatory.cli.parsing import FailWhenStale, Timeout, UsageError, optional_seconds, seconds
+from purgatory.cli.parsing import FailWhenStale, Timeout, UsageError, moment_of, optional_seconds, seconds
 
 
 async def caught_up(
@@ -25,14 +26,19 @@ async def caught_up(
     token: Annotated[
         bool, Option("--token", help="Print the current end positions for `purgatory wait TOKEN` instead of waiting.")
     ] = False,
+    as_of: Annotated[
+        str | None,
+        Option(help="Everything written before this time: the last 00:00 (local time), or 2025-03-01T00:00:00Z."),
+    ] = None,
     fail_when_stale: FailWhenStale = None,
 ) -> Exit:
-    """Wait until everything written before this command has been processed or replicated."""
+    """Wait until everything written before this command, or before a time, has been processed or replicated."""
     limit, began = seconds(timeout), time.monotonic()
     stale = optional_seconds(fail_when_stale)
     if token and stale is not None:
         raise UsageError("--fail-when-stale cannot be combined with --token, which does not wait")
-    ends = await client.ends(marks, timeout=max(limit, 1.0))
+    moment = None if as_of is None else moment_of(as_of, datetime.now().astimezone())
+    ends = await client.ends(marks, timeout=max(limit, 1.0), as_of=moment)
     if token:
         render.token(ends)
         return Exit.OK

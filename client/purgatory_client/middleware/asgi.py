@@ -1,0 +1,66 @@
+"""The middleware for ASGI: Starlette, FastAPI, Django under ASGI, and any other application."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from purgatory_client.aio import AsyncClient
+from purgatory_client.errors import PurgatoryClientError
+from purgatory_client.middleware.exchange import Answer, Exchange, Middleware, refusal, without_epochs
+from purgatory_client.sources.position_tokens import Positions
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class ReadYourWrites(Middleware[AsyncClient]):
+    """Wait for the positions in a request's token before the application is called, and return a token of what the
+    handler wrote (`purgatory_client.middleware.wrote`) in the response.
+
+    Only HTTP requests with a token wait. What is written after the response has begun is in no token. A request whose
+    positions are not reached in time is answered with 504, one with an invalid token with 400, and with 503 if the
+    daemon cannot be reached. The arguments are described at `Middleware`.
+    """
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serve one connection; those that are not HTTP are passed on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        key = self.header.lower().encode("latin-1")
+        try:
+            exchange = Exchange(
+                [value.decode("latin-1") for name, value in scope["headers"] if name == key], self.prefixes
+            )
+            result = await self.client.wait_for(
+                exchange.awaited, timeout=self.timeout, fail_when_stale=self.fail_when_stale
+            )
+            answer = exchange.judge(result)
+        except PurgatoryClientError as error:
+            answer = refusal(error)
+        if answer is not None:
+            await _send_answer(answer, send)
+            return
+
+        async def send_with_token(message: Message) -> None:
+            if message["type"] == "http.response.start" and exchange.written.offsets:
+                token = exchange.token(await self._with_epochs(exchange))
+                message = {**message, "headers": [*message.get("headers", ()), (key, token.encode("ascii"))]}
+            await send(message)
+
+        with exchange.active():
+            await self.app(scope, receive, send_with_token)
+
+    async def _with_epochs(self, exchange: Exchange) -> Positions:
+        try:
+            return await self.client.with_epochs(exchange.written.offsets)
+        except PurgatoryClientError as error:
+            return without_epochs(exchange.written, error)
+
+
+async def _send_answer(answer: Answer, send: Send) -> None:
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
+    await send({"type": "http.response.start", "status": int(answer.status), "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})

@@ -1,0 +1,198 @@
+"""What the middleware of ASGI and WSGI share: the tokens of one request, the judgement of its wait, and error answers.
+
+Tokens come from callers, so everything in them is checked, and the daemon checks the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final, Generic, TypeVar
+
+from purgatory_client.errors import (
+    InvalidRequest,
+    LimitExceeded,
+    PermissionDenied,
+    PurgatoryClientError,
+    Unauthenticated,
+    Unavailable,
+)
+from purgatory_client.number_checks import milliseconds
+from purgatory_client.results import Outcome, PartitionResult, Result
+from purgatory_client.sources.position_tokens import Positions
+from purgatory_client.waits import ByPartition
+
+HEADER: Final = "Purgatory-Token"
+TOKENS_MAX: Final = 16
+POSITIONS_MAX: Final = 2_000
+"""Positions in one token, as many as a wait may have by default. Checked before any work is done for them."""
+ENDED: Final = frozenset({3, 74})
+"""Error codes of a position whose history has ended: there is nothing left to wait for."""
+
+Client = TypeVar("Client")
+
+_logger = logging.getLogger("purgatory_client")
+_exchange: ContextVar[Exchange | None] = ContextVar("purgatory exchange", default=None)
+
+
+def wrote(offsets: ByPartition) -> None:
+    """Tell the middleware what the request that is being served has written. May be called repeatedly.
+
+    Args:
+        offsets: The mark that shows when readers see the write, and the offset that it must reach: {"pg/main/r1": lsn}.
+
+    Raises:
+        InvalidRequest: An offset or name is invalid, or no request is being served by the middleware here.
+    """
+    exchange = _exchange.get()
+    if exchange is None:
+        raise InvalidRequest("wrote", "no request is being served here; add the middleware ReadYourWrites to the app")
+    exchange.written = exchange.written.merge(Positions(offsets))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response in place of the application's."""
+
+    status: HTTPStatus
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+class Exchange:
+    """The tokens of one request. Raises InvalidRequest if a received token is invalid.
+
+    Attributes:
+        received: The positions that the caller has sent, of any cluster.
+        awaited: Those of them that this application waits for.
+        written: The positions that the handler has reported with `wrote`.
+    """
+
+    def __init__(self, headers: Iterable[str], prefixes: Collection[str]) -> None:
+        self.received = Positions({})
+        tokens = [token.strip() for token in ",".join(headers).split(",")]  # a proxy may have joined several headers
+        if len(tokens) > TOKENS_MAX:
+            raise InvalidRequest("token", f"{len(tokens)} tokens in one request; at most {TOKENS_MAX}")
+        for token in filter(None, tokens):
+            self.received = self.received.merge(Positions.of_token(token, positions_max=POSITIONS_MAX))
+        self.awaited: Final = self.received.select(lambda name: name.startswith(tuple(prefixes)))
+        self.written = Positions({})
+
+    def judge(self, result: Result) -> Answer | None:
+        """The answer if the positions were not reached. None: the application may read."""
+        if result.satisfied:
+            return None
+        if result.outcome in {Outcome.CANCELLED, Outcome.SHUTTING_DOWN}:
+            return _unavailable(f"the wait ended: {result.outcome.name.lower().replace('_', ' ')}")
+        open_marks = [one for one in result.partitions.values() if one.error_code not in {0, *ENDED}]
+        if open_marks:
+            return _too_late(open_marks)
+        ended = {one.name for one in result.partitions.values() if one.error_code in ENDED}
+        _logger.info("no longer waiting for %s: their history has ended", ", ".join(sorted(ended)))
+        self.received = self.received.select(lambda name: name not in ended)
+        return None
+
+    def token(self, written: Positions) -> str:
+        """What the caller sends from now on: the positions that it sent, and those that were written."""
+        return self.received.merge(written).token
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """In the block, `wrote` adds to this exchange. Threads and tasks that are started there inherit it."""
+        before = _exchange.set(self)
+        try:
+            yield
+        finally:
+            _exchange.reset(before)
+
+
+class Middleware(Generic[Client]):
+    """The arguments of both kinds.
+
+    Args:
+        app: The application.
+        client: The client to wait with. It stays open; close it with the application.
+        timeout: Seconds to wait before the answer is 504.
+        prefixes: Wait only for marks whose names begin with one of these, and pass the others on: a token may contain
+            positions of clusters that this application does not read from. By default all.
+        header: The name of the header, in requests and responses.
+        fail_when_stale: Answer 504 at once when a mark has been stale for this many seconds. None: wait.
+    """
+
+    def __init__(
+        self,
+        app: Any,  # noqa: ANN401 - each framework has types of its own for applications
+        client: Client,
+        *,
+        timeout: float = 5.0,
+        prefixes: Collection[str] = ("",),
+        header: str = HEADER,
+        fail_when_stale: float | None = None,
+    ) -> None:
+        milliseconds(timeout)
+        milliseconds(fail_when_stale, "stale_timeout_ms")
+        if isinstance(prefixes, str) or not prefixes:
+            raise InvalidRequest("prefixes", f"{prefixes!r}; give a list of prefixes, such as ['pg/main/']")
+        self.app: Final = app
+        self.client: Final = client
+        self.header: Final = header
+        self.timeout: Final = timeout
+        self.prefixes: Final = tuple(prefixes)
+        self.fail_when_stale: Final = fail_when_stale
+
+
+def refusal(error: PurgatoryClientError) -> Answer:
+    """The answer for an error before the wait had ended. Raises the error if it is not the caller's or the daemon's."""
+    match error:
+        case InvalidRequest():
+            return _answer(HTTPStatus.BAD_REQUEST, f"invalid token: {error}")
+        case Unavailable() | LimitExceeded():
+            return _unavailable(str(error))
+        case PermissionDenied() if not isinstance(error, Unauthenticated):
+            return _answer(HTTPStatus.FORBIDDEN, f"this service may not wait for a mark in the token: {error}")
+        case _:
+            raise error
+
+
+def without_epochs(written: Positions, error: PurgatoryClientError) -> Positions:
+    """The positions as they were written, after a failure to look up their epochs: the write itself has succeeded."""
+    _logger.warning("a token has no leader epochs, because the daemon did not return them: %s", error)
+    return written
+
+
+def _too_late(marks: list[PartitionResult]) -> Answer:
+    estimates = [one.estimated_remaining for one in marks]
+    known = [estimate for estimate in estimates if estimate is not None]
+    headers = [("Retry-After", str(math.ceil(max(known))))] if len(known) == len(marks) else []
+    return _answer(
+        HTTPStatus.GATEWAY_TIMEOUT,
+        "what you wrote cannot be read here yet",
+        headers,
+        marks=[
+            {
+                "name": one.name,
+                "required": one.required_offset,
+                "reached": one.reached_offset,
+                "eta_ms": None if one.estimated_remaining is None else round(one.estimated_remaining * 1_000),
+                "stale_reason": one.stale_reason or None,
+            }
+            for one in marks
+        ],
+    )
+
+
+def _unavailable(detail: str) -> Answer:
+    return _answer(HTTPStatus.SERVICE_UNAVAILABLE, detail, [("Retry-After", "1")])
+
+
+def _answer(status: HTTPStatus, detail: str, headers: Iterable[tuple[str, str]] = (), **more: object) -> Answer:
+    """A problem document (RFC 9457)."""
+    body = json.dumps({"title": status.phrase, "status": int(status), "detail": detail, **more}).encode()
+    fixed = [("Content-Type", "application/problem+json"), ("Content-Length", str(len(body)))]
+    return Answer(status, [*fixed, *headers], body)

@@ -1,0 +1,101 @@
+"""`purgatory ready`: waits for a ready gate over HTTP, for init containers, compose and start scripts."""
+
+import contextlib
+import json
+import ssl
+import time
+import urllib.request
+from http import HTTPStatus
+from http.client import HTTPException
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+
+import typer
+from typer import Argument, Option
+
+from purgatory.cli import render
+from purgatory.cli.exit_codes import Exit
+from purgatory.cli.parsing import Timeout, UsageError, seconds
+
+DEFAULT_HTTP: Final = "http://127.0.0.1:7441"
+POLL_S: Final = 1.0
+ANSWER_S: Final = 10.0
+DENIED: Final = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
+NO_ANSWER: Final = 0
+AGAIN: Final = {NO_ANSWER, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}
+
+
+def ready(
+    name: Annotated[str, Argument(metavar="NAME", help="Name of the gate: the pod or service that waits.")],
+    marks: Annotated[
+        list[str], Argument(metavar="MARK...", help="Marks without partition numbers: kafka/GROUP/TOPIC, pg/NAME/all.")
+    ],
+    timeout: Timeout = "30s",
+    http: Annotated[str, Option(envvar="PURGATORY_HTTP", help="The daemon's HTTP address, as a URL.")] = DEFAULT_HTTP,
+    token_file: Annotated[
+        Path | None, Option(envvar="PURGATORY_TOKEN_FILE", help="File with the bearer token.")
+    ] = None,
+    tls_ca: Annotated[
+        Path | None, Option(envvar="PURGATORY_TLS_CA", help="Certificate authorities to trust (PEM file).")
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of text.")] = False,
+) -> NoReturn:
+    """Wait until everything written before the first request under this name has been processed or replicated.
+
+    Once ready, the gate stays ready: a container that starts again and again does not wait for newer records. A daemon
+    that cannot be reached is asked again until the timeout.
+    """
+    render.AS_JSON.set(as_json)
+    try:
+        request = _request(http, {"name": name, "marks": ",".join(marks)}, token_file)
+        trusted = ssl.create_default_context(cafile=tls_ca) if http.startswith("https:") else None
+        code = _wait(request, trusted, seconds(timeout))
+    except (UsageError, OSError) as error:
+        render.error_line(str(error))
+        code = Exit.USAGE
+    raise typer.Exit(code)
+
+
+def _request(http: str, parameters: dict[str, str], token_file: Path | None) -> urllib.request.Request:
+    if not http.startswith(("http://", "https://")):
+        raise UsageError(f"not an HTTP address: {http!r}; expected a URL like {DEFAULT_HTTP}")
+    request = urllib.request.Request(f"{http.rstrip('/')}/v1/ready?{urlencode(parameters)}")  # noqa: S310 - checked
+    if token_file is not None:
+        request.add_header("Authorization", f"Bearer {token_file.read_text('utf-8').strip()}")
+    return request
+
+
+def _wait(request: urllib.request.Request, trusted: ssl.SSLContext | None, limit_s: float) -> Exit:
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        status, answer = _ask(request, trusted)
+        left_s = deadline_s - time.monotonic()
+        if status in AGAIN and left_s > 0:
+            time.sleep(min(POLL_S, left_s))
+        elif "ready" in answer:
+            lines = [f"{name}: {value}" for name, value in answer.items()]
+            render.print_either(answer, render.escape(", ".join(lines)))
+            return Exit.OK if answer["ready"] else Exit.EXPIRED
+        else:
+            render.error_line(str(answer["message"]))
+            return Exit.DENIED if status in DENIED else Exit.UNAVAILABLE if status in AGAIN else Exit.REFUSED
+
+
+def _ask(request: urllib.request.Request, trusted: ssl.SSLContext | None) -> tuple[int, dict[str, Any]]:
+    """Status and content of the answer. Without an answer, the message says why."""
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_S, context=trusted) as response:  # noqa: S310 - checked
+            status, text = response.status, response.read().decode()
+    except HTTPError as refused:
+        with refused:
+            status, text = refused.code, refused.read().decode("utf-8", "replace")
+    except (OSError, HTTPException) as error:
+        return NO_ANSWER, {"message": f"{request.host} does not answer: {getattr(error, 'reason', error)}"}
+    with contextlib.suppress(ValueError):
+        content = json.loads(text)
+        if isinstance(content, dict) and not content.keys().isdisjoint({"ready", "message"}):
+            return status, content
+    # A page for people, such as the one for a Host header that is not allowed; or another server.
+    return status, {"message": f"{request.host} answers {status}: {text.strip()[:500]}"}

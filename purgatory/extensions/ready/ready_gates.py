@@ -1,0 +1,190 @@
+"""The state of ready gates. A gate NAME is the session `ready/NAME`, whose one operation is the wait for its target.
+
+The target is where the logs ended at the first request. Nobody acknowledges the result of the wait, so it stays in the
+session, and the gate stays ready. Everything else follows: sessions survive a restart if there is a journal, belong to
+an account, are limited in number, listed by `purgatory ls`, and forgotten when nobody has asked for their time to live.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from google.rpc import code_pb2
+
+from purgatory.engine.batches import OperationBatch, PartitionName
+from purgatory.engine.codes import PRODUCE, SATISFIED
+from purgatory.engine.kinds.pace import pace_per_second, remaining_ms
+from purgatory.engine.views import PendingView
+from purgatory.service.errors import BatchRejected, RpcError, from_refusal, invalid_argument, quoted, unavailable
+from purgatory.service.host import Host
+from purgatory.service.registration import Registration
+from purgatory.service.rpc.call import Call
+from purgatory.service.rpc.source_calls import checked_topics
+from purgatory.service.sessions.session import Session
+from purgatory.service.sources.ends_asked import LogEnd
+from purgatory.service.translate.operations import OperationRun
+
+SESSION_PREFIX: Final = "ready/"
+NAMES_PER_SLICE: Final = 20
+"""Gates looked at before other tasks run. Each may wait for 2,000 partitions."""
+LOOKUP_S: Final = 5.0
+"""How long a request waits for the source, seconds. It looks up the target also if its caller has given up before."""
+
+StaleReason = Callable[[PartitionName], str]
+"""Why a mark is stale; empty: it is not."""
+
+
+GateState = dict[str, bool | int | float | str]
+"""The state of a gate as JSON (docs/readiness.md); what is unknown is left out."""
+
+
+class ReadyGates:
+    """The gates of one daemon."""
+
+    def __init__(self, host: Host) -> None:
+        self._host: Final = host
+        self.is_open = False
+        """Set once the journal is restored: a session opened before would be in its way."""
+        self._first_seen: Final[WeakKeyDictionary[Session, tuple[int, int, int]]] = WeakKeyDictionary()
+        """Operation, engine time in milliseconds, and progress when a request first saw it."""
+
+    async def states(self, names: Sequence[str], asked: Sequence[str], call: Call) -> list[GateState]:
+        """Return the states of gates. A gate exists from the first request on.
+
+        Args:
+            names: Names of gates, local to the account.
+            asked: Topics without partition numbers, as for `GetSourceEnds`.
+            call: The request.
+
+        Raises:
+            RpcError: The request is invalid or not permitted, a limit is reached, or the daemon is starting.
+        """
+        topics = checked_topics(self._host, call, asked)
+        if not all(names):
+            raise invalid_argument("name", "is empty; give each gate a name, such as that of its pod")
+        if not self.is_open:
+            raise unavailable("the daemon is starting")
+        gates: list[tuple[Session, GateState | None]] = []
+        look = partial(self._known_state, topics=topics, stale_reason=cache(self._stale_reason))
+        for first in range(0, len(names), NAMES_PER_SLICE):
+            if first:
+                await call.turn()
+            with self._host.holds.of("ready"):
+                for name in names[first : first + NAMES_PER_SLICE]:
+                    session = self._open(name, call)
+                    gates.append((session, look(session)))
+        without = [session for session, state in gates if state is None]
+        reason = await self._find_targets(without, topics, look, call) if without else ""
+        return [state or look(session) or {"ready": False, "reason": reason} for session, state in gates]
+
+    def _open(self, name: str, call: Call) -> Session:
+        session, _ = self._host.sessions.open(SESSION_PREFIX + name, self._host.time.now_ms(), call.account)
+        if session.uncertain_after >= 0:
+            # Restored after a crash. Nobody has read a result that the crash could have lost.
+            session.resume(session.outbox.acknowledged_sequence)
+            self._host.journal.changed(session)
+        return session
+
+    def _known_state(self, session: Session, topics: Sequence[str], stale_reason: StaleReason) -> GateState | None:
+        """The state of a gate that has a target; None if it has none, or none that can still be reached."""
+        if session.dropped:
+            return {"ready": False, "reason": "its session was closed meanwhile"}
+        _, results = session.outbox.take(1)
+        session.outbox.put_back(results)
+        if not results:
+            now_ms = self._host.time.now_ms()
+            view = self._host.engine.describe(session.owner, session.owner.highest_operation_id, now_ms)
+            if view is not None:
+                _check_topics(session, (item.name for item in view.items), topics)
+                return self._progress(session, view, now_ms, stale_reason)
+            return {"ready": False, "reason": "its result is being written"} if session.outbox.unacknowledged else None
+        ended, items = results[0].completions, slice(results[0].item_start, results[0].item_stop)
+        _check_topics(session, ended.item_partitions[items], topics)
+        required = ended.required_offsets[items]
+        # An operation that requires no offset stands for logs without records: see `_register`.
+        if ended.outcomes[results[0].start] == SATISFIED or (len(required) and not any(required)):
+            return {"ready": True, "lag": 0}
+        # It was cancelled, or its history has ended: the log was truncated, the group was reset.
+        self._host.acknowledge(session, session.outbox.last_sequence)
+        return None
+
+    def _progress(self, session: Session, view: PendingView, now_ms: int, stale_reason: StaleReason) -> GateState:
+        target, reached, behind = 0, 0, []
+        for item in view.items:
+            required, mark = item.required_offset, item.reached_offset
+            target += required
+            reached += max(0, min(mark, required))
+            if mark < required:
+                behind.append(item.name)
+        first = self._first_seen.get(session)
+        if first is None or first[0] != view.operation_id:
+            first = self._first_seen[session] = view.operation_id, now_ms, reached
+        state: GateState = {"ready": False, "lag": target - reached}
+        pace = pace_per_second(first[2], reached, now_ms - first[1])
+        if pace >= 0:
+            state["pacePerSecond"] = round(pace, 3)
+            state["estimatedRemainingMs"] = remaining_ms(first[2], reached, target, now_ms - first[1])
+        reason = next(filter(None, map(stale_reason, behind)), "")
+        return {**state, "reason": reason} if reason else state
+
+    def _stale_reason(self, name: PartitionName) -> str:
+        now_ms = self._host.time.now_ms()
+        stale = self._host.sources.stale(name, now_ms)
+        return "" if stale is None else f"{name[0]}-{name[1]} has been stale for {stale.ms(now_ms)} ms: {stale.reason}"
+
+    async def _find_targets(
+        self, sessions: Sequence[Session], topics: Sequence[str], look: Callable[[Session], object], call: Call
+    ) -> str:
+        """Register in each session the wait for the present ends. Return why they are not known, or nothing. Raises
+        `RpcError` if a wait is refused.
+        """
+        try:
+            async with asyncio.timeout(LOOKUP_S):
+                ends = await self._host.source_links.ends(topics)
+        except TimeoutError:
+            return f"the source has not said within {LOOKUP_S:g} s where the logs end"
+        except RpcError as refused:
+            if refused.code != code_pb2.UNAVAILABLE:
+                raise
+            return refused.message
+        for session in sessions:
+            await call.turn()
+            async with session.registering:
+                if look(session) is None:  # otherwise another request was faster
+                    self._register(session, topics[0], [end for end in ends if end.offset > 0])
+        await self._host.journal.durable()  # a target that was answered must not become a later one
+        return ""
+
+    def _register(self, session: Session, topic: str, ends: Sequence[LogEnd]) -> None:
+        """Register the wait. If no log has records, it requires offset 0 and ends at once: the session then remembers
+        that there was nothing to wait for.
+        """
+        timeout_ms = self._host.engine.limits.timeout_ms_max if ends else 0
+        target = ends or [LogEnd((topic, 0), 0, None)]
+        batch = OperationBatch(
+            [session.owner.highest_operation_id + 1],
+            partitions=[end.name for end in target],
+            item_indexes=list(range(len(target))),
+            offsets=[end.offset for end in target],
+            timeouts_ms=[timeout_ms],
+            item_counts=[len(target)],
+            leader_epochs=[-1 if end.leader_epoch is None else end.leader_epoch for end in target],
+        )
+        try:
+            self._host.gate.check_batch(session, 1, len(target))
+        except BatchRejected as rejected:
+            raise from_refusal(rejected.refusal, "", rejected.retry_after_ms) from None
+        receipt = Registration(self._host, session).register([OperationRun(PRODUCE, batch)], [])
+        if receipt.refused:
+            self._host.acknowledge(session, session.outbox.last_sequence)
+            raise from_refusal(receipt.refused[0][0], "")
+
+
+def _check_topics(session: Session, known: Iterable[PartitionName], topics: Sequence[str]) -> None:
+    """Raise `RpcError` if a gate waits for topics that were not asked for: two callers would share one name."""
+    for topic, _ in known:
+        if topic not in topics:
+            advice = f"choose another name, or start anew with `purgatory close {session.session_id}`"
+            raise invalid_argument("name", f"belongs to a gate that waits for {quoted(topic)}; {advice}")

@@ -1,0 +1,65 @@
+"""The examples of ready gates for docker-compose and Kubernetes: they match their schemas, and their commands work."""
+
+import asyncio
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess, daemon_environment
+from tests.ready.gate_kit import log_source
+
+FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "ready"
+COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "docker-compose.yml").read_text("utf-8"))["services"]
+DEPLOYMENT: dict[str, Any] = yaml.safe_load((FOLDER / "deployment.yaml").read_text("utf-8"))
+POD: dict[str, Any] = DEPLOYMENT["spec"]["template"]["spec"]
+PROBE: list[str] = POD["containers"][0]["readinessProbe"]["exec"]["command"]
+
+
+@pytest.mark.parametrize("version", ["1.28", "1.34"])
+def test_the_deployment_matches_its_schema(version: str) -> None:
+    """It has no unknown fields in old and new cluster versions, and the daemon's network policy admits its pods."""
+    assert kubernetes_validate.validate(DEPLOYMENT, version, strict=True) == version
+    assert DEPLOYMENT["spec"]["template"]["metadata"]["labels"]["purgatory-client"] == "true"
+
+
+def test_the_service_starts_after_its_gate() -> None:
+    """In the compose file the service needs the success of the gate, which asks the daemon under a permitted name."""
+    assert COMPOSE["web"]["depends_on"] == {"billing-is-ready": {"condition": "service_completed_successfully"}}
+    assert COMPOSE["billing-is-ready"]["environment"]["PURGATORY_HTTP"] == "http://purgatory:7441"
+    assert COMPOSE["purgatory"]["environment"]["PURGATORY_HTTP_ALLOWED_HOSTS"] == "purgatory"
+
+
+async def test_the_commands_end_when_the_gate_is_ready(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """The commands of the compose service, the init container and the probe fail before the group has caught up, and
+    succeed afterwards; the probe also once the daemon is gone.
+    """
+    daemon = start_daemon()
+    gates = [shlex.split(COMPOSE["billing-is-ready"]["command"]), POD["initContainers"][0]["args"]]
+    commands = [[sys.executable, "-m", "purgatory", *gate[:-1], "0"] for gate in gates]
+    for command in commands:
+        assert command[-2] == "--timeout"
+    probe = [part.replace("/tmp", str(tmp_path)) for part in PROBE]
+    async with log_source(daemon.address, 10) as source:
+        assert [await exit_code(command, daemon) for command in [*commands, probe]] == [11, 11, 22]
+        await source.processed(10)
+        assert [await exit_code(command, daemon) for command in [*commands, probe]] == [0, 0, 0]
+    daemon.kill()
+    assert [await exit_code(command, daemon) for command in [*commands, probe]] == [13, 13, 0]
+
+
+async def exit_code(command: list[str], daemon: DaemonProcess) -> int:
+    """Run a command of a container, without TLS. 22 is that of curl for a status of 400 or more."""
+    given = {"POD": "web-0", "PURGATORY_HTTP": f"http://{daemon.http_address}", "PURGATORY_TLS_CA": os.devnull}
+    run = await asyncio.to_thread(
+        subprocess.run, [part.replace("$(POD)", "web-0") for part in command],
+        env=daemon_environment(given), capture_output=True, check=False,
+    )  # fmt: skip
+    return run.returncode

@@ -1,0 +1,25 @@
+"""A source of marks that a test plays: it answers where its topics end, and the test moves the marks."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from purgatory_client import AsyncClient
+from purgatory_client.sources.source_link import EndsWanted, MarkEnd, SourceLink, SourceState
+
+
+@contextlib.asynccontextmanager
+async def played_source(address: str, end: int) -> AsyncIterator[AsyncClient]:
+    """A source for all names below kafka/, whose topics have one partition and end at this offset."""
+
+    async def answer(link: SourceLink) -> None:
+        async for asked in link:
+            if isinstance(asked, EndsWanted):
+                await link.report(SourceState.LIVE)  # its reports must not be older than three seconds
+                await link.answer_ends(asked.ask_id, [MarkEnd(name, 0, end) for name in asked.topics])
+
+    async with AsyncClient(address) as client, client.attach_source("played", ["kafka/"]) as link:
+        answering = asyncio.create_task(answer(link))
+        await link.report(SourceState.LIVE)
+        yield client
+        answering.cancel()

@@ -1,0 +1,248 @@
+"""Ready gates of a daemon: targets, progress, limits, and what a name is bound to."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from pathlib import Path
+
+import aiohttp
+import pytest
+from purgatory_client.aio import AsyncClient
+from purgatory_client.sources.source_link import StaleMarks
+
+from purgatory.extensions.ready import ready_gates
+from purgatory.service.access.tokens import HEAD, add_token
+from tests.ready.gate_kit import TOPIC, ask, log_source, until
+from tests.service.in_process import RunDaemon
+from tests.service.serving import eventually
+
+READY, WAITING = HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE
+
+
+async def test_a_gate_opens_at_the_end_of_its_first_request(run_daemon: RunDaemon) -> None:
+    """The answer is 503 with lag, then with pace and ETA, until everything that was there at the first request is
+    processed; what is written later does not close the gate. Another name has a target of its own.
+    """
+    daemon = await run_daemon()
+    async with log_source(daemon.address, 10, 20, 0) as source:
+        await source.processed(1, 0)
+        assert await ask(daemon.http_address) == (WAITING, {"name": "web", "ready": False, "lag": 29})
+        source.ends[0] = 100
+        await source.processed(4, 5)
+        answer = await until(daemon.http_address, lambda _, gate: "pacePerSecond" in gate)
+        assert answer["lag"] == 21
+        # 8 of 29 took as long as the pace says, so the 21 take 21/8 of that.
+        assert answer["estimatedRemainingMs"] == pytest.approx(21 / answer["pacePerSecond"] * 1_000, rel=0.01, abs=2)
+        await source.processed(10, 19)
+        assert (await ask(daemon.http_address))[0] == WAITING
+        await source.processed(11, 20)
+        assert await ask(daemon.http_address) == (READY, {"name": "web", "ready": True, "lag": 0})
+        source.ends[1] = 1_000
+        assert await ask(daemon.http_address) == (READY, {"name": "web", "ready": True, "lag": 0})
+        assert await ask(daemon.http_address, name="api") == (
+            WAITING,
+            {"name": "api", "ready": False, "lag": 89 + 980},
+        )
+        assert source.asked == 2
+
+
+async def test_concurrent_first_requests_agree_on_a_target(run_daemon: RunDaemon) -> None:
+    """Requests that arrive while the source looks up the target get the same one: there is one wait. It is registered
+    also if the callers of the first requests have given up.
+    """
+    daemon = await run_daemon()
+    async with log_source(daemon.address, 10) as source, AsyncClient(daemon.address) as client:
+        source.answers.clear()
+        requests = [asyncio.create_task(ask(daemon.http_address)) for _ in range(3)]
+        await eventually(lambda: source.asked > 0, "the source is asked")
+        for request in requests:
+            request.cancel()
+        source.answers.set()
+
+        async def is_registered() -> bool:
+            return len([one async for one in client.operations()]) == 1
+
+        await eventually(is_registered, "the wait is registered")
+        source.ends[0] = 50
+        assert (await ask(daemon.http_address))[1]["lag"] == 10
+        assert await is_registered()
+
+
+async def test_a_source_that_does_not_answer(run_daemon: RunDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request waits only so long for a source that hangs, and then says so."""
+    monkeypatch.setattr(ready_gates, "LOOKUP_S", 0.05)
+    daemon = await run_daemon()
+    async with log_source(daemon.address, 10) as source:
+        source.answers.clear()
+        status, gate = await ask(daemon.http_address)
+        assert (status, gate["reason"]) == (WAITING, "the source has not said within 0.05 s where the logs end")
+
+
+async def test_an_empty_log_is_ready_for_good(run_daemon: RunDaemon) -> None:
+    """Where nothing was written before the first request, the gate is ready at once, and stays so when something is."""
+    daemon = await run_daemon()
+    async with log_source(daemon.address, 0) as source:
+        assert (await ask(daemon.http_address))[0] == READY
+        source.ends[0] = 7
+        assert (await ask(daemon.http_address))[0] == READY
+        assert source.asked == 1
+
+
+async def test_a_broken_history_needs_a_new_target(run_daemon: RunDaemon) -> None:
+    """When a group is reset before the gate is ready, the gate gets a new target; afterwards it stays ready."""
+    daemon = await run_daemon()
+    async with log_source(daemon.address, 10, epoch=1) as source:
+        await source.processed(4)
+        assert (await ask(daemon.http_address))[1]["lag"] == 6
+        source.ends[0] = 12
+        await source.break_off(2)
+        assert (await ask(daemon.http_address))[1]["lag"] == 10
+        await source.processed(12)
+        assert (await ask(daemon.http_address))[0] == READY
+        await source.break_off(1)
+        assert (await ask(daemon.http_address))[0] == READY
+
+
+async def test_a_stale_mark_is_the_reason(run_daemon: RunDaemon) -> None:
+    """While the source cannot see the mark of a gate that waits, the answer says since when, and why."""
+    daemon = await run_daemon()
+    async with log_source(daemon.address, 10) as source:
+        await source.processed(4)
+        await ask(daemon.http_address)
+        source.stale = [StaleMarks(reason="broker 2 is down")]
+        await source.report()
+        gate = await until(daemon.http_address, lambda _, gate: "reason" in gate)
+        assert f"{TOPIC}-0 has been stale for " in gate["reason"]
+        assert "broker 2 is down" in gate["reason"]
+
+
+async def test_without_a_source_it_says_so_and_asks_again(run_daemon: RunDaemon) -> None:
+    """A gate that nobody can tell a target answers 503 with the reason, and gets its target once a source attaches."""
+    daemon = await run_daemon()
+    status, gate = await ask(daemon.http_address)
+    assert (status, gate["ready"]) == (WAITING, False)
+    assert "no source that feeds 'kafka/billing/orders' is attached" in gate["reason"]
+    async with log_source(daemon.address, 10):
+        await until(daemon.http_address, lambda _, gate: gate.get("lag") == 10)
+
+
+async def test_several_gates_at_once(run_daemon: RunDaemon) -> None:
+    """`names` asks for gates on the same marks: each has its own target, and the answer is 200 once all are ready."""
+    daemon = await run_daemon()
+    async with log_source(daemon.address, 10) as source:
+        await ask(daemon.http_address, name="pod-1")
+        source.ends[0] = 15
+        names = ",".join(f"pod-{number}" for number in range(60))
+        status, answer = await ask(daemon.http_address, names=names)
+        assert (status, answer["ready"]) == (WAITING, False)
+        assert [gate["lag"] for gate in answer["gates"]] == [15, 10, *[15] * 58]
+        await source.processed(10)
+        status, answer = await ask(daemon.http_address, names="pod-0,pod-1")
+        assert (status, [gate["ready"] for gate in answer["gates"]]) == (WAITING, [False, True])
+        await source.processed(15)
+        assert (await ask(daemon.http_address, names=names))[0] == READY
+
+
+async def test_a_gate_is_listed_and_closed(run_daemon: RunDaemon) -> None:
+    """A gate is a session: its wait is listed, and closing it starts anew."""
+    daemon = await run_daemon()
+    async with log_source(daemon.address, 10) as source, AsyncClient(daemon.address) as client:
+        await source.processed(4)
+        await ask(daemon.http_address)
+        [wait] = [one async for one in client.operations()]
+        assert (wait.session_id, [item.name for item in wait.items]) == ("ready/web", [f"{TOPIC}-0"])
+        source.ends[0] = 20
+        await client.close_session("ready/web")
+        assert (await ask(daemon.http_address))[1]["lag"] == 16
+
+
+async def test_a_gate_is_forgotten(run_daemon: RunDaemon) -> None:
+    """After the time to live of sessions without a request, a name is new again, and what waited for it is gone."""
+    daemon = await run_daemon("--session-ttl-ms", "100")
+    async with log_source(daemon.address, 10) as source, AsyncClient(daemon.address) as client:
+        await ask(daemon.http_address)
+
+        async def is_forgotten() -> bool:
+            return (await client.status()).sessions == 0
+
+        await eventually(is_forgotten, "nobody asks, and the gate is forgotten")
+        assert [one async for one in client.operations()] == []
+        source.ends[0] = 30
+        assert (await ask(daemon.http_address))[1]["lag"] == 30
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("topics=orders", "name"),
+        ("name=&topics=orders", "name"),
+        ("name=a&names=b&topics=orders", "name"),
+        (f"names={'a,' * 1_000}a&topics=orders", "names"),
+        (f"name={'a' * 123}&topics=orders", "session_id"),
+        ("name=a", "topics"),
+        ("name=a&topics=orders&marks=pg/main/all", "topics"),
+        ("name=a&group=billing&marks=pg/main/all", "group"),
+        ("name=a&group=billing&topics=", "topic"),
+        ("name=a&group=&topics=orders", "group"),
+        ("name=a&topics=orders&topic=orders", "'topic'"),
+        (f"name=a&marks={','.join(f'm{number}' for number in range(1_001))}", "topics"),
+    ],
+)
+async def test_a_request_that_makes_no_sense(run_daemon: RunDaemon, query: str, field: str) -> None:
+    """It is refused with 400 and the parameter, and no gate comes to exist."""
+    daemon = await run_daemon()
+    async with aiohttp.ClientSession(f"http://{daemon.http_address}") as http, http.get(f"/v1/ready?{query}") as answer:
+        assert answer.status == HTTPStatus.BAD_REQUEST
+        assert (await answer.json())["message"].startswith(f"{field}: ")
+    async with AsyncClient(daemon.address) as client:
+        assert (await client.status()).sessions == 0
+
+
+async def test_a_name_is_bound_to_its_marks_and_their_number_is_limited(run_daemon: RunDaemon) -> None:
+    """Another topic under the same name is refused; beyond the limit of sessions, new names are, and old ones work."""
+    daemon = await run_daemon("--limits-sessions-max", "1", "--shares-times-free", "0")
+    async with log_source(daemon.address, 10) as source:
+        await ask(daemon.http_address)
+        status, answer = await ask(daemon.http_address, "topics=invoices")
+        assert status == HTTPStatus.BAD_REQUEST
+        assert "purgatory close ready/web" in answer["message"]
+        assert (await ask(daemon.http_address, name="api"))[0] == HTTPStatus.TOO_MANY_REQUESTS
+        await source.processed(10)
+        assert (await ask(daemon.http_address))[0] == READY
+    async with (
+        aiohttp.ClientSession(f"http://{daemon.http_address}") as http,
+        http.post("/v1/ready?name=web&topics=orders") as posted,
+    ):
+        assert posted.status == HTTPStatus.METHOD_NOT_ALLOWED
+
+
+async def test_a_policy_decides_who_may_ask_and_keeps_names_apart(run_daemon: RunDaemon, tmp_path: Path) -> None:
+    """A caller needs the role wait on the marks, and its names are not those of other principals."""
+    (tmp_path / "policy.toml").write_text(
+        'loopback_principal = "root"\n'
+        '[[grant]]\nto = ["root"]\nroles = ["wait", "advance", "observe", "admin"]\ntopics = ["*"]\nkeys = ["*"]\n'
+        '[[grant]]\nto = ["billing"]\nroles = ["wait"]\ntopics = ["kafka/billing/*"]\n',
+        "utf-8",
+    )
+    (tmp_path / "tokens").write_text(HEAD, "utf-8")
+    token = add_token(tmp_path / "tokens", "billing")
+    daemon = await run_daemon(
+        "--access-policy-file", str(tmp_path / "policy.toml"), "--access-tokens-file", str(tmp_path / "tokens")
+    )  # fmt: skip
+    headers = {"Authorization": f"Bearer {token}"}
+    async with (
+        log_source(daemon.address, 10) as source,
+        aiohttp.ClientSession(f"http://{daemon.http_address}", headers=headers) as billing,
+    ):
+        assert (await ask(daemon.http_address))[1]["lag"] == 10
+        source.ends[0] = 20
+        async with billing.get("/v1/ready?name=web&group=billing&topics=orders") as answer:
+            assert (await answer.json())["lag"] == 20
+        async with billing.get("/v1/ready?name=web&topics=orders") as answer:
+            assert answer.status == HTTPStatus.FORBIDDEN
+            assert "needs the role wait for topic 'kafka/orders'" in (await answer.json())["message"]
+        async with billing.get(
+            "/v1/ready?name=web&topics=orders", headers={"Authorization": "Bearer made up"}
+        ) as answer:
+            assert answer.status == HTTPStatus.UNAUTHORIZED
