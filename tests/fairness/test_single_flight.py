@@ -13,6 +13,7 @@ async def test_a_cancelled_computation_is_not_reused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(single_flight, "NOT_KEPT_S_MAX", -1.0)
     monkeypatch.setattr(single_flight, "KEPT_TIMES", 1_000_000_000)
     began: list[asyncio.Task[int]] = []
+    hanging = asyncio.Event()
     is_hanging = False
 
     async def compute() -> int:
@@ -20,6 +21,7 @@ async def test_a_cancelled_computation_is_not_reused(monkeypatch: pytest.MonkeyP
         assert task is not None
         began.append(task)
         if is_hanging:
+            hanging.set()
             await asyncio.get_running_loop().create_future()
         await asyncio.sleep(0)
         return len(began)
@@ -28,8 +30,7 @@ async def test_a_cancelled_computation_is_not_reused(monkeypatch: pytest.MonkeyP
     assert [await shared.get() for _ in range(2)] == [1, 1]
     shared._kept_until_s, is_hanging = 0.0, True
     waiting = asyncio.create_task(shared.get())
-    while len(began) < 2:  # noqa: ASYNC110 - a count
-        await asyncio.sleep(0)
+    await hanging.wait()
     shared._kept_until_s, is_hanging = float("inf"), False
     began[1].cancel()
     with pytest.raises(asyncio.CancelledError):
