@@ -20,7 +20,7 @@ from purgatory_connectors.kafka.idle_groups import IdleGroups
 from purgatory_connectors.kafka.kafka_settings import KafkaSettings
 from purgatory_connectors.kafka.mark_names import MarkNames
 from purgatory_connectors.kafka.offset_records import Partition
-from purgatory_connectors.kafka.share_groups import ShareGroups
+from purgatory_connectors.kafka.share.share_groups import ShareGroups
 from purgatory_connectors.kafka.topic_fetcher import TopicFetcher
 from purgatory_connectors.kafka.topic_watch import TopicWatch
 from purgatory_connectors.kafka.visibility import LogVisibility, report
