@@ -1,6 +1,6 @@
 """Wait for a number that an application has anyway: the position on its status page.
 
-The source asks often while operations wait, and seldom otherwise. A page that fails makes the mark stale. A wait that
+The source asks often while a wait is pending, and seldom otherwise. A page that fails makes the mark stale. A wait that
 asks for it then ends with the reason; others go on when the page is back.
 
 Prints:

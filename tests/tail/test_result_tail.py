@@ -93,6 +93,16 @@ def test_a_follower_is_told_what_it_wants_and_may_see(seed: int, monkeypatch: py
     assert follower.take() == ([], 0)
 
 
+def test_what_it_may_see_is_counted_in_a_whole_slice() -> None:
+    """A subscriber with some rights learns how many operations of a large batch were left out, of those it may see."""
+    mine = {"admin": Names(["mine"])}
+    follower = TailSubscriber(account("me", Grants(mine, mine)), (), 0)  # type: ignore[arg-type]
+    rows: list[Row] = [(codes.PRODUCE, codes.SATISFIED, [(name, 0)]) for name in ("mine", "yours") * 1_000]
+    follower.add(Completed(None, "other", completions_of(rows)))
+    told, left_out = follower.take()
+    assert (len(told), left_out) == (result_tail.ROWS_MAX, 1_000 - result_tail.ROWS_MAX)
+
+
 def plain(one: wire.EndedOperation) -> tuple[int, int, int, list[tuple[str, int]], int]:
     """The waited time identifies the operation, because unary waits have no id."""
     assert (one.operation_id, one.session_id) == (0, "")

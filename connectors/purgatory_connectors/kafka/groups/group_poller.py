@@ -23,8 +23,8 @@ from aiokafka.protocol.api import Request, Response
 from aiokafka.protocol.commit import OffsetFetchRequest
 
 from purgatory_connectors.errors import SourceRefused, SourceStale
+from purgatory_connectors.kafka.groups.share_starts import ShareStart, ShareStartsRequest, starts_of
 from purgatory_connectors.kafka.offset_records import CommitName, Partition
-from purgatory_connectors.kafka.share.share_starts import ShareStart, ShareStartsRequest, starts_of
 
 AT_ONCE_MAX: Final = 32
 """Maximum number of groups that are polled concurrently."""
