@@ -1,6 +1,6 @@
 # The daemon as a small image: the build stage compiles the wheel, the last stage holds only what serves.
 #   docker build -t purgatory .
-# Without the packages that only some daemons need. With those for an archive, for Kafka and PostgreSQL, or for both:
+# Without the packages that only some daemons need. With those for an archive, for the sources, or for both:
 #   docker build -t purgatory:archive --target archive .
 #   docker build -t purgatory:sources --target sources .
 #   docker build -t purgatory:full --target full .

@@ -172,7 +172,7 @@ wanted = $(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml
 image-requirements: $(STAMPS)/supply ## Write deploy/*requirements.txt, what the image installs, with hashes of all files
 	@$(COMPILE) --extra server -o deploy/requirements.txt pyproject.toml
 	@$(call wanted,["project"]["optional-dependencies"]["archive"]) | $(COMPILE) -o deploy/archive-requirements.txt -
-	@$(call wanted,["project"]["optional-dependencies"]["kafka"] + p["project"]["optional-dependencies"]["postgres"]) \
+	@$(call wanted,["project"]["optional-dependencies"]["kafka"] + p["project"]["optional-dependencies"]["postgres"] + p["project"]["optional-dependencies"]["redis"] + p["project"]["optional-dependencies"]["poll"]) \
 		| $(COMPILE) -o deploy/sources-requirements.txt -
 	@$(call wanted,["build-system"]["requires"]) | $(COMPILE) -o deploy/build-requirements.txt -
 
@@ -208,12 +208,12 @@ $(STAMPS)/dev: $(STAMPS)/serving
 
 $(STAMPS)/connectors: $(STAMPS)/serving
 	@echo "== installing what the connectors need"
-	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,kafka,postgres]'
+	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,kafka,postgres,redis,poll]'
 	@touch $@
 
 $(STAMPS)/pipeline: $(STAMPS)/dev
 	@echo "== installing what the pipeline (Spark: about a gigabyte) and the connectors need"
-	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,dev,pipeline,kafka,postgres,otel]'
+	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,dev,pipeline,kafka,postgres,redis,poll,otel]'
 	@touch $@
 
 $(STAMPS)/site: $(STAMPS)/serving

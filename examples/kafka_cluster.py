@@ -1,7 +1,8 @@
 """A small real Kafka cluster on loopback (KRaft; each broker is also a controller), for demonstrations and tests.
 
-All its files are in one folder. The jars come from $KAFKA_JARS, or are downloaded by Maven into .build/kafka-jars; it
-needs Java 17. `with KafkaCluster(folder, brokers=3) as cluster:` starts the cluster, and always stops it again.
+All its files are in one folder. The jars come from $KAFKA_JARS, or are downloaded by Maven into
+.build/kafka-jars-VERSION; it needs Java 17. `with KafkaCluster(folder, brokers=3) as cluster:` starts the cluster, and
+always stops it again.
 """
 
 import base64
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-VERSION: Final = "4.1.1"
+VERSION: Final = "4.4.0"
 ROOT: Final = Path(__file__).resolve().parent.parent
 START_S: Final = 120.0
 STOP_S: Final = 40.0
@@ -27,6 +28,7 @@ STOP_S: Final = 40.0
 POM: Final = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
 <groupId>purgatory</groupId><artifactId>kafka-jars</artifactId><version>1</version><dependencies>
 <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version></dependency>
+<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>{VERSION}</version></dependency>
 <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version></dependency>
 </dependencies></project>
 """
@@ -41,7 +43,7 @@ def kafka_jars() -> Path:
     if shutil.which("java") is None:
         raise ClusterUnavailable("no Java found; install a JDK or JRE, version 17 or newer")
     given = os.environ.get("KAFKA_JARS")
-    folder = Path(given) if given else ROOT / ".build" / "kafka-jars"
+    folder = Path(given) if given else ROOT / ".build" / f"kafka-jars-{VERSION}"
     wanted = folder / f"kafka_2.13-{VERSION}.jar"
     if wanted.exists():
         return folder

@@ -40,7 +40,10 @@ def test_image_installs_all_that_the_daemon_needs() -> None:
     for wanted, name in (
         (project["project"]["dependencies"] + extras["server"], "requirements.txt"),
         (extras["archive"], "archive-requirements.txt"),
-        (extras["kafka"] + extras["postgres"], "sources-requirements.txt"),
+        (
+            extras["kafka"] + extras["postgres"] + extras["redis"] + extras["poll"],
+            "sources-requirements.txt",
+        ),
         (project["build-system"]["requires"], "build-requirements.txt"),
     ):
         names = {re.sub(r"[-_.]+", "-", re.split(r"[^A-Za-z0-9._-]", one)[0]).lower() for one in wanted}

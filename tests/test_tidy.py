@@ -49,7 +49,8 @@ EXPORTS = {
     ),
     "purgatory_client": (
         "DEFAULT_ADDRESS AdvanceReceipt AsyncClient Client ClosedSession Collected Event OperationKind "
-        "Outcome PartitionResult Registered Result ResultColumns Ticket errors events waits"
+        "Outcome PartitionResult Registered Result ResultColumns Ticket "
+        "all_of any_of at_least errors events mark signal waits"
     ),
     "purgatory_pipeline.notebook": "TABLES Report ReportOptions read replay report",
 }

@@ -21,6 +21,8 @@ TIMEOUT_MS: Final = 600_000
 BATCH: Final = 500
 EXPIRED_PER_CALL: Final = 2_000
 MIB: Final = 1 << 20
+WATCH_BYTES: Final = 16
+"""Bytes for an entry of a watch list (purgatory/engine/waiting/watches.py)."""
 
 
 class Filled:
@@ -201,9 +203,55 @@ def memory(count: int, keys: int) -> Numbers:
     return {"bytes": (resident_bytes() - before) / pending, "operations": float(pending)}
 
 
+def leftovers(count: int) -> Numbers:
+    """What remains under one key of `count` fetches that were watched on two and ended through the other, one by one.
+
+    "bytes" is what the stored entries take; everything else of an ended operation is used again by the next one.
+    """
+    engine = Engine(EngineLimits(), 0)
+    owner = engine.add_owner()
+    partitions = [("bench", 0), ("idle", 0)]
+    first = EventBatch(
+        [LEADER_APPEND] * 2,
+        partitions=partitions,
+        item_indexes=[0, 1],
+        offsets=[0, 0],
+        byte_positions=[0, 0],
+        segment_base_offsets=[0, 0],
+    )
+    engine.apply(first, 0)
+    ended = 0
+    for end in range(count):
+        batch = OperationBatch(
+            [end + 1],
+            partitions=partitions,
+            item_indexes=[0, 1],
+            item_counts=[2],
+            offsets=[end, 0],
+            min_bytes=[1],
+            partition_max_bytes=[MIB, MIB],
+            timeouts_ms=[TIMEOUT_MS],
+        )
+        assert engine.register(owner, FETCH, batch, 0).accepted == 1
+        appended = EventBatch(
+            [LEADER_APPEND, HIGH_WATERMARK],
+            partitions=partitions[:1],
+            offsets=[end + 1] * 2,
+            byte_positions=[end + 1, -1],
+        )
+        engine.apply(appended, 0)
+        ended += sum(len(completions) for completions in engine.take_completions())
+    assert ended == count, f"{ended} of {count} fetches ended"
+    idle = engine._partitions.get(partitions[1])  # noqa: SLF001 - no view counts entries of ended operations
+    assert idle is not None, "a named partition is kept"
+    entries = float(sum([len(watch.entries) for watch in idle.fetch_watches()]))
+    return {"entries": entries, "later": entries, "bytes": entries * WATCH_BYTES, "operations": float(count)}
+
+
 if __name__ == "__main__":
     serve(
         {
+            "leftovers": leftovers,
             "register-complete": register_complete,
             "expire-all": expire_all,
             "cancel-all": cancel_all,

@@ -14,6 +14,8 @@ PATTERNS: Final = "bench.subjects.engine_patterns"
 CONDITIONS: Final = "bench.peers.conditions"
 TIMERS: Final = "bench.subjects.timers"
 DAEMON_SLOPE_KEYS: Final = 1_000
+LEFTOVERS_FEW: Final = 900
+"""Fewer than Kafka's purge interval, so that its reaper leaves them where they are."""
 UNEVEN: Final[dict[str, dict[str, float]]] = {
     "five-partitions": {"partitions": 100, "pending": 2_000},
     "zipf": {"keys": 1_000, "pending": 20},
@@ -115,7 +117,9 @@ def timers(lab: Lab) -> None:
 
 
 def memory(lab: Lab) -> None:
-    """Bytes per pending single-partition produce: in the engine's process, in Kafka's heap, in the whole daemon."""
+    """Bytes per pending single-partition produce: in the engine's process, in Kafka's heap, in the whole daemon; and
+    what remains under one of two keys after the operations have ended through the other.
+    """
     work = {"count": lab.scale.memory, "keys": DAEMON_SLOPE_KEYS}
 
     def of_engine() -> dict[str, float]:
@@ -129,6 +133,20 @@ def memory(lab: Lab) -> None:
         runs=1,
         warm_up=False,
     )
+    burst, few = lab.scale.timers, LEFTOVERS_FEW
+    for count, figures in {
+        burst: [Figure(f"memory/leftovers/burst={burst}", "entries", "entries")],
+        few: [
+            Figure(f"memory/leftovers/{few}", "entries", "later"),
+            Figure(f"memory/leftovers/{few}/bytes", "B", "bytes"),
+        ],
+    }.items():
+        lab.measure(
+            figures,
+            ("engine", run_of(lab.worker(ENGINE), "leftovers", count=count)),
+            running({"kafka": lab.jvm("kafka")}, "leftovers", count=count),
+            runs=1,
+        )
     process = lab.daemon()
     driver = lab.worker("bench.drivers.parked")
     lab.measure_once(

@@ -14,7 +14,7 @@ from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 from purgatory.v1 import purgatory_service_pb2
 from purgatory_client import batches, waits
 from purgatory_client.batches import Entry, WaitBatch
-from purgatory_client.errors import InvalidRequest, Unavailable
+from purgatory_client.errors import Unavailable
 from purgatory_client.events import AdvanceReceipt, Event, signalled
 from purgatory_client.marks import Marks, events_of
 from purgatory_client.number_checks import milliseconds
@@ -29,7 +29,7 @@ from purgatory_client.session.event_stream import EventStream
 from purgatory_client.session.session_driver import OPEN_TIMEOUT, SessionDriver
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.sources.source_names import KAFKA, kafka_group
-from purgatory_client.unary import SingleCalls, topic_partition
+from purgatory_client.unary import SingleCalls
 from purgatory_client.waits import ByPartition, Name, Wait
 from purgatory_client.wire.decode_results import arrived_row
 from purgatory_client.wire.encode_waits import row_of_wait
@@ -478,44 +478,6 @@ class AsyncClient(SingleCalls):
         if chosen == self.session_id:
             self._session.extended(ids, timeout_ms)
         return list(response.not_pending_operation_ids)
-
-    async def cancel(
-        self,
-        operation_ids: Iterable[int] | None = None,
-        *,
-        session_id: str | None = None,
-        partition: Name | None = None,
-        key: str | None = None,
-    ) -> int:
-        """Cancel pending operations: by id, or all of a session, on a partition or on a key.
-
-        Args:
-            operation_ids: Operation ids in this client's session, or in `session_id`.
-            session_id: A session: all its operations, or those in `operation_ids`.
-            partition: All operations that wait on this partition.
-            key: All operations that wait on this key.
-
-        Returns:
-            The number of cancelled operations.
-
-        Raises:
-            InvalidRequest: None of these was given, or an unsupported combination.
-        """
-        request = purgatory_service_pb2.CancelRequest()
-        if operation_ids is not None or session_id is not None:
-            request.session_id = self.session_id if session_id is None else session_id
-            request.operation_ids.extend(operation_ids or ())
-            if operation_ids is not None and not request.operation_ids:
-                return 0
-        if partition is not None:
-            request.topic_partition.CopyFrom(topic_partition(partition))
-        if key is not None:
-            request.key = key
-        given = [operation_ids is not None or session_id is not None, partition is not None, key is not None]
-        if given.count(True) != 1:
-            raise InvalidRequest("cancel", "give exactly one of: operation ids (or a session), a partition, a key")
-        response = await self._answer(self._stub().Cancel(request, timeout=CALL_TIMEOUT))
-        return int(response.cancelled)
 
     # Internals
 

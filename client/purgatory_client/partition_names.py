@@ -1,7 +1,7 @@
 """Names of partitions: "orders-3" in text, ("orders", 3) in code.
 
 The partition number follows the last "-", so topics may contain dashes ("read-model-0" is partition 0 of "read-model").
-Names that begin with "pg/" denote PostgreSQL servers, which have no partitions but may contain dashes:
+Names that begin with "pg/", "redis/" or "poll/" come from sources without partitions and may contain dashes:
 "pg/main/replica-1" is partition 0 of the topic "pg/main/replica-1". The daemon limits the length; only names that are
 ambiguous or cannot be sent are refused here.
 """
@@ -14,8 +14,8 @@ from purgatory_client.base_errors import InvalidRequest
 PartitionName = tuple[str, int]
 """(topic, partition)."""
 
-WHOLE_PREFIX: Final = "pg/"
-"""Prefix of names without a partition number."""
+WHOLE_PREFIXES: Final = ("pg/", "redis/", "poll/")
+"""Prefixes of names without a partition number."""
 
 _PARTITION_MAX: Final = 2**31 - 1
 
@@ -29,8 +29,8 @@ def partition_name(name: str | PartitionName) -> PartitionName:
 
 
 def format_partition(topic: str, partition: int) -> str:
-    """The text form. A topic under "pg/" has only partition 0, which is omitted."""
-    return topic if topic.startswith(WHOLE_PREFIX) and partition == 0 else f"{topic}-{partition}"
+    """The text form. A topic under one of WHOLE_PREFIXES has only partition 0, which is omitted."""
+    return topic if topic.startswith(WHOLE_PREFIXES) and partition == 0 else f"{topic}-{partition}"
 
 
 def checked_key(key: str) -> str:
@@ -41,7 +41,7 @@ def checked_key(key: str) -> str:
 
 @lru_cache(maxsize=65_536)
 def _parse(name: str) -> PartitionName:
-    if name.startswith(WHOLE_PREFIX):
+    if name.startswith(WHOLE_PREFIXES):
         return _checked(name, 0)
     topic, dash, number = name.rpartition("-")
     if not (dash and topic and number.isascii() and number.isdigit()):

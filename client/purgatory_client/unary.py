@@ -48,6 +48,11 @@ class SingleCalls:
         self._channel: grpc.aio.Channel | None = None
         self._closed = False
 
+    @property
+    def session_id(self) -> str:
+        """The id of this client's own session."""
+        raise NotImplementedError
+
     async def _close_channel(self) -> None:
         self._closed = True
         channel, self._channel = self._channel, None
@@ -230,6 +235,44 @@ class SingleCalls:
         request = webhook_pb2.ResendDeadLettersRequest(webhook_ids=webhook_ids)
         response = await self._answer(self._stub().ResendDeadLetters(request, timeout=CALL_TIMEOUT))
         return views.ResentLetters(response.resent, tuple(response.unknown_webhook_ids))
+
+    async def cancel(
+        self,
+        operation_ids: Iterable[int] | None = None,
+        *,
+        session_id: str | None = None,
+        partition: Name | None = None,
+        key: str | None = None,
+    ) -> int:
+        """Cancel pending operations: by id, or all of a session, on a partition or on a key.
+
+        Args:
+            operation_ids: Operation ids in this client's session, or in `session_id`.
+            session_id: A session: all its operations, or those in `operation_ids`.
+            partition: All operations that wait on this partition.
+            key: All operations that wait on this key.
+
+        Returns:
+            The number of cancelled operations.
+
+        Raises:
+            InvalidRequest: None of these was given, or an unsupported combination.
+        """
+        request = purgatory_service_pb2.CancelRequest()
+        if operation_ids is not None or session_id is not None:
+            request.session_id = self.session_id if session_id is None else session_id
+            request.operation_ids.extend(operation_ids or ())
+            if operation_ids is not None and not request.operation_ids:
+                return 0
+        if partition is not None:
+            request.topic_partition.CopyFrom(topic_partition(partition))
+        if key is not None:
+            request.key = key
+        given = [operation_ids is not None or session_id is not None, partition is not None, key is not None]
+        if given.count(True) != 1:
+            raise InvalidRequest("cancel", "give exactly one of: operation ids (or a session), a partition, a key")
+        response = await self._answer(self._stub().Cancel(request, timeout=CALL_TIMEOUT))
+        return int(response.cancelled)
 
     async def _pages(self, method: str, request: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - messages of three kinds
         """The answers of a listing, page by page."""

@@ -1,1 +1,4 @@
-"""Sources: programs that tell daemons by themselves where Kafka and PostgreSQL stand. They know only the client."""
+"""Sources: programs that tell daemons by themselves where Kafka, PostgreSQL, Redis and others stand.
+
+They know only the client.
+"""

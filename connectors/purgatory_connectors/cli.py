@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
+from urllib.parse import quote
 
 import typer
 from purgatory_client import DEFAULT_ADDRESS, AsyncClient
@@ -21,12 +22,17 @@ from purgatory_connectors.source_program import Supervisor, start_logging, until
 from purgatory_connectors.uri import SourceUri
 
 EXIT_REFUSED: Final = 2
-_EXTRAS: Final = {"kafka": ("confluent_kafka", "aiokafka"), "postgres": ("psycopg",)}
+_EXTRAS: Final = {
+    "kafka": ("confluent_kafka", "aiokafka"),
+    "postgres": ("psycopg",),
+    "redis": ("redis",),
+    "poll": ("httpcore", "jsonpointer", "sqlalchemy"),
+}
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="Publish positions of Kafka and PostgreSQL to Purgatory daemons (docs/sources.md).",
+    help="Publish positions of Kafka, PostgreSQL, Redis and others to Purgatory daemons (docs/sources.md).",
 )
 
 Where = Annotated[
@@ -122,14 +128,26 @@ _add_command(
     "User and password are read from the file that the option `config` names, from PGPASSFILE, or from variables like "
     "PURGATORY_POSTGRES_PASSWORD.",
 )
+_add_command(
+    "redis",
+    "Publish the replication offsets of Redis or Valkey servers.\n\n"
+    "User and password are read from the file that the option `config` names, or from variables like "
+    "PURGATORY_REDIS_PASSWORD.",
+)
+_add_command(
+    "poll",
+    "Publish any number that only rises, from an HTTP server or a database: poll+http://..., poll+sql://...\n\n"
+    "Headers, user and password are read from the file that the option `config` names, or from variables like "
+    "PURGATORY_POLL_HEADER_AUTHORIZATION and PURGATORY_POLL_PASSWORD.",
+)
 
 
 def open_source(uri: SourceUri) -> Source:
     """Create the connector for an address. Raises SourceRefused."""
-    for package in _EXTRAS[uri.scheme]:
+    for package in _EXTRAS[uri.kind]:
         if find_spec(package) is None:
-            raise ExtraMissing(f"{uri.scheme} sources need {package}: pip install 'purgatory-waits[{uri.scheme}]'")
-    opened: Source = import_module(f"purgatory_connectors.{uri.scheme}").open_source(uri)
+            raise ExtraMissing(f"{uri.kind} sources need {package}: pip install 'purgatory-waits[{uri.kind}]'")
+    opened: Source = import_module(f"purgatory_connectors.{uri.kind}").open_source(uri)
     return opened
 
 
@@ -151,13 +169,13 @@ async def _run_publisher(
     await until_stopped(publisher.run())
 
 
-def _uri(scheme: str, address: str, options: Sequence[str]) -> SourceUri:
-    text = address if "://" in address else f"{scheme}://{address}"
+def _uri(kind: str, address: str, options: Sequence[str]) -> SourceUri:
+    text = address if "://" in address else f"{kind}://{address}"
     for option in options:
         if "=" not in option:
             raise SourceUriInvalid(f"--option {option}: write it as NAME=VALUE")
-        text += ("&" if "?" in text else "?") + option.replace("&", "%26").replace("+", "%2B")
+        text += ("&" if "?" in text else "?") + quote(option, safe="=/,:")
     uri = SourceUri.parse(text)
-    if uri.scheme != scheme:
-        raise SourceUriInvalid(f"not a {scheme} address: {address!r}; use the command {uri.scheme}")
+    if uri.kind != kind:
+        raise SourceUriInvalid(f"not a {kind} address: {address!r}; use the command {uri.kind}")
     return uri

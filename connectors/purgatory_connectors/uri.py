@@ -1,4 +1,4 @@
-"""Addresses of sources: "kafka://b1:9092,b2:9092?label=kafka&topics=orders" and "postgres://host:5432/?name=main".
+"""Addresses of sources: "kafka://b1:9092,b2:9092?label=kafka&topics=orders", "poll+http://host/status?pointer=/position".
 
 Addresses contain no secrets, because other users can read a command line. Secrets are read from the file named by
 `config=`, or from the environment.
@@ -9,14 +9,18 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from purgatory_connectors.errors import SourceUriInvalid
 
-SCHEMES: Final = ("kafka", "postgres")
+KINDS: Final = {
+    "kafka": "kafka", "postgres": "postgres", "postgresql": "postgres", "redis": "redis", "rediss": "redis",
+    "valkey": "redis", "valkeys": "redis", "poll+http": "poll", "poll+https": "poll", "poll+sql": "poll",
+}  # fmt: skip
+"""The connector of each scheme."""
 _Default = TypeVar("_Default", int, None)
 _SECRET: Final = ("password", "secret", "token", "passwd", "sasl.username", "key.pem")
 
@@ -26,13 +30,15 @@ class SourceUri:
     """The parsed address of a source.
 
     Attributes:
-        scheme: "kafka" or "postgres".
+        kind: The name of the connector: "kafka", "postgres", "redis" or "poll".
+        scheme: As given: "kafka", "rediss", "poll+http".
         hosts: As given, "host:port" or "host".
         path: The path without slashes: a database.
         options: The query. The values of a repeated option are joined by commas.
         text: The whole address, which contains no secret.
     """
 
+    kind: str
     scheme: str
     hosts: tuple[str, ...]
     path: str
@@ -43,16 +49,16 @@ class SourceUri:
     def parse(cls, text: str) -> SourceUri:
         """Parse an address. Raises SourceUriInvalid."""
         parts = urlsplit(text)
-        scheme = "postgres" if parts.scheme == "postgresql" else parts.scheme
-        if scheme not in SCHEMES:
-            raise SourceUriInvalid(f"source {_shown(text)!r}: begin with kafka:// or postgres://")
+        scheme = parts.scheme
+        if scheme not in KINDS:
+            raise SourceUriInvalid(f"source {_shown(text)!r}: begin with {', '.join(f'{one}://' for one in KINDS)}")
         if "@" in parts.netloc:
             raise SourceUriInvalid(
                 f"source {_shown(text)!r}: no user or password in an address, which everybody can read; "
                 "put them into a file and name it by ?config=FILE, or into the environment"
             )
         hosts = tuple(host for host in parts.netloc.split(",") if host)
-        if not hosts:
+        if not hosts and scheme != "poll+sql":  # the database may be a file
             raise SourceUriInvalid(f"source {text!r}: name at least one host: {scheme}://HOST:PORT")
         options: dict[str, str] = {}
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
@@ -62,7 +68,7 @@ class SourceUri:
                     "put it into a file and name that by ?config=FILE, or into the environment"
                 )
             options[name] = f"{options[name]},{value}" if name in options else value
-        return cls(scheme, hosts, unquote(parts.path).strip("/"), options, text)
+        return cls(KINDS[scheme], scheme, hosts, unquote(parts.path).strip("/"), options, text)
 
     def listed(self, option: str) -> tuple[str, ...]:
         """The values of an option that accepts several, separated by commas."""
@@ -91,6 +97,10 @@ class SourceUri:
                 raise SourceUriInvalid(
                     f"source {self.text!r}: there is no option {option!r}; known: {', '.join(known)}"
                 )
+
+    def merged(self, environment_prefix: str) -> SourceUri:
+        """The address with the options of `config` added; those of the address take precedence."""
+        return replace(self, options={**self.config(environment_prefix), **self.options})
 
     def config(self, environment_prefix: str) -> dict[str, str]:
         """The settings in the file named by `config`; environment variables take precedence.

@@ -1,12 +1,12 @@
 """One wait over marks and signals: two of three copies have the record and the job is done, unless the job failed.
 
 A release is switched on when its data is in place and its job has finished. If the job reports a failure instead, the
-wait ends at once with the reason, and nobody waits for the timeout.
+wait ends at once with the reason, before its timeout.
 
 Prints:
     satisfied: orders-0 reached 42, pg/main/r1 reached 9000
     failed: job-18/failed reached 1
-    expired: nobody reported job-19
+    expired: no report of job-19
 """
 
 import os
@@ -48,7 +48,7 @@ def main() -> None:
         try:
             wait_for(client, "job-19", 43, timeout=0.1).raise_for_outcome()
         except WaitExpired as error:
-            print(f"expired: nobody reported {error.result.items[2].name}")
+            print(f"expired: no report of {error.result.items[2].name}")
 
 
 if __name__ == "__main__":

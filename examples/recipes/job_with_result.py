@@ -1,4 +1,4 @@
-"""A job that hands its result, or the reason of its failure, to everybody who waits for it, now or later.
+"""A job that hands its result, or the reason of its failure, to every caller that waits for it, now or later.
 
 The worker signals the key of its job: with a value, or as failed. The first value is kept with the key, so it does not
 matter whether a waiter comes before or after.
@@ -33,7 +33,7 @@ async def main() -> None:
         early = asyncio.create_task(result_of(client, "total"))
         await client.signal_key("total", value=json.dumps({"rows": 17}).encode())
         print("total:", await early)
-        await client.signal_key("total", value=b"the first value wins, so nobody sees this one")
+        await client.signal_key("total", value=b"the first value wins, so this one is not seen")
         print("late:", await result_of(client, "total"))
         await client.signal_key("refund", value=b"card 4711 was declined", failed=True)
         print("refund:", await result_of(client, "refund"))

@@ -1,6 +1,6 @@
 """A FastAPI shop whose reads see the caller's own writes, though they come from a replica that lags.
 
-The middleware puts a token of what a handler `wrote` in the response, and waits when a request brings one.
+The middleware adds a token of the positions that a handler `wrote` to the response, and waits when a request has one.
 
 Prints:
     without the token: some of 100 reads were stale

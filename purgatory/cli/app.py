@@ -3,43 +3,33 @@
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
 from typing import Annotated, Final, NoReturn, TypeVar
 
 import typer
-from purgatory_client import terms as composites
-from purgatory_client import waits
 from purgatory_client.aio import AsyncClient
-from purgatory_client.results import Result
-from purgatory_client.sources.position_tokens import FORMS, Positions
 from purgatory_client.unary import Filters
 from typer import Argument, Option
 
 from purgatory.cli import render
 from purgatory.cli.advance import advance
-from purgatory.cli.caught_up import caught_up, reached
 from purgatory.cli.connection_options import with_client
 from purgatory.cli.dead_letters import dead_letters
-from purgatory.cli.exit_codes import OF_OUTCOME, Exit, epilog
-from purgatory.cli.load import load, results
+from purgatory.cli.exit_codes import Exit, epilog
 from purgatory.cli.parsing import (
-    SIGNAL_PREFIX,
-    FailWhenStale,
     Timeout,
     UsageError,
     checked_partition,
-    key_counts,
     kind_of,
     operation_reference,
-    optional_seconds,
     order_of,
-    partition_offsets,
     seconds,
-    terms,
 )
-from purgatory.cli.ready import ready
 from purgatory.cli.signal import signal as signal_key
 from purgatory.cli.tail import hot, tail
+from purgatory.cli.waiting.caught_up import caught_up
+from purgatory.cli.waiting.load import load, results
+from purgatory.cli.waiting.ready import ready
+from purgatory.cli.waiting.wait import wait
 from purgatory.cli.watching import Watch, shown
 
 T = TypeVar("T")
@@ -51,89 +41,6 @@ app: Final = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-
-async def wait(
-    client: AsyncClient,
-    targets: Annotated[
-        list[str],
-        Argument(
-            metavar="TARGET...",
-            help="partition@offset (orders-3@42), signal:KEY, keys with --signal, or a token from `purgatory caught-up "
-            "--token`.",
-        ),
-    ],
-    timeout: Timeout = "30s",  # noqa: ASYNC109 - the operation's own
-    record: Annotated[
-        bool, Option("--record", help="Treat the offsets as record offsets: wait for offset + 1.")
-    ] = False,
-    fetch: Annotated[bool, Option("--fetch", help="Wait until records can be read from the offsets.")] = False,
-    min_bytes: Annotated[int, Option(help="Total bytes to wait for, over all partitions (with --fetch).")] = 1,
-    replica_id: Annotated[int | None, Option(help="Fetch as this follower (with --fetch).")] = None,
-    read_committed: Annotated[
-        bool, Option(help="Count bytes up to the last stable offset only (with --fetch).")
-    ] = False,
-    delete_records: Annotated[
-        bool,
-        Option(
-            "--delete-records", help="Wait until all replicas have deleted up to the offsets (or the high watermark)."
-        ),
-    ] = False,
-    signal: Annotated[bool, Option("--signal", help="Wait until the keys are signalled; key@3: three times.")] = False,
-    any_one: Annotated[bool, Option("--any", help="Wait for any one of the targets.")] = False,
-    at_least: Annotated[int | None, Option("--at-least", min=1, help="Wait for this many of the targets.")] = None,
-    unless: Annotated[
-        list[str] | None,
-        Option("--unless", metavar="TARGET", help="Fail as soon as this target is reached. May be repeated."),
-    ] = None,
-    from_now: Annotated[
-        bool, Option("--from-now", help="Ignore signals sent before this command (with --signal).")
-    ] = False,
-    heartbeat: Annotated[
-        str | None, Option(help="Fail if one of the keys is silent for this long: 500ms, 5s (with --signal).")
-    ] = None,
-    fail_when_stale: FailWhenStale = None,
-) -> Exit:
-    """Wait until the targets are reached and print the result. Offsets are compared with high watermarks by default."""
-    if [fetch, delete_records, signal, record].count(True) > 1:
-        raise UsageError("--fetch, --delete-records, --signal and --record cannot be combined")
-    limit, stale = seconds(timeout), optional_seconds(fail_when_stale)
-    is_composite = any_one or any(target.startswith(SIGNAL_PREFIX) for target in targets)
-    if at_least is not None or unless or (is_composite and not signal):
-        if fetch or delete_records or signal or (any_one and at_least is not None):
-            raise UsageError(
-                "--at-least, --unless and signal:KEY cannot be combined with --fetch, --delete-records or --signal, "
-                "nor --at-least with --any"
-            )
-        goal = terms(targets, record=record)
-        one = waits.wait(
-            composites.at_least(1 if any_one else at_least or len(goal), *goal),
-            unless=terms(unless or [], record=record),
-            timeout=limit,
-            fail_when_stale=stale,
-        )
-    elif fetch:
-        isolation: waits.Isolation = "read_committed" if read_committed else "read_uncommitted"
-        offsets = partition_offsets(targets)
-        read = partial(waits.fetch, replica_id=replica_id, isolation=isolation, min_bytes=min_bytes)
-        one = read(offsets, timeout=limit, fail_when_stale=stale)
-    elif delete_records:
-        one = waits.delete_records(partition_offsets(targets, -1), timeout=limit, fail_when_stale=stale)
-    elif signal:
-        if stale is not None:
-            raise UsageError("--fail-when-stale applies to marks, not to signals")
-        silence = optional_seconds(heartbeat)
-        counts = key_counts(targets)
-        one = waits.signal(counts, timeout=limit, any=any_one, from_now=from_now, heartbeat_timeout=silence)
-    elif targets[0].startswith(FORMS):
-        if len(targets) > 1:
-            raise UsageError("a token must be the only target; wait for one token at a time")
-        result = await reached(client, Positions.of_token(targets[0]), limit, stale)
-        return _show(result)
-    else:
-        offsets = {name: offset + record for name, offset in partition_offsets(targets).items()}
-        one = waits.produce(offsets, timeout=limit, fail_when_stale=stale)
-    return _show(await client.wait_once(one))
 
 
 async def ls(
@@ -344,11 +251,6 @@ def _server_packages(what: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         render.error_line(f"{what} needs {error.name}; install it with: pip install 'purgatory-waits[server]'")
         raise typer.Exit(Exit.ERROR) from error
-
-
-def _show(result: Result) -> Exit:
-    render.result(result)
-    return OF_OUTCOME[result.outcome]
 
 
 def _reference(text: str) -> tuple[str, int]:

@@ -18,15 +18,15 @@ from purgatory_client import waits
 from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import PurgatoryClientError, Unavailable
 from purgatory_client.results import Result
+from purgatory_client.terms import at_least
 from purgatory_client.views import OperationOrder, PendingOperation
 from pydantic import Field
 
 from purgatory import __version__
-from purgatory.cli.caught_up import reached
-from purgatory.cli.parsing import UsageError, key_counts, partition_offsets
+from purgatory.cli.parsing import UsageError, terms
 from purgatory.cli.render import item_line, outcome_text
+from purgatory.cli.waiting.caught_up import reached
 
-SIGNAL: Final = "signal:"
 PROGRESS_S: Final = 5.0
 """Many clients give up on a call after a minute without news of it; progress starts their minute again."""
 
@@ -75,14 +75,19 @@ class Tools:
         context: Context[Any, Any],
         targets: Annotated[
             list[str],
-            Field(min_length=1, description="Marks like orders-3@42, or signals like signal:job-17 (@3: three times)."),
+            Field(min_length=1, description="Marks like orders-3@42, signals like signal:job-17 (@3: three times)."),
         ],
         timeout_seconds: Timeout = TIMEOUT_S,
-        any_of: Annotated[bool, Field(description="Return when one of the signals was sent, not all.")] = False,
+        any_of: Annotated[bool, Field(description="Return when one of the targets is reached, not all.")] = False,
+        unless: Annotated[
+            Sequence[str], Field(description="Targets that make the wait fail when one of them is reached.")
+        ] = (),
     ) -> Waited:
-        """Wait until all targets are reached: marks (a topic's partition, a consumer group, a replica) or signals."""
+        """Wait until all targets are reached: marks (a topic's partition, a consumer group, a replica) and signals."""
         with _errors_for_agents(self._client.address):
-            one = _wait_for(targets, timeout_seconds, any_of)
+            goal = terms(targets, record=False)
+            condition = at_least(1 if any_of else len(goal), *goal)
+            one = waits.wait(condition, unless=terms(unless, record=False), timeout=timeout_seconds)
             return _waited(await _with_progress(context, self._client.wait_once(one), timeout_seconds))
 
     async def signal(
@@ -141,20 +146,6 @@ def make_server(client: AsyncClient) -> MCPServer[Any]:
         server.add_tool(function, annotations=reads)
     server.add_tool(tools.signal, annotations=ToolAnnotations(destructive_hint=False, idempotent_hint=False))
     return server
-
-
-def _wait_for(targets: Sequence[str], limit: float, any_of: bool) -> waits.Wait:
-    """The wait for these targets. Raises UsageError for one that cannot be read, and InvalidRequest."""
-    keys = [target.removeprefix(SIGNAL) for target in targets if target.startswith(SIGNAL)]
-    if keys and len(keys) < len(targets):
-        raise UsageError(
-            "marks and signals cannot be mixed in one call; wait for the marks first, then for the signals"
-        )
-    if any_of and not keys:
-        raise UsageError("any_of applies to signals; to wait for any one of several marks, make a call for each")
-    if keys:
-        return waits.signal(key_counts(keys), timeout=limit, any=any_of)
-    return waits.produce(partition_offsets(targets), timeout=limit)
 
 
 async def _with_progress(context: Context[Any, Any], wait: Coroutine[Any, Any, Result], limit: float) -> Result:

@@ -100,10 +100,14 @@ class Engine:
         return owner
 
     def remove_owner(self, owner: Owner, now_ms: int) -> None:
-        """Cancel all pending operations of an owner, without completions. The owner must not be used afterwards."""
+        """Cancel all pending operations of an owner, without completions. The owner must not be used afterwards.
+
+        What ended before must have been taken: a later owner with the same id would get these results.
+        """
+        untaken = owner.completions
+        assert untaken is None, f"owner {owner.owner_id} has results that were not taken: {len(untaken)}"
         # Closed before its operations end, so that `completions_of` discards their results.
         owner.closed = True
-        owner.completions = None
         owner.ended_last = 0
         owner.items_ended_last = 0
         # Not bounded: the host ends the operations of a session in slices before it removes the owner.

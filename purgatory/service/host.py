@@ -54,6 +54,9 @@ from purgatory.service.translate.events import IncomingEvents
 
 LOGGER: Final = logging.getLogger(__name__)
 
+RETRY_AFTER_FAULT_S: Final = 1.0
+"""Pause after an error while the operations of dropped sessions are cancelled, seconds."""
+
 
 class Host:
     """Owns the engine. Call `start` on the loop that will use it, and at the end `draining.drain`, then `stop`."""
@@ -402,9 +405,15 @@ class Host:
         with self._session_drop:
             cancelled = self.engine.cancel_all(session.owner, now_ms, WORK_PER_SLICE)
             has_more = self.engine.has_pending(session.owner, OPERATION_ID_MAX)
+            is_first = session not in self._dropped
+            # Before the listeners are notified: if one raises an error, the rest is cancelled nevertheless.
+            if has_more and is_first:
+                self._dropped.append(session)
+                if len(self._dropped) == 1:
+                    self._tasks.append(asyncio.create_task(self._end_all_dropped(), name="dropped sessions"))
             # The same rule as in `_cancel_in_slices`: one slice is reported as the cancel of the session, several as
             # cancels by id.
-            if cancelled and not has_more and session not in self._dropped:
+            if cancelled and not has_more and is_first:
                 event = CancelledSession(session, cancelled, now_ms)
                 for listener in self.listeners:
                     if listener.records_dropped_sessions:
@@ -412,20 +421,21 @@ class Host:
                 self.deliver()
             elif cancelled:
                 self.deliver(cancelled_ms=now_ms)
-        if has_more and session not in self._dropped:
-            self._dropped.append(session)
-            if len(self._dropped) == 1:
-                self._tasks.append(asyncio.create_task(self._end_all_dropped(), name="dropped sessions"))
         return not has_more
 
     async def _end_all_dropped(self) -> None:
+        """Cancel the operations of all dropped sessions, slice by slice. Errors are logged only."""
         while self._dropped:
             # First, because the slice that found more to do has just run.
             await asyncio.sleep(0)
             session = self._dropped[0]
-            if self._end_dropped(session, self.time.now_ms()):
-                self._dropped.popleft()
-                self.sessions.forget(session, self.time.now_ms())
+            try:
+                if self._end_dropped(session, self.time.now_ms()):
+                    self._dropped.popleft()
+                    self.sessions.forget(session, self.time.now_ms())
+            except Exception:
+                LOGGER.exception("cancelling the operations of a dropped session failed; it continues")
+                await asyncio.sleep(RETRY_AFTER_FAULT_S)
         task = asyncio.current_task()
         assert task is not None, "runs as a task"
         # Otherwise the list would grow with each large session that is dropped.

@@ -47,7 +47,7 @@ def new_session(grants: Grants) -> tuple[Host, Any]:
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[int, dict[str, Any]]:
     """A kind, and the columns of a batch: full, one value for all, or left out; sometimes with a wrong length."""
-    kind = draw(st.sampled_from([codes.PRODUCE, codes.SIGNAL]))
+    kind = draw(st.sampled_from([codes.PRODUCE, codes.SIGNAL, codes.COMPOSITE]))
     dictionary = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4))
     rows = draw(st.integers(1, 5))
     counts = draw(st.sampled_from([[], [1], [2]]) | st.lists(st.integers(0, 3), min_size=rows, max_size=rows))
@@ -57,7 +57,12 @@ def batches(draw: st.DrawFn) -> tuple[int, dict[str, Any]]:
     places = draw(
         st.just([]) | st.lists(place, min_size=1, max_size=1) | st.lists(place, min_size=items, max_size=items)
     )
-    names = {"keys": dictionary} if kind == codes.SIGNAL else {"partitions": [(name, 0) for name in dictionary]}
+    first_key = {
+        codes.PRODUCE: len(dictionary),
+        codes.SIGNAL: 0,
+        codes.COMPOSITE: draw(st.integers(0, len(dictionary))),
+    }[kind]
+    names = {"partitions": [(name, 0) for name in dictionary[:first_key]], "keys": dictionary[first_key:]}
     return kind, {
         "operation_ids": list(range(1, rows + 1)), "item_counts": counts, "item_indexes": places, "offsets": [9],
         "timeouts_ms": [600_000], **names,
@@ -67,7 +72,7 @@ def batches(draw: st.DrawFn) -> tuple[int, dict[str, Any]]:
 def names_of(columns: dict[str, Any]) -> list[list[str]]:
     """Return the names of each operation, computed as simply as possible. Only for batches with consistent columns."""
     rows, places, counts = len(columns["operation_ids"]), columns["item_indexes"], columns["item_counts"]
-    dictionary = columns.get("keys") or [name for name, _ in columns["partitions"]]
+    dictionary = [*(name for name, _ in columns["partitions"]), *columns["keys"]]
     full = counts * rows if len(counts) == 1 else counts or [1] * rows
     flat = (places * sum(full) if len(places) == 1 else places) or [0] * sum(full)
     starts = [sum(full[:row]) for row in range(rows)]

@@ -10,6 +10,7 @@ import grpc
 from purgatory_client import AsyncClient, Event, OperationKind, Result, ResultColumns, events, waits
 from purgatory_client.batches import Entry
 from purgatory_client.errors import ClientClosed, NotFound, PurgatoryClientError, Unavailable
+from purgatory_client.terms import at_least, mark, signal
 
 from purgatory.engine import codes
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -120,6 +121,11 @@ def _ask(asked: Any, operation: PlannedWait) -> Any:  # noqa: ANN401 - a client'
     if operation.kind == codes.SIGNAL:
         counts = {str(key): count for key, count in operation.items}
         return asked.signal(counts, timeout=timeout, any=operation.any_key, from_now=operation.from_now)
+    if operation.kind == codes.COMPOSITE:
+        items = [signal(name, one) if isinstance(name, str) else mark(name, one) for name, one in operation.items]
+        count = len(items) - operation.unless_count
+        condition = at_least(operation.required_terms or count, *items[:count])
+        return asked.wait(condition, unless=items[count:], timeout=timeout)
     offsets = {name: offset for name, offset in operation.items if not isinstance(name, str)}
     if operation.kind == codes.PRODUCE:
         return asked.produce(offsets, timeout=timeout, local_error_codes=operation.local_error_code)
@@ -150,6 +156,20 @@ def _many(client: AsyncClient, batch: Batch) -> Awaitable[ResultColumns]:
             from_now=[one.from_now for one in all_of],
         )
     names = list(dict.fromkeys(name for name, _ in items if not isinstance(name, str)))
+    if kind == OperationKind.COMPOSITE:
+        keys = list(dict.fromkeys(name for name, _ in items if isinstance(name, str)))
+        return client.wait_many(
+            names,
+            keys,
+            indexes=[
+                len(names) + keys.index(name) if isinstance(name, str) else names.index(name) for name, _ in items
+            ],
+            offsets=offsets,
+            timeouts_ms=timeouts_ms,
+            item_counts=counts,
+            required_terms=[one.required_terms for one in all_of],
+            unless_counts=[one.unless_count for one in all_of],
+        )
     indexes = [names.index(name) for name, _ in items if not isinstance(name, str)]
     wait: Callable[..., Awaitable[ResultColumns]] = client.delete_records_many
     if kind == OperationKind.PRODUCE:

@@ -102,7 +102,8 @@ def value_at(column: Sequence[int], place: int, default: int) -> int:
 
 def operations_of(kind: int, batch: OperationBatch) -> list[plain.Operation]:
     """Convert a batch of columns to rows, with the fields that plans use."""
-    names: list[plain.Name] = [(key, -1) for key in batch.keys] if kind == plain.SIGNAL else list(batch.partitions)
+    partitions: list[plain.Name] = [] if kind == plain.SIGNAL else list(batch.partitions)
+    names = [*partitions, *((key, -1) for key in batch.keys)]
     operations = []
     place = 0
     for row, operation_id in enumerate(batch.operation_ids):
@@ -122,6 +123,8 @@ def operations_of(kind: int, batch: OperationBatch) -> list[plain.Operation]:
                 replica_id=value_at(batch.replica_ids, row, -1),
                 any_key=bool(value_at(batch.any_key, row, 0)),
                 from_now=bool(value_at(batch.from_now, row, 0)),
+                required_terms=value_at(batch.required_terms, row, 0),
+                unless_count=value_at(batch.unless_counts, row, 0),
             )
         )
     return operations

@@ -44,6 +44,9 @@ class PlannedWait(NamedTuple):
     from_now: bool = False
     local_error_code: int = 0
     valid: bool = True
+    required_terms: int = 0
+    unless_count: int = 0
+    """Composites: the last so many items are the failure arm."""
 
 
 class Batch(NamedTuple):
@@ -229,9 +232,11 @@ class Drawing:
         reachable = rng.random() < 0.85
         if reachable and not in_batch and rng.random() < 0.1:
             timeout_ms = None
+        items = self._items(kind, volatile, reachable, invalid)
+        unless_count = rng.randrange(len(items)) if kind == codes.COMPOSITE else 0
         return PlannedWait(
             kind,
-            self._items(kind, volatile, reachable, invalid),
+            items,
             timeout_ms,
             self._cancel_after_ms(cancelled),
             once=rng.random() < once,
@@ -241,6 +246,8 @@ class Drawing:
             from_now=kind == codes.SIGNAL and rng.random() < 0.3,
             local_error_code=5 if kind == codes.PRODUCE and rng.random() < 0.03 else 0,
             valid=not invalid,
+            required_terms=rng.randint(0, len(items) - unless_count) if kind == codes.COMPOSITE else 0,
+            unless_count=unless_count,
         )
 
     def _items(
@@ -252,6 +259,8 @@ class Drawing:
             names = list(KEYS)
         elif kind == codes.DELETE_RECORDS:
             names = list(TRIMMED)
+        elif kind == codes.COMPOSITE:
+            names = [*LOGS, *VOLATILE, *KEYS] if volatile else [*LOGS, *KEYS]
         else:
             names = [*LOGS, *VOLATILE] if volatile else list(LOGS)
         chosen = rng.sample(names, min(len(names), rng.choice((1, 1, 1, 2, 3))))
@@ -259,6 +268,8 @@ class Drawing:
             return tuple((name, -5) for name in chosen)
         highest = {codes.SIGNAL: 60, codes.FETCH: rng.choice((0, OFFSETS_A_DAY))}.get(kind, OFFSETS_A_DAY)
         items = [(name, rng.randint(0 if kind == codes.FETCH else 1, highest)) for name in chosen]
+        if kind == codes.COMPOSITE:
+            items = [(name, rng.randint(1, 60) if isinstance(name, str) else offset) for name, offset in items]
         if not reachable and kind in {codes.PRODUCE, codes.SIGNAL}:
             items[-1] = (items[-1][0], NEVER)
         if kind == codes.DELETE_RECORDS and rng.random() < 0.1:

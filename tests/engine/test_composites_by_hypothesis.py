@@ -25,7 +25,7 @@ EVENTS = st.one_of(
     st.tuples(st.just(plain.KEY_SIGNALLED), st.sampled_from(KEYS), st.integers(1, 3)),
     st.tuples(st.sampled_from(CHANGES), st.sampled_from(PARTITIONS)),
     st.tuples(st.just(plain.LEADERSHIP), st.sampled_from(PARTITIONS), st.just(-1), st.integers(0, 2)),
-).flatmap(lambda drawn: st.sampled_from([0, 1]).map(lambda flag: plain.Event(*drawn, flag=flag)))
+).flatmap(lambda drawn: st.sampled_from([plain.Event(*drawn), plain.Event(*drawn)._replace(flag=1)]))
 
 
 @st.composite

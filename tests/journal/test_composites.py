@@ -13,13 +13,14 @@ PARTITIONS = [("t", 0), ("t", 1), ("t", 2)]
 KEYS = ["job", "job/failed"]
 
 
-def register(journaled: JournaledHost, operation_ids: list[int], **columns: list[int]) -> None:
+def register(journaled: JournaledHost, operation_ids: list[int], required_terms: list[int]) -> None:
     """Register composites on all partitions and both keys; the last key is the failure arm."""
     session = journaled.session
     count = len(operation_ids)
     batch = OperationBatch(
         operation_ids, partitions=PARTITIONS, keys=KEYS, item_counts=[5], item_indexes=[0, 1, 2, 3, 4] * count,
-        offsets=[5, 5, 5, 2, 1] * count, timeouts_ms=[60_000], unless_counts=[1], **columns,
+        offsets=[5, 5, 5, 2, 1] * count, timeouts_ms=[60_000], unless_counts=[1],
+        required_terms=required_terms,
     )  # fmt: skip
     journaled.host.gate.check_batch(session, count, count * 5)
     Registration(journaled.host, session).register([OperationRun(codes.COMPOSITE, batch)], [])

@@ -83,6 +83,21 @@ def test_at_rest_the_log_is_emptied(tmp_path: Path, store: Store) -> None:
     assert store.size_bytes() == (tmp_path / "journal.db").stat().st_size
 
 
+def test_a_step_of_vacuum_frees_many_pages(store: Store) -> None:
+    """Each idle step gives up to VACUUM_PAGES free pages back to the disk, in one commit."""
+    database = store._database
+    database.execute("CREATE TABLE burst (row BLOB)")
+    database.execute("INSERT INTO burst VALUES (zeroblob(?))", (2 * stores.VACUUM_PAGES * PAGE_BYTES,))
+    database.execute("DROP TABLE burst")
+    free = store._free_pages()
+    assert free > 2 * stores.VACUUM_PAGES
+    assert store.maintain(idle=True)
+    assert store._free_pages() == free - stores.VACUUM_PAGES
+    while store.maintain(idle=True):
+        pass
+    assert store._free_pages() <= stores.FREE_PAGES_KEPT
+
+
 async def end_one(host: Host, session: Session) -> JournalStatistics:
     """Register a wait and end it durably. Return the journal's statistics."""
     register(host, session, {1: 5})

@@ -76,6 +76,37 @@ def test_an_operation_is_followed_to_its_end(browser: Browser, daemon: DaemonPro
         seen.check()
 
 
+def test_a_composite_is_a_tree_of_terms(browser: Browser, daemon: DaemonProcess) -> None:
+    """The two arms of a composite are a small tree with what each term has reached, also when it has ended."""
+    columns = {
+        "kind": "OPERATION_KIND_COMPOSITE",
+        "partitions": [{"topic": TOPIC_OF_ITS_OWN, "partition": 7}],
+        "keys": [HOSTILE_KEY, "tree/failed"],
+        "operationId": [1],
+        "itemCount": [4],
+        "itemIndex": [0, 0, 1, 2],
+        "offset": [20, 900, 1, 1],
+        "requiredTerms": [2],
+        "unlessCount": [1],
+        "timeoutMs": [600_000],
+    }
+    call(daemon, "Register", {"sessionId": "tree", "batch": {"columns": columns}})
+    mark = {"topicPartition": {"topic": TOPIC_OF_ITS_OWN, "partition": 7}, "highWatermark": {"offset": 20}}
+    with watched_page(browser, daemon.http_address, address="#/operation?session=tree&id=1") as seen:
+        seen.wait_for_text("#terms", "Satisfied when 2 of 3 are true")
+        call(daemon, "Advance", {"rows": {"events": [mark]}})
+        seen.wait_for_text("#terms li.good", f"{TOPIC_OF_ITS_OWN} · 7: 20 of 20")
+        arms = seen.page.locator("#terms > li")
+        assert [arms.nth(place).locator("li").count() for place in range(arms.count())] == [3, 1]
+        assert seen.page.locator("tbody tr:not([hidden])").count() == 4
+        call(daemon, "Advance", {"rows": {"events": [{"keySignalled": {"key": "tree/failed"}}]}})
+        seen.wait_for_text("#outcome", "failed")
+        seen.wait_for_text("#terms li.bad", "tree/failed: 1 of 1")
+        assert seen.page.locator("main img").count() == 0
+        assert seen.sticking_out() == []
+        seen.check()
+
+
 def test_a_partition_says_who_holds_it_back(browser: Browser, daemon: DaemonProcess) -> None:
     """A partition shows its marks, its replicas, the replica that lags, and the operations that wait."""
     with watched_page(browser, daemon.http_address, address="#/partition?topic=orders&partition=2") as seen:

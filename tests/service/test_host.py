@@ -15,6 +15,7 @@ from purgatory.service import host as host_module
 from purgatory.service import reaper as reaper_module
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
+from purgatory.service.listeners.events import Cancelled
 from purgatory.service.registration import Registration
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
@@ -43,6 +44,41 @@ def produces(count: int, topic: str, timeout_ms: int = 600_000, first_id: int = 
         timeouts_ms=[timeout_ms],
     )
     return OperationRun(codes.PRODUCE, batch)
+
+
+class FailsAt(RecordingListener):
+    """Fails at the given numbers of the notifications of a cancel."""
+
+    def __init__(self, *numbers: int) -> None:
+        super().__init__()
+        self.numbers = numbers
+        self.cancels = 0
+
+    def cancelled(self, event: Cancelled) -> None:
+        self.cancels += 1
+        if self.cancels in self.numbers:
+            raise RuntimeError(f"a fault at {self.cancels}")
+
+
+async def test_dropped_sessions_end_after_a_fault(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If cancelling a slice of a dropped session's operations fails, the error is logged, and the rest is cancelled
+    after a pause. An error in the first slice is raised in the caller, and the rest is cancelled as well.
+    """
+    monkeypatch.setattr(host_module, "WORK_PER_SLICE", 20)
+    monkeypatch.setattr(host_module, "RETRY_AFTER_FAULT_S", 0)
+    listener = FailsAt(1, 3, 5)
+    host = Host(Engine(EngineLimits(), 1), ManualClock(1), HostSettings(), listener)
+    session, _ = host.sessions.open("s", 1)
+    Registration(host, session).register([produces(100, "orders")], [])
+    with pytest.raises(RuntimeError, match="a fault at 1"):
+        host.close_session(session)
+    assert host.engine.pending == 90
+    await eventually(lambda: host.sessions.of_owner(session.owner.owner_id) is None, "the session is forgotten")
+    assert (host.engine.pending, listener.cancels) == (0, 10)
+    messages = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
+    assert messages == ["a fault at 3", "a fault at 5"]
 
 
 async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(monkeypatch: pytest.MonkeyPatch) -> None:

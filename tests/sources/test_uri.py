@@ -10,17 +10,18 @@ from purgatory_connectors.uri import SourceUri
 def test_parts_of_an_address() -> None:
     """Hosts, path and options are separated; a repeated option has both values."""
     uri = SourceUri.parse("kafka://b1:9092,b2:9092?label=eu&topics=orders&topics=items,%20x")
-    assert (uri.scheme, uri.hosts, uri.path) == ("kafka", ("b1:9092", "b2:9092"), "")
+    assert (uri.kind, uri.hosts, uri.path) == ("kafka", ("b1:9092", "b2:9092"), "")
     assert uri.listed("topics") == ("orders", "items", "x")
     assert uri.options["label"] == "eu"
     assert SourceUri.parse("postgresql://h/db?name=main").path == "db"
+    assert [SourceUri.parse(f"{scheme}://h").kind for scheme in ("valkey", "poll+http")] == ["redis", "poll"]
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("redis://h", "begin with kafka:// or postgres://"),
-        ("h:9092", "begin with kafka:// or postgres://"),
+        ("mysql://h", "begin with kafka://, postgres://"),
+        ("h:9092", "begin with kafka://, postgres://"),
         ("kafka://", "name at least one host"),
         ("postgres://me:hunter2@h/db", "no user or password"),
         ("kafka://h?sasl.password=hunter2", "sasl.password does not belong"),

@@ -24,7 +24,7 @@ from tests.service.serving import PATIENCE_S, eventually, produce, refused, serv
 Row = tuple[int, int, list[tuple[str, int]]]
 """Kind, outcome and names of an operation."""
 
-KINDS = (codes.PRODUCE, codes.SIGNAL)
+KINDS = (codes.PRODUCE, codes.SIGNAL, codes.COMPOSITE)
 OUTCOMES = (codes.SATISFIED, codes.EXPIRED)
 
 
@@ -48,8 +48,8 @@ def drawn(seeded: random.Random, count: int, *, uniform: bool) -> list[Row]:
     """Operations with one to twelve names each, or all alike."""
 
     def row(kind: int, outcome: int, names: int) -> Row:
-        on = -1 if kind == codes.SIGNAL else 0
-        return kind, outcome, [(seeded.choice(("mine", "yours")), on) for _ in range(names)]
+        on = {codes.PRODUCE: (0,), codes.SIGNAL: (-1,), codes.COMPOSITE: (0, -1)}[kind]
+        return kind, outcome, [(seeded.choice(("mine", "yours")), seeded.choice(on)) for _ in range(names)]
 
     if uniform:
         kind, outcome = seeded.choice(KINDS), seeded.choice(OUTCOMES)
@@ -75,8 +75,10 @@ def test_a_follower_is_told_what_it_wants_and_may_see(seed: int, monkeypatch: py
     def may_see(row: Row) -> bool:
         if is_own or grants is ALL:
             return True
-        allowed = grants.on_keys("admin") if row[0] == codes.SIGNAL else grants.on_topics("admin")
-        return all(name in allowed for name, _ in row[2])
+        return all(
+            name in (grants.on_keys("admin") if partition < 0 else grants.on_topics("admin"))
+            for name, partition in row[2]
+        )
 
     expected = [
         (place, row)
@@ -89,6 +91,16 @@ def test_a_follower_is_told_what_it_wants_and_may_see(seed: int, monkeypatch: py
         (place, row[0], row[1], row[2][:10], max(0, len(row[2]) - 10)) for place, row in expected[:20]
     ]
     assert follower.take() == ([], 0)
+
+
+def test_what_it_may_see_is_counted_in_a_whole_slice() -> None:
+    """A subscriber with some rights learns how many operations of a large batch were left out, of those it may see."""
+    mine = {"admin": Names(["mine"])}
+    follower = TailSubscriber(account("me", Grants(mine, mine)), (), 0)  # type: ignore[arg-type]
+    rows: list[Row] = [(codes.PRODUCE, codes.SATISFIED, [(name, 0)]) for name in ("mine", "yours") * 1_000]
+    follower.add(Completed(None, "other", completions_of(rows)))
+    told, left_out = follower.take()
+    assert (len(told), left_out) == (result_tail.ROWS_MAX, 1_000 - result_tail.ROWS_MAX)
 
 
 def plain(one: wire.EndedOperation) -> tuple[int, int, int, list[tuple[str, int]], int]:

@@ -18,8 +18,10 @@ from typing import Any, Final, Generic, TypeVar
 from purgatory_client.errors import (
     InvalidRequest,
     LimitExceeded,
+    NoAnswer,
     PermissionDenied,
     PurgatoryClientError,
+    SessionClosed,
     Unauthenticated,
     Unavailable,
 )
@@ -152,7 +154,7 @@ def refusal(error: PurgatoryClientError) -> Answer:
     match error:
         case InvalidRequest():
             return _answer(HTTPStatus.BAD_REQUEST, f"invalid token: {error}")
-        case Unavailable() | LimitExceeded():
+        case Unavailable() | LimitExceeded() | NoAnswer() | SessionClosed():
             return _unavailable(str(error))
         case PermissionDenied() if not isinstance(error, Unauthenticated):
             return _answer(HTTPStatus.FORBIDDEN, f"this service may not wait for a mark in the token: {error}")

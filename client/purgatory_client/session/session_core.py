@@ -68,8 +68,7 @@ class SessionCore:
         """The session's incarnation when it was last opened; empty if unknown."""
         self.going_away: int | None = None
         self.heartbeat_interval = 1.0
-        # A wait is in exactly one of `_unsent` and `_table`. Chunks in `_plan` and `_unreceipted` only refer to the
-        # table, and may hold waits that have ended.
+        # A wait is in exactly one of `_unsent` and `_table`. Chunks refer to the table, and may hold ended waits.
         self._table = PendingWaits()
         self._unsent: dict[object, dict[Entry, None]] = {}
         """Unsent waits by `batch_key`: those with the same key can share a batch."""
@@ -201,8 +200,7 @@ class SessionCore:
         """
         if not self._unreceipted:
             return False
-        # gRPC does not report which message was refused; the largest is the likeliest. A wrong guess costs another
-        # reconnect, but no wait.
+        # gRPC does not report which message was refused. A wrong guess costs another reconnect, but no wait.
         chunk = max(self._unreceipted.values(), key=lambda chunk: chunk.size_bytes)
         self._batch_bytes_max = chunk.size_bytes * 2 // 3  # leaves room for either half of it
         if chunk.halves() is None:
@@ -394,8 +392,8 @@ class SessionCore:
         for refusal in receipt.refusals:
             self._table.refuse(refusal.operation_id, refusal_error(refusal), ended)
         if receipt.already_known and chunk is not None:
-            # Each id is sent once per connection, and only if the daemon did not know it when the connection opened.
-            # So another client has used the lowest ids of this batch, and these operations would never get a result.
+            # Each id is sent once per connection, if the daemon did not know it at the start. So another client has
+            # used the lowest ids of this batch, and these operations would never get a result.
             error = OperationIdInUse(f"another client has used this operation id in session {self.session_id}")
             for operation_id in islice(chunk.operation_ids(), receipt.already_known):
                 self._table.refuse(operation_id, error, ended)
@@ -445,8 +443,7 @@ class SessionCore:
             else:
                 fill_with_many(message.register.columns, chunk.batch, chunk.positions, self._lost_at, now)
             chunk.size_bytes = message.ByteSize()
-            # Encoding twice happens only to batches at the limit; an estimate of the size would have to be conservative
-            # for every batch.
+            # Only batches at the limit are encoded twice; an estimate of the size would make all batches smaller.
             if chunk.size_bytes > self._batch_bytes_max and (halves := chunk.halves()) is not None:
                 # Back to the front and in order: the daemon drops ids below those it knows.
                 self._plan.extendleft(reversed(halves))

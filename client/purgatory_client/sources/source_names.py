@@ -2,8 +2,9 @@
 
 `kafka/TOPIC` is the high watermark of a topic; `kafka/stable:TOPIC` is its last stable offset, which is the limit for
 readers of committed records; `kafka/GROUP/TOPIC` is the committed offset of a consumer group, which is the next offset
-it will read. With several clusters, each has a label in place of `kafka`. Topic names contain no "/", and it is escaped
-in group names, so the two kinds of names cannot be confused.
+it will read; `kafka/share:GROUP/TOPIC` is the start offset of a share group. With several clusters, each has a label in
+place of `kafka`. Topic names contain no "/", and it is escaped in group names, so the kinds of names cannot be
+confused, unless the id of a consumer group begins with "share:".
 """
 
 from typing import Final
@@ -16,6 +17,9 @@ KAFKA: Final = "kafka"
 
 STABLE: Final = "stable:"
 """Prefix of a topic in the name of its last stable offset; a topic name contains no ":"."""
+
+SHARE: Final = "share:"
+"""Prefix of a share group in the name of its start offsets."""
 
 _PLAIN: Final = " !\"#$&'()*+,:;<=>?@[\\]^`{|}~"
 """Characters left unescaped, with letters, digits and "_.-": all of ASCII except "/", "%" and control characters."""
@@ -34,6 +38,11 @@ def kafka_stable(topic: str, label: str = KAFKA) -> str:
 def kafka_group(group: str, topic: str, label: str = KAFKA) -> str:
     """The name of a consumer group's marks on a topic, without a partition number: "kafka/billing/orders"."""
     return f"{_checked(label, 'label')}/{escaped_group(group)}/{_checked(topic, 'topic')}"
+
+
+def kafka_share(group: str, topic: str, label: str = KAFKA) -> str:
+    """The name of a share group's marks on a topic, without a partition number: "kafka/share:workers/orders"."""
+    return f"{_checked(label, 'label')}/{SHARE}{escaped_group(group)}/{_checked(topic, 'topic')}"
 
 
 def escaped_group(group: str) -> str:

@@ -14,9 +14,10 @@ from purgatory_connectors.errors import SourceRefused, SourceStale
 from purgatory_connectors.kafka import kafka_events as events
 from purgatory_connectors.kafka.cluster_view import EARLIEST, NOT_YET, ClusterView
 from purgatory_connectors.kafka.commit_reader import CommitReader
-from purgatory_connectors.kafka.group_poller import GroupPoller
-from purgatory_connectors.kafka.group_watch import GroupWatch
-from purgatory_connectors.kafka.idle_groups import IdleGroups
+from purgatory_connectors.kafka.groups.group_poller import GroupPoller
+from purgatory_connectors.kafka.groups.group_watch import GroupWatch
+from purgatory_connectors.kafka.groups.idle_groups import IdleGroups
+from purgatory_connectors.kafka.groups.share_groups import ShareGroups
 from purgatory_connectors.kafka.kafka_settings import KafkaSettings
 from purgatory_connectors.kafka.mark_names import MarkNames
 from purgatory_connectors.kafka.offset_records import Partition
@@ -92,6 +93,7 @@ class KafkaSession:
         except KafkaException as error:  # raised before connecting, for a setting that librdkafka rejects
             raise SourceRefused(f"the settings of the Kafka source cannot be used: {error.args[0].str()}") from error
         self._groups: Final = GroupWatch(self._view, self._names, settings, self._poller, publisher, self._events)
+        self._shares: Final = ShareGroups(self._view, self._names, settings, self._poller, publisher)
         self._topics: Final = TopicWatch(self._view, self._groups, self._names, settings, publisher)
         self._idle: Final = IdleGroups(settings, self._groups, self._topics)
         self._logs: Final = LogVisibility(self._view, self._groups, self._idle)
@@ -111,6 +113,7 @@ class KafkaSession:
             group.create_task(self._topics.run())
             group.create_task(self._groups.run())
             group.create_task(self._idle.run())
+            group.create_task(self._shares.run())
             group.create_task(self._logs.run())
             group.create_task(self._report_on())
             group.create_task(self._reconcile_on())
@@ -129,6 +132,7 @@ class KafkaSession:
             wanted = self._names.wanted(self._publisher.demand)
             self._topics.want(wanted)
             self._groups.want(wanted)
+            self._shares.want(wanted.shares)
             self._idle.want(wanted.commits)
             self._fetcher.want(wanted.partitions)
             await self._publisher.demand_changed()
@@ -216,19 +220,23 @@ class KafkaSession:
         return {one: (earliest[one].offset, ends[one].offset) for one in partitions}
 
     def _checked_name(self, name: str) -> tuple[str | None, str]:
+        """The consumer group, if it is a mark of one, and the topic. Raises SourceStale."""
         parsed = self._names.parse(name)
         if parsed is None:
             raise SourceStale(f"not the name of a topic or group: {name!r}; write {self._names.prefix}[GROUP/]TOPIC")
-        group, topic, _ = parsed
+        group, topic, _, is_share = parsed
         if not self._settings.selects(group, topic):
             raise SourceStale(f"{name!r} is not among the topics and groups that this source was told to watch")
-        return group, topic
+        return None if is_share else group, topic
 
     # Reports.
 
     async def _report_on(self) -> None:
         while True:
             state, reason, stale, lag_ms = report(self._names, self._topics, self._groups, self._logs, self._begun_at)
+            if shares := self._shares.stale_marks():
+                stale, reason = [*stale, *shares], reason or shares[0].reason
+                state = SourceState.STALE if state is SourceState.LIVE else state
             if self._topics.stale_since is None and self._topics.has_looked.is_set():
                 self._clue = ""
             if self._clue and stale:
@@ -251,8 +259,8 @@ class KafkaSession:
         parsed = self._names.parse(name[0])
         if parsed is None or not self._settings.selects(parsed.group, parsed.topic):
             return False  # a mark of another source
-        group, topic, is_stable = parsed
-        if topic in self._view.refused:
+        group, topic, is_stable, is_share = parsed
+        if topic in self._view.refused or is_share:
             return False
         is_gone = False
         if group is None:

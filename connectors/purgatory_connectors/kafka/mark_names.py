@@ -5,9 +5,11 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from purgatory_client.sources.source_names import (
+    SHARE,
     STABLE,
     escaped_group,
     kafka_group,
+    kafka_share,
     kafka_stable,
     kafka_topic,
     unescaped_group,
@@ -26,14 +28,16 @@ class ParsedName(NamedTuple):
     group: str | None
     topic: str
     is_stable: bool = False
+    is_share: bool = False
 
 
 class WantedMarks(NamedTuple):
-    """Marks by kind: high watermarks, committed offsets, last stable offsets."""
+    """Marks by kind: high watermarks, committed offsets, last stable offsets, start offsets of share groups."""
 
     partitions: frozenset[Partition]
     commits: frozenset[CommitName]
     stable: frozenset[Partition] = frozenset()
+    shares: frozenset[CommitName] = frozenset()
 
     def logs(self) -> set[Partition]:
         """The partitions whose ends these marks need."""
@@ -53,11 +57,16 @@ class MarkNames:
         self.prefix: Final = f"{label}/"
         self.of_topic: Final = lru_cache(65_536)(lambda topic: _checked(kafka_topic(topic, label)))
         self.of_stable: Final = lru_cache(65_536)(lambda topic: _checked(kafka_stable(topic, label)))
+        self.of_share: Final = lru_cache(65_536)(lambda group, topic: _checked(kafka_share(group, topic, label)))
         self.of_group: Final = lru_cache(65_536)(lambda group, topic: _checked(kafka_group(group, topic, label)))
 
     def group_prefix(self, group: str) -> str:
         """Prefix of all mark names of a group."""
         return f"{self.prefix}{escaped_group(group)}/"
+
+    def share_prefix(self, group: str) -> str:
+        """Prefix of all mark names of a share group."""
+        return f"{self.prefix}{SHARE}{escaped_group(group)}/"
 
     def parse(self, topic: str) -> ParsedName | None:
         """Parse a mark name. None: it does not belong to this source."""
@@ -68,23 +77,26 @@ class MarkNames:
             return None
         if not slash and name.startswith(STABLE):
             return ParsedName(None, name.removeprefix(STABLE), is_stable=True)
-        return ParsedName(unescaped_group(group) if slash else None, name)
+        is_share = group.startswith(SHARE)
+        return ParsedName(unescaped_group(group.removeprefix(SHARE)) if slash else None, name, is_share=is_share)
 
     def wanted(self, names: Iterable[MarkName]) -> WantedMarks:
         """The marks of this source among `names`, by kind."""
-        partitions, commits, stable = set(), set(), set()
+        partitions, commits, stable, shares = set(), set(), set(), set()
         for topic, number in names:
             parsed = self.parse(topic)
             if parsed is None:
                 continue
-            group, name, is_stable = parsed
+            group, name, is_stable, is_share = parsed
             if is_stable:
                 stable.add((name, number))
+            elif is_share and group:
+                shares.add((group, name, number))
             elif group is None:
                 partitions.add((name, number))
             else:
                 commits.add((group, name, number))
-        return WantedMarks(frozenset(partitions), frozenset(commits), frozenset(stable))
+        return WantedMarks(frozenset(partitions), frozenset(commits), frozenset(stable), frozenset(shares))
 
 
 def _checked(name: str) -> str | None:

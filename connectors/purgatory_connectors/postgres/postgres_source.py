@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from purgatory_connectors.errors import SourceStale
-from purgatory_connectors.postgres.derived_marks import DERIVED
 from purgatory_connectors.postgres.observations import ServerObservation, Unseen
 from purgatory_connectors.postgres.postgres_settings import PostgresSettings
 from purgatory_connectors.postgres.server_group import ServerGroup
 from purgatory_connectors.postgres.server_reader import ServerReader
 from purgatory_connectors.postgres.timelines import newest_identity
+from purgatory_connectors.publisher.derived_marks import DERIVED
 from purgatory_connectors.publisher.observation import End, Observation, SourceState, StaleMarks
 from purgatory_connectors.publisher.publisher import Publisher, Source
 

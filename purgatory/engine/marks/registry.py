@@ -232,8 +232,8 @@ class SignalKey:
 
 
 class SignalKeys:
-    """Known keys, at most `keys_max`. Idle keys (without waits) are kept for their counts; the one whose last signal is
-    oldest is forgotten first.
+    """Known keys, at most `keys_max`. Idle keys (without waits) are kept for their counts. The key that was signalled,
+    or lost its last wait, longest ago is forgotten first.
     """
 
     def __init__(self, keys_max: int, values_bytes_max: int) -> None:
@@ -267,7 +267,7 @@ class SignalKeys:
         """Create an idle key; there must be room."""
         assert key not in self.by_key, f"key {key!r} is known already"
         if len(self.by_key) >= self.keys_max and self._idle:
-            # The first idle key is the one to forget; see `touch`.
+            # The first idle key is the one to forget; see `touch` and `release`.
             self._forget(next(iter(self._idle)))
         index = self._free.pop() if self._free else len(self.by_index)
         made = SignalKey(key, index, self.unowned)
@@ -347,6 +347,7 @@ class SignalKeys:
             holder.keys -= 1
             holder.name_bytes -= signal_key.bytes
             self._held_value_bytes -= i64(len(signal_key.value))
+            # At the end of the order: a key that was waited for until now is forgotten after those that were idle.
             self._idle[signal_key.key] = None
             if signal_key.count == 0:
                 self._forget(signal_key.key)

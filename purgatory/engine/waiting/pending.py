@@ -280,11 +280,11 @@ class PendingOperations:
         for completions in ready:
             completions.finish()
             owner = self.owners[completions.owner_id]
-            # Owner ids are reused: the owner with this id may be a later one, with completions of its own.
-            if owner is not None and owner.completions is completions:
-                owner.completions = None
-                owner.ended_last = len(completions)
-                owner.items_ended_last = completions.items
+            # Still the same owner, although ids are reused: one with completions is not removed.
+            assert owner is not None, f"owner {completions.owner_id} was removed with {len(completions)} results"
+            owner.completions = None
+            owner.ended_last = len(completions)
+            owner.items_ended_last = completions.items
         return ready
 
     # Invariants.

@@ -11,6 +11,7 @@ from mypy_extensions import i64
 from purgatory.engine.batches import AsGiven, PartitionName
 from purgatory.engine.codes import FAILED, FETCH, MARK_STALE, NONE, REQUEST_TIMED_OUT
 from purgatory.engine.waiting.pending import PendingOperations
+from purgatory.engine.waiting.tables import UNRESOLVED
 
 __all__ = ["StaleWaits"]
 
@@ -61,7 +62,7 @@ class StaleWaits:
         return int(self.pending.operations.operation_id[slot])
 
     def fail(self, slot: i64, stale: set[PartitionName], now_ms: i64) -> None:
-        """End an operation as FAILED. Of its marks that were not reached, the stale ones get the code MARK_STALE."""
+        """End an operation as FAILED. Of the items that it still waits for, the stale ones get the code MARK_STALE."""
         pending = self.pending
         kind = i64(pending.operations.kind[slot])
         owner = pending.owners[i64(pending.operations.owner_id[slot])]
@@ -69,15 +70,27 @@ class StaleWaits:
         # Taken before `end`, which appends to the same object; the new rows are corrected below, so no kind has to know
         # about staleness.
         completions = pending.completions_of(owner)
-        item = completions.items
+        first = completions.items
+        # Taken before `end` too: an item that the caller resolved with code 7 has the same result as one that is still
+        # waited for.
+        waits_for = self._waits_for(slot)
         pending.end(slot, FAILED, now_ms)
         # A fetch that ends early answers with what it has read, so its unreached partitions have no error.
         not_reached: i64 = NONE if kind == FETCH else REQUEST_TIMED_OUT
-        while item < completions.items:
+        for place, is_waited_for in enumerate(waits_for):
+            item = first + place
             name: AsGiven = completions.item_partitions[item]
-            if completions.error_codes[item] == not_reached and name in stale:
+            if is_waited_for and completions.error_codes[item] == not_reached and name in stale:
                 completions.error_codes[item] = MARK_STALE
-            item += 1
+
+    def _waits_for(self, slot: i64) -> list[bool]:
+        """For each item of an operation, in the order of its results: whether it is still waited for."""
+        found: list[bool] = []
+        item = i64(self.pending.operations.first_item[slot])
+        while item >= 0:
+            found.append(i64(self.pending.items.error_code[item]) == UNRESOLVED)
+            item = i64(self.pending.items.next[item])
+        return found
 
     def _add_names(self, slot: i64, found: dict[AsGiven, bool]) -> None:
         kind = self.pending.kinds[i64(self.pending.operations.kind[slot])]

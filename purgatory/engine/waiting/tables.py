@@ -30,7 +30,7 @@ FREE: Final = 0
 
 
 class OperationTable:
-    """Rows of pending operations. `detail`: items left to resolve (countdowns); not used by fetches."""
+    """Rows of pending operations. `items_left`: items left to resolve; not used by fetches."""
 
     def __init__(self) -> None:
         self.size: i64 = 0

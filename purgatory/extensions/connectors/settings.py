@@ -1,13 +1,12 @@
 """The setting `source`."""
 
-from typing import Annotated, Final
+from typing import Annotated
 
+from purgatory_connectors.uri import KINDS
 from pydantic import AfterValidator, BaseModel, BeforeValidator
 from pydantic_settings import NoDecode
 
 from purgatory.service.settings import setting
-
-SOURCE_SCHEMES: Final = ("kafka", "postgres", "postgresql")
 
 
 def _source_uris(given: object) -> object:
@@ -22,8 +21,9 @@ def _source_uris(given: object) -> object:
 def _checked_sources(uris: tuple[str, ...]) -> tuple[str, ...]:
     for number, uri in enumerate(uris, 1):
         scheme, _, rest = uri.partition("://")
-        if scheme not in SOURCE_SCHEMES or not rest:
-            raise ValueError(f"source {number} should begin with kafka:// or postgres:// and a host")
+        if scheme not in KINDS or not rest:
+            schemes = ", ".join(f"{one}://" for one in KINDS)
+            raise ValueError(f"source {number} should begin with one of {schemes} and a host")
         if "@" in rest.partition("?")[0] or "password" in rest.partition("?")[2].lower():
             raise ValueError(
                 f"source {number} holds a user or a password, and everybody can read it there; put them into a file "
@@ -38,7 +38,8 @@ class WithSources(BaseModel):
     source: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_source_uris), AfterValidator(_checked_sources)] = (
         setting(
             (),
-            "Run this source of marks too: kafka://HOST:PORT or postgres://HOST:PORT (docs/sources.md). "
+            "Run this source of marks too: kafka://HOST:PORT, postgres://HOST:PORT, redis://HOST:PORT, "
+            "poll+http://HOST:PORT/PATH or poll+sql://HOST:PORT/DATABASE (docs/sources.md). "
             "May be repeated; in the file a table [[source]] with `uri` for each, in the environment separated by "
             "spaces.",
             is_secret=True,  # refused for the very password that it contains

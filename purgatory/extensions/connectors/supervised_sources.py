@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
+from purgatory_connectors.uri import KINDS
+
 LOGGER: Final = logging.getLogger(__name__)
 PRINCIPAL: Final = "purgatory-source"
 """Principal of the children; the policy grants it roles like any other principal."""
@@ -133,20 +135,20 @@ class SupervisedSource:
 
 def command_of(uri: str, socket: str, data_dir: Path | None, log_level: str) -> list[str]:
     """The command that starts the connector of this address. Without `data_dir`, it keeps no state."""
-    scheme = urlsplit(uri).scheme.replace("postgresql", "postgres")
+    kind = KINDS[urlsplit(uri).scheme]
     # -P: do not import packages from the working directory.
-    command = [sys.executable, "-P", "-m", "purgatory_connectors", scheme, uri, "--supervised", "--to", socket]
+    command = [sys.executable, "-P", "-m", "purgatory_connectors", kind, uri, "--supervised", "--to", socket]
     command += ["--log-format", "json", "--log-level", log_level]
     if data_dir is not None:
-        command += ["--state-dir", str(data_dir / "sources" / _folder(uri, scheme))]
+        command += ["--state-dir", str(data_dir / "sources" / _folder(uri, kind))]
     return command
 
 
-def _folder(uri: str, scheme: str) -> str:
+def _folder(uri: str, kind: str) -> str:
     """Name of the state folder. It does not change with hosts or options, except the label that names the marks."""
     options = parse_qs(urlsplit(uri).query)
     label = (options.get("label") or options.get("name") or [""])[0]
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", f"{scheme}-{label}" if label else scheme)
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", f"{kind}-{label}" if label else kind)
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:

@@ -22,8 +22,12 @@ SUBSCRIBERS_MAX: Final = 32
 SUBSCRIBERS_PER_PRINCIPAL_MAX: Final = 8
 ROWS_MAX: Final = 500
 """Operations buffered for one subscriber; further ones are counted but left out."""
-EXAMINED_MAX: Final = 500
-"""Operations per batch that are checked against the grants of a subscriber who may not see everything."""
+EXAMINED_MAX: Final = 3_000
+"""Operations per batch that are checked against the grants of a subscriber who may not see everything: all that a slice
+of work ends, unless one event ends more. This takes less time than making `ROWS_MAX` messages.
+
+Further ones are neither sent nor counted: how many there are must stay unknown to a subscriber who may not see them.
+"""
 ROW_BYTES: Final = 2_000
 
 EndedOperation = Any

@@ -45,11 +45,6 @@ class IncompleteRequest:
         """Stop waiting for a message."""
         self._calls.remove(self)
 
-    def arrived(self) -> None:
-        """The message has arrived, or the call has ended."""
-        self.ended()
-        self.is_first = False
-
     def end(self) -> None:
         """Cancel the call's task. The read itself continues until gRPC has sent the status, which frees the message."""
         if self._task is not None:

@@ -26,7 +26,7 @@ class SingleFlight(Generic[Answer]):
     async def get(self) -> Answer:
         """Return the answer, which may be up to `KEPT_S_MAX` old."""
         task = self._task
-        if task is None or (task.done() and (time.monotonic() >= self._kept_until_s or task.exception() is not None)):
+        if task is None or (task.done() and (time.monotonic() >= self._kept_until_s or _has_failed(task))):
             task = self._task = asyncio.create_task(self._run(), name="shared answer")
         # The computation belongs to all of its callers. Any one of them may be cancelled.
         return await asyncio.shield(task)
@@ -39,3 +39,8 @@ class SingleFlight(Generic[Answer]):
         if took_s > NOT_KEPT_S_MAX:
             self._kept_until_s = now_s + min(KEPT_S_MAX, KEPT_TIMES * took_s)
         return answer
+
+
+def _has_failed(task: asyncio.Task[Answer]) -> bool:
+    # `exception` of a cancelled task raises CancelledError, which would cancel the caller.
+    return task.cancelled() or task.exception() is not None

@@ -262,7 +262,7 @@ async def test_caught_up_with_empty_topics(start_daemon: StartDaemon, run: Run) 
         (["status", "--watch", "0"], "--watch 0 is too short"),
         (["hot", "--watch", "0"], "--watch 0 is too short"),
         (["tail", "--outcome", "refused"], "not an outcome: 'refused'; expected one of satisfied, "),
-        (["tail", "--kind", "delay"], "not a kind: 'delay'; expected produce, "),
+        (["tail", "--kind", "delay"], "not a kind: 'delay'; expected one of produce, "),
         (["show", "nonsense"], "is not a partition"),
         (["--nonsense"], "nonsense"),
         (["nonsense"], "nonsense"),

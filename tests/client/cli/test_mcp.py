@@ -135,6 +135,22 @@ async def test_a_wait_that_ends_otherwise_says_why(looking: AsyncClient) -> None
         assert (await failing)["outcome"] == "failed"
 
 
+async def test_marks_and_signals_are_one_wait(looking: AsyncClient) -> None:
+    """All of them, any of them, or none because a target of `unless` came first; the details name each."""
+    async with Client(mcp_server.make_server(looking)) as client:
+        await looking.advance("mixed-0", high_watermark=42)
+        targets = ["mixed-0@42", "signal:mixed"]
+        assert (await answer(client, "wait", targets=targets, timeout_seconds=0))["outcome"] == "expired"
+        assert (await answer(client, "wait", targets=targets, any_of=True))["outcome"] == "satisfied"
+        waiting = asyncio.create_task(answer(client, "wait", targets=targets, unless=["signal:mixed/failed"]))
+        await until_waiting(looking, "mixed-0")
+        await looking.signal_key("mixed/failed")
+        ended = await waiting
+        assert ended["outcome"] == "failed"
+        assert ended["details"][0] == "mixed-0: reached 42 of 42"
+        assert ended["details"][2].startswith("mixed/failed: reached 1 of 1")
+
+
 async def test_progress_is_reported_while_a_call_waits(looking: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client hears of its call at the interval, with rising numbers, and then gets the answer."""
     monkeypatch.setattr(mcp_server, "PROGRESS_S", 0.01)
@@ -174,8 +190,7 @@ async def test_caught_up_asks_a_source(shared_daemon: DaemonProcess, looking: As
     [
         ({"targets": []}, "at least 1 item"),
         ({"targets": ["orders-3"]}, "expected partition@offset, like orders-3@42"),
-        ({"targets": ["orders-3@1", "signal:a"]}, "cannot be mixed"),
-        ({"targets": ["orders-3@1"], "any_of": True}, "any_of applies to signals"),
+        ({"targets": ["orders-3@1"], "unless": ["signal-1"]}, "expected partition@offset, like orders-3@42"),
         ({"targets": ["signal:"]}, "key"),
         ({"targets": ["signal:a"], "timeout_seconds": -1}, "greater than or equal to 0"),
         ({"targets": ["signal:a"], "timeout_seconds": 1e9}, "less than or equal to"),

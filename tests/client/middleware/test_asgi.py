@@ -157,10 +157,12 @@ async def test_what_is_written_is_not_waited_for(client: AsyncClient) -> None:
 async def test_a_history_that_has_ended_is_not_waited_for(client: AsyncClient) -> None:
     """Positions of an earlier epoch no longer exist: the request is served, and the next token does not have them."""
     await client.advance(MARK, high_watermark=50, leader_epoch=4)
-    ended = Positions({MARK: 99}, {MARK: 3}).token
+    await client.advance("view/a-0", high_watermark=50, leader_epoch=4)
+    await client.advance("view/b-0", high_watermark=50)
+    ended = Positions({MARK: 99, "view/a-0": 99, "view/b-0": 50}, {MARK: 3, "view/a-0": 3}).token
     async with visiting(starlette_app(), client) as visit, visit("POST", "/write?offset=42", ended) as answer:
         after = Positions.of_token(answer.headers[HEADER])
-    assert (answer.status, after) == (200, Positions({MARK: 42}, {MARK: 4}))
+    assert (answer.status, after) == (200, Positions({"view/b-0": 50, MARK: 42}, {MARK: 4}))
 
 
 TOO_MANY = Positions({f"{MARK}{i}": 0 for i in range(2_001)}).token

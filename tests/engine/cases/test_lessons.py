@@ -28,6 +28,18 @@ def test_two_thousand_keys_cost_two_evaluations() -> None:
     assert world.engine.counts(plain.PRODUCE).evaluations <= 2
 
 
+def test_an_error_of_the_caller_is_kept_when_marks_are_stale() -> None:
+    """Code 7 that the caller gave stays 7, although its partition is stale too; what is still waited for gets 1001."""
+    world = World()
+    world.now_ms = 0
+    items = [plain.Item(("orders", 0), 5, local_error=7), plain.Item(("orders", 1), 5), plain.Item(("orders", 2), 5)]
+    handle = world.register(plain.PRODUCE, items, 1_000, stale_timeout_ms=50)
+    world.wait(50)
+    assert world.pair.fail_stale({("orders", 0): 60, ("orders", 1): 60}) == 1
+    world.collect()
+    assert world.errors(handle) == [7, 1001, 7]
+
+
 def test_confirmed_shrink_ends_waits() -> None:
     """Case 50: a leaving replica counts until the commit, which alone, without an append, ends waits of every kind."""
     world = World(lag_max_ms=100)

@@ -36,6 +36,29 @@ def test_case_48_caught_up_follower_outside_the_set_holds_back(dead: bool, fence
     assert world.marks("orders-0").high_watermark == (12 if dead or fenced else 11)
 
 
+@pytest.mark.parametrize("event", ["append", "follower", "in_sync"])
+def test_case_48_a_fenced_follower_is_left_out_from_the_next_event(event: str) -> None:
+    """Fencing a follower does not move the high watermark, as in Kafka; the next event that computes it does."""
+    world = World()
+    world.in_sync("orders-0", 1, 3, min_in_sync=1)
+    world.append("orders-0", 7)
+    world.follower("orders-0", 2, 7)
+    world.follower("orders-0", 3, 7)
+    world.append("orders-0", 11)
+    world.follower("orders-0", 3, 9)
+    produce = world.produce({"orders-0": 9})
+    world.replica("orders-0", 2, fenced=True, dead=True)
+    assert (world.marks("orders-0").high_watermark, world.outcome(produce)) == (7, "pending")
+    if event == "append":
+        world.append("orders-0", 12)
+    elif event == "follower":
+        world.follower("orders-0", 3, 10)
+    else:
+        world.in_sync("orders-0", 1)
+    assert world.marks("orders-0").high_watermark == (10 if event == "follower" else 9)
+    assert world.outcome(produce) == "satisfied"
+
+
 def test_case_48_follower_that_lags_too_long_does_not_hold_back() -> None:
     """A follower that was last caught up longer ago than the replica lag time does not hold back the high watermark."""
     world = World(lag_max_ms=100)

@@ -62,13 +62,38 @@ def test_an_epoch_without_records_is_dropped() -> None:
 
 
 def test_the_newest_epochs_are_kept() -> None:
-    """The newest thousand epochs are kept; an older epoch is answered with the oldest start."""
+    """The newest thousand epochs are kept. The ends of older ones are undefined, which a reader must learn; as in
+    Kafka, an epoch from before the first known one ends where that begins.
+    """
     cache = EpochCache()
-    for epoch in range(epochs.ENTRIES_MAX + 500):
+    for epoch in range(1, epochs.ENTRIES_MAX + 1):
+        cache.assign(epoch, 10 * epoch)
+    assert cache.end_offset(0, 10**6) == (0, 10)
+    for epoch in range(epochs.ENTRIES_MAX + 1, epochs.ENTRIES_MAX + 501):
         cache.assign(epoch, 10 * epoch)
     assert len(cache.epochs) == epochs.ENTRIES_MAX
+    assert cache.end_offset(502, 10**6) == (502, 5_030)
     assert cache.end_offset(501, 10**6) == (501, 5_020)
-    assert cache.end_offset(3, 10**6) == (3, 5_000)
+    assert [cache.end_offset(epoch, 10**6) for epoch in (0, 3, 500)] == [(-1, -1)] * 3
+    cache.truncate(5_025)
+    assert cache.end_offset(501, 5_025) == (501, 5_020)
+    assert cache.end_offset(500, 5_025) == (-1, -1)
+
+
+def test_a_reader_of_a_dropped_epoch_learns_that_it_is_unknown() -> None:
+    """A fetch whose last epoch is older than the thousand that are kept ends with error 1, as for an unknown epoch,
+    although its offset is below the start of the oldest one.
+    """
+    world = World()
+    for epoch in range(epochs.ENTRIES_MAX + 30):
+        world.lead(P, epoch, start=10 * epoch)
+    world.append(P, 10 * epochs.ENTRIES_MAX + 1_000)
+    world.high_watermark(P, 10 * epochs.ENTRIES_MAX + 1_000)
+    dropped = world.fetch({P: 290}, last_epoch=25)
+    assert world.item(dropped).error == 1
+    known = world.fetch({P: 500}, last_epoch=40)
+    answer = world.item(known)
+    assert (answer.error, answer.diverging_epoch, answer.diverging_end) == (0, 40, 410)
 
 
 BYTES = 10

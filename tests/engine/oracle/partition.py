@@ -6,6 +6,8 @@ Everything is recomputed from lists on every call; nothing is optimised.
 from tests.engine import plain
 from tests.engine.oracle.positions import Index
 
+EPOCHS_MAX = 1_000
+
 
 class Replica:
     """A remote replica as its leader sees it."""
@@ -47,7 +49,7 @@ class Partition:
         """If not 0, the partition was removed, and its waits end with this code."""
         self.index = Index()
         self.epochs: list[tuple[int, int]] = []
-        """(leader epoch, its first offset), in order."""
+        """(leader epoch, its first offset), in order. The offset of the oldest is -1 if older ones were dropped."""
         self.events = 0
         self.unchanged = 0
         self.stale = 0
@@ -95,6 +97,8 @@ class Partition:
         if epoch == self.epochs[-1][0]:
             return (epoch, self.log_end)
         if epoch < self.epochs[0][0]:
+            if self.epochs[0][1] < 0:
+                return None
             return (epoch, self.epochs[0][1])
         largest = max(known for known, _ in self.epochs if known <= epoch)
         return (largest, min(start for known, start in self.epochs if known > epoch))
@@ -274,6 +278,8 @@ class Partition:
             return
         self.epochs = [entry for entry in self.epochs if entry[0] < epoch and entry[1] < start]
         self.epochs.append((epoch, start))
+        if len(self.epochs) > EPOCHS_MAX:
+            self.epochs = [(self.epochs[1][0], -1), *self.epochs[2:]]
 
     def truncate(self, offset: int) -> None:
         if offset >= self.log_end:

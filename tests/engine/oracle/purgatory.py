@@ -170,12 +170,15 @@ class Oracle:
         """Fail the operations that have waited out their stale timeout for a mark that was stale as long."""
         stale = [waiting for waiting in self.pending.values() if is_stale(waiting, stale_ms, now_ms)]
         for waiting in stale:
+            decided = [item.decided for item in waiting.items]
             self.end(waiting, plain.FAILED, now_ms)
             row = self.ended[-1]
             not_reached = 0 if row.kind == plain.FETCH else 7
             items = [
-                item._replace(error=1001) if item.error == not_reached and item.name in stale_ms else item
-                for item in row.items
+                item._replace(error=1001)
+                if item.error == not_reached and item.name in stale_ms and not is_decided
+                else item
+                for item, is_decided in zip(row.items, decided, strict=True)
             ]
             self.ended[-1] = row._replace(items=tuple(items))
         self.forget_mentioned_only()

@@ -2,6 +2,8 @@
 
 import tracemalloc
 
+import pytest
+
 from purgatory.engine.batches import OperationBatch
 from purgatory.engine.codes import PRODUCE
 from purgatory.engine.engine import Engine
@@ -141,6 +143,20 @@ def test_places_of_owners_are_used_again() -> None:
     for _ in range(ROUNDS):
         world.engine.remove_owner(world.engine.add_owner(), world.now_ms)
     assert len(world.engine._pending.owners) == 2
+
+
+def test_an_owner_is_removed_only_when_its_results_were_taken() -> None:
+    """Otherwise the next owner, which has the same id, would get them."""
+    engine = World().engine
+    owner = engine.add_owner()
+    batch = OperationBatch([1], partitions=[("orders", 0)], offsets=[5], timeouts_ms=[0])
+    assert engine.register(owner, PRODUCE, batch, 0).accepted == 1
+    with pytest.raises(AssertionError, match=f"owner {owner.owner_id} has results that were not taken: 1"):
+        engine.remove_owner(owner, 0)
+    assert [completions.owner_id for completions in engine.take_completions()] == [owner.owner_id]
+    engine.remove_owner(owner, 0)
+    assert engine.add_owner().owner_id == owner.owner_id
+    assert engine.take_completions() == []
 
 
 STEP = 200

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from examples.kafka_cluster import KafkaCluster
 from tests.kafka.history.history_judge import GONE, Mark
 
-DUMP: Final = "kafka.tools.DumpLogSegments"
+DUMP: Final = "org.apache.kafka.tools.DumpLogSegments"
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 FOLDER: Final = re.compile(r"(.+)-(\d+)(?:\.[0-9a-f]+-(?:delete|stray))?")
 """The folder of a partition. Folders of deleted topics are renamed, and kept for log.segment.delete.delay.ms."""

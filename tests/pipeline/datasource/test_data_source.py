@@ -320,6 +320,22 @@ def test_rows_become_messages_of_the_wire() -> None:
     )
     signal = operation_of([{"operation_id": 1, "kind": "signal", "topic": "k", "offset": 2, "any_key": True}])
     assert (signal.signal.any, signal.signal.keys[0].key, signal.signal.keys[0].required_count) == (True, "k", 2)
+    rows = [
+        {
+            "operation_id": 1,
+            "kind": "composite",
+            "item": 0,
+            "topic": "t",
+            "partition": 2,
+            "offset": 7,
+            "unless_count": 1,
+        },
+        {"operation_id": 1, "kind": "composite", "item": 1, "topic": "k"},
+    ]
+    composite = operation_of(rows).composite
+    [mark], [failure] = composite.terms, composite.unless
+    assert (mark.mark.topic_partition.partition, mark.mark.required_offset, failure.signal.key) == (2, 7, "k")
+    assert not failure.signal.HasField("required_count")
 
 
 def test_a_message_of_the_wire_becomes_rows() -> None:
@@ -341,6 +357,12 @@ def test_a_message_of_the_wire_becomes_rows() -> None:
         ("k", None, None), ("l", None, 2.0),
     ]  # fmt: skip
     assert (second["items"], second["refusal"]) == ([], "signal.keys: none")
+    composite = result_pb2.ResultColumns(
+        kind=5, keys=["k"], operation_id=[7], outcome=[2], item_count=[2], item_index=[1, 0]
+    )
+    composite.partitions.add(topic="t", partition=2)
+    [row] = rows_of("s", "5e", 13, composite).to_pylist()
+    assert [(item["topic"], item["partition"]) for item in row["items"]] == [("k", None), ("t", 2)]
 
 
 def test_options_that_make_no_sense_are_named() -> None:

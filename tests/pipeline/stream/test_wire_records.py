@@ -9,10 +9,12 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from purgatory_pipeline.streaming.datasource.daemon_writer import operation_of
 from purgatory_pipeline.streaming.stream.shard.shard import Shard
 from purgatory_pipeline.streaming.stream.wire_records import EVENT, OPERATION, RecordRows
 
 from purgatory.engine.batches import OperationBatch
+from purgatory.engine.codes import KIND_NAMES
 from purgatory.service.translate.events import events_from_rows
 from purgatory.service.translate.operations import CONDITION_KINDS, run_from_row
 from purgatory.v1 import event_pb2, operation_pb2
@@ -132,6 +134,19 @@ def test_a_record_says_the_same_to_a_stream_as_to_the_daemon(records: list[tuple
     assert sorted(map(repr, found)) == sorted(map(repr, direct.outcomes))
     assert played.malformed.num_rows == direct.refused_events
     assert sum(malformed.num_rows for _, malformed in tables) == unreadable
+
+
+def test_a_composite_made_of_rows_is_the_same() -> None:
+    """The rows of a composite are written to a daemon as the composite that they came from, arm by arm."""
+    place = operation_pb2.TopicPartition(topic="orders", partition=3)
+    mark = operation_pb2.Term(mark=operation_pb2.MarkTerm(topic_partition=place, required_offset=42))
+    signals = [operation_pb2.Term(signal=operation_pb2.SignalKey(key=key, required_count=2)) for key in ("a", "b")]
+    composite = operation_pb2.Composite(terms=[mark, signals[0], mark], required_terms=2, unless=[signals[1], mark])
+    operation = operation_pb2.Operation(operation_id=7, timeout_ms=9, composite=composite)
+    rows = RecordRows(OPERATION, is_json=False)
+    rows.add(operation.SerializeToString(), 1, 0, "c")
+    written = operation_of([row | {"kind": KIND_NAMES[row["kind"]]} for row in rows.tables()[0].to_pylist()])
+    assert written == operation
 
 
 @pytest.mark.parametrize("operation_id", [0, 2**63, 2**64 - 1])

@@ -36,7 +36,8 @@ class Waiting:
             call = self.calls.call(caller)
             call.begin()
             if has_read:
-                call.arrived()
+                call.ended()
+                call.is_first = False
                 call.begin()
             try:
                 await asyncio.get_running_loop().create_future()
@@ -44,7 +45,7 @@ class Waiting:
                 refused = call.refusal()
                 return "cancelled" if refused is None else code_pb2.Code.Name(refused.code)
             finally:
-                call.arrived()
+                call.ended()
             raise AssertionError("nothing comes")
 
         return asyncio.create_task(serve())

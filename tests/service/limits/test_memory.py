@@ -241,6 +241,11 @@ def test_the_size_of_a_batch_is_told_from_the_message() -> None:
     columns = operation_pb2.OperationColumns(operation_id=[1, 2, 3], item_index=[0, 1, 0, 1])
     assert size_of(wire.RegisterBatch(columns=columns)) == (3, 4)
     assert size_of(wire.RegisterBatch(columns=operation_pb2.OperationColumns(operation_id=[1, 2]))) == (2, 2)
+    # The terms of a composite may repeat a name, so one index may stand for all of them.
+    repeated = operation_pb2.OperationColumns(
+        kind=operation_pb2.OPERATION_KIND_COMPOSITE, operation_id=[1, 2, 3], item_count=[500]
+    )
+    assert size_of(wire.RegisterBatch(columns=repeated)) == (3, 1_500)
     items = [
         operation_pb2.ProducePartition(topic_partition=operation_pb2.TopicPartition(topic="t", partition=number))
         for number in range(50)

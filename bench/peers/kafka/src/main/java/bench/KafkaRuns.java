@@ -12,17 +12,18 @@ import org.apache.kafka.server.util.timer.TimerTask;
 
 /** Kafka's own purgatory and timer, driven as a broker drives them: one thread registers and checks, the reaper reaps. */
 final class KafkaRuns {
-    static final Map<String, Main.Workload> WORKLOADS = Map.of(
-        "register-complete", KafkaRuns::registerComplete,
-        "expire-all", KafkaRuns::expireAll,
-        "cancel-all", KafkaRuns::cancelAll,
-        "fetch-evaluations", KafkaRuns::fetchEvaluations,
-        "memory", KafkaRuns::memory,
-        "five-partitions", KafkaPatterns::fivePartitions,
-        "zipf", KafkaPatterns::zipf,
-        "falling", KafkaPatterns::falling,
-        "timer-add-cancel", KafkaRuns::timerAddCancel,
-        "timer-add-expire", KafkaRuns::timerAddExpire);
+    static final Map<String, Main.Workload> WORKLOADS = Map.ofEntries(
+        Map.entry("register-complete", KafkaRuns::registerComplete),
+        Map.entry("expire-all", KafkaRuns::expireAll),
+        Map.entry("cancel-all", KafkaRuns::cancelAll),
+        Map.entry("fetch-evaluations", KafkaRuns::fetchEvaluations),
+        Map.entry("memory", KafkaRuns::memory),
+        Map.entry("leftovers", KafkaLeftovers::leftovers),
+        Map.entry("five-partitions", KafkaPatterns::fivePartitions),
+        Map.entry("zipf", KafkaPatterns::zipf),
+        Map.entry("falling", KafkaPatterns::falling),
+        Map.entry("timer-add-cancel", KafkaRuns::timerAddCancel),
+        Map.entry("timer-add-expire", KafkaRuns::timerAddExpire));
 
     private static final long LONG_MS = 600_000;
 
@@ -185,7 +186,7 @@ final class KafkaRuns {
         return Map.of("bytes", (after - before) / count, "operations", (double) count);
     }
 
-    private static double usedBytes() throws InterruptedException {
+    static double usedBytes() throws InterruptedException {
         for (int round = 0; round < 3; round++) {
             System.gc();
             Thread.sleep(50);

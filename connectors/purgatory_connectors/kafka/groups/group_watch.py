@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from purgatory_connectors.errors import SourceRefused, SourceStale
 from purgatory_connectors.kafka.cluster_view import ClusterView
-from purgatory_connectors.kafka.group_marks import GroupMarks, MarkMove
-from purgatory_connectors.kafka.group_poller import GroupPoller
+from purgatory_connectors.kafka.groups.group_marks import GroupMarks, MarkMove
+from purgatory_connectors.kafka.groups.group_poller import GroupPoller
 from purgatory_connectors.kafka.kafka_events import CommitBatch, EventQueue, OffsetRemoved, OffsetsUncertain
 from purgatory_connectors.kafka.kafka_settings import KafkaSettings
 from purgatory_connectors.kafka.mark_names import NOTHING, MarkNames, WantedMarks
@@ -114,7 +114,9 @@ class GroupWatch:
         found = {}
         for (name, number), mark in self._publisher.published(prefix).items():
             parsed = self._names.parse(name)
-            if parsed is not None and parsed.group is not None and self._settings.selects(parsed.group, parsed.topic):
+            if parsed is None or not parsed.group or parsed.is_share:
+                continue
+            if self._settings.selects(parsed.group, parsed.topic):
                 found[parsed.group, parsed.topic, number] = mark.offset
         return found
 

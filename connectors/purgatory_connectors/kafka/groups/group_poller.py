@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, TopicAuthorizationFailedError, for_code
+from aiokafka.errors import (
+    GroupAuthorizationFailedError,
+    IncompatibleBrokerVersion,
+    KafkaError,
+    TopicAuthorizationFailedError,
+    for_code,
+)
 from aiokafka.protocol.api import Request, Response
 from aiokafka.protocol.commit import OffsetFetchRequest
 
 from purgatory_connectors.errors import SourceRefused, SourceStale
-from purgatory_connectors.kafka.offset_records import CommitName
+from purgatory_connectors.kafka.groups.share_starts import ShareStart, ShareStartsRequest, starts_of
+from purgatory_connectors.kafka.offset_records import CommitName, Partition
 
 AT_ONCE_MAX: Final = 32
 """Maximum number of groups that are polled concurrently."""
@@ -54,9 +61,17 @@ class GroupPoller:
 
     async def offsets(self, group: str) -> dict[CommitName, int]:
         """All committed offsets of a group. Raises SourceStale, or SourceRefused without Describe on the group."""
+        found = await self._asked(group, self._committed)
+        return {(group, at.topic, at.partition): value.offset for at, value in found.items() if value.offset >= 0}
+
+    async def share_starts(self, group: str) -> dict[Partition, ShareStart]:
+        """The start offsets of a share group, none if there is no such group. Raises as `offsets`."""
+        return await self._asked(group, self._share_starts)
+
+    async def _asked(self, group: str, question: Callable[[str], Coroutine[Any, Any, Answer]]) -> Answer:
         async with self._at_once:
             try:
-                found = await self._to_its_end(self._committed(group))
+                return await self._to_its_end(question(group))
             except (GroupAuthorizationFailedError, TopicAuthorizationFailedError) as error:
                 raise SourceRefused(
                     f"may not ask for offsets of group {group!r}; allow Describe on it and on its topics"
@@ -65,7 +80,6 @@ class GroupPoller:
                 # It has moved, or its broker is down: look it up again with the next request.
                 self._coordinators.pop(group, None)
                 raise SourceStale(f"the coordinator of group {group!r} does not answer: {_said(error)}") from error
-        return {(group, at.topic, at.partition): value.offset for at, value in found.items() if value.offset >= 0}
 
     async def offsets_of(self, groups: Iterable[str]) -> dict[str, dict[CommitName, int] | Exception]:
         """Call `offsets` for several groups; each result is its offsets or its exception."""
@@ -100,11 +114,23 @@ class GroupPoller:
             question.exception()  # mark it as retrieved, or asyncio would log it
 
     async def _committed(self, group: str) -> dict[Any, Any]:
+        admin, coordinator = await self._coordinator(group)
+        return dict(await admin.list_consumer_group_offsets(group, group_coordinator_id=coordinator))
+
+    async def _share_starts(self, group: str) -> dict[Partition, ShareStart]:
+        admin, coordinator = await self._coordinator(group)
+        try:
+            answer = await admin._send_request(ShareStartsRequest(group), coordinator)  # noqa: SLF001 - no other way
+        except (NotImplementedError, IncompatibleBrokerVersion) as error:
+            raise SourceRefused("share groups need brokers 4.2 or newer") from error
+        return starts_of(answer)
+
+    async def _coordinator(self, group: str) -> tuple[_OutspokenClient, int]:
         admin = await self._connected()
         coordinator = self._coordinators.get(group)
         if coordinator is None:
             coordinator = self._coordinators[group] = await admin.find_coordinator(group)
-        return dict(await admin.list_consumer_group_offsets(group, group_coordinator_id=coordinator))
+        return admin, coordinator
 
     async def _connected(self) -> _OutspokenClient:
         async with self._starting:

@@ -1,0 +1,127 @@
+"""Keeps the marks of share groups up to date: their start offsets, or the ends of partitions without lag.
+
+Share groups keep their state in a topic of its own with a format that may change, so it is not read. Their groups are
+not discovered: one is polled once an operation waits on it, or a daemon has marks of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from purgatory_connectors.errors import SourceRefused, SourceStale
+from purgatory_connectors.kafka.cluster_view import ClusterView
+from purgatory_connectors.kafka.groups.group_poller import GroupPoller
+from purgatory_connectors.kafka.groups.share_starts import ShareStart
+from purgatory_connectors.kafka.kafka_settings import KafkaSettings
+from purgatory_connectors.kafka.mark_names import MarkNames
+from purgatory_connectors.kafka.offset_records import CommitName, Partition
+from purgatory_connectors.publisher.observation import Observation, StaleMarks
+from purgatory_connectors.publisher.publisher import Publisher
+from purgatory_connectors.publisher.rising_marks import RisingMarks
+
+IDLE_POLL_S: Final = 1.0
+"""Interval for groups that nobody waits on."""
+
+
+class ShareGroups:
+    """Polls share groups. Without a `poller`, there are no marks of them."""
+
+    def __init__(
+        self,
+        view: ClusterView,
+        names: MarkNames,
+        settings: KafkaSettings,
+        poller: GroupPoller | None,
+        publisher: Publisher,
+    ) -> None:
+        self._view: Final = view
+        self._names: Final = names
+        self._settings: Final = settings
+        self._poller: Final = poller
+        self._publisher: Final = publisher
+        self._wanted: frozenset[CommitName] = frozenset()
+        self._starts: Final[dict[CommitName, ShareStart]] = {}
+        """The last answers."""
+        self._drained: Final[dict[CommitName, int]] = {}
+        """Ends below which all records were done when the lag was 0."""
+        self._marks: Final[dict[str, RisingMarks[Partition]]] = {}
+        self._stale: Final[dict[str, tuple[float, str]]] = {}
+        self._idle_at = 0.0
+        self._wake: Final = asyncio.Event()
+
+    def want(self, shares: Iterable[CommitName]) -> None:
+        """Set the current demand."""
+        self._wanted = frozenset(name for name in shares if self._settings.selects(*name[:2]))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        while self._poller is not None:
+            began, groups = time.monotonic(), {group for group, _, _ in self._wanted}
+            self._wake.clear()
+            if began >= self._idle_at:
+                self._idle_at = began + IDLE_POLL_S
+                groups |= self._published().keys()
+                for group in self._stale.keys() - groups:
+                    del self._stale[group]
+            await asyncio.gather(*(self._poll(self._poller, group) for group in groups))
+            due = began + self._settings.poll_ms / 1000 if self._wanted else self._idle_at
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.005, due - time.monotonic())):
+                    await self._wake.wait()
+
+    def stale_marks(self) -> list[StaleMarks]:
+        """The marks that cannot be seen."""
+        now = time.monotonic()
+        return [
+            StaleMarks(self._names.share_prefix(group), stale_ms=int((now - since) * 1000), reason=reason)
+            for group, (since, reason) in self._stale.items()
+        ]
+
+    def _published(self) -> dict[str, dict[Partition, int]]:
+        """The marks that daemons have, by group."""
+        found: dict[str, dict[Partition, int]] = {}
+        for (name, number), mark in self._publisher.published(self._names.prefix).items():
+            parsed = self._names.parse(name)
+            if parsed is not None and parsed.is_share and parsed.group and self._settings.selects(*parsed[:2]):
+                found.setdefault(parsed.group, {})[parsed.topic, number] = mark.offset
+        return found
+
+    async def _poll(self, poller: GroupPoller, group: str) -> None:
+        began = time.monotonic()
+        wanted = [(topic, number) for of_group, topic, number in self._wanted if of_group == group]
+        try:
+            # Before the question: without lag, all records below these ends are done.
+            ends = await self._view.ends(wanted) if wanted else {}
+            starts = await poller.share_starts(group)
+        except (SourceStale, SourceRefused) as error:
+            self._stale.setdefault(group, (began, str(error)))
+            return
+        self._stale.pop(group, None)
+        if group not in self._marks:
+            self._marks[group] = RisingMarks(self._published().get(group, {}))
+        reading = {
+            at: self._position((group, *at), start, ends[at].offset if at in ends else -1)
+            for at, start in starts.items()
+            if self._settings.selects(group, at[0])
+        }
+        self._publisher.observe(
+            Observation(
+                name, number, offset, "" if offset is None else self._starts[group, topic, number].topic_id, back
+            )
+            for (topic, number), offset, back in self._marks[group].take(reading)
+            if (name := self._names.of_share(group, topic)) is not None
+        )
+
+    def _position(self, name: CommitName, start: ShareStart, end: int) -> int:
+        before = self._starts.get(name)
+        if before is not None and (before.topic_id != start.topic_id or start.offset < before.offset):
+            self._drained.pop(name, None)  # the topic was recreated, or the group was reset
+        self._starts[name] = start
+        if start.lag == 0:
+            self._drained[name] = max(end, self._drained.get(name, -1))
+        return max(start.offset, self._drained.get(name, -1))

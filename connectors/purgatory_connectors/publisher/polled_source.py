@@ -1,0 +1,158 @@
+"""A source that asks its targets at intervals: often while an operation waits for their marks, otherwise seldom.
+
+A target that fails or does not answer does not delay the others: each has a task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Generic, TypeVar
+
+from purgatory_connectors.errors import SourceStale, SourceUriInvalid
+from purgatory_connectors.publisher.observation import Observation, SourceState, StaleMarks
+from purgatory_connectors.publisher.publisher import Publisher, Source
+from purgatory_connectors.uri import SourceUri
+
+POLL_OPTIONS: Final = ("name", "config", "poll_ms", "idle_poll_ms", "timeout_ms")
+_RETRY_S: Final = 0.5
+"""Shortest interval at which a target that cannot be read is asked again."""
+_CONNECTED_POLL_S: Final = 0.05
+_MS_MAX: Final = 3_600_000
+
+Reading = TypeVar("Reading")
+
+
+class Unreadable(SourceStale):
+    """A target cannot be read now. `is_refused`: an administrator must fix it, such as a login, a right or a query."""
+
+    def __init__(self, reason: str, *, is_refused: bool = False) -> None:
+        super().__init__(reason[:300])
+        self.is_refused: Final = is_refused
+
+
+class PolledSource(Source, Generic[Reading]):
+    """Asks each target with `read` and passes the answer to `take`.
+
+    Args:
+        kind: The first part of the names of its marks, "KIND/NAME/".
+        uri: The address, with `name` and the times to ask at.
+        targets: What is asked; opaque here.
+        poll_ms: Interval while operations wait, unless the address has another one.
+
+    Raises:
+        SourceUriInvalid: An option is wrong.
+    """
+
+    publisher: Publisher
+
+    def __init__(self, kind: str, uri: SourceUri, targets: Sequence[str], poll_ms: int) -> None:
+        name = uri.options.get("name", "main")
+        if not name or "/" in name or len(name) > 100:
+            raise SourceUriInvalid(f"source {uri.text!r}: name={name!r}; 1 to 100 characters, and no slash")
+        self.name = f"{uri.scheme}://{','.join(uri.hosts)}"[:249]
+        self.prefix: Final = f"{kind}/{name}/"
+        self.topic_prefixes = (self.prefix,)
+        self._poll_s: Final = uri.number("poll_ms", poll_ms, most=_MS_MAX) / 1000
+        self._idle_poll_s: Final = uri.number("idle_poll_ms", 1000, most=_MS_MAX) / 1000
+        self._timeout_s: Final = uri.number("timeout_ms", 1500, most=_MS_MAX) / 1000
+        self._wanted: frozenset[str] = frozenset()
+        self._wake: Final = {target: asyncio.Event() for target in targets}
+        self._failed: Final[dict[str, Unreadable | None]] = {}
+        """For each target that was asked: why it could not be read."""
+
+    @abstractmethod
+    async def read(self, target: str) -> Reading:
+        """Ask a target. It is cancelled when the time is up. Raises Unreadable."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close all connections. The source may run again and then opens others."""
+
+    @abstractmethod
+    def begin(self, told: Mapping[str, int]) -> None:
+        """A run begins. `told`: the positions that daemons have, by mark without the prefix."""
+
+    @abstractmethod
+    def take(self, target: str, reading: Reading | Unreadable, now: float) -> list[Observation]:
+        """Apply an answer. Returns what has changed."""
+
+    @abstractmethod
+    def stale(self) -> Mapping[str, tuple[float, str]]:
+        """The marks that cannot be seen: when they were last seen, and why. "" stands for all marks."""
+
+    def needs(self, mark: str) -> Iterable[str]:  # noqa: ARG002 - for subclasses
+        """The targets whose answers move this mark."""
+        return self._wake
+
+    async def asked(self, target: str) -> Reading:
+        """`read` within the permitted time. Raises Unreadable."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self.read(target)
+        except TimeoutError:
+            raise Unreadable("it does not answer") from None
+
+    async def run(self, publisher: Publisher) -> None:
+        """Watch until cancelled."""
+        self.publisher = publisher
+        publisher.report(SourceState.LOADING, "not connected to a daemon yet")
+        # Only daemons know which marks existed before this run.
+        while not publisher.daemons_connected:  # noqa: ASYNC110 - the publisher has no event for it
+            await asyncio.sleep(_CONNECTED_POLL_S)
+        marks = publisher.published(self.prefix)
+        told = {topic.removeprefix(self.prefix): mark.offset for (topic, _), mark in marks.items()}
+        self.begin({mark: offset for mark, offset in told.items() if offset >= 0})
+        self._failed.clear()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._follow_demand())
+                for target in self._wake:
+                    tasks.create_task(self._follow(target))
+        finally:
+            await self.close()
+
+    async def _follow(self, target: str) -> None:
+        while True:
+            began = time.monotonic()
+            self._wake[target].clear()
+            answer: Reading | Unreadable
+            try:
+                answer = await self.asked(target)
+            except Unreadable as error:
+                answer = error
+            self._failed[target] = answer if isinstance(answer, Unreadable) else None
+            if changes := self.take(target, answer, time.monotonic()):
+                self.publisher.observe(changes)
+            self._report()
+            interval = self._poll_s if target in self._wanted else self._idle_poll_s
+            if isinstance(answer, Unreadable):
+                interval = max(interval, _RETRY_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, began + interval - time.monotonic())):
+                    await self._wake[target].wait()
+
+    def _report(self) -> None:
+        now, stale = time.monotonic(), self.stale()
+        marks = [
+            StaleMarks(self.prefix + mark, bool(mark), (), round((now - seen_at) * 1000), reason)
+            for mark, (seen_at, reason) in stale.items()
+        ]
+        state = SourceState.STALE if stale else SourceState.LIVE
+        if len(self._failed) < len(self._wake):
+            state = SourceState.LOADING
+        elif stale and all(failed is not None and failed.is_refused for failed in self._failed.values()):
+            state = SourceState.REFUSED
+        self.publisher.report(state, "; ".join(sorted({reason for _, reason in stale.values()}))[:1000], marks)
+
+    async def _follow_demand(self) -> None:
+        while True:
+            marks = {topic.removeprefix(self.prefix) for topic, _ in self.publisher.demand}
+            wanted = frozenset().union(*map(self.needs, marks))
+            for target in wanted - self._wanted:
+                self._wake[target].set()
+            self._wanted = wanted
+            await self.publisher.demand_changed()

@@ -1,0 +1,112 @@
+"""The Redis source: polls `INFO replication` of each server.
+
+Marks are under "redis/NAME/": SERVER, any, all and quorum.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+
+from purgatory_connectors.errors import SourceStale, SourceUriInvalid
+from purgatory_connectors.publisher.derived_marks import DERIVED
+from purgatory_connectors.publisher.observation import End, Observation
+from purgatory_connectors.publisher.polled_source import POLL_OPTIONS, PolledSource, Unreadable
+from purgatory_connectors.redis.replica_group import ReplicaGroup, ServerState
+from purgatory_connectors.uri import SourceUri
+
+
+class RedisSource(PolledSource[ServerState]):
+    """Its targets are the servers, by name. Raises SourceUriInvalid."""
+
+    def __init__(self, uri: SourceUri) -> None:
+        uri = uri.merged("PURGATORY_REDIS_")
+        servers = uri.listed("servers") or uri.hosts
+        if len(servers) != len(uri.hosts) or len(set(servers) - set(DERIVED)) != len(servers):
+            raise SourceUriInvalid(
+                f"source {uri.text!r}: servers={','.join(servers)!r}; a different name for each of the "
+                f"{len(uri.hosts)} hosts, and none of {', '.join(DERIVED)}"
+            )
+        super().__init__("redis", uri, servers, poll_ms=20)
+        self._quorum: Final = uri.number("quorum", None)
+        self._clients: Final = {one: _client(uri, host) for one, host in zip(servers, uri.hosts, strict=True)}
+        self._group = ReplicaGroup(servers, self._quorum, {}, (), 0.0)
+
+    async def read(self, target: str) -> ServerState:
+        try:
+            info = await self._clients[target].info("replication")
+        except (AuthenticationError, NoPermissionError) as error:
+            raise Unreadable(f"{error}; the user needs the right +info", is_refused=True) from error
+        except (RedisError, OSError) as error:
+            raise Unreadable(str(error) or type(error).__name__) from error
+        return _state_of(info)
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.aclose()
+
+    def begin(self, told: Mapping[str, int]) -> None:
+        lineages = [self.publisher.replicator.lineage((self.prefix + mark, 0)) for mark in told]
+        known = [(*one.retired, one.identity) for one in lineages if one is not None and one.identity]
+        # Each break changes the history of all marks, so the longest list is the most recent one.
+        histories = max(known, key=len, default=())
+        self._group = ReplicaGroup(tuple(self._clients), self._quorum, told, histories, time.monotonic())
+
+    def take(self, target: str, reading: ServerState | Unreadable, now: float) -> list[Observation]:
+        if isinstance(reading, Unreadable):
+            changes = self._group.lost(target, str(reading), now)
+        else:
+            changes = self._group.saw(target, reading, now)
+        return [one._replace(topic=self.prefix + one.topic) for one in changes]
+
+    def stale(self) -> Mapping[str, tuple[float, str]]:
+        return self._group.stale()
+
+    def needs(self, mark: str) -> Iterable[str]:
+        return self._clients if mark in DERIVED else {mark} & self._clients.keys()
+
+    async def ends(self, names: Sequence[str]) -> list[End]:
+        """The primary's offset, read after the call began. Raises SourceStale."""
+        primary = self._group.primary
+        if primary is None:
+            raise SourceStale(f"{self.prefix}: no primary can be seen, or more than one")
+        state = await self.asked(primary)
+        # After a promotion during the query, this end may be lost.
+        if not state.is_primary or state.history != self._group.history:
+            raise SourceStale(f"{self.prefix}: there is another primary than {primary} now")
+        return [End(name, 0, state.position) for name in names]
+
+
+def _client(uri: SourceUri, host: str) -> Redis:
+    """A client of one server. The options that are not the source's own are those of the package `redis`."""
+    own = {*POLL_OPTIONS, "servers", "quorum", "user", "password"}
+    others = {option.replace(".", "_"): value for option, value in uri.options.items() if option not in own}
+    scheme = uri.scheme.replace("valkey", "redis")
+    login: dict[str, Any] = {"username": uri.options.get("user"), "password": uri.options.get("password")}
+    # Protocol 2 is what all versions speak, and the only retries are those of the source.
+    url = f"{scheme}://{host}/?{urlencode({'protocol': '2', **others})}"
+    try:
+        client = Redis.from_url(url, **login, retry=Retry(NoBackoff(), 0))
+        client.connection_pool.make_connection()  # type: ignore[no-untyped-call] # checks the options, without connecting
+    except (TypeError, ValueError) as error:
+        raise SourceUriInvalid(f"source {uri.text!r}: {error}; see the options of the Python package redis") from error
+    return client
+
+
+def _state_of(info: Mapping[str, Any]) -> ServerState:
+    """The state in an answer. Raises Unreadable: a replica without its primary may be loading other data."""
+    is_primary = info["role"] == "master"
+    if not is_primary and info["master_link_status"] != "up":
+        raise Unreadable("it is not connected to its primary, or still loads its data")
+    position = info["master_repl_offset" if is_primary else "slave_repl_offset"]
+    # `second_repl_offset` is the first offset that is not of the earlier history.
+    return ServerState(
+        is_primary, info["master_replid"], position, info["master_replid2"], info["second_repl_offset"] - 1
+    )

@@ -1,0 +1,1 @@
+"""Commands that wait: for offsets, signals, tokens, everything written so far, or many operations at once."""

@@ -1,0 +1,321 @@
+"""Composites through the Python client and the command line, on the real daemon."""
+
+import asyncio
+import json
+import random
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from purgatory_client import (
+    AsyncClient,
+    Client,
+    OperationKind,
+    Outcome,
+    Result,
+    all_of,
+    any_of,
+    at_least,
+    batches,
+    errors,
+    events,
+    mark,
+    signal,
+    waits,
+)
+from purgatory_client.results import UNLESS_REACHED
+
+from purgatory.engine import codes
+from purgatory.engine.views import ItemView, PendingView
+from purgatory.service.access.account import Accounts
+from purgatory.service.access.roles import Grants, Names
+from purgatory.service.visibility import may_see
+from tests.client.cli.test_commands import purgatory
+from tests.client.until import until_pending
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+
+LONG = 60.0
+TERMS_MAX = 2_000
+
+
+@pytest.fixture
+async def client(shared_daemon: DaemonProcess) -> AsyncIterator[AsyncClient]:
+    """A client of the shared daemon; each test uses names of its own."""
+    async with AsyncClient(shared_daemon.address) as client:
+        yield client
+
+
+def decided(result: Result) -> list[tuple[str, int, int]]:
+    """Name, error code and reached value of each term that decided."""
+    return [(one.name, one.error_code, one.reached_offset) for one in result.decided_by]
+
+
+async def test_each_outcome(client: AsyncClient) -> None:
+    """The result names the terms that decided and what each reached; the failure arm has an error of its own."""
+    condition = at_least(2, mark("each-3", 42), mark("pg/each/r1", 7), signal("each-job"))
+    calls = [asyncio.create_task(client.wait(condition, unless=signal("each-no"), timeout=LONG)) for _ in range(2)]
+    await until_pending(client, 2)
+    assert (await client.advance("each-3", high_watermark=50)).ended == [0]
+    await client.cancel([1])
+    assert (await client.signal_key("each-job")).ended == [1]
+    cancelled, satisfied = await asyncio.gather(*calls)
+    assert satisfied.raise_for_outcome().kind is OperationKind.COMPOSITE
+    assert decided(satisfied) == [("each-3", 0, 50), ("each-job", 0, 1)]
+    assert [(one.name, one.error_code) for one in satisfied.items[1::2]] == [("pg/each/r1", 7), ("each-no", 7)]
+    assert (cancelled.outcome, decided(cancelled)) == (Outcome.CANCELLED, [])
+
+    failing = asyncio.create_task(client.wait(mark("each-3", 51), unless=[signal("each-no", 2)], timeout=LONG))
+    await until_pending(client, 1)
+    assert (await client.signal_key("each-no", 2)).ended == [1]
+    with pytest.raises(errors.UnlessReached, match=r"composite failed.*each-no: 2 of 2 \(error 1002\)") as failed:
+        (await failing).raise_for_outcome()
+    assert isinstance(failed.value, errors.WaitFailed)
+    assert decided(failed.value.result) == [("each-no", UNLESS_REACHED, 2)]
+
+    expired = await client.wait(all_of(mark("each-3", 50), signal("each-late")), timeout=0.05)
+    with pytest.raises(errors.WaitExpired, match="each-late: 0 of 1"):
+        expired.raise_for_outcome()
+
+
+async def test_both_arms_at_once_fail(client: AsyncClient) -> None:
+    """If both arms are true at registration, or by one event, the failure arm wins, in a session and by one call."""
+    await client.advance("both-0", high_watermark=5)
+    for call in (client.wait, lambda *terms, **named: client.wait_once(waits.wait(*terms, **named))):
+        result = await call(mark("both-0", 5), unless=mark("both-0", 3), timeout=LONG)
+        assert (result.outcome, decided(result)) == (Outcome.FAILED, [("both-0", UNLESS_REACHED, 5)])
+    waiting = asyncio.create_task(client.wait(mark("both-0", 8), unless=mark("both-0", 9), timeout=LONG))
+    await until_pending(client, 1)
+    await client.advance("both-0", high_watermark=9)
+    assert (await waiting).outcome is Outcome.FAILED
+
+
+async def test_lost_terms(client: AsyncClient) -> None:
+    """A removed partition fails a wait that needs it, with its error; one that can spare it goes on."""
+    needs = asyncio.create_task(client.wait(all_of(mark("lost-0", 9), signal("lost-job")), timeout=LONG))
+    spares = asyncio.create_task(client.wait(any_of(mark("lost-0", 9), signal("lost-job")), timeout=LONG))
+    await until_pending(client, 2)
+    await client.advance("lost-0", removed=True)
+    result = await needs
+    assert (result.outcome, [one[:2] for one in decided(result)]) == (Outcome.FAILED, [("lost-0", 3)])
+    with pytest.raises(errors.WaitFailed) as failed:
+        result.raise_for_outcome()
+    assert not isinstance(failed.value, errors.UnlessReached)
+    await client.signal_key("lost-job")
+    assert decided(await spares) == [("lost-job", 0, 1)]
+
+
+async def test_many_in_columns(client: AsyncClient) -> None:
+    """A batch mixes arms and counts; its results are in the order of the operations, with the names of their items."""
+    await client.advance("many-1", high_watermark=4)
+    await client.signal_key("many-k", 2)
+    answer = await client.wait_many(
+        ["many-1", ("many", 2)],
+        ["many-k", "many-never"],
+        offsets=[4, -1, 9, 5, 2, 3, 3, -1],
+        indexes=[0, 3, 1, 0, 2, 0, 2, 2],
+        item_counts=[2, 3, 1, 2],
+        required_terms=[1, 1, 0, 0],
+        unless_counts=[0, 0, 0, 1],
+        timeouts_ms=[30],
+    )
+    assert [result.outcome for result in answer] == [
+        Outcome.SATISFIED, Outcome.SATISFIED, Outcome.SATISFIED, Outcome.FAILED,
+    ]  # fmt: skip
+    assert [[item.name for item in result.items] for result in answer] == [
+        ["many-1", "many-never"], ["many-2", "many-1", "many-k"], ["many-1"], ["many-k", "many-k"],
+    ]  # fmt: skip
+    assert [decided(result) for result in answer] == [
+        [("many-1", 0, 4)], [("many-k", 0, 2)], [("many-1", 0, 4)], [("many-k", UNLESS_REACHED, 2)],
+    ]  # fmt: skip
+
+
+async def test_single_waits_share_a_message(client: AsyncClient) -> None:
+    """Composites with different arms that are sent together keep their own counts and names."""
+    await client.advance("share-0", high_watermark=1)
+    drawn = random.Random(5)
+    calls = []
+    for number in range(1, 41):
+        terms = [mark("share-0", 1), signal(f"share-{number}"), mark(f"share-{number}", 1), mark("share-0", 1)]
+        drawn.shuffle(terms)
+        calls.append((terms, client.wait(at_least(2, *terms), unless=signal(f"no-{number}"), timeout=LONG)))
+    for terms, result in zip(
+        [one for one, _ in calls], await asyncio.gather(*[call for _, call in calls]), strict=True
+    ):
+        shown = [item.name for item in result.items[:-1]]
+        assert shown == [term.name if isinstance(term.name, str) else "{}-{}".format(*term.name) for term in terms]
+        assert decided(result) == [("share-0", 0, 1)] * 2
+
+
+async def test_two_thousand_terms(client: AsyncClient) -> None:
+    """The most terms that a wait may have, in a session and by one call; one more is refused with its field."""
+    terms = [mark(f"wide-{number}", 1) if number % 2 else signal(f"wide/{number}") for number in range(TERMS_MAX)]
+    session = asyncio.create_task(client.wait(at_least(TERMS_MAX // 2 + 1, *terms), timeout=LONG))
+    once = asyncio.create_task(client.wait_once(waits.wait(at_least(TERMS_MAX // 2 + 1, *terms), timeout=LONG)))
+    await until_pending(client, 2)
+    signalled = [events.signalled(f"wide/{number}") for number in range(0, TERMS_MAX, 2)]
+    assert (await client.advance_many(signalled)).ended_total == 0
+    await client.advance("wide-7", high_watermark=1)
+    for result in await asyncio.gather(session, once):
+        assert (result.satisfied, len(result.items), len(result.decided_by)) == (True, TERMS_MAX, TERMS_MAX // 2 + 1)
+    with pytest.raises(errors.InvalidRequest, match="2001 are over the limit of 2000") as refused:
+        await client.wait(all_of(*terms, signal("one too many")))
+    assert refused.value.field == "composite.terms"
+
+
+async def test_a_wait_survives_in_the_outbox_and_in_the_journal(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """A composite and a batch of them are recovered from the client's file, and continue after a restart of the
+    daemon, with terms that were true before.
+    """
+    flags = ("--journal-dir", str(tmp_path / "journal"), "--grpc-address")
+    path = tmp_path / "outbox.db"
+    first = start_daemon(*flags, "127.0.0.1:0")
+    async with AsyncClient(first.address, outbox=path) as client:
+        single = await client.submit(waits.wait(at_least(2, mark("o-1", 5), signal("k"), signal("l")), timeout=LONG))
+        many = await client.submit_many(
+            batches.wait(
+                ["o-1"], ["k"], offsets=[9, -1, 1], indexes=[0, 1, 1], item_counts=[2, 1], unless_counts=[1, 0]
+            )
+        )
+        await until_pending(client, 3)
+        await client.advance("o-1", high_watermark=5)
+    first.kill()
+    second = start_daemon(*flags, first.address)
+    async with AsyncClient(second.address, outbox=path) as client:
+        tickets = {one.operation_id: one for one in await client.recovered()}
+        assert {one.operation_id for one in (single, many)} == set(tickets)
+        await until_pending(client, 3)
+        await client.signal_key("k")
+        assert decided(await client.result(tickets[single.operation_id])) == [("o-1", 0, 5), ("k", 0, 1)]
+        answer = await client.result_many(tickets[many.operation_id])
+        assert [result.outcome for result in answer] == [Outcome.FAILED, Outcome.SATISFIED]
+
+
+def test_the_blocking_client_waits_too(shared_daemon: DaemonProcess) -> None:
+    """`Client.wait` and `Client.wait_many` take the same arguments."""
+    with Client(shared_daemon.address) as client:
+        client.signal_key("blocking")
+        assert client.wait(any_of(signal("blocking"), mark("blocking-0", 1)), timeout=0).satisfied
+        assert client.wait_many([], ["blocking"], offsets=[1], timeouts_ms=[0]).satisfied
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (all_of, "composite.terms"),
+        (lambda: at_least(0, signal("k")), "composite.required_terms"),
+        (lambda: at_least(2, signal("k")), "composite.required_terms"),
+        (lambda: all_of(any_of(signal("k"))), "composite.terms[0]"),  # type: ignore[arg-type]
+        (lambda: waits.wait("orders-3@42"), "composite.terms[0]"),  # type: ignore[arg-type]
+        (lambda: waits.wait(signal("k"), unless=any_of(signal("l"))), "composite.unless"),  # type: ignore[arg-type]
+        (lambda: mark("orders", 1), "topic_partition"),
+        (lambda: mark("orders-3", 2**64), "mark.required_offset"),
+    ],
+)
+def test_invalid_terms_are_refused_at_once(make: object, field: str) -> None:
+    """InvalidRequest names the argument, before anything is sent."""
+    with pytest.raises(errors.InvalidRequest) as refused:
+        make()  # type: ignore[operator]
+    assert refused.value.field == field
+
+
+async def test_the_daemon_names_the_faulty_term(client: AsyncClient) -> None:
+    """A refusal has the path of the term in its arm."""
+    with pytest.raises(errors.InvalidRequest) as refused:
+        await client.wait(signal("k"), unless=[signal("k"), mark("a-0", -2)])
+    assert refused.value.field == "composite.unless[1].mark.required_offset"
+    with pytest.raises(errors.InvalidRequest) as refused:
+        await client.wait_once(waits.wait(signal("k", 0)))
+    assert refused.value.field.endswith("composite.terms[0].signal.required_count")
+
+
+def test_others_see_it_only_with_the_role_on_every_name() -> None:
+    """The role admin on its topics is not enough to see an operation that also waits for a key."""
+    items = [ItemView(name, 7, 1, 0, -1) for name in (("orders", 3), ("job", -1))]
+    view = PendingView(1, 1, codes.COMPOSITE, 0, 9, -1, items, 1, 0)
+    admin = {"admin": Names(["orders", "job"])}
+    seen = []
+    for topics, keys in ((admin, {}), ({}, admin), (admin, admin)):
+        account = Accounts().of("me")
+        account.grants = Grants(topics, keys)  # type: ignore[arg-type]
+        seen.append(may_see(account, None, view))
+    assert seen == [False, False, True]
+
+
+def test_json_over_http(shared_daemon: DaemonProcess) -> None:
+    """`POST …/Wait` takes and returns composites as JSON."""
+    request = {
+        "operation": {
+            "timeoutMs": 0,
+            "composite": {
+                "terms": [
+                    {"signal": {"key": "json"}},
+                    {"mark": {"topicPartition": {"topic": "j"}, "requiredOffset": 0}},
+                ],
+                "requiredTerms": 1,
+                "unless": [{"signal": {"key": "json/no"}}],
+            },
+        }
+    }
+    url = f"http://{shared_daemon.http_address}/purgatory.v1.PurgatoryService/Wait"
+    body = urllib.request.Request(url, json.dumps(request).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(body) as answer:
+        result = json.load(answer)["result"]
+    assert (result["kind"], result["outcome"]) == ("OPERATION_KIND_COMPOSITE", "OUTCOME_EXPIRED")
+    assert [item.get("key", "") for item in result["partitions"]] == ["json", "", "json/no"]
+
+
+def test_the_command_line_shows_each_outcome(shared_daemon: DaemonProcess) -> None:
+    """`wait` with marks, signals and a failure arm has the exit codes of other waits, and says what decided."""
+    address = shared_daemon.address
+    with Client(address) as client:
+        client.advance("cli-3", high_watermark=42)
+        client.signal_key("cli/failed")
+    command = ("wait", "cli-3@42", "signal:cli/job")
+    satisfied = purgatory(*command, "--any", "--unless", "signal:cli/no", address=address)
+    assert satisfied.returncode == 0
+    lines = satisfied.stdout.splitlines()
+    assert lines[1:] == [
+        "  cli-3: reached 42 of 42", "  cli/job: reached 0 of 1", "  cli/no: reached 0 of 1", "  decided by cli-3",
+    ]  # fmt: skip
+    failed = purgatory(*command, "--unless", "signal:cli/no", "--unless", "signal:cli/failed", address=address)
+    assert failed.returncode == 10
+    assert "cli/failed: reached 1 of 1, error 1002 UNLESS_REACHED" in failed.stdout
+    assert failed.stdout.endswith("decided by cli/failed\n")
+    expired = purgatory(*command, "cli-3@50", "--at-least", "2", "--timeout", "50ms", "--json", address=address)
+    assert expired.returncode == 11
+    document = json.loads(expired.stdout)
+    assert [(one["name"], one["error_code"]) for one in document["terms"]] == [
+        ("cli-3", 0),
+        ("cli/job", 7),
+        ("cli-3", 7),
+    ]
+    assert document["decided_by"] == []
+    record = purgatory("wait", "cli-3@41", "signal:cli/failed", "--record", "--timeout", "0", address=address)
+    assert record.returncode == 0
+    for wrong in (["--fetch"], ["--signal"], ["--any", "--at-least", "2"]):
+        assert purgatory(*command, "--unless", "signal:x", *wrong, address=address).returncode == 2
+    assert purgatory("wait", "signal:a", "nonsense", address=address).returncode == 2
+
+
+async def test_pending_composites_are_listed(shared_daemon: DaemonProcess, client: AsyncClient) -> None:
+    """`ls` shows how many terms are needed, and the failure arm; `show` shows both arms."""
+    address = shared_daemon.address
+    condition = at_least(2, mark("list-3", 42), signal("list"), mark("list-4", 1))
+    once = asyncio.create_task(client.wait_once(waits.wait(condition, unless=signal("list/no"), timeout=LONG)))
+    batch = batches.wait(["list-3"], ["list"], offsets=[42, 1], indexes=[0, 1], item_counts=[2], unless_counts=[1])
+    await client.register("listed", 1, batch)
+    await until_pending(client, 2)
+    listed = await asyncio.to_thread(purgatory, "ls", "--kind", "composite", address=address)
+    assert "2 of list-3@42, list@1, list-4@1 unless list/no@1" in listed.stdout
+    shown = (await asyncio.to_thread(purgatory, "show", "listed/1", address=address)).stdout.splitlines()
+    assert shown[3:] == [
+        "  until 1 of these 1 are true:", "  list-3: no mark reported of 42, waiting",
+        "  unless one of these is true:", "  list: 0 of 1, waiting",
+    ]  # fmt: skip
+    [one] = [one async for one in client.operations(session_id="listed")]
+    assert (one.required_terms, one.unless_count) == (1, 1)
+    assert await client.cancel(key="list") == 2
+    assert (await once).outcome is Outcome.CANCELLED
+    await client.close_session("listed")

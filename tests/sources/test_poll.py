@@ -1,0 +1,337 @@
+"""The poll source against HTTP servers that move, hang, lie and go back."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from purgatory_client import AsyncClient, Outcome
+from purgatory_client.errors import NotFound, Unavailable
+from purgatory_client.views import Partition
+from purgatory_connectors.cli import open_source
+from purgatory_connectors.errors import SourceRefused
+from purgatory_connectors.poll.poll_source import PollSource, positions_of
+from purgatory_connectors.publisher.polled_source import Unreadable
+from purgatory_connectors.publisher.publisher import Publisher
+from purgatory_connectors.uri import SourceUri
+
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+
+FAST = "poll_ms=5&idle_poll_ms=10&timeout_ms=300"
+
+
+class Status(ThreadingHTTPServer):
+    """An HTTP server that answers every request with `body`. While `may_answer` is not set, it hangs."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.status, self.body = 200, b"0"
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.requests: list[tuple[str, str]] = []
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore clients that have gone, as a source does that has waited long enough."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+    def say(self, value: object) -> None:
+        self.body = json.dumps(value).encode()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Status
+
+    def do_GET(self) -> None:
+        self.server.requests.append((self.path, self.headers.get("authorization", "")))
+        self.server.may_answer.wait()
+        body = self.server.body
+        self.send_response(self.server.status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the base class
+        """Log nothing."""
+
+
+@pytest.fixture
+def status() -> Iterator[Status]:
+    server = Status()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield server
+    server.may_answer.set()
+    server.shutdown()
+    server.server_close()
+
+
+@asynccontextmanager
+async def polled(daemon: DaemonProcess, uri: str) -> AsyncIterator[AsyncClient]:
+    """A client of the daemon, while a source publishes to it."""
+    publisher = Publisher(open_source(SourceUri.parse(uri)), {daemon.address: lambda: AsyncClient(daemon.address)})
+    running = asyncio.create_task(publisher.run())
+    try:
+        async with AsyncClient(daemon.address) as client:
+            yield client
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def until(condition: Callable[[], Awaitable[object]]) -> None:
+    async with asyncio.timeout(60):
+        while not await condition():  # noqa: ASYNC110 - a daemon's state
+            await asyncio.sleep(0.01)
+
+
+async def until_mark(client: AsyncClient, topic: str, fits: Callable[[Partition], object]) -> None:
+    async def is_there() -> object:
+        try:
+            return fits(await client.partition((topic, 0)))
+        except NotFound:
+            return False
+
+    await until(is_there)
+
+
+async def test_a_wait_ends_when_the_number_is_reached(shared_daemon: DaemonProcess, status: Status) -> None:
+    """A wait ends once the number at the pointer is reached; the rest of the query and the path reach the server."""
+    status.say({"log": {"position": 41}})
+    uri = f"poll+http://{status.address}/a/status?pointer=/log/position&name=one&level=full&{FAST}"
+    async with polled(shared_daemon, uri) as client:
+        pending = asyncio.create_task(client.produce({("poll/one/position", 0): 42}, timeout=60))
+        await until_mark(client, "poll/one/position", lambda mark: mark.watched == 1 and mark.high_watermark == 41)
+        assert not pending.done()
+        status.say({"log": {"position": "42"}})
+        assert (await pending).outcome is Outcome.SATISFIED
+    assert {path for path, _ in status.requests} == {"/a/status?level=full"}
+
+
+async def test_it_asks_often_only_while_somebody_waits(shared_daemon: DaemonProcess, status: Status) -> None:
+    """With a long idle interval, a new wait makes the source ask at once and go on asking."""
+    status.say(1)
+    uri = f"poll+http://{status.address}/?name=idle&poll_ms=5&idle_poll_ms=3600000"
+    async with polled(shared_daemon, uri) as client:
+        await until_mark(client, "poll/idle/position", lambda mark: mark.high_watermark == 1)
+        assert len(status.requests) == 1
+        status.say(2)
+        assert (await client.produce({("poll/idle/position", 0): 2}, timeout=60)).outcome is Outcome.SATISFIED
+        pending = asyncio.create_task(client.produce({("poll/idle/position", 0): 3}, timeout=60))
+        asked = len(status.requests) + 3
+
+        async def is_asked_again() -> bool:
+            return len(status.requests) > asked
+
+        await until(is_asked_again)
+        status.say(3)
+        assert (await pending).outcome is Outcome.SATISFIED
+
+
+async def test_a_server_that_hangs(shared_daemon: DaemonProcess, status: Status) -> None:
+    """While the server hangs, its mark is stale with the reason, and a wait that asks for it fails. It recovers."""
+    status.say(5)
+    async with polled(shared_daemon, f"poll+http://{status.address}/?name=hang&{FAST}") as client:
+        await until_mark(client, "poll/hang/position", lambda mark: mark.high_watermark == 5)
+        status.may_answer.clear()
+        status.say(9)
+        await until_mark(client, "poll/hang/position", lambda mark: mark.stale_reason == "it does not answer")
+        stale = await client.produce({("poll/hang/position", 0): 9}, timeout=60, fail_when_stale=0.01)
+        assert [one.error_code for one in stale.partitions.values()] == [1001]
+        pending = asyncio.create_task(client.produce({("poll/hang/position", 0): 9}, timeout=60))
+        status.may_answer.set()
+        assert (await pending).outcome is Outcome.SATISFIED
+        await until_mark(client, "poll/hang/position", lambda mark: not mark.stale_reason)
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "said"),
+    [
+        (503, b"6", "status 503"),
+        (302, b"6", "status 302"),
+        (200, b"<html>", "no JSON"),
+        (200, b'{"position": "six"}', "not a whole number"),
+        (200, b"true", "not a whole number"),
+        (200, b"-1", "not a whole number"),
+        (200, b"6.5", "not a whole number"),
+        (200, b"NaN", "not a whole number"),
+        (200, b"1e400", "not a whole number"),
+        (200, b"9" * 5_000, "no JSON"),
+        (200, b"2305843009213693952", "not a whole number"),
+        (200, b"[" * 100_000, "no JSON"),
+        (200, b" " * (1 << 20) + b"6", "longer than"),
+    ],
+    ids=[
+        "503",
+        "302",
+        "html",
+        "object",
+        "true",
+        "negative",
+        "fraction",
+        "nan",
+        "infinite",
+        "huge",
+        "2^61",
+        "deep",
+        "long",
+    ],
+)
+async def test_a_server_that_lies(
+    shared_daemon: DaemonProcess, status: Status, code: int, body: bytes, said: str
+) -> None:
+    """An answer that is no position moves nothing: the mark is stale, with the reason, until the server recovers."""
+    topic = f"poll/lies-{status.server_port}/position"
+    status.say(5)
+    async with polled(shared_daemon, f"poll+http://{status.address}/?name=lies-{status.server_port}&{FAST}") as client:
+        await until_mark(client, topic, lambda mark: mark.high_watermark == 5)
+        status.status, status.body = code, body
+        await until_mark(client, topic, lambda mark: said in mark.stale_reason)
+        assert (await client.partition((topic, 0))).high_watermark == 5
+        status.status, status.body = 200, b"6"
+        await until_mark(client, topic, lambda mark: mark.high_watermark == 6 and not mark.stale_reason)
+
+
+async def test_a_server_that_goes_back(shared_daemon: DaemonProcess, status: Status) -> None:
+    """A number that is lower twice begins a new lineage: waits that name the old epoch fail with 74, others stay."""
+    name = ("poll/back/position", 0)
+    status.say(50)
+    async with polled(shared_daemon, f"poll+http://{status.address}/?name=back&{FAST}") as client:
+        await until_mark(client, name[0], lambda mark: mark.high_watermark == 50)
+        epoch = (await client.partition(name)).leader_epoch
+        bound = asyncio.create_task(client.produce({name: 60}, leader_epochs=epoch, timeout=60))
+        loose = asyncio.create_task(client.produce({name: 60}, timeout=60))
+        await until_mark(client, name[0], lambda mark: mark.watched == 2)
+        status.say(20)
+        assert [one.error_code for one in (await bound).partitions.values()] == [74]
+        await until_mark(client, name[0], lambda mark: (mark.leader_epoch, mark.high_watermark) == (epoch + 1, 20))
+        assert not loose.done()
+        status.say(60)
+        assert (await loose).outcome is Outcome.SATISFIED
+        status.say(None)
+
+        async def is_gone() -> bool:
+            try:
+                await client.partition(name)
+            except NotFound:
+                return True
+            return False
+
+        await until(is_gone)
+
+
+def readings_of(*readings: object) -> list[tuple[str, int | None, bool]]:
+    """What a source observes that reads these one after the other."""
+    source = open_source(SourceUri.parse("poll+http://h/?name=x"))
+    assert isinstance(source, PollSource)
+    source.begin({})
+    seen = [one for reading in readings for one in source.take("", positions_of(reading), 0.0)]
+    return [(one.topic, one.offset, one.is_set_back_to) for one in seen]
+
+
+def test_one_lower_reading_is_not_believed() -> None:
+    """A single lower or missing reading is ignored; the second one counts, even if it differs from the first."""
+    mark = "poll/x/position"
+    assert readings_of(5, 3, 5) == [(mark, 5, False), (mark, 5, False)]
+    assert readings_of(5, 3, 4) == [(mark, 5, False), (mark, 4, True)]
+    assert readings_of(5, None, 6) == [(mark, 5, False), (mark, 6, False)]
+    assert readings_of(5, None, None) == [(mark, 5, False), (mark, None, True)]
+    assert readings_of(5, 3, None, 4) == [(mark, 5, False), (mark, None, True), (mark, 4, False)]
+
+
+@given(st.lists(st.integers(0, 5), max_size=20))
+def test_observations_follow_two_rules(readings: list[int]) -> None:
+    """Against a plain model: a reading at or above the mark counts, a lower one if the previous one was lower too."""
+    mark, was_lower, expected = -1, False, []
+    for reading in readings:
+        is_lower = reading < mark
+        if not is_lower or was_lower:
+            expected.append(("poll/x/position", reading, is_lower))
+            mark, is_lower = reading, False
+        was_lower = is_lower
+    assert readings_of(*readings) == expected
+
+
+def test_several_positions_by_name() -> None:
+    """An object or rows of two columns make a mark for each name; slashes are escaped, and names are limited."""
+    assert positions_of({"a": 1, "b/c": Decimal(2), "d": None, "e": 3.0}) == {"a": 1, "b%2Fc": 2, "e": 3}
+    wrong_ones: list[dict[str, object]] = [{"": 1}, {"x" * 141: 1}, {str(n): 1 for n in range(1_001)}, {"a": []}]
+    for wrong in wrong_ones:
+        with pytest.raises(Unreadable):
+            positions_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("poll+http://a,b/", "one host"),
+        ("poll+http://h/?pointer=position", "no JSON pointer"),
+        ("poll+http://h/?end=x", "no JSON pointer"),
+        ("poll+http://h/?name=a/b", "no slash"),
+        ("poll+http://h/?poll_ms=0", "poll_ms"),
+        ("poll+sql://h/db", "add query=SELECT"),
+        ("poll+sql://h/db?query=SELECT 1&driver=nonsense", "driver=nonsense cannot be used"),
+        ("poll+sql://h/db?query=SELECT 1&driver=mysql+aiomysql", "needs the package"),
+        ("poll+sql://h/db?query=SELECT 1&driver=sqlite", "driver=sqlite cannot be used"),
+        ("poll+sql://h:x/db?query=SELECT 1", "cannot be used"),
+    ],
+)
+def test_wrong_addresses_are_refused(uri: str, said: str) -> None:
+    """A setting that cannot be used is refused at the start, and the message says what to do."""
+    with pytest.raises(SourceRefused, match=said):
+        open_source(SourceUri.parse(uri))
+
+
+async def test_an_end_and_a_header(start_daemon: StartDaemon, status: Status, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number at the pointer `end` is the end to wait for. Headers come from the environment."""
+    monkeypatch.setenv("PURGATORY_POLL_HEADER_AUTHORIZATION", "Bearer s3cret")
+    status.say({"applied": 3, "head": 5})
+    uri = f"poll+http://{status.address}/?pointer=/applied&end=/head&{FAST}"
+    async with polled(start_daemon(), uri) as client:
+        await until_mark(client, "poll/main/position", lambda mark: mark.high_watermark == 3)
+        ends = await client.ends(["poll/main/position"])
+        pending = asyncio.create_task(client.wait_for(ends, timeout=60))
+        await until_mark(client, "poll/main/position", lambda mark: mark.watched == 1)
+        status.say({"applied": 5, "head": 9})
+        assert (await pending).outcome is Outcome.SATISFIED
+    assert {header for _, header in status.requests} == {"Bearer s3cret"}
+
+
+async def test_without_an_end_caught_up_says_so(start_daemon: StartDaemon, status: Status) -> None:
+    """Without the option `end`, a request for ends fails and names the option."""
+    async with polled(start_daemon(), f"poll+http://{status.address}/?{FAST}") as client:
+        await until_mark(client, "poll/main/position", lambda mark: mark.high_watermark == 0)
+        with pytest.raises(Unavailable, match="add the option end="):
+            await client.ends(["poll/main/position"])
+
+
+def test_the_command_and_the_daemon_start_it(start_daemon: StartDaemon, status: Status) -> None:
+    """`serve --source` starts the source. `purgatory-source poll` takes options with spaces and signs as they are."""
+    status.say({"a & b": 7})
+    daemon = start_daemon("--source", f"poll+http://{status.address}/?pointer=/a+%26+b&{FAST}")
+    wait = [sys.executable, "-m", "purgatory", "wait", "poll/main/position@7", "--timeout", "60s"]
+    subprocess.run([*wait, "--address", daemon.address], check=True, capture_output=True)
+    command = [sys.executable, "-m", "purgatory_connectors", "poll", f"poll+http://{status.address}/", "-o", "name=cli"]
+    command += ["-o", "pointer=/a & b", "--to", daemon.address]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait[4] = "poll/cli/position@7"
+            subprocess.run([*wait, "--address", daemon.address], check=True, capture_output=True)
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0
