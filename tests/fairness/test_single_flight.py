@@ -30,12 +30,7 @@ async def test_a_cancelled_computation_is_not_reused(monkeypatch: pytest.MonkeyP
     assert [await shared.get() for _ in range(2)] == [1, 1]
     shared._kept_until_s, is_hanging = 0.0, True
     waiting = asyncio.create_task(shared.get())
-<<<<<<<< HEAD:tests/service/limits/test_single_flight.py
-    while len(began) < 2:  # noqa: ASYNC110 - a count
-        await asyncio.sleep(0)
-========
     await hanging.wait()
->>>>>>>> w/notes:tests/fairness/test_single_flight.py
     shared._kept_until_s, is_hanging = float("inf"), False
     began[1].cancel()
     with pytest.raises(asyncio.CancelledError):
