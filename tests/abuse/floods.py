@@ -115,6 +115,14 @@ def cancelled(pair: int) -> bytes:
     return wire.CancelRequest(session_id=session_of(pair)).SerializeToString()
 
 
+def extended(pair: int) -> bytes:
+    """Extend the operations of the registration before."""
+    first = 1 + BATCH * (pair // SESSIONS)
+    return wire.ExtendRequest(
+        session_id=session_of(pair), operation_ids=range(first, first + BATCH), timeout_ms=5_000
+    ).SerializeToString()
+
+
 def asked_operation(number: int) -> Call:
     request = wire.GetOperationRequest(session_id=LISTED_SESSION, operation_id=1 + number % LISTED)
     return "GetOperation", (request.SerializeToString(),)
@@ -153,6 +161,7 @@ FLOODS: Final[dict[str, Callable[[int], Call]]] = {
     "AttachSource": lambda number: attached_source(number % SESSIONS),
     "GetSourceEnds": asked_ends,
     "Cancel": after_registration("Cancel", cancelled),
+    "Extend": after_registration("Extend", extended),
     "GetOperation": asked_operation,
     "ListOperations": constant("ListOperations", wire.ListOperationsRequest(page_size=1_000).SerializeToString()),
     "GetPartition": asked_partition,

@@ -12,6 +12,9 @@ from tests.client.until import until_pending
 from tests.journal.kit import PATIENCE_S
 from tests.journal.test_restart import free_address, start
 
+LONG_MS = 3_600_000
+"""So that nothing expires on a busy machine."""
+
 pytestmark = [pytest.mark.slow, pytest.mark.sockets]  # starts the daemon twice
 
 
@@ -23,8 +26,12 @@ async def test_values_are_delivered_once_and_the_first_wins(tmp_path: Path) -> N
     daemon = start(tmp_path, address)
     try:
         async with AsyncClient(address) as client:
-            await client.register("night", 1, batches.signal(["a", "a", "late"], indexes=[0, 1, 2], item_counts=[1, 2]))
-            both = asyncio.create_task(client.signal(["a", "b"], timeout=60))
+            await client.register(
+                "night",
+                1,
+                batches.signal(["a", "a", "late"], indexes=[0, 1, 2], item_counts=[1, 2], timeouts_ms=[LONG_MS]),
+            )
+            both = asyncio.create_task(client.signal(["a", "b"], timeout=LONG_MS / 1_000))
             await until_pending(client, 3)
             assert (await client.signal_key("a", value=b"first")).ended_total == 1
             await client.signal_key("a", value=b"second")
@@ -57,17 +64,17 @@ async def test_deadlines_and_heartbeats_are_restored(tmp_path: Path) -> None:
     daemon = start(tmp_path, address)
     try:
         async with AsyncClient(address) as client:
-            batch = batches.signal(["slow", "silent"], timeouts_ms=[60_000], heartbeat_timeouts_ms=[-1, 20_000])
+            batch = batches.signal(["slow", "silent"], timeouts_ms=[LONG_MS], heartbeat_timeouts_ms=[-1, LONG_MS - 1])
             await client.register("night", 1, batch)
-            assert await client.extend([1, 3], 600, session_id="night") == [3]
+            assert await client.extend([1, 3], 7_200, session_id="night") == [3]
             await client.register(
-                "night", 3, batches.signal(["soon"], timeouts_ms=[60_000], heartbeat_timeouts_ms=[2_000])
+                "night", 3, batches.signal(["soon"], timeouts_ms=[LONG_MS], heartbeat_timeouts_ms=[2_000])
             )
             daemon.kill()
             daemon = start(tmp_path, address)
             await until_pending(client, 2)
-            assert 500 < (await client.operation("night", 1)).remaining <= 600
-            assert (await client.operation("night", 2)).remaining <= 60
+            assert LONG_MS / 1_000 < (await client.operation("night", 1)).remaining <= 7_200
+            assert (await client.operation("night", 2)).remaining <= LONG_MS / 1_000
             async for collected in client.results("night"):
                 assert (list(collected.operation_ids), list(collected.results.outcomes)) == ([3], [Outcome.FAILED])
                 break

@@ -131,7 +131,7 @@ async def test_a_failover_that_loses_a_write(shared_daemon: DaemonProcess, serve
 
 @pytest.mark.slow
 async def test_a_user_without_the_right(shared_daemon: DaemonProcess, servers: Servers) -> None:
-    """A user who may not call INFO is told which right is missing. Once it is granted, the marks become fresh."""
+    """If the user may not call INFO, the reason names the right. Once it is granted, the marks become fresh."""
     p = servers["p"]
     prefix = f"redis/{p.port}"
     async with watched(shared_daemon, servers) as client:
@@ -156,6 +156,6 @@ async def test_a_user_without_the_right(shared_daemon: DaemonProcess, servers: S
     ],
 )
 def test_wrong_addresses_are_refused(uri: str, said: str) -> None:
-    """A setting that cannot be used is refused at the start, and the message says what to do."""
+    """A setting that cannot be used is refused at the start, with a message that names it."""
     with pytest.raises(SourceRefused, match=said):
         open_source(SourceUri.parse(uri))

@@ -93,7 +93,7 @@ def test_two_primaries() -> None:
 
 
 def test_an_earlier_run_is_continued() -> None:
-    """A restarted source knows which histories have ended, and breaks its marks if the last one has ended meanwhile."""
+    """A restarted source knows which histories have ended, and breaks its marks if the last one has ended since."""
     marks = group(told={"p": 90, "r1": 80, "any": 80}, histories=("o", "a"))
     marks.saw("r2", primary("o", 900), 1.0)
     assert "ended by a promotion" in reasons(marks)["r2"]

@@ -195,7 +195,7 @@ async def test_a_server_that_hangs(shared_daemon: DaemonProcess, status: Status)
 async def test_a_server_that_lies(
     shared_daemon: DaemonProcess, status: Status, code: int, body: bytes, said: str
 ) -> None:
-    """An answer that is no position moves nothing: the mark is stale, with the reason, until the server recovers."""
+    """An answer without a position moves nothing: the mark is stale, with the reason, until the server recovers."""
     topic = f"poll/lies-{status.server_port}/position"
     status.say(5)
     async with polled(shared_daemon, f"poll+http://{status.address}/?name=lies-{status.server_port}&{FAST}") as client:
@@ -236,7 +236,7 @@ async def test_a_server_that_goes_back(shared_daemon: DaemonProcess, status: Sta
 
 
 def readings_of(*readings: object) -> list[tuple[str, int | None, bool]]:
-    """What a source observes that reads these one after the other."""
+    """The observations of a source that reads these values one after the other."""
     source = open_source(SourceUri.parse("poll+http://h/?name=x"))
     assert isinstance(source, PollSource)
     source.begin({})
@@ -292,7 +292,7 @@ def test_several_positions_by_name() -> None:
     ],
 )
 def test_wrong_addresses_are_refused(uri: str, said: str) -> None:
-    """A setting that cannot be used is refused at the start, and the message says what to do."""
+    """A setting that cannot be used is refused at the start, with a message that names it."""
     with pytest.raises(SourceRefused, match=said):
         open_source(SourceUri.parse(uri))
 

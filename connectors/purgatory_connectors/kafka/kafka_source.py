@@ -191,8 +191,9 @@ class KafkaSession:
         for name, group, topic in wanted:
             for partition in partitions[topic]:
                 start, end = spans[partition]
-                if end > start:  # otherwise the partition has nothing to read
-                    ends.append(End(name, partition[1], end))
+                if end <= start:
+                    continue  # the partition has nothing to read
+                ends.append(End(name, partition[1], end))
                 # A group may stop below the end because only markers or aborted records follow. Its mark is raised only
                 # if that is checked, and a wait for this end would otherwise never complete.
                 if group is not None:

@@ -40,7 +40,7 @@ class PolledSource(Source, Generic[Reading]):
     Args:
         kind: The first part of the names of its marks, "KIND/NAME/".
         uri: The address, with `name` and the times to ask at.
-        targets: What is asked; opaque here.
+        targets: The servers to ask, by any names.
         poll_ms: Interval while operations wait, unless the address has another one.
 
     Raises:
@@ -82,7 +82,7 @@ class PolledSource(Source, Generic[Reading]):
 
     @abstractmethod
     def stale(self) -> Mapping[str, tuple[float, str]]:
-        """The marks that cannot be seen: when they were last seen, and why. "" stands for all marks."""
+        """The marks that cannot be seen: when they were last seen, and why. "": all marks."""
 
     def needs(self, mark: str) -> Iterable[str]:  # noqa: ARG002 - for subclasses
         """The targets whose answers move this mark."""

@@ -16,7 +16,7 @@ _UNSEEN: Final = "it was not seen yet"
 
 
 class ServerState(NamedTuple):
-    """What a server says of itself. `earlier`: the history it continued, up to the offset `fork`."""
+    """The answer of a server. `earlier`: the history that it continued, up to the offset `fork`."""
 
     is_primary: bool
     history: str
@@ -40,7 +40,7 @@ class ReplicaGroup:
         servers: Their names.
         quorum: Number of replicas in a quorum; None: the majority.
         told: Positions that daemons have, by mark.
-        histories: The last history of an earlier run, if it is known, after those that were abandoned.
+        histories: The last history of an earlier run, if it is known, after the abandoned ones.
         now: Start time of this run.
     """
 

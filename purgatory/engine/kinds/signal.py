@@ -210,8 +210,8 @@ class SignalKind(Kind):
         # With `any`, one item is left to resolve however many are unresolved, so the others may still satisfy it.
         if unresolved == i64(operations.items_left[slot]):
             pending.end(slot, FAILED, now_ms)
-        elif pending.notes_progress:
-            pending.progressed.append(int(slot))
+        else:
+            pending.note_progress(slot)
 
     def _count_unresolved(self, slot: i64) -> i64:
         items = self.pending.items

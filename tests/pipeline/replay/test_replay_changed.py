@@ -43,7 +43,7 @@ class CallByCall:
         self.followed: set[tuple[str, int]] = set()
         timed = [entry for table, rows in life.tables.items() for entry in self.timed(table, rows.to_pylist())]
         timed.sort(key=lambda entry: entry[:3])
-        last_ms = max((entry[3] for entry in timed), default=self.now_ms)
+        last_ms = life.facts.last_ms  # also of the last outcome, which no call here has
         for at_ms, _, _, _, table, rows in timed:
             if at_ms <= last_ms:
                 self.pass_time(at_ms)
