@@ -55,4 +55,4 @@ def test_names_are_shown_escaped(shared_daemon: DaemonProcess) -> None:
         assert all(one.isprintable() or one == "\n" for one in output), ascii(output)
         assert "purgatory: all is well" not in output.splitlines()
     assert NAMES["rich's markup"] in listed
-    assert {json.loads(line)["name"] for line in document.splitlines()} == {f"{topic}-1" for topic in NAMES.values()}
+    assert {json.loads(line)["name"] for line in document.splitlines()} >= {f"{topic}-1" for topic in NAMES.values()}

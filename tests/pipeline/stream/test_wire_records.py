@@ -27,6 +27,7 @@ VALUES: dict[int, st.SearchStrategy[Any]] = {
     FieldDescriptor.TYPE_INT64: WHOLE_NUMBERS | st.sampled_from([2**62, 2**63 - 1]),
     FieldDescriptor.TYPE_UINT64: st.just(0),  # the only one is the id, which is given below
     FieldDescriptor.TYPE_BOOL: st.booleans(),
+    FieldDescriptor.TYPE_BYTES: st.sampled_from([b"", b"v", b"w", b"x" * 4_097]),
     FieldDescriptor.TYPE_STRING: st.sampled_from(["a", "a", "b", "", "\u00e9", "x" * 250]),
     FieldDescriptor.TYPE_ENUM: st.integers(0, 3),
 }
