@@ -14,6 +14,9 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client.base_errors import STATUS_LOST, from_code
 from purgatory_client.errors import Unavailable
 
+REOPENED_MAX: Final = 5
+"""How often a stream is reopened for one message."""
+
 Call = grpc.aio.StreamStreamCall[wire.AdvanceStreamRequest, wire.AdvanceStreamResponse]
 
 
@@ -35,8 +38,13 @@ class EventStream:
         try:
             async with asyncio.timeout(self._timeout):
                 # Repeating is safe only here: `_exchanged` answers None if nothing was sent. A signal that is sent
-                # twice counts twice.
+                # twice counts twice. Usually one stream is enough; a daemon that ends each of them at once must not be
+                # asked without end.
+                reopened = 0
                 while (receipt := await _exchanged(call, request)) is None:
+                    if reopened == REOPENED_MAX:
+                        raise Unavailable(f"the stream of events ended {reopened + 1} times: {await call.details()}")
+                    reopened += 1
                     call = self._open_call()
         except TimeoutError:
             call.cancel()

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 from purgatory_client import AsyncClient, errors, events
 from purgatory_client.session.event_sender import EVENTS_PER_MESSAGE_MAX, EventSender
-from purgatory_client.session.event_stream import Call, EventStream
+from purgatory_client.session.event_stream import REOPENED_MAX, Call, EventStream
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.conftest import StartDaemon
@@ -127,6 +127,17 @@ async def test_a_stream_whose_status_grpc_has_lost_is_opened_again() -> None:
     lost, healthy = StatusLost([]), ScriptedCall([RECEIPT])
     assert list((await stream_over(lost, healthy).exchange(MESSAGE)).ended) == [3]
     assert (lost.written, healthy.written) == (0, 1)
+
+
+async def test_a_stream_is_reopened_a_few_times_only() -> None:
+    """If gRPC loses the status of each stream, the message fails after a few, with the details; the next is served."""
+    lost = [StatusLost([]) for _ in range(1 + REOPENED_MAX)]
+    healthy = ScriptedCall([RECEIPT])
+    stream = stream_over(*lost, healthy)
+    with pytest.raises(errors.Unavailable, match="ended 6 times: Internal error from Core"):
+        await stream.exchange(MESSAGE)
+    assert healthy.written == 0
+    assert list((await stream.exchange(MESSAGE)).ended) == [3]
 
 
 async def test_a_refusal_that_arrives_during_a_write_is_reported() -> None:
