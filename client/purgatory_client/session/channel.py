@@ -184,8 +184,8 @@ class _Channel:
 def _showing(security: ChannelSecurity, make: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a constructor of methods: each call of a method that it makes shows the current token.
 
-    No method of `_Channel`: the cycle would keep the channel until the next garbage collection, and with it gRPC's
-    threads, so that a process could not fork after its clients are closed.
+    This is not a method of `_Channel`: a reference cycle would keep the channel and gRPC's threads until the next
+    garbage collection, and a process could not fork after its clients are closed.
     """
 
     def made(*args: Any, **kwargs: Any) -> Callable[..., Any]:  # noqa: ANN401 - gRPC's own arguments

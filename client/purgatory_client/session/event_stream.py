@@ -37,9 +37,8 @@ class EventStream:
             call = self._open_call()
         try:
             async with asyncio.timeout(self._timeout):
-                # Repeating is safe only here: `_exchanged` answers None if nothing was sent. A signal that is sent
-                # twice counts twice. Usually one stream is enough; a daemon that ends each of them at once must not be
-                # asked without end.
+                # Repeating is safe only because None means that nothing was sent: a signal that is sent twice counts
+                # twice. The number is limited, because a daemon may end every stream at once.
                 reopened = 0
                 while (receipt := await _exchanged(call, request)) is None:
                     if reopened == REOPENED_MAX:

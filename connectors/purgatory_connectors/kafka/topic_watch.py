@@ -34,8 +34,8 @@ GONE_LOOKS: Final = 2
 class TopicWatch:
     """Watches the ends of topics.
 
-    A truncated log lowers the marks of groups, and a deleted topic removes them. `groups` is told before the topic's
-    own mark is published, so that no group seems to have reached the new end with an offset of the old log.
+    A truncated log lowers the marks of groups, and a deleted topic removes them. `groups` is notified before the
+    topic's own mark is published, so that no group seems to have reached the new end with an offset of the old log.
     """
 
     def __init__(

@@ -211,8 +211,8 @@ class MarkReplicator:
     def _take_name(self, daemon: DaemonMarks, name: MarkName, now: float, batch: MarkBatch) -> None:
         """Add the events that bring one mark of one daemon up to date.
 
-        `take` has already removed the name from `due`. Every exit therefore either updates `known` to what the events
-        of this batch will establish, or leaves a trigger that makes the name due again, or has nothing to publish.
+        `take` has already removed the name from `due`. Every exit therefore either updates `known` to the marks that
+        this batch will establish, or leaves a trigger that makes the name due again, or has nothing to publish.
         """
         lineage = self._lineages[name]
         if name in daemon.to_look_at:

@@ -1,4 +1,4 @@
-"""What a source and the publisher exchange: observations, published marks, health reports, ends of logs."""
+"""Messages between a source and the publisher: observations, published marks, health reports, ends of logs."""
 
 from typing import NamedTuple, TypeAlias
 

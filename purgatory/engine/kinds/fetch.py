@@ -10,7 +10,7 @@ from mypy_extensions import i64
 from purgatory.engine.codes import EXPIRED, FAILED, FETCH, NONE, READ_COMMITTED, SATISFIED
 from purgatory.engine.completions import Completions
 from purgatory.engine.kinds.batch_columns import BatchColumns
-from purgatory.engine.kinds.fetch_rules import Fetch, FetchItem, answer, examine, share_out
+from purgatory.engine.kinds.fetch_rules import Fetch, FetchItem, answer, examine, split_missing_bytes
 from purgatory.engine.kinds.kind import Kind
 from purgatory.engine.marks.partition import NO_FETCH_OFFSET, FetchWatch, Partition
 from purgatory.engine.snapshot.saved_operations import SavedOperations, SavedPlace
@@ -117,7 +117,7 @@ class FetchKind(Kind):
 
     def _watch(self, fetch: Fetch) -> None:
         """Watch each partition of a fetch for its share. Entries whose threshold is unchanged are kept."""
-        thresholds = share_out(fetch)
+        thresholds = split_missing_bytes(fetch)
         for place, item in enumerate(fetch.items):
             partition = item.partition
             if item.fetch_offset < partition.lowest_fetch_offset:

@@ -26,7 +26,7 @@ from purgatory.engine.codes import (
 from purgatory.engine.completions import FetchedPartition
 from purgatory.engine.marks.partition import FetchWatch, Partition
 
-__all__ = ["Fetch", "FetchAnswer", "FetchItem", "answer", "examine", "share_out"]
+__all__ = ["Fetch", "FetchAnswer", "FetchItem", "answer", "examine", "split_missing_bytes"]
 
 NEVER: Final[i64] = 2**62
 """A threshold that no reach passes: only a change of the partition's state can end the wait there."""
@@ -166,8 +166,8 @@ def examine(fetch: Fetch) -> bool:
     total: i64 = 0
     for item in fetch.items:
         available = examine_item(fetch, item)
-        # `available` of the items behind this one is then out of date. It may be read only after False, as `share_out`
-        # does.
+        # If this returns True, `available` of the later items is out of date. It may be read only after False, as in
+        # `split_missing_bytes`.
         if available == ANSWER_NOW:
             return True
         item.available = available
@@ -175,7 +175,7 @@ def examine(fetch: Fetch) -> bool:
     return total >= fetch.min_bytes
 
 
-def share_out(fetch: Fetch) -> list[i64]:
+def split_missing_bytes(fetch: Fetch) -> list[i64]:
     """The reach to watch for on each partition, after `examine` returned False. Always above the current reach."""
     missing = fetch.min_bytes
     growing: i64 = 0

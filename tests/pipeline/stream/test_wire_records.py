@@ -14,7 +14,8 @@ from purgatory_pipeline.streaming.stream.shard.shard import Shard
 from purgatory_pipeline.streaming.stream.wire_records import EVENT, OPERATION, RecordRows
 
 from purgatory.engine.batches import OperationBatch
-from purgatory.engine.codes import KIND_NAMES
+from purgatory.engine.codes import KIND_NAMES, UNKNOWN
+from purgatory.engine.limits import SIGNAL_VALUE_BYTES_MAX
 from purgatory.service.translate.events import events_from_rows
 from purgatory.service.translate.operations import CONDITION_KINDS, run_from_row
 from purgatory.v1 import event_pb2, operation_pb2
@@ -79,9 +80,7 @@ def register(direct: DirectEngine, operation: operation_pb2.Operation) -> bool:
     items = getattr(operation, condition)
     if condition == "composite":
         terms = [*items.terms, *items.unless]
-        if not terms or not all(term.WhichOneof("condition") for term in terms):
-            return False
-        if any(term.mark.topic_partition.partition < 0 for term in terms):
+        if not terms or not all(map(can_be_a_term, terms)):
             return False
     elif not (items.keys if condition == "signal" else items.partitions):
         return False
@@ -93,6 +92,20 @@ def register(direct: DirectEngine, operation: operation_pb2.Operation) -> bool:
 
     direct.register("c", operation.operation_id, CONDITION_KINDS[condition], batch)
     return True
+
+
+def can_be_a_term(term: operation_pb2.Term) -> bool:
+    """In rows a negative partition is a key, and -1 is the default."""
+    if term.WhichOneof("condition") == "mark":
+        return term.mark.topic_partition.partition >= 0 and term.mark.required_offset != UNKNOWN
+    return term.WhichOneof("condition") == "signal" and term.signal.required_count != UNKNOWN
+
+
+def can_be_a_row(event: event_pb2.Event) -> bool:
+    """Rows have no values of signals, so an event that is refused for its value is refused as a record."""
+    signal = event.key_signalled
+    is_heartbeat = signal.HasField("count") and signal.count == 0
+    return len(signal.value) <= SIGNAL_VALUE_BYTES_MAX and not (signal.value and is_heartbeat)
 
 
 def as_record(message: Record, at_ms: int, *, is_json: bool) -> bytes:
@@ -121,7 +134,9 @@ def test_a_record_says_the_same_to_a_stream_as_to_the_daemon(records: list[tuple
             unreadable += not register(direct, message)
         else:
             side = EVENT
-            if message.ListFields():  # if not, it is a heartbeat
+            if not can_be_a_row(message):
+                unreadable += 1
+            elif message.ListFields():  # if not, it is a heartbeat
                 [incoming] = events_from_rows([message])
                 direct.apply(incoming.batch)
         record = as_record(message, at_ms, is_json=is_json)

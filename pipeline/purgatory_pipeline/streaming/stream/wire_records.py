@@ -2,7 +2,7 @@
 
 A record is one `purgatory.v1.Operation` or one `purgatory.v1.Event`. As JSON it may also say `at` (RFC 3339, or
 milliseconds since 1970) and `caller`; otherwise these are the time and the key that it came with. An `Event` in which
-nothing is set is a heartbeat: only time passes.
+nothing is set is a heartbeat: only time passes. The value of a signal decides nothing and is left out.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from purgatory.engine import codes
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.engine.kinds.operation_columns import ITEM, columns_of
 from purgatory.engine.kinds.operation_columns import OPERATION as OPERATION_LEVEL
+from purgatory.engine.limits import SIGNAL_VALUE_BYTES_MAX
 from purgatory.engine.marks.event_columns import EVENT_COLUMNS
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory_pipeline.streaming.stream.shard.stream_rows import ROWS
@@ -143,6 +144,7 @@ class RecordRows:
         event = getattr(message, name)
         values = stamp | {"type": _TYPES[name]} | set_fields(event, EVENT_FIELDS)
         if name == "key_signalled":
+            check_value(event)
             values |= {"topic": event.key, "offset": values["offset"] if event.HasField("count") else 1}
         else:
             values |= name_of(message.topic_partition)
@@ -176,10 +178,24 @@ def items_of(kind: str, condition: Any) -> list[Any]:  # noqa: ANN401 - of any k
             chosen = term.WhichOneof("condition")
             if chosen is None:
                 raise ValueError(f"composite.{arm}[{place}]: is not set: set one of mark, signal")
-            if chosen == "mark" and term.mark.topic_partition.partition < 0:  # in a row this is a key
-                raise ValueError(f"composite.{arm}[{place}].mark.topic_partition: the partition is negative")
-            items.append(getattr(term, chosen))
+            path, item = f"composite.{arm}[{place}].{chosen}", getattr(term, chosen)
+            if chosen == "mark" and item.topic_partition.partition < 0:  # in a row this is a key
+                raise ValueError(f"{path}.topic_partition: the partition is negative")
+            required = "required_offset" if chosen == "mark" else "required_count"
+            if getattr(item, required) == codes.UNKNOWN:  # in a row this is the default
+                raise ValueError(f"{path}.{required}: {codes.UNKNOWN} is negative")
+            items.append(item)
     return items
+
+
+def check_value(signal: event_pb2.KeySignalled) -> None:
+    """Raises ValueError for a value that the engine would refuse: rows have no values, so it cannot."""
+    if len(signal.value) > SIGNAL_VALUE_BYTES_MAX:
+        raise ValueError(
+            f"key_signalled.value: has {len(signal.value)} bytes, the most allowed are {SIGNAL_VALUE_BYTES_MAX}"
+        )
+    if signal.value and signal.HasField("count") and signal.count == 0:
+        raise ValueError("key_signalled.count: 0 is a heartbeat, which has no value; give 1 or more")
 
 
 def name_of(given: operation_pb2.TopicPartition) -> dict[str, Any]:
