@@ -19,6 +19,7 @@ from purgatory.engine.limits import SIGNAL_VALUE_BYTES_MAX
 from purgatory.service.translate.events import events_from_rows
 from purgatory.service.translate.operations import CONDITION_KINDS, run_from_row
 from purgatory.v1 import event_pb2, operation_pb2
+from tests.engine.adapter import value_of
 from tests.pipeline.stream.simulated_history import START_MS, DirectEngine, outcomes_of
 
 TIMEOUT_MS_DEFAULT = 30_000
@@ -28,7 +29,7 @@ VALUES: dict[int, st.SearchStrategy[Any]] = {
     FieldDescriptor.TYPE_INT64: WHOLE_NUMBERS | st.sampled_from([2**62, 2**63 - 1]),
     FieldDescriptor.TYPE_UINT64: st.just(0),  # the only one is the id, which is given below
     FieldDescriptor.TYPE_BOOL: st.booleans(),
-    FieldDescriptor.TYPE_BYTES: st.sampled_from([b"", b"v", b"w", b"x" * 4_097]),
+    FieldDescriptor.TYPE_BYTES: st.sampled_from([b"", value_of(1), value_of(2), b"x" * 4_097]),
     FieldDescriptor.TYPE_STRING: st.sampled_from(["a", "a", "b", "", "\u00e9", "x" * 250]),
     FieldDescriptor.TYPE_ENUM: st.integers(0, 3),
 }
