@@ -42,6 +42,7 @@ class Pair:
         self.engine = EngineUnderTest(settings)
         self.oracle = Oracle(settings)
         self.last_ended: list[plain.Ended] = []
+        self._evaluations = [0] * len(plain.KINDS)
 
     @property
     def now_ms(self) -> int:
@@ -162,6 +163,10 @@ class Pair:
         if (rows or expected) and sorted(rows) != sorted(expected):
             compare_ends(rows, expected)
         demand("pending", self.engine.engine.pending, len(self.oracle.pending))
+        evaluations = [self.engine.engine.counts(kind).evaluations for kind in plain.KINDS]
+        if any(now < before for now, before in zip(evaluations, self._evaluations, strict=True)):
+            raise Difference(f"evaluations fell from {self._evaluations} to {evaluations}")
+        self._evaluations = evaluations
         earliest = self.oracle.earliest_deadline_ms()
         next_ms = self.engine.engine.next_expiration_ms()
         if earliest >= 0 and not -1 < next_ms <= earliest:

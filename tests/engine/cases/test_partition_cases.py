@@ -205,6 +205,16 @@ def test_case_57_and_78_end_of_epoch(epoch: int, offset: int, diverges: tuple[in
         assert (item.diverging_epoch, item.diverging_end, item.available_bytes, item.error) == (*diverges, 0, 0)
 
 
+def test_an_epoch_may_start_at_offset_0_of_a_longer_log() -> None:
+    """A start of 0 is not an absent one: a reader at 5 whose last epoch came before has diverged at 0."""
+    world = World()
+    world.append("orders-0", 10)
+    world.lead("orders-0", 2, start=0)
+    handle = world.fetch({"orders-0": 5}, last_epoch=1, replica_id=2, min_bytes=1_000_000)
+    item = world.item(handle)
+    assert (world.outcome(handle), item.diverging_epoch, item.diverging_end) == ("satisfied", 1, 0)
+
+
 def test_case_58_offset_below_all_positions_is_on_an_older_segment() -> None:
     """A fetch from below all known segments is answered immediately (Kafka: waits), with at most its maximum."""
     world = World()
