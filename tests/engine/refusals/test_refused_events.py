@@ -262,6 +262,19 @@ def test_signals() -> None:
     assert fault(event(codes.KEY_SIGNALLED, 1), full) == (codes.RESOURCE_EXHAUSTED, "key_signalled.key", most, 0)
 
 
+def test_a_heartbeat_is_nothing_else() -> None:
+    """A count of 0 with a failure or a value is refused."""
+    refused = (
+        INVALID,
+        "key_signalled.count",
+        "0 is a heartbeat, which has no value and does not fail; give 1 or more",
+        0,
+    )
+    valued = EventBatch([codes.KEY_SIGNALLED], keys=["job"], offsets=[0], values=[b"x"])
+    assert fault(event(codes.KEY_SIGNALLED, 0)) is None
+    assert [fault(batch) for batch in (event(codes.KEY_SIGNALLED, 0, flags=1), valued)] == [refused, refused]
+
+
 def test_events_of_no_type_or_place() -> None:
     """Unknown event types, and indexes outside the dictionary of partitions or keys, are refused."""
     assert fault(EventBatch([99], partitions=[NAME])) == (INVALID, "event", "type 99 is not known; set one event", 0)

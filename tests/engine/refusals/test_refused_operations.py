@@ -172,6 +172,7 @@ def test_number_of_partitions() -> None:
     both = {"partitions": [("a", 0), ("b", 0)], "item_counts": [2], "item_indexes": [0, 1], "offsets": [5]}
     assert register(PRODUCE, engine, **both) == []
     assert register(PRODUCE, engine, **both) == []
+    assert register(PRODUCE, engine, partitions=[("c", 0)], offsets=[5]) == two_more
 
 
 def test_number_of_keys() -> None:

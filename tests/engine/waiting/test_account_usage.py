@@ -11,6 +11,7 @@ from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.engine.memory_estimate import text_bytes
 from purgatory.engine.waiting.tables import Owner
 
 TOPICS = ["orders", "payments", "a topic that is forgotten when nobody waits on it"]
@@ -240,3 +241,9 @@ def test_positions_are_thinned_while_memory_is_short() -> None:
         )  # fmt: skip
         assert engine.apply(batch, 0, is_full=offset > 100).refusals == []
     assert len(engine._partitions.by_name[TOPICS[0], 0].positions) < 100
+
+
+def test_bytes_of_names() -> None:
+    """A character of a name takes one byte if the name is ASCII, and four if it is not."""
+    assert text_bytes("x" * 200) - text_bytes("x" * 100) == 100
+    assert text_bytes("\u00fc" * 200) - text_bytes("\u00fc" * 100) == 400
