@@ -103,9 +103,8 @@ def test_a_restored_fetch_reads_from_whom_it_may() -> None:
         assert run.add_owner() == 0
         run.apply([plain.Event(plain.LEADERSHIP, name, epoch=5, flag=1, leader_id=1)])
     item = plain.Item(name, 0)
-    first.register(
-        1, [plain.Operation(plain.FETCH, place, 1_000, (item,), follower_reads=place == 2) for place in (1, 2)]
-    )
+    fetches = [plain.Operation(plain.FETCH, place, 1_000, (item,), follower_reads=place == 2) for place in (1, 2)]
+    first.register(0, fetches)
     saved = SavedOperations.from_bytes(first.engine.snapshots.save_above(first.owners[0], 0).to_bytes())
     assert twin.engine.restore(twin.owners[0], saved, b"", twin.now_ms) == 2
     twin.apply([plain.Event(plain.LEADERSHIP, name, epoch=6, flag=0)])
