@@ -34,7 +34,7 @@ EQUIVALENT: Final[tuple[tuple[str, str, str], ...]] = (
     ("*WatchList*lowest_threshold", r"^\+.*top_key\(\) <= ", "an equal threshold is the same"),
     ("*LiveSet*_remove_one", r"^\+.*found <= count", "callers stop at an id outside, so it is never equal"),
     ("*ProduceKind*_items_to_wait_for", r"^\+.*item -= 1", "a row that is seen twice takes the full check"),
-    ("*PendingRanking*add", r"^\+.*<= self\._(oldest|soonest)_max", "of equal ones, which are left out is not specified"),
+    ("*PendingRanking*add", r"^\+.*<= self\._(oldest|soonest)_max", "which of equal ones is left out is not specified"),
     ("*.partition.*low_watermark", r"^\+.*log_start_offset <= lowest", "an equal offset becomes itself"),
     ("*Events*_apply_plain", r"^\+.*-1 < (segment|position)", "what does not take the short way takes the long one"),
     ("*Admission*admit_plain", r"^\+.*item_count >= self\._items_max", "as with events: the rest takes the long way"),
