@@ -347,3 +347,35 @@ async def test_a_stream_that_is_not_read_can_be_taken_over() -> None:
             received += len((await second.results()).columns.operation_id)
         await eventually(lambda: stream.ended, "the first stream has ended")
         assert (await served.status()).sessions_connected == 1
+
+
+async def test_receipts_that_keep_coming_do_not_hold_up_results() -> None:
+    """A turn for results is used for results; receipts that came while it was awaited are written before them."""
+    async with serving() as served:
+        await served.high_watermark("orders", 42)
+        peer = await Peer(served, "s").open()
+        assert (await peer.registered(produce(1, "orders", 42))).accepted == 1
+        peer.cancel()
+        await drained(served, "s")
+        host, written = served.host, list[str]()
+        stream = host.sessions.attach(
+            host.sessions.get("s"),
+            wire.SessionResponse,
+            last_sequence=0,
+            columns=False,
+            expects_heartbeats=False,
+            now_ms=host.time.now_ms(),
+        )
+
+        async def write(message: wire.SessionResponse | bytes) -> None:
+            written.append("results" if isinstance(message, bytes) else str(message.WhichOneof("message")))
+            if written[-1] == "results":
+                stream.shut_down()
+
+        async def turn() -> None:
+            await asyncio.sleep(0)
+            stream.send(wire.SessionResponse(receipt=wire.Receipt(batch_id=len(written))))
+
+        async with asyncio.timeout(10):
+            await stream.run_writer(write, host.time.now_ms, turn)
+        assert written == ["receipt", "results", "going_away"]

@@ -233,10 +233,17 @@ class ResultStream:
             )
 
     async def _write_all(self, write: Write, now_ms: Callable[[], int], turn: Turn) -> None:
+        has_turn = False
         while True:
-            if self._has_results:
-                await turn()  # choose the message after the turn: the stream may have ended in the meantime
+            if self._has_results and not has_turn:
+                await turn()
+                has_turn = True
+            # Chosen after the turn: the stream may have ended in the meantime. Receipts that came in the meantime go
+            # first, but the turn stays with the results: each wait for a turn lets in more receipts, and a session that
+            # registered all the time got its results hundreds of milliseconds late on a busy daemon.
             message = self._next_message()
+            if isinstance(message, bytes):
+                has_turn = False
             if message is not None:
                 # Before the write, which may wait for the peer: it is then known when the next heartbeat is due.
                 self.last_write_ms = now_ms()
