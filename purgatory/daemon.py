@@ -88,7 +88,7 @@ class Daemon:
             settings.limits,
             self._host.listeners,
             next_expiry_ms=self._host.gate.next_expiry_ms,
-            memory_bytes_max=self._host.shares.budget.bytes_max,
+            budget=self._host.shares.budget,
         )
         self._memory_watch: Final = MemoryWatch(
             self._host.shares.budget, end_late_calls=self._gate.incomplete_requests.end_late

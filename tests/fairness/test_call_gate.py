@@ -11,11 +11,15 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
 from purgatory.service.access.account import Accounts
+from purgatory.service.budget.shares import Shares
 from purgatory.service.draining import drain
 from purgatory.service.errors import RpcError
 from purgatory.service.fair_queue import EVENTS, LOOP_TURN_US_MAX, REGISTRATIONS, CallerQueue, FairQueue
 from purgatory.service.listeners.refusal_log import RefusalLog
+from purgatory.service.rpc import call_gate
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.testing import ManualClock
@@ -112,10 +116,19 @@ def slow_clock() -> Callable[[], int]:
     return itertools.count(0, LOOP_TURN_US_MAX).__next__
 
 
+@pytest.mark.parametrize("is_filling", [False, True])
 @pytest.mark.parametrize("queued", [1, 2, 3])
-async def test_calls_that_wait_for_a_turn_are_limited(queued: int) -> None:
-    """Below the limit of 2 queued calls, another call is accepted; at or above it, it is refused before it is read."""
-    gate = CallGate(FairQueue(now_us=slow_clock()), LimitsSettings(calls_queued_per_caller_max=2))
+async def test_calls_that_wait_for_a_turn_are_limited(
+    queued: int, is_filling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below the limit of 2 queued calls, another call is accepted; at or above it, it is refused before it is read. The
+    limit is lower while uncounted memory fills the budget.
+    """
+    monkeypatch.setattr(call_gate, "QUEUED_WHEN_FILLING_MAX", 2)
+    shares = Shares(HostSettings(), Engine(EngineLimits(), 0))
+    shares.budget.uncounted_bytes = int(is_filling)
+    limits = LimitsSettings(calls_queued_per_caller_max=1_000 if is_filling else 2)
+    gate = CallGate(FairQueue(now_us=slow_clock()), limits, budget=shares.budget)
     account, context = Accounts().nobody, Context()
     others = [gate.enter(Context(peer="ipv4:2"), account, REGISTRATIONS, is_unary=True)]  # type: ignore[arg-type]
     caller = gate.enter(context, account, REGISTRATIONS, is_unary=True)  # type: ignore[arg-type]

@@ -74,20 +74,21 @@ class MemoryWatch:
             self._task.cancel()
 
     def look(self, now_s: float) -> None:
-        """Measure once. Over the budget, trim; if much of it is uncounted, end late calls."""
+        """Measure once. Over the budget, or if much of it is uncounted, trim; in the second case end late calls too."""
         budget = self._budget
         measured = self._measure()
-        # Also after calls were ended: what they held is free memory of the allocator until it is trimmed.
-        worth_it = measured > budget.bytes_max or self._has_ended_calls
+        # Also after calls were ended: what they held is free memory of the allocator until it is trimmed. And before
+        # uncounted memory reduces the shares: what is free must not.
+        worth_it = measured > budget.bytes_max or self._has_ended_calls or self._uncounted_bytes(measured) > 0
         if worth_it and now_s - self._trimmed_s >= TRIM_INTERVAL_S:
             self._trimmed_s, self._has_ended_calls = now_s, False
             gc.collect(YOUNG)
             self._trim(0)
             # Again: what the trim gave back must not count as used until the next look.
             measured = self._measure()
-        budget.resident_bytes = measured
+        budget.uncounted_bytes = self._uncounted_bytes(measured)
         budget.is_short = measured > budget.bytes_max
-        if budget.is_short or self._is_filling_unseen(measured):
+        if budget.is_short or budget.uncounted_bytes:
             ended = self._end_late_calls(is_short=budget.is_short)
             if ended:
                 self._has_ended_calls = True
@@ -111,10 +112,12 @@ class MemoryWatch:
                 parts,
             )
 
-    def _is_filling_unseen(self, measured: int) -> bool:
+    def _uncounted_bytes(self, measured: int) -> int:
+        """Memory that nothing counts, in bytes, if it is much and the process nears its budget; otherwise 0."""
         budget = self._budget
+        uncounted = measured - budget.taken_bytes()
         is_filling = measured > FILLING_SHARE * budget.bytes_max
-        return is_filling and measured - budget.taken_bytes() > UNCOUNTED_SHARE * budget.bytes_max
+        return uncounted if is_filling and uncounted > UNCOUNTED_SHARE * budget.bytes_max else 0
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

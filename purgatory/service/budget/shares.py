@@ -52,8 +52,8 @@ class MemoryBudget:
         """HTTP requests that are arriving, and answers that clients have not read."""
         self.calls: Callable[[], int] = lambda: 0
         """Returns the number of calls in flight."""
-        self.resident_bytes = 0
-        """Size of the process when it was last measured, bytes."""
+        self.uncounted_bytes = 0
+        """Memory that nothing counts, in bytes, if it is much; otherwise 0. `MemoryWatch` sets it."""
         self.is_short = False
         """The measured size of the process exceeds the budget."""
         self.refusals = 0
@@ -193,10 +193,13 @@ class Shares:
         refused = budget.refusal(more_bytes, held_by_all)
         if refused is not None or account.principal == NOBODY:
             return refused
-        # The program itself belongs to no account, so it is taken off the budget and off what is held.
+        # The program itself belongs to no account, so it is taken off the budget and off what is held. Uncounted memory
+        # leaves less for everyone. Without it, the account that holds the most filled the budget by what is counted,
+        # and then all others were refused because the process was over it.
         held, program = self.held_bytes(account), budget.program_bytes
         own_most = account.own_shares.memory_bytes_max
-        most = self._of(account, budget.bytes_max - program, held_by_all - program, held, own_most)
+        held_by_all += budget.uncounted_bytes - program
+        most = self._of(account, budget.bytes_max - program, held_by_all, held, own_most)
         if held + more_bytes <= most:
             return None
         message = f"{held} bytes are held for you, and your share now is {most}: {more_bytes} more do not fit"

@@ -8,7 +8,7 @@ from typing import Final
 from google.rpc import code_pb2
 
 from purgatory.service.access.account import Account
-from purgatory.service.budget.shares import CALL_BYTES
+from purgatory.service.budget.shares import CALL_BYTES, MemoryBudget
 from purgatory.service.errors import RETRY_AFTER_MS, RpcError, resource_exhausted
 from purgatory.service.fair_queue import EVENTS, CallerQueue, FairQueue
 from purgatory.service.listeners.listener import Listener
@@ -26,6 +26,8 @@ EVENTS_SHARE: Final = 16
 # and their p99 was 1,869 ms instead of 314.
 CALLS_SHARE: Final = 4
 """Calls in flight may use a quarter of the memory budget."""
+QUEUED_WHEN_FILLING_MAX: Final = 100
+"""Calls of one caller that may wait for their turn while much of the memory is taken and not counted."""
 QUIET_S: Final = 0.05
 """Shutdown waits until no unary call has ended for this long, seconds."""
 
@@ -40,14 +42,15 @@ class CallGate:
         listeners: Sequence[Listener] = (),
         now_s: Callable[[], float] = time.monotonic,
         next_expiry_ms: Callable[[], int] = lambda: RETRY_AFTER_MS,
-        memory_bytes_max: int | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
-        """`next_expiry_ms`: time until the next operation expires, which may end a call. `memory_bytes_max`: the memory
-        budget; None: not taken into account.
+        """`next_expiry_ms`: time until the next operation expires, which may end a call. `budget`: the memory budget;
+        None: not taken into account.
         """
         self.queue: Final = queue
         self._limits: Final = limits
-        by_memory = limits.calls_max if memory_bytes_max is None else memory_bytes_max // CALLS_SHARE // CALL_BYTES
+        self._budget: Final = budget
+        by_memory = limits.calls_max if budget is None else budget.bytes_max // CALLS_SHARE // CALL_BYTES
         self._calls_max: Final = min(limits.calls_max, by_memory)
         self._listeners: Final = listeners
         self._now_s: Final = now_s
@@ -115,8 +118,12 @@ class CallGate:
             message = f"{caller.calls - 1} calls of one caller are in flight; allowed: {calls_max}"
             retry_after_ms = self.queue.next_turn_ms(caller) or self._next_expiry_ms()
             raise self._refused("calls_per_caller", resource_exhausted("calls_per_caller", message, retry_after_ms))
-        if caller.waiting >= limits.calls_queued_per_caller_max:
-            allowed = limits.calls_queued_per_caller_max
+        allowed = limits.calls_queued_per_caller_max
+        # Calls that wait for their turn hold messages, which nothing counts. Once these fill the memory, those of the
+        # caller that has many of them must stop before everyone's registrations are refused.
+        if self._budget is not None and self._budget.uncounted_bytes:
+            allowed = min(allowed, QUEUED_WHEN_FILLING_MAX)
+        if caller.waiting >= allowed:
             message = f"{caller.waiting} calls of this caller wait for their turn; allowed: {allowed}"
             raise self._refused(
                 "calls_queued_per_caller",

@@ -14,9 +14,10 @@ LOGGER: Final = logging.getLogger(__name__)
 
 CALLS_UNREAD_MAX: Final = 20_000
 """Calls that gRPC's core holds before they are started; it resets further ones. More than one connection may have."""
-CALL_UNREAD_BYTES: Final = 12_000
-UNREAD_SHARE: Final = 3
-"""Such calls may take a third of the memory budget."""
+CALL_UNREAD_BYTES: Final = 24_000
+"""Measured resident memory of such a call with a message of a kilobyte, bytes."""
+UNREAD_SHARE: Final = 4
+"""Such calls may take a quarter of the memory budget."""
 STREAMS_MIN: Final = 100
 """Streams on one connection, where fewer calls are allowed: those above that limit need one each to be refused on."""
 FILES_SHARE: Final = 2

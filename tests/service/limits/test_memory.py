@@ -13,6 +13,7 @@ from purgatory.engine.batches import EventBatch, OperationBatch, Refusal
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.waiting.tables import Owner
+from purgatory.service.access.account import Account
 from purgatory.service.budget import memory_budget
 from purgatory.service.budget.memory_budget import budget_bytes, cgroup_limits
 from purgatory.service.budget.memory_watch import LOG_INTERVAL_S, TRIM_INTERVAL_S, MemoryWatch, resident_bytes
@@ -157,7 +158,7 @@ def test_the_watch_tells_the_budget_and_gives_memory_back() -> None:
     host, _ = make_host()
     budget = host.shares.budget
     budget.bytes_max = 1_000
-    sizes, trims = [900], []
+    sizes, trims = [700], []
 
     def trim(_: int) -> int:
         trims.append(sizes[0])
@@ -165,7 +166,7 @@ def test_the_watch_tells_the_budget_and_gives_memory_back() -> None:
 
     watch = MemoryWatch(budget, lambda: sizes[0], trim)
     watch.look(0.0)
-    assert (budget.is_short, budget.resident_bytes, trims) == (False, 900, [])
+    assert (budget.is_short, trims) == (False, [])
     sizes[0] = 1_001
     watch.look(0.1)
     watch.look(0.2)
@@ -178,8 +179,8 @@ def test_the_watch_tells_the_budget_and_gives_memory_back() -> None:
 
 
 def test_late_calls_are_ended_before_memory_is_short(caplog: pytest.LogCaptureFixture) -> None:
-    """Late calls are ended from three quarters of the budget on, if much of it is uncounted; their memory is then
-    returned.
+    """From three quarters of the budget on, if much of it is uncounted, free memory is returned, and late calls are
+    ended, whose memory is then returned too. Until then the uncounted memory reduces the shares.
     """
     host, _ = make_host()
     budget = host.shares.budget
@@ -200,17 +201,30 @@ def test_late_calls_are_ended_before_memory_is_short(caplog: pytest.LogCaptureFi
     budget.program_bytes = 70 * MIB
     sizes[0] = 76 * MIB
     watch.look(0.1)
-    assert asked == []
+    assert (asked, trims, budget.uncounted_bytes) == ([], [], 0)
     budget.program_bytes = 60 * MIB
+    free = share_of_memory(host)
     watch.look(0.2)
-    assert (asked, trims) == ([False], [])
+    assert (asked, trims, budget.uncounted_bytes) == ([False], [76 * MIB], 16 * MIB)
+    assert share_of_memory(host) == free - 16 * MIB * 2 // 3
     sizes[0] = 50 * MIB
-    watch.look(0.3)
-    assert (asked, trims) == ([False], [50 * MIB])
+    watch.look(0.2 + TRIM_INTERVAL_S)
+    assert (asked, trims, budget.uncounted_bytes) == ([False], [76 * MIB, 50 * MIB], 0)
+    assert share_of_memory(host) == free
     sizes[0] = 101 * MIB
-    watch.look(0.4)
+    watch.look(0.3 + TRIM_INTERVAL_S)
     assert asked == [False, True]
     assert caplog.text.count("their messages were late") == 1
+
+
+def share_of_memory(host: Host) -> int:
+    """What an account that holds nothing may hold of the memory, in bytes, found by asking."""
+    account = Account("someone", host.shares.accounts)
+    low, high = 0, host.shares.budget.bytes_max
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (low, middle - 1) if host.shares.memory_refusal(account, middle) else (middle, high)
+    return low
 
 
 def test_a_shortage_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
