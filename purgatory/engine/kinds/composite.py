@@ -277,6 +277,7 @@ class CompositeKind(Countdown):
             self.pending.evaluations_by_kind[COMPOSITE] += 1
             state = self._state_now(True, key.index, items.required[item], i64(items.epoch[item]) & UNLESS != 0)
             if state == UNRESOLVED:
+                self.pending.work_total += 1
                 self.pending.watch(waits, COMPOSITE, item, items.required[item])
             else:
                 self.settle(item, state, key.count, now_ms)

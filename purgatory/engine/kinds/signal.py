@@ -61,7 +61,7 @@ class SignalKind(Kind):
     """The only kind whose targets are keys. A key is watched at the count that it must reach."""
 
     def __init__(self, pending: PendingOperations) -> None:
-        super().__init__(SIGNAL, pending.partitions, pending.items, names_partitions=False, names_keys=True)
+        super().__init__(SIGNAL, pending.partitions, pending.items, names_keys=True)
         self.pending: Final = pending
         self.keys: Final = pending.keys
 
