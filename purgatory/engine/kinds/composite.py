@@ -335,19 +335,16 @@ class CompositeKind(Countdown):
             required = saved.required[item]
             flags = saved.epochs[item]
             is_key = flags & KEY != 0
-            target = self._hold_saved_key(saved, item) if is_key else self.mention_again(saved, item).index
+            target: i64
+            if is_key:
+                name: AsGiven = saved.names[saved.places[item]]
+                target = self.keys.get_or_create(name[0], self.keys.unowned).index
+            else:
+                target = self.mention_again(saved, item).index
             last = self.pending.add_item(slot, last, target, required, saved.marks[item], flags, error)
             if error == UNRESOLVED:
                 self._watch_target(is_key, target, last, required)
         return False
-
-    def _hold_saved_key(self, saved: SavedOperations, item: i64) -> i64:
-        name: AsGiven = saved.names[saved.places[item]]
-        key = self.keys.get(name[0])
-        if key is None:
-            key = self.keys.make(name[0])
-        self.keys.hold(key, self.keys.unowned)
-        return key.index
 
 
 def told(state: i64, is_unless: bool) -> i64:

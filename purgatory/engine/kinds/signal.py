@@ -8,7 +8,6 @@ from typing import Final, final
 
 from mypy_extensions import i16, i64
 
-from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import AsGiven
 from purgatory.engine.codes import (
     EXPIRED,
@@ -66,7 +65,8 @@ class SignalKind(Kind):
         self.keys: Final = pending.keys
 
     def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
-        held = self._hold_keys(owner.usage, columns, row, first_item)
+        items = range(first_item, first_item + columns.item_counts.at(row))
+        held = self.keys.get_or_create_all([columns.keys[columns.places.at(item)] for item in items], owner.usage)
         from_now = columns.column("from_now").at(row) != 0
         any_key = columns.column("any_key").at(row) != 0
         operation_id = columns.operation_ids.at(row)
@@ -132,25 +132,6 @@ class SignalKind(Kind):
         completions.add_item(key.name, error, required, reached, -1, remaining, pace)
         if is_resolved and key.value:
             completions.add_signal_value(key.value)
-
-    def _hold_keys(self, holder: AccountUsage, columns: BatchColumns, row: i64, first_item: i64) -> list[SignalKey]:
-        """The keys of an operation, each with one reference added."""
-        stop = first_item + columns.item_counts.at(row)
-        names = [columns.keys[columns.places.at(item)] for item in range(first_item, stop)]
-        # Hold known keys first: creating a key may evict the idle key that was signalled longest ago, which must not be
-        # one that this operation names further on.
-        for name in names:
-            key = self.keys.get(name)
-            if key is not None:
-                self.keys.hold(key, holder)
-        held: list[SignalKey] = []
-        for name in names:
-            key = self.keys.get(name)
-            if key is None:
-                key = self.keys.make(name)
-                self.keys.hold(key, holder)
-            held.append(key)
-        return held
 
     def build_result(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
         items = self.pending.items
@@ -295,10 +276,7 @@ class SignalKind(Kind):
             error = saved.error_codes[item]
             required = saved.required[item]
             name: AsGiven = saved.names[saved.places[item]]
-            key = self.keys.get(name[0])
-            if key is None:
-                key = self.keys.make(name[0])
-            self.keys.hold(key, self.keys.unowned)
+            key = self.keys.get_or_create(name[0], self.keys.unowned)
             last = self.pending.add_item(slot, last, key.index, required, saved.marks[item], -1, error)
             if error == UNRESOLVED:
                 self.pending.watch(key.waits, SIGNAL, last, required)

@@ -345,6 +345,26 @@ class SignalKeys:
             self._held_value_bytes += i64(len(signal_key.value))
         signal_key.references += 1
 
+    def get_or_create(self, key: str, holder: AccountUsage) -> SignalKey:
+        """The key that an item names, created if it is unknown, with one reference added."""
+        signal_key = self.by_key.get(key)
+        if signal_key is None:
+            signal_key = self.make(key)
+        self.hold(signal_key, holder)
+        return signal_key
+
+    def get_or_create_all(self, names: list[str], holder: AccountUsage) -> list[SignalKey]:
+        """The keys that an operation names, which may be repeated."""
+        # Known keys are held first: creating a key may evict an idle key, which must not be one that is named here.
+        known = [self.by_key.get(name) for name in names]
+        for signal_key in known:
+            if signal_key is not None:
+                self.hold(signal_key, holder)
+        return [
+            self.get_or_create(names[place], holder) if signal_key is None else signal_key
+            for place, signal_key in enumerate(known)
+        ]
+
     def release(self, signal_key: SignalKey) -> None:
         """Drop a reference; a key without a count is forgotten with the last one."""
         signal_key.references -= 1

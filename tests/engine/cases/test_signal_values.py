@@ -95,8 +95,8 @@ def test_value_has_a_maximum_length() -> None:
 
 
 def test_idle_keys_make_room_for_values() -> None:
-    """Beyond the limit of all values, the idle keys with a value whose last signal is oldest are forgotten. Keys without
-    a value and keys with waits never are. If no other keys have values, the value is refused and nothing changes.
+    """Beyond the limit of all values, the idle keys with a value whose last signal is oldest are forgotten. Keys
+    without a value and keys with waits never are. If no others have values, the value is refused and nothing changes.
     """
     engine = Engine(EngineLimits(signal_values_bytes_max=10), 0)
     assert signal(engine, "plain") is None
