@@ -77,7 +77,7 @@ class RequestedTerms:
                     idle += 1
                 self.targets[place] = key.index
             place += 1
-        # Keys that nobody waits for yet count in the share of the account.
+        # Idle keys count in the share of the account as soon as its operation holds them.
         if usage.keys + idle > usage.keys_max:
             return False
         place = 0

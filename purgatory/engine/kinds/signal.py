@@ -218,16 +218,13 @@ class SignalKind(Kind):
         if deadline_ms <= silent_ms:
             pending.end(slot, EXPIRED, now_ms)
             return True
-        silent = self._silent_names(slot, now_ms)
-        owner = pending.owners[i64(pending.operations.owner_id[slot])]
-        assert owner is not None, f"slot {slot} has no owner"
-        completions = pending.completions_of(owner)
-        place = completions.items
-        pending.end(slot, FAILED, now_ms)
-        while place < completions.items:
-            if completions.error_codes[place] == REQUEST_TIMED_OUT and completions.item_partitions[place] in silent:
-                completions.error_codes[place] = HEARTBEAT_MISSED
-            place += 1
+        silent: list[bool] = []
+        item = i64(pending.operations.first_item[slot])
+        while item >= 0:
+            is_unresolved = i64(self.items.error_code[item]) == UNRESOLVED
+            silent.append(is_unresolved and self._item_silent_at_ms(slot, item) <= now_ms)
+            item = i64(self.items.next[item])
+        pending.fail(slot, HEARTBEAT_MISSED, silent, now_ms)
         return True
 
     def _silent_at_ms(self, slot: i64) -> i64:
@@ -248,16 +245,6 @@ class SignalKind(Kind):
         # A deadline is rounded up to a tick, and so is the end of a silence.
         silent_ms = max(heartbeat.since_ms, key.signalled_ms) + heartbeat.timeout_ms
         return round_up_to_tick(silent_ms, self.pending.wheel.tick_ms)
-
-    def _silent_names(self, slot: i64, now_ms: i64) -> dict[AsGiven, bool]:
-        items = self.pending.items
-        silent: dict[AsGiven, bool] = {}
-        item = i64(self.pending.operations.first_item[slot])
-        while item >= 0:
-            if i64(items.error_code[item]) == UNRESOLVED and self._item_silent_at_ms(slot, item) <= now_ms:
-                silent[self.keys.at(i64(items.target[item])).name] = True
-            item = i64(items.next[item])
-        return silent
 
     # Views and snapshots.
 
