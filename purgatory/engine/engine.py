@@ -476,5 +476,6 @@ class Engine:
         return len(self._keys.by_key)
 
     def check(self) -> None:
-        """Assert the invariants of the pending operations. Visits everything: for simulators and tests."""
+        """Assert the invariants of pending operations and keys. Visits everything: for simulators and tests."""
         self._pending.check()
+        self._keys.check()

@@ -23,8 +23,8 @@ class ItemView:
 class PendingView:
     """A pending operation. Times are engine time in milliseconds; min_bytes is -1 except for a fetch.
 
-    `required_terms` and `unless_count` are -1 except for a composite: so many of its items must become true, and so
-    many of the last ones are its failure arm.
+    `required_terms` and `unless_count` are -1 except for a composite. They are the number of its items that must become
+    true, and the number of its last items that are the failure arm.
     """
 
     def __init__(

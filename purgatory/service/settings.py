@@ -222,7 +222,7 @@ class EngineLimitsSettings(SettingsGroup):
     partitions_max: Count = setting(100_000, "Partitions known at one time.")
     signal_keys_max: Count = setting(100_000, "Signal keys remembered at one time.")
     signal_values_bytes_max: Count = setting(
-        64 * 1024 * 1024, "Bytes of the values of all signal keys together; beyond, idle keys are forgotten."
+        64 * 1024 * 1024, "Bytes of the values of all signal keys; beyond, idle keys with values are forgotten."
     )
     items_per_operation_max: Count = setting(2_000, "Partitions or keys of one operation.")
     timeout_ms_max: DurationMs = setting(DURATION_MS_MAX, "Longest timeout an operation may ask for.")

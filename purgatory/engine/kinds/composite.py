@@ -161,7 +161,7 @@ class CompositeKind(Countdown):
             target = terms.targets[place]
             required = terms.required(place)
             is_unless = place >= terms.unless_from
-            error = told(self._state_now(is_key, target, required, is_unless), is_unless)
+            error = result_code(self._state_now(is_key, target, required, is_unless), is_unless)
             self._answer(completions, is_key, target, error, required, self._mark_now(is_key, target), -1, -1.0)
             place += 1
         self.pending.end_at_once(completions, operation_id, COMPOSITE, outcome, terms.count)
@@ -211,7 +211,7 @@ class CompositeKind(Countdown):
                 # The event that ends the operation may have decided more terms than the one that was visited first.
                 # If one of them is in the failure arm, the operation fails.
                 is_unless = flags & UNLESS != 0
-                error = told(self._state_now(is_key, target, required, is_unless), is_unless)
+                error = result_code(self._state_now(is_key, target, required, is_unless), is_unless)
                 failed = failed or error == UNLESS_REACHED
                 before = mark
                 mark = self._mark_now(is_key, target)
@@ -233,7 +233,7 @@ class CompositeKind(Countdown):
             self.pending.resolve(item, NONE, mark, now_ms)
             return
         slot = i64(items.slot[item])
-        items.error_code[item] = i16(told(error, is_unless))
+        items.error_code[item] = i16(result_code(error, is_unless))
         items.mark[item] = mark
         self.pending.work_total += 1
         first = i64(self.pending.operations.first_item[slot])
@@ -277,6 +277,7 @@ class CompositeKind(Countdown):
             self.pending.evaluations_by_kind[COMPOSITE] += 1
             state = self._state_now(True, key.index, items.required[item], i64(items.epoch[item]) & UNLESS != 0)
             if state == UNRESOLVED:
+                self.pending.work_total += 1
                 self.pending.watch(waits, COMPOSITE, item, items.required[item])
             else:
                 self.settle(item, state, key.count, now_ms)
@@ -334,22 +335,19 @@ class CompositeKind(Countdown):
             required = saved.required[item]
             flags = saved.epochs[item]
             is_key = flags & KEY != 0
-            target = self._hold_saved_key(saved, item) if is_key else self.mention_again(saved, item).index
+            target: i64
+            if is_key:
+                name: AsGiven = saved.names[saved.places[item]]
+                target = self.keys.get_or_create(name[0], self.keys.unowned).index
+            else:
+                target = self.mention_again(saved, item).index
             last = self.pending.add_item(slot, last, target, required, saved.marks[item], flags, error)
             if error == UNRESOLVED:
                 self._watch_target(is_key, target, last, required)
         return False
 
-    def _hold_saved_key(self, saved: SavedOperations, item: i64) -> i64:
-        name: AsGiven = saved.names[saved.places[item]]
-        key = self.keys.get(name[0])
-        if key is None:
-            key = self.keys.make(name[0])
-        self.keys.hold(key, self.keys.unowned)
-        return key.index
 
-
-def told(state: i64, is_unless: bool) -> i64:
+def result_code(state: i64, is_unless: bool) -> i64:
     """The error code that a result has for a term in this state."""
     if state == UNRESOLVED:
         return REQUEST_TIMED_OUT

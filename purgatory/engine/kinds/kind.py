@@ -32,13 +32,11 @@ class Kind:
         partitions: Partitions,
         items: ItemTable,
         *,
-        names_partitions: bool = True,
         names_keys: bool = False,
     ) -> None:
         self.code: Final[i64] = code
         self.partitions: Final = partitions
         self.items: Final = items
-        self.names_partitions: Final = names_partitions
         self.names_keys: Final = names_keys
 
     # Registration and end.

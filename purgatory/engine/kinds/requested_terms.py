@@ -37,31 +37,19 @@ class RequestedTerms:
 
     def hold(self, partitions: Partitions, keys: SignalKeys, usage: AccountUsage) -> None:
         """Find or make what valid terms name, and add a reference for each of them."""
-        has_new_keys = False
+        key_places: list[i64] = []
+        names: list[str] = []
         place: i64 = 0
         while place < self.count:
             named = self.columns.places.at(self.first_item + place)
             if named < self.columns.first_key:
                 self.targets[place] = partitions.get_or_create(self.columns.partitions[named], usage).index
             else:
-                key = keys.get(self.columns.keys[named - self.columns.first_key])
-                if key is None:
-                    has_new_keys = True
-                else:
-                    keys.hold(key, usage)
-                    self.targets[place] = key.index
+                key_places.append(place)
+                names.append(self.columns.keys[named - self.columns.first_key])
             place += 1
-        # Keys are made last: making one may evict an idle key, which must not be one that the operation names.
-        place = 0
-        while has_new_keys and place < self.count:
-            if self.targets[place] < 0:
-                name = self.columns.keys[self.columns.places.at(self.first_item + place) - self.columns.first_key]
-                key = keys.get(name)
-                if key is None:
-                    key = keys.make(name)
-                keys.hold(key, usage)
-                self.targets[place] = key.index
-            place += 1
+        for index, key in enumerate(keys.get_or_create_all(names, usage)):
+            self.targets[key_places[index]] = key.index
 
     def hold_known(self, partitions: Partitions, keys: SignalKeys, usage: AccountUsage) -> bool:
         """As `hold`, for terms of a plain batch that were not checked.
@@ -89,7 +77,7 @@ class RequestedTerms:
                     idle += 1
                 self.targets[place] = key.index
             place += 1
-        # Keys that nobody waits for yet count in the share of the account.
+        # Idle keys count in the share of the account as soon as its operation holds them.
         if usage.keys + idle > usage.keys_max:
             return False
         place = 0

@@ -8,7 +8,6 @@ from typing import Final, final
 
 from mypy_extensions import i16, i64
 
-from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import AsGiven
 from purgatory.engine.codes import (
     EXPIRED,
@@ -61,12 +60,13 @@ class SignalKind(Kind):
     """The only kind whose targets are keys. A key is watched at the count that it must reach."""
 
     def __init__(self, pending: PendingOperations) -> None:
-        super().__init__(SIGNAL, pending.partitions, pending.items, names_partitions=False, names_keys=True)
+        super().__init__(SIGNAL, pending.partitions, pending.items, names_keys=True)
         self.pending: Final = pending
         self.keys: Final = pending.keys
 
     def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
-        held = self._hold_keys(owner.usage, columns, row, first_item)
+        items = range(first_item, first_item + columns.item_counts.at(row))
+        held = self.keys.get_or_create_all([columns.keys[columns.places.at(item)] for item in items], owner.usage)
         from_now = columns.column("from_now").at(row) != 0
         any_key = columns.column("any_key").at(row) != 0
         operation_id = columns.operation_ids.at(row)
@@ -132,25 +132,6 @@ class SignalKind(Kind):
         completions.add_item(key.name, error, required, reached, -1, remaining, pace)
         if is_resolved and key.value:
             completions.add_signal_value(key.value)
-
-    def _hold_keys(self, holder: AccountUsage, columns: BatchColumns, row: i64, first_item: i64) -> list[SignalKey]:
-        """The keys of an operation, each with one reference added."""
-        stop = first_item + columns.item_counts.at(row)
-        names = [columns.keys[columns.places.at(item)] for item in range(first_item, stop)]
-        # Hold known keys first: creating a key may evict the idle key that was signalled longest ago, which must not be
-        # one that this operation names further on.
-        for name in names:
-            key = self.keys.get(name)
-            if key is not None:
-                self.keys.hold(key, holder)
-        held: list[SignalKey] = []
-        for name in names:
-            key = self.keys.get(name)
-            if key is None:
-                key = self.keys.make(name)
-                self.keys.hold(key, holder)
-            held.append(key)
-        return held
 
     def build_result(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
         items = self.pending.items
@@ -237,16 +218,13 @@ class SignalKind(Kind):
         if deadline_ms <= silent_ms:
             pending.end(slot, EXPIRED, now_ms)
             return True
-        silent = self._silent_names(slot, now_ms)
-        owner = pending.owners[i64(pending.operations.owner_id[slot])]
-        assert owner is not None, f"slot {slot} has no owner"
-        completions = pending.completions_of(owner)
-        place = completions.items
-        pending.end(slot, FAILED, now_ms)
-        while place < completions.items:
-            if completions.error_codes[place] == REQUEST_TIMED_OUT and completions.item_partitions[place] in silent:
-                completions.error_codes[place] = HEARTBEAT_MISSED
-            place += 1
+        silent: list[bool] = []
+        item = i64(pending.operations.first_item[slot])
+        while item >= 0:
+            is_unresolved = i64(self.items.error_code[item]) == UNRESOLVED
+            silent.append(is_unresolved and self._item_silent_at_ms(slot, item) <= now_ms)
+            item = i64(self.items.next[item])
+        pending.fail(slot, HEARTBEAT_MISSED, silent, now_ms)
         return True
 
     def _silent_at_ms(self, slot: i64) -> i64:
@@ -268,16 +246,6 @@ class SignalKind(Kind):
         silent_ms = max(heartbeat.since_ms, key.signalled_ms) + heartbeat.timeout_ms
         return round_up_to_tick(silent_ms, self.pending.wheel.tick_ms)
 
-    def _silent_names(self, slot: i64, now_ms: i64) -> dict[AsGiven, bool]:
-        items = self.pending.items
-        silent: dict[AsGiven, bool] = {}
-        item = i64(self.pending.operations.first_item[slot])
-        while item >= 0:
-            if i64(items.error_code[item]) == UNRESOLVED and self._item_silent_at_ms(slot, item) <= now_ms:
-                silent[self.keys.at(i64(items.target[item])).name] = True
-            item = i64(items.next[item])
-        return silent
-
     # Views and snapshots.
 
     def partition_of(self, item: i64) -> Partition | None:
@@ -295,10 +263,7 @@ class SignalKind(Kind):
             error = saved.error_codes[item]
             required = saved.required[item]
             name: AsGiven = saved.names[saved.places[item]]
-            key = self.keys.get(name[0])
-            if key is None:
-                key = self.keys.make(name[0])
-            self.keys.hold(key, self.keys.unowned)
+            key = self.keys.get_or_create(name[0], self.keys.unowned)
             last = self.pending.add_item(slot, last, key.index, required, saved.marks[item], -1, error)
             if error == UNRESOLVED:
                 self.pending.watch(key.waits, SIGNAL, last, required)

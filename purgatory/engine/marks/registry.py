@@ -1,12 +1,13 @@
 """The known partitions and signal keys, by name and by the index that items store. Both are bounded."""
 
+from collections import OrderedDict
 from typing import Final
 
 from mypy_extensions import i64
 
 from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import AsGiven, PartitionName
-from purgatory.engine.codes import NONE, UNKNOWN_TOPIC_OR_PARTITION
+from purgatory.engine.codes import NONE, OFFSET_MAX, UNKNOWN_TOPIC_OR_PARTITION
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.memory_estimate import (
     EPOCH_BYTES,
@@ -238,7 +239,8 @@ class SignalKeys:
 
     def __init__(self, keys_max: int, values_bytes_max: int) -> None:
         self.keys_max: Final = keys_max
-        self._values_bytes_max: Final[i64] = values_bytes_max
+        # Capped while it is a Python integer, as in `Admission`.
+        self._values_bytes_max: Final[i64] = min(values_bytes_max, OFFSET_MAX)
         self._value_bytes: i64 = 0
         """Total bytes of all values."""
         self._held_value_bytes: i64 = 0
@@ -252,7 +254,10 @@ class SignalKeys:
         self.notes_forgotten = False
         self.forgotten: list[str] = []
         """Forgotten keys, if they are recorded."""
-        self._idle: Final[dict[str, None]] = {}
+        # Not plain dictionaries: those find their first key behind the gaps of all keys that were removed before it.
+        self._idle: Final[OrderedDict[str, None]] = OrderedDict()
+        self._idle_with_value: Final[OrderedDict[str, None]] = OrderedDict()
+        """The idle keys that have a value, in the same order."""
         self._free: Final[list[int]] = []
 
     def get(self, key: str) -> SignalKey | None:
@@ -281,17 +286,17 @@ class SignalKeys:
         return made
 
     def has_room_for_value(self, length: i64) -> bool:
-        """Whether a value of this length fits, if idle keys are forgotten for it."""
+        """Whether a value of this length fits, if idle keys with values are forgotten for it."""
         return self._held_value_bytes + length <= self._values_bytes_max
 
     def set_value(self, signal_key: SignalKey, value: bytes) -> None:
-        """Store the value of a key that has none. Idle keys are forgotten as long as there is no room for it.
+        """Store the value of a key that has none. Idle keys with values are forgotten until there is room for it.
 
         Call after `touch`, by which the key itself is forgotten last.
         """
         length = i64(len(value))
         while self._value_bytes + length > self._values_bytes_max:
-            self._forget(next(iter(self._idle)))
+            self._forget(next(iter(self._idle_with_value)))
         self._value_bytes += length
         signal_key.value = value
         signal_key.bytes += VALUE_BYTES + length
@@ -299,6 +304,8 @@ class SignalKeys:
         if signal_key.references > 0:
             self._held_value_bytes += length
             signal_key.holder.name_bytes += VALUE_BYTES + length
+        else:
+            self._idle_with_value[signal_key.key] = None
 
     def at(self, index: i64) -> SignalKey:
         """The key with this index, as stored in items."""
@@ -309,9 +316,9 @@ class SignalKeys:
     def touch(self, signal_key: SignalKey) -> None:
         """Record a signal: of the idle keys, this one is now forgotten last."""
         if signal_key.references == 0:
-            # A dictionary keeps the order of insertion: removing and adding a key moves it to the end.
-            self._idle.pop(signal_key.key, None)
-            self._idle[signal_key.key] = None
+            self._idle.move_to_end(signal_key.key)
+            if signal_key.value:
+                self._idle_with_value.move_to_end(signal_key.key)
 
     def composite_waits(self, signal_key: SignalKey) -> WatchList:
         """The list of the terms that wait for a held key, made on first use: few keys need one."""
@@ -331,12 +338,32 @@ class SignalKeys:
     def hold(self, signal_key: SignalKey, holder: AccountUsage) -> None:
         """Add a reference: one more item names the key."""
         if signal_key.references == 0:
-            self._idle.pop(signal_key.key, None)
+            self._remove_idle(signal_key)
             signal_key.holder = holder
             holder.keys += 1
             holder.name_bytes += signal_key.bytes
             self._held_value_bytes += i64(len(signal_key.value))
         signal_key.references += 1
+
+    def get_or_create(self, key: str, holder: AccountUsage) -> SignalKey:
+        """The key that an item names, created if it is unknown, with one reference added."""
+        signal_key = self.by_key.get(key)
+        if signal_key is None:
+            signal_key = self.make(key)
+        self.hold(signal_key, holder)
+        return signal_key
+
+    def get_or_create_all(self, names: list[str], holder: AccountUsage) -> list[SignalKey]:
+        """The keys that an operation names, which may be repeated."""
+        # Known keys are held first: creating a key may evict an idle key, which must not be one that is named here.
+        known = [self.by_key.get(name) for name in names]
+        for signal_key in known:
+            if signal_key is not None:
+                self.hold(signal_key, holder)
+        return [
+            self.get_or_create(names[place], holder) if signal_key is None else signal_key
+            for place, signal_key in enumerate(known)
+        ]
 
     def release(self, signal_key: SignalKey) -> None:
         """Drop a reference; a key without a count is forgotten with the last one."""
@@ -349,15 +376,35 @@ class SignalKeys:
             self._held_value_bytes -= i64(len(signal_key.value))
             # At the end of the order: a key that was waited for until now is forgotten after those that were idle.
             self._idle[signal_key.key] = None
+            if signal_key.value:
+                self._idle_with_value[signal_key.key] = None
             if signal_key.count == 0:
                 self._forget(signal_key.key)
+
+    def _remove_idle(self, signal_key: SignalKey) -> None:
+        del self._idle[signal_key.key]
+        if signal_key.value:
+            del self._idle_with_value[signal_key.key]
 
     def _forget(self, key: str) -> None:
         if self.notes_forgotten:
             self.forgotten.append(key)
-        self._idle.pop(key, None)
         gone = self.by_key.pop(key)
+        self._remove_idle(gone)
         self.by_index[gone.index] = None
         self._free.append(gone.index)
         self.bytes -= gone.bytes
         self._value_bytes -= i64(len(gone.value))
+
+    def check(self) -> None:
+        """Assert that the orders of idle keys and the bytes agree with the keys. Visits every key: for tests."""
+        known = list(self.by_key.values())
+        held = [signal_key for signal_key in known if signal_key.references > 0]
+        idle = sorted([signal_key.key for signal_key in known if signal_key.references == 0])
+        assert sorted(self._idle) == idle, f"{sorted(self._idle)} are kept as idle, not {idle}"
+        with_value = [key for key in self._idle if self.by_key[key].value]
+        assert list(self._idle_with_value) == with_value, f"{list(self._idle_with_value)}, not {with_value}"
+        assert self.bytes == sum([int(signal_key.bytes) for signal_key in known]), f"{self.bytes} bytes"
+        assert self._value_bytes == sum([len(signal_key.value) for signal_key in known]), f"{self._value_bytes} bytes"
+        held_bytes = sum([len(signal_key.value) for signal_key in held])
+        assert self._held_value_bytes == held_bytes, f"{self._held_value_bytes} bytes are held, not {held_bytes}"

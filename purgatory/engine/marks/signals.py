@@ -49,7 +49,8 @@ class Signals:
         self.keys.touch(signal_key)
         if value and not signal_key.value:
             self.keys.set_value(signal_key, value)
-        if failed:
+        # Only once: what still waits for a failed key waits for its count.
+        if failed and not signal_key.failed:
             signal_key.failed = True
             self.wakeups.fail_key(signal_key, now_ms)
         elif count > 0:

@@ -179,7 +179,7 @@ class Snapshots:
         waits = pending.wheel.add(slot, saved.deadlines_ms[row])
         can_end = pending.kinds[kind].restore(saved, place, slot)
         if waits and saved.heartbeat_timeouts_ms and int(row) in saved.heartbeat_timeouts_ms:
-            # Nobody could signal while this engine did not exist, so silence counts from now on.
+            # No signal could be received while this engine did not exist, so silence counts from now on.
             pending.require_heartbeat(slot, saved.heartbeat_timeouts_ms[int(row)], now_ms)
         if not waits:
             pending.end(slot, EXPIRED, now_ms)

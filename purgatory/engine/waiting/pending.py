@@ -9,7 +9,17 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i16, i32, i64
 
-from purgatory.engine.codes import DELETE_RECORDS, EXPIRED, FAILED, KINDS, PRODUCE, SATISFIED
+from purgatory.engine.codes import (
+    DELETE_RECORDS,
+    EXPIRED,
+    FAILED,
+    FETCH,
+    KINDS,
+    NONE,
+    PRODUCE,
+    REQUEST_TIMED_OUT,
+    SATISFIED,
+)
 from purgatory.engine.completions import Completions
 from purgatory.engine.kinds.kind import Kind
 from purgatory.engine.marks.registry import Partitions, SignalKeys
@@ -182,6 +192,25 @@ class PendingOperations:
             elif self.kinds[i64(self.operations.kind[slot])].on_timer(slot, now_ms):
                 ended += 1
         return ended
+
+    def fail(self, slot: i64, error_code: i64, causes: list[bool], now_ms: i64) -> None:
+        """End an operation as FAILED. Of its items that were not reached, those in `causes` get the error code.
+
+        `causes` has one value for each item, in order, and is true only for items that the operation still waits for.
+        """
+        owner = self.owners[i64(self.operations.owner_id[slot])]
+        assert owner is not None, f"slot {slot} has no owner"
+        # A fetch that ends early answers with what it has read, so its unreached partitions have no error.
+        not_reached: i64 = NONE if i64(self.operations.kind[slot]) == FETCH else REQUEST_TIMED_OUT
+        # Taken before `end`, which appends to the same object; the new rows are corrected afterwards, so `build_result`
+        # of a kind does not have to know about these errors.
+        completions = self.completions_of(owner)
+        item = completions.items
+        self.end(slot, FAILED, now_ms)
+        for is_cause in causes:
+            if is_cause and completions.error_codes[item] == not_reached:
+                completions.error_codes[item] = error_code
+            item += 1
 
     def end(self, slot: i64, outcome: i64, now_ms: i64) -> None:
         """End a pending operation: unlink it everywhere and record its result. SATISFIED with errors becomes FAILED."""

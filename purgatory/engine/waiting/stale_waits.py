@@ -9,7 +9,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from purgatory.engine.batches import AsGiven, PartitionName
-from purgatory.engine.codes import FAILED, FETCH, MARK_STALE, NONE, REQUEST_TIMED_OUT
+from purgatory.engine.codes import MARK_STALE
 from purgatory.engine.waiting.pending import PendingOperations
 from purgatory.engine.waiting.tables import UNRESOLVED
 
@@ -63,34 +63,14 @@ class StaleWaits:
 
     def fail(self, slot: i64, stale: set[PartitionName], now_ms: i64) -> None:
         """End an operation as FAILED. Of the items that it still waits for, the stale ones get the code MARK_STALE."""
-        pending = self.pending
-        kind = i64(pending.operations.kind[slot])
-        owner = pending.owners[i64(pending.operations.owner_id[slot])]
-        assert owner is not None, f"slot {slot} has no owner"
-        # Taken before `end`, which appends to the same object; the new rows are corrected below, so no kind has to know
-        # about staleness.
-        completions = pending.completions_of(owner)
-        first = completions.items
-        # Taken before `end` too: an item that the caller resolved with code 7 has the same result as one that is still
-        # waited for.
-        waits_for = self._waits_for(slot)
-        pending.end(slot, FAILED, now_ms)
-        # A fetch that ends early answers with what it has read, so its unreached partitions have no error.
-        not_reached: i64 = NONE if kind == FETCH else REQUEST_TIMED_OUT
-        for place, is_waited_for in enumerate(waits_for):
-            item = first + place
-            name: AsGiven = completions.item_partitions[item]
-            if is_waited_for and completions.error_codes[item] == not_reached and name in stale:
-                completions.error_codes[item] = MARK_STALE
-
-    def _waits_for(self, slot: i64) -> list[bool]:
-        """For each item of an operation, in the order of its results: whether it is still waited for."""
-        found: list[bool] = []
+        kind = self.pending.kinds[i64(self.pending.operations.kind[slot])]
+        causes: list[bool] = []
         item = i64(self.pending.operations.first_item[slot])
         while item >= 0:
-            found.append(i64(self.pending.items.error_code[item]) == UNRESOLVED)
+            name: AsGiven = kind.name_of(item)
+            causes.append(i64(self.pending.items.error_code[item]) == UNRESOLVED and name in stale)
             item = i64(self.pending.items.next[item])
-        return found
+        self.pending.fail(slot, MARK_STALE, causes, now_ms)
 
     def _add_names(self, slot: i64, found: dict[AsGiven, bool]) -> None:
         kind = self.pending.kinds[i64(self.pending.operations.kind[slot])]
@@ -102,7 +82,7 @@ class StaleWaits:
             item = i64(self.pending.items.next[item])
 
     def _is_out_of_time(self, slot: i64, stale_ms: dict[PartitionName, int], stale_timeout_ms: int) -> bool:
-        """Whether so many marks have been stale for this long that the operation has to fail.
+        """Whether the operation has to fail because of marks that have been stale for this long.
 
         One is enough, except for a composite that can do without some of its terms.
         """

@@ -53,9 +53,8 @@ class Wakeups:
         """Marks of the partition may have risen; `fetches_first` after a follower's fetch.
 
         The order of kinds is Kafka's, with composites last; it is the order of completions, so callers and replays
-        depend on it. Kinds are
-        called one by one because this runs for every mark that moves: calls on a known class cost a third of those
-        through a list.
+        depend on it. Kinds are called one by one because this runs for every mark that moves: calls on a known class
+        cost a third of those through a list.
         """
         if fetches_first:
             self.fetches.wake(partition, now_ms)

@@ -69,15 +69,12 @@ class ResultSlice:
         held = SLICE_BYTES + len(self) * RESULT_BYTES + items * RESULT_ITEM_BYTES
         if self.kind == codes.FETCH:
             held += items * FETCHED_BYTES
-        if self.completions.stale_marks:
-            stale = [item for item in self.completions.stale_marks if self.item_start <= item < self.item_stop]
-            held += len(stale) * STALE_MARK_BYTES
-        if self.completions.signal_values:
-            values = [
-                value
-                for item, value in self.completions.signal_values.items()
-                if self.item_start <= item < self.item_stop
-            ]
+        # By the items of the slice: there may be as many slices as results, and all of them share the dictionaries.
+        stale, given = self.completions.stale_marks, self.completions.signal_values
+        if stale:
+            held += sum(item in stale for item in range(self.item_start, self.item_stop)) * STALE_MARK_BYTES
+        if given:
+            values = [given[item] for item in range(self.item_start, self.item_stop) if item in given]
             held += len(values) * SIGNAL_VALUE_BYTES + sum(map(len, set(values)))
         for refusal in self.refusals[self.start : self.stop]:
             held += REFUSAL_BYTES + len(refusal.message) + len(refusal.field)

@@ -68,9 +68,9 @@ def _moved(spans: Sequence[SliceSpan], by_item: Sequence[dict[int, T]]) -> dict[
     found: dict[int, T] = {}
     before = 0
     for span, values in zip(spans, by_item, strict=True):
-        # By item of the whole completions, of which the span may be a part.
-        for item, value in values.items():
-            if span.item_start <= item < span.item_stop:
-                found[before + item - span.item_start] = value
+        # By item of the whole completions, of which the span may be a small part.
+        for item in range(span.item_start, span.item_stop) if values else ():
+            if item in values:
+                found[before + item - span.item_start] = values[item]
         before += span.item_stop - span.item_start
     return found

@@ -95,22 +95,46 @@ def test_value_has_a_maximum_length() -> None:
 
 
 def test_idle_keys_make_room_for_values() -> None:
-    """Beyond the limit of all values, the idle keys whose last signal is oldest are forgotten; a key with waits never
-    is, and if only such keys are left, the value is refused and nothing changes.
+    """Beyond the limit of all values, the idle keys with a value whose last signal is oldest are forgotten. Keys
+    without a value and keys with waits never are. If no others have values, the value is refused and nothing changes.
     """
     engine = Engine(EngineLimits(signal_values_bytes_max=10), 0)
+    assert signal(engine, "plain") is None
     for key in ("held", "a", "b"):
         assert signal(engine, key, b"123") is None
     batch = OperationBatch([1], keys=["held"], item_indexes=[0], offsets=[5])
     engine.register(engine.add_owner(), codes.SIGNAL, batch, 0)
     assert signal(engine, "c", b"1234") is None
-    assert known(engine) == ["b", "c", "held"]
+    assert known(engine) == ["plain", "b", "c", "held"]
     refusal = signal(engine, "d", b"12345678")
     assert refusal is not None
     assert (refusal.code, refusal.field) == (codes.RESOURCE_EXHAUSTED, "key_signalled.value")
-    assert known(engine) == ["b", "c", "held"]
+    assert known(engine) == ["plain", "b", "c", "held"]
     assert signal(engine, "d", b"1234567") is None
-    assert known(engine) == ["d", "held"]
+    assert known(engine) == ["plain", "d", "held"]
+    engine.check()
+
+
+def test_order_in_which_values_are_forgotten() -> None:
+    """A further signal, a heartbeat and the end of the last wait each move a key to the end of the order."""
+    engine = Engine(EngineLimits(signal_values_bytes_max=12), 0)
+    for key in ("a", "b", "c", "d"):
+        assert signal(engine, key, b"123") is None
+    owner = engine.add_owner()
+    engine.register(owner, codes.SIGNAL, OperationBatch([1], keys=["a"], item_indexes=[0], offsets=[5]), 0)
+    assert signal(engine, "b") is None
+    assert signal(engine, "c", count=0) is None
+    assert engine.cancel(owner, [1], 0) == [True]
+    for key, left in (("e", ["b", "c", "a", "e"]), ("f", ["c", "a", "e", "f"]), ("g", ["a", "e", "f", "g"])):
+        assert signal(engine, key, b"123") is None
+        assert known(engine) == left
+        engine.check()
+
+
+def test_limit_of_values_has_no_upper_bound() -> None:
+    """As for the other limits, a number beyond 64 bits means no limit."""
+    engine = Engine(EngineLimits(signal_values_bytes_max=10**30), 0)
+    assert signal(engine, "job", b"123") is None
 
 
 def test_memory_counts_values() -> None:
@@ -158,6 +182,21 @@ def test_composites_have_values_and_lose_failed_keys() -> None:
     assert (world.outcome(spare), world.errors(spare)) == ("satisfied", [FAILED, 0])
     assert [item.value for item in world.result(spare).items] == [3, 4]
     assert world.outcome(world.composite(("a", 1), ("orders-0", 1))) == "failed"
+    world.assert_empty()
+
+
+def test_key_that_fails_again_is_a_further_signal() -> None:
+    """It evaluates only the failure arms whose count is reached; the first time, all terms on the key are evaluated."""
+    world = World()
+    handles = [world.composite(("orders-0", 1), unless=[("bad", count)]) for count in (2, 9, 9, 9)]
+    evaluated = []
+    for _ in range(3):
+        before = world.engine.counts(codes.COMPOSITE).evaluations
+        world.signal("bad", failed=True)
+        evaluated.append(world.engine.counts(codes.COMPOSITE).evaluations - before)
+    assert evaluated == [4, 1, 0]
+    assert [world.outcome(handle) for handle in handles] == ["failed", "pending", "pending", "pending"]
+    assert world.cancel_on(("bad", -1)) == 3
     world.assert_empty()
 
 

@@ -110,3 +110,28 @@ def test_a_restored_fetch_reads_from_whom_it_may() -> None:
     twin.apply([plain.Event(plain.LEADERSHIP, name, epoch=6, flag=0)])
     [ended] = twin.take_ended()
     assert (ended.operation_id, ended.items[0].error) == (1, 6)
+
+
+@pytest.mark.parametrize("seed", range(1, SEEDS + 1))
+def test_each_operation_ends_once_over_many_restores(seed: int) -> None:
+    """With heartbeats and extensions too, no operation is lost, ends twice, or leaves anything behind."""
+    generator = Generator(seed)
+    generator.swarm.heartbeats = 0.4
+    run = ComparableRun(generator.swarm)
+    ended: list[plain.Ended] = []
+    for number in range(2 * STEPS):
+        if number % 20 == 19:
+            ended += run.take(steps.Advance(0))
+            before = run.seen()
+            run = restored(run, generator)
+            assert run.seen() == before
+        step = generator.next_step()
+        if not isinstance(step, steps.ReplaceOwner):  # its ids start again
+            ended += run.take(step)
+        run.engine.engine.check()
+    while run.engine.engine.pending:
+        ended += run.take(steps.Advance(generator.swarm.timeout_max_ms))
+    keys = [(row.owner_id, row.operation_id) for row in ended]
+    assert len(set(keys)) == len(keys)
+    run.engine.engine.check()
+    assert [run.engine.engine.counts(kind).watched for kind in plain.KINDS] == [0] * len(plain.KINDS)

@@ -11,7 +11,7 @@ from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.engine.memory_estimate import text_bytes
+from purgatory.engine.memory_estimate import KEY_BYTES, VALUE_BYTES, WATCH_LIST_BYTES, name_bytes, text_bytes
 from purgatory.engine.waiting.tables import Owner
 
 TOPICS = ["orders", "payments", "a topic that is forgotten when nobody waits on it"]
@@ -30,6 +30,7 @@ STEP = st.one_of(
     ),
     st.tuples(st.just("mark"), st.integers(0, 2), st.integers(0, 8), st.integers(0, 1)),
     st.tuples(st.just("count"), st.integers(0, 2), st.integers(1, 3), st.integers(0, 1)),
+    st.tuples(st.just("value"), st.integers(0, 2), st.integers(1, 3), st.integers(0, 1)),
     st.tuples(st.just("lead"), st.integers(0, 2), st.integers(0, 4), st.integers(0, 1)),
     st.tuples(st.sampled_from(["cancel", "drop", "remove", "pass"]), st.integers(0, 2), st.just(0), st.just(0)),
 )
@@ -39,7 +40,7 @@ class TwoAccounts:
     """Two accounts with three owners, and an engine with a clock."""
 
     def __init__(self) -> None:
-        self.engine = Engine(EngineLimits(signal_keys_max=2, partitions_max=3), 0)
+        self.engine = Engine(EngineLimits(signal_keys_max=2, signal_values_bytes_max=4, partitions_max=3), 0)
         self.usage = [AccountUsage(), AccountUsage()]
         self.owners = [self.engine.add_owner(self.usage[number % 2]) for number in range(3)]
         self.now_ms = 0
@@ -58,6 +59,9 @@ class TwoAccounts:
             engine.apply(batch, self.now_ms, account=self.usage[last])
         elif what == "count":
             batch = EventBatch([codes.KEY_SIGNALLED], keys=[KEYS[number]], item_indexes=[0], offsets=[given])
+            engine.apply(batch, self.now_ms, account=self.usage[last])
+        elif what == "value":
+            batch = EventBatch([codes.KEY_SIGNALLED], keys=[KEYS[number]], flags=[last], values=[b"x" * given])
             engine.apply(batch, self.now_ms, account=self.usage[last])
         elif what == "lead":
             sets = ReplicaSets(replicas=list(range(given + 1)), leader_id=0)
@@ -103,7 +107,10 @@ class TwoAccounts:
         placed = [partition for partition in partitions.by_index if partition is not None]
         known_keys = [key for key in keys.by_index if key is not None]
         assert partitions.bytes == sum(partition.weighed_bytes for partition in placed)
-        assert keys.bytes == sum(key.bytes for key in known_keys)
+        for key in known_keys:
+            value_bytes = VALUE_BYTES + len(key.value) if key.value else 0
+            list_bytes = WATCH_LIST_BYTES if key.composite_waits is not None else 0
+            assert key.bytes == KEY_BYTES + name_bytes(key.name) + value_bytes + list_bytes
         for usage in self.usage:
             assert usage.name_bytes == sum(
                 partition.weighed_bytes for partition in placed if partition.account is usage
