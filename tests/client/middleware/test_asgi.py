@@ -103,6 +103,22 @@ async def test_a_request_without_a_token_does_not_wait() -> None:
         assert (answer.status, await answer.text(), HEADER in answer.headers) == (200, "read", False)
 
 
+@pytest.mark.parametrize("kind", ["websocket", "lifespan"])
+async def test_other_connections_are_passed_on(client: AsyncClient, kind: str) -> None:
+    """They do not wait, whatever their headers, and the application gets them unchanged."""
+    seen: list[object] = []
+
+    async def app(*connection: object) -> None:
+        seen.extend(connection)
+
+    async def unused(*_: object) -> dict[str, object]:
+        raise AssertionError("the middleware does not speak")
+
+    scope: dict[str, Any] = {"type": kind, "headers": [(HEADER.lower().encode(), b"nonsense")]}
+    await ReadYourWrites(app, client)(scope, unused, unused)
+    assert seen == [scope, unused, unused]
+
+
 async def test_too_late_is_504_with_the_estimate(client: AsyncClient) -> None:
     """If the marks are not reached in time, the answer is 504 with each of them, and the time it will take at the
     present pace.
