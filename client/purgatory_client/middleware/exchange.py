@@ -111,9 +111,8 @@ class Exchange:
         if open_marks:
             return _too_late(open_marks)
         ended = {one.name for one in result.partitions.values() if one.error_code in ENDED}
-        _logger.info(
-            "no longer waiting for %s: their history has ended", sorted(ended)
-        )  # as a repr: callers choose names
+        # As a repr, because callers choose the names.
+        _logger.info("no longer waiting for %s: their history has ended", sorted(ended))
         self.received = self.received.select(lambda name: name not in ended)
         return None
 
