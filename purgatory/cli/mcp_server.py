@@ -179,7 +179,11 @@ def _waited(answer: Result, one: waits.Wait | None = None) -> Waited:
 
 
 def _listed(one: PendingOperation) -> dict[str, Any]:
-    items = [f"{item.name}: {item.reached_offset} of {item.required_offset}" for item in one.items[:ITEMS_SHOWN_MAX]]
+    first_failure = len(one.items) - (one.unless_count or 0)
+    items = [
+        f"{'unless ' if place >= first_failure else ''}{item.name}: {item.reached_offset} of {item.required_offset}"
+        for place, item in enumerate(one.items[:ITEMS_SHOWN_MAX])
+    ]
     more = len(one.items) - len(items)
     return {
         "session": one.session_id,

@@ -154,6 +154,8 @@ async def test_marks_and_signals_are_one_wait(looking: AsyncClient) -> None:
         assert (await answer(client, "wait", targets=targets, any_of=True))["outcome"] == "satisfied"
         waiting = asyncio.create_task(answer(client, "wait", targets=targets, unless=unless))
         await until_waiting(looking, "mixed-0")
+        [listed] = (await answer(client, "pending", search="mixed"))["operations"]
+        assert listed["waits_for"][1:] == ["mixed: 0 of 1", "unless mixed-0: 42 of 43", "unless mixed/failed: 0 of 1"]
         await looking.signal_key("mixed/failed")
         ended = await waiting
         assert ended["outcome"] == "failed"
