@@ -475,9 +475,10 @@ class AsyncClient(SingleCalls):
         chosen = self.session_id if session_id is None else session_id
         request = purgatory_service_pb2.ExtendRequest(session_id=chosen, operation_ids=ids, timeout_ms=timeout_ms)
         response = await self._answer(self._stub().Extend(request, timeout=CALL_TIMEOUT))
+        not_pending = list(response.not_pending_operation_ids)
         if chosen == self.session_id:
-            self._session.extended(ids, timeout_ms)
-        return list(response.not_pending_operation_ids)
+            self._session.extended(set(ids).difference(not_pending), timeout_ms)
+        return not_pending
 
     # Internals
 

@@ -97,7 +97,7 @@ class WaitBatch:
         if len(self.timeouts_ms) <= 1:
             self.timeouts_ms = [*(self.timeouts_ms or [default_ms])] * self.count
         self.timeouts_ms[position] = max(self.timeouts_ms[position], timeout_ms)
-        self.longest_timeout_ms = max(self.timeouts_ms)
+        self.longest_timeout_ms = max(self.timeouts_ms[position], self.longest_timeout_ms or default_ms)
 
     def pending_positions(self, start: int = 0) -> Sequence[int]:
         """Positions of pending operations, from `start` on; a range if all of them are pending."""

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from purgatory_client.aio import AsyncClient
-from purgatory_client.errors import InvalidRequest, Unavailable
+from purgatory_client.errors import InvalidRequest, LimitExceeded, Unavailable
 from purgatory_client.number_checks import INT64_MAX, int64
 from purgatory_client.partition_names import PartitionName, partition_name
 from purgatory_client.session.backoff import Backoff
@@ -127,13 +127,15 @@ class Prefix:
     async def publishing(self, client: AsyncClient) -> AsyncIterator[Prefix]:
         """Publish the mark now, whenever it has moved, and once more at the end of the `async with` block.
 
-        Moves while a message is on its way share the next one. While the daemon cannot be reached, it is tried again.
+        Moves while a message is on its way share the next one. While the daemon cannot be reached or is at a limit, for
+        example because its disk is full, it is tried again.
 
         Args:
             client: The client to publish with. It must be open until the block ends.
 
         Raises:
             Unavailable: At the end of the block: the last mark could not be published.
+            LimitExceeded: The same.
             PurgatoryClientError: The daemon refused the mark, for example because a role is missing. The block is
                 cancelled.
         """
@@ -162,7 +164,7 @@ class Prefix:
             try:
                 await self._advance(client)
                 backoff.reset()
-            except Unavailable:
+            except (Unavailable, LimitExceeded):
                 await asyncio.sleep(backoff.next_delay())
                 continue
             try:

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from purgatory import __version__
 from purgatory.cli.parsing import UsageError, terms
-from purgatory.cli.render import item_line, outcome_text
+from purgatory.cli.render import item_lines, outcome_text
 from purgatory.cli.waiting.caught_up import reached
 
 PROGRESS_S: Final = 5.0
@@ -88,7 +88,7 @@ class Tools:
             goal = terms(targets, record=False)
             condition = at_least(1 if any_of else len(goal), *goal)
             one = waits.wait(condition, unless=terms(unless, record=False), timeout=timeout_seconds)
-            return _waited(await _with_progress(context, self._client.wait_once(one), timeout_seconds))
+            return _waited(await _with_progress(context, self._client.wait_once(one), timeout_seconds), one)
 
     async def signal(
         self,
@@ -173,13 +173,17 @@ def _errors_for_agents(address: str) -> Iterator[None]:
         raise ToolError(str(error)) from error
 
 
-def _waited(answer: Result) -> Waited:
-    lines = [item_line(item, answer.outcome) for item in answer.partitions.values()]
+def _waited(answer: Result, one: waits.Wait | None = None) -> Waited:
+    lines = item_lines(answer, one)
     return {"outcome": outcome_text(answer.outcome), "waited_seconds": answer.waited, "details": lines}
 
 
 def _listed(one: PendingOperation) -> dict[str, Any]:
-    items = [f"{item.name}: {item.reached_offset} of {item.required_offset}" for item in one.items[:ITEMS_SHOWN_MAX]]
+    first_failure = len(one.items) - (one.unless_count or 0)
+    items = [
+        f"{'unless ' if place >= first_failure else ''}{item.name}: {item.reached_offset} of {item.required_offset}"
+        for place, item in enumerate(one.items[:ITEMS_SHOWN_MAX])
+    ]
     more = len(one.items) - len(items)
     return {
         "session": one.session_id,

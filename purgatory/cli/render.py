@@ -28,6 +28,7 @@ from purgatory_client.results import (
 from purgatory_client.session.detached_sessions import ClosedSession
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.views import Partition, PendingItem, PendingOperation, RemainingTime, SourceStatus, Status
+from purgatory_client.waits import Wait
 from rich.console import Console
 from rich.markup import escape as escape_markup
 from rich.table import Table
@@ -79,11 +80,11 @@ def error_line(message: str) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"purgatory: {escape(message)}")
 
 
-def result(answer: Result) -> None:
+def result(answer: Result, wait: Wait | None = None) -> None:
     """Print a line for the wait and one for each partition or key."""
     colour = COLOURS.get(answer.outcome, "red")
     late = f" ({answer.lateness:.3f} s late)" if answer.lateness else ""
-    lines = [f"  {escape(item_line(item, answer.outcome))}" for item in answer.items]
+    lines = [f"  {escape(line)}" for line in item_lines(answer, wait)]
     if answer.kind == OperationKind.COMPOSITE and answer.decided_by:
         lines.append(f"  decided by {escape(', '.join(item.name for item in answer.decided_by))}")
     print_either(
@@ -93,17 +94,31 @@ def result(answer: Result) -> None:
     )
 
 
-def item_line(item: PartitionResult, outcome: Outcome) -> str:
-    """One partition or key of a result: the offset reached, its error, and the estimated time to the target."""
+def item_lines(answer: Result, wait: Wait | None = None) -> list[str]:
+    """A line for each partition or key. The wait tells which are keys and the failure arm; without it, none are."""
+    names = [] if wait is None else wait.names
+    first_failure = len(answer.items) if wait is None else len(names) - wait.operation_columns.get("unless_count", 0)
+    keys = {place for place, name in enumerate(names) if isinstance(name, str)}
+    return [
+        f"unless {_item_line(item, Outcome.FAILED)}"
+        if place >= first_failure
+        else _item_line(item, answer.outcome, is_key=place in keys)
+        for place, item in enumerate(answer.items)
+    ]
+
+
+def _item_line(item: PartitionResult, outcome: Outcome, *, is_key: bool = False) -> str:
+    """One partition or key: what it reached, its error, and the estimated time to the target if it was late."""
     reached = "no mark reported" if item.reached_offset < 0 else f"reached {item.reached_offset}"
     parts = [f"{item.name}: {reached} of {item.required_offset}"]
     if item.fetched is not None:
         parts = [f"{item.name}: {item.fetched.available_bytes} bytes from {item.required_offset}, {reached}"]
         if item.fetched.diverging_end_offset is not None:
             parts.append(f"diverged; cut to {item.fetched.diverging_end_offset}")
-    if item.error_code and not (item.error_code == 7 and outcome != Outcome.EXPIRED):
+    is_late = item.error_code == 7 and outcome == Outcome.EXPIRED
+    if is_late or item.error_code not in {0, 7}:
         parts.append(f"error {item.error_code} {ERROR_NAMES.get(item.error_code, '')}".rstrip())
-    if outcome == Outcome.EXPIRED and item.error_code == 7:
+    if is_late and not is_key:
         parts.append(_estimate(item))
     if item.stale_for is not None:
         parts.append(f"stale for {item.stale_for:.1f} s: {item.stale_reason}".removesuffix(": "))

@@ -34,10 +34,10 @@ LOG_LINES_MAX: Final = 40
 
 TIMEOUT_S: Final = 30.0
 _LISTEN: Final = ("--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")
-_PROGRAM: Final = (
-    "import ctypes, signal; ctypes.CDLL(None).prctl(1, signal.SIGTERM); from purgatory.__main__ import main; main()"
-)
+_ENDS_WITH_PARENT: Final = "import ctypes, signal; ctypes.CDLL(None).prctl(1, signal.SIGTERM); "
 """Linux sends the daemon this signal when its parent dies, for example a test run that is killed (PR_SET_PDEATHSIG)."""
+
+_PROGRAM: Final = "from purgatory.__main__ import main; main()"
 
 
 class DaemonFailed(Exception):
@@ -115,7 +115,8 @@ def daemon_process(*arguments: str) -> Iterator[RunningDaemon]:
     with tempfile.TemporaryDirectory(prefix="purgatory-") as name:
         ready_path, log_path = Path(name, "ready.json"), Path(name, "daemon.log")
         # -P: a folder `purgatory` in the current directory, such as tests/purgatory, is not the package.
-        command = [sys.executable, "-P", "-c", _PROGRAM, "serve", *_LISTEN, "--ready-file", str(ready_path)]
+        program = _ENDS_WITH_PARENT + _PROGRAM if sys.platform == "linux" else _PROGRAM
+        command = [sys.executable, "-P", "-c", program, "serve", *_LISTEN, "--ready-file", str(ready_path)]
         with log_path.open("wb") as log:
             process = subprocess.Popen(  # noqa: S603 - this program's own command
                 [*command, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT

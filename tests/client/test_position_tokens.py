@@ -1,6 +1,7 @@
 """Positions as tokens: text that another program can wait for."""
 
 import base64
+import random
 import zlib
 
 import pytest
@@ -177,4 +178,16 @@ def test_a_large_token_can_be_read_back() -> None:
     token = Positions(offsets).token
     assert Positions.of_token(token).offsets == offsets
     with pytest.raises(InvalidRequest, match="20000 positions"):
+        Positions.of_token(token, positions_max=2_000)
+
+
+def test_a_token_of_many_empty_positions_is_refused_before_it_is_parsed() -> None:
+    """A reader that limits the positions does not build millions of them, however the token is padded: they took 1 GiB
+    for a token of 900 KB once.
+    """
+    padding = b"\x7a\xd0\x86\x03" + random.Random(1).randbytes(50_000)  # a field that readers do not know
+    token = compressed(b"\x0a\x00" * 1_500_000 + padding)
+    with pytest.raises(InvalidRequest, match="1500000 positions"):
+        Positions.of_token(token, positions_max=10_000)
+    with pytest.raises(InvalidRequest, match="too long"):
         Positions.of_token(token, positions_max=2_000)

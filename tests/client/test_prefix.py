@@ -2,12 +2,13 @@
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory_client import AsyncClient
-from purgatory_client.errors import EventRefused, InvalidRequest, Unavailable
+from purgatory_client import AdvanceReceipt, AsyncClient
+from purgatory_client.errors import EventRefused, InvalidRequest, LimitExceeded, Unavailable
 from purgatory_client.prefix import Prefix
 
 from tests.conftest import StartDaemon
@@ -195,6 +196,23 @@ async def test_errors_of_the_block_and_of_the_daemon(client: AsyncClient) -> Non
         with pytest.raises(Unavailable):
             async with prefix.publishing(nobody):
                 pass
+
+
+async def test_a_full_disk_of_the_daemon_does_not_end_the_block(
+    client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mark that the daemon cannot take now is published again."""
+    advance, refusals = client.advance, [LimitExceeded("the disk is full"), Unavailable("the disk is broken")]
+
+    async def refusing(name: Any, *, high_watermark: int) -> AdvanceReceipt:  # noqa: ANN401
+        if refusals:
+            raise refusals.pop()
+        return await advance(name, high_watermark=high_watermark)
+
+    monkeypatch.setattr(client, "advance", refusing)
+    async with Prefix("projection/orders", 7).publishing(client):
+        assert (await client.produce({"projection/orders-0": 7}, timeout=60)).satisfied
+    assert not refusals
 
 
 async def test_a_prefix_is_published_once(client: AsyncClient) -> None:

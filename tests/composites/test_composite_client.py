@@ -277,11 +277,11 @@ def test_the_command_line_shows_each_outcome(shared_daemon: DaemonProcess) -> No
     assert satisfied.returncode == 0
     lines = satisfied.stdout.splitlines()
     assert lines[1:] == [
-        "  cli-3: reached 42 of 42", "  cli/job: reached 0 of 1", "  cli/no: reached 0 of 1", "  decided by cli-3",
+        "  cli-3: reached 42 of 42", "  cli/job: reached 0 of 1", "  unless cli/no: reached 0 of 1", "  decided by cli-3",
     ]  # fmt: skip
     failed = purgatory(*command, "--unless", "signal:cli/no", "--unless", "signal:cli/failed", address=address)
     assert failed.returncode == 10
-    assert "cli/failed: reached 1 of 1, error 1002 UNLESS_REACHED" in failed.stdout
+    assert "unless cli/failed: reached 1 of 1, error 1002 UNLESS_REACHED" in failed.stdout
     assert failed.stdout.endswith("decided by cli/failed\n")
     expired = purgatory(*command, "cli-3@50", "--at-least", "2", "--timeout", "50ms", "--json", address=address)
     assert expired.returncode == 11
@@ -292,6 +292,13 @@ def test_the_command_line_shows_each_outcome(shared_daemon: DaemonProcess) -> No
         ("cli-3", 7),
     ]
     assert document["decided_by"] == []
+    late = purgatory(*command, "cli-3@50", "--unless", "signal:cli/no", "--timeout", "0", address=address)
+    assert late.stdout.splitlines()[1:] == [
+        "  cli-3: reached 42 of 42",
+        "  cli/job: reached 0 of 1, error 7 REQUEST_TIMED_OUT",
+        "  cli-3: reached 42 of 50, error 7 REQUEST_TIMED_OUT, no estimate: the mark did not move",
+        "  unless cli/no: reached 0 of 1",
+    ]
     record = purgatory("wait", "cli-3@41", "signal:cli/failed", "--record", "--timeout", "0", address=address)
     assert record.returncode == 0
     for wrong in (["--fetch"], ["--signal"], ["--any", "--at-least", "2"]):

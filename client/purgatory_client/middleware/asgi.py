@@ -6,9 +6,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from purgatory_client.aio import AsyncClient
-from purgatory_client.errors import PurgatoryClientError
-from purgatory_client.middleware.exchange import Answer, Exchange, Middleware, refusal, without_epochs
-from purgatory_client.sources.position_tokens import Positions
+from purgatory_client.middleware.exchange import Answer, Middleware
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -30,34 +28,21 @@ class ReadYourWrites(Middleware[AsyncClient]):
             await self.app(scope, receive, send)
             return
         key = self.header.lower().encode("latin-1")
-        try:
-            exchange = Exchange(
-                [value.decode("latin-1") for name, value in scope["headers"] if name == key], self.prefixes
-            )
-            result = await self.client.wait_for(
-                exchange.awaited, timeout=self.timeout, fail_when_stale=self.fail_when_stale
-            )
-            answer = exchange.judge(result)
-        except PurgatoryClientError as error:
-            answer = refusal(error)
-        if answer is not None:
-            await _send_answer(answer, send)
+        tokens = [value.decode("latin-1") for name, value in scope["headers"] if name == key]
+        admitted = await self.admit(self.client, tokens)
+        if isinstance(admitted, Answer):
+            await _send_answer(admitted, send)
             return
+        exchange = admitted
 
         async def send_with_token(message: Message) -> None:
             if message["type"] == "http.response.start" and exchange.written.offsets:
-                token = exchange.token(await self._with_epochs(exchange))
-                message = {**message, "headers": [*message.get("headers", ()), (key, token.encode("ascii"))]}
+                token = (await exchange.token(self.client)).encode("ascii")
+                message = {**message, "headers": [*message.get("headers", ()), (key, token)]}
             await send(message)
 
         with exchange.active():
             await self.app(scope, receive, send_with_token)
-
-    async def _with_epochs(self, exchange: Exchange) -> Positions:
-        try:
-            return await self.client.with_epochs(exchange.written.offsets)
-        except PurgatoryClientError as error:
-            return without_epochs(exchange.written, error)
 
 
 async def _send_answer(answer: Answer, send: Send) -> None:

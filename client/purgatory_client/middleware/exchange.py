@@ -5,9 +5,11 @@ Tokens come from callers, so everything in them is checked, and the daemon check
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
+import threading
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, Generic, TypeVar
 
+from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import (
     InvalidRequest,
     LimitExceeded,
@@ -33,7 +36,11 @@ from purgatory_client.waits import ByPartition
 HEADER: Final = "Purgatory-Token"
 TOKENS_MAX: Final = 16
 POSITIONS_MAX: Final = 2_000
-"""Positions in one token, as many as a wait may have by default. Checked before any work is done for them."""
+"""Positions in the tokens of one request, as many as a wait may have by default."""
+LATE_S_MAX: Final = 2.0
+"""Seconds after the timeout of a wait in which the daemon must answer; then it counts as unreachable."""
+EPOCHS_S_MAX: Final = 1.0
+"""Seconds for which a response waits for the epochs of its token."""
 ENDED: Final = frozenset({3, 74})
 """Error codes of a position whose history has ended: there is nothing left to wait for."""
 
@@ -55,7 +62,7 @@ def wrote(offsets: ByPartition) -> None:
     exchange = _exchange.get()
     if exchange is None:
         raise InvalidRequest("wrote", "no request is being served here; add the middleware ReadYourWrites to the app")
-    exchange.written = exchange.written.merge(Positions(offsets))
+    exchange.add(Positions(offsets))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +90,16 @@ class Exchange:
             raise InvalidRequest("token", f"{len(tokens)} tokens in one request; at most {TOKENS_MAX}")
         for token in filter(None, tokens):
             self.received = self.received.merge(Positions.of_token(token, positions_max=POSITIONS_MAX))
+            if (count := len(self.received.offsets)) > POSITIONS_MAX:
+                raise InvalidRequest("token", f"{count} positions in one request; at most {POSITIONS_MAX}")
         self.awaited: Final = self.received.select(lambda name: name.startswith(tuple(prefixes)))
         self.written = Positions({})
+        self._lock: Final = threading.Lock()
+
+    def add(self, written: Positions) -> None:
+        """Add to what was written. Threads of one handler may do so at the same time."""
+        with self._lock:
+            self.written = self.written.merge(written)
 
     def judge(self, result: Result) -> Answer | None:
         """The answer if the positions were not reached. None: the application may read."""
@@ -96,13 +111,24 @@ class Exchange:
         if open_marks:
             return _too_late(open_marks)
         ended = {one.name for one in result.partitions.values() if one.error_code in ENDED}
-        _logger.info("no longer waiting for %s: their history has ended", ", ".join(sorted(ended)))
+        # As a repr, because callers choose the names.
+        _logger.info("no longer waiting for %s: their history has ended", sorted(ended))
         self.received = self.received.select(lambda name: name not in ended)
         return None
 
-    def token(self, written: Positions) -> str:
+    async def token(self, client: AsyncClient) -> str:
         """What the caller sends from now on: the positions that it sent, and those that were written."""
-        return self.received.merge(written).token
+        written = self.written
+        try:
+            async with asyncio.timeout(EPOCHS_S_MAX):
+                written = await client.with_epochs(written.offsets)
+        except (PurgatoryClientError, TimeoutError) as error:  # the write itself has succeeded
+            _logger.warning("a token has no leader epochs, because the daemon did not return them: %r", error)
+        # A write whose epoch is unknown may belong to a newer history than the one that the caller knows. With the
+        # caller's epoch, its wait would end together with that history.
+        unknown = written.offsets.keys() - written.leader_epochs.keys()
+        epochs = {name: epoch for name, epoch in self.received.leader_epochs.items() if name not in unknown}
+        return Positions(self.received.offsets, epochs).merge(written).token
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -148,8 +174,22 @@ class Middleware(Generic[Client]):
         self.prefixes: Final = tuple(prefixes)
         self.fail_when_stale: Final = fail_when_stale
 
+    async def admit(self, client: AsyncClient, headers: Iterable[str]) -> Exchange | Answer:
+        """Wait for the positions in a request's tokens. An answer: the application must not be called."""
+        try:
+            exchange = Exchange(headers, self.prefixes)
+            async with asyncio.timeout(self.timeout + LATE_S_MAX):
+                result = await client.wait_for(
+                    exchange.awaited, timeout=self.timeout, fail_when_stale=self.fail_when_stale
+                )
+        except TimeoutError:
+            return _unavailable("the daemon does not answer")
+        except PurgatoryClientError as error:
+            return _refusal(error)
+        return exchange.judge(result) or exchange
 
-def refusal(error: PurgatoryClientError) -> Answer:
+
+def _refusal(error: PurgatoryClientError) -> Answer:
     """The answer for an error before the wait had ended. Raises the error if it is not the caller's or the daemon's."""
     match error:
         case InvalidRequest():
@@ -160,12 +200,6 @@ def refusal(error: PurgatoryClientError) -> Answer:
             return _answer(HTTPStatus.FORBIDDEN, f"this service may not wait for a mark in the token: {error}")
         case _:
             raise error
-
-
-def without_epochs(written: Positions, error: PurgatoryClientError) -> Positions:
-    """The positions as they were written, after a failure to look up their epochs: the write itself has succeeded."""
-    _logger.warning("a token has no leader epochs, because the daemon did not return them: %s", error)
-    return written
 
 
 def _too_late(marks: list[PartitionResult]) -> Answer:

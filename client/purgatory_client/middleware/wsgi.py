@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any, Final, TypeVar
 
+from purgatory_client.aio import AsyncClient
 from purgatory_client.blocking import Client
-from purgatory_client.errors import PurgatoryClientError
-from purgatory_client.middleware.exchange import Exchange, Middleware, refusal, without_epochs
-from purgatory_client.sources.position_tokens import Positions
+from purgatory_client.middleware.exchange import Answer, Exchange, Middleware
 
 StartResponse = Callable[..., Any]
+T = TypeVar("T")
 
 
 class ReadYourWrites(Middleware[Client]):
@@ -24,27 +24,40 @@ class ReadYourWrites(Middleware[Client]):
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""
         received = environ.get("HTTP_" + self.header.upper().replace("-", "_"), "")
-        try:
-            exchange = Exchange([received], self.prefixes)
-            result = self.client.wait_for(exchange.awaited, timeout=self.timeout, fail_when_stale=self.fail_when_stale)
-            answer = exchange.judge(result)
-        except PurgatoryClientError as error:
-            answer = refusal(error)
-        if answer is not None:
-            start_response(f"{answer.status:d} {answer.status.phrase}", answer.headers)
-            return [answer.body]
+        admitted = self._run(lambda client: self.admit(client, [received]))
+        if isinstance(admitted, Answer):
+            start_response(f"{admitted.status:d} {admitted.status.phrase}", admitted.headers)
+            return [admitted.body]
+        exchange = admitted
 
         def start_with_token(status: str, headers: list[tuple[str, str]], *error: object) -> object:
             if exchange.written.offsets:
-                headers = [*headers, (self.header, exchange.token(self._with_epochs(exchange)))]
+                headers = [*headers, (self.header, self._run(exchange.token))]
             return start_response(status, headers, *error)
 
         with exchange.active():
             body: Iterable[bytes] = self.app(environ, start_with_token)
-            return body
+        return _Streamed(body, exchange) if isinstance(body, Iterator) else body
 
-    def _with_epochs(self, exchange: Exchange) -> Positions:
-        try:
-            return self.client.with_epochs(exchange.written.offsets)
-        except PurgatoryClientError as error:
-            return without_epochs(exchange.written, error)
+    def _run(self, call: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
+        return self.client._run(call(self.client._client))  # noqa: SLF001 - this package's own
+
+
+class _Streamed:
+    """A body that the application computes while it is sent. Generators may call `wrote`."""
+
+    def __init__(self, body: Iterator[bytes], exchange: Exchange) -> None:
+        self._body: Final = body
+        self._exchange: Final = exchange
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        with self._exchange.active():
+            return next(self._body)
+
+    def close(self) -> None:
+        """Called by the server, also when it has not begun to read."""
+        with self._exchange.active():
+            getattr(self._body, "close", lambda: None)()

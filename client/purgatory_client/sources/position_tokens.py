@@ -27,6 +27,8 @@ TOKEN_CHARACTERS_MAX: Final = 1_000_000
 EXPANSION_MAX: Final = 64
 """A compressed token may expand to this many times its size. Names of real tokens that only differ in the partition
 number expand about 20 times; much more is an attack on the memory of the reader."""
+POSITION_BYTES_MAX: Final = 1_100
+"""Bytes of one position before compression: a topic of 249 characters of up to 4 bytes, and its numbers."""
 
 
 class Positions:
@@ -77,7 +79,7 @@ class Positions:
         ends = source_pb2.PositionToken()
         try:
             content = base64.b64decode(packed + "=" * (-len(packed) % 4), altchars=b"-_", validate=True)
-            ends.ParseFromString(content if form == PLAIN else _expanded(content))
+            ends.ParseFromString(content if form == PLAIN else _expanded(content, positions_max * POSITION_BYTES_MAX))
         except (ValueError, binascii.Error, zlib.error, DecodeError) as error:
             raise InvalidRequest("token", f"{token[:40]!r} is not a position token: {error}") from error
         if len(ends.ends) > positions_max:
@@ -152,10 +154,10 @@ class Positions:
         return f"Positions({self.offsets!r}, {self.leader_epochs!r})"
 
 
-def _expanded(content: bytes) -> bytes:
+def _expanded(content: bytes, bytes_max: int) -> bytes:
     """Raises ValueError if the content is cut off or expands to too much."""
     expander = zlib.decompressobj(-zlib.MAX_WBITS)
-    plain = expander.decompress(content, EXPANSION_MAX * len(content))
+    plain = expander.decompress(content, min(EXPANSION_MAX * len(content), bytes_max))
     if not expander.eof or expander.unused_data:
         raise ValueError("its compressed content is too long or incomplete")
     return plain

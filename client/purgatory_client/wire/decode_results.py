@@ -52,39 +52,29 @@ class ArrivedMessage:
 
     def values(self, name: str, start: int, end: int) -> list[Any]:
         """The values of a column from place `start` to `end` (exclusive)."""
-        if name == "stale_reasons":
-            return self._stale_reasons(start, end)
-        if name == "signal_values":
-            return self._signal_values(start, end)
         field, absent = COLUMNS[name]
         column = getattr(self._message, field)
-        if len(column) > 1:
-            return column[start:end]  # type: ignore[no-any-return]
-        return [column[0] if column else absent] * (end - start)
+        found: list[Any] = column[start:end] if len(column) > 1 else [column[0] if column else absent] * (end - start)
+        if name == "stale_reasons":
+            return self._stale_reasons(found, start)
+        return self._signal_values(found) if name == "signal_values" else found
 
-    def _stale_reasons(self, start: int, end: int) -> list[str]:
-        """The reason of each item from position `start` to `end` (exclusive); empty if its mark was not stale."""
-        reasons = list(self._message.stale_reasons)
+    def _stale_reasons(self, indexes: list[int], start: int) -> list[str]:
+        """The reason of each item from position `start` on; empty if its mark was not stale."""
+        reasons = self._message.stale_reasons
         if not reasons:
-            return [""] * (end - start)
-        indexes = list(self._message.stale_reason_index) or [0]
-        if max(indexes) >= len(reasons):
+            return [""] * len(indexes)
+        if max(indexes, default=0) >= len(reasons):
             raise ProtocolError(f"a result has the reason {max(indexes)} of {len(reasons)}")
-        if len(indexes) == 1:
-            indexes *= self._item_total
-        stale_ms = self.values("stale_ms", start, end)
-        found = zip(stale_ms, indexes[start:end], strict=True)
-        return [reasons[index] if one_ms >= 0 else "" for one_ms, index in found]
+        stale_ms = self.values("stale_ms", start, start + len(indexes))
+        return [reasons[index] if one_ms >= 0 else "" for one_ms, index in zip(stale_ms, indexes, strict=True)]
 
-    def _signal_values(self, start: int, end: int) -> list[bytes]:
-        """The value of each item from position `start` to `end` (exclusive); empty if its key has none."""
-        values = [b"", *self._message.signal_values]
-        indexes = list(self._message.signal_value_index) or [0]
-        if max(indexes) >= len(values):
-            raise ProtocolError(f"a result has the value {max(indexes)} of {len(values) - 1}")
-        if len(indexes) == 1:
-            indexes *= self._item_total
-        return [values[index] for index in indexes[start:end]]
+    def _signal_values(self, indexes: list[int]) -> list[bytes]:
+        """The value of each item; empty if its key has none."""
+        values = self._message.signal_values
+        if max(indexes, default=0) > len(values):
+            raise ProtocolError(f"a result has the value {max(indexes)} of {len(values)}")
+        return [values[index - 1] if index else b"" for index in indexes]
 
 
 class ResultsArrived:

@@ -21,7 +21,10 @@ from purgatory.cli.parsing import Timeout, UsageError, seconds
 
 DEFAULT_HTTP: Final = "http://127.0.0.1:7441"
 POLL_S: Final = 1.0
-ANSWER_S: Final = 10.0
+ANSWER_S_MIN: Final = 1.0
+ANSWER_S_MAX: Final = 10.0
+"""Seconds to wait for one answer, within which the timeout counts."""
+
 DENIED: Final = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 NO_ANSWER: Final = 0
 AGAIN: Final = {NO_ANSWER, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}
@@ -70,7 +73,7 @@ def _request(http: str, parameters: dict[str, str], token_file: Path | None) -> 
 def _wait(request: urllib.request.Request, trusted: ssl.SSLContext | None, limit_s: float) -> Exit:
     deadline_s = time.monotonic() + limit_s
     while True:
-        status, answer = _ask(request, trusted)
+        status, answer = _ask(request, trusted, max(ANSWER_S_MIN, min(ANSWER_S_MAX, deadline_s - time.monotonic())))
         left_s = deadline_s - time.monotonic()
         if status in AGAIN and left_s > 0:
             time.sleep(min(POLL_S, left_s))
@@ -83,10 +86,10 @@ def _wait(request: urllib.request.Request, trusted: ssl.SSLContext | None, limit
             return Exit.DENIED if status in DENIED else Exit.UNAVAILABLE if status in AGAIN else Exit.REFUSED
 
 
-def _ask(request: urllib.request.Request, trusted: ssl.SSLContext | None) -> tuple[int, dict[str, Any]]:
+def _ask(request: urllib.request.Request, trusted: ssl.SSLContext | None, limit_s: float) -> tuple[int, dict[str, Any]]:
     """Status and content of the answer. Without an answer, the message says why."""
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_S, context=trusted) as response:  # noqa: S310 - checked
+        with urllib.request.urlopen(request, timeout=limit_s, context=trusted) as response:  # noqa: S310 - checked
             status, text = response.status, response.read().decode()
     except HTTPError as refused:
         with refused:

@@ -75,6 +75,8 @@ async def wait(
     """Wait until the targets are reached and print the result. Offsets are compared with high watermarks by default."""
     if [fetch, delete_records, signal, record].count(True) > 1:
         raise UsageError("--fetch, --delete-records, --signal and --record cannot be combined")
+    if (from_now or heartbeat is not None) and not signal:
+        raise UsageError("--from-now and --heartbeat require --signal")
     limit, stale = seconds(timeout), optional_seconds(fail_when_stale)
     names_keys = any(target.startswith(SIGNAL_PREFIX) for target in targets)
     if at_least is not None or unless or ((any_one or names_keys) and not signal):
@@ -99,7 +101,7 @@ async def wait(
     else:
         offsets = {name: offset + record for name, offset in partition_offsets(targets).items()}
         one = waits.produce(offsets, timeout=limit, fail_when_stale=stale)
-    return _show(await client.wait_once(one))
+    return _show(await client.wait_once(one), one)
 
 
 def _composite(
@@ -115,6 +117,6 @@ def _composite(
     )
 
 
-def _show(result: Result) -> Exit:
-    render.result(result)
+def _show(result: Result, one: waits.Wait | None = None) -> Exit:
+    render.result(result, one)
     return OF_OUTCOME[result.outcome]

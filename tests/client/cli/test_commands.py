@@ -251,6 +251,8 @@ async def test_caught_up_with_empty_topics(start_daemon: StartDaemon, run: Run) 
         (["wait", "orders-3@42", "--timeout", "soon"], "not a duration: 'soon'"),
         (["wait", "orders-3@1", "orders-3@2"], "orders-3 is given twice"),
         (["wait", "a-1@1", "--fetch", "--signal"], "cannot be combined"),
+        (["wait", "signal:a", "--heartbeat", "5s"], "require --signal"),
+        (["wait", "signal:a", "a-1@1", "--from-now"], "require --signal"),
         (["wait"], "TARGET"),
         (["advance"], "a partition or --signal KEY"),
         (["advance", "orders-3"], "no event given"),

@@ -140,15 +140,27 @@ async def test_marks_and_signals_are_one_wait(looking: AsyncClient) -> None:
     async with Client(mcp_server.make_server(looking)) as client:
         await looking.advance("mixed-0", high_watermark=42)
         targets = ["mixed-0@42", "signal:mixed"]
-        assert (await answer(client, "wait", targets=targets, timeout_seconds=0))["outcome"] == "expired"
+        unless = ["mixed-0@43", "signal:mixed/failed"]
+        late = await answer(client, "wait", targets=targets, unless=unless, timeout_seconds=0)
+        assert (late["outcome"], late["details"]) == (
+            "expired",
+            [
+                "mixed-0: reached 42 of 42",
+                "mixed: reached 0 of 1, error 7 REQUEST_TIMED_OUT",
+                "unless mixed-0: reached 42 of 43",
+                "unless mixed/failed: reached 0 of 1",
+            ],
+        )
         assert (await answer(client, "wait", targets=targets, any_of=True))["outcome"] == "satisfied"
-        waiting = asyncio.create_task(answer(client, "wait", targets=targets, unless=["signal:mixed/failed"]))
+        waiting = asyncio.create_task(answer(client, "wait", targets=targets, unless=unless))
         await until_waiting(looking, "mixed-0")
+        [listed] = (await answer(client, "pending", search="mixed"))["operations"]
+        assert listed["waits_for"][1:] == ["mixed: 0 of 1", "unless mixed-0: 42 of 43", "unless mixed/failed: 0 of 1"]
         await looking.signal_key("mixed/failed")
         ended = await waiting
         assert ended["outcome"] == "failed"
         assert ended["details"][0] == "mixed-0: reached 42 of 42"
-        assert ended["details"][2].startswith("mixed/failed: reached 1 of 1")
+        assert ended["details"][3] == "unless mixed/failed: reached 1 of 1, error 1002 UNLESS_REACHED"
 
 
 async def test_progress_is_reported_while_a_call_waits(looking: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:

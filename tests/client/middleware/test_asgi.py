@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import copy_context
 from typing import Any
 
 import aiohttp
@@ -13,6 +16,7 @@ from purgatory_client import AsyncClient
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.middleware import wrote
 from purgatory_client.middleware.asgi import ReadYourWrites
+from purgatory_client.middleware.exchange import Exchange
 from purgatory_client.sources.position_tokens import Positions
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -99,6 +103,22 @@ async def test_a_request_without_a_token_does_not_wait() -> None:
         assert (answer.status, await answer.text(), HEADER in answer.headers) == (200, "read", False)
 
 
+@pytest.mark.parametrize("kind", ["websocket", "lifespan"])
+async def test_other_connections_are_passed_on(client: AsyncClient, kind: str) -> None:
+    """They do not wait, whatever their headers, and the application gets them unchanged."""
+    seen: list[object] = []
+
+    async def app(*connection: object) -> None:
+        seen.extend(connection)
+
+    async def unused(*_: object) -> Any:  # noqa: ANN401 - for both directions
+        raise AssertionError("the middleware does not speak")
+
+    scope: dict[str, Any] = {"type": kind, "headers": [(HEADER.lower().encode(), b"nonsense")]}
+    await ReadYourWrites(app, client)(scope, unused, unused)
+    assert seen == [scope, unused, unused]
+
+
 async def test_too_late_is_504_with_the_estimate(client: AsyncClient) -> None:
     """If the marks are not reached in time, the answer is 504 with each of them, and the time it will take at the
     present pace.
@@ -168,12 +188,17 @@ async def test_a_history_that_has_ended_is_not_waited_for(client: AsyncClient) -
 TOO_MANY = Positions({f"{MARK}{i}": 0 for i in range(2_001)}).token
 
 
-@pytest.mark.parametrize("token", ["nonsense", "at1.!!", Positions({MARK: -2}).token, "at1.," * 20, TOO_MANY])
+HALVES = ",".join(Positions({f"{half}{i}-0": 0 for i in range(1_001)}).token for half in "ab")
+
+
+@pytest.mark.parametrize(
+    "token", ["nonsense", "at1.!!", Positions({MARK: -2}).token, "at1.," * 20, TOO_MANY, ",".join(HALVES)]
+)
 async def test_an_invalid_token_is_400(client: AsyncClient, token: str) -> None:
     """A token that cannot be read or that the daemon refuses, and too many or too large ones, are answered with 400."""
     async with visiting(starlette_app(), client) as visit, visit("GET", "/read", token) as answer:
         assert answer.status == 400
-        assert "token" in json.loads(await answer.read())["detail"]
+        assert "invalid token" in json.loads(await answer.read())["detail"]
 
 
 async def test_an_unreachable_daemon_is_503() -> None:
@@ -204,3 +229,32 @@ def test_wrong_settings_are_refused(client: AsyncClient) -> None:
             ReadYourWrites(starlette_app(), client, **options)
     with pytest.raises(InvalidRequest, match="ReadYourWrites"):
         wrote({MARK: 1})
+
+
+async def test_an_unknown_epoch_is_not_replaced_by_an_older_one(client: AsyncClient) -> None:
+    """If the daemon does not know the epoch of a write, the next request waits for the write itself. With the epoch of
+    the caller's token, its wait would end with that history, and the caller would not find what it wrote.
+    """
+    before = Positions({MARK: 50, "view/a-0": 5}, {MARK: 3, "view/a-0": 3})
+    async with (
+        visiting(starlette_app(), client, prefixes=["none/"]) as visit,
+        visit("POST", "/write?offset=60", before.token) as answer,
+    ):
+        assert Positions.of_token(answer.headers[HEADER]) == Positions({MARK: 60, "view/a-0": 5}, {"view/a-0": 3})
+
+
+def test_threads_of_a_handler_write_at_the_same_time(client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No write of one thread replaces that of another."""
+    merge = Positions.merge
+
+    def slow_merge(one: Positions, other: Positions) -> Positions:
+        merged = merge(one, other)
+        time.sleep(0.01)  # lets the other threads run
+        return merged
+
+    monkeypatch.setattr(Positions, "merge", slow_merge)
+    exchange = Exchange([], ("",))
+    with ThreadPoolExecutor(4) as threads, exchange.active():
+        for i in range(4):
+            threads.submit(copy_context().run, wrote, {f"view/a-{i}": 1})
+    assert len(exchange.written.offsets) == 4

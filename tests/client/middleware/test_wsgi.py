@@ -1,11 +1,13 @@
 """The middleware in a real WSGI server, with Flask and Django, against a real daemon."""
 
 import json
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from wsgiref.types import WSGIApplication
+from pathlib import Path
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import django
 import flask
@@ -15,7 +17,7 @@ from django.core.wsgi import get_wsgi_application
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from purgatory_client import Client
-from purgatory_client.middleware import wrote
+from purgatory_client.middleware import exchange, wrote
 from purgatory_client.middleware.wsgi import ReadYourWrites
 from purgatory_client.sources.position_tokens import Positions
 
@@ -104,3 +106,63 @@ def test_an_unreachable_daemon_is_503() -> None:
     with Client("127.0.0.1:1", give_up_after=0.0) as nobody, wsgi_server(ReadYourWrites(flask_app(), nobody)) as url:
         assert visit(f"{url}/read", token=Positions({"view/a-0": 1}).token)[0] == 503
         assert Positions.of_token(visit(f"{url}/write/a-0/1", method="POST")[1][HEADER]) == Positions({"view/a-0": 1})
+
+
+def generator_app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+    """An application that is a generator: all of it runs while the server reads the body."""
+    try:
+        wrote({"view/streamed-0": 1})
+        start_response("200 OK", [])
+        yield b"written"
+        wrote({"view/streamed-0": 2})  # too late for the token, and no error
+        yield b", twice"
+    finally:
+        environ["closed"] = True
+
+
+def test_a_generator_may_write(blocking: Client) -> None:
+    """What a body writes before the response begins is in the token. The body is closed, also if it is never read."""
+    with wsgi_server(ReadYourWrites(generator_app, blocking)) as url:
+        status, headers, body = visit(url)
+    assert (status, body) == (200, b"written, twice")
+    assert Positions.of_token(headers[HEADER]).offsets == {"view/streamed-0": 1}
+    closed: list[str] = []
+    body_of = iter(ReadYourWrites(lambda *_: Closing(closed), blocking)({}, lambda *_: None))
+    body_of.close()  # type: ignore[attr-defined]
+    assert closed == ["closed"]
+
+
+class Closing:
+    """A body that a server closes before it has read any of it, as for HEAD."""
+
+    def __init__(self, closed: list[str]) -> None:
+        self.closed = closed
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        raise StopIteration
+
+    def close(self) -> None:
+        self.closed.append("closed")
+
+
+def test_a_daemon_that_does_not_answer_holds_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the daemon is stopped, a read is answered with 503 soon after its timeout, although the client would go on
+    for ever, and a write is answered without epochs.
+    """
+    monkeypatch.setattr(exchange, "LATE_S_MAX", 0.1)
+    monkeypatch.setattr(exchange, "EPOCHS_S_MAX", 0.1)
+    daemon = DaemonProcess(tmp_path)
+    with Client(daemon.address, give_up_after=None) as client:
+        client.status()
+        daemon.process.send_signal(signal.SIGSTOP)
+        try:
+            with wsgi_server(ReadYourWrites(flask_app(), client, timeout=0.1)) as url:
+                assert visit(f"{url}/read", token=Positions({"view/a-0": 1}).token)[0] == 503
+                _, headers, _ = visit(f"{url}/write/a-0/1", method="POST")
+                assert Positions.of_token(headers[HEADER]) == Positions({"view/a-0": 1})
+        finally:
+            daemon.process.send_signal(signal.SIGCONT)
+            daemon.kill()

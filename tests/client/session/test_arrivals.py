@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from purgatory_client import waits
+from purgatory_client import batches, waits
 from purgatory_client.batches import WaitBatch, partition_columns
 from purgatory_client.errors import InvalidRequest, ProtocolError
 from purgatory_client.results import OperationKind, Outcome, Result, ResultColumns
@@ -86,6 +86,32 @@ def test_a_batch_in_parts_is_the_same_as_at_once(seed: int) -> None:
     assert (answer.reached_offsets, answer.waited_ms) == ([100] * count, [5] * count)
     assert (answer.paces_per_second, answer.estimated_remaining_ms) == ([-1.0] * count, [-1] * count)
     assert answer.available_bytes == []
+
+
+def test_values_in_any_order() -> None:
+    """Each operation has its own value, in a time that grows with the number of results, not with its square: these
+    took minutes once.
+    """
+    count = 20_000
+    core = core_with(batches.signal([f"job-{i}" for i in range(1, count + 1)]))
+    ids = list(range(count, 0, -1))
+    message = results(1, ids, kind=OperationKind.SIGNAL)
+    columns = message.results.columns
+    columns.signal_values.extend(b"%d" % one for one in ids[:-1])
+    columns.signal_value_index.extend([*range(1, count), 0])
+    ((_, answer),) = core.receive(message, 0.0)
+    assert columns_of(answer).signal_values == [b"", *(b"%d" % one for one in range(2, count + 1))]
+
+
+@pytest.mark.parametrize(("index", "field"), [(2, "signal_value"), (1, "stale_reason")])
+def test_an_index_of_no_text_is_an_error(index: int, field: str) -> None:
+    """A message whose items refer to more values or reasons than it has raises an error."""
+    columns = results(1, [1, 2], kind=OperationKind.SIGNAL).results.columns
+    columns.signal_values.append(b"one")
+    columns.stale_reasons.append("one")
+    getattr(columns, f"{field}_index").extend([0, index])
+    with pytest.raises(ProtocolError, match=rf"has the \w+ {index} of 1"):
+        getattr(ResultsArrived(columns).columns, f"{field}s")
 
 
 def test_what_has_ended_is_not_ended_by_a_run_over_it() -> None:
