@@ -1,7 +1,7 @@
 """A service that takes requests once its projection has caught up, and is not held up again when it is restarted.
 
-The source in this recipe stands for Kafka: it says that the log of `orders` ends at 100. A service asks the daemon's
-HTTP port, as `purgatory ready` and a probe of Kubernetes do.
+The source in this recipe takes the place of Kafka's: it reports that the log of `orders` ends at 100, later at 250. The
+service asks the daemon's HTTP port, as `purgatory ready` and a probe of Kubernetes do.
 
 Prints:
     first start: 503, 60 records behind
