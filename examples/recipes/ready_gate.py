@@ -31,7 +31,7 @@ async def answer_as_kafka_does(link: SourceLink) -> None:
 
 def look() -> tuple[int, dict[str, object]]:
     """One start of the service: status and state of its gate."""
-    http = HTTPConnection(urlsplit(os.environ.get("PURGATORY_HTTP", "http://127.0.0.1:7441")).netloc)
+    http = HTTPConnection(urlsplit(os.environ.get("PURGATORY_HTTP_URL", "http://127.0.0.1:7441")).netloc)
     http.request("GET", f"/v1/ready?name=web-0&marks={ORDERS}")
     answer = http.getresponse()
     return answer.status, json.load(answer)
