@@ -1,7 +1,7 @@
-"""An agent waits for a job in one call: `purgatory mcp` as the agent's program starts it, and the tools it offers.
+"""An agent waits for a job in one call, with the tools of `purgatory mcp`.
 
-The agent is played by the client of the `mcp` package; a real one is configured with the same command. It waits for a
-job that sends a signal when it is done, and for a log that does not get far enough in time.
+The client of the `mcp` package plays the agent and starts the command as a real one would. It waits for a job that
+sends a signal when it is done, and for a log that does not get far enough in time.
 
 Prints:
     tools: caught_up, pending, signal, wait

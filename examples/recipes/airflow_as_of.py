@@ -1,8 +1,8 @@
-"""A nightly batch that starts once everything written before midnight is processed, not everything written since.
+"""A nightly batch that starts once everything written before midnight is processed; later records do not delay it.
 
-`examples/airflow_caught_up.py` is the Airflow operator for it. This recipe plays Airflow's triggerer: it makes the
-trigger again from what the scheduler stored, and runs it. A source stands for Kafka: it says that the log of `orders`
-ended at 2 at midnight, and ends at 99 now.
+`examples/airflow_caught_up.py` is the Airflow operator for it. This recipe plays Airflow's triggerer: it recreates the
+trigger from what the scheduler stored, and runs it. A source takes the place of Kafka's: it reports that the log of
+`orders` ended at 2 at midnight, and ends at 99 now.
 
 Prints:
     1 of 2 orders of before midnight is processed: the batch waits in no worker

@@ -1,8 +1,8 @@
 """Read the row of a change event from a PostgreSQL replica: wait for more than the LSN in the event.
 
 The event contains the start of the transaction's commit record. A replica whose position equals it is about to replay
-the commit, and does not have the row yet. docs/lsn.md explains the other positions. In this recipe two reports take the
-place of the replica; `purgatory serve --source postgres://...` makes them by itself.
+the commit, and does not have the row yet. docs/lsn.md explains the other positions. In this recipe two calls of
+`advance` take the place of the replica; `purgatory serve --source postgres://...` reports those of real ones.
 
 Prints:
     the event has LSN 0/16B3748

@@ -1,12 +1,12 @@
-"""A job that hands its result, or the reason of its failure, to every caller that waits for it, now or later.
+"""A job that passes its result, or the reason of its failure, to every caller that waits for it, now or later.
 
-The worker signals the key of its job: with a value, or as failed. The first value is kept with the key, so it does not
-matter whether a waiter comes before or after.
+The worker signals the key of its job, with a value or as failed. The first value is kept with the key, so a waiter may
+come before or after the signal.
 
 Prints:
-total: job done, 17 rows
-late: job done, 17 rows
-refund: failed, card 4711 was declined
+    total: job done, 17 rows
+    late: job done, 17 rows
+    refund: failed, card 4711 was declined
 """
 
 import asyncio

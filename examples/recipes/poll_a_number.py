@@ -1,7 +1,7 @@
-"""Wait for a number that an application has anyway: the position on its status page.
+"""Wait for a number that an application publishes anyway: the position on its status page.
 
-The source asks often while a wait is pending, and seldom otherwise. A page that fails makes the mark stale. A wait that
-asks for it then ends with the reason; others go on when the page is back.
+The source polls often while a wait is pending, and seldom otherwise. While the page fails, the mark is stale: a wait
+with `fail_when_stale` ends with the reason, others continue when the page is back.
 
 Prints:
     42 is applied: satisfied

@@ -1,6 +1,6 @@
-"""A FastAPI shop whose reads see the caller's own writes, though they come from a replica that lags.
+"""A FastAPI shop whose callers see their own writes, although reads come from a replica that lags.
 
-The middleware adds a token of the positions that a handler `wrote` to the response, and waits when a request has one.
+The middleware adds a token of what a handler `wrote` to the response, and waits when a request has a token.
 
 Prints:
     without the token: some of 100 reads were stale

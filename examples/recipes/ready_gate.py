@@ -1,7 +1,7 @@
 """A service that takes requests once its projection has caught up, and is not held up again when it is restarted.
 
-The source in this recipe stands for Kafka: it says that the log of `orders` ends at 100. A service asks the daemon's
-HTTP port, as `purgatory ready` and a probe of Kubernetes do.
+The source in this recipe takes the place of Kafka's: it reports that the log of `orders` ends at 100, later at 250. The
+service asks the daemon's HTTP port, as `purgatory ready` and a probe of Kubernetes do.
 
 Prints:
     first start: 503, 60 records behind
@@ -31,7 +31,7 @@ async def answer_as_kafka_does(link: SourceLink) -> None:
 
 def look() -> tuple[int, dict[str, object]]:
     """One start of the service: status and state of its gate."""
-    http = HTTPConnection(urlsplit(os.environ.get("PURGATORY_HTTP", "http://127.0.0.1:7441")).netloc)
+    http = HTTPConnection(urlsplit(os.environ.get("PURGATORY_HTTP_URL", "http://127.0.0.1:7441")).netloc)
     http.request("GET", f"/v1/ready?name=web-0&marks={ORDERS}")
     answer = http.getresponse()
     return answer.status, json.load(answer)

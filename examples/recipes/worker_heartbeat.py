@@ -1,12 +1,12 @@
-"""A wait that notices within a second that a worker has died, and one that is extended while its worker is alive.
+"""A wait that fails within a second after its worker has died, and one that is given more time.
 
 A worker signals its key with a count of 0 while it works: a heartbeat, which does not end the wait. When the heartbeats
 stop, the wait fails, long before its own timeout.
 
 Prints:
-import: finished
-export: failed with error 1004, its worker is silent
-backup: has more time; not pending: [2]
+    import: finished
+    export: failed with error 1004, its worker is silent
+    backup: has more time; not pending: [2]
 """
 
 import asyncio

@@ -14,7 +14,9 @@ from pydantic.fields import FieldInfo
 from purgatory.service.settings import ENVIRONMENT_PREFIX, Settings, SettingsGroup
 from purgatory.service.transport.watched_file import read_regular_file
 
-CLIENT_VARIABLES: Final = frozenset(("PURGATORY_TLS_CA", "PURGATORY_TLS_CERTIFICATE", "PURGATORY_TLS_KEY"))
+CLIENT_VARIABLES: Final = frozenset(
+    ("PURGATORY_HTTP_URL", "PURGATORY_TLS_CA", "PURGATORY_TLS_CERTIFICATE", "PURGATORY_TLS_KEY")
+)
 """Variables of the command line client, which may run with the daemon's environment."""
 
 Values = dict[str, Any]

@@ -33,7 +33,7 @@ def test_the_deployment_matches_its_schema(version: str) -> None:
 def test_the_service_starts_after_its_gate() -> None:
     """In the compose file the service needs the success of the gate, which asks the daemon under a permitted name."""
     assert COMPOSE["web"]["depends_on"] == {"billing-is-ready": {"condition": "service_completed_successfully"}}
-    assert COMPOSE["billing-is-ready"]["environment"]["PURGATORY_HTTP"] == "http://purgatory:7441"
+    assert COMPOSE["billing-is-ready"]["environment"]["PURGATORY_HTTP_URL"] == "http://purgatory:7441"
     assert COMPOSE["purgatory"]["environment"]["PURGATORY_HTTP_ALLOWED_HOSTS"] == "purgatory"
 
 
@@ -57,7 +57,7 @@ async def test_the_commands_end_when_the_gate_is_ready(start_daemon: StartDaemon
 
 async def exit_code(command: list[str], daemon: DaemonProcess) -> int:
     """Run a command of a container, without TLS. 22 is that of curl for a status of 400 or more."""
-    given = {"POD": "web-0", "PURGATORY_HTTP": f"http://{daemon.http_address}", "PURGATORY_TLS_CA": os.devnull}
+    given = {"POD": "web-0", "PURGATORY_HTTP_URL": f"http://{daemon.http_address}", "PURGATORY_TLS_CA": os.devnull}
     run = await asyncio.to_thread(
         subprocess.run, [part.replace("$(POD)", "web-0") for part in command],
         env=daemon_environment(given), capture_output=True, check=False,

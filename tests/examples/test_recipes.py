@@ -34,7 +34,7 @@ def test_recipe_prints_what_it_promises(recipe: Path, daemon: DaemonProcess) -> 
     """A recipe exits with 0 and prints exactly the lines of its docstring."""
     environment = {
         "PURGATORY_ADDRESS": daemon.address,
-        "PURGATORY_HTTP": f"http://{daemon.http_address}",
+        "PURGATORY_HTTP_URL": f"http://{daemon.http_address}",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     }
     run = subprocess.run(

@@ -24,7 +24,7 @@ async def start_ready(*arguments: str, http: str) -> asyncio.subprocess.Process:
     """Start `purgatory ready`, as a container's entry point does."""
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "purgatory", "ready", *arguments, "--json",
-        env=daemon_environment({"PURGATORY_HTTP": f"http://{http}"}),
+        env=daemon_environment({"PURGATORY_HTTP_URL": f"http://{http}"}),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
 

@@ -5,7 +5,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
+from purgatory.cli.app import app
 from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.flags import CommandLine, config_lines, read_command_line
 from purgatory.service.setting_sources import (
@@ -166,6 +169,19 @@ def test_misspelt_variables_are_found_but_foreign_ones_left_alone(monkeypatch: p
     monkeypatch.setenv("PURGATORY_PORT", "tcp://10.0.0.1:7440")
     assert unknown_variables(ALL_SETTINGS) == ["PURGATORY_ENGINE_TIK_MS"]
     assert load_settings({}, ALL_SETTINGS).engine.tick_ms == 1
+
+
+def test_the_daemon_may_have_the_environment_of_its_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of another command, such as `purgatory ready`, is read as a setting or reported as misspelt."""
+    commands = get_command(app)
+    assert isinstance(commands, TyperGroup)
+    options = [option for command in commands.commands.values() for option in command.params]
+    variables = {str(option.envvar) for option in options if option.envvar}
+    assert "PURGATORY_ADDRESS" in variables
+    for variable in variables:
+        monkeypatch.setenv(variable, "http://purgatory")
+    assert load_settings({}, ALL_SETTINGS) == ALL_SETTINGS()
+    assert unknown_variables(ALL_SETTINGS) == []
 
 
 def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

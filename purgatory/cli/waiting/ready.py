@@ -36,7 +36,9 @@ def ready(
         list[str], Argument(metavar="MARK...", help="Marks without partition numbers: kafka/GROUP/TOPIC, pg/NAME/all.")
     ],
     timeout: Timeout = "30s",
-    http: Annotated[str, Option(envvar="PURGATORY_HTTP", help="The daemon's HTTP address, as a URL.")] = DEFAULT_HTTP,
+    http: Annotated[
+        str, Option(envvar="PURGATORY_HTTP_URL", help="The daemon's HTTP address, as a URL.")
+    ] = DEFAULT_HTTP,
     token_file: Annotated[
         Path | None, Option(envvar="PURGATORY_TOKEN_FILE", help="File with the bearer token.")
     ] = None,
