@@ -200,16 +200,22 @@ async def test_a_request_that_makes_no_sense(run_daemon: RunDaemon, query: str, 
 
 
 async def test_a_name_is_bound_to_its_marks_and_their_number_is_limited(run_daemon: RunDaemon) -> None:
-    """Another topic under the same name is refused; beyond the limit of sessions, new names are, and old ones work."""
+    """Other topics under the same name are refused, also if they include those of the gate, before and after it is
+    ready. Beyond the limit of sessions, new names are refused, and old ones work.
+    """
     daemon = await run_daemon("--limits-sessions-max", "1", "--shares-times-free", "0")
+    others = ("topics=invoices", "group=billing&topics=orders,invoices")
     async with log_source(daemon.address, 10) as source:
         await ask(daemon.http_address)
-        status, answer = await ask(daemon.http_address, "topics=invoices")
-        assert status == HTTPStatus.BAD_REQUEST
-        assert "purgatory close ready/web" in answer["message"]
+        for query in others:
+            status, answer = await ask(daemon.http_address, query)
+            assert status == HTTPStatus.BAD_REQUEST
+            assert "purgatory close ready/web" in answer["message"]
         assert (await ask(daemon.http_address, name="api"))[0] == HTTPStatus.TOO_MANY_REQUESTS
         await source.processed(10)
-        assert (await ask(daemon.http_address))[0] == READY
+        assert (await ask(daemon.http_address, f"marks={TOPIC},{TOPIC}"))[0] == READY
+        for query in others:
+            assert (await ask(daemon.http_address, query))[0] == HTTPStatus.BAD_REQUEST
     async with (
         aiohttp.ClientSession(f"http://{daemon.http_address}") as http,
         http.post("/v1/ready?name=web&topics=orders") as posted,
