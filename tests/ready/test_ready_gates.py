@@ -104,6 +104,33 @@ async def test_a_broken_history_needs_a_new_target(run_daemon: RunDaemon) -> Non
         assert (await ask(daemon.http_address))[0] == READY
 
 
+async def test_a_target_of_an_older_history_is_not_kept(run_daemon: RunDaemon) -> None:
+    """If the wait fails at once, because the source's answer is older than the group's reset, the next request asks
+    again.
+    """
+    daemon = await run_daemon()
+    async with log_source(daemon.address, 10, epoch=2) as source:
+        await source.processed(4)
+        source.epoch = 1
+        status, gate = await ask(daemon.http_address)
+        assert (status, gate["reason"]) == (WAITING, ready_gates.ENDED_AT_ONCE)
+        source.epoch = 2
+        assert (await ask(daemon.http_address))[1]["lag"] == 6
+
+
+async def test_lags_are_counted_beyond_64_bits(run_daemon: RunDaemon) -> None:
+    """Positions may be large, such as times in nanoseconds, and the lag is their sum."""
+    daemon = await run_daemon()
+    end = 2**60
+    async with log_source(daemon.address, *[end] * 12) as source:
+        await source.processed(0)
+        assert (await ask(daemon.http_address))[1]["lag"] == 12 * end
+        await source.processed(1_000)
+        gate = await until(daemon.http_address, lambda _, gate: "pacePerSecond" in gate)
+        assert gate["lag"] == 12 * end - 1_000
+        assert gate["estimatedRemainingMs"] == pytest.approx(gate["lag"] / gate["pacePerSecond"] * 1_000, rel=0.01)
+
+
 async def test_a_stale_mark_is_the_reason(run_daemon: RunDaemon) -> None:
     """While the source cannot see the mark of a gate that waits, the answer says since when, and why."""
     daemon = await run_daemon()

@@ -16,7 +16,6 @@ from google.rpc import code_pb2
 
 from purgatory.engine.batches import OperationBatch, PartitionName
 from purgatory.engine.codes import PRODUCE, SATISFIED
-from purgatory.engine.kinds.pace import pace_per_second, remaining_ms
 from purgatory.engine.views import PendingView
 from purgatory.service.errors import BatchRejected, RpcError, from_refusal, invalid_argument, unavailable
 from purgatory.service.host import Host
@@ -36,6 +35,8 @@ names only those with records.
 """
 LOOKUP_S: Final = 5.0
 """How long a request waits for the source, seconds. It looks up the target also if its caller has given up before."""
+
+ENDED_AT_ONCE: Final = "the wait for its target failed at once; the next request looks up another target"
 
 StaleReason = Callable[[PartitionName], str]
 """Why a mark is stale; empty: it is not."""
@@ -79,7 +80,7 @@ class ReadyGates:
             session = self._open(name, call)
             gates.append((session, look(session)))
         without = [session for session, state in gates if state is None]
-        reason = await self._find_targets(without, topics, look, call) if without else ""
+        reason = (await self._find_targets(without, topics, look, call) if without else "") or ENDED_AT_ONCE
         return [state or look(session) or {"ready": False, "reason": reason} for session, state in gates]
 
     def _open(self, name: str, call: Call) -> Session:
@@ -130,10 +131,11 @@ class ReadyGates:
         if first is None or first[0] != view.operation_id:
             first = self._first_seen[session] = view.operation_id, now_ms, reached
         state: GateState = {"ready": False, "lag": target - reached}
-        pace = pace_per_second(first[2], reached, now_ms - first[1])
-        if pace >= 0:
-            state["pacePerSecond"] = round(pace, 3)
-            state["estimatedRemainingMs"] = remaining_ms(first[2], reached, target, now_ms - first[1])
+        # Not by the engine's functions, which count in 64 bits: these are sums of offsets.
+        waited_ms, moved = now_ms - first[1], reached - first[2]
+        if waited_ms > 0 and moved > 0:
+            state["pacePerSecond"] = round(moved * 1_000 / waited_ms, 3)
+            state["estimatedRemainingMs"] = -(-(target - reached) * waited_ms // moved)
         reason = next(filter(None, map(stale_reason, behind)), "")
         return {**state, "reason": reason} if reason else state
 
