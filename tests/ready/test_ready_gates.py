@@ -70,13 +70,13 @@ async def test_concurrent_first_requests_agree_on_a_target(run_daemon: RunDaemon
 
 
 async def test_a_source_that_does_not_answer(run_daemon: RunDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request waits only so long for a source that hangs, and then says so."""
+    """A request stops waiting for a source that hangs, and gives that as the reason."""
     monkeypatch.setattr(ready_gates, "LOOKUP_S", 0.05)
     daemon = await run_daemon()
     async with log_source(daemon.address, 10) as source:
         source.answers.clear()
         status, gate = await ask(daemon.http_address)
-        assert (status, gate["reason"]) == (WAITING, "the source has not said within 0.05 s where the logs end")
+        assert (status, gate["reason"]) == (WAITING, "the source has not answered within 0.05 s where the logs end")
 
 
 async def test_an_empty_log_is_ready_for_good(run_daemon: RunDaemon) -> None:
@@ -145,7 +145,7 @@ async def test_a_stale_mark_is_the_reason(run_daemon: RunDaemon) -> None:
 
 
 async def test_without_a_source_it_says_so_and_asks_again(run_daemon: RunDaemon) -> None:
-    """A gate that nobody can tell a target answers 503 with the reason, and gets its target once a source attaches."""
+    """Without a source, a gate answers 503 with the reason; it gets its target once a source attaches."""
     daemon = await run_daemon()
     status, gate = await ask(daemon.http_address)
     assert (status, gate["ready"]) == (WAITING, False)
@@ -172,7 +172,7 @@ async def test_several_gates_at_once(run_daemon: RunDaemon) -> None:
 
 
 async def test_a_gate_is_listed_and_closed(run_daemon: RunDaemon) -> None:
-    """A gate is a session: its wait is listed, and closing it starts anew."""
+    """A gate is a session: its wait is listed, and after closing it the name is new."""
     daemon = await run_daemon()
     async with log_source(daemon.address, 10) as source, AsyncClient(daemon.address) as client:
         await source.processed(4)

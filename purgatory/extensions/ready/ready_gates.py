@@ -1,8 +1,9 @@
 """The state of ready gates. A gate NAME is the session `ready/NAME`, whose one operation is the wait for its target.
 
-The target is where the logs ended at the first request. Nobody acknowledges the result of the wait, so it stays in the
-session, and the gate stays ready. Everything else follows: sessions survive a restart if there is a journal, belong to
-an account, are limited in number, listed by `purgatory ls`, and forgotten when nobody has asked for their time to live.
+The target is where the logs ended at the first request. The result of the wait is never acknowledged, so it stays in
+the session, and the gate stays ready. Everything else follows: sessions survive a restart if there is a journal, belong
+to an account, are limited in number, are listed by `purgatory ls`, and are dropped after their time to live without a
+request.
 """
 
 import asyncio
@@ -30,8 +31,8 @@ SESSION_PREFIX: Final = "ready/"
 NAMES_PER_TURN: Final = 4
 """Gates looked at before other tasks may run: up to 2 ms each, if they wait for 2,000 partitions."""
 MARKS_BITS: Final = 32
-"""So many low bits of an operation's id are the checksum of the marks that its gate waits for: the operation itself
-names only those with records.
+"""The low bits of an operation's id, which are a checksum of the names of the gate's marks: the operation itself names
+only those that have records.
 """
 LOOKUP_S: Final = 5.0
 """How long a request waits for the source, seconds. It looks up the target also if its caller has given up before."""
@@ -98,7 +99,7 @@ class ReadyGates:
             RpcError: It waits for other marks: two callers would share one name.
         """
         if session.dropped:
-            return {"ready": False, "reason": "its session was closed meanwhile"}
+            return {"ready": False, "reason": "its session was closed during this request"}
         now_ms, operation_id = self._host.time.now_ms(), session.owner.highest_operation_id
         _, results = session.outbox.take(1)
         session.outbox.put_back(results)
@@ -112,7 +113,7 @@ class ReadyGates:
             return {"ready": False, "reason": "its result is being written"} if session.outbox.unacknowledged else None
         ended = results[0].completions
         required = ended.required_offsets[results[0].item_start : results[0].item_stop]
-        # An operation that requires no offset stands for logs without records: see `_register`.
+        # An operation that requires no offset means that the logs had no records: see `_register`.
         if ended.outcomes[results[0].start] == SATISFIED or (len(required) and not any(required)):
             return {"ready": True, "lag": 0}
         # It was cancelled, or its history has ended: the log was truncated, the group was reset.
@@ -154,7 +155,7 @@ class ReadyGates:
             async with asyncio.timeout(LOOKUP_S):
                 ends = await self._host.source_links.ends(topics)
         except TimeoutError:
-            return f"the source has not said within {LOOKUP_S:g} s where the logs end"
+            return f"the source has not answered within {LOOKUP_S:g} s where the logs end"
         except RpcError as refused:
             if refused.code != code_pb2.UNAVAILABLE:
                 raise

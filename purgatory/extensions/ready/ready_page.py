@@ -68,20 +68,20 @@ class ReadyPage:
 
 def _names(parameters: dict[str, str]) -> list[str]:
     if ("name" in parameters) == ("names" in parameters):
-        raise invalid_argument("name", "is missing, or given beside names; give one of them")
+        raise invalid_argument("name", "give either name or names")
     names = parameters["names"].split(",") if "names" in parameters else [parameters["name"]]
     if len(names) > NAMES_MAX:
-        raise invalid_argument("names", f"are {len(names)}; at most {NAMES_MAX} can be asked for at once")
+        raise invalid_argument("names", f"{len(names)} names given; at most {NAMES_MAX} are allowed")
     return names
 
 
 def _marks(parameters: dict[str, str]) -> list[str]:
     if ("topics" in parameters) == ("marks" in parameters):
-        raise invalid_argument("topics", "are missing, or given beside marks; give one of them")
+        raise invalid_argument("topics", "give either topics or marks")
     group = parameters.get("group")
     if "marks" in parameters:
         if group is not None:
-            raise invalid_argument("group", "belongs to topics; marks are complete names")
+            raise invalid_argument("group", "needs topics; marks are complete names")
         return parameters["marks"].split(",")
     topics = parameters["topics"].split(",")
     try:
