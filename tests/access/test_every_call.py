@@ -229,8 +229,13 @@ async def _advance(caller: Caller, name: str) -> str:
 @both("Advance", "advance", "advance", WITHHELD)
 async def _advance_keys(caller: Caller, name: str) -> str:
     """A heartbeat, a signal with a value, and one that fails."""
-    signals = [{"count": 0}, {"value": b"done"}, {"failed": True}]
-    rows = [event_pb2.Event(key_signalled={"key": f"{name}/1", **one}) for one in signals]  # type: ignore[arg-type]
+    key = f"{name}/1"
+    signals = (
+        event_pb2.KeySignalled(key=key, count=0),
+        event_pb2.KeySignalled(key=key, value=b"done"),
+        event_pb2.KeySignalled(key=key, failed=True),
+    )
+    rows = [event_pb2.Event(key_signalled=one) for one in signals]
     answer = await caller.call("Advance", wire.AdvanceRequest(rows=event_pb2.EventRows(events=rows)))
     return item(answer.receipt.refusals, 3)
 
