@@ -232,10 +232,11 @@ class Host:
         pending = [
             operation_id for operation_id, was_pending in zip(operation_ids, extended, strict=True) if was_pending
         ]
+        self.sessions.touch(session, now_ms)
         event = Extended(session, pending, timeout_ms, now_ms)
         for listener in self.listeners if pending else ():
             listener.extended(event)
-            listener.call_finished()
+        self.deliver()
         return extended
 
     async def cancel_session(self, session: Session) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import grpc
 import pytest
 
 from purgatory.service.access.audit import AUDIT, LINES_AT_ONCE_MAX, NAME, PRINCIPALS_KEPT, UNAUTHENTICATED, Audit
-from purgatory.v1 import event_pb2
+from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import guarding
-from tests.service.serving import high_watermark, refused
+from tests.service.serving import high_watermark, produce, refused
 
 
 @pytest.fixture
@@ -41,6 +42,22 @@ async def test_a_line_says_who_what_and_why(tmp_path: Path, lines: Any) -> None:
         assert told["peer"].startswith("ipv4:127.0.0.1:")
         assert (acted["audit"], acted["principal"], acted["call"]) == ("cancelled", "admin", "Cancel")
         assert served.audit.refusals[NAME] == 2
+
+
+@pytest.mark.parametrize("call", ["Cancel", "Extend"])
+async def test_an_act_on_a_session_of_others(tmp_path: Path, lines: Any, call: str) -> None:  # noqa: ANN401 - see above
+    """It names the session's owner; the owner's own act has no line."""
+    request: Any = wire.CancelRequest if call == "Cancel" else partial(wire.ExtendRequest, timeout_ms=60_000)
+    async with guarding(tmp_path) as served, served.caller("root") as root, served.caller("wait") as owner:
+        operations = [produce(1, "mine-1", 9, timeout_ms=600_000)]
+        batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
+        await owner.call("Register", wire.RegisterRequest(session_id="s", batch=batch))
+        before = len(lines())
+        await root.call(call, request(session_id="s", principal="wait", operation_ids=[1]))
+        await owner.call(call, request(session_id="s", operation_ids=[1]))
+        [acted] = lines()[before:]
+        about = [acted[key] for key in ("audit", "principal", "name", "call")]
+        assert about == ["cancelled" if call == "Cancel" else "extended", "root", "sessions of 'wait'", call]
 
 
 async def test_who_is_not_known_leaves_a_line(tmp_path: Path, lines: Any) -> None:  # noqa: ANN401 - see above

@@ -105,12 +105,12 @@ def both(rpc: str, door: str, may: str, otherwise: str) -> Callable[[Callable[[C
     return add
 
 
-def item(refusals: object) -> str:
-    """Return the outcome of the only item of a batch."""
+def item(refusals: object, count: int = 1) -> str:
+    """Return the outcome of the only item of a batch, or of all of its `count` items."""
     told = list(refusals)  # type: ignore[call-overload]
     if not told:
         return OK
-    assert [one.code for one in told] == [codes_of_denied()]
+    assert [one.code for one in told] == [codes_of_denied()] * count
     return WITHHELD
 
 
@@ -169,6 +169,29 @@ async def _register(caller: Caller, name: str) -> str:
     return item(answer.receipt.refusals)
 
 
+@both("Register", "wait", "wait", WITHHELD)
+async def _register_composites(caller: Caller, name: str) -> str:
+    """The role is needed for each topic and each key, in both arms."""
+    operations = []
+    for place in range(4):
+        first, second, third, fourth = (name if at == place else "mine" for at in range(4))
+        composite = operation_pb2.Composite(
+            terms=[mark_term(first), key_term(second)], unless=[mark_term(third), key_term(fourth)]
+        )
+        operations.append(operation_pb2.Operation(operation_id=100 + place, timeout_ms=0, composite=composite))
+    rows = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
+    answer = await caller.call("Register", wire.RegisterRequest(session_id="s", batch=rows))
+    return item(answer.receipt.refusals, 4)
+
+
+def mark_term(name: str) -> operation_pb2.Term:
+    return operation_pb2.Term(mark=operation_pb2.MarkTerm(topic_partition=topic(name), required_offset=9))
+
+
+def key_term(name: str) -> operation_pb2.Term:
+    return operation_pb2.Term(signal=operation_pb2.SignalKey(key=f"{name}/1"))
+
+
 @case("StreamResults", "own session", "wait", "wait root")
 async def _stream_results(caller: Caller) -> str:
     stream = caller.stream("StreamResults", wire.StreamResultsRequest(session_id="s"))
@@ -201,6 +224,20 @@ async def _close(caller: Caller) -> str:
 async def _advance(caller: Caller, name: str) -> str:
     answer = await caller.call("Advance", wire.AdvanceRequest(rows=events(name)))
     return item(answer.receipt.refusals)
+
+
+@both("Advance", "advance", "advance", WITHHELD)
+async def _advance_keys(caller: Caller, name: str) -> str:
+    """A heartbeat, a signal with a value, and one that fails."""
+    key = f"{name}/1"
+    signals = (
+        event_pb2.KeySignalled(key=key, count=0),
+        event_pb2.KeySignalled(key=key, value=b"done"),
+        event_pb2.KeySignalled(key=key, failed=True),
+    )
+    rows = [event_pb2.Event(key_signalled=one) for one in signals]
+    answer = await caller.call("Advance", wire.AdvanceRequest(rows=event_pb2.EventRows(events=rows)))
+    return item(answer.receipt.refusals, 3)
 
 
 @both("AdvanceStream", "advance", "advance", WITHHELD)
@@ -392,6 +429,7 @@ for rpc, door, request in (
     ("Acknowledge", "wait", wire.AcknowledgeRequest(session_id="theirs", sequence=1)),
     ("CloseSession", "wait", wire.CloseSessionRequest(session_id="theirs")),
     ("Cancel", "wait admin", wire.CancelRequest(session_id="theirs")),
+    ("Extend", "wait admin", wire.ExtendRequest(session_id="theirs", operation_ids=[1], timeout_ms=1)),
     ("GetOperation", "wait admin", wire.GetOperationRequest(session_id="theirs", operation_id=1)),
     ("ListOperations", "wait admin", wire.ListOperationsRequest(session_id="theirs")),
 ):

@@ -107,6 +107,25 @@ def test_a_composite_is_a_tree_of_terms(browser: Browser, daemon: DaemonProcess)
         seen.check()
 
 
+def test_a_large_composite_shows_both_arms(browser: Browser, daemon: DaemonProcess) -> None:
+    """The page shows the first terms only; it says how many there are in each arm besides."""
+    columns = {
+        "kind": "OPERATION_KIND_COMPOSITE",
+        "partitions": [{"topic": TOPIC_OF_ITS_OWN, "partition": 8}],
+        "operationId": [1],
+        "itemCount": [151],
+        "offset": [900],
+        "unlessCount": [1],
+        "timeoutMs": [600_000],
+    }
+    call(daemon, "Register", {"sessionId": "large tree", "batch": {"columns": columns}})
+    with watched_page(browser, daemon.http_address, address="#/operation?session=large%20tree&id=1") as seen:
+        seen.wait_for_text("#terms", "Satisfied when 150 of 150 are true")
+        last = seen.page.locator("#terms > li li:last-child")
+        assert last.all_inner_texts() == ["and 50 more", "and 1 more"]
+        seen.check()
+
+
 def test_a_partition_says_who_holds_it_back(browser: Browser, daemon: DaemonProcess) -> None:
     """A partition shows its marks, its replicas, the replica that lags, and the operations that wait."""
     with watched_page(browser, daemon.http_address, address="#/partition?topic=orders&partition=2") as seen:

@@ -70,13 +70,13 @@ async def test_concurrent_first_requests_agree_on_a_target(run_daemon: RunDaemon
 
 
 async def test_a_source_that_does_not_answer(run_daemon: RunDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request waits only so long for a source that hangs, and then says so."""
+    """A request stops waiting for a source that hangs, and gives that as the reason."""
     monkeypatch.setattr(ready_gates, "LOOKUP_S", 0.05)
     daemon = await run_daemon()
     async with log_source(daemon.address, 10) as source:
         source.answers.clear()
         status, gate = await ask(daemon.http_address)
-        assert (status, gate["reason"]) == (WAITING, "the source has not said within 0.05 s where the logs end")
+        assert (status, gate["reason"]) == (WAITING, "the source has not answered within 0.05 s where the logs end")
 
 
 async def test_an_empty_log_is_ready_for_good(run_daemon: RunDaemon) -> None:
@@ -104,6 +104,33 @@ async def test_a_broken_history_needs_a_new_target(run_daemon: RunDaemon) -> Non
         assert (await ask(daemon.http_address))[0] == READY
 
 
+async def test_a_target_of_an_older_history_is_not_kept(run_daemon: RunDaemon) -> None:
+    """If the wait fails at once, because the source's answer is older than the group's reset, the next request asks
+    again.
+    """
+    daemon = await run_daemon()
+    async with log_source(daemon.address, 10, epoch=2) as source:
+        await source.processed(4)
+        source.epoch = 1
+        status, gate = await ask(daemon.http_address)
+        assert (status, gate["reason"]) == (WAITING, ready_gates.ENDED_AT_ONCE)
+        source.epoch = 2
+        assert (await ask(daemon.http_address))[1]["lag"] == 6
+
+
+async def test_lags_are_counted_beyond_64_bits(run_daemon: RunDaemon) -> None:
+    """Positions may be large, such as times in nanoseconds, and the lag is their sum."""
+    daemon = await run_daemon()
+    end = 2**60
+    async with log_source(daemon.address, *[end] * 12) as source:
+        await source.processed(0)
+        assert (await ask(daemon.http_address))[1]["lag"] == 12 * end
+        await source.processed(1_000)
+        gate = await until(daemon.http_address, lambda _, gate: "pacePerSecond" in gate)
+        assert gate["lag"] == 12 * end - 1_000
+        assert gate["estimatedRemainingMs"] == pytest.approx(gate["lag"] / gate["pacePerSecond"] * 1_000, rel=0.01)
+
+
 async def test_a_stale_mark_is_the_reason(run_daemon: RunDaemon) -> None:
     """While the source cannot see the mark of a gate that waits, the answer says since when, and why."""
     daemon = await run_daemon()
@@ -118,7 +145,7 @@ async def test_a_stale_mark_is_the_reason(run_daemon: RunDaemon) -> None:
 
 
 async def test_without_a_source_it_says_so_and_asks_again(run_daemon: RunDaemon) -> None:
-    """A gate that nobody can tell a target answers 503 with the reason, and gets its target once a source attaches."""
+    """Without a source, a gate answers 503 with the reason; it gets its target once a source attaches."""
     daemon = await run_daemon()
     status, gate = await ask(daemon.http_address)
     assert (status, gate["ready"]) == (WAITING, False)
@@ -145,7 +172,7 @@ async def test_several_gates_at_once(run_daemon: RunDaemon) -> None:
 
 
 async def test_a_gate_is_listed_and_closed(run_daemon: RunDaemon) -> None:
-    """A gate is a session: its wait is listed, and closing it starts anew."""
+    """A gate is a session: its wait is listed, and after closing it the name is new."""
     daemon = await run_daemon()
     async with log_source(daemon.address, 10) as source, AsyncClient(daemon.address) as client:
         await source.processed(4)
@@ -200,16 +227,22 @@ async def test_a_request_that_makes_no_sense(run_daemon: RunDaemon, query: str, 
 
 
 async def test_a_name_is_bound_to_its_marks_and_their_number_is_limited(run_daemon: RunDaemon) -> None:
-    """Another topic under the same name is refused; beyond the limit of sessions, new names are, and old ones work."""
+    """Other topics under the same name are refused, also if they include those of the gate, before and after it is
+    ready. Beyond the limit of sessions, new names are refused, and old ones work.
+    """
     daemon = await run_daemon("--limits-sessions-max", "1", "--shares-times-free", "0")
+    others = ("topics=invoices", "group=billing&topics=orders,invoices")
     async with log_source(daemon.address, 10) as source:
         await ask(daemon.http_address)
-        status, answer = await ask(daemon.http_address, "topics=invoices")
-        assert status == HTTPStatus.BAD_REQUEST
-        assert "purgatory close ready/web" in answer["message"]
+        for query in others:
+            status, answer = await ask(daemon.http_address, query)
+            assert status == HTTPStatus.BAD_REQUEST
+            assert "purgatory close ready/web" in answer["message"]
         assert (await ask(daemon.http_address, name="api"))[0] == HTTPStatus.TOO_MANY_REQUESTS
         await source.processed(10)
-        assert (await ask(daemon.http_address))[0] == READY
+        assert (await ask(daemon.http_address, f"marks={TOPIC},{TOPIC}"))[0] == READY
+        for query in others:
+            assert (await ask(daemon.http_address, query))[0] == HTTPStatus.BAD_REQUEST
     async with (
         aiohttp.ClientSession(f"http://{daemon.http_address}") as http,
         http.post("/v1/ready?name=web&topics=orders") as posted,

@@ -5,6 +5,7 @@ import asyncio
 import grpc
 import pytest
 
+from purgatory.service.sessions.result_stream import Response
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2, result_pb2
@@ -367,7 +368,7 @@ async def test_receipts_that_keep_coming_do_not_hold_up_results() -> None:
             now_ms=host.time.now_ms(),
         )
 
-        async def write(message: wire.SessionResponse | bytes) -> None:
+        async def write(message: Response | bytes) -> None:
             written.append("results" if isinstance(message, bytes) else str(message.WhichOneof("message")))
             if written[-1] == "results":
                 stream.shut_down()

@@ -312,6 +312,19 @@ async def test_an_end_and_a_header(start_daemon: StartDaemon, status: Status, mo
     assert {header for _, header in status.requests} == {"Bearer s3cret"}
 
 
+async def test_a_name_without_an_end(start_daemon: StartDaemon, status: Status) -> None:
+    """A mark that has a position, but no end, has nothing to wait for. A name that has neither is unknown: a wait for
+    nothing would be satisfied at once.
+    """
+    status.say({"applied": {"orders": 3, "new": 0}, "head": {"orders": 5}})
+    uri = f"poll+http://{status.address}/?pointer=/applied&end=/head&{FAST}"
+    async with polled(start_daemon(), uri) as client:
+        await until_mark(client, "poll/main/orders", lambda mark: mark.high_watermark == 3)
+        assert (await client.ends(["poll/main/orders", "poll/main/new"])).offsets == {"poll/main/orders": 5}
+        with pytest.raises(Unavailable, match="poll/main/typo has neither a position nor an end"):
+            await client.ends(["poll/main/orders", "poll/main/typo"])
+
+
 async def test_without_an_end_caught_up_says_so(start_daemon: StartDaemon, status: Status) -> None:
     """Without the option `end`, a request for ends fails and names the option."""
     async with polled(start_daemon(), f"poll+http://{status.address}/?{FAST}") as client:

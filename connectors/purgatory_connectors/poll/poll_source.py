@@ -79,6 +79,12 @@ class PollSource(PolledSource[Positions]):
             raise SourceStale(f"{self.prefix}: it has no end; add the option end= to its address (docs/sources.md)")
         found = await self.asked(self._end)
         ends = {name: found.get(name.removeprefix(self.prefix), found.get(POSITION)) for name in names}
+        # An empty log has no end. Read only then: the positions, to tell it from a name that is mistyped.
+        without = [name for name, end in ends.items() if end is None and name != self.prefix + POSITION]
+        known = await self.asked("") if without else {}
+        for name in without:
+            if name.removeprefix(self.prefix) not in known:
+                raise SourceStale(f"{name} has neither a position nor an end")
         return [End(name, 0, end) for name, end in ends.items() if end is not None]
 
 

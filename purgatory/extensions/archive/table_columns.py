@@ -138,9 +138,8 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
         *_COMMON,
         _given("call", WORD),  # CALL_NAMES
         TableColumn("session_number", INT64, FEW_VALUES),  # cancel, cancel_session, fail_stale, extend
-        TableColumn(
-            "operation_ids", INT64_LIST
-        ),  # cancel: as requested; extend: pending ones; fail_stale: in the first row
+        # cancel: as requested; extend: those that were pending; fail_stale: in the first row
+        TableColumn("operation_ids", INT64_LIST),
         *_NAME,  # cancel_partition: the partition; cancel_key: the key; fail_stale: a stale mark
         _given("ended", INT32),
         TableColumn("timeout_ms", INT64, FEW_VALUES),  # extend: from this call on

@@ -170,7 +170,7 @@ class LivePage:
         self, method: HttpMethod, scope: Scope, interval_s: float, picture: Callable[[HttpCall], Awaitable[str]]
     ) -> AsyncGenerator[bytes]:
         """Yield each picture that differs from the one before, until the daemon shuts down."""
-        call, context = HttpCall(self._methods, method), HttpContext(scope, _write_nothing)
+        call, context = HttpCall(self._methods, method), HttpContext(scope)
         told, told_s = "", time.monotonic()
         self.ends.viewers += 1
         try:
@@ -276,7 +276,3 @@ def _number(parameters: dict[str, str], name: str, largest: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(largest)) and int(text) <= largest):
         raise invalid_argument(name, f"must be an integer from 0 to {largest}")
     return int(text)
-
-
-async def _write_nothing(_answer: Message | bytes) -> None:
-    raise AssertionError("a unary call writes nothing")

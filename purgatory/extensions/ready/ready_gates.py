@@ -1,23 +1,24 @@
 """The state of ready gates. A gate NAME is the session `ready/NAME`, whose one operation is the wait for its target.
 
-The target is where the logs ended at the first request. Nobody acknowledges the result of the wait, so it stays in the
-session, and the gate stays ready. Everything else follows: sessions survive a restart if there is a journal, belong to
-an account, are limited in number, listed by `purgatory ls`, and forgotten when nobody has asked for their time to live.
+The target is where the logs ended at the first request. The result of the wait is never acknowledged, so it stays in
+the session, and the gate stays ready. Everything else follows: sessions survive a restart if there is a journal, belong
+to an account, are limited in number, are listed by `purgatory ls`, and are dropped after their time to live without a
+request.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Final
 from weakref import WeakKeyDictionary
+from zlib import crc32
 
 from google.rpc import code_pb2
 
 from purgatory.engine.batches import OperationBatch, PartitionName
 from purgatory.engine.codes import PRODUCE, SATISFIED
-from purgatory.engine.kinds.pace import pace_per_second, remaining_ms
 from purgatory.engine.views import PendingView
-from purgatory.service.errors import BatchRejected, RpcError, from_refusal, invalid_argument, quoted, unavailable
+from purgatory.service.errors import BatchRejected, RpcError, from_refusal, invalid_argument, unavailable
 from purgatory.service.host import Host
 from purgatory.service.registration import Registration
 from purgatory.service.rpc.call import Call
@@ -27,10 +28,16 @@ from purgatory.service.sources.ends_asked import LogEnd
 from purgatory.service.translate.operations import OperationRun
 
 SESSION_PREFIX: Final = "ready/"
-NAMES_PER_SLICE: Final = 20
-"""Gates looked at before other tasks run. Each may wait for 2,000 partitions."""
+NAMES_PER_TURN: Final = 4
+"""Gates looked at before other tasks may run: up to 2 ms each, if they wait for 2,000 partitions."""
+MARKS_BITS: Final = 32
+"""The low bits of an operation's id, which are a checksum of the names of the gate's marks: the operation itself names
+only those that have records.
+"""
 LOOKUP_S: Final = 5.0
 """How long a request waits for the source, seconds. It looks up the target also if its caller has given up before."""
+
+ENDED_AT_ONCE: Final = "the wait for its target failed at once; the next request looks up another target"
 
 StaleReason = Callable[[PartitionName], str]
 """Why a mark is stale; empty: it is not."""
@@ -67,16 +74,14 @@ class ReadyGates:
         if not self.is_open:
             raise unavailable("the daemon is starting")
         gates: list[tuple[Session, GateState | None]] = []
-        look = partial(self._known_state, topics=topics, stale_reason=cache(self._stale_reason))
-        for first in range(0, len(names), NAMES_PER_SLICE):
-            if first:
+        look = partial(self._known_state, marks=_checksum(topics), stale_reason=cache(self._stale_reason))
+        for place, name in enumerate(names):
+            if place % NAMES_PER_TURN == 0:
                 await call.turn()
-            with self._host.holds.of("ready"):
-                for name in names[first : first + NAMES_PER_SLICE]:
-                    session = self._open(name, call)
-                    gates.append((session, look(session)))
+            session = self._open(name, call)
+            gates.append((session, look(session)))
         without = [session for session, state in gates if state is None]
-        reason = await self._find_targets(without, topics, look, call) if without else ""
+        reason = (await self._find_targets(without, topics, look, call) if without else "") or ENDED_AT_ONCE
         return [state or look(session) or {"ready": False, "reason": reason} for session, state in gates]
 
     def _open(self, name: str, call: Call) -> Session:
@@ -87,23 +92,28 @@ class ReadyGates:
             self._host.journal.changed(session)
         return session
 
-    def _known_state(self, session: Session, topics: Sequence[str], stale_reason: StaleReason) -> GateState | None:
-        """The state of a gate that has a target; None if it has none, or none that can still be reached."""
+    def _known_state(self, session: Session, marks: int, stale_reason: StaleReason) -> GateState | None:
+        """The state of a gate that has a target; None if it has none, or none that can still be reached.
+
+        Raises:
+            RpcError: It waits for other marks: two callers would share one name.
+        """
         if session.dropped:
-            return {"ready": False, "reason": "its session was closed meanwhile"}
+            return {"ready": False, "reason": "its session was closed during this request"}
+        now_ms, operation_id = self._host.time.now_ms(), session.owner.highest_operation_id
         _, results = session.outbox.take(1)
         session.outbox.put_back(results)
+        view = None if results else self._host.engine.describe(session.owner, operation_id, now_ms)
+        if (view or results) and operation_id % (1 << MARKS_BITS) != marks:
+            advice = f"choose another name, or make it new with `purgatory close {session.session_id}`"
+            raise invalid_argument("name", f"belongs to a gate that waits for other marks; {advice}")
+        if view is not None:
+            return self._progress(session, view, now_ms, stale_reason)
         if not results:
-            now_ms = self._host.time.now_ms()
-            view = self._host.engine.describe(session.owner, session.owner.highest_operation_id, now_ms)
-            if view is not None:
-                _check_topics(session, (item.name for item in view.items), topics)
-                return self._progress(session, view, now_ms, stale_reason)
             return {"ready": False, "reason": "its result is being written"} if session.outbox.unacknowledged else None
-        ended, items = results[0].completions, slice(results[0].item_start, results[0].item_stop)
-        _check_topics(session, ended.item_partitions[items], topics)
-        required = ended.required_offsets[items]
-        # An operation that requires no offset stands for logs without records: see `_register`.
+        ended = results[0].completions
+        required = ended.required_offsets[results[0].item_start : results[0].item_stop]
+        # An operation that requires no offset means that the logs had no records: see `_register`.
         if ended.outcomes[results[0].start] == SATISFIED or (len(required) and not any(required)):
             return {"ready": True, "lag": 0}
         # It was cancelled, or its history has ended: the log was truncated, the group was reset.
@@ -122,10 +132,11 @@ class ReadyGates:
         if first is None or first[0] != view.operation_id:
             first = self._first_seen[session] = view.operation_id, now_ms, reached
         state: GateState = {"ready": False, "lag": target - reached}
-        pace = pace_per_second(first[2], reached, now_ms - first[1])
-        if pace >= 0:
-            state["pacePerSecond"] = round(pace, 3)
-            state["estimatedRemainingMs"] = remaining_ms(first[2], reached, target, now_ms - first[1])
+        # Not by the engine's functions, which count in 64 bits: these are sums of offsets.
+        waited_ms, moved = now_ms - first[1], reached - first[2]
+        if waited_ms > 0 and moved > 0:
+            state["pacePerSecond"] = round(moved * 1_000 / waited_ms, 3)
+            state["estimatedRemainingMs"] = -(-(target - reached) * waited_ms // moved)
         reason = next(filter(None, map(stale_reason, behind)), "")
         return {**state, "reason": reason} if reason else state
 
@@ -144,7 +155,7 @@ class ReadyGates:
             async with asyncio.timeout(LOOKUP_S):
                 ends = await self._host.source_links.ends(topics)
         except TimeoutError:
-            return f"the source has not said within {LOOKUP_S:g} s where the logs end"
+            return f"the source has not answered within {LOOKUP_S:g} s where the logs end"
         except RpcError as refused:
             if refused.code != code_pb2.UNAVAILABLE:
                 raise
@@ -153,18 +164,19 @@ class ReadyGates:
             await call.turn()
             async with session.registering:
                 if look(session) is None:  # otherwise another request was faster
-                    self._register(session, topics[0], [end for end in ends if end.offset > 0])
+                    self._register(session, topics, [end for end in ends if end.offset > 0])
         await self._host.journal.durable()  # a target that was answered must not become a later one
         return ""
 
-    def _register(self, session: Session, topic: str, ends: Sequence[LogEnd]) -> None:
+    def _register(self, session: Session, topics: Sequence[str], ends: Sequence[LogEnd]) -> None:
         """Register the wait. If no log has records, it requires offset 0 and ends at once: the session then remembers
         that there was nothing to wait for.
         """
         timeout_ms = self._host.engine.limits.timeout_ms_max if ends else 0
-        target = ends or [LogEnd((topic, 0), 0, None)]
+        target = ends or [LogEnd((topics[0], 0), 0, None)]
+        number = (session.owner.highest_operation_id >> MARKS_BITS) + 1
         batch = OperationBatch(
-            [session.owner.highest_operation_id + 1],
+            [(number << MARKS_BITS) + _checksum(topics)],
             partitions=[end.name for end in target],
             item_indexes=list(range(len(target))),
             offsets=[end.offset for end in target],
@@ -182,9 +194,5 @@ class ReadyGates:
             raise from_refusal(receipt.refused[0][0], "")
 
 
-def _check_topics(session: Session, known: Iterable[PartitionName], topics: Sequence[str]) -> None:
-    """Raise `RpcError` if a gate waits for topics that were not asked for: two callers would share one name."""
-    for topic, _ in known:
-        if topic not in topics:
-            advice = f"choose another name, or start anew with `purgatory close {session.session_id}`"
-            raise invalid_argument("name", f"belongs to a gate that waits for {quoted(topic)}; {advice}")
+def _checksum(topics: Sequence[str]) -> int:
+    return crc32("\n".join(sorted(topics)).encode())

@@ -6,7 +6,7 @@ commas in `names`, are several gates on the same marks: the answer lists them, a
 
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 from google.protobuf.message import Message
 from purgatory_client.base_errors import InvalidRequest
@@ -16,14 +16,13 @@ from starlette.types import Receive, Scope, Send
 
 from purgatory.extensions.ready.ready_gates import GateState, ReadyGates
 from purgatory.service.errors import RpcError, invalid_argument
-from purgatory.service.http.connect_errors import error_fields, http_status, retry_after
+from purgatory.service.http.connect_errors import error_response
 from purgatory.service.http.http_calls import HttpCall, HttpMethods
 from purgatory.service.http.http_context import HttpContext
-from purgatory.service.http.server_sent_events import parameters_of
+from purgatory.service.http.server_sent_events import known, parameters_of
 from purgatory.service.rpc.call import Call
 
 NAMES_MAX: Final = 1_000
-UNCACHED: Final = {"Cache-Control": "no-store"}
 
 
 class ReadyPage:
@@ -41,9 +40,8 @@ class ReadyPage:
             try:
                 answer = await self._answer(scope)
             except RpcError as refused:
-                after_s = retry_after(refused)
-                headers = UNCACHED if after_s is None else {**UNCACHED, "Retry-After": str(after_s)}
-                answer = JSONResponse(error_fields(refused), http_status(refused), headers)
+                answer = error_response(refused)
+            answer.headers["Cache-Control"] = "no-store"
         await answer(scope, receive, send)
 
     async def _answer(self, scope: Scope) -> Response:
@@ -55,46 +53,38 @@ class ReadyPage:
             return None
 
         method = replace(self._methods.by_name["GetSourceEnds"], serve=look)
-        call, context = HttpCall(self._methods, method), HttpContext(scope, _write_nothing)
+        call, context = HttpCall(self._methods, method), HttpContext(scope)
         try:
             await call.enter(context)
-            await call.run(_decode_nothing)
+            await call.run(known(None))
         finally:
             context.done()
             call.leave()
         gates = [{"name": name, **state} for name, state in zip(names, states, strict=True)]
         is_ready = all(state["ready"] for state in states)
         content = {"ready": is_ready, "gates": gates} if "names" in parameters else gates[0]
-        return JSONResponse(content, HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE, UNCACHED)
+        return JSONResponse(content, HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def _names(parameters: dict[str, str]) -> list[str]:
     if ("name" in parameters) == ("names" in parameters):
-        raise invalid_argument("name", "is missing, or given beside names; give one of them")
+        raise invalid_argument("name", "give either name or names")
     names = parameters["names"].split(",") if "names" in parameters else [parameters["name"]]
     if len(names) > NAMES_MAX:
-        raise invalid_argument("names", f"are {len(names)}; at most {NAMES_MAX} can be asked for at once")
+        raise invalid_argument("names", f"{len(names)} names given; at most {NAMES_MAX} are allowed")
     return names
 
 
 def _marks(parameters: dict[str, str]) -> list[str]:
     if ("topics" in parameters) == ("marks" in parameters):
-        raise invalid_argument("topics", "are missing, or given beside marks; give one of them")
+        raise invalid_argument("topics", "give either topics or marks")
     group = parameters.get("group")
     if "marks" in parameters:
         if group is not None:
-            raise invalid_argument("group", "belongs to topics; marks are complete names")
+            raise invalid_argument("group", "needs topics; marks are complete names")
         return parameters["marks"].split(",")
     topics = parameters["topics"].split(",")
     try:
         return [kafka_topic(one) if group is None else kafka_group(group, one) for one in topics]
     except InvalidRequest as error:
         raise invalid_argument(error.field, error.message) from None
-
-
-async def _decode_nothing() -> Any:  # noqa: ANN401 - in place of a message
-    return None
-
-
-async def _write_nothing(_answer: Message | bytes) -> None:
-    raise AssertionError("a unary call writes nothing")

@@ -10,6 +10,7 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2
 from protobuf.wkt import Any
+from starlette.responses import JSONResponse
 
 from purgatory.service.errors import RpcError
 
@@ -37,8 +38,15 @@ def connect_error(refused: RpcError) -> ConnectError:
     return ConnectError(CODES[refused.code], refused.message, [_detail(detail) for detail in refused.details])
 
 
-def error_fields(refused: RpcError) -> dict[str, object]:
+def error_response(refused: RpcError) -> JSONResponse:
     """Return the error in the protocol's form, for answers that the package does not write."""
+    retry_after_s = retry_after(refused)
+    headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    status = STATUSES.get(refused.code, HTTPStatus.INTERNAL_SERVER_ERROR)
+    return JSONResponse(_error_fields(refused), status, headers)
+
+
+def _error_fields(refused: RpcError) -> dict[str, object]:
     fields: dict[str, object] = {"code": CODES[refused.code].value, "message": refused.message}
     if refused.details:
         fields["details"] = [
@@ -46,11 +54,6 @@ def error_fields(refused: RpcError) -> dict[str, object]:
             for detail in refused.details
         ]
     return fields
-
-
-def http_status(refused: RpcError) -> HTTPStatus:
-    """Return the HTTP status that the protocol assigns to the error."""
-    return STATUSES.get(refused.code, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def retry_after(refused: RpcError) -> int | None:

@@ -18,12 +18,16 @@ HEADERS: Final = ("authorization", "traceparent", "tracestate")
 """The headers that calls use."""
 
 
+async def write_nothing(_answer: Message | bytes) -> None:
+    raise AssertionError("a unary call writes nothing")
+
+
 class HttpContext:
     """The context of one request. `deadline_s` is on the monotonic clock; None: no deadline."""
 
     __slots__ = ("_at_end", "_deadline_s", "_scope", "write")
 
-    def __init__(self, scope: Scope, write: Write, deadline_s: float | None = None) -> None:
+    def __init__(self, scope: Scope, write: Write = write_nothing, deadline_s: float | None = None) -> None:
         self._scope: Final = scope
         self._deadline_s: Final = deadline_s
         self._at_end: Final[list[Callable[[object], object]]] = []

@@ -15,13 +15,13 @@ from typing import Any, Final, NamedTuple, cast
 from urllib.parse import parse_qs
 
 from google.protobuf.message import Message
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from purgatory.service.access.account import Account
 from purgatory.service.errors import RpcError, invalid_argument, quoted
 from purgatory.service.http.connect_codecs import MESSAGE_BYTES_MAX, json_of, json_text, off_loop
-from purgatory.service.http.connect_errors import error_fields, http_status, retry_after
+from purgatory.service.http.connect_errors import error_response
 from purgatory.service.http.http_calls import HttpCall, HttpMethods
 from purgatory.service.http.http_context import HttpContext, header_of
 from purgatory.service.http.written_answers import WrittenAnswers
@@ -95,7 +95,7 @@ class ServerSentEvents:
         )
         try:
             await call.enter(HttpContext(scope, answers.write))
-            async with aclosing(answers.of(partial(call.run, _known(request)))) as written:
+            async with aclosing(answers.of(partial(call.run, known(request)))) as written:
                 async for answer in written:
                     message: Any = decode(answer) if isinstance(answer, bytes) else answer
                     if message.HasField("opened"):
@@ -131,7 +131,7 @@ class ServerSentEvents:
             page_size=_number(parameters.get("page_size", ""), "page_size", PAGE_SIZE_MAX),
             page_token=parameters.get("page_token", ""),
         )
-        context = HttpContext(scope, _write_nothing)
+        context = HttpContext(scope)
         key: ListingKey | None = None
         told, same_times = b"", 0
         try:
@@ -169,7 +169,7 @@ class ServerSentEvents:
 
 async def _list_once(call: HttpCall, context: HttpContext, request: Message) -> Listing:
     try:
-        answer = await call.run(_known(request))
+        answer = await call.run(known(request))
         assert answer is not None, "a unary call has an answer"
         event = event_bytes(await json_text(answer), name="partitions")
     finally:
@@ -226,9 +226,7 @@ async def _send_events(events: Events, scope: Scope, receive: Receive, send: Sen
                     has_begun = True
                 await send({"type": "http.response.body", "body": data, "more_body": True})
     except RpcError as refused:
-        after_s = retry_after(refused)
-        headers = None if after_s is None else {"Retry-After": str(after_s)}
-        answer = JSONResponse(error_fields(refused), http_status(refused), headers)
+        answer = error_response(refused)
         if not has_begun:
             await answer(scope, receive, send)
             return
@@ -243,12 +241,10 @@ async def _cancel_when_gone(receive: Receive, serving: asyncio.Task[Any]) -> Non
     serving.cancel()
 
 
-async def _write_nothing(_answer: Message | bytes) -> None:
-    raise AssertionError("a unary call writes nothing")
+def known(request: Message | None) -> Callable[[], Any]:
+    """A request that is decoded already, for `HttpCall.run`."""
 
-
-def _known(request: Message) -> Callable[[], Any]:
-    async def decode() -> Message:
+    async def decode() -> Message | None:
         return request
 
     return decode

@@ -63,6 +63,20 @@ async def test_the_reaper_comes_first() -> None:
     assert session.outbox.last_sequence == 1
 
 
+async def test_an_extension_is_a_use_of_the_session() -> None:
+    """A session without a stream is kept for its time to live after an extension; then it is dropped with its waits."""
+    host, session, clock = one_wait(LONG_MS * 10)
+    ttl_ms = host.settings.session.ttl_ms
+    for _ in range(3):
+        clock.jump(ttl_ms - 1)
+        assert host.extend(session, [1], 500) == [True]
+        host.sessions.drop_expired(host.time.now_ms())
+        assert not session.dropped
+    clock.jump(ttl_ms)
+    host.sessions.drop_expired(host.time.now_ms())
+    assert session.dropped
+
+
 async def test_extended_while_it_fires() -> None:
     """Deadlines fire in each millisecond while all waits are extended. What is reported as not pending has expired,
     once each; everything else is still waiting, and is satisfied later.

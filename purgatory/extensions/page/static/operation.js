@@ -4,7 +4,7 @@ import { element, Figures, setText, Table } from "./elements.js";
 import { count, duration, nameLink, nameText, offset, rate, spaced, visible } from "./text.js";
 
 const PACE_MS = 30_000;
-const ERRORS = { 0: "reached", 7: "waiting", 1002: "reached, so it failed" };
+const ERRORS = { 0: "reached", 7: "waiting", 1001: "stale for too long", 1002: "reached, so it failed", 1003: "signalled as failed", 1004: "no heartbeat" };
 
 export function showOperation(page) {
   const parameters = Object.fromEntries(["session", "principal", "id", "slot"].map((name) => [name, page.parameters.get(name) ?? ""]).filter(([, value]) => value));
@@ -54,21 +54,26 @@ class Terms {
     this.element = element("ul", { class: "tree", id: "terms", hidden: true });
     this.required = 0;
     this.firstFailure = 0;
+    this.count = 0;
   }
 
   show(row) {
     if (row.required_terms) {
       this.required = row.required_terms;
-      this.firstFailure = row.item_count - row.unless_count;
+      this.count = row.item_count;
+      this.firstFailure = this.count - row.unless_count;
     }
     if (!this.required) return;
     const leaf = (item) => element("li", { class: item.error_code === 0 ? "good" : item.error_code === 7 ? "" : "bad" },
       `${nameText(item.name)}: ${offset(item.reached_offset)} of ${offset(item.required_offset)}`);
-    const arm = (title, items) => element("li", {}, title, element("ul", {}, ...items.map(leaf)));
-    const failures = row.items.slice(this.firstFailure);
+    const arm = (title, from, to) => {
+      const shown = row.items.slice(from, to);
+      const left = to - from - shown.length;
+      return element("li", {}, title, element("ul", {}, ...shown.map(leaf), ...(left ? [element("li", {}, `and ${count(left)} more`)] : [])));
+    };
     this.element.replaceChildren(
-      arm(`Satisfied when ${this.required} of ${this.firstFailure} are true`, row.items.slice(0, this.firstFailure)),
-      ...(failures.length ? [arm("Fails when one of these is true", failures)] : []));
+      arm(`Satisfied when ${this.required} of ${this.firstFailure} are true`, 0, this.firstFailure),
+      ...(this.count > this.firstFailure ? [arm("Fails when one of these is true", this.firstFailure, this.count)] : []));
     this.element.hidden = false;
   }
 }
