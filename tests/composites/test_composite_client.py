@@ -277,8 +277,11 @@ def test_the_command_line_shows_each_outcome(shared_daemon: DaemonProcess) -> No
     assert satisfied.returncode == 0
     lines = satisfied.stdout.splitlines()
     assert lines[1:] == [
-        "  cli-3: reached 42 of 42", "  cli/job: reached 0 of 1", "  unless cli/no: reached 0 of 1", "  decided by cli-3",
-    ]  # fmt: skip
+        "  cli-3: reached 42 of 42",
+        "  cli/job: reached 0 of 1",
+        "  unless cli/no: reached 0 of 1",
+        "  decided by cli-3",
+    ]
     failed = purgatory(*command, "--unless", "signal:cli/no", "--unless", "signal:cli/failed", address=address)
     assert failed.returncode == 10
     assert "unless cli/failed: reached 1 of 1, error 1002 UNLESS_REACHED" in failed.stdout
