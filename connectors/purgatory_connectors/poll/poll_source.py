@@ -19,13 +19,11 @@ from purgatory_connectors.errors import SourceStale, SourceUriInvalid
 from purgatory_connectors.poll.http_reader import HttpReader
 from purgatory_connectors.poll.sql_reader import SqlReader
 from purgatory_connectors.publisher.observation import End, Observation
-from purgatory_connectors.publisher.polled_source import POLL_OPTIONS, PolledSource, Unreadable
+from purgatory_connectors.publisher.polled_source import POLL_OPTIONS, POSITION_MAX, PolledSource, Unreadable
 from purgatory_connectors.publisher.rising_marks import RisingMarks
 from purgatory_connectors.uri import SourceUri
 
 POSITION: Final = "position"
-POSITION_MAX: Final = 2**61 - 1
-"""The highest offset of a mark."""
 MARKS_MAX: Final = 1_000
 _NAME_LENGTH_MAX: Final = 140
 

@@ -18,6 +18,8 @@ from purgatory_connectors.publisher.publisher import Publisher, Source
 from purgatory_connectors.uri import SourceUri
 
 POLL_OPTIONS: Final = ("name", "config", "poll_ms", "idle_poll_ms", "timeout_ms")
+POSITION_MAX: Final = 2**61 - 1
+"""The highest offset of a mark."""
 _RETRY_S: Final = 0.5
 """Shortest interval at which a target that cannot be read is asked again."""
 _CONNECTED_POLL_S: Final = 0.05
