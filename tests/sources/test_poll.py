@@ -1,6 +1,7 @@
 """The poll source against HTTP servers that move, hang, lie and go back."""
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from purgatory_connectors.uri import SourceUri
 
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
+from tests.kafka.recording_publisher import RecordingPublisher
 
 FAST = "poll_ms=5&idle_poll_ms=10&timeout_ms=300"
 
@@ -143,6 +145,52 @@ async def test_it_asks_often_only_while_somebody_waits(shared_daemon: DaemonProc
         assert (await pending).outcome is Outcome.SATISFIED
 
 
+class HeldSource(PollSource):
+    """Counts its reads. After `hold`, each hangs, even when it is cancelled, until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__(SourceUri.parse("poll+http://h/?name=x&poll_ms=600000&timeout_ms=50"))
+        self.reads = 0
+        self.released = asyncio.Event()
+        self.released.set()
+
+    async def read(self, target: str) -> dict[str, int]:
+        self.reads += 1
+        while not self.released.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.released.wait()
+        return {"position": 1}
+
+
+class ConnectedPublisher(RecordingPublisher):
+    daemons_connected = 1  # type: ignore[assignment]
+
+
+async def test_the_time_is_up_although_the_read_cannot_be_cancelled() -> None:
+    """Drivers wait for the server even to cancel a query. The source does not wait for that."""
+    source = HeldSource()
+    source.released.clear()
+    with pytest.raises(Unreadable, match="it does not answer"):
+        await source.asked("")
+    source.released.set()
+    assert await source.asked("") == {"position": 1}
+
+
+async def test_demand_that_comes_and_goes_shortens_no_interval() -> None:
+    """However often waits begin and end, it does not ask again before `poll_ms`."""
+    source, publisher = HeldSource(), ConnectedPublisher()
+    running = asyncio.create_task(source.run(publisher))
+    await publisher.until(lambda: publisher.marks)
+    for _ in range(20):
+        publisher.want(("poll/x/position", 0))
+        await asyncio.sleep(0.001)
+        publisher.want()
+        await asyncio.sleep(0.001)
+    assert source.reads == 1
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_a_server_that_hangs(shared_daemon: DaemonProcess, status: Status) -> None:
     """While the server hangs, its mark is stale with the reason, and a wait that asks for it fails. It recovers."""
     status.say(5)
@@ -173,6 +221,7 @@ async def test_a_server_that_hangs(shared_daemon: DaemonProcess, status: Status)
         (200, b"1e400", "not a whole number"),
         (200, b"9" * 5_000, "no JSON"),
         (200, b"2305843009213693952", "not a whole number"),
+        (200, b"9007199254740993.0", "a float: to 2^53"),
         (200, b"[" * 100_000, "no JSON"),
         (200, b" " * (1 << 20) + b"6", "longer than"),
     ],
@@ -188,6 +237,7 @@ async def test_a_server_that_hangs(shared_daemon: DaemonProcess, status: Status)
         "infinite",
         "huge",
         "2^61",
+        "rounded",
         "deep",
         "long",
     ],
@@ -295,6 +345,23 @@ def test_wrong_addresses_are_refused(uri: str, said: str) -> None:
     """A setting that cannot be used is refused at the start, with a message that names it."""
     with pytest.raises(SourceRefused, match=said):
         open_source(SourceUri.parse(uri))
+
+
+@pytest.mark.parametrize("value", ["Bearer s3cret\n", "Bearer\ns3cret", "Bearer s3cr\u00e8t"])
+async def test_a_header_that_cannot_be_sent(status: Status, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """A line break at the end is dropped; other such values are refused at the start. No message shows the value."""
+    monkeypatch.setenv("PURGATORY_POLL_HEADER_AUTHORIZATION", value)
+    uri = SourceUri.parse(f"poll+http://{status.address}/a%2Fb/status/?x=y")
+    if value.endswith("\n"):
+        source = open_source(uri)
+        assert isinstance(source, PollSource)
+        assert await source.asked("") == {"position": 0}
+        await source.close()
+        assert status.requests == [("/a%2Fb/status/?x=y", "Bearer s3cret")]
+        return
+    with pytest.raises(SourceRefused, match="'authorization' must be one line") as refused:
+        open_source(uri)
+    assert "s3c" not in str(refused.value)
 
 
 async def test_an_end_and_a_header(start_daemon: StartDaemon, status: Status, monkeypatch: pytest.MonkeyPatch) -> None:

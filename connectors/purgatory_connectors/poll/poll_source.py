@@ -26,6 +26,8 @@ from purgatory_connectors.uri import SourceUri
 POSITION: Final = "position"
 MARKS_MAX: Final = 1_000
 _NAME_LENGTH_MAX: Final = 140
+_FLOAT_MAX: Final = 2**53 - 1
+"""Above, a float may be a rounded number, so higher than the truth."""
 
 Positions = Mapping[str, int]
 """Position by mark, without the prefix. A mark that has no position yet is left out."""
@@ -100,7 +102,7 @@ def _position(value: object) -> int:
     # Numbers above 2^53 are often written as texts in JSON; sums and maxima are decimals in SQL.
     is_text = isinstance(value, str) and value.isascii() and value.isdigit()
     if is_text or (isinstance(value, int | float | Decimal) and not isinstance(value, bool)):
-        number = Decimal(str(value)[:400])
-        if number.is_finite() and 0 <= number <= POSITION_MAX and number == int(number):
+        number, most = Decimal(value), _FLOAT_MAX if isinstance(value, float) else POSITION_MAX
+        if number.is_finite() and 0 <= number <= most and number == int(number):
             return int(number)
-    raise Unreadable(f"it answers {str(value)[:50]!r}, which is not a whole number from 0 to 2^61")
+    raise Unreadable(f"it answers {str(value)[:50]!r}, which is not a whole number from 0 to 2^61 (a float: to 2^53)")
