@@ -163,7 +163,7 @@ class HeldSource(PollSource):
 
 
 class ConnectedPublisher(RecordingPublisher):
-    daemons_connected = 1  # type: ignore[assignment]
+    daemons_connected = 1
 
 
 async def test_the_time_is_up_although_the_read_cannot_be_cancelled() -> None:

@@ -100,8 +100,9 @@ def positions_of(value: object) -> dict[str, int]:
 
 def _position(value: object) -> int:
     # Numbers above 2^53 are often written as texts in JSON; sums and maxima are decimals in SQL.
-    is_text = isinstance(value, str) and value.isascii() and value.isdigit()
-    if is_text or (isinstance(value, int | float | Decimal) and not isinstance(value, bool)):
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = Decimal(value)
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
         number, most = Decimal(value), _FLOAT_MAX if isinstance(value, float) else POSITION_MAX
         if number.is_finite() and 0 <= number <= most and number == int(number):
             return int(number)
