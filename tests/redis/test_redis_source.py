@@ -6,14 +6,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 from purgatory_client import AsyncClient
-from purgatory_client.errors import NotFound
 from purgatory_connectors.cli import open_source
 from purgatory_connectors.publisher.polled_source import Unreadable
-from purgatory_connectors.publisher.publisher import Publisher
 from purgatory_connectors.redis.redis_source import RedisSource
 from purgatory_connectors.uri import SourceUri
 
 from tests.daemon_process import DaemonProcess
+from tests.sources.publishing import publishing
 
 PRIMARY = "role:master\r\nmaster_replid:a1\r\nmaster_replid2:0\r\nmaster_repl_offset:7\r\nsecond_repl_offset:-1\r\n"
 
@@ -62,19 +61,10 @@ async def test_a_server_that_lies(answer: str, said: str) -> None:
 
 async def test_a_server_that_is_no_longer_listed(shared_daemon: DaemonProcess) -> None:
     """Its mark is removed: nothing would move it."""
-    async with server(PRIMARY) as address, AsyncClient(shared_daemon.address) as client:
-        gone, listed = ("redis/unlisted/r3", 0), "redis/unlisted/p"
-        await client.advance(gone, high_watermark=5)
-        source = open_source(SourceUri.parse(f"redis://{address}?name=unlisted&servers=p"))
-        running = asyncio.create_task(
-            Publisher(source, {shared_daemon.address: lambda: AsyncClient(shared_daemon.address)}).run()
-        )
-        try:
+    gone, listed = "redis/unlisted/r3", "redis/unlisted/p"
+    async with server(PRIMARY) as address, AsyncClient(shared_daemon.address) as before:
+        await before.advance((gone, 0), high_watermark=5)
+        async with publishing(shared_daemon, f"redis://{address}?name=unlisted&servers=p") as client:
             async with asyncio.timeout(60):
                 while {one.topic async for one in client.partitions(prefix="redis/unlisted/")} != {listed}:  # noqa: ASYNC110 - a daemon's state
                     await asyncio.sleep(0.01)
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-        with pytest.raises(NotFound):
-            await client.partition(gone)

@@ -6,29 +6,27 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory_client import AsyncClient, Outcome
+from purgatory_client import Outcome
 from purgatory_client.errors import NotFound, Unavailable
-from purgatory_client.views import Partition
 from purgatory_connectors.cli import open_source
 from purgatory_connectors.errors import SourceRefused
 from purgatory_connectors.poll.poll_source import PollSource, positions_of
 from purgatory_connectors.publisher.polled_source import Unreadable
-from purgatory_connectors.publisher.publisher import Publisher
 from purgatory_connectors.uri import SourceUri
 
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
 from tests.kafka.recording_publisher import RecordingPublisher
+from tests.sources.publishing import publishing, until_mark
 
-FAST = "poll_ms=5&idle_poll_ms=10&timeout_ms=300"
+FAST = "poll_ms=5&idle_poll_ms=10"
 
 
 class Status(ThreadingHTTPServer):
@@ -83,40 +81,17 @@ def status() -> Iterator[Status]:
     server.server_close()
 
 
-@asynccontextmanager
-async def polled(daemon: DaemonProcess, uri: str) -> AsyncIterator[AsyncClient]:
-    """A client of the daemon, while a source publishes to it."""
-    publisher = Publisher(open_source(SourceUri.parse(uri)), {daemon.address: lambda: AsyncClient(daemon.address)})
-    running = asyncio.create_task(publisher.run())
-    try:
-        async with AsyncClient(daemon.address) as client:
-            yield client
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
 async def until(condition: Callable[[], Awaitable[object]]) -> None:
     async with asyncio.timeout(60):
         while not await condition():  # noqa: ASYNC110 - a daemon's state
             await asyncio.sleep(0.01)
 
 
-async def until_mark(client: AsyncClient, topic: str, fits: Callable[[Partition], object]) -> None:
-    async def is_there() -> object:
-        try:
-            return fits(await client.partition((topic, 0)))
-        except NotFound:
-            return False
-
-    await until(is_there)
-
-
 async def test_a_wait_ends_when_the_number_is_reached(shared_daemon: DaemonProcess, status: Status) -> None:
     """A wait ends once the number at the pointer is reached; the rest of the query and the path reach the server."""
     status.say({"log": {"position": 41}})
     uri = f"poll+http://{status.address}/a/status?pointer=/log/position&name=one&level=full&{FAST}"
-    async with polled(shared_daemon, uri) as client:
+    async with publishing(shared_daemon, uri) as client:
         pending = asyncio.create_task(client.produce({("poll/one/position", 0): 42}, timeout=60))
         await until_mark(client, "poll/one/position", lambda mark: mark.watched == 1 and mark.high_watermark == 41)
         assert not pending.done()
@@ -129,7 +104,7 @@ async def test_it_asks_often_only_while_somebody_waits(shared_daemon: DaemonProc
     """With a long idle interval, a new wait makes the source ask at once and go on asking."""
     status.say(1)
     uri = f"poll+http://{status.address}/?name=idle&poll_ms=5&idle_poll_ms=3600000"
-    async with polled(shared_daemon, uri) as client:
+    async with publishing(shared_daemon, uri) as client:
         await until_mark(client, "poll/idle/position", lambda mark: mark.high_watermark == 1)
         assert len(status.requests) == 1
         status.say(2)
@@ -194,7 +169,7 @@ async def test_demand_that_comes_and_goes_shortens_no_interval() -> None:
 async def test_a_server_that_hangs(shared_daemon: DaemonProcess, status: Status) -> None:
     """While the server hangs, its mark is stale with the reason, and a wait that asks for it fails. It recovers."""
     status.say(5)
-    async with polled(shared_daemon, f"poll+http://{status.address}/?name=hang&{FAST}") as client:
+    async with publishing(shared_daemon, f"poll+http://{status.address}/?name=hang&{FAST}&timeout_ms=300") as client:
         await until_mark(client, "poll/hang/position", lambda mark: mark.high_watermark == 5)
         status.may_answer.clear()
         status.say(9)
@@ -248,7 +223,9 @@ async def test_a_server_that_lies(
     """An answer without a position moves nothing: the mark is stale, with the reason, until the server recovers."""
     topic = f"poll/lies-{status.server_port}/position"
     status.say(5)
-    async with polled(shared_daemon, f"poll+http://{status.address}/?name=lies-{status.server_port}&{FAST}") as client:
+    async with publishing(
+        shared_daemon, f"poll+http://{status.address}/?name=lies-{status.server_port}&{FAST}"
+    ) as client:
         await until_mark(client, topic, lambda mark: mark.high_watermark == 5)
         status.status, status.body = code, body
         await until_mark(client, topic, lambda mark: said in mark.stale_reason)
@@ -261,7 +238,7 @@ async def test_a_server_that_goes_back(shared_daemon: DaemonProcess, status: Sta
     """A number that is lower twice begins a new lineage: waits that name the old epoch fail with 74, others stay."""
     name = ("poll/back/position", 0)
     status.say(50)
-    async with polled(shared_daemon, f"poll+http://{status.address}/?name=back&{FAST}") as client:
+    async with publishing(shared_daemon, f"poll+http://{status.address}/?name=back&{FAST}") as client:
         await until_mark(client, name[0], lambda mark: mark.high_watermark == 50)
         epoch = (await client.partition(name)).leader_epoch
         bound = asyncio.create_task(client.produce({name: 60}, leader_epochs=epoch, timeout=60))
@@ -369,7 +346,7 @@ async def test_an_end_and_a_header(start_daemon: StartDaemon, status: Status, mo
     monkeypatch.setenv("PURGATORY_POLL_HEADER_AUTHORIZATION", "Bearer s3cret")
     status.say({"applied": 3, "head": 5})
     uri = f"poll+http://{status.address}/?pointer=/applied&end=/head&{FAST}"
-    async with polled(start_daemon(), uri) as client:
+    async with publishing(start_daemon(), uri) as client:
         await until_mark(client, "poll/main/position", lambda mark: mark.high_watermark == 3)
         ends = await client.ends(["poll/main/position"])
         pending = asyncio.create_task(client.wait_for(ends, timeout=60))
@@ -381,7 +358,7 @@ async def test_an_end_and_a_header(start_daemon: StartDaemon, status: Status, mo
 
 async def test_without_an_end_caught_up_says_so(start_daemon: StartDaemon, status: Status) -> None:
     """Without the option `end`, a request for ends fails and names the option."""
-    async with polled(start_daemon(), f"poll+http://{status.address}/?{FAST}") as client:
+    async with publishing(start_daemon(), f"poll+http://{status.address}/?{FAST}") as client:
         await until_mark(client, "poll/main/position", lambda mark: mark.high_watermark == 0)
         with pytest.raises(Unavailable, match="add the option end="):
             await client.ends(["poll/main/position"])
