@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import gc
 import json
+import random
 import subprocess
 import sys
 import threading
@@ -164,6 +166,39 @@ async def test_demand_that_comes_and_goes_shortens_no_interval() -> None:
     assert source.reads == 1
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of a cancelled connect
+async def test_answers_that_come_about_when_the_time_is_up() -> None:
+    """A request that is cancelled at any moment of its exchange does not block those that follow."""
+    draws = random.Random(7)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                for part in (b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n", b"5"):
+                    await asyncio.sleep(draws.random() * 0.01)
+                    writer.write(part)
+                if draws.random() < 0.2:
+                    break
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        hurried, patient = (
+            open_source(
+                SourceUri.parse(f"poll+http://127.0.0.1:{server.sockets[0].getsockname()[1]}/?timeout_ms={timeout_ms}")
+            )
+            for timeout_ms in (10, 10_000)
+        )
+        assert isinstance(hurried, PollSource)
+        assert isinstance(patient, PollSource)
+        for _ in range(400):
+            with contextlib.suppress(Unreadable):
+                await hurried.asked("")
+        patient._reader = hurried._reader  # type: ignore[misc]
+        assert await patient.asked("") == {"position": 5}
+        await patient.close()
+    gc.collect()
 
 
 async def test_a_server_that_hangs(shared_daemon: DaemonProcess, status: Status) -> None:

@@ -1,5 +1,6 @@
 """Reads a JSON document over HTTP."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Final
@@ -46,7 +47,7 @@ class HttpReader:
         path = quote(urlsplit(uri.text).path, safe="/%:@!$&'()*+,;=~")  # as given: `uri.path` has no slash at its end
         self._url: Final = urlunsplit((uri.scheme.removeprefix("poll+"), uri.hosts[0], path, query, ""))
         self._headers: Final = [("accept", "application/json"), *headers]
-        self._pool: Final = httpcore.AsyncConnectionPool(max_connections=1)
+        self._pool = httpcore.AsyncConnectionPool(max_connections=1)
 
     async def read(self, what: str) -> object:
         """The value at this JSON pointer. Raises Unreadable."""
@@ -72,5 +73,10 @@ class HttpReader:
                     if len(body) > BYTES_MAX:
                         raise Unreadable(f"its answer is longer than {BYTES_MAX:,} bytes")
                 return response.status, bytes(body)
+        except asyncio.CancelledError:
+            # The pool may count the cancelled request, or its connection, as active for ever.
+            pool, self._pool = self._pool, httpcore.AsyncConnectionPool(max_connections=1)
+            await pool.aclose()
+            raise
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
             raise Unreadable(str(error) or type(error).__name__) from error
