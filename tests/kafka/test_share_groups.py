@@ -120,6 +120,7 @@ def test_names() -> None:
     wanted = MarkNames("kafka").wanted([(name, 3), ("kafka/a/orders", 1)])
     assert wanted.shares == {("a/b", "orders", 3)}
     assert wanted.commits == {("a", "orders", 1)}
+    assert MarkNames("kafka").parse("kafka/share:/orders") is None
 
 
 @pytest.mark.slow
@@ -152,6 +153,7 @@ async def test_a_mark_follows_acknowledgements(clients: ClusterClients, topic: s
             await asyncio.to_thread(member.acknowledge, records[5])
             await publisher.until(lambda: publisher.marks[name] == 6, "that record is done too")
         async with running_source(clients.bootstrap, f"topics={topic}", {name: 6}) as (_, restarted):
+            await restarted.until(lambda: len(restarted.seen_of(*name)) > 2, "some polls while no operation waits")
             restarted.want(name)
             await restarted.until(lambda: len(restarted.seen_of(*name)) > 3, "some polls")
             assert {(seen.offset, seen.is_set_back_to) for seen in restarted.seen_of(*name)} == {(6, False)}

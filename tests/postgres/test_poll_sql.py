@@ -59,6 +59,11 @@ def stale(client: Client, name: str) -> str:
     return client.partition(f"poll/sql/{name}").stale_reason
 
 
+def until_read(client: Client) -> None:
+    """Wait until this test's source has read, not only that of the test before."""
+    until(lambda: mark(client, "orders") == 0 and not stale(client, "orders"), "the source reads")
+
+
 def test_progress_of_projections(client: Client, progress: LocalServer) -> None:
     """Each row is a mark. The newest event is the end to wait for; a deleted row is gone."""
     until(lambda: mark(client, "orders") == 0, "the first row is a mark")
@@ -79,7 +84,7 @@ def test_progress_of_projections(client: Client, progress: LocalServer) -> None:
 
 def test_a_database_that_hangs(client: Client, progress: LocalServer) -> None:
     """While the server hangs, the marks are stale; then waits continue by themselves."""
-    until(lambda: mark(client, "orders") == 0, "the source reads")
+    until_read(client)
     progress.signal_all(signal.SIGSTOP)
     try:
         until(lambda: stale(client, "orders"), "the mark is stale")
@@ -91,9 +96,33 @@ def test_a_database_that_hangs(client: Client, progress: LocalServer) -> None:
     assert result.outcome is Outcome.SATISFIED
 
 
+def test_a_slow_statement(client: Client, progress: LocalServer) -> None:
+    """A statement that takes longer than `timeout_ms` makes the marks stale. It is cancelled before the next begins."""
+    until_read(client)
+    progress.query("ALTER TABLE progress RENAME TO other")
+    progress.query("CREATE VIEW progress AS SELECT name, position FROM other, pg_sleep(3600)")
+    progress.query(f"GRANT SELECT ON progress TO {ROLE}")
+    asked = set()
+
+    def is_asked_again() -> bool:
+        running = progress.query(
+            "SELECT query_start FROM pg_stat_activity "
+            f"WHERE usename = '{ROLE}' AND state = 'active' AND query LIKE '%progress%'"
+        )
+        assert len(running) <= 1
+        asked.update(running)
+        return len(asked) > 2
+
+    until(is_asked_again, "three statements")
+    assert stale(client, "orders") == "it does not answer"
+    progress.query("DROP VIEW progress")
+    progress.query("ALTER TABLE other RENAME TO progress")
+    until(lambda: not stale(client, "orders"), "the mark is fresh again")
+
+
 def test_a_query_that_fails(client: Client, progress: LocalServer) -> None:
     """A missing table makes the marks stale with the database's words."""
-    until(lambda: mark(client, "orders") == 0, "the source reads")
+    until_read(client)
     progress.query("ALTER TABLE progress RENAME TO other")
     until(lambda: stale(client, "orders"), "the mark is stale")
     assert 'relation "progress" does not exist' in stale(client, "orders")

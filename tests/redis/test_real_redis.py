@@ -3,21 +3,19 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 from purgatory_client import AsyncClient, Outcome
-from purgatory_client.errors import NotFound
-from purgatory_client.views import Partition
 from purgatory_connectors.cli import open_source
 from purgatory_connectors.errors import SourceRefused
-from purgatory_connectors.publisher.publisher import Publisher
 from purgatory_connectors.uri import SourceUri
 
 from tests.daemon_process import DaemonProcess
 from tests.redis.local_redis import LocalRedis, NoRedis
+from tests.sources.publishing import publishing, until_mark
 
 FAST = "servers=p,r1,r2&poll_ms=5&idle_poll_ms=20&timeout_ms=300"
 Servers = dict[str, LocalRedis]
@@ -41,31 +39,10 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
         one.close()
 
 
-@asynccontextmanager
-async def watched(daemon: DaemonProcess, servers: Servers, options: str = "") -> AsyncIterator[AsyncClient]:
+def watched(daemon: DaemonProcess, servers: Servers) -> AbstractAsyncContextManager[AsyncClient]:
     """A client of the daemon, while a source publishes to it, named after the primary's port."""
     hosts = ",".join(one.address for one in servers.values())
-    uri = SourceUri.parse(f"redis://{hosts}?name={servers['p'].port}&{FAST}{options}")
-    publisher = Publisher(open_source(uri), {daemon.address: lambda: AsyncClient(daemon.address)})
-    running = asyncio.create_task(publisher.run())
-    try:
-        async with AsyncClient(daemon.address) as client:
-            yield client
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
-async def until_mark(client: AsyncClient, topic: str, fits: Callable[[Partition], object]) -> Partition:
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                mark = await client.partition((topic, 0))
-            except NotFound:
-                mark = None
-            if mark is not None and fits(mark):
-                return mark
-            await asyncio.sleep(0.01)
+    return publishing(daemon, f"redis://{hosts}?name={servers['p'].port}&{FAST}")
 
 
 @pytest.mark.slow

@@ -71,6 +71,7 @@ def test_a_history_that_nobody_continues_starts_at_zero() -> None:
     marks = group()
     marks.saw("p", primary("a", 90), 1.0)
     marks.saw("r1", replica("a", 90), 1.0)
+    marks.lost("r2", "it does not answer", 1.0)
     assert positions(marks.saw("p", primary("c", 3), 2.0)) == {"p": 3, "r1": 0, "any": 0}
 
 
@@ -98,6 +99,44 @@ def test_an_earlier_run_is_continued() -> None:
     marks.saw("r2", primary("o", 900), 1.0)
     assert "ended by a promotion" in reasons(marks)["r2"]
     assert positions(marks.saw("r1", primary("b", 75, "a", 70), 2.0)) == {"p": 70, "r1": 75, "any": 70}
+
+
+def test_an_unrelated_primary_that_answers_first() -> None:
+    """After a restart, a primary of another history waits for the answers of the others: it may not replace the known
+    one because it was faster. If the known one does not answer, it does.
+    """
+    marks = group(told={"p": 90, "any": 80}, histories=("a",))
+    assert positions(marks.saw("r2", primary("z", 500), 1.0)) == {}
+    assert reasons(marks)["r2"] == "it follows another history than the primary that was seen last"
+    marks.saw("r1", replica("a", 80), 1.0)
+    marks.saw("p", primary("a", 95), 1.0)
+    assert (marks.history, marks.primary) == ("a", None)
+    marks.lost("r2", "it does not answer", 2.0)
+    assert positions(marks.saw("p", primary("a", 96), 2.0)) == {"p": 96}
+    other = group(told={"p": 90, "any": 80}, histories=("a",))
+    other.saw("r2", primary("z", 500), 1.0)
+    other.lost("r1", "it does not answer", 2.0)
+    assert positions(other.lost("p", "it does not answer", 2.0)) == {"p": 0, "any": 0}
+    assert positions(other.saw("r2", primary("z", 501), 3.0)) == {"r2": 501}
+
+
+def test_stale_marks_age_while_their_servers_answer() -> None:
+    """The age of a mark that cannot move grows: of a server whose history has ended, of `quorum` with too few replicas,
+    and of `any` while no primary was seen.
+    """
+    marks = group(quorum=3)
+    marks.saw("r1", replica("a", 80), 0.5)
+    assert marks.stale()["any"] == (0.0, "no primary was seen yet")
+    for name, state in (("p", primary("a", 90)), ("r1", replica("a", 80)), ("r2", replica("a", 70))):
+        marks.saw(name, state, 1.0)
+    assert marks.stale()["quorum"] == (0.0, "a quorum is 3 replicas, and there are 2")
+    marks.saw("r1", primary("b", 85, "a", 80), 2.0)
+    for now in (3.0, 9.0):
+        marks.saw("p", primary("a", 95), now)
+    assert marks.stale()["p"][0] == 1.0
+    marks.saw("p", replica("b", 85), 10.0)
+    marks.lost("p", "it does not answer", 11.0)
+    assert marks.stale()["p"][0] == 10.0
 
 
 def test_a_replica_that_moves_back() -> None:

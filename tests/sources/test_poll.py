@@ -1,32 +1,33 @@
 """The poll source against HTTP servers that move, hang, lie and go back."""
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory_client import AsyncClient, Outcome
+from purgatory_client import Outcome
 from purgatory_client.errors import NotFound, Unavailable
-from purgatory_client.views import Partition
 from purgatory_connectors.cli import open_source
 from purgatory_connectors.errors import SourceRefused
+from purgatory_connectors.poll.http_reader import HttpReader
 from purgatory_connectors.poll.poll_source import PollSource, positions_of
 from purgatory_connectors.publisher.polled_source import Unreadable
-from purgatory_connectors.publisher.publisher import Publisher
 from purgatory_connectors.uri import SourceUri
 
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
+from tests.kafka.recording_publisher import RecordingPublisher
+from tests.sources.publishing import publishing, until_mark
 
-FAST = "poll_ms=5&idle_poll_ms=10&timeout_ms=300"
+FAST = "poll_ms=5&idle_poll_ms=10"
 
 
 class Status(ThreadingHTTPServer):
@@ -81,40 +82,17 @@ def status() -> Iterator[Status]:
     server.server_close()
 
 
-@asynccontextmanager
-async def polled(daemon: DaemonProcess, uri: str) -> AsyncIterator[AsyncClient]:
-    """A client of the daemon, while a source publishes to it."""
-    publisher = Publisher(open_source(SourceUri.parse(uri)), {daemon.address: lambda: AsyncClient(daemon.address)})
-    running = asyncio.create_task(publisher.run())
-    try:
-        async with AsyncClient(daemon.address) as client:
-            yield client
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
 async def until(condition: Callable[[], Awaitable[object]]) -> None:
     async with asyncio.timeout(60):
         while not await condition():  # noqa: ASYNC110 - a daemon's state
             await asyncio.sleep(0.01)
 
 
-async def until_mark(client: AsyncClient, topic: str, fits: Callable[[Partition], object]) -> None:
-    async def is_there() -> object:
-        try:
-            return fits(await client.partition((topic, 0)))
-        except NotFound:
-            return False
-
-    await until(is_there)
-
-
 async def test_a_wait_ends_when_the_number_is_reached(shared_daemon: DaemonProcess, status: Status) -> None:
     """A wait ends once the number at the pointer is reached; the rest of the query and the path reach the server."""
     status.say({"log": {"position": 41}})
     uri = f"poll+http://{status.address}/a/status?pointer=/log/position&name=one&level=full&{FAST}"
-    async with polled(shared_daemon, uri) as client:
+    async with publishing(shared_daemon, uri) as client:
         pending = asyncio.create_task(client.produce({("poll/one/position", 0): 42}, timeout=60))
         await until_mark(client, "poll/one/position", lambda mark: mark.watched == 1 and mark.high_watermark == 41)
         assert not pending.done()
@@ -127,7 +105,7 @@ async def test_it_asks_often_only_while_somebody_waits(shared_daemon: DaemonProc
     """With a long idle interval, a new wait makes the source ask at once and go on asking."""
     status.say(1)
     uri = f"poll+http://{status.address}/?name=idle&poll_ms=5&idle_poll_ms=3600000"
-    async with polled(shared_daemon, uri) as client:
+    async with publishing(shared_daemon, uri) as client:
         await until_mark(client, "poll/idle/position", lambda mark: mark.high_watermark == 1)
         assert len(status.requests) == 1
         status.say(2)
@@ -143,10 +121,74 @@ async def test_it_asks_often_only_while_somebody_waits(shared_daemon: DaemonProc
         assert (await pending).outcome is Outcome.SATISFIED
 
 
+class HeldSource(PollSource):
+    """Counts its reads. After `hold`, each hangs, even when it is cancelled, until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__(SourceUri.parse("poll+http://h/?name=x&poll_ms=600000&timeout_ms=50"))
+        self.reads = 0
+        self.released = asyncio.Event()
+        self.released.set()
+
+    async def read(self, target: str) -> dict[str, int]:
+        self.reads += 1
+        while not self.released.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.released.wait()
+        return {"position": 1}
+
+
+class ConnectedPublisher(RecordingPublisher):
+    daemons_connected = 1
+
+
+async def test_the_time_is_up_although_the_read_cannot_be_cancelled() -> None:
+    """Drivers wait for the server even to cancel a query. The source does not wait for that."""
+    source = HeldSource()
+    source.released.clear()
+    with pytest.raises(Unreadable, match="it does not answer"):
+        await source.asked("")
+    source.released.set()
+    assert await source.asked("") == {"position": 1}
+
+
+async def test_demand_that_comes_and_goes_shortens_no_interval() -> None:
+    """However often waits begin and end, it does not ask again before `poll_ms`."""
+    source, publisher = HeldSource(), ConnectedPublisher()
+    running = asyncio.create_task(source.run(publisher))
+    await publisher.until(lambda: publisher.marks)
+    for _ in range(20):
+        publisher.want(("poll/x/position", 0))
+        await asyncio.sleep(0.001)
+        publisher.want()
+        await asyncio.sleep(0.001)
+    assert source.reads == 1
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_cancelled_request_leaves_its_pool(status: Status) -> None:
+    """A pool may count a request that was cancelled in the middle as active for ever. It is not used again."""
+    source = open_source(SourceUri.parse(f"poll+http://{status.address}/?timeout_ms=1000"))
+    assert isinstance(source, PollSource)
+    reader = source._reader
+    assert isinstance(reader, HttpReader)
+    assert await source.asked("") == {"position": 0}
+    status.may_answer.clear()
+    pool = reader._pool
+    with pytest.raises(Unreadable):
+        await source.asked("")
+    status.may_answer.set()
+    assert await source.asked("") == {"position": 0}
+    assert reader._pool is not pool
+    assert pool.connections == []
+    await source.close()
+
+
 async def test_a_server_that_hangs(shared_daemon: DaemonProcess, status: Status) -> None:
     """While the server hangs, its mark is stale with the reason, and a wait that asks for it fails. It recovers."""
     status.say(5)
-    async with polled(shared_daemon, f"poll+http://{status.address}/?name=hang&{FAST}") as client:
+    async with publishing(shared_daemon, f"poll+http://{status.address}/?name=hang&{FAST}&timeout_ms=300") as client:
         await until_mark(client, "poll/hang/position", lambda mark: mark.high_watermark == 5)
         status.may_answer.clear()
         status.say(9)
@@ -173,6 +215,7 @@ async def test_a_server_that_hangs(shared_daemon: DaemonProcess, status: Status)
         (200, b"1e400", "not a whole number"),
         (200, b"9" * 5_000, "no JSON"),
         (200, b"2305843009213693952", "not a whole number"),
+        (200, b"9007199254740993.0", "a float: to 2^53"),
         (200, b"[" * 100_000, "no JSON"),
         (200, b" " * (1 << 20) + b"6", "longer than"),
     ],
@@ -188,6 +231,7 @@ async def test_a_server_that_hangs(shared_daemon: DaemonProcess, status: Status)
         "infinite",
         "huge",
         "2^61",
+        "rounded",
         "deep",
         "long",
     ],
@@ -198,7 +242,9 @@ async def test_a_server_that_lies(
     """An answer without a position moves nothing: the mark is stale, with the reason, until the server recovers."""
     topic = f"poll/lies-{status.server_port}/position"
     status.say(5)
-    async with polled(shared_daemon, f"poll+http://{status.address}/?name=lies-{status.server_port}&{FAST}") as client:
+    async with publishing(
+        shared_daemon, f"poll+http://{status.address}/?name=lies-{status.server_port}&{FAST}"
+    ) as client:
         await until_mark(client, topic, lambda mark: mark.high_watermark == 5)
         status.status, status.body = code, body
         await until_mark(client, topic, lambda mark: said in mark.stale_reason)
@@ -211,7 +257,7 @@ async def test_a_server_that_goes_back(shared_daemon: DaemonProcess, status: Sta
     """A number that is lower twice begins a new lineage: waits that name the old epoch fail with 74, others stay."""
     name = ("poll/back/position", 0)
     status.say(50)
-    async with polled(shared_daemon, f"poll+http://{status.address}/?name=back&{FAST}") as client:
+    async with publishing(shared_daemon, f"poll+http://{status.address}/?name=back&{FAST}") as client:
         await until_mark(client, name[0], lambda mark: mark.high_watermark == 50)
         epoch = (await client.partition(name)).leader_epoch
         bound = asyncio.create_task(client.produce({name: 60}, leader_epochs=epoch, timeout=60))
@@ -297,12 +343,29 @@ def test_wrong_addresses_are_refused(uri: str, said: str) -> None:
         open_source(SourceUri.parse(uri))
 
 
+@pytest.mark.parametrize("value", ["Bearer s3cret\n", "Bearer\ns3cret", "Bearer s3cr\u00e8t"])
+async def test_a_header_that_cannot_be_sent(status: Status, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """A line break at the end is dropped; other such values are refused at the start. No message shows the value."""
+    monkeypatch.setenv("PURGATORY_POLL_HEADER_AUTHORIZATION", value)
+    uri = SourceUri.parse(f"poll+http://{status.address}/a%2Fb/status/?x=y")
+    if value.endswith("\n"):
+        source = open_source(uri)
+        assert isinstance(source, PollSource)
+        assert await source.asked("") == {"position": 0}
+        await source.close()
+        assert status.requests == [("/a%2Fb/status/?x=y", "Bearer s3cret")]
+        return
+    with pytest.raises(SourceRefused, match="'authorization' must be one line") as refused:
+        open_source(uri)
+    assert "s3c" not in str(refused.value)
+
+
 async def test_an_end_and_a_header(start_daemon: StartDaemon, status: Status, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number at the pointer `end` is the end to wait for. Headers come from the environment."""
     monkeypatch.setenv("PURGATORY_POLL_HEADER_AUTHORIZATION", "Bearer s3cret")
     status.say({"applied": 3, "head": 5})
     uri = f"poll+http://{status.address}/?pointer=/applied&end=/head&{FAST}"
-    async with polled(start_daemon(), uri) as client:
+    async with publishing(start_daemon(), uri) as client:
         await until_mark(client, "poll/main/position", lambda mark: mark.high_watermark == 3)
         ends = await client.ends(["poll/main/position"])
         pending = asyncio.create_task(client.wait_for(ends, timeout=60))
@@ -327,7 +390,7 @@ async def test_a_name_without_an_end(start_daemon: StartDaemon, status: Status) 
 
 async def test_without_an_end_caught_up_says_so(start_daemon: StartDaemon, status: Status) -> None:
     """Without the option `end`, a request for ends fails and names the option."""
-    async with polled(start_daemon(), f"poll+http://{status.address}/?{FAST}") as client:
+    async with publishing(start_daemon(), f"poll+http://{status.address}/?{FAST}") as client:
         await until_mark(client, "poll/main/position", lambda mark: mark.high_watermark == 0)
         with pytest.raises(Unavailable, match="add the option end="):
             await client.ends(["poll/main/position"])

@@ -55,6 +55,7 @@ class MarkNames:
 
     def __init__(self, label: str) -> None:
         self.prefix: Final = f"{label}/"
+        self.shares: Final = f"{label}/{SHARE}"
         self.of_topic: Final = lru_cache(65_536)(lambda topic: _checked(kafka_topic(topic, label)))
         self.of_stable: Final = lru_cache(65_536)(lambda topic: _checked(kafka_stable(topic, label)))
         self.of_share: Final = lru_cache(65_536)(lambda group, topic: _checked(kafka_share(group, topic, label)))
@@ -66,7 +67,7 @@ class MarkNames:
 
     def share_prefix(self, group: str) -> str:
         """Prefix of all mark names of a share group."""
-        return f"{self.prefix}{SHARE}{escaped_group(group)}/"
+        return f"{self.shares}{escaped_group(group)}/"
 
     def parse(self, topic: str) -> ParsedName | None:
         """Parse a mark name. None: it does not belong to this source."""
@@ -78,7 +79,10 @@ class MarkNames:
         if not slash and name.startswith(STABLE):
             return ParsedName(None, name.removeprefix(STABLE), is_stable=True)
         is_share = group.startswith(SHARE)
-        return ParsedName(unescaped_group(group.removeprefix(SHARE)) if slash else None, name, is_share=is_share)
+        group = group.removeprefix(SHARE)
+        if is_share and not group:
+            return None
+        return ParsedName(unescaped_group(group) if slash else None, name, is_share=is_share)
 
     def wanted(self, names: Iterable[MarkName]) -> WantedMarks:
         """The marks of this source among `names`, by kind."""
@@ -90,10 +94,10 @@ class MarkNames:
             group, name, is_stable, is_share = parsed
             if is_stable:
                 stable.add((name, number))
-            elif is_share and group:
-                shares.add((group, name, number))
             elif group is None:
                 partitions.add((name, number))
+            elif is_share:
+                shares.add((group, name, number))
             else:
                 commits.add((group, name, number))
         return WantedMarks(frozenset(partitions), frozenset(commits), frozenset(stable), frozenset(shares))

@@ -1,9 +1,10 @@
 """Reads a JSON document over HTTP."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Final
-from urllib.parse import quote, urlencode, urlunsplit
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 import httpcore
 from jsonpointer import JsonPointer, JsonPointerException
@@ -25,7 +26,7 @@ class HttpReader:
         pointers: The JSON pointers that will be read.
 
     Raises:
-        SourceUriInvalid: One of them is no JSON pointer.
+        SourceUriInvalid: One of them cannot be used. Values of headers are secrets and are not shown.
     """
 
     def __init__(self, uri: SourceUri, others: Mapping[str, str], *pointers: str) -> None:
@@ -37,11 +38,16 @@ class HttpReader:
                     f"source {uri.text!r}: {pointer!r} is no JSON pointer; write /status/position"
                 ) from error
         named = [option for option in others if option.startswith(_HEADER)]
-        headers = [(option.removeprefix(_HEADER).replace(".", "-"), others[option]) for option in named]
+        # Secrets in files often end with a line break.
+        headers = [(option.removeprefix(_HEADER).replace(".", "-"), others[option].strip()) for option in named]
+        for name, value in headers:
+            if not (name.isascii() and value.isascii() and value.isprintable()):
+                raise SourceUriInvalid(f"source {uri.text!r}: the header {name!r} must be one line of printable ASCII")
         query = urlencode({option: value for option, value in others.items() if option not in named})
-        self._url: Final = urlunsplit((uri.scheme.removeprefix("poll+"), uri.hosts[0], quote(uri.path), query, ""))
+        path = quote(urlsplit(uri.text).path, safe="/%:@!$&'()*+,;=~")  # as given: `uri.path` has no slash at its end
+        self._url: Final = urlunsplit((uri.scheme.removeprefix("poll+"), uri.hosts[0], path, query, ""))
         self._headers: Final = [("accept", "application/json"), *headers]
-        self._pool: Final = httpcore.AsyncConnectionPool(max_connections=1)
+        self._pool = httpcore.AsyncConnectionPool(max_connections=1)
 
     async def read(self, what: str) -> object:
         """The value at this JSON pointer. Raises Unreadable."""
@@ -67,5 +73,10 @@ class HttpReader:
                     if len(body) > BYTES_MAX:
                         raise Unreadable(f"its answer is longer than {BYTES_MAX:,} bytes")
                 return response.status, bytes(body)
+        except asyncio.CancelledError:
+            # The pool may count the cancelled request, or its connection, as active for ever.
+            pool, self._pool = self._pool, httpcore.AsyncConnectionPool(max_connections=1)
+            await pool.aclose()
+            raise
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
             raise Unreadable(str(error) or type(error).__name__) from error

@@ -19,15 +19,15 @@ from purgatory_connectors.errors import SourceStale, SourceUriInvalid
 from purgatory_connectors.poll.http_reader import HttpReader
 from purgatory_connectors.poll.sql_reader import SqlReader
 from purgatory_connectors.publisher.observation import End, Observation
-from purgatory_connectors.publisher.polled_source import POLL_OPTIONS, PolledSource, Unreadable
+from purgatory_connectors.publisher.polled_source import POLL_OPTIONS, POSITION_MAX, PolledSource, Unreadable
 from purgatory_connectors.publisher.rising_marks import RisingMarks
 from purgatory_connectors.uri import SourceUri
 
 POSITION: Final = "position"
-POSITION_MAX: Final = 2**61 - 1
-"""The highest offset of a mark."""
 MARKS_MAX: Final = 1_000
 _NAME_LENGTH_MAX: Final = 140
+_FLOAT_MAX: Final = 2**53 - 1
+"""Above, a float may be a rounded number, so higher than the truth."""
 
 Positions = Mapping[str, int]
 """Position by mark, without the prefix. A mark that has no position yet is left out."""
@@ -106,9 +106,10 @@ def positions_of(value: object) -> dict[str, int]:
 
 def _position(value: object) -> int:
     # Numbers above 2^53 are often written as texts in JSON; sums and maxima are decimals in SQL.
-    is_text = isinstance(value, str) and value.isascii() and value.isdigit()
-    if is_text or (isinstance(value, int | float | Decimal) and not isinstance(value, bool)):
-        number = Decimal(str(value)[:400])
-        if number.is_finite() and 0 <= number <= POSITION_MAX and number == int(number):
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = Decimal(value)
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        number, most = Decimal(value), _FLOAT_MAX if isinstance(value, float) else POSITION_MAX
+        if number.is_finite() and 0 <= number <= most and number == int(number):
             return int(number)
-    raise Unreadable(f"it answers {str(value)[:50]!r}, which is not a whole number from 0 to 2^61")
+    raise Unreadable(f"it answers {str(value)[:50]!r}, which is not a whole number from 0 to 2^61 (a float: to 2^53)")

@@ -1,6 +1,7 @@
 """Reads a query of any database for which SQLAlchemy has an asynchronous driver."""
 
 from typing import Final
+from urllib.parse import urlsplit
 
 from sqlalchemy import URL, text
 from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError, SQLAlchemyError
@@ -18,13 +19,13 @@ class SqlReader:
     """Keeps one connection, which commits each query by itself. Raises SourceRefused if the driver cannot be used."""
 
     def __init__(self, uri: SourceUri, others: dict[str, str]) -> None:
-        host, _, port = "".join(uri.hosts).partition(":")
+        server = urlsplit("//" + "".join(uri.hosts))
         driver = others.pop("driver", "postgresql+psycopg").replace(" ", "+")  # "+" in an address is a space
         login = others.pop("user", None), others.pop("password", None)
         # A database without a server is a file, and its path is absolute.
-        database = uri.path if host else f"/{uri.path}"
+        database = uri.path if uri.hosts else f"/{uri.path}"
         try:
-            url = URL.create(driver, *login, host or None, int(port) if port else None, database, others)
+            url = URL.create(driver, *login, server.hostname, server.port, database, others)
             self._engine: Final = create_async_engine(url, pool_size=1, max_overflow=0, isolation_level="AUTOCOMMIT")
         except ModuleNotFoundError as error:
             raise SourceRefused(f"driver={driver} needs the package {error.name}; install it") from error

@@ -18,6 +18,8 @@ from purgatory_connectors.publisher.publisher import Publisher, Source
 from purgatory_connectors.uri import SourceUri
 
 POLL_OPTIONS: Final = ("name", "config", "poll_ms", "idle_poll_ms", "timeout_ms")
+POSITION_MAX: Final = 2**61 - 1
+"""The highest offset of a mark."""
 _RETRY_S: Final = 0.5
 """Shortest interval at which a target that cannot be read is asked again."""
 _CONNECTED_POLL_S: Final = 0.05
@@ -66,7 +68,9 @@ class PolledSource(Source, Generic[Reading]):
 
     @abstractmethod
     async def read(self, target: str) -> Reading:
-        """Ask a target. It is cancelled when the time is up. Raises Unreadable."""
+        """Ask a target. It is cancelled when the time is up; the next call must wait until it has ended. Raises
+        Unreadable.
+        """
 
     @abstractmethod
     async def close(self) -> None:
@@ -89,12 +93,19 @@ class PolledSource(Source, Generic[Reading]):
         return self._wake
 
     async def asked(self, target: str) -> Reading:
-        """`read` within the permitted time. Raises Unreadable."""
+        """`read` within the permitted time. Raises Unreadable.
+
+        A read that takes longer is cancelled, but its end is not awaited: a driver may ask the server to cancel the
+        query, and wait for that answer too.
+        """
+        reading = asyncio.ensure_future(self.read(target))
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self.read(target)
-        except TimeoutError:
-            raise Unreadable("it does not answer") from None
+            if (await asyncio.wait((reading,), timeout=self._timeout_s))[0]:
+                return reading.result()
+        finally:
+            reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # or asyncio would log it
+            reading.cancel()
+        raise Unreadable("it does not answer")
 
     async def run(self, publisher: Publisher) -> None:
         """Watch until cancelled."""
@@ -128,12 +139,12 @@ class PolledSource(Source, Generic[Reading]):
             if changes := self.take(target, answer, time.monotonic()):
                 self.publisher.observe(changes)
             self._report()
-            interval = self._poll_s if target in self._wanted else self._idle_poll_s
-            if isinstance(answer, Unreadable):
-                interval = max(interval, _RETRY_S)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, began + interval - time.monotonic())):
-                    await self._wake[target].wait()
+            least_s = max(self._poll_s, _RETRY_S) if isinstance(answer, Unreadable) else self._poll_s
+            await asyncio.sleep(began + least_s - time.monotonic())
+            if target not in self._wanted:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(began + self._idle_poll_s - time.monotonic()):
+                        await self._wake[target].wait()
 
     def _report(self) -> None:
         now, stale = time.monotonic(), self.stale()

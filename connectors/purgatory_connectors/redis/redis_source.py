@@ -18,7 +18,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 from purgatory_connectors.errors import SourceStale, SourceUriInvalid
 from purgatory_connectors.publisher.derived_marks import DERIVED
 from purgatory_connectors.publisher.observation import End, Observation
-from purgatory_connectors.publisher.polled_source import POLL_OPTIONS, PolledSource, Unreadable
+from purgatory_connectors.publisher.polled_source import POLL_OPTIONS, POSITION_MAX, PolledSource, Unreadable
 from purgatory_connectors.redis.replica_group import ReplicaGroup, ServerState
 from purgatory_connectors.uri import SourceUri
 
@@ -41,18 +41,26 @@ class RedisSource(PolledSource[ServerState]):
 
     async def read(self, target: str) -> ServerState:
         try:
-            info = await self._clients[target].info("replication")
-        except (AuthenticationError, NoPermissionError) as error:
+            return _state_of(await self._clients[target].info("replication"))
+        except NoPermissionError as error:
             raise Unreadable(f"{error}; the user needs the right +info", is_refused=True) from error
+        except AuthenticationError as error:
+            raise Unreadable(
+                f"{error}; look at PURGATORY_REDIS_USER and PURGATORY_REDIS_PASSWORD", is_refused=True
+            ) from error
         except (RedisError, OSError) as error:
             raise Unreadable(str(error) or type(error).__name__) from error
-        return _state_of(info)
+        except (LookupError, TypeError, ValueError) as error:
+            raise Unreadable(f"its INFO replication is not that of Redis 4 or newer: {error!r}") from error
 
     async def close(self) -> None:
         for client in self._clients.values():
             await client.aclose()
 
     def begin(self, told: Mapping[str, int]) -> None:
+        unlisted = told.keys() - {*self._clients, *DERIVED}
+        self.publisher.observe(Observation(self.prefix + mark, 0, None) for mark in unlisted)
+        told = {mark: position for mark, position in told.items() if mark not in unlisted}
         lineages = [self.publisher.replicator.lineage((self.prefix + mark, 0)) for mark in told]
         known = [(*one.retired, one.identity) for one in lineages if one is not None and one.identity]
         # Each break changes the history of all marks, so the longest list is the most recent one.
@@ -106,6 +114,8 @@ def _state_of(info: Mapping[str, Any]) -> ServerState:
     if not is_primary and info["master_link_status"] != "up":
         raise Unreadable("it is not connected to its primary, or still loads its data")
     position = info["master_repl_offset" if is_primary else "slave_repl_offset"]
+    if not 0 <= position <= POSITION_MAX:
+        raise ValueError(position)
     # `second_repl_offset` is the first offset that is not of the earlier history.
     return ServerState(
         is_primary, info["master_replid"], position, info["master_replid2"], info["second_repl_offset"] - 1

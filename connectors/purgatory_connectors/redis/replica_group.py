@@ -93,8 +93,11 @@ class ReplicaGroup:
         self._is_split = len(newest) > 1
         if len(newest) != 1:
             return False
+        state = primaries[newest[0]]
+        continues = self.history in {"", state.history, state.earlier}
+        if not continues and any(one.state is None and one.stale == _UNSEEN for one in self._servers.values()):
+            return False  # the known primary may be among the servers that have not answered yet
         self._leader = newest[0]
-        state = primaries[self._leader]
         if state.history == self.history:
             return False
         fork = state.fork if state.earlier == self.history else 0
@@ -126,7 +129,12 @@ class ReplicaGroup:
             marks[kind] = (derived.position, min(derived.seen_at, now), derived.stale)
         before = dict(self._positions)
         self._positions.update({mark: at for mark, (at, _, _) in marks.items() if at >= 0})
-        self._stale = {mark: (seen_at, reason) for mark, (_, seen_at, reason) in marks.items() if reason}
+        # A server whose answers do not count has just been seen, but its mark has been stale since it last counted.
+        self._stale = {
+            mark: (min(seen_at, self._stale[mark][0]) if mark in self._stale else seen_at, reason)
+            for mark, (_, seen_at, reason) in marks.items()
+            if reason
+        }
         return [
             Observation(mark, 0, at, self.history, not is_new and at < before.get(mark, -1))
             for mark, at in self._positions.items()

@@ -114,7 +114,7 @@ class GroupWatch:
         found = {}
         for (name, number), mark in self._publisher.published(prefix).items():
             parsed = self._names.parse(name)
-            if parsed is None or not parsed.group or parsed.is_share:
+            if parsed is None or parsed.group is None or parsed.is_share:
                 continue
             if self._settings.selects(parsed.group, parsed.topic):
                 found[parsed.group, parsed.topic, number] = mark.offset

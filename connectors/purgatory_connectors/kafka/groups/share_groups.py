@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from purgatory_connectors.errors import SourceRefused, SourceStale
@@ -21,7 +21,7 @@ from purgatory_connectors.kafka.mark_names import MarkNames
 from purgatory_connectors.kafka.offset_records import CommitName, Partition
 from purgatory_connectors.publisher.observation import Observation, StaleMarks
 from purgatory_connectors.publisher.publisher import Publisher
-from purgatory_connectors.publisher.rising_marks import RisingMarks
+from purgatory_connectors.publisher.rising_marks import MarkMove, RisingMarks
 
 IDLE_POLL_S: Final = 1.0
 """Interval for groups that nobody waits on."""
@@ -44,11 +44,7 @@ class ShareGroups:
         self._poller: Final = poller
         self._publisher: Final = publisher
         self._wanted: frozenset[CommitName] = frozenset()
-        self._starts: Final[dict[CommitName, ShareStart]] = {}
-        """The last answers."""
-        self._drained: Final[dict[CommitName, int]] = {}
-        """Ends below which all records were done when the lag was 0."""
-        self._marks: Final[dict[str, RisingMarks[Partition]]] = {}
+        self._groups: Final[dict[str, _Group]] = {}
         self._stale: Final[dict[str, tuple[float, str]]] = {}
         self._idle_at = 0.0
         self._wake: Final = asyncio.Event()
@@ -56,7 +52,8 @@ class ShareGroups:
     def want(self, shares: Iterable[CommitName]) -> None:
         """Set the current demand."""
         self._wanted = frozenset(name for name in shares if self._settings.selects(*name[:2]))
-        self._wake.set()
+        if self._wanted:
+            self._wake.set()
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -66,12 +63,15 @@ class ShareGroups:
             if began >= self._idle_at:
                 self._idle_at = began + IDLE_POLL_S
                 groups |= self._published().keys()
-                for group in self._stale.keys() - groups:
-                    del self._stale[group]
+                for group in (self._stale.keys() | self._groups.keys()) - groups:
+                    self._stale.pop(group, None)
+                    self._groups.pop(group, None)
             await asyncio.gather(*(self._poll(self._poller, group) for group in groups))
-            due = began + self._settings.poll_ms / 1000 if self._wanted else self._idle_at
+            if self._wanted:
+                await asyncio.sleep(max(0.005, began + self._settings.poll_ms / 1000 - time.monotonic()))
+                continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.005, due - time.monotonic())):
+                async with asyncio.timeout(self._idle_at - time.monotonic()):
                     await self._wake.wait()
 
     def stale_marks(self) -> list[StaleMarks]:
@@ -85,43 +85,62 @@ class ShareGroups:
     def _published(self) -> dict[str, dict[Partition, int]]:
         """The marks that daemons have, by group."""
         found: dict[str, dict[Partition, int]] = {}
-        for (name, number), mark in self._publisher.published(self._names.prefix).items():
+        for (name, number), mark in self._publisher.published(self._names.shares).items():
             parsed = self._names.parse(name)
-            if parsed is not None and parsed.is_share and parsed.group and self._settings.selects(*parsed[:2]):
+            if parsed is not None and parsed.group is not None and self._settings.selects(*parsed[:2]):
                 found.setdefault(parsed.group, {})[parsed.topic, number] = mark.offset
         return found
 
     async def _poll(self, poller: GroupPoller, group: str) -> None:
         began = time.monotonic()
-        wanted = [(topic, number) for of_group, topic, number in self._wanted if of_group == group]
+        told = {} if group in self._groups else self._published().get(group, {})
         try:
-            # Before the question: without lag, all records below these ends are done.
-            ends = await self._view.ends(wanted) if wanted else {}
-            starts = await poller.share_starts(group)
+            starts, ends = await self._read(poller, group, told)
         except (SourceStale, SourceRefused) as error:
             self._stale.setdefault(group, (began, str(error)))
             return
         self._stale.pop(group, None)
-        if group not in self._marks:
-            self._marks[group] = RisingMarks(self._published().get(group, {}))
-        reading = {
-            at: self._position((group, *at), start, ends[at].offset if at in ends else -1)
-            for at, start in starts.items()
-            if self._settings.selects(group, at[0])
-        }
+        state = self._groups.setdefault(group, _Group(told))
         self._publisher.observe(
-            Observation(
-                name, number, offset, "" if offset is None else self._starts[group, topic, number].topic_id, back
-            )
-            for (topic, number), offset, back in self._marks[group].take(reading)
+            Observation(name, number, offset, "" if offset is None else starts[topic, number].topic_id, is_back)
+            for (topic, number), offset, is_back in state.take(starts, ends)
             if (name := self._names.of_share(group, topic)) is not None
         )
 
-    def _position(self, name: CommitName, start: ShareStart, end: int) -> int:
-        before = self._starts.get(name)
-        if before is not None and (before.topic_id != start.topic_id or start.offset < before.offset):
-            self._drained.pop(name, None)  # the topic was recreated, or the group was reset
-        self._starts[name] = start
-        if start.lag == 0:
-            self._drained[name] = max(end, self._drained.get(name, -1))
-        return max(start.offset, self._drained.get(name, -1))
+    async def _read(
+        self, poller: GroupPoller, group: str, told: Iterable[Partition]
+    ) -> tuple[dict[Partition, ShareStart], dict[Partition, int]]:
+        """The starts of the watched topics, and the ends of partitions that operations wait on, or that daemons had
+        marks of when the group was first polled: an earlier run may have raised these to an end. Raises SourceStale.
+        """
+        asked = {*told, *((topic, number) for of_group, topic, number in self._wanted if of_group == group)}
+        # Before the question: without lag, all records below these ends are done.
+        ends = await self._view.ends(asked) if asked else {}
+        starts = await poller.share_starts(group)
+        starts = {at: start for at, start in starts.items() if self._settings.selects(group, at[0])}
+        for topic, number in starts.keys() & told:
+            if (end := ends[topic, number]).offset < 0:
+                raise SourceStale(f"the end of {topic}-{number} cannot be seen: {end.error}")
+        return starts, {at: end.offset for at, end in ends.items()}
+
+
+class _Group:
+    """The state of a share group. `told`: the marks that daemons have."""
+
+    def __init__(self, told: Mapping[Partition, int]) -> None:
+        self._marks: Final = RisingMarks(told)
+        self._starts: dict[Partition, ShareStart] = {}
+        """The last answer."""
+        self._drained: Final[dict[Partition, int]] = {}
+        """Ends below which all records were done when the lag was 0."""
+
+    def take(self, starts: dict[Partition, ShareStart], ends: Mapping[Partition, int]) -> list[MarkMove[Partition]]:
+        """Apply an answer. `ends`: ends of partitions, read before the question."""
+        for at, start in starts.items():
+            before = self._starts.get(at)
+            if before is not None and (before.topic_id != start.topic_id or start.offset < before.offset):
+                self._drained.pop(at, None)  # the topic was recreated, or the group was reset
+            if start.lag == 0:
+                self._drained[at] = max(ends.get(at, -1), self._drained.get(at, -1))
+        self._starts = starts
+        return self._marks.take({at: max(start.offset, self._drained.get(at, -1)) for at, start in starts.items()})

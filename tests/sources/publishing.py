@@ -1,0 +1,39 @@
+"""A source that publishes to a daemon, and waits for its marks."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from purgatory_client import AsyncClient
+from purgatory_client.errors import NotFound
+from purgatory_client.views import Partition
+from purgatory_connectors.cli import open_source
+from purgatory_connectors.publisher.publisher import Publisher
+from purgatory_connectors.uri import SourceUri
+
+from tests.daemon_process import DaemonProcess
+
+
+@asynccontextmanager
+async def publishing(daemon: DaemonProcess, uri: str) -> AsyncIterator[AsyncClient]:
+    """A client of the daemon, while the source of this address publishes to it."""
+    publisher = Publisher(open_source(SourceUri.parse(uri)), {daemon.address: lambda: AsyncClient(daemon.address)})
+    running = asyncio.create_task(publisher.run())
+    try:
+        async with AsyncClient(daemon.address) as client:
+            yield client
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def until_mark(client: AsyncClient, topic: str, fits: Callable[[Partition], object]) -> Partition:
+    """Wait until partition 0 of the topic exists and fits, and return it."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(NotFound):
+                mark = await client.partition((topic, 0))
+                if fits(mark):
+                    return mark
+            await asyncio.sleep(0.01)
