@@ -381,7 +381,7 @@ async def test_a_name_without_an_end(start_daemon: StartDaemon, status: Status) 
     """
     status.say({"applied": {"orders": 3, "new": 0}, "head": {"orders": 5}})
     uri = f"poll+http://{status.address}/?pointer=/applied&end=/head&{FAST}"
-    async with polled(start_daemon(), uri) as client:
+    async with publishing(start_daemon(), uri) as client:
         await until_mark(client, "poll/main/orders", lambda mark: mark.high_watermark == 3)
         assert (await client.ends(["poll/main/orders", "poll/main/new"])).offsets == {"poll/main/orders": 5}
         with pytest.raises(Unavailable, match="poll/main/typo has neither a position nor an end"):
