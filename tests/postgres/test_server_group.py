@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from purgatory_connectors.postgres.observations import FoundReplica, ServerObservation
 from purgatory_connectors.postgres.server_group import GroupSettings, ServerGroup
@@ -323,8 +323,22 @@ STEPS = st.lists(
 )
 
 
+LOOK_AT_ALL = [("look", name, 0) for name in ("p", "r1", "r2", "r3")]
+
+
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
+@example([*LOOK_AT_ALL, ("restart source", "p", 0), ("reset", "r2", 0), ("look", "r2", 0)])
+@example(
+    [
+        ("grow", "r1", 1),
+        ("grow", "r2", 1),
+        *LOOK_AT_ALL,
+        ("restart source", "p", 0),
+        ("reset", "r2", 1),
+        ("look", "r2", 0),
+    ]
+)
 def test_derived_marks_are_never_ahead_of_the_servers(steps: list[tuple[str, str, int]]) -> None:
     """A mark never exceeds its server's last reading, and `all` never exceeds any replica's."""
     names = ("p", "r1", "r2", "r3")

@@ -4,6 +4,7 @@ A position moves back only for a reason that is published with it: a replica was
 began (timelines.py). A server that cannot be seen keeps its last position and is stale.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -365,6 +366,10 @@ class ServerGroup:
             CountedReplica(one.name, one.position if one.timeline or not one.is_listed else -1, one.seen_at, one.stale)
             for one in replicas
         ]
+        last_known = [
+            CountedReplica(one.name, one.position if one.position >= 0 else sys.maxsize, one.seen_at, one.stale)
+            for one in replicas
+        ]
         for kind, before in self._derived.items():
             after = derive(kind, members, self._settings.quorum)
             if kind != ANY and not self.is_complete and not after.stale:
@@ -373,6 +378,10 @@ class ServerGroup:
             # published value is still true of that server, so it is kept.
             if after.position < before.position and (after.position < 0 or kind not in self._may_go_back):
                 after = after._replace(position=before.position)
+                if kind in self._may_go_back:
+                    # Not known until all are seen, but already no higher than their last known positions make it.
+                    highest = derive(kind, last_known, self._settings.quorum).position
+                    after = after._replace(position=min(before.position, highest) if highest >= 0 else before.position)
             elif after.position >= 0:
                 self._may_go_back.discard(kind)
             self._derived_seen_at[kind] = min(self._derived_seen_at[kind], after.seen_at) if after.stale else now
