@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.engine import plain
 from tests.engine.adapter import EngineUnderTest
+from tests.parsing import parsed
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "modules.md"
@@ -29,7 +30,7 @@ Generated from the module headers by `make docs`. [architecture.md](architecture
 
 def summary(path: Path) -> str:
     """The first sentence of a module's docstring, on one line."""
-    text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    text = ast.get_docstring(parsed(path.read_text("utf-8"))) or ""
     paragraph = " ".join(text.split("\n\n")[0].split())
     sentence = re.split(r"(?<=[.:]) (?=[A-Z])", paragraph)[0]
     return sentence.rstrip(".:").replace("|", r"\|")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import purgatory
+from tests.parsing import parsed
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("purgatory", "client", "pipeline", "connectors", "tests", "examples", "bench")
@@ -67,7 +68,7 @@ def modules() -> dict[str, tuple[Path, ast.Module]]:
         if parts[:2] != ("purgatory", "v1") and "__pycache__" not in parts and "node_modules" not in parts:
             parts = parts[1:] if parts[0] in {"client", "pipeline", "connectors"} else parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            found[name] = relative, ast.parse(path.read_text("utf-8"))
+            found[name] = relative, parsed(path.read_text("utf-8"))
     return found
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemon_process import DaemonProcess, daemon_environment
+from tests.parsing import parsed
 
 PROJECT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((PROJECT / "examples" / "recipes").glob("[!_]*.py"))
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 def printed_by(recipe: Path) -> str:
     """The output that the recipe's docstring promises."""
-    text = inspect.cleandoc(ast.get_docstring(ast.parse(recipe.read_text("utf-8"))) or "")
+    text = inspect.cleandoc(ast.get_docstring(parsed(recipe.read_text("utf-8"))) or "")
     _, heading, lines = text.rpartition("\nPrints:\n")
     assert heading, f"the docstring of {recipe.name} does not end with `Prints:` and its lines"
     return inspect.cleandoc(lines)

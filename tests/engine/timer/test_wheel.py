@@ -23,6 +23,7 @@ from purgatory.engine.waiting.wheel import (
     round_up_to_tick,
 )
 from tests.engine.timer.wheel_steps import GEOMETRIES, Place, advance, make, path
+from tests.parsing import parsed
 
 # Arithmetic
 
@@ -67,7 +68,7 @@ def test_worked_example_in_module_docstring() -> None:
     """The wheel does what every line of the example in wheel.py's docstring says."""
     # Compiled modules have no docstring; their source is next to them.
     source = Path(wheel_module.__file__).parent / "wheel.py"
-    text = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
+    text = ast.get_docstring(parsed(source.read_text(encoding="utf-8"))) or ""
     adds = re.findall(r"add (\d+) +-> level (\d), bucket (\d), due at (\d+)", text)
     assert len(adds) == 4
     wheel = make(1, 3)
