@@ -105,7 +105,7 @@ def test_a_client_from_before_a_fork_says_so(shared_daemon: DaemonProcess) -> No
 
 
 FORKING = """
-import asyncio, os, sys
+import asyncio, os, sys, threading, time
 from purgatory_client import AsyncClient, Client
 from purgatory_client.errors import ClientClosed
 
@@ -156,6 +156,9 @@ old_async = old._client
 for _ in range(5):
     in_child(refuses)
 old.close()
+# gRPC ends its own threads in the background. A child that is forked meanwhile inherits locks that nobody releases.
+while len(os.listdir("/proc/self/task")) > threading.active_count():
+    time.sleep(0.001)
 in_child(works)
 """
 
