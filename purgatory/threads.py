@@ -101,7 +101,7 @@ class ClockThread(threading.Thread):
                 wait_ms = self._wait_ms()
             except BaseException:
                 self.failures += 1
-                logger.exception("%s failed and goes on", self.name)
+                logger.exception("%s failed; it continues", self.name)
                 self._wake.wait(RETRY_AFTER_S)
                 continue
             if wait_ms != 0 and not self._is_stopping:

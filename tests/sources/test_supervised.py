@@ -135,7 +135,7 @@ async def test_the_end_of_a_child_is_told_and_its_log_passed_on(
     told = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert ("ERROR", "source x://y: it hurts") in told
     assert ("WARNING", "source x://y: Traceback True") in told
-    assert any("source x://y ended (exit code 3); it is started again in 0." in text for _, text in told)
+    assert any("source x://y ended (exit code 3); restarting it in 0." in text for _, text in told)
     assert not source.is_running
 
 

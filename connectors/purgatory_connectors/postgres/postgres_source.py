@@ -138,9 +138,9 @@ class PostgresSession:
     def _log_changes(self, reasons: Mapping[str, str]) -> None:
         for mark, reason in reasons.items():
             if reason != self._reported.get(mark) and mark not in DERIVED and self._group.is_complete:
-                log.warning("%s%s cannot be seen: %s", self._prefix, mark, reason)
+                log.warning("%s%s is stale: %s", self._prefix, mark, reason)
         for mark in self._reported.keys() - reasons.keys() - set(DERIVED):
-            log.info("%s%s is seen", self._prefix, mark)
+            log.info("%s%s is current again", self._prefix, mark)
 
     def _state(self, *, is_stale: bool) -> SourceState:
         if not is_stale:

@@ -192,7 +192,7 @@ class Publisher:
             started = time.monotonic()
             try:
                 await self._source.run(self)
-                self.report(SourceState.STALE, "the source ended by itself")
+                self.report(SourceState.STALE, "the source ended unexpectedly")
             except SourceRefused as error:
                 self.report(SourceState.REFUSED, str(error))
                 await asyncio.sleep(_LAST_REPORT_S)

@@ -101,7 +101,7 @@ class HistoryWriter:
             try:
                 self._files.write(table, make_rows(table, some, names))
             except Exception:
-                LOGGER.exception("rows of %s up to call %d cannot be kept", table, some[-1].stamp.call_number)
+                LOGGER.exception("cannot store rows of %s up to call %d", table, some[-1].stamp.call_number)
                 self._lose(table, some)
         for record in records:
             self.statistics.rows_done += record.rows
@@ -180,7 +180,7 @@ class HistoryWriter:
                 self.ending.wait(self._retry_s)
         if self._is_failing:
             self._is_failing = False
-            LOGGER.info("the archive is being written again")
+            LOGGER.info("the archive can be written again")
         self._report(self.statistics)
 
     def _note_failure(self, error: Exception) -> None:

@@ -38,7 +38,7 @@ class WithSources(BaseModel):
     source: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_source_uris), AfterValidator(_checked_sources)] = (
         setting(
             (),
-            "Run this source of marks too: kafka://HOST:PORT, postgres://HOST:PORT, redis://HOST:PORT, "
+            "Also run this source of marks: kafka://HOST:PORT, postgres://HOST:PORT, redis://HOST:PORT, "
             "poll+http://HOST:PORT/PATH or poll+sql://HOST:PORT/DATABASE (docs/sources.md). "
             "May be repeated; in the file a table [[source]] with `uri` for each, in the environment separated by "
             "spaces.",

@@ -268,7 +268,7 @@ async def test_what_calls_wait_for_counts_for_their_account() -> None:
         assert (ann.usage.items, ann.usage.operations, ann.usage.partitions) == (8, 6, 4)
         run = wait_for("payments", 0)
         run.batch.operation_ids[0] = second_id
-        with pytest.raises(RpcError, match="your share now"):
+        with pytest.raises(RpcError, match="current share"):
             register_unary_wait(host, run, ann)
         assert register(host, session_of(host, "ann"), 1) == 0
     # Of calls that end together, only the first is cancelled in this loop iteration, and the others in the next one.

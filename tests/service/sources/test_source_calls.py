@@ -108,7 +108,7 @@ async def test_ends_without_a_source_or_with_one_that_cannot_see() -> None:
     """The call fails at once with the reason; if another source feeds the topic, that one is asked."""
     async with serving() as served:
         request = source_pb2.GetSourceEndsRequest(topics=["kafka/orders"])
-        with refused(grpc.StatusCode.UNAVAILABLE, "no source that feeds 'kafka/orders'"):
+        with refused(grpc.StatusCode.UNAVAILABLE, "no source that publishes 'kafka/orders'"):
             await served.stub.GetSourceEnds(request)
         async with AsyncClient(served.address) as client:
             with pytest.raises(Unavailable, match="no source") as said:
