@@ -38,8 +38,8 @@ class RefusedAfterFork:
     def acquire(self) -> NoReturn:
         """Raise UsedAfterFork."""
         raise UsedAfterFork(
-            f"{self._what} was made in process {self._made_in} and does not work in its forked child {os.getpid()}: "
-            "make a new one after the fork"
+            f"{self._what} was created in process {self._made_in} and does not work in its forked child {os.getpid()}: "
+            "create a new one after the fork"
         )
 
     def __enter__(self) -> NoReturn:

@@ -31,9 +31,9 @@ def split_address(address: str) -> tuple[str, int]:
     """'127.0.0.1:7440' -> ('127.0.0.1', 7440); '[::1]:0' -> ('::1', 0). Raises ValueError on anything else."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or (":" in host and not (host.startswith("[") and host.endswith("]"))):
-        raise ValueError("should be host:port, such as 127.0.0.1:7440 or [::1]:7440")
+        raise ValueError("must be host:port, such as 127.0.0.1:7440 or [::1]:7440")
     if not (port.isascii() and port.isdigit()) or int(port) > PORT_MAX:
-        raise ValueError(f"should end in a port from 0 to {PORT_MAX}")
+        raise ValueError(f"must end in a port from 0 to {PORT_MAX}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -53,19 +53,19 @@ def _checked_address(address: str) -> str:
 
 def _checked_path(given: object) -> object:
     if given == "":
-        raise ValueError("should be a path; leave the setting out where there is none")
+        raise ValueError("must be a path; omit the setting if there is none")
     return given
 
 
 def _checked_folder(path: Path) -> Path:
     if not path.parent.is_dir():
-        raise ValueError("should be a file in a folder that exists")
+        raise ValueError("must be a file in a folder that exists")
     return path
 
 
 def _checked_budget(memory_bytes: int) -> int:
     if 0 < memory_bytes < MEMORY_BYTES_MIN:
-        raise ValueError(f"should be 0 or at least {MEMORY_BYTES_MIN}")
+        raise ValueError(f"must be 0 or at least {MEMORY_BYTES_MIN}")
     return memory_bytes
 
 
@@ -76,7 +76,7 @@ def _as_words(given: object) -> object:
 def _checked_hosts(hosts: str) -> str:
     for host in hosts.split():
         if "/" in host or "@" in host or "*" in host.removeprefix("*.").removesuffix(":*"):
-            raise ValueError(f"should be hosts such as hooks.example.org, *.example.org or localhost:8080, not {host}")
+            raise ValueError(f"must be hosts such as hooks.example.org, *.example.org or localhost:8080, not {host}")
     return hosts
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
     ("arguments", "said"),
     [
         (("kafka", "postgres://h"), "use the command postgres"),
-        (("kafka", "me:hunter2@h:9092"), "no user or password in an address"),
+        (("kafka", "me:hunter2@h:9092"), "an address must have no user or password"),
         (("kafka", "h:9092", "-o", "label"), "write it as NAME=VALUE"),
         (("kafka", "h:9092", "--log-format", "xml"), "--log-format xml: text or json"),
     ],

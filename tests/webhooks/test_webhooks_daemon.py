@@ -102,9 +102,9 @@ def test_one_refused_result_does_not_hold_others_back(caller: CallbackCaller) ->
     ("url", "why"),
     [
         ("https://elsewhere.example/hook", "not among webhooks.allowed_hosts"),
-        ("ftp://127.0.0.1/hook", "should begin with https"),
+        ("ftp://127.0.0.1/hook", "must begin with https"),
         ("http://user@127.0.0.1/hook", "neither a user nor a fragment"),
-        ("http://127.0.0.1:99999/hook", "is no URL"),
+        ("http://127.0.0.1:99999/hook", "not a URL"),
         ("http://127.0.0.1/ho ok", "must be escaped"),
         ("http://127.0.0.1/" + "x" * 2_048, "more than 2048"),
     ],

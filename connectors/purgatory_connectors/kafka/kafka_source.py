@@ -209,11 +209,11 @@ class KafkaSession:
         at_time = {} if as_of_ms is None else await self._view.ends(partitions, as_of_ms)
         for (topic, number), seen in at_time.items():
             if seen.error:
-                raise SourceStale(f"the end of {topic}-{number} at {as_of_ms} cannot be seen: {seen.error}")
+                raise SourceStale(f"the end of {topic}-{number} at {as_of_ms} is unknown: {seen.error}")
         latest, earliest = await asyncio.gather(self._view.ends(partitions), self._view.ends(partitions, EARLIEST))
         for (topic, number), seen in [*latest.items(), *earliest.items()]:
             if seen.offset < 0:
-                raise SourceStale(f"the end of {topic}-{number} cannot be seen: {seen.error}")
+                raise SourceStale(f"the end of {topic}-{number} is unknown: {seen.error}")
         # These readings are as good as those of a poll, so they are published too.
         self._topics.take(self._topics.marks.seen(latest, begun))
         ends = {one: latest[one] if at_time.get(one, NOT_YET) is NOT_YET else at_time[one] for one in partitions}

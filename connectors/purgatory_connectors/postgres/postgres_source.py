@@ -87,11 +87,11 @@ class PostgresSession:
         """The end of the primary's log, read after the call began. Raises SourceStale."""
         primary = self._group.primary
         if primary is None:
-            raise SourceStale(f"pg/{self._settings.name}: no primary can be seen")
+            raise SourceStale(f"pg/{self._settings.name}: no primary is available")
         position = await self._readers[primary].end()
         # A promotion during the query may have lost this end.
         if self._group.primary != primary:
-            raise SourceStale(f"pg/{self._settings.name}: there is another primary than {primary} now")
+            raise SourceStale(f"pg/{self._settings.name}: {primary} is no longer the primary")
         self._group.gave_end(position)
         return position
 

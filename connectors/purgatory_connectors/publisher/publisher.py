@@ -64,7 +64,7 @@ class Source(ABC):
         read, NoTimeLookup if this kind of source does not know them.
         """
         raise NoTimeLookup(
-            f"{self.name} cannot look up where {', '.join(names)} ended at {as_of_ms}: ask for the present"
+            f"{self.name} cannot look up where {', '.join(names)} ended at {as_of_ms}: ask for the present ends"
         )
 
 

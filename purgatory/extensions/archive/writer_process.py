@@ -1,7 +1,7 @@
 """The archive's writer process. The daemon starts it so that the daemon itself never loads pyarrow.
 
-It reads frames from stdin and writes lines to stdout (`writer_protocol`). It ends at the end of its input, which is
-when the daemon ends for any reason. If the daemon is killed, the process first writes everything that it has received.
+It reads frames from stdin and writes lines to stdout (`writer_protocol`). It exits when its input ends, that is,
+when the daemon exits for any reason. If the daemon is killed, the process first writes everything that it has received.
 
 All tables roll together, between two frames, so the files in place contain everything up to one call. While files
 cannot be written, the process retries and frames accumulate in memory.

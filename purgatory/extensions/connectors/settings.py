@@ -23,11 +23,11 @@ def _checked_sources(uris: tuple[str, ...]) -> tuple[str, ...]:
         scheme, _, rest = uri.partition("://")
         if scheme not in KINDS or not rest:
             schemes = ", ".join(f"{one}://" for one in KINDS)
-            raise ValueError(f"source {number} should begin with one of {schemes} and a host")
+            raise ValueError(f"source {number} must begin with one of {schemes} and a host")
         if "@" in rest.partition("?")[0] or "password" in rest.partition("?")[2].lower():
             raise ValueError(
-                f"source {number} holds a user or a password, and everybody can read it there; put them into a file "
-                "and name that by ?config=FILE"
+                f"source {number} contains a user or password, which others can read there; put them into a file "
+                "and name it in ?config=FILE"
             )
     return uris
 

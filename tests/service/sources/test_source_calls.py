@@ -159,9 +159,9 @@ async def test_ends_as_of_a_time() -> None:
             await other.answer_ends(1, error="broker 2 is down", as_of_ms=as_of_ms)
             with pytest.raises(Unavailable, match="it has no clock; broker 2 is down"):
                 await asked
-        with pytest.raises(InvalidRequest, match="should be from 0 to the present"):
+        with pytest.raises(InvalidRequest, match="must be from 0 to the present"):
             await client.ends(["kafka/orders"], as_of=datetime.now(UTC) + timedelta(hours=1))
-        with pytest.raises(InvalidRequest, match="should be from 0 to the present"):
+        with pytest.raises(InvalidRequest, match="must be from 0 to the present"):
             await client.ends(["kafka/orders"], as_of=datetime(1969, 12, 31, tzinfo=UTC))
         with pytest.raises(InvalidRequest, match="has no time zone"):
             await client.ends(["kafka/orders"], as_of=datetime(2025, 3, 1))
