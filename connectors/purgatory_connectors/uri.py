@@ -51,7 +51,9 @@ class SourceUri:
         parts = urlsplit(text)
         scheme = parts.scheme
         if scheme not in KINDS:
-            raise SourceUriInvalid(f"source {_shown(text)!r}: must begin with {', '.join(f'{one}://' for one in KINDS)}")
+            raise SourceUriInvalid(
+                f"source {_shown(text)!r}: must begin with {', '.join(f'{one}://' for one in KINDS)}"
+            )
         if "@" in parts.netloc:
             raise SourceUriInvalid(
                 f"source {_shown(text)!r}: an address must have no user or password, because others can read it; "
@@ -94,9 +96,7 @@ class SourceUri:
         """Raise SourceUriInvalid for an option that is not among these."""
         for option in self.options:
             if option not in known:
-                raise SourceUriInvalid(
-                    f"source {self.text!r}: unknown option {option!r}; known: {', '.join(known)}"
-                )
+                raise SourceUriInvalid(f"source {self.text!r}: unknown option {option!r}; known: {', '.join(known)}")
 
     def merged(self, environment_prefix: str) -> SourceUri:
         """The address with the options of `config` added; those of the address take precedence."""

@@ -54,7 +54,9 @@ class Waited(TypedDict):
         str, Field(description="satisfied, failed (it can never hold), expired, cancelled or shutting down.")
     ]
     waited_seconds: float
-    details: Annotated[list[str], Field(description="For each target: the position reached, and the reason if it fell short.")]
+    details: Annotated[
+        list[str], Field(description="For each target: the position reached, and the reason if it fell short.")
+    ]
 
 
 class Pending(TypedDict):

@@ -139,8 +139,8 @@ class GrpcSettings(SettingsGroup):
     )
     connection_age_max_ms: int = setting(
         0,
-        "Ask clients to reconnect after this long, to spread load. 0: never. `shutdown.grace_ms` later, calls that are "
-        "still open are ended: `Session`, `StreamResults`, `AdvanceStream`, `TailResults`, `AttachSource`, long calls of "
+        "Ask clients to reconnect after this long, to spread load. 0: never. `shutdown.grace_ms` later, open "
+        "calls are ended: `Session`, `StreamResults`, `AdvanceStream`, `TailResults`, `AttachSource`, long calls of "
         "`Wait`. The Python client and the command line resume them. Sources that the daemon runs itself are exempt.",
         ge=0,
         le=DURATION_MS_MAX,
@@ -306,7 +306,9 @@ class SharesSettings(SettingsGroup):
 class SessionSettings(SettingsGroup):
     """Sessions."""
 
-    heartbeat_interval_ms: DurationMs = setting(10_000, "Send a heartbeat on a stream that has been silent for this long.")
+    heartbeat_interval_ms: DurationMs = setting(
+        10_000, "Send a heartbeat on a stream that has been silent for this long."
+    )
     ttl_ms: DurationMs = setting(600_000, "Keep a session this long after its last connection has ended.")
     finished_ttl_ms: DurationMs = setting(
         5_000, "The same for a session with nothing pending and all results acknowledged over a Session stream."

@@ -42,7 +42,10 @@ def test_settings_may_stand_behind_the_command(given: list[str], ordered: list[s
     ("arguments", "said"),
     [
         (["check", "/nowhere"], "there is no archive at /nowhere"),
-        (["check", "/nowhere", "--conf", "memory=1g"], "--conf memory=1g: not a Spark setting; expected spark.NAME=VALUE"),
+        (
+            ["check", "/nowhere", "--conf", "memory=1g"],
+            "--conf memory=1g: not a Spark setting; expected spark.NAME=VALUE",
+        ),
         (["check", "/nowhere", "--conf", "spark.memory"], "--conf spark.memory: not a Spark setting"),
         (["check", "/nowhere", "--since", "yesterday"], "--since yesterday: not an instant; expected 2026-11-21 or"),
         ([*REPORT, "--window", "soon"], "--window soon: not a duration; expected 500ms, 10s, 5m, 1h or 1d"),

@@ -122,7 +122,9 @@ class ClusterView:
         """Whether this topic may not be seen, found by requesting it by name. Updates `refused`. Raises SourceStale."""
         at = (await self._listed(topic)).topics.get(topic)
         if at is not None and at.error is not None and at.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            self.refused.setdefault(topic, (time.monotonic(), f"not authorized to see topic {topic!r}; allow Describe on it"))
+            self.refused.setdefault(
+                topic, (time.monotonic(), f"not authorized to see topic {topic!r}; allow Describe on it")
+            )
             return True
         self.refused.pop(topic, None)
         return False

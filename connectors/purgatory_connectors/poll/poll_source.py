@@ -76,7 +76,9 @@ class PollSource(PolledSource[Positions]):
     async def ends(self, names: Sequence[str]) -> list[End]:
         """The end that the option `end` returns, for all marks or by name. Raises SourceStale."""
         if self._end is None:
-            raise SourceStale(f"{self.prefix}: no end is configured; add the option end= to its address (docs/sources.md)")
+            raise SourceStale(
+                f"{self.prefix}: no end is configured; add the option end= to its address (docs/sources.md)"
+            )
         found = await self.asked(self._end)
         ends = {name: found.get(name.removeprefix(self.prefix), found.get(POSITION)) for name in names}
         # An empty log has no end. Read only then: the positions, to tell it from a name that is mistyped.

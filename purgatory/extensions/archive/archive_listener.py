@@ -147,9 +147,7 @@ class ArchiveListener(Listener):
     def metrics(self) -> Iterable[Metric]:
         statistics = self._link.statistics
         kept = CounterMetricFamily("purgatory_archive_rows", "Rows of history written to files.", labels=["table"])
-        dropped = CounterMetricFamily(
-            "purgatory_archive_dropped_rows", "Rows of history lost.", labels=["table"]
-        )
+        dropped = CounterMetricFamily("purgatory_archive_dropped_rows", "Rows of history lost.", labels=["table"])
         for table in vocabulary.TABLES:
             kept.add_metric([table], statistics.rows_kept[table])
             dropped.add_metric([table], self.rows_dropped(table))
@@ -157,9 +155,7 @@ class ArchiveListener(Listener):
         return (
             kept,
             dropped,
-            GaugeMetricFamily(
-                "purgatory_archive_queue_rows", "Rows of history waiting in memory.", self.rows_waiting
-            ),
+            GaugeMetricFamily("purgatory_archive_queue_rows", "Rows of history waiting in memory.", self.rows_waiting),
             CounterMetricFamily("purgatory_archive_files", "Files of history written.", statistics.files),
             CounterMetricFamily("purgatory_archive_bytes", "Bytes of history written.", statistics.bytes),
             CounterMetricFamily("purgatory_archive_errors", "Failed attempts to write history.", errors),
@@ -272,7 +268,9 @@ class ArchiveListener(Listener):
         """Record the end of the run, and write the remaining records within `timeout_s`."""
         self.mark(vocabulary.ENDED, now_ms)
         if not await self._link.close(timeout_s, self.send):
-            LOGGER.error("the end of the history could not be written; the next start will report that this run crashed")
+            LOGGER.error(
+                "the end of the history could not be written; the next start will report that this run crashed"
+            )
 
     def send(self) -> None:
         """Send all unsent records, or try again later if the writer process is down."""

@@ -22,9 +22,7 @@ class WebhooksSettings(SettingsGroup):
     secret_file: FilePath | None = setting(
         None, "Secrets for signing webhooks, whsec_..., one per line. Reloaded when it changes."
     )
-    ca_file: FilePath | None = setting(
-        None, "Authorities to trust for receivers (PEM). Default: those of the system."
-    )
+    ca_file: FilePath | None = setting(None, "Authorities to trust for receivers (PEM). Default: those of the system.")
     timeout_ms: DurationMs = setting(10_000, "Time for a receiver to answer before the attempt fails.")
     retry_first_ms: DurationMs = setting(
         5_000, "Pause after the first failed attempt; doubles with each further one, minus a random part of up to half."
@@ -35,7 +33,9 @@ class WebhooksSettings(SettingsGroup):
     )
     posts_max: Count = setting(64, "POSTs in flight; at most half to new, slow or silent hosts.")
     posts_per_host_max: Count = setting(4, "POSTs in flight to one host; a host that is new or does not answer gets 1.")
-    dead_letters_max: Count = setting(1_000, "Dead letters kept. At the limit, the oldest letter of the principal with the most is dropped.")
+    dead_letters_max: Count = setting(
+        1_000, "Dead letters kept. At the limit, the oldest letter of the principal with the most is dropped."
+    )
 
     @model_validator(mode="after")
     def _signed(self) -> Self:

@@ -228,9 +228,7 @@ class Webhooks(Listener, Callbacks):
         return self.letters.held_bytes
 
     def metrics(self) -> Iterable[Metric]:
-        attempts = CounterMetricFamily(
-            "purgatory_webhook_attempts", "POSTs of webhooks, by result.", labels=["end"]
-        )
+        attempts = CounterMetricFamily("purgatory_webhook_attempts", "POSTs of webhooks, by result.", labels=["end"])
         for end in (DELIVERED, REFUSED, UNREACHABLE, NOT_ALLOWED):
             attempts.add_metric([end], self.deliveries.attempts.get(end, 0))
         yield attempts

@@ -183,7 +183,9 @@ class Shares:
         most = self._of(account, self._limits.unary_waits_max, in_flight, account.unary_waits, own_most)
         if account.unary_waits < most or account.principal == NOBODY:
             return None
-        message = f"you have {account.unary_waits} calls of Wait in flight, which is your current share; try again later"
+        message = (
+            f"you have {account.unary_waits} calls of Wait in flight, which is your current share; try again later"
+        )
         return Refusal(0, codes.RESOURCE_EXHAUSTED, "unary_waits", message)
 
     def memory_refusal(self, account: Account, more_bytes: int) -> Refusal | None:

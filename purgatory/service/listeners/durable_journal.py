@@ -164,7 +164,9 @@ class DurableJournal(Journal):
     def metrics(self) -> Iterable[Metric]:
         values = (*self.statistics(), int(self._failure is not None), self._lag_s())
         plain = [family(name, text, value) for (family, name, text), value in zip(METRICS, values, strict=True)]
-        syncs = HistogramMetricFamily("purgatory_journal_sync_seconds", "Time from sealing a group until it was durable.")
+        syncs = HistogramMetricFamily(
+            "purgatory_journal_sync_seconds", "Time from sealing a group until it was durable."
+        )
         syncs.add_metric([], self._syncs.cumulative(), self._syncs.sum_seconds)
         return [*plain, syncs]
 

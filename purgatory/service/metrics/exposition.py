@@ -65,7 +65,9 @@ class HostCollector(Collector):
 
     def _operations(self) -> Iterable[Metric]:
         registered = CounterMetricFamily(
-            "purgatory_registered", "Operations registered; the sum of outcomes and pending operations.", labels=["kind"]
+            "purgatory_registered",
+            "Operations registered; the sum of outcomes and pending operations.",
+            labels=["kind"],
         )
         pending = GaugeMetricFamily(
             "purgatory_pending_operations", "Operations that wait (Kafka: NumDelayedOperations).", labels=["kind"]
@@ -162,7 +164,9 @@ class HostCollector(Collector):
             labels=["call"],
         )
         longest = GaugeMetricFamily(
-            "purgatory_longest_loop_hold_seconds", "Longest time that one call held the event loop, since the start.", labels=["call"]
+            "purgatory_longest_loop_hold_seconds",
+            "Longest time that one call held the event loop, since the start.",
+            labels=["call"],
         )
         for watched in self._host.holds:
             holds.add_metric([watched.call], watched.holds)
@@ -185,7 +189,9 @@ class HostCollector(Collector):
             "purgatory_turns_waiting", "Calls and messages that wait for their turn.", labels=["work"]
         )
         waits = HistogramMetricFamily(
-            "purgatory_turn_wait_seconds", "Waiting time of calls and messages that did not run at once.", labels=["work"]
+            "purgatory_turn_wait_seconds",
+            "Waiting time of calls and messages that did not run at once.",
+            labels=["work"],
         )
         for work, (name, histogram) in enumerate(zip(WORK_NAMES, self._metrics.turn_waits, strict=True)):
             waiting.add_metric([name], queue.waiting(work))
@@ -211,9 +217,7 @@ class HostCollector(Collector):
 
     def _memory(self) -> Iterator[Metric]:
         budget = self._host.shares.budget
-        held = GaugeMetricFamily(
-            "purgatory_memory_held_bytes", "Memory in use, by part, as counted.", labels=["part"]
-        )
+        held = GaugeMetricFamily("purgatory_memory_held_bytes", "Memory in use, by part, as counted.", labels=["part"])
         for part, size in budget.parts().items():
             held.add_metric([part], size)
         yield held
@@ -221,11 +225,15 @@ class HostCollector(Collector):
         yield _gauge(
             "purgatory_memory_short", "1 while the measured memory use exceeds the budget.", int(budget.is_short)
         )
-        yield CounterMetricFamily("purgatory_memory_refusals", "Batches and answers refused because they did not fit.", budget.refusals)
+        yield CounterMetricFamily(
+            "purgatory_memory_refusals", "Batches and answers refused because they did not fit.", budget.refusals
+        )
 
 
 def _build_info() -> Metric:
-    info = GaugeMetricFamily("purgatory_build_info", "Always 1; the labels have the version and the engine.", labels=["version", "engine"])
+    info = GaugeMetricFamily(
+        "purgatory_build_info", "Always 1; the labels have the version and the engine.", labels=["version", "engine"]
+    )
     info.add_metric([__version__, "compiled" if COMPILED else "uncompiled"], 1)
     return info
 

@@ -21,14 +21,18 @@ class SourceMetrics(Collector):
         self._now_ms: Final = now_ms
 
     def collect(self) -> Iterable[Metric]:
-        up = GaugeMetricFamily("purgatory_source_up", "1 while the source is attached, reports, and is not stale.", labels=LABELS)
+        up = GaugeMetricFamily(
+            "purgatory_source_up", "1 while the source is attached, reports, and is not stale.", labels=LABELS
+        )
         staleness = GaugeMetricFamily(
             "purgatory_source_staleness_seconds",
             "Age of the mark that has been stale for the longest; 0: none is stale.",
             labels=LABELS,
         )
         lag = GaugeMetricFamily(
-            "purgatory_source_lag_seconds", "Delay of the published marks behind the system that the source reads.", labels=LABELS
+            "purgatory_source_lag_seconds",
+            "Delay of the published marks behind the system that the source reads.",
+            labels=LABELS,
         )
         restarts = CounterMetricFamily(
             "purgatory_source_restarts", "Restarts of a source that the daemon runs.", labels=["source"]

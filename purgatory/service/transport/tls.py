@@ -167,7 +167,7 @@ class Tls(Collector):
             valid_for(self.material.certificate, self._now()),
         )
         reloads = CounterMetricFamily(
-            "purgatory_tls_reloads", "Reloads of changed TLS files: applied, or refused as unusable.", labels=["result"]
+            "purgatory_tls_reloads", "Reloads of changed TLS files: applied or refused.", labels=["result"]
         )
         reloads.add_metric(["taken"], self._reloads)
         reloads.add_metric(["refused"], self._failures)
