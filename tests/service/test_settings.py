@@ -223,5 +223,5 @@ def test_addresses_are_split(address: str, expected: tuple[str, int]) -> None:
 )
 def test_bad_addresses_are_refused(address: str) -> None:
     """Anything that is not host:port is refused."""
-    with pytest.raises(ValueError, match="should"):
+    with pytest.raises(ValueError, match="must"):
         split_address(address)
