@@ -26,7 +26,7 @@ class SourceMetrics(Collector):
         )
         staleness = GaugeMetricFamily(
             "purgatory_source_staleness_seconds",
-            "Age of the mark that has been stale for the longest; 0: none is stale.",
+            "Time since the oldest stale mark became stale; 0: none is stale.",
             labels=LABELS,
         )
         lag = GaugeMetricFamily(
