@@ -104,7 +104,7 @@ class MemoryBudget:
         if held + more_bytes <= self.bytes_max:
             return None
         message = (
-            f"{held} of a budget of {self.bytes_max} bytes are in use, and {more_bytes} more do not fit; try again later"
+            f"{held} of a budget of {self.bytes_max} bytes are in use; {more_bytes} more do not fit; try again later"
         )
         return Refusal(0, codes.RESOURCE_EXHAUSTED, "memory", message)
 
