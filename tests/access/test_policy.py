@@ -120,7 +120,7 @@ async def test_shares_change_with_the_policy(tmp_path: Path) -> None:
     none = f"{POLICY}[principals.wait.shares]\nunary_waits_max = 0\n"
     async with guarding(tmp_path, none) as served, served.caller("wait") as caller:
         for _ in range(2):
-            with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "your share"):
+            with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "current share"):
                 await caller.call("Wait", request)
             served.use_policy(POLICY)
             await caller.call("Wait", request)
