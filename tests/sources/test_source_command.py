@@ -16,7 +16,7 @@ from typer.testing import CliRunner
         (("kafka", "postgres://h"), "use the command postgres"),
         (("kafka", "me:hunter2@h:9092"), "an address must have no user or password"),
         (("kafka", "h:9092", "-o", "label"), "write it as NAME=VALUE"),
-        (("kafka", "h:9092", "--log-format", "xml"), "--log-format xml: text or json"),
+        (("kafka", "h:9092", "--log-format", "xml"), "--log-format xml: must be text or json"),
     ],
 )
 def test_an_error_is_one_line(arguments: tuple[str, ...], said: str) -> None:
