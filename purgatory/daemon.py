@@ -184,7 +184,7 @@ class Daemon:
 
     def reload(self) -> None:
         """Read the policy, the tokens and the keys again, and let extensions read their files again."""
-        LOGGER.info("SIGHUP: reading the files of access and webhooks again")
+        LOGGER.info("SIGHUP: reloading the files of access and webhooks")
         for extension in self._extensions:
             extension.reload()
         self._access.reload()

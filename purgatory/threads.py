@@ -38,8 +38,8 @@ class RefusedAfterFork:
     def acquire(self) -> NoReturn:
         """Raise UsedAfterFork."""
         raise UsedAfterFork(
-            f"{self._what} was made in process {self._made_in} and does not work in its forked child {os.getpid()}: "
-            "make a new one after the fork"
+            f"{self._what} was created in process {self._made_in} and does not work in its forked child {os.getpid()}: "
+            "create a new one after the fork"
         )
 
     def __enter__(self) -> NoReturn:
@@ -101,7 +101,7 @@ class ClockThread(threading.Thread):
                 wait_ms = self._wait_ms()
             except BaseException:
                 self.failures += 1
-                logger.exception("%s failed and goes on", self.name)
+                logger.exception("%s failed; it continues", self.name)
                 self._wake.wait(RETRY_AFTER_S)
                 continue
             if wait_ms != 0 and not self._is_stopping:

@@ -43,9 +43,9 @@ class NoRepetitions(logging.Filter):
 def start_logging(form: str, level: str) -> None:
     """Log to stderr. Raises SourceRefused if the format or the level is unknown."""
     if form not in {"text", "json"}:
-        raise SourceRefused(f"--log-format {form}: text or json")
+        raise SourceRefused(f"--log-format {form}: must be text or json")
     if level not in LEVELS:
-        raise SourceRefused(f"--log-level {level}: one of {', '.join(LEVELS)}")
+        raise SourceRefused(f"--log-level {level}: must be one of {', '.join(LEVELS)}")
     log.start_logging(form, level, NoRepetitions())
 
 

@@ -51,11 +51,13 @@ class SourceUri:
         parts = urlsplit(text)
         scheme = parts.scheme
         if scheme not in KINDS:
-            raise SourceUriInvalid(f"source {_shown(text)!r}: begin with {', '.join(f'{one}://' for one in KINDS)}")
+            raise SourceUriInvalid(
+                f"source {_shown(text)!r}: must begin with {', '.join(f'{one}://' for one in KINDS)}"
+            )
         if "@" in parts.netloc:
             raise SourceUriInvalid(
-                f"source {_shown(text)!r}: no user or password in an address, which everybody can read; "
-                "put them into a file and name it by ?config=FILE, or into the environment"
+                f"source {_shown(text)!r}: an address must have no user or password, because others can read it; "
+                "put them into a file and name it in ?config=FILE, or into the environment"
             )
         hosts = tuple(host for host in parts.netloc.split(",") if host)
         if not hosts and scheme != "poll+sql":  # the database may be a file
@@ -64,8 +66,8 @@ class SourceUri:
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
             if any(word in name.lower() for word in _SECRET):
                 raise SourceUriInvalid(
-                    f"source {_shown(text)!r}: {name} does not belong into an address, which everybody can read; "
-                    "put it into a file and name that by ?config=FILE, or into the environment"
+                    f"source {_shown(text)!r}: {name} does not belong in an address, which others can read; "
+                    "put it into a file and name that in ?config=FILE, or into the environment"
                 )
             options[name] = f"{options[name]},{value}" if name in options else value
         return cls(KINDS[scheme], scheme, hosts, unquote(parts.path).strip("/"), options, text)
@@ -94,9 +96,7 @@ class SourceUri:
         """Raise SourceUriInvalid for an option that is not among these."""
         for option in self.options:
             if option not in known:
-                raise SourceUriInvalid(
-                    f"source {self.text!r}: there is no option {option!r}; known: {', '.join(known)}"
-                )
+                raise SourceUriInvalid(f"source {self.text!r}: unknown option {option!r}; known: {', '.join(known)}")
 
     def merged(self, environment_prefix: str) -> SourceUri:
         """The address with the options of `config` added; those of the address take precedence."""

@@ -81,7 +81,9 @@ def report(spark: SparkSession, history: Mapping[str, DataFrame] | str, options:
         if column not in tables[table].columns
     ]
     if lacks:
-        raise ArchiveUnusable(f"the history lacks {', '.join(sorted(lacks))}: give what read() gives, with all columns")
+        raise ArchiveUnusable(
+            f"the history lacks {', '.join(sorted(lacks))}: pass the result of read() with all columns"
+        )
     registrations, outcomes, events = (tables[table] for table in REPORTED)
     return make_report(registrations, outcomes, events, options)
 

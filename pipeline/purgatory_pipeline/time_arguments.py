@@ -25,7 +25,7 @@ def parse_instant(option: str, text: str) -> datetime | None:
     try:
         instant = datetime.fromisoformat(text)
     except ValueError:
-        raise WindowInvalid(f"{option} {text}: an instant is written 2026-11-21 or 2026-11-21T18:00:00Z") from None
+        raise WindowInvalid(f"{option} {text}: not an instant; expected 2026-11-21 or 2026-11-21T18:00:00Z") from None
     return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant
 
 
@@ -33,5 +33,5 @@ def parse_span_ms(option: str, text: str) -> int:
     """A span of time in milliseconds: 500ms, 10s, 5m, 1h, 1d; a bare number is milliseconds. Raises `PolicyInvalid`."""
     match = _SPAN.fullmatch(text.strip())
     if match is None:
-        raise PolicyInvalid(f"{option} {text}: a span of time is written 500ms, 10s, 5m, 1h or 1d")
+        raise PolicyInvalid(f"{option} {text}: not a duration; expected 500ms, 10s, 5m, 1h or 1d")
     return int(match[1]) * UNITS_MS[match[2] or "ms"]

@@ -43,7 +43,7 @@ INSTRUCTIONS: Final = (
 )
 
 Timeout = Annotated[
-    float, Field(ge=0, le=TIMEOUT_S_MAX, description="How long to wait. 0: say at once whether it holds.")
+    float, Field(ge=0, le=TIMEOUT_S_MAX, description="How long to wait. 0: answer at once whether it holds.")
 ]
 
 
@@ -54,13 +54,15 @@ class Waited(TypedDict):
         str, Field(description="satisfied, failed (it can never hold), expired, cancelled or shutting down.")
     ]
     waited_seconds: float
-    details: Annotated[list[str], Field(description="For each target: what it reached, and why it did not get there.")]
+    details: Annotated[
+        list[str], Field(description="For each target: the position reached, and the reason if it fell short.")
+    ]
 
 
 class Pending(TypedDict):
     """Waits that have not ended."""
 
-    matching: Annotated[int, Field(description="How many there are, of which the first are listed.")]
+    matching: Annotated[int, Field(description="Total number; only the first are listed.")]
     operations: list[dict[str, Any]]
 
 

@@ -21,10 +21,10 @@ async def signal(
         Option(help="For the results of all waits on the key: text, @FILE, or @- for stdin; at most 4,096 bytes."),
     ] = None,
     failed: Annotated[
-        bool, Option("--failed", help="What the key stands for has failed: waits on it fail, with the value as reason.")
+        bool, Option("--failed", help="Report a failure: waits on the key fail, with the value as the reason.")
     ] = False,
     heartbeat: Annotated[
-        bool, Option("--heartbeat", help="Do not count; only end the silence of the key (see wait --heartbeat).")
+        bool, Option("--heartbeat", help="Send a heartbeat, which does not count (see wait --heartbeat).")
     ] = False,
 ) -> Exit:
     """Signal a key. Prints the number of waits that ended."""

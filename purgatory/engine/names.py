@@ -22,7 +22,7 @@ def partition_fault(name: PartitionName, length_max: int) -> str:
     if not topic:
         return "the topic is missing"
     if len(topic) > length_max:
-        return f"the topic has {len(topic)} characters, the most allowed are {length_max}"
+        return f"the topic has {len(topic)} characters; at most {length_max} are allowed"
     if not 0 <= partition <= PARTITION_MAX:
         return f"partition {partition} is not in 0..{PARTITION_MAX}"
     return ""
@@ -33,7 +33,7 @@ def key_fault(key: str, length_max: int) -> str:
     if not key:
         return "the key is missing"
     if len(key) > length_max:
-        return f"the key has {len(key)} characters, the most allowed are {length_max}"
+        return f"the key has {len(key)} characters; at most {length_max} are allowed"
     return ""
 
 

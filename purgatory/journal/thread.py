@@ -115,7 +115,7 @@ class JournalThread:
                 self._on_failure(error)
                 # While the daemon ends, each group gets one attempt and no retries.
                 if self._closing.wait(self._retry_s):
-                    LOGGER.error("the daemon ends, and its last changes could not be written to the journal")  # noqa: TRY400
+                    LOGGER.error("the daemon is exiting, and its last changes could not be written to the journal")  # noqa: TRY400
                     return False
             else:
                 return True

@@ -435,7 +435,7 @@ class Host:
                     self._dropped.popleft()
                     self.sessions.forget(session, self.time.now_ms())
             except Exception:
-                LOGGER.exception("cancelling the operations of a dropped session failed; it continues")
+                LOGGER.exception("cancelling the operations of a dropped session failed; will be retried")
                 await asyncio.sleep(RETRY_AFTER_FAULT_S)
         task = asyncio.current_task()
         assert task is not None, "runs as a task"
@@ -461,7 +461,7 @@ class Host:
                 for listener in self.listeners:
                     listener.tick()
             except Exception:
-                LOGGER.exception("session maintenance failed; it continues")
+                LOGGER.exception("session maintenance failed; will be retried")
 
 
 def make_host(settings: Settings, metrics: Listener, clock: Clock, started_ms: int) -> Host:

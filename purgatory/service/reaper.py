@@ -58,7 +58,7 @@ class Reaper:
                     self.turn()
                     await self._sleep(alarm)
                 except Exception:
-                    LOGGER.exception("a turn of the reaper failed; it continues")
+                    LOGGER.exception("expiring operations failed; will be retried")
                     for listener in self._listeners:
                         listener.reaper_failed()
                     await asyncio.sleep(RETRY_S)

@@ -113,7 +113,7 @@ def _contains(values: Values, name: str) -> bool:
 
 
 def _explained(fault: Values, flags: Values, known: type[Settings]) -> str:
-    """Format an error of pydantic as 'engine.tick_ms: should be ..., not 0 (environment PURGATORY_ENGINE_TICK_MS)'."""
+    """Format an error of pydantic as 'engine.tick_ms: must be ..., not 0 (environment PURGATORY_ENGINE_TICK_MS)'."""
     name = ".".join(str(step) for step in fault["loc"])
     message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     if name not in setting_names(known):

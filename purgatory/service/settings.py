@@ -31,9 +31,9 @@ def split_address(address: str) -> tuple[str, int]:
     """'127.0.0.1:7440' -> ('127.0.0.1', 7440); '[::1]:0' -> ('::1', 0). Raises ValueError on anything else."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or (":" in host and not (host.startswith("[") and host.endswith("]"))):
-        raise ValueError("should be host:port, such as 127.0.0.1:7440 or [::1]:7440")
+        raise ValueError("must be host:port, such as 127.0.0.1:7440 or [::1]:7440")
     if not (port.isascii() and port.isdigit()) or int(port) > PORT_MAX:
-        raise ValueError(f"should end in a port from 0 to {PORT_MAX}")
+        raise ValueError(f"must end in a port from 0 to {PORT_MAX}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -53,19 +53,19 @@ def _checked_address(address: str) -> str:
 
 def _checked_path(given: object) -> object:
     if given == "":
-        raise ValueError("should be a path; leave the setting out where there is none")
+        raise ValueError("must be a path; omit the setting if there is none")
     return given
 
 
 def _checked_folder(path: Path) -> Path:
     if not path.parent.is_dir():
-        raise ValueError("should be a file in a folder that exists")
+        raise ValueError("must be a file in a folder that exists")
     return path
 
 
 def _checked_budget(memory_bytes: int) -> int:
     if 0 < memory_bytes < MEMORY_BYTES_MIN:
-        raise ValueError(f"should be 0 or at least {MEMORY_BYTES_MIN}")
+        raise ValueError(f"must be 0 or at least {MEMORY_BYTES_MIN}")
     return memory_bytes
 
 
@@ -76,7 +76,7 @@ def _as_words(given: object) -> object:
 def _checked_hosts(hosts: str) -> str:
     for host in hosts.split():
         if "/" in host or "@" in host or "*" in host.removeprefix("*.").removesuffix(":*"):
-            raise ValueError(f"should be hosts such as hooks.example.org, *.example.org or localhost:8080, not {host}")
+            raise ValueError(f"must be hosts such as hooks.example.org, *.example.org or localhost:8080, not {host}")
     return hosts
 
 
@@ -117,11 +117,11 @@ class SettingsGroup(BaseModel):
 class GrpcSettings(SettingsGroup):
     """gRPC server."""
 
-    address: Address = setting("127.0.0.1:7440", "Where to serve gRPC, host:port. Port 0: any free one.")
+    address: Address = setting("127.0.0.1:7440", "Address to serve gRPC on, host:port. Port 0: any free port.")
     reflection: bool = setting(True, "Serve reflection, so that generic tools can call without our stubs.")
     message_bytes_max: int = setting(
         32 * 1024 * 1024,
-        "Largest message taken or sent, in bytes. None larger than a 128th of the memory budget is taken.",
+        "Largest message received or sent, in bytes. Received ones are limited to 1/128 of the memory budget, too.",
         ge=1024,
         le=2**31 - 1,
     )
@@ -135,12 +135,12 @@ class GrpcSettings(SettingsGroup):
         20_000, "Close a connection that leaves a ping unanswered for this long."
     )
     connections_max: Count = setting(
-        4_096, "Connections at one time, at most half of the open-file limit. A further one is closed unread."
+        4_096, "Concurrent connections, at most half of the open-file limit. Further ones are closed unread."
     )
     connection_age_max_ms: int = setting(
         0,
-        "Ask clients to reconnect after this long, to spread load. 0: never. `shutdown.grace_ms` later, calls that are "
-        "still open are cut: `Session`, `StreamResults`, `AdvanceStream`, `TailResults`, `AttachSource`, long calls of "
+        "Ask clients to reconnect after this long, to spread load. 0: never. `shutdown.grace_ms` later, open "
+        "calls are ended: `Session`, `StreamResults`, `AdvanceStream`, `TailResults`, `AttachSource`, long calls of "
         "`Wait`. The Python client and the command line resume them. Sources that the daemon runs itself are exempt.",
         ge=0,
         le=DURATION_MS_MAX,
@@ -150,7 +150,7 @@ class GrpcSettings(SettingsGroup):
 class HttpSettings(SettingsGroup):
     """HTTP site: metrics and probes."""
 
-    address: Address = setting("127.0.0.1:7441", "Where to serve HTTP, host:port. Port 0: any free one.")
+    address: Address = setting("127.0.0.1:7441", "Address to serve HTTP on, host:port. Port 0: any free port.")
     allowed_hosts: HostNames = setting(
         "",
         "Names of this daemon that requests without TLS may have in the Host header, separated by spaces: host, "
@@ -158,13 +158,13 @@ class HttpSettings(SettingsGroup):
     )
     connections_max: Count = setting(
         12_288,
-        "Connections at one time, and at most as many as the limit on open files leaves room for beside gRPC. A "
+        "Concurrent connections, limited also by the open files that gRPC leaves free. A "
         "further one replaces an idle one; if none is idle, its requests are answered with 503, except probes.",
     )
     read_timeout_ms: DurationMs = setting(10_000, "Answer with 408 if a request takes longer than this to arrive.")
     keepalive_timeout_ms: DurationMs = setting(75_000, "Close a connection this long after its last request.")
     metrics_interval_ms: int = setting(
-        1_000, "Metrics are computed at most this often. 0: each time.", ge=0, le=DURATION_MS_MAX
+        1_000, "Metrics are computed at most this often. 0: for each request.", ge=0, le=DURATION_MS_MAX
     )
 
 
@@ -172,17 +172,17 @@ class TlsSettings(SettingsGroup):
     """TLS, for gRPC and HTTP alike (docs/security.md)."""
 
     certificate_file: FilePath | None = setting(
-        None, "The server's certificate and those between it and its authority (PEM). Given: serve TLS only."
+        None, "The server's certificate and its intermediate certificates (PEM). If set: serve TLS only."
     )
     key_file: FilePath | None = setting(None, "The certificate's private key (PEM, without a passphrase).")
-    client_ca_file: FilePath | None = setting(None, "Authorities whose certificates clients may present (PEM).")
+    client_ca_file: FilePath | None = setting(None, "Authorities to trust for client certificates (PEM).")
     client_auth: Literal["none", "required"] = setting(
         "none", "required: clients must present a certificate, except to /healthz and /readyz."
     )
     crl_file: FilePath | None = setting(
         None, "Revocation lists of those authorities (PEM): callers with a revoked certificate are refused."
     )
-    reload_interval_ms: DurationMs = setting(5_000, "Look this often whether the files have changed.")
+    reload_interval_ms: DurationMs = setting(5_000, "Check the files for changes this often.")
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -204,10 +204,10 @@ class TlsSettings(SettingsGroup):
 class EngineSettings(SettingsGroup):
     """Engine."""
 
-    tick_ms: int = setting(1, "Width of a bucket of the timing wheel: how late an expiry may be.", ge=1, le=60_000)
+    tick_ms: int = setting(1, "Width of a bucket of the timing wheel, by which an expiry may be late.", ge=1, le=60_000)
     wheel_size: int = setting(20, "Buckets in each timing wheel.", ge=2, le=4_096)
     strict_partitions: bool = setting(
-        False, "Answer UNKNOWN_TOPIC_OR_PARTITION for partitions that no event has announced; do not create them."
+        False, "Answer UNKNOWN_TOPIC_OR_PARTITION for partitions that no event has announced, instead of creating them."
     )
     replica_lag_time_max_ms: DurationMs = setting(
         30_000, "A replica that has not caught up for this long may not hold the high watermark back."
@@ -217,16 +217,16 @@ class EngineSettings(SettingsGroup):
 class EngineLimitsSettings(SettingsGroup):
     """The limits that `EngineLimits` takes, under the same names."""
 
-    pending_operations_max: Count = setting(10_000_000, "Operations pending at one time.")
-    pending_items_max: Count = setting(20_000_000, "Partitions and keys of all pending operations together.")
-    partitions_max: Count = setting(100_000, "Partitions known at one time.")
-    signal_keys_max: Count = setting(100_000, "Signal keys remembered at one time.")
+    pending_operations_max: Count = setting(10_000_000, "Pending operations.")
+    pending_items_max: Count = setting(20_000_000, "Partitions and keys of all pending operations in total.")
+    partitions_max: Count = setting(100_000, "Known partitions.")
+    signal_keys_max: Count = setting(100_000, "Signal keys in memory.")
     signal_values_bytes_max: Count = setting(
-        64 * 1024 * 1024, "Bytes of the values of all signal keys; beyond, idle keys with values are forgotten."
+        64 * 1024 * 1024, "Bytes of the values of all signal keys; above it, idle keys with values are forgotten."
     )
     items_per_operation_max: Count = setting(2_000, "Partitions or keys of one operation.")
-    timeout_ms_max: DurationMs = setting(DURATION_MS_MAX, "Longest timeout an operation may ask for.")
-    timeout_ms_default: DurationMs = setting(30_000, "Timeout of an operation that names none.")
+    timeout_ms_max: DurationMs = setting(DURATION_MS_MAX, "Longest timeout of an operation.")
+    timeout_ms_default: DurationMs = setting(30_000, "Timeout of an operation that does not set one.")
     topic_length_max: int = setting(249, "Characters in a topic or key.", ge=1, le=65_535)
 
     @model_validator(mode="after")
@@ -241,21 +241,21 @@ class EngineLimitsSettings(SettingsGroup):
 class AccessSettings(SettingsGroup):
     """Access: who calls, and what they may do (docs/security.md). Without a policy nobody is asked."""
 
-    policy_file: FilePath | None = setting(None, "Principals, roles and names, as TOML. Read again when it changes.")
+    policy_file: FilePath | None = setting(None, "Principals, roles and names, as TOML. Reloaded when it changes.")
     tokens_file: FilePath | None = setting(
-        None, "Hashes of bearer tokens, made by `purgatory token new`. Read again when it changes."
+        None, "Hashes of bearer tokens, made by `purgatory token new`. Reloaded when it changes."
     )
     jwt_keys: str | None = setting(
-        None, "Key set for JSON web tokens: a file, or an https URL. Read again every minute.", min_length=1
+        None, "Key set for JSON web tokens: a file, or an https URL. Reloaded every minute.", min_length=1
     )
-    jwt_issuer: str | None = setting(None, "Issuer that JSON web tokens must name.", min_length=1)
-    jwt_audience: str | None = setting(None, "Audience that JSON web tokens must name.", min_length=1)
-    jwt_principal_claim: str = setting("sub", "Claim of JSON web tokens that is the principal.", min_length=1)
+    jwt_issuer: str | None = setting(None, "Required issuer of JSON web tokens.", min_length=1)
+    jwt_audience: str | None = setting(None, "Required audience of JSON web tokens.", min_length=1)
+    jwt_principal_claim: str = setting("sub", "Claim of JSON web tokens that contains the principal.", min_length=1)
 
     @model_validator(mode="after")
     def _belongs_together(self) -> Self:
         if self.policy_file is None and (self.tokens_file is not None or self.jwt_keys is not None):
-            raise ValueError("tokens say who calls, and a policy what they may do: set policy_file too")
+            raise ValueError("tokens need a policy, which defines what each principal may do: set policy_file too")
         if self.jwt_keys is not None and (self.jwt_issuer is None or self.jwt_audience is None):
             raise ValueError("jwt_keys needs jwt_issuer and jwt_audience")
         return self
@@ -268,12 +268,12 @@ class LimitsSettings(EngineLimitsSettings):
     events_per_batch_max: Count = setting(100_000, "Events in one message.")
     items_per_batch_max: Count = setting(
         500_000,
-        "Values in one column of a message, and names in its dictionary: for each partition or key of a batch one.",
+        "Values in one column of a message, and names in its dictionary: one for each partition or key of a batch.",
     )
     memory_bytes_max: Annotated[int, AfterValidator(_checked_budget)] = setting(
-        0, "Memory for all that is held, in bytes. 0: 60 % of what the machine or the container has.", ge=0
+        0, "Memory budget, in bytes. 0: 60 % of the memory of the machine or container.", ge=0
     )
-    unary_waits_max: Count = setting(100_000, "Calls of `Wait` at one time, over gRPC and HTTP.")
+    unary_waits_max: Count = setting(100_000, "Concurrent calls of `Wait`, over gRPC and HTTP.")
     calls_max: Count = setting(
         200_000,
         "Calls in flight, of all callers: streams, unary calls and refused calls; at most as many as fit into a "
@@ -287,9 +287,9 @@ class LimitsSettings(EngineLimitsSettings):
     calls_queued_per_caller_max: Count = setting(
         20_000, "Calls of one caller that may wait for their turn. Further ones are refused before they are read."
     )
-    calls_per_second_max: int = setting(0, "Calls a second of one principal. 0: any number.", ge=0, le=1_000_000)
-    sessions_max: Count = setting(10_000, "Sessions at one time.")
-    sources_max: Count = setting(32, "Sources of marks attached at one time (docs/sources.md).")
+    calls_per_second_max: int = setting(0, "Calls per second of one principal. 0: no limit.", ge=0, le=1_000_000)
+    sessions_max: Count = setting(10_000, "Open sessions.")
+    sources_max: Count = setting(32, "Attached sources of marks (docs/sources.md).")
     unacknowledged_results_max: Count = setting(
         1_000_000, "Results a session may leave unacknowledged before its registrations are refused."
     )
@@ -299,17 +299,19 @@ class SharesSettings(SettingsGroup):
     """Shares: what one account may hold of a limit that all have in common (docs/security.md)."""
 
     times_free: int = setting(
-        2, "An account holds at most this many times what is still free of a limit. 0: no shares.", ge=0, le=1_000
+        2, "An account holds at most this many times the free part of a limit. 0: no shares.", ge=0, le=1_000
     )
 
 
 class SessionSettings(SettingsGroup):
     """Sessions."""
 
-    heartbeat_interval_ms: DurationMs = setting(10_000, "Send a heartbeat on a stream that was silent for this long.")
-    ttl_ms: DurationMs = setting(600_000, "A session lives this long after its last connection ended.")
+    heartbeat_interval_ms: DurationMs = setting(
+        10_000, "Send a heartbeat on a stream that has been silent for this long."
+    )
+    ttl_ms: DurationMs = setting(600_000, "Keep a session this long after its last connection has ended.")
     finished_ttl_ms: DurationMs = setting(
-        5_000, "The same for one with nothing pending, and all results acknowledged, over a Session stream."
+        5_000, "The same for a session with nothing pending and all results acknowledged over a Session stream."
     )
 
 
@@ -317,23 +319,23 @@ class JournalSettings(SettingsGroup):
     """Journal: what is pending or unacknowledged survives a restart (docs/durability.md)."""
 
     dir: FilePath | None = setting(
-        None, "Keep everything that was receipted in this folder. Short flag: --data-dir.", short_flag="--data-dir"
+        None, "Folder to store all accepted work in. Short flag: --data-dir.", short_flag="--data-dir"
     )
     mode: Literal["sync", "async"] = setting(
-        "sync", "sync: answer once it is on disk. async: answer before; faster, but a crash loses the latest."
+        "sync", "sync: answer once changes are on disk. async: answer before; faster, but a crash loses the latest."
     )
 
 
 class ShutdownSettings(SettingsGroup):
     """Shutdown (SIGTERM, SIGINT)."""
 
-    grace_ms: DurationMs = setting(10_000, "Time for clients to fetch their last results before streams are cut.")
+    grace_ms: DurationMs = setting(10_000, "Time for clients to fetch their last results before streams are ended.")
 
 
 class LogSettings(SettingsGroup):
     """Log (on stderr)."""
 
-    level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe level that is logged.")
+    level: Literal["debug", "info", "warning", "error"] = setting("info", "Lowest level to log.")
     format: Literal["text", "json"] = setting("text", "One line of text, or one JSON object, for each entry.")
 
 
@@ -343,7 +345,7 @@ class GcSettings(SettingsGroup):
     threshold_0: int = setting(50_000, "New objects before the youngest generation is collected. 0: off.", ge=0)
     threshold_1: Count = setting(50, "Collections of the youngest generation for each of the middle one.")
     threshold_2: Count = setting(1_000, "Collections of the middle generation for each full one.")
-    freeze: bool = setting(True, "Exempt what start-up created from all later collections.")
+    freeze: bool = setting(True, "Exempt objects created at start-up from all later collections.")
     tidy_interval_ms: int = setting(
         10_000,
         "While nothing is pending, return free memory to the system this often. 0: never.",
@@ -374,12 +376,12 @@ class Settings(BaseSettings):
         extra="ignore",
     )
 
-    config: FilePath | None = setting(None, "Read settings from this TOML file too.")
+    config: FilePath | None = setting(None, "Also read settings from this TOML file.")
     ready_file: Annotated[FilePath, AfterValidator(_checked_folder)] | None = setting(
-        None, "Write a line of JSON with pid, grpc_address and http_address here once serving."
+        None, "Write a line of JSON with pid, grpc_address and http_address to this file once serving."
     )
     insecure: bool = setting(
-        False, "Serve without TLS on addresses that other machines can reach. Whoever reaches them is trusted."
+        False, "Serve without TLS on addresses that other machines can reach. All callers that can connect are trusted."
     )
     extensions: str = setting("all", "Extensions to load, separated by spaces. all: every one; none: only the core.")
     grpc: GrpcSettings = GrpcSettings()
@@ -402,7 +404,7 @@ class Settings(BaseSettings):
                 if not is_loopback(address):
                     raise ValueError(
                         f"{name} {address} can be reached from other machines; set tls.certificate_file and "
-                        "tls.key_file, or say --insecure (PURGATORY_INSECURE=true) to serve there without TLS"
+                        "tls.key_file, or pass --insecure (PURGATORY_INSECURE=true) to serve there without TLS"
                     )
         return self
 

@@ -178,7 +178,7 @@ def _wait_ready(process: subprocess.Popen[bytes], ready_path: Path, log_path: Pa
     while not ready_path.exists():
         _check_running(process, log_path)
         if time.monotonic() > deadline:
-            raise DaemonFailed(f"the daemon does not serve after {START_S_MAX:g} s; its log:\n{_text(log_path)}")
+            raise DaemonFailed(f"the daemon is not serving after {START_S_MAX:g} s; its log:\n{_text(log_path)}")
         time.sleep(POLL_S)
 
 

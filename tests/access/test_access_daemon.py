@@ -72,7 +72,7 @@ async def test_a_sighup_reads_the_files_again(start_daemon: StartDaemon, tmp_pat
     (tmp_path / "policy.toml").write_text("[[grant]", "utf-8")
     daemon.process.send_signal(signal.SIGHUP)
     async with asyncio.timeout(PATIENCE_S):
-        while "what was read before is kept" not in daemon.log:  # noqa: ASYNC110 - the log of another process
+        while "still using the previous version" not in daemon.log:  # noqa: ASYNC110 - the log of another process
             await asyncio.sleep(0.02)
     async with Caller(daemon.address, f"Bearer {token}") as caller:
         await caller.call("ListPartitions", wire.ListPartitionsRequest())

@@ -120,7 +120,7 @@ async def test_shares_change_with_the_policy(tmp_path: Path) -> None:
     none = f"{POLICY}[principals.wait.shares]\nunary_waits_max = 0\n"
     async with guarding(tmp_path, none) as served, served.caller("wait") as caller:
         for _ in range(2):
-            with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "your share"):
+            with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "current share"):
                 await caller.call("Wait", request)
             served.use_policy(POLICY)
             await caller.call("Wait", request)
@@ -147,7 +147,7 @@ async def test_a_broken_policy_changes_nothing(tmp_path: Path, caplog: pytest.Lo
             assert served.audit.reloads["policy", "refused"] == count
         served.policy_file.unlink()
         served.access.reload()
-        assert "what was read before is kept" in caplog.text
+        assert "still using the previous version" in caplog.text
         served.policy_file.write_text(POLICY)  # before a caller of the next line creates a token and reloads everything
         assert not await denied(served, "mine-1")
         assert await denied(served, "yours-1")

@@ -45,7 +45,7 @@ async def test_a_token_is_kept_as_a_hash_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", " ", "a b", "a*", "#a", "a\nb", "x" * 257, "\x1b[31m"])
 def test_names_that_no_principal_can_have(tmp_path: Path, name: str) -> None:
     """Invalid principal names are refused, and no file is created."""
-    with pytest.raises(ValueError, match="a principal has"):
+    with pytest.raises(ValueError, match="a principal must have"):
         add_token(tmp_path / "tokens", name)
     assert not (tmp_path / "tokens").exists()
 

@@ -158,7 +158,7 @@ if child == 0:
             call()
             code = 10 + number
         except UsedAfterFork as error:
-            assert "make a new one after the fork" in str(error), error
+            assert "create a new one after the fork" in str(error), error
     if any(operation.ended_in == os.getpid() for operation in operations):
         code = 3
     with EmbeddedPurgatory("the child's own") as own:

@@ -42,10 +42,13 @@ def test_settings_may_stand_behind_the_command(given: list[str], ordered: list[s
     ("arguments", "said"),
     [
         (["check", "/nowhere"], "there is no archive at /nowhere"),
-        (["check", "/nowhere", "--conf", "memory=1g"], "--conf memory=1g: a Spark setting is written spark.NAME=VALUE"),
-        (["check", "/nowhere", "--conf", "spark.memory"], "--conf spark.memory: a Spark setting is written"),
-        (["check", "/nowhere", "--since", "yesterday"], "--since yesterday: an instant is written 2026-11-21 or"),
-        ([*REPORT, "--window", "soon"], "--window soon: a span of time is written 500ms, 10s, 5m, 1h or 1d"),
+        (
+            ["check", "/nowhere", "--conf", "memory=1g"],
+            "--conf memory=1g: not a Spark setting; expected spark.NAME=VALUE",
+        ),
+        (["check", "/nowhere", "--conf", "spark.memory"], "--conf spark.memory: not a Spark setting"),
+        (["check", "/nowhere", "--since", "yesterday"], "--since yesterday: not an instant; expected 2026-11-21 or"),
+        ([*REPORT, "--window", "soon"], "--window soon: not a duration; expected 500ms, 10s, 5m, 1h or 1d"),
         ([*REPORT, "--window", "10ms"], "window of 10 ms: the minimum is one second"),
         ([*REPORT, "--timeout", "0s"], "timeout of 0 ms: must be at least 1 ms"),
         ([*REPORT, "--slow-share", "2"], "slow share 2.0: must be between 0 and 1"),

@@ -55,13 +55,13 @@ def test_one_host_with_several_ports() -> None:
         ("postgres://a/?password=x", "config=FILE"),
         ("postgres://u:x@a/", "config=FILE"),
         ("postgres://a,b/?servers=one", "1 names in `servers` for 2 hosts"),
-        ("postgres://a/?servers=all", "no server can be called 'all'"),
-        ("postgres://a,b/?servers=x,x", "two servers have one name"),
-        ("postgres://a/?port=3", "no option 'port'"),
+        ("postgres://a/?servers=all", "invalid server name 'all'"),
+        ("postgres://a,b/?servers=x,x", "two servers have the same name"),
+        ("postgres://a/?port=3", "unknown option 'port'"),
         ("postgres://a/?quorum=0", "quorum='0' must be a whole number"),
         ("postgres://a/?discover=maybe", "must be true or false"),
         ("postgres://a/?name=x/y", "must not be empty nor contain a slash"),
-        ("postgres://a:b:c/", "is no host nor host:port"),
+        ("postgres://a:b:c/", "is not host or host:port"),
     ],
 )
 def test_what_is_refused(text: str, words: str) -> None:

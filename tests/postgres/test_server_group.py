@@ -236,7 +236,7 @@ def test_found_replicas() -> None:
     assert servers.stale["all"] == "r2: it is not connected to its primary p"
     assert (servers.marks["any"], servers.marks["all"]) == (110, 80)
     servers.lost("p", "gone")
-    assert servers.stale["r1"] == "its primary p cannot be seen: gone"
+    assert servers.stale["r1"] == "its primary p is not available: gone"
     both = Servers()
     both.saw("p", 100, found={"r1": 50})
     assert "r1" not in both.marks
@@ -272,7 +272,7 @@ def test_slots() -> None:
     servers.saw("p", 100, slots={"a": 40})
     assert (servers.marks["slot:a"], servers.marks["slot:b"]) == (50, None)
     servers.lost("p")
-    assert servers.stale["slot:"] == "its primary cannot be seen"
+    assert servers.stale["slot:"] == "its primary is not available"
 
 
 def test_an_invalidated_slot_is_stale() -> None:

@@ -121,7 +121,7 @@ async def test_the_command_waits_for_the_daemon_and_says_what_is_wrong(start_dae
     daemon = start_daemon()
     code, gate = await run_ready("web", TOPIC, "--timeout", "0", http=daemon.http_address)
     assert (code, gate["ready"]) == (EXPIRED, False)
-    assert "no source that feeds" in gate["reason"]
+    assert "no source that publishes" in gate["reason"]
     code, said = await run_ready("web", TOPIC, "--timeout", "0", http=daemon.address)
     assert (code, "does not answer" in said) == (UNAVAILABLE, True), "that is its gRPC port"
     code, said = await run_ready("web", TOPIC, "--http", f"http://{daemon.http_address}/no-page", http="")

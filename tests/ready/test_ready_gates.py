@@ -149,7 +149,7 @@ async def test_without_a_source_it_says_so_and_asks_again(run_daemon: RunDaemon)
     daemon = await run_daemon()
     status, gate = await ask(daemon.http_address)
     assert (status, gate["ready"]) == (WAITING, False)
-    assert "no source that feeds 'kafka/billing/orders' is attached" in gate["reason"]
+    assert "no source that publishes 'kafka/billing/orders' is attached" in gate["reason"]
     async with log_source(daemon.address, 10):
         await until(daemon.http_address, lambda _, gate: gate.get("lag") == 10)
 

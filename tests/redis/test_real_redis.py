@@ -123,7 +123,7 @@ async def test_a_user_without_the_right(shared_daemon: DaemonProcess, servers: S
 @pytest.mark.parametrize(
     ("uri", "said"),
     [
-        ("redis://a,b?servers=x", "a different name for each of the 2 hosts"),
+        ("redis://a,b?servers=x", "a different name to each of the 2 hosts"),
         ("redis://a,b?servers=x,all", "none of any, all, quorum"),
         ("redis://a,a", "a different name"),
         ("redis://a?quorum=0", "quorum"),

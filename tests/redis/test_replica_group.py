@@ -40,7 +40,7 @@ def test_an_unseen_primary_is_no_replica() -> None:
     """While the primary is unknown or cannot be seen, its position does not raise `any`, and replicas go on."""
     marks = group(told={"p": 90, "any": 50})
     assert positions(marks.saw("r1", replica("a", 60), 1.0)) == {}
-    assert reasons(marks)["any"] == "no primary was seen yet"
+    assert reasons(marks)["any"] == "no primary is known yet"
     marks.saw("p", primary("a", 95), 2.0)
     assert positions(marks.saw("r1", replica("a", 60), 2.0)) == {"r1": 60, "any": 60}
     marks.saw("r2", replica("a", 40), 2.0)
@@ -107,7 +107,7 @@ def test_an_unrelated_primary_that_answers_first() -> None:
     """
     marks = group(told={"p": 90, "any": 80}, histories=("a",))
     assert positions(marks.saw("r2", primary("z", 500), 1.0)) == {}
-    assert reasons(marks)["r2"] == "it follows another history than the primary that was seen last"
+    assert reasons(marks)["r2"] == "it follows another history than the last known primary"
     marks.saw("r1", replica("a", 80), 1.0)
     marks.saw("p", primary("a", 95), 1.0)
     assert (marks.history, marks.primary) == ("a", None)
@@ -126,7 +126,7 @@ def test_stale_marks_age_while_their_servers_answer() -> None:
     """
     marks = group(quorum=3)
     marks.saw("r1", replica("a", 80), 0.5)
-    assert marks.stale()["any"] == (0.0, "no primary was seen yet")
+    assert marks.stale()["any"] == (0.0, "no primary is known yet")
     for name, state in (("p", primary("a", 90)), ("r1", replica("a", 80)), ("r2", replica("a", 70))):
         marks.saw(name, state, 1.0)
     assert marks.stale()["quorum"] == (0.0, "a quorum is 3 replicas, and there are 2")

@@ -172,7 +172,7 @@ def test_reached_limits_are_logged_now_and_then(caplog: pytest.LogCaptureFixture
     log.tick()
     log.refused(full)
     assert caplog.messages == [
-        "a limit is reached: 3 refused (produce.partitions) since the last such line: no room for partitions"
+        "limit reached: 3 refused (produce.partitions) since this was last logged: no room for partitions"
     ]
     caplog.clear()
     log.refused([Refusal(0, 8, f"field_{place}", "x") for place in range(100)])

@@ -120,11 +120,11 @@ def test_print_config_is_a_file_that_loads_to_the_same(tmp_path: Path) -> None:
         (["--limits-timeout-ms-max", "5"], ["timeout_ms_default", "30000", "timeout_ms_max", "5"]),
         (["--config", "missing.toml"], ["config", "missing.toml"]),
         (["--ready-file", "missing/ready.json"], ["ready_file", "folder", "missing/ready.json"]),
-        (["--data-dir", ""], ["journal.dir", "should be a path", "''"]),
+        (["--data-dir", ""], ["journal.dir", "must be a path", "''"]),
         (["--archive", ""], ["archive.uri", "at least 1 character", "''"]),
-        (["--config", ""], ["config", "should be a path", "''"]),
-        (["--access-policy-file", ""], ["access.policy_file", "should be a path", "''"]),
-        (["--webhooks-secret-file", ""], ["webhooks.secret_file", "should be a path", "''"]),
+        (["--config", ""], ["config", "must be a path", "''"]),
+        (["--access-policy-file", ""], ["access.policy_file", "must be a path", "''"]),
+        (["--webhooks-secret-file", ""], ["webhooks.secret_file", "must be a path", "''"]),
     ],
 )
 def test_bad_flag_is_named_with_its_value(arguments: list[str], fragments: list[str]) -> None:
@@ -223,5 +223,5 @@ def test_addresses_are_split(address: str, expected: tuple[str, int]) -> None:
 )
 def test_bad_addresses_are_refused(address: str) -> None:
     """Anything that is not host:port is refused."""
-    with pytest.raises(ValueError, match="should"):
+    with pytest.raises(ValueError, match="must"):
         split_address(address)

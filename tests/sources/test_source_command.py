@@ -14,9 +14,9 @@ from typer.testing import CliRunner
     ("arguments", "said"),
     [
         (("kafka", "postgres://h"), "use the command postgres"),
-        (("kafka", "me:hunter2@h:9092"), "no user or password in an address"),
+        (("kafka", "me:hunter2@h:9092"), "an address must have no user or password"),
         (("kafka", "h:9092", "-o", "label"), "write it as NAME=VALUE"),
-        (("kafka", "h:9092", "--log-format", "xml"), "--log-format xml: text or json"),
+        (("kafka", "h:9092", "--log-format", "xml"), "--log-format xml: must be text or json"),
     ],
 )
 def test_an_error_is_one_line(arguments: tuple[str, ...], said: str) -> None:
@@ -42,7 +42,7 @@ def test_it_ends_by_sigterm(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "purgatory_connectors", "kafka", "127.0.0.1:9", "--to", "127.0.0.1:1"]
     with subprocess.Popen([*command, "--state-dir", str(tmp_path)], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        assert "no link to the daemon at 127.0.0.1:1" in process.stderr.readline()
+        assert "not connected to the daemon at 127.0.0.1:1" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
         assert process.stderr.read().endswith("stopped\n")

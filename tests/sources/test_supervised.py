@@ -109,7 +109,7 @@ async def test_a_source_reaches_a_daemon_that_has_a_policy(start_daemon: StartDa
 @pytest.mark.parametrize("given", ["kafka://me:hunter2@b", "kafka://b?sasl.password=hunter2", "mysql://b"])
 def test_what_is_no_source_is_refused(start_daemon: StartDaemon, given: str) -> None:
     """The daemon refuses to start with a source address that contains a secret or cannot be used."""
-    pattern = r"source 1 (holds a user or a password|should begin with one of kafka://)"
+    pattern = r"source 1 (contains a user or password|must begin with one of kafka://)"
     with pytest.raises(AssertionError, match=pattern) as caught:
         start_daemon("--source", given)
     assert "hunter2" not in str(caught.value)
@@ -135,7 +135,7 @@ async def test_the_end_of_a_child_is_told_and_its_log_passed_on(
     told = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert ("ERROR", "source x://y: it hurts") in told
     assert ("WARNING", "source x://y: Traceback True") in told
-    assert any("source x://y ended (exit code 3); it is started again in 0." in text for _, text in told)
+    assert any("source x://y ended (exit code 3); restarting it in 0." in text for _, text in told)
     assert not source.is_running
 
 

@@ -60,5 +60,5 @@ def test_a_config_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_unknown_options_are_refused() -> None:
     """A misspelled option is refused."""
-    with pytest.raises(SourceUriInvalid, match="there is no option 'topcis'"):
+    with pytest.raises(SourceUriInvalid, match="unknown option 'topcis'"):
         SourceUri.parse("kafka://h?topcis=x").check_options(("topics",))

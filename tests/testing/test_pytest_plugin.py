@@ -118,7 +118,7 @@ from purgatory_client.errors import Unavailable
 
 def test_address(purgatory, processed):
     assert purgatory.address == os.environ["EXPECTED"]
-    with pytest.raises(Unavailable, match="no source that feeds"):
+    with pytest.raises(Unavailable, match="no source that publishes"):
         processed("nobody", "nothing")
 """
     os.environ["EXPECTED"] = shared_daemon.address

@@ -146,7 +146,7 @@ def test_expiry_is_warned_of_once_a_day(tls_folder: TlsFolder, caplog: pytest.Lo
     (past,) = warnings_after(10 * day)
     assert "the TLS certificate EXPIRED on" in past
     _, overdue = warnings_after(60 * day)
-    assert "should have been replaced by" in overdue
+    assert "was due for replacement by" in overdue
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_no_plain_text_beyond_loopback(tmp_path: Path, setting: str, monkeypatch
     assert ended.returncode == 2
     assert ended.stderr == (
         f"purgatory serve: {setting}.address 0.0.0.0:0 can be reached from other machines; set tls.certificate_file "
-        "and tls.key_file, or say --insecure (PURGATORY_INSECURE=true) to serve there without TLS\n"
+        "and tls.key_file, or pass --insecure (PURGATORY_INSECURE=true) to serve there without TLS\n"
     )
     flags = {setting: {"address": "0.0.0.0:0"}}
     assert load_settings({**flags, "insecure": True}).insecure

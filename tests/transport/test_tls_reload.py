@@ -22,7 +22,7 @@ OK = grpc.StatusCode.OK
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 
-KEPT = "the new TLS files are not used, the old ones stay: tls."
+KEPT = "the new TLS files cannot be used; still using the old ones: tls."
 TAKEN = "new TLS files are in use"
 
 

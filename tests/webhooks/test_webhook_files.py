@@ -76,7 +76,7 @@ def test_a_secret_is_replaced_while_the_daemon_runs(start_daemon: StartDaemon, t
         for count, broken in enumerate(("no secret", OF_URLS), 1):
             secret_file.write_text(broken, "utf-8")
             daemon.process.send_signal(signal.SIGHUP)
-            caller.until(lambda: daemon.log.count("the secrets read before are kept") >= count)  # noqa: B023
+            caller.until(lambda: daemon.log.count("still using the previous secrets") >= count)  # noqa: B023
             delivers(f"later-{count}", OTHER_SECRET)
 
 

@@ -208,7 +208,7 @@ def _too_late(marks: list[PartitionResult]) -> Answer:
     headers = [("Retry-After", str(math.ceil(max(known))))] if len(known) == len(marks) else []
     return _answer(
         HTTPStatus.GATEWAY_TIMEOUT,
-        "what you wrote cannot be read here yet",
+        "your write cannot be read here yet",
         headers,
         marks=[
             {

@@ -65,7 +65,7 @@ class ArrivedMessage:
         if not reasons:
             return [""] * len(indexes)
         if max(indexes, default=0) >= len(reasons):
-            raise ProtocolError(f"a result has the reason {max(indexes)} of {len(reasons)}")
+            raise ProtocolError(f"a result refers to reason {max(indexes)} of {len(reasons)}")
         stale_ms = self.values("stale_ms", start, start + len(indexes))
         return [reasons[index] if one_ms >= 0 else "" for one_ms, index in zip(stale_ms, indexes, strict=True)]
 
@@ -73,7 +73,7 @@ class ArrivedMessage:
         """The value of each item; empty if its key has none."""
         values = self._message.signal_values
         if max(indexes, default=0) > len(values):
-            raise ProtocolError(f"a result has the value {max(indexes)} of {len(values)}")
+            raise ProtocolError(f"a result refers to value {max(indexes)} of {len(values)}")
         return [values[index - 1] if index else b"" for index in indexes]
 
 

@@ -122,7 +122,9 @@ class ClusterView:
         """Whether this topic may not be seen, found by requesting it by name. Updates `refused`. Raises SourceStale."""
         at = (await self._listed(topic)).topics.get(topic)
         if at is not None and at.error is not None and at.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            self.refused.setdefault(topic, (time.monotonic(), f"may not see topic {topic!r}; allow Describe on it"))
+            self.refused.setdefault(
+                topic, (time.monotonic(), f"not authorized to see topic {topic!r}; allow Describe on it")
+            )
             return True
         self.refused.pop(topic, None)
         return False
@@ -172,7 +174,7 @@ class ClusterView:
         self, leader: int, partitions: list[Partition], at: int, *, is_stable: bool
     ) -> dict[Partition, EndSeen]:
         if leader < 0:
-            gone = EndSeen(-1, error="no broker leads it now", code=KafkaError.LEADER_NOT_AVAILABLE)
+            gone = EndSeen(-1, error="it has no leader", code=KafkaError.LEADER_NOT_AVAILABLE)
             unknown = EndSeen(-1, error="there is no such partition", code=KafkaError.UNKNOWN_TOPIC_OR_PART)
             answers = {one: gone if one in self.leaders else unknown for one in partitions}
             for one in partitions:
@@ -225,6 +227,6 @@ def _seen(at: TopicPartition, leader: int) -> EndSeen:
     if at.error is not None:
         return EndSeen(-1, error=at.error.str(), code=at.error.code())
     if at.offset < 0:
-        return EndSeen(-1, error=f"broker {leader} does not know", code=KafkaError.UNKNOWN)
+        return EndSeen(-1, error=f"broker {leader} does not know the offset", code=KafkaError.UNKNOWN)
     epoch: int | None = at.leader_epoch
     return EndSeen(at.offset, -1 if epoch is None else epoch)

@@ -207,4 +207,4 @@ class _UnreadLog:
 
 
 def _refusal() -> str:
-    return f"may not read {OFFSETS_TOPIC}; allow Read and Describe on the topic {OFFSETS_TOPIC}"
+    return f"not authorized to read {OFFSETS_TOPIC}; allow Read and Describe on the topic {OFFSETS_TOPIC}"

@@ -85,7 +85,7 @@ class KafkaSession:
         if arguments is None:
             if settings.commits == "poll":
                 raise SourceRefused("commits=poll needs sasl.mechanism PLAIN or SCRAM, or no SASL")
-            LOG.warning("groups cannot be polled with this sasl.mechanism: only what __consumer_offsets has is seen")
+            LOG.warning("groups cannot be polled with this sasl.mechanism: only commits in __consumer_offsets are read")
         self._poller: Final = None if arguments is None else GroupPoller(arguments)
         self._events: Final = events.EventQueue()
         try:
@@ -170,7 +170,7 @@ class KafkaSession:
             self._groups.refuse_reading(why)  # the reader retries
             return
         self._reader.give_up()
-        LOG.warning("%s; until then groups are polled, those that somebody waits on", why)
+        LOG.warning("%s; polling the groups that have waits until then", why)
         self._groups.poll_only()
 
     # Ends.
@@ -209,11 +209,11 @@ class KafkaSession:
         at_time = {} if as_of_ms is None else await self._view.ends(partitions, as_of_ms)
         for (topic, number), seen in at_time.items():
             if seen.error:
-                raise SourceStale(f"the end of {topic}-{number} at {as_of_ms} cannot be seen: {seen.error}")
+                raise SourceStale(f"the end of {topic}-{number} at {as_of_ms} is unknown: {seen.error}")
         latest, earliest = await asyncio.gather(self._view.ends(partitions), self._view.ends(partitions, EARLIEST))
         for (topic, number), seen in [*latest.items(), *earliest.items()]:
             if seen.offset < 0:
-                raise SourceStale(f"the end of {topic}-{number} cannot be seen: {seen.error}")
+                raise SourceStale(f"the end of {topic}-{number} is unknown: {seen.error}")
         # These readings are as good as those of a poll, so they are published too.
         self._topics.take(self._topics.marks.seen(latest, begun))
         ends = {one: latest[one] if at_time.get(one, NOT_YET) is NOT_YET else at_time[one] for one in partitions}
@@ -226,7 +226,7 @@ class KafkaSession:
             raise SourceStale(f"not the name of a topic or group: {name!r}; write {self._names.prefix}[GROUP/]TOPIC")
         group, topic, _, is_share = parsed
         if not self._settings.selects(group, topic):
-            raise SourceStale(f"{name!r} is not among the topics and groups that this source was told to watch")
+            raise SourceStale(f"{name!r} is not among the topics and groups that this source is configured to watch")
         return None if is_share else group, topic
 
     # Reports.

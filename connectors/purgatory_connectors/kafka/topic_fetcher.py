@@ -78,7 +78,7 @@ class TopicFetcher:
                 assigned = wanted
                 self._read(consumer)
         except Exception:
-            LOG.exception("reading topics failed; their ends are polled")
+            LOG.exception("reading topics failed; polling their ends instead")
         finally:
             consumer.close()
 

@@ -59,7 +59,7 @@ class TopicMarks:
                 self.suspects.add(partition[0])
                 if log.failing_since is None:
                     log.failing_since = asked_at
-                log.reason = "a broker that does not lead it any more has answered"
+                log.reason = "a broker that is no longer its leader has answered"
                 continue
             log.seen_at, log.failing_since = max(asked_at, log.seen_at), None
             log.leader_epoch = max(log.leader_epoch, end.leader_epoch)

@@ -174,7 +174,7 @@ class TopicWatch:
         for topic, found_id in (await self._view.topic_ids(wanted)).items():
             before = self.ids.get(topic)
             if before is not None and before != found_id:
-                LOG.warning("topic %s was made anew: its marks begin a new lineage", topic)
+                LOG.warning("topic %s was recreated; its marks start a new lineage", topic)
                 self._forget(topic)
                 self._known.pop(topic, None)
             self.ids[topic] = found_id
@@ -232,7 +232,7 @@ class TopicWatch:
         self._in_flight.discard(which)
         self._polls.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            LOG.error("looking at ends failed", exc_info=task.exception())
+            LOG.error("querying log ends failed", exc_info=task.exception())
 
     async def _poll(self, partitions: Iterable[Partition], *, is_stable: bool = False) -> None:
         begun = time.monotonic()
@@ -252,7 +252,7 @@ class TopicWatch:
         seen = []
         for partition, end, is_cut in moved:
             if is_cut:
-                LOG.warning("%s-%d was cut: it ends at %d now", *partition, end)
+                LOG.warning("%s-%d was truncated to offset %d", *partition, end)
                 self._groups.cut(*partition, end)
                 self._cut_stable(partition)
             name = self._names.of_topic(partition[0])

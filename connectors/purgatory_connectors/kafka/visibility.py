@@ -94,7 +94,7 @@ class LogVisibility:
     def late(self, now: float) -> dict[int, tuple[float, str]]:
         """Late partitions, including those held back: for how long (seconds), and why."""
         late = {
-            partition: (now - since, "its records do not come, though there are some")
+            partition: (now - since, "no records received, although the log has some")
             for partition, (_, since) in self._targets.items()
             if now - since >= BEHIND_S
         }
@@ -114,13 +114,13 @@ def report(
         return SourceState.STALE, topics.stale_reason, stale, 0
     if not topics.has_looked.is_set() or not (groups.is_loaded or groups.reading_refused):
         stale = [StaleMarks("", stale_ms=_ms(now - begun_at), reason="loading")]
-        return SourceState.LOADING, "reading what is there", stale, 0
+        return SourceState.LOADING, "loading existing data", stale, 0
     late = logs.late(now)
     held = {log: since for log, since in late.items() if log in logs.held}
     entries = [*_stale_topics(names, topics, now), *_stale_groups(names, groups, topics.refused(), late, now)]
     if not entries and held:
         lag_ms = _ms(max(since for since, _ in held.values()))
-        return SourceState.HELD, "an open transaction holds back what groups commit", (), lag_ms
+        return SourceState.HELD, "an open transaction holds back the commits of groups", (), lag_ms
     if not entries:
         return SourceState.LIVE, "", (), 0
     wanted = {names.group_prefix(group) for group in groups.wanted.groups()}

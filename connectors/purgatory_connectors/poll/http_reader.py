@@ -35,7 +35,7 @@ class HttpReader:
                 JsonPointer(pointer)
             except JsonPointerException as error:
                 raise SourceUriInvalid(
-                    f"source {uri.text!r}: {pointer!r} is no JSON pointer; write /status/position"
+                    f"source {uri.text!r}: {pointer!r} is not a JSON pointer; expected a form like /status/position"
                 ) from error
         named = [option for option in others if option.startswith(_HEADER)]
         # Secrets in files often end with a line break.
@@ -59,7 +59,7 @@ class HttpReader:
         except JsonPointerException:
             raise Unreadable(f"its answer has nothing at the pointer {what!r}") from None
         except (ValueError, RecursionError) as error:
-            raise Unreadable(f"its answer is no JSON: {error}") from error
+            raise Unreadable(f"its answer is not JSON: {error}") from error
 
     async def close(self) -> None:
         await self._pool.aclose()

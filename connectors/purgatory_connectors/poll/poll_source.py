@@ -50,7 +50,7 @@ class PollSource(PolledSource[Positions]):
         self._reader: Final = SqlReader(uri, others) if is_sql else HttpReader(uri, others, self._what, self._end or "")
         self._marks = RisingMarks[str]({})
         self._seen_at = 0.0
-        self._stale = "it was not read yet"
+        self._stale = "it has not been read yet"
 
     async def read(self, target: str) -> Positions:
         return positions_of(await self._reader.read(target or self._what))
@@ -76,7 +76,9 @@ class PollSource(PolledSource[Positions]):
     async def ends(self, names: Sequence[str]) -> list[End]:
         """The end that the option `end` returns, for all marks or by name. Raises SourceStale."""
         if self._end is None:
-            raise SourceStale(f"{self.prefix}: it has no end; add the option end= to its address (docs/sources.md)")
+            raise SourceStale(
+                f"{self.prefix}: no end is configured; add the option end= to its address (docs/sources.md)"
+            )
         found = await self.asked(self._end)
         ends = {name: found.get(name.removeprefix(self.prefix), found.get(POSITION)) for name in names}
         # An empty log has no end. Read only then: the positions, to tell it from a name that is mistyped.
@@ -93,7 +95,7 @@ def positions_of(value: object) -> dict[str, int]:
     if not isinstance(value, Mapping):
         value = {POSITION: value}
     if len(value) > MARKS_MAX:
-        raise Unreadable(f"it answers {len(value):,} names; each would be a mark, and there may be {MARKS_MAX:,}")
+        raise Unreadable(f"it answers {len(value):,} names; at most {MARKS_MAX:,} are allowed")
     found = {}
     for name, one in value.items():
         mark = escaped_group(str(name)) if name else ""

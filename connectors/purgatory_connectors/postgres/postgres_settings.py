@@ -92,14 +92,14 @@ def _servers(uri: SourceUri) -> tuple[ServerSettings, ...]:
     shared = {key: value for key, value in options.items() if key not in _OWN and "." not in key}
     for key in shared:
         if key in _NO_LIBPQ or not _LIBPQ.fullmatch(key):
-            raise SourceUriInvalid(f"source {uri.text!r}: no option {key!r}; there are {', '.join(_OWN)}, and libpq's")
+            raise SourceUriInvalid(f"source {uri.text!r}: unknown option {key!r}; known: {', '.join(_OWN)} and libpq's")
     if uri.path:
         shared["dbname"] = uri.path
     servers = []
     for index, address in enumerate(uri.hosts):
         match = _HOST.fullmatch(address)
         if match is None:
-            raise SourceUriInvalid(f"source {uri.text!r}: {address!r} is no host nor host:port")
+            raise SourceUriInvalid(f"source {uri.text!r}: {address!r} is not host or host:port")
         host = match[1].strip("[]")
         hosts = [one.rpartition(":")[0] or one for one in uri.hosts]
         name = names[index] if names else host if hosts.count(match[1]) == 1 else address
@@ -111,14 +111,14 @@ def _servers(uri: SourceUri) -> tuple[ServerSettings, ...]:
         port = {"port": match[2]} if match[2] else {}
         servers.append(ServerSettings(_checked(uri, name), {**shared, "host": host, **port, **own}))
     if len({server.name for server in servers}) < len(servers):
-        raise SourceUriInvalid(f"source {uri.text!r}: two servers have one name; give them others by servers=A,B")
+        raise SourceUriInvalid(f"source {uri.text!r}: two servers have the same name; set others with servers=A,B")
     return tuple(servers)
 
 
 def _checked(uri: SourceUri, name: str) -> str:
     if name in DERIVED or name.startswith(SLOT) or escaped_group(name) != name or len(name) > 100:
         raise SourceUriInvalid(
-            f"source {uri.text!r}: no server can be called {name!r}; "
-            f"not {', '.join(DERIVED)} nor {SLOT}..., at most 100 characters and no slash"
+            f"source {uri.text!r}: invalid server name {name!r}; "
+            f"allowed: up to 100 characters, no slash, not {', '.join(DERIVED)} nor {SLOT}..."
         )
     return name

@@ -87,11 +87,11 @@ class PostgresSession:
         """The end of the primary's log, read after the call began. Raises SourceStale."""
         primary = self._group.primary
         if primary is None:
-            raise SourceStale(f"pg/{self._settings.name}: no primary can be seen")
+            raise SourceStale(f"pg/{self._settings.name}: no primary is available")
         position = await self._readers[primary].end()
         # A promotion during the query may have lost this end.
         if self._group.primary != primary:
-            raise SourceStale(f"pg/{self._settings.name}: there is another primary than {primary} now")
+            raise SourceStale(f"pg/{self._settings.name}: {primary} is no longer the primary")
         self._group.gave_end(position)
         return position
 
@@ -138,9 +138,9 @@ class PostgresSession:
     def _log_changes(self, reasons: Mapping[str, str]) -> None:
         for mark, reason in reasons.items():
             if reason != self._reported.get(mark) and mark not in DERIVED and self._group.is_complete:
-                log.warning("%s%s cannot be seen: %s", self._prefix, mark, reason)
+                log.warning("%s%s is stale: %s", self._prefix, mark, reason)
         for mark in self._reported.keys() - reasons.keys() - set(DERIVED):
-            log.info("%s%s is seen", self._prefix, mark)
+            log.info("%s%s is current again", self._prefix, mark)
 
     def _state(self, *, is_stale: bool) -> SourceState:
         if not is_stale:

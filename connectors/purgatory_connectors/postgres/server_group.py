@@ -18,7 +18,7 @@ from purgatory_connectors.publisher.derived_marks import ALL, ANY, DERIVED, QUOR
 
 SLOT: Final = "slot:"
 """Prefix of the marks of logical slots."""
-_UNSEEN: Final = "it was not seen yet"
+_UNSEEN: Final = "it has not answered yet"
 _NAME_LENGTH_MAX: Final = 200
 
 
@@ -130,7 +130,7 @@ class ServerGroup:
         if self.lineage is None:
             self._held[name] = observation
             if not self._adopt(now):
-                server.stale = "the primary was not seen yet, and so not which system this is"
+                server.stale = "the primary has not answered yet, so the system is not known"
                 return
         else:
             self._take(server, observation, now)
@@ -144,7 +144,7 @@ class ServerGroup:
         self._held.pop(name, None)
         if server.is_primary:
             for other in self._found_ones():
-                other.stale = f"its primary {name} cannot be seen: {reason}"
+                other.stale = f"its primary {name} is not available: {reason}"
         if self.lineage is None:
             self._adopt(now)
         self._settle(now)
@@ -183,7 +183,7 @@ class ServerGroup:
             if derived.stale:
                 stale.append(StaleMark(kind, self._derived_seen_at[kind], derived.stale))
         if self.primary is None:
-            stale.append(StaleMark(SLOT, self._slots_seen_at, "its primary cannot be seen", is_prefix=True))
+            stale.append(StaleMark(SLOT, self._slots_seen_at, "its primary is not available", is_prefix=True))
         stale += self._invalidated_slots.values()
         return stale
 
@@ -329,7 +329,7 @@ class ServerGroup:
                 server = self._servers[name] = _Server(name, False, -1, now, has_joined=False)
             seen.add(name)
             if counts[row.application_name] > 1:
-                server.stale = f"{counts[row.application_name]} replicas call themselves so; set their cluster_name"
+                server.stale = f"{counts[row.application_name]} replicas have this name; set their cluster_name"
                 continue
             server.timeline, server.is_heard = primary.timeline, True
             self._move(server, row.position)
@@ -373,7 +373,7 @@ class ServerGroup:
         for kind, before in self._derived.items():
             after = derive(kind, members, self._settings.quorum)
             if kind != ANY and not self.is_complete and not after.stale:
-                after = Derived(-1, "its replicas are still being looked for", after.seen_at)
+                after = Derived(-1, "its replicas are not known yet", after.seen_at)
             # Unless a replica moved back, a derived mark is lower only because a server changed its role or left. The
             # published value is still true of that server, so it is kept.
             if after.position < before.position and (after.position < 0 or kind not in self._may_go_back):

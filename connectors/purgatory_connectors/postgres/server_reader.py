@@ -129,7 +129,7 @@ class ServerReader:
         """The end of this primary's log, read after the call began. Raises SourceStale."""
         connection = self._connection
         if connection is None:
-            raise SourceStale(f"{self.name} cannot be seen")
+            raise SourceStale(f"{self.name} is not available")
         try:
             position, is_unflushed = await self._row(connection, _END)
             if is_unflushed:

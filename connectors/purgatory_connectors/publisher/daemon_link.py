@@ -72,7 +72,7 @@ class DaemonLink:
             self.is_connected = False
         if said != self._last_error:
             self._last_error = said
-            _logger.warning("no link to the daemon at %s: %s", self.address, said)
+            _logger.warning("not connected to the daemon at %s: %s", self.address, said)
         if self.demand and now - self._lost_at > _DEMAND_KEPT_S:
             self.demand = set()
             self._source.demand_changed()
@@ -91,7 +91,7 @@ class DaemonLink:
             self.is_connected = True
             backoff.reset()
             self._last_error = ""
-            _logger.info("feeding the daemon at %s", self.address)
+            _logger.info("publishing to the daemon at %s", self.address)
             await self._publish(client)
 
     # Marks.
@@ -111,7 +111,7 @@ class DaemonLink:
                     replicator.refused(marks, batch[refusal.index][0], time.monotonic(), is_stale=is_stale)
                 if others := [refusal for refusal in receipt.refusals if refusal.error_code != STALE_EPOCH]:
                     _logger.warning(
-                        "the daemon at %s refused %d of %d events and will be asked again; the first: %s",
+                        "the daemon at %s refused %d of %d events, which will be resent; the first: %s",
                         self.address, len(others), len(batch), others[0].message,
                     )  # fmt: skip
             elif not marks.to_look_at:

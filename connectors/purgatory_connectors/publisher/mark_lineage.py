@@ -4,9 +4,9 @@ The epoch of a lineage is the partition's leader epoch in the daemons. Each brea
 tokens that name the old epoch fail (error 74) instead of being answered from another history.
 
 Another source, or an earlier run of this one, may have published more than this run has seen. The mark is then
-*unsettled*: nothing is published until this source has caught up, or until enough time has passed that its readings
-must be newer. Without this rule, a source that reads a second late would complete waits of the new lineage with offsets
-of the old one, or would mistake its own delay for a break.
+*unsettled*: nothing is published until this source has caught up, or until enough time has passed that its readings are
+certainly newer than the published mark. Without this rule, a source that reads a second late would complete waits of
+the new lineage with offsets of the old one, or would mistake its own delay for a break.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Source(ABC):
         read, NoTimeLookup if this kind of source does not know them.
         """
         raise NoTimeLookup(
-            f"{self.name} cannot look up where {', '.join(names)} ended at {as_of_ms}: ask for the present"
+            f"{self.name} cannot look up where {', '.join(names)} ended at {as_of_ms}: ask for the present ends"
         )
 
 
@@ -192,7 +192,7 @@ class Publisher:
             started = time.monotonic()
             try:
                 await self._source.run(self)
-                self.report(SourceState.STALE, "the source ended by itself")
+                self.report(SourceState.STALE, "the source ended unexpectedly")
             except SourceRefused as error:
                 self.report(SourceState.REFUSED, str(error))
                 await asyncio.sleep(_LAST_REPORT_S)

@@ -31,8 +31,8 @@ class RedisSource(PolledSource[ServerState]):
         servers = uri.listed("servers") or uri.hosts
         if len(servers) != len(uri.hosts) or len(set(servers) - set(DERIVED)) != len(servers):
             raise SourceUriInvalid(
-                f"source {uri.text!r}: servers={','.join(servers)!r}; a different name for each of the "
-                f"{len(uri.hosts)} hosts, and none of {', '.join(DERIVED)}"
+                f"source {uri.text!r}: servers={','.join(servers)!r}; give a different name to each of the "
+                f"{len(uri.hosts)} hosts, other than {', '.join(DERIVED)}"
             )
         super().__init__("redis", uri, servers, poll_ms=20)
         self._quorum: Final = uri.number("quorum", None)
@@ -84,11 +84,11 @@ class RedisSource(PolledSource[ServerState]):
         """The primary's offset, read after the call began. Raises SourceStale."""
         primary = self._group.primary
         if primary is None:
-            raise SourceStale(f"{self.prefix}: no primary can be seen, or more than one")
+            raise SourceStale(f"{self.prefix}: no primary is available, or more than one")
         state = await self.asked(primary)
         # After a promotion during the query, this end may be lost.
         if not state.is_primary or state.history != self._group.history:
-            raise SourceStale(f"{self.prefix}: there is another primary than {primary} now")
+            raise SourceStale(f"{self.prefix}: {primary} is no longer the primary")
         return [End(name, 0, state.position) for name in names]
 
 

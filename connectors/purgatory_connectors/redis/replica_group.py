@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from purgatory_connectors.publisher.derived_marks import DERIVED, CountedReplica, Derived, derive
 from purgatory_connectors.publisher.observation import Observation
 
-_UNSEEN: Final = "it was not seen yet"
+_UNSEEN: Final = "it has not answered yet"
 
 
 class ServerState(NamedTuple):
@@ -115,7 +115,7 @@ class ReplicaGroup:
             return "its history was ended by a promotion; make it a replica of the new primary, or restart it"
         if self._is_split:
             return "two servers are primaries, and neither continues the history of the other"
-        return "" if state.history == self.history else "it follows another history than the primary that was seen last"
+        return "" if state.history == self.history else "it follows another history than the last known primary"
 
     def _settle(self, now: float, *, is_new: bool = False) -> list[Observation]:
         """Compute the marks and return those that have changed, or all of them for a new history."""
@@ -125,7 +125,7 @@ class ReplicaGroup:
         for kind in DERIVED:
             derived = derive(kind, members, self._quorum)
             if self._leader is None:  # any of them may be the primary, which does not count
-                derived = Derived(-1, "no primary was seen yet", now)
+                derived = Derived(-1, "no primary is known yet", now)
             marks[kind] = (derived.position, min(derived.seen_at, now), derived.stale)
         before = dict(self._positions)
         self._positions.update({mark: at for mark, (at, _, _) in marks.items() if at >= 0})

@@ -89,7 +89,7 @@ def pass_settings(master: str | None, settings: Sequence[str]) -> None:
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not name.startswith("spark.") or not equals:
-            raise SettingInvalid(f"--conf {setting}: a Spark setting is written spark.NAME=VALUE")
+            raise SettingInvalid(f"--conf {setting}: not a Spark setting; expected spark.NAME=VALUE")
         if name == _PYTHON_SETTING:  # Spark itself looks at it in spark-submit only
             os.environ["PYSPARK_PYTHON"] = value
         words += ["--conf", setting]

@@ -34,7 +34,7 @@ def distinct_keys(keys: Iterable[Hashable]) -> dict[Hashable, None]:
     except TypeError as error:
         raise TypeError(f"keys: {error}") from error
     if not distinct:
-        raise ValueError("keys is empty: nothing could ever complete the operation but its timeout")
+        raise ValueError("keys is empty: only the timeout could end the operation")
     return distinct
 
 
@@ -44,5 +44,5 @@ def truth(answer: object) -> bool:
         return answer
     if isinstance(answer, Coroutine):
         answer.close()
-        raise TypeError("try_complete is a coroutine function, which is true before it has looked; make it a plain one")
+        raise TypeError("try_complete is a coroutine function, whose result is always true; make it a plain function")
     return bool(answer)

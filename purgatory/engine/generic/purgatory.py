@@ -294,7 +294,7 @@ class DelayedOperationPurgatory:
         if self._has_ended_meanwhile(operation):
             return False
         if 0 <= self._pending_max <= self.pending:
-            raise PurgatoryFull(f"{self.pending} operations are pending, as many as pending_max allows")
+            raise PurgatoryFull(f"{self.pending} operations are pending, which is the limit (pending_max)")
         self._watch(operation, keys)
         # Evaluate again now that it is watched, as Kafka's tryCompleteElseWatch does: an event between the first
         # evaluation and now found no watcher to wake.

@@ -38,10 +38,10 @@ class OperationChecks:
             return Fault(
                 RESOURCE_EXHAUSTED,
                 "operation_id",
-                f"{limits.pending_operations_max} operations are pending, the most allowed; try again later",
+                f"the limit of {limits.pending_operations_max} pending operations is reached; try again later",
             )
         if usage.operations >= usage.operations_max:
-            message = f"{usage.operations} operations of yours are pending, your share now; try again later"
+            message = f"you have {usage.operations} pending operations, which is your current share; try again later"
             return Fault(RESOURCE_EXHAUSTED, "operation_id", message)
         if columns.timeouts_ms.at(row) == OUT_OF_RANGE:
             timeout_ms = columns.timeouts_ms.given(row)
@@ -74,10 +74,10 @@ class OperationChecks:
     def _items_fault(self, columns: BatchColumns, usage: AccountUsage, pending_items: int, count: int) -> Fault | None:
         most = self.limits.pending_items_max
         if pending_items + count > most:
-            message = f"{pending_items} are pending of all operations, the most allowed are {most}; try again later"
+            message = f"{pending_items} are pending in total; at most {most} are allowed; try again later"
             return Fault(RESOURCE_EXHAUSTED, columns.items_path(), message)
         if usage.items + count > usage.items_max:
-            message = f"{usage.items} of your operations are pending, your share now; try again later"
+            message = f"{usage.items} are pending in your operations, which is your current share; try again later"
             return Fault(RESOURCE_EXHAUSTED, columns.items_path(), message)
         return None
 
@@ -168,10 +168,10 @@ class OperationChecks:
             return None
         share = int(usage.partitions_max - usage.partitions)
         if made > share:
-            return self._share_fault(columns, "partitions that you named first", share, made)
+            return self._share_fault(columns, "partitions", share, made)
         if made <= self.limits.partitions_max - len(self.partitions.by_name):
             return None
-        message = f"{self.limits.partitions_max} partitions are known, the most allowed"
+        message = f"the limit of {self.limits.partitions_max} known partitions is reached"
         return Fault(RESOURCE_EXHAUSTED, columns.items_path(), message)
 
     def _key_room_fault(self, columns: BatchColumns, first_item: int, count: int, usage: AccountUsage) -> Fault | None:
@@ -190,10 +190,10 @@ class OperationChecks:
         # Idle keys count too: they are charged to this account as soon as its operation holds them.
         share = int(usage.keys_max - usage.keys)
         if made + idle > share:
-            return self._share_fault(columns, "keys that only you wait for", share, made + idle)
+            return self._share_fault(columns, "keys", share, made + idle)
         if made == 0 or made <= self.keys.room() - idle:
             return None
-        message = f"{self.keys.keys_max} keys are waited for, the most allowed"
+        message = f"the limit of {self.keys.keys_max} keys with waits is reached"
         return Fault(RESOURCE_EXHAUSTED, columns.items_path(), message)
 
     def _distinct(self, columns: BatchColumns, first_item: int, count: int) -> list[int]:
@@ -204,5 +204,5 @@ class OperationChecks:
         return list(places)
 
     def _share_fault(self, columns: BatchColumns, noun: str, share: int, more: int) -> Fault:
-        message = f"of {noun} there may be {max(share, 0)} more, your share now; this names {more} more"
+        message = f"this operation names {more} new {noun}; your current share allows {max(share, 0)} more"
         return Fault(RESOURCE_EXHAUSTED, columns.items_path(), message)

@@ -122,7 +122,7 @@ def out_of_range(field: str, value: int, lowest: int, highest: int) -> Fault:
 
 def no_memory(field: str) -> Fault:
     """The refusal of an event that would create something while memory is short."""
-    message = "memory is short: only marks of what is known already are taken now; try again later"
+    message = "memory is short: only events for known partitions and keys are accepted; try again later"
     return Fault(RESOURCE_EXHAUSTED, field, message)
 
 
@@ -158,7 +158,7 @@ class EventChecks:
             if event.kind == PARTITION_REMOVED:
                 return None
             if account.partitions >= account.partitions_max:
-                message = f"{account.partitions} partitions that you named first are known, your share now"
+                message = f"you first named {account.partitions} of the known partitions, which is your current share"
                 return Fault(RESOURCE_EXHAUSTED, "topic_partition", message)
             return no_memory("topic_partition") if self.is_full else None
         if not self.is_full:
@@ -242,7 +242,7 @@ class EventChecks:
                 return Fault(
                     RESOURCE_EXHAUSTED,
                     "topic_partition",
-                    f"{self.limits.partitions_max} partitions are known, the most allowed",
+                    f"the limit of {self.limits.partitions_max} known partitions is reached",
                 )
         # Before the check of the storage, which is the order that docs/semantics.md states: events of a former leader
         # are counted as stale even while the storage has failed.
@@ -258,7 +258,7 @@ class EventChecks:
             return Fault(
                 FAILED_PRECONDITION,
                 "topic_partition",
-                f"the storage of {cut(name[0])}-{name[1]} has failed; tell when it is online again",
+                f"the storage of {cut(name[0])}-{name[1]} has failed; report when it is online again",
                 KAFKA_STORAGE_ERROR,
             )
         return self._replica_fault(partition, event) or (
@@ -272,13 +272,13 @@ class EventChecks:
         # back.
         if kind == IN_SYNC_REPLICAS and leader_id < 0 and event.sets.leader_id < 0:
             return Fault(
-                INVALID_ARGUMENT, "in_sync_replicas.leader_id", "the leader's id is not known yet; give it here"
+                INVALID_ARGUMENT, "in_sync_replicas.leader_id", "the leader's id is not known yet; set it here"
             )
         if kind in (FOLLOWER_PROGRESS, REPLICA_STATE) and event.replica_id == leader_id:
             return Fault(
                 INVALID_ARGUMENT,
                 f"{EVENT_NAMES[kind]}.replica_id",
-                f"{event.replica_id} is the leader; its progress is a leader_append",
+                f"{event.replica_id} is the leader; report its progress as leader_append",
             )
         return None if partition is None else self._replica_room_fault(partition, event)
 
@@ -298,7 +298,7 @@ class EventChecks:
         return Fault(
             RESOURCE_EXHAUSTED,
             EVENT_NAMES[kind],
-            f"{len(known)} replicas are known, the most is {REPLICAS_MAX}; a leadership event says which are assigned",
+            f"{len(known)} replicas are known; the limit is {REPLICAS_MAX}; a leadership event sets the assigned ones",
         )
 
     def _offset_fault(self, partition: Partition, event: Event) -> Fault | None:

@@ -71,17 +71,17 @@ class Signals:
             message = "0 is a heartbeat, which has no value and does not fail; give 1 or more"
             return Fault(INVALID_ARGUMENT, "key_signalled.count", message)
         if len(value) > SIGNAL_VALUE_BYTES_MAX:
-            message = f"has {len(value)} bytes, the most allowed are {SIGNAL_VALUE_BYTES_MAX}"
+            message = f"has {len(value)} bytes; at most {SIGNAL_VALUE_BYTES_MAX} are allowed"
             return Fault(INVALID_ARGUMENT, "key_signalled.value", message)
         if signal_key is None and count > 0:
             if self.keys.room() < 1:
-                message = f"{self.keys.keys_max} keys are waited for, the most allowed"
+                message = f"the limit of {self.keys.keys_max} keys with waits is reached"
                 return Fault(RESOURCE_EXHAUSTED, "key_signalled.key", message)
             if is_full:
                 return no_memory("key_signalled.key")
         if value and (signal_key is None or not signal_key.value):
             if not self.keys.has_room_for_value(len(value)):
-                message = f"values that are waited for may have {self.limits.signal_values_bytes_max} bytes in total"
+                message = f"values with waits may have at most {self.limits.signal_values_bytes_max} bytes in total"
                 return Fault(RESOURCE_EXHAUSTED, "key_signalled.value", f"{message}; try again later")
             if is_full:
                 return no_memory("key_signalled.value")

@@ -77,11 +77,11 @@ class ArchiveSettings(SettingsGroup):
         min_length=1,
     )
     strict: bool = setting(
-        False, "When history cannot be written fast enough, refuse registrations and events; do not drop history."
+        False, "If history cannot be written fast enough, refuse registrations and events instead of dropping history."
     )
-    roll_ms: DurationMs = setting(60_000, "Finish files this often: at most this much is missing after a crash.")
-    roll_bytes: Count = setting(64 * 1024 * 1024, "Finish a file that has grown to this many bytes.")
-    queue_rows_max: Count = setting(4_000_000, "Rows that may wait in memory for the disk (some 50 to 150 bytes each).")
+    roll_ms: DurationMs = setting(60_000, "Complete files this often; a crash loses at most this much history.")
+    roll_bytes: Count = setting(64 * 1024 * 1024, "Complete a file when it reaches this many bytes.")
+    queue_rows_max: Count = setting(4_000_000, "Rows that may wait in memory for the disk (50 to 150 bytes each).")
 
 
 class ArchiveListener(Listener):
@@ -146,10 +146,8 @@ class ArchiveListener(Listener):
 
     def metrics(self) -> Iterable[Metric]:
         statistics = self._link.statistics
-        kept = CounterMetricFamily("purgatory_archive_rows", "Rows of history that lie in files.", labels=["table"])
-        dropped = CounterMetricFamily(
-            "purgatory_archive_dropped_rows", "Rows of history that are lost.", labels=["table"]
-        )
+        kept = CounterMetricFamily("purgatory_archive_rows", "Rows of history written to files.", labels=["table"])
+        dropped = CounterMetricFamily("purgatory_archive_dropped_rows", "Rows of history lost.", labels=["table"])
         for table in vocabulary.TABLES:
             kept.add_metric([table], statistics.rows_kept[table])
             dropped.add_metric([table], self.rows_dropped(table))
@@ -157,12 +155,10 @@ class ArchiveListener(Listener):
         return (
             kept,
             dropped,
-            GaugeMetricFamily(
-                "purgatory_archive_queue_rows", "Rows of history that wait in memory.", self.rows_waiting
-            ),
+            GaugeMetricFamily("purgatory_archive_queue_rows", "Rows of history waiting in memory.", self.rows_waiting),
             CounterMetricFamily("purgatory_archive_files", "Files of history written.", statistics.files),
             CounterMetricFamily("purgatory_archive_bytes", "Bytes of history written.", statistics.bytes),
-            CounterMetricFamily("purgatory_archive_errors", "Times history could not be written.", errors),
+            CounterMetricFamily("purgatory_archive_errors", "Failed attempts to write history.", errors),
         )
 
     # Engine calls.
@@ -272,7 +268,9 @@ class ArchiveListener(Listener):
         """Record the end of the run, and write the remaining records within `timeout_s`."""
         self.mark(vocabulary.ENDED, now_ms)
         if not await self._link.close(timeout_s, self.send):
-            LOGGER.error("the end of the history could not be written; the next start will say that this run crashed")
+            LOGGER.error(
+                "the end of the history could not be written; the next start will report that this run crashed"
+            )
 
     def send(self) -> None:
         """Send all unsent records, or try again later if the writer process is down."""
@@ -316,7 +314,7 @@ class ArchiveListener(Listener):
         try:
             self._records.extend(make(self._names, call, *given))
         except Exception:
-            LOGGER.exception("rows of %s of call %d cannot be kept", table, call.call_number)
+            LOGGER.exception("cannot store rows of %s of call %d", table, call.call_number)
             self._rows_dropped[table] += 1  # a lower bound: the number of rows is unknown
             marker = {"marker": vocabulary.DROPPED, "table": table, "rows": 1, "last_call_number": call.call_number}
             self._records.append(row_record(vocabulary.MARKERS, call, **marker))
@@ -383,7 +381,7 @@ def writer_config(
     is_continued: bool = False,
 ) -> WriterConfig:
     """Initial settings of the writer process for a new run."""
-    assert settings.uri is not None, "no archive is asked for"
+    assert settings.uri is not None, "no archive is configured"
     details = RunDetails(
         version=__version__,
         tick_ms=engine.tick_ms,

@@ -75,7 +75,7 @@ class RunDetails:
         """
         values = json.loads(detail)
         if not isinstance(values, dict) or "version" not in values:
-            raise ValueError(f"no details of a run: {detail[:80]!r}")
+            raise ValueError(f"not the details of a run: {detail[:80]!r}")
         known = {name: value for name, value in values.items() if name in cls.__dataclass_fields__}
         limits = known.get("limits", {})
         known["limits"] = {name: limits[name] for name in LIMIT_NAMES if limits.get(name) is not None}

@@ -180,7 +180,7 @@ class WriterLink:
             self.rows_lost.update(lost[0].rows)
         self.statistics = replace(died, rows_done=0, errors=0, rows_lost=no_rows())  # counted above
         code = await self._process.wait()
-        LOGGER.error("the archive's writer process died (exit code %d); another one goes on", code)
+        LOGGER.error("the archive's writer process died (exit code %d); starting another", code)
         while not await self._start_again():
             self.errors += 1
             await asyncio.sleep(self._retry_s)
@@ -191,6 +191,6 @@ class WriterLink:
         try:
             await self._start_process(self._config._replace(statistics=self.statistics, is_continued=True))
         except (CannotArchive, OSError) as reason:
-            LOGGER.warning("cannot go on with the archive: %s", reason)
+            LOGGER.warning("cannot continue the archive: %s", reason)
             return False
         return True

@@ -1,7 +1,7 @@
 """The archive's writer process. The daemon starts it so that the daemon itself never loads pyarrow.
 
-It reads frames from stdin and writes lines to stdout (`writer_protocol`). It ends at the end of its input, which is
-when the daemon ends for any reason. If the daemon is killed, the process first writes everything that it has received.
+It reads frames from stdin and writes lines to stdout (`writer_protocol`). It exits when its input ends, that is,
+when the daemon exits for any reason. If the daemon is killed, the process first writes everything that it has received.
 
 All tables roll together, between two frames, so the files in place contain everything up to one call. While files
 cannot be written, the process retries and frames accumulate in memory.
@@ -101,7 +101,7 @@ class HistoryWriter:
             try:
                 self._files.write(table, make_rows(table, some, names))
             except Exception:
-                LOGGER.exception("rows of %s up to call %d cannot be kept", table, some[-1].stamp.call_number)
+                LOGGER.exception("cannot store rows of %s up to call %d", table, some[-1].stamp.call_number)
                 self._lose(table, some)
         for record in records:
             self.statistics.rows_done += record.rows
@@ -180,7 +180,7 @@ class HistoryWriter:
                 self.ending.wait(self._retry_s)
         if self._is_failing:
             self._is_failing = False
-            LOGGER.info("the archive is being written again")
+            LOGGER.info("the archive can be written again")
         self._report(self.statistics)
 
     def _note_failure(self, error: Exception) -> None:

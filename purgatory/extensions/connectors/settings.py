@@ -23,11 +23,11 @@ def _checked_sources(uris: tuple[str, ...]) -> tuple[str, ...]:
         scheme, _, rest = uri.partition("://")
         if scheme not in KINDS or not rest:
             schemes = ", ".join(f"{one}://" for one in KINDS)
-            raise ValueError(f"source {number} should begin with one of {schemes} and a host")
+            raise ValueError(f"source {number} must begin with one of {schemes} and a host")
         if "@" in rest.partition("?")[0] or "password" in rest.partition("?")[2].lower():
             raise ValueError(
-                f"source {number} holds a user or a password, and everybody can read it there; put them into a file "
-                "and name that by ?config=FILE"
+                f"source {number} contains a user or password, which others can read there; put them into a file "
+                "and name it in ?config=FILE"
             )
     return uris
 
@@ -38,7 +38,7 @@ class WithSources(BaseModel):
     source: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_source_uris), AfterValidator(_checked_sources)] = (
         setting(
             (),
-            "Run this source of marks too: kafka://HOST:PORT, postgres://HOST:PORT, redis://HOST:PORT, "
+            "Also run this source of marks: kafka://HOST:PORT, postgres://HOST:PORT, redis://HOST:PORT, "
             "poll+http://HOST:PORT/PATH or poll+sql://HOST:PORT/DATABASE (docs/sources.md). "
             "May be repeated; in the file a table [[source]] with `uri` for each, in the environment separated by "
             "spaces.",

@@ -79,7 +79,7 @@ class SupervisedSource:
             pause_s = REFUSED_BACKOFF_S if code == EXIT_REFUSED else random.uniform(backoff_s / 2, backoff_s)  # noqa: S311 - no secret
             backoff_s = min(BACKOFF_S_MAX, backoff_s * 2)
             self.ending, self.changed = _ending(code), time.monotonic()
-            LOGGER.warning("source %s ended (%s); it is started again in %.1f s", self.name, self.ending, pause_s)
+            LOGGER.warning("source %s ended (%s); restarting it in %.1f s", self.name, self.ending, pause_s)
             await asyncio.sleep(pause_s)
             self.restarts += 1
             self._on_restart(self.name)

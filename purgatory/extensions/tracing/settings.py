@@ -9,7 +9,7 @@ class TracingSettings(SettingsGroup):
     """Tracing: a span for each wait whose caller is traced (docs/tracing.md)."""
 
     enabled: bool = setting(
-        False, "Send spans by OTLP over HTTP, as OpenTelemetry's own variables (OTEL_...) say. Needs the extra otel."
+        False, "Send spans by OTLP over HTTP, as set by OpenTelemetry's own variables (OTEL_...). Needs the extra otel."
     )
 
 

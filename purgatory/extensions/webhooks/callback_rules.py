@@ -105,11 +105,11 @@ def _parse(url: str) -> CallbackTarget:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise CallbackNotAllowed(f"is no URL: {error}", is_malformed=True) from None
+        raise CallbackNotAllowed(f"not a URL: {error}", is_malformed=True) from None
     if parts.scheme not in PORTS or not parts.hostname:
-        raise CallbackNotAllowed("should begin with https:// and a host", is_malformed=True)
+        raise CallbackNotAllowed("must begin with https:// and a host", is_malformed=True)
     if "@" in parts.netloc or parts.fragment or "#" in url:
-        raise CallbackNotAllowed("should have neither a user nor a fragment", is_malformed=True)
+        raise CallbackNotAllowed("must have neither a user nor a fragment", is_malformed=True)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return CallbackTarget(parts.scheme, parts.hostname.rstrip("."), port or PORTS[parts.scheme], target)
 

@@ -82,7 +82,7 @@ class DeadLetters:
         """
         principal = max(self._bytes_of, key=lambda one: (size(self._bytes_of[one]), one == newest))
         lost = self._letters[min(self._bytes_of[principal])]
-        LOGGER.error("webhook %s to %s is lost: too many dead letters", lost.webhook_id, lost.callback_url)
+        LOGGER.error("webhook %s to %s was dropped: too many dead letters", lost.webhook_id, lost.callback_url)
         self.dropped += 1
         self.remove(lost.webhook_id)
 

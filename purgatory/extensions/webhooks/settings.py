@@ -13,29 +13,29 @@ class WebhooksSettings(SettingsGroup):
     allowed_hosts: HostNames = setting(
         "",
         "Hosts that callers may name in callback URLs, separated by spaces: host, host:port, host:* for any port, "
-        "*.example.org for all names below. None: no callbacks.",
+        "*.example.org for all names below. Empty: no callbacks.",
     )
-    allow_http: bool = setting(False, "Take URLs that begin with http:// too; signed, but not encrypted.")
+    allow_http: bool = setting(False, "Also accept http:// URLs; webhooks are then signed, but not encrypted.")
     allow_private: bool = setting(
-        False, "Connect to private, loopback and link-local addresses too, if an allowed host has such a one."
+        False, "Also connect to allowed hosts with private, loopback or link-local addresses."
     )
     secret_file: FilePath | None = setting(
-        None, "Secrets that webhooks are signed with, whsec_..., one a line. Read again when it changes."
+        None, "Secrets for signing webhooks, whsec_..., one per line. Reloaded when it changes."
     )
-    ca_file: FilePath | None = setting(
-        None, "Authorities whose certificates receivers may present (PEM). Without: those of the system."
-    )
-    timeout_ms: DurationMs = setting(10_000, "A receiver that has not answered for this long has failed.")
+    ca_file: FilePath | None = setting(None, "Authorities to trust for receivers (PEM). Default: those of the system.")
+    timeout_ms: DurationMs = setting(10_000, "Time for a receiver to answer before the attempt fails.")
     retry_first_ms: DurationMs = setting(
-        5_000, "Pause after the first failed attempt; it doubles with each further one, less a random part of a half."
+        5_000, "Pause after the first failed attempt; doubles with each further one, minus a random part of up to half."
     )
     retry_longest_ms: DurationMs = setting(3_600_000, "Longest pause between two attempts.")
     give_up_ms: DurationMs = setting(
-        86_400_000, "A result that was not delivered for this long becomes a dead letter. A restart begins it anew."
+        86_400_000, "A result that is undeliverable for this long becomes a dead letter. A restart resets this time."
     )
-    posts_max: Count = setting(64, "POSTs in flight at one time; at most half to new, slow or silent hosts.")
-    posts_per_host_max: Count = setting(4, "The same to one host; one that is new or does not answer gets 1.")
-    dead_letters_max: Count = setting(1_000, "Dead letters kept. At the limit whoever has the most loses the oldest.")
+    posts_max: Count = setting(64, "POSTs in flight; at most half to new, slow or silent hosts.")
+    posts_per_host_max: Count = setting(4, "POSTs in flight to one host; a host that is new or does not answer gets 1.")
+    dead_letters_max: Count = setting(
+        1_000, "Dead letters kept. At the limit, the oldest letter of the principal with the most is dropped."
+    )
 
     @model_validator(mode="after")
     def _signed(self) -> Self:

@@ -43,7 +43,7 @@ class WebhookSigner:
         for number, line in enumerate(lines, 1):
             if not _is_secret(line):
                 raise CannotSendWebhooks(
-                    f"{path} (webhooks.secret_file): secret {number} should be {SECRET_PREFIX} and at least "
+                    f"{path} (webhooks.secret_file): secret {number} must be {SECRET_PREFIX} and at least "
                     f"{SECRET_BYTES_MIN} random bytes in base64 (with + and /; receivers cannot read - and _), such as "
                     "from `openssl rand -base64 32`"
                 )

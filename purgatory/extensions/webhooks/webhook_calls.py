@@ -37,7 +37,7 @@ def resend_dead_letters(
 ) -> wire.ResendDeadLettersResponse:
     """Start to resend the named letters, or all letters that the caller may see."""
     if len(request.webhook_ids) > RESENT_MAX:
-        raise invalid_argument("webhook_ids", f"are {len(request.webhook_ids)}, and should be at most {RESENT_MAX}")
+        raise invalid_argument("webhook_ids", f"{len(request.webhook_ids)} ids given; at most {RESENT_MAX} are allowed")
     response = wire.ResendDeadLettersResponse()
     named = dict.fromkeys(request.webhook_ids)
     letters = [letter for _, letter in webhooks.letters.above(0) if webhooks.may_see(call.account, letter)]

@@ -160,7 +160,7 @@ class Webhooks(Listener, Callbacks):
             try:
                 self._secrets.take()
             except CannotSendWebhooks as error:
-                LOGGER.error("%s; the secrets read before are kept", error)  # noqa: TRY400 - the message is complete
+                LOGGER.error("%s; still using the previous secrets", error)  # noqa: TRY400 - the message is complete
 
     # Used by deliveries.
 
@@ -197,7 +197,7 @@ class Webhooks(Listener, Callbacks):
         letter.attempts, letter.last_error = attempts, why
         letter.given_up_time.CopyFrom(now)
         LOGGER.error(
-            "webhook %s to %s is given up after %d attempts: %s", letter.webhook_id, letter.callback_url, attempts, why
+            "webhook %s to %s was given up after %d attempts: %s", letter.webhook_id, letter.callback_url, attempts, why
         )
         self.letters.add(letter)
 
@@ -228,20 +228,18 @@ class Webhooks(Listener, Callbacks):
         return self.letters.held_bytes
 
     def metrics(self) -> Iterable[Metric]:
-        attempts = CounterMetricFamily(
-            "purgatory_webhook_attempts", "POSTs of webhooks, by what became of them.", labels=["end"]
-        )
+        attempts = CounterMetricFamily("purgatory_webhook_attempts", "POSTs of webhooks, by result.", labels=["end"])
         for end in (DELIVERED, REFUSED, UNREACHABLE, NOT_ALLOWED):
             attempts.add_metric([end], self.deliveries.attempts.get(end, 0))
         yield attempts
         yield GaugeMetricFamily("purgatory_webhooks_in_flight", "POSTs in flight.", self.deliveries.in_flight)
         yield GaugeMetricFamily(
-            "purgatory_webhooks_paused", "Webhooks that have failed and are tried again later.", self.deliveries.paused
+            "purgatory_webhooks_paused", "Failed webhooks that will be retried.", self.deliveries.paused
         )
-        yield GaugeMetricFamily("purgatory_webhook_dead_letters", "Dead letters that are kept.", len(self.letters))
+        yield GaugeMetricFamily("purgatory_webhook_dead_letters", "Dead letters kept.", len(self.letters))
         yield CounterMetricFamily("purgatory_webhooks_given_up", "Webhooks given up.", self.letters.given_up)
         yield CounterMetricFamily(
-            "purgatory_webhooks_lost", "Dead letters dropped, as there were too many.", self.letters.dropped
+            "purgatory_webhooks_lost", "Dead letters dropped because there were too many.", self.letters.dropped
         )
 
     # Internals.
@@ -289,7 +287,7 @@ class CallbackStream:
             asyncio.get_running_loop().call_soon(self._take_some)
 
     def taken_over(self) -> None:
-        raise AssertionError(f"session {self.session.session_id!r} has a callback, and was given a stream")
+        raise AssertionError(f"session {self.session.session_id!r} has a callback, and was read from a stream")
 
     def session_closed(self) -> None:
         """Stop sending: the results are no longer needed."""

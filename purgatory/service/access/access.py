@@ -198,10 +198,10 @@ class Access:
         try:
             file.take()
         except AccessError as error:
-            LOGGER.error("%s; what was read before is kept", error)  # noqa: TRY400 - the message is complete
+            LOGGER.error("%s; still using the previous version", error)  # noqa: TRY400 - the message is complete
             reloads[file.what, "refused"] += 1
         except Exception:
-            LOGGER.exception("the %s file cannot be read; what was read before is kept", file.what)
+            LOGGER.exception("the %s file cannot be read; still using the previous version", file.what)
             reloads[file.what, "refused"] += 1
         else:
             reloads[file.what, "taken"] += 1

@@ -39,7 +39,7 @@ class PolicyError(AccessError):
 
 def _checked_pattern(pattern: str) -> str:
     if not pattern or "*" in pattern[:-1]:
-        raise ValueError("should be a name, a prefix followed by *, or * for all")
+        raise ValueError("must be a name, a prefix followed by *, or * for all")
     return pattern
 
 
@@ -125,7 +125,7 @@ def read_policy(path: Path) -> AccessPolicy:
         raise PolicyError("\n".join(faults)) from None
     # Refused, although harmless: the author certainly meant something else.
     useless = [
-        f"{path}: grant {number}: names neither topics nor keys, so it gives nothing"
+        f"{path}: grant {number}: names neither topics nor keys, so it grants nothing"
         for number, grant in enumerate(parsed.grant, 1)
         if not grant.topics and not grant.keys
     ]

@@ -64,14 +64,14 @@ class Audit(Collector):
 
     def collect(self) -> Iterable[Metric]:
         refusals = CounterMetricFamily(
-            "purgatory_access_refusals", "Calls, operations and events refused for want of proof or of a role.",
+            "purgatory_access_refusals", "Calls, operations and events refused for a missing credential or role.",
             labels=["reason"],
         )  # fmt: skip
         for reason, count in self.refusals.items():
             refusals.add_metric([reason], count)
         yield refusals
         reloads = CounterMetricFamily(
-            "purgatory_access_reloads", "Changed policies, tokens and keys: taken over, or refused as unusable.",
+            "purgatory_access_reloads", "Reloads of changed policies, tokens and keys: applied or refused.",
             labels=["file", "result"],
         )  # fmt: skip
         for (what, result), count in sorted(self.reloads.items()):

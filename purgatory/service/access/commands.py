@@ -20,7 +20,9 @@ UNITS_S: Final = {"m": 60, "h": 3_600, "d": 86_400}
 
 def run_token(arguments: Sequence[str]) -> int:
     """`purgatory token new NAME --tokens FILE [--expires 90d]` and `purgatory token list --tokens FILE`."""
-    parser = argparse.ArgumentParser(prog="purgatory token", description="Manage bearer tokens.")
+    parser = argparse.ArgumentParser(
+        prog="purgatory token", description="Create and list bearer tokens; the file stores only their hashes."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     new = commands.add_parser("new", help="make a token, print it once, and add its hash to the file")
     new.add_argument("principal", metavar="NAME", help="the principal of the token, as named in the policy")

@@ -143,7 +143,7 @@ class JsonWebTokens:
         except KeySetError as error:
             if self._outbound is None:
                 raise
-            LOGGER.error("%s; it is tried again", error)  # noqa: TRY400 - the message is complete
+            LOGGER.error("%s; will be retried", error)  # noqa: TRY400 - the message is complete
 
     async def keep_fresh(self, reloads: Counter[tuple[str, str]]) -> None:
         """Reload the key set every minute, until cancelled. If that fails, the previous set is kept."""
@@ -157,10 +157,10 @@ class JsonWebTokens:
                     reloads["keys", "taken"] += 1
             except KeySetError as error:
                 reloads["keys", "refused"] += 1
-                LOGGER.error("%s; the keys of before are kept", error)  # noqa: TRY400 - the message is complete
+                LOGGER.error("%s; still using the previous keys", error)  # noqa: TRY400 - the message is complete
             except Exception:
                 reloads["keys", "refused"] += 1
-                LOGGER.exception("the key set cannot be read; the keys of before are kept")
+                LOGGER.exception("the key set cannot be read; still using the previous keys")
 
     def verify(self, token: str) -> tuple[str, float]:
         """Return the principal of a token, and when it expires (Unix seconds).
@@ -181,7 +181,7 @@ class JsonWebTokens:
             raise BadToken(f"the token is not valid: {getattr(error, 'error', '') or type(error).__name__}") from None
         principal = decoded.claims.get(self._claim)
         if not isinstance(principal, str) or not 0 < len(principal) <= PRINCIPAL_LENGTH_MAX:
-            raise BadToken(f"the claim {self._claim!r} should be a text of 1 to {PRINCIPAL_LENGTH_MAX} characters")
+            raise BadToken(f"the claim {self._claim!r} must be a string of 1 to {PRINCIPAL_LENGTH_MAX} characters")
         return principal, expires_s
 
     def _load_for(self, token: str) -> None:

@@ -87,7 +87,9 @@ def add_token(path: Path, principal: str, expires_s: int | None = None) -> str:
     Raises ValueError for an invalid principal name, and `TokensError` if the file is not a token file.
     """
     if not 0 < len(principal) <= PRINCIPAL_LENGTH_MAX or not principal.isprintable() or set(principal) & set(" *#"):
-        raise ValueError(f"a principal has 1 to {PRINCIPAL_LENGTH_MAX} printable characters, without space, * and #")
+        raise ValueError(
+            f"a principal must have 1 to {PRINCIPAL_LENGTH_MAX} printable characters, without space, * and #"
+        )
     # Before the new token is made: appending to another kind of file by mistake could not be undone.
     if path.exists():
         read_tokens(path)

@@ -95,8 +95,8 @@ class MemoryWatch:
                 self._calls_ended += ended
         if self._calls_ended and now_s - self._told_s >= LOG_INTERVAL_S:
             LOGGER.warning(
-                "%d calls were ended since the last such line: their messages were late, and %d bytes of "
-                "memory are taken of a budget of %d",
+                "%d calls ended since this was last logged because their messages were late; "
+                "memory use is %d of %d bytes",
                 self._calls_ended,
                 measured,
                 budget.bytes_max,
@@ -106,7 +106,7 @@ class MemoryWatch:
             self._logged_s = now_s
             parts = ", ".join(f"{name} {size}" for name, size in budget.parts().items() if size)
             LOGGER.warning(
-                "%d bytes of memory are taken, over the budget of %d: nothing new is admitted (held: %s)",
+                "memory use of %d bytes exceeds the budget of %d; new work is refused (by part: %s)",
                 measured,
                 budget.bytes_max,
                 parts,

@@ -98,13 +98,13 @@ class MemoryBudget:
         `held_bytes` can be passed if it has just been computed.
         """
         if self.is_short:
-            message = f"the daemon takes more memory than its budget of {self.bytes_max} bytes; try again later"
+            message = f"the daemon uses more memory than its budget of {self.bytes_max} bytes; try again later"
             return Refusal(0, codes.RESOURCE_EXHAUSTED, "memory", message)
         held = self.held_bytes() if held_bytes < 0 else held_bytes
         if held + more_bytes <= self.bytes_max:
             return None
         message = (
-            f"{held} bytes are held of a budget of {self.bytes_max}, and {more_bytes} more do not fit; try again later"
+            f"{held} of a budget of {self.bytes_max} bytes are in use; {more_bytes} more do not fit; try again later"
         )
         return Refusal(0, codes.RESOURCE_EXHAUSTED, "memory", message)
 
@@ -174,7 +174,7 @@ class Shares:
         most = self._of(account, self._limits.sessions_max, sessions, account.sessions, own_most)
         if account.sessions < most or account.principal == NOBODY:
             return None
-        message = f"{account.sessions} sessions are yours, your share now; close one, or try again later"
+        message = f"you have {account.sessions} sessions, which is your current share; close one, or try again later"
         return Refusal(0, codes.RESOURCE_EXHAUSTED, "sessions", message)
 
     def unary_wait_refusal(self, account: Account, in_flight: int) -> Refusal | None:
@@ -183,7 +183,9 @@ class Shares:
         most = self._of(account, self._limits.unary_waits_max, in_flight, account.unary_waits, own_most)
         if account.unary_waits < most or account.principal == NOBODY:
             return None
-        message = f"{account.unary_waits} calls of Wait are yours, your share now; try again later"
+        message = (
+            f"you have {account.unary_waits} calls of Wait in flight, which is your current share; try again later"
+        )
         return Refusal(0, codes.RESOURCE_EXHAUSTED, "unary_waits", message)
 
     def memory_refusal(self, account: Account, more_bytes: int) -> Refusal | None:
@@ -202,7 +204,7 @@ class Shares:
         most = self._of(account, budget.bytes_max - program, held_by_all, held, own_most)
         if held + more_bytes <= most:
             return None
-        message = f"{held} bytes are held for you, and your share now is {most}: {more_bytes} more do not fit"
+        message = f"you use {held} bytes of memory, and your current share is {most}: {more_bytes} more do not fit"
         return Refusal(0, codes.RESOURCE_EXHAUSTED, "memory", message)
 
     @staticmethod

@@ -88,7 +88,7 @@ class ServerSentEvents:
         parameters = parameters_of(scope, "session", "last_sequence")
         if "last_sequence" in parameters:
             remedy = "send the id of the last event in the header Last-Event-ID, or call Acknowledge"
-            raise invalid_argument("last_sequence", f"an address acknowledges nothing: {remedy}")
+            raise invalid_argument("last_sequence", f"cannot be acknowledged in a URL: {remedy}")
         incarnation, sequence = _cursor(header_of(scope, b"last-event-id") or "")
         request = self._results.request_type(
             session_id=parameters.get("session", ""), last_sequence=sequence, incarnation=incarnation

@@ -58,7 +58,7 @@ class JournalStatistics(NamedTuple):
 
 METRICS: Final = (
     (CounterMetricFamily, "purgatory_journal_groups", "Transactions of the journal."),
-    (CounterMetricFamily, "purgatory_journal_errors", "Times the disk failed."),
+    (CounterMetricFamily, "purgatory_journal_errors", "Disk failures."),
     (GaugeMetricFamily, "purgatory_journal_bytes", "Size of the journal's files."),
     (GaugeMetricFamily, "purgatory_journal_registration_rows", "Rows of pending operations."),
     (GaugeMetricFamily, "purgatory_journal_result_rows", "Rows of unacknowledged results."),
@@ -164,7 +164,9 @@ class DurableJournal(Journal):
     def metrics(self) -> Iterable[Metric]:
         values = (*self.statistics(), int(self._failure is not None), self._lag_s())
         plain = [family(name, text, value) for (family, name, text), value in zip(METRICS, values, strict=True)]
-        syncs = HistogramMetricFamily("purgatory_journal_sync_seconds", "From a group's sealing until it was durable.")
+        syncs = HistogramMetricFamily(
+            "purgatory_journal_sync_seconds", "Time from sealing a group until it was durable."
+        )
         syncs.add_metric([], self._syncs.cumulative(), self._syncs.sum_seconds)
         return [*plain, syncs]
 

@@ -67,7 +67,7 @@ class RefusalLog(Listener):
             if told.count and (told.logged_ms is None or now_ms - told.logged_ms >= INTERVAL_MS):
                 what = f" ({subject})" if subject else ""
                 LOGGER.warning(
-                    "a limit is reached: %d refused%s since the last such line: %s",
+                    "limit reached: %d refused%s since this was last logged: %s",
                     told.count,
                     what,
                     told.message[:MESSAGE_LENGTH_MAX],

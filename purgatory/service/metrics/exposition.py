@@ -65,7 +65,9 @@ class HostCollector(Collector):
 
     def _operations(self) -> Iterable[Metric]:
         registered = CounterMetricFamily(
-            "purgatory_registered", "Operations registered; equals outcomes and pending ones together.", labels=["kind"]
+            "purgatory_registered",
+            "Operations registered; the sum of outcomes and pending operations.",
+            labels=["kind"],
         )
         pending = GaugeMetricFamily(
             "purgatory_pending_operations", "Operations that wait (Kafka: NumDelayedOperations).", labels=["kind"]
@@ -97,14 +99,14 @@ class HostCollector(Collector):
         metrics = self._metrics
         waits = HistogramMetricFamily(
             "purgatory_wait_seconds",
-            "From registration to end, of operations whose owner was there.",
+            "Time from registration to end of operations whose owner still existed.",
             labels=["kind", "outcome"],
         )
         for (kind, outcome), histogram in sorted(metrics.waits.items()):
             waits.add_metric([KIND_NAMES[kind], OUTCOME_NAMES[outcome]], histogram.cumulative(), histogram.sum_seconds)
         yield waits
         lateness = HistogramMetricFamily(
-            "purgatory_expiry_lateness_seconds", "From deadline to end, of expired operations.", labels=["kind"]
+            "purgatory_expiry_lateness_seconds", "Time from deadline to end of expired operations.", labels=["kind"]
         )
         for kind, histogram in metrics.lateness.items():
             lateness.add_metric([KIND_NAMES[kind]], histogram.cumulative(), histogram.sum_seconds)
@@ -122,7 +124,7 @@ class HostCollector(Collector):
             "purgatory_gc_pause_seconds", "Collections of Python's garbage collector.", self._pauses.pauses
         )
         yield CounterMetricFamily(
-            "purgatory_reaper_failures", "Turns of the reaper that raised.", metrics.reaper_failures
+            "purgatory_reaper_failures", "Reaper runs that raised an exception.", metrics.reaper_failures
         )
 
     def _events_and_refusals(self) -> Iterator[Metric]:
@@ -162,7 +164,9 @@ class HostCollector(Collector):
             labels=["call"],
         )
         longest = GaugeMetricFamily(
-            "purgatory_longest_loop_hold_seconds", "Longest such time since the start.", labels=["call"]
+            "purgatory_longest_loop_hold_seconds",
+            "Longest time that one call held the event loop, since the start.",
+            labels=["call"],
         )
         for watched in self._host.holds:
             holds.add_metric([watched.call], watched.holds)
@@ -172,7 +176,7 @@ class HostCollector(Collector):
 
     def _limits(self) -> Metric:
         # Without the memory budget, whose setting is 0 for a share of the machine: `_memory` has the actual one.
-        limits = GaugeMetricFamily("purgatory_limit", "What a setting allows, in its own unit.", labels=["setting"])
+        limits = GaugeMetricFamily("purgatory_limit", "Limit set by a setting, in its own unit.", labels=["setting"])
         for name, value in self._host.settings.limits.model_dump(exclude={"memory_bytes_max"}).items():
             limits.add_metric([f"limits.{name}"], value)
         return limits
@@ -185,7 +189,9 @@ class HostCollector(Collector):
             "purgatory_turns_waiting", "Calls and messages that wait for their turn.", labels=["work"]
         )
         waits = HistogramMetricFamily(
-            "purgatory_turn_wait_seconds", "How long those waited whose turn did not come at once.", labels=["work"]
+            "purgatory_turn_wait_seconds",
+            "Waiting time of calls and messages that did not run at once.",
+            labels=["work"],
         )
         for work, (name, histogram) in enumerate(zip(WORK_NAMES, self._metrics.turn_waits, strict=True)):
             waiting.add_metric([name], queue.waiting(work))
@@ -211,21 +217,23 @@ class HostCollector(Collector):
 
     def _memory(self) -> Iterator[Metric]:
         budget = self._host.shares.budget
-        held = GaugeMetricFamily(
-            "purgatory_memory_held_bytes", "What is held in memory, by part, as it is counted.", labels=["part"]
-        )
+        held = GaugeMetricFamily("purgatory_memory_held_bytes", "Memory in use, by part, as counted.", labels=["part"])
         for part, size in budget.parts().items():
             held.add_metric([part], size)
         yield held
-        yield _gauge("purgatory_memory_budget_bytes", "The most that may be held in memory.", budget.bytes_max)
+        yield _gauge("purgatory_memory_budget_bytes", "Memory budget.", budget.bytes_max)
         yield _gauge(
-            "purgatory_memory_short", "1 while the process takes more than that, as measured.", int(budget.is_short)
+            "purgatory_memory_short", "1 while the measured memory use exceeds the budget.", int(budget.is_short)
         )
-        yield CounterMetricFamily("purgatory_memory_refusals", "Batches and answers that did not fit.", budget.refusals)
+        yield CounterMetricFamily(
+            "purgatory_memory_refusals", "Batches and answers refused because they did not fit.", budget.refusals
+        )
 
 
 def _build_info() -> Metric:
-    info = GaugeMetricFamily("purgatory_build_info", "Always 1; labels say what runs.", labels=["version", "engine"])
+    info = GaugeMetricFamily(
+        "purgatory_build_info", "Always 1; the labels have the version and the engine.", labels=["version", "engine"]
+    )
     info.add_metric([__version__, "compiled" if COMPILED else "uncompiled"], 1)
     return info
 

@@ -55,7 +55,7 @@ def service_methods(servicer: object, extra: Mapping[str, Method] | None = None)
 
 def _not_served(name: str) -> Method:
     async def refuse(_request: object, _call: Call) -> None:
-        raise RpcError(code_pb2.UNIMPLEMENTED, f"{name} belongs to an extension that this daemon runs without")
+        raise RpcError(code_pb2.UNIMPLEMENTED, f"{name} belongs to an extension that this daemon does not run")
 
     return refuse
 

@@ -149,7 +149,7 @@ class InspectionCalls:
         if order not in wire.OperationOrder.values():
             raise invalid_argument("order", f"unknown order: {order}")
         if request.page_token:
-            raise invalid_argument("page_token", "a listing in an order has one page only")
+            raise invalid_argument("page_token", "a listing in an order has only one page")
         is_by_time_left = order in (wire.OPERATION_ORDER_LEAST_REMAINING, wire.OPERATION_ORDER_MOST_REMAINING)
         descending = order in (wire.OPERATION_ORDER_MOST_REMAINING, wire.OPERATION_ORDER_SHORTEST_WAITED)
         watched = host.holds.of("ListOperations")

@@ -56,7 +56,7 @@ async def source_ends(host: Host, request: wire.GetSourceEndsRequest, call: Call
     as_of_ms = request.as_of_ms if request.HasField("as_of_ms") else None
     now_ms = time.time_ns() // 1_000_000
     if as_of_ms is not None and not 0 <= as_of_ms <= now_ms:
-        raise invalid_argument("as_of_ms", f"is {as_of_ms}, and should be from 0 to the present, {now_ms}")
+        raise invalid_argument("as_of_ms", f"must be from 0 to the present ({now_ms}), not {as_of_ms}")
     return ends_response(await host.source_links.ends(topics, as_of_ms))
 
 
@@ -66,7 +66,7 @@ def checked_topics(host: Host, call: Call, asked: Iterable[str]) -> list[str]:
     """
     topics = list(dict.fromkeys(asked))
     if not 1 <= len(topics) <= TOPICS_MAX:
-        raise invalid_argument("topics", f"are {len(topics)}, and should be 1 to {TOPICS_MAX}")
+        raise invalid_argument("topics", f"{len(topics)} topics given; allowed: 1 to {TOPICS_MAX}")
     allowed = call.account.grants.on_topics(WAIT)
     for topic in topics:
         if topic not in allowed:
@@ -98,7 +98,7 @@ def _take(host: Host, request: wire.AttachSourceRequest, link: AttachedSource, c
     elif request.HasField("ends"):
         link.asks.answer(request.ends.ask_id, answer_of(request.ends))
     else:
-        raise invalid_argument("message", "is neither a report nor ends; hello comes first, and once")
+        raise invalid_argument("message", "must be a report or ends; hello may only be the first message")
 
 
 async def _write(host: Host, link: AttachedSource, call: Call) -> None:

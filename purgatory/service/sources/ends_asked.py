@@ -62,7 +62,7 @@ class EndsAsked:
         future = self._waiting.get(question)
         if future is None:
             if len(self._waiting) >= WAITING_MAX:
-                return self._no_answer(f"has {WAITING_MAX} questions to answer, the most allowed")
+                return self._no_answer(f"has {WAITING_MAX} unanswered questions, which is the limit")
             future = self._waiting[question] = asyncio.get_running_loop().create_future()
             self._woken.set()
         # The answer is shared, and any one of its callers may be cancelled.

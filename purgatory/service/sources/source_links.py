@@ -76,7 +76,7 @@ class SourceLinks:
         if self._is_shut_down:
             raise unavailable(SHUTTING_DOWN)
         if len(self._links) >= self._sources_max:
-            raise resource_exhausted("sources", f"{self._sources_max} sources are attached, the most allowed", None)
+            raise resource_exhausted("sources", f"{self._sources_max} sources are attached; no more are allowed", None)
         # Never reset: detached sources are remembered, and their reports take memory.
         self.is_used = True
         now_ms = self._now_ms()
@@ -123,7 +123,7 @@ class SourceLinks:
         now_ms = self._now_ms()
         feeding = [link for link in self._links if topic.startswith(link.stream.topic_prefixes)]
         if not feeding:
-            raise unavailable(f"no source that feeds {quoted(topic)} is attached")
+            raise unavailable(f"no source that publishes {quoted(topic)} is attached")
         there = [link for link in feeding if link.stream.state_at(now_ms) != SILENT]
         if not there:
             raise unavailable(feeding[0].stream.why(now_ms))
@@ -140,7 +140,7 @@ class SourceLinks:
                 await self.demand.drop_lost()
                 self.log.tell(self._now_ms())
             except Exception:
-                LOGGER.exception("a look after the sources failed; it continues")
+                LOGGER.exception("checking the sources failed; will be retried")
 
 
 async def _first_answer(links: Sequence[AttachedSource], question: EndsQuestion) -> list[LogEnd]:

@@ -21,17 +21,21 @@ class SourceMetrics(Collector):
         self._now_ms: Final = now_ms
 
     def collect(self) -> Iterable[Metric]:
-        up = GaugeMetricFamily("purgatory_source_up", "1 while it is attached, reports, and sees.", labels=LABELS)
+        up = GaugeMetricFamily(
+            "purgatory_source_up", "1 while the source is attached, reports, and is not stale.", labels=LABELS
+        )
         staleness = GaugeMetricFamily(
             "purgatory_source_staleness_seconds",
-            "How long it has not seen the mark that it has not seen for the longest; 0: it sees all.",
+            "Time since the oldest stale mark became stale; 0: none is stale.",
             labels=LABELS,
         )
         lag = GaugeMetricFamily(
-            "purgatory_source_lag_seconds", "How far what it tells lies behind what it reads from.", labels=LABELS
+            "purgatory_source_lag_seconds",
+            "Delay of the published marks behind the system that the source reads.",
+            labels=LABELS,
         )
         restarts = CounterMetricFamily(
-            "purgatory_source_restarts", "Times the daemon has started a source that it runs again.", labels=["source"]
+            "purgatory_source_restarts", "Restarts of a source that the daemon runs.", labels=["source"]
         )
         attached = GaugeMetricFamily("purgatory_sources", "Sources of marks attached.", self._links.table.attached)
         now_ms = self._now_ms()

@@ -57,7 +57,7 @@ class StaleReaper:
                 if self._engine.has_unreported or self._sees_not_all():
                     await self.check()
             except Exception:
-                LOGGER.exception("a look for stale waits failed; there will be others")
+                LOGGER.exception("checking for stale waits failed; will be retried")
 
     def _sees_not_all(self) -> bool:
         """Return whether any mark may be stale."""

@@ -96,7 +96,7 @@ def _certificates(setting: str, path: Path, pem: bytes) -> list[x509.Certificate
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:
-        raise CannotUseCertificates(f"{setting}: {path} has no readable certificate; it should be PEM") from None
+        raise CannotUseCertificates(f"{setting}: {path} has no readable certificate; expected PEM") from None
 
 
 def _check_validity(path: Path, certificate: x509.Certificate, now: datetime) -> None:
@@ -115,7 +115,7 @@ def _check_key(path: Path, pem: bytes, certificate_path: Path, certificate: x509
     except TypeError:
         raise CannotUseCertificates(f"tls.key_file: {path} is encrypted; write it without a passphrase") from None
     except (ValueError, UnsupportedAlgorithm):
-        raise CannotUseCertificates(f"tls.key_file: {path} has no readable private key; it should be PEM") from None
+        raise CannotUseCertificates(f"tls.key_file: {path} has no readable private key; expected PEM") from None
     if not is_its_key:
         raise CannotUseCertificates(f"tls.key_file: {path} is not the key of the certificate in {certificate_path}")
 
@@ -125,7 +125,7 @@ def _revocation_lists(path: Path, authorities: Sequence[x509.Certificate]) -> li
     # By hand, because the library reads only the first list of a file.
     blocks = _CRL_BLOCK.findall(_read("tls.crl_file", path))
     if not blocks:
-        raise CannotUseCertificates(f"tls.crl_file: {path} has no revocation list; it should be PEM")
+        raise CannotUseCertificates(f"tls.crl_file: {path} has no revocation list; expected PEM")
     lists: list[x509.CertificateRevocationList] = []
     for block in blocks:
         try:

@@ -104,7 +104,7 @@ class Tls(Collector):
             try:
                 self.look()
             except Exception:
-                LOGGER.exception("the TLS files could not be looked at; the old ones stay")
+                LOGGER.exception("the TLS files could not be checked; still using the old ones")
 
     def look(self) -> None:
         """Load changed files once two checks have found them the same: they are rarely written all at once."""
@@ -155,7 +155,7 @@ class Tls(Collector):
         if crl_expires is not None and crl_expires < now:
             self._warned_at = now
             LOGGER.warning(
-                "the revocation list in %s should have been replaced by %s; it stays in force",
+                "the revocation list in %s was due for replacement by %s; it stays in force",
                 self._settings.crl_file,
                 crl_expires.isoformat(),
             )
@@ -167,7 +167,7 @@ class Tls(Collector):
             valid_for(self.material.certificate, self._now()),
         )
         reloads = CounterMetricFamily(
-            "purgatory_tls_reloads", "Changed TLS files: taken over, or refused as unusable.", labels=["result"]
+            "purgatory_tls_reloads", "Reloads of changed TLS files: applied or refused.", labels=["result"]
         )
         reloads.add_metric(["taken"], self._reloads)
         reloads.add_metric(["refused"], self._failures)
@@ -181,7 +181,7 @@ class Tls(Collector):
         if reason != self._failure:
             self._failure = reason
             self._failures += 1
-            LOGGER.error("the new TLS files are not used, the old ones stay: %s", reason)
+            LOGGER.error("the new TLS files cannot be used; still using the old ones: %s", reason)
 
     def _take_for_grpc(self) -> grpc.ServerCertificateConfiguration | None:
         """Return changes since gRPC last asked. It asks on its own threads, for one handshake at a time."""

@@ -54,7 +54,7 @@ async def test_a_full_table_is_told_to_caller_and_operator(start_daemon: StartDa
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stranger.stub.Register(request)
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert daemon.log.count("a limit is reached") == 1
+        assert daemon.log.count("limit reached: ") == 1
         assert "(sessions)" in daemon.log
         await stranger.stub.CloseSession(wire.CloseSessionRequest(session_id="full-0"))
         await serve_an_honest_wait(daemon)

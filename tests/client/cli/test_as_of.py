@@ -73,4 +73,4 @@ async def test_a_source_that_cannot_look_up_a_time(start_daemon: StartDaemon) ->
     code, said = await asyncio.to_thread(caught_up, "00:00")
     assert (code, "cannot look up where pg/main/all ended at " in said) == (Exit.REFUSED, True), said
     code, said = await asyncio.to_thread(caught_up, "9999-01-01T00:00:00Z")
-    assert (code, "should be from 0 to the present" in said) == (Exit.REFUSED, True), said
+    assert (code, "must be from 0 to the present" in said) == (Exit.REFUSED, True), said

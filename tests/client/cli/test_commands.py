@@ -210,7 +210,7 @@ def test_caught_up_where_nothing_feeds_the_marks(start_daemon: StartDaemon, run:
     daemon = start_daemon()
     asked = run("caught-up", "kafka/billing/orders", "--fail-when-stale", "1s", address=daemon.address)
     assert (asked.returncode, asked.stdout) == (13, "")
-    assert asked.stderr == "purgatory: no source that feeds 'kafka/billing/orders' is attached\n"
+    assert asked.stderr == "purgatory: no source that publishes 'kafka/billing/orders' is attached\n"
     both = run("caught-up", "kafka/orders", "--token", "--fail-when-stale", "1s", address=daemon.address)
     assert both.returncode == 2
 

@@ -186,7 +186,7 @@ async def test_progress_is_reported_while_a_call_waits(looking: AsyncClient, mon
 async def test_caught_up_asks_a_source(shared_daemon: DaemonProcess, looking: AsyncClient) -> None:
     """Without a source the daemon's reason is the answer; with one, the call returns when the group is at the end."""
     async with Client(mcp_server.make_server(looking)) as client:
-        assert "no source that feeds 'kafka/agents/log' is attached" in await refusal(
+        assert "no source that publishes 'kafka/agents/log' is attached" in await refusal(
             client, "caught_up", marks=["kafka/agents/log"]
         )
         async with played_source(shared_daemon.address, end=3) as feeding:

@@ -88,7 +88,7 @@ def test_value_has_a_maximum_length() -> None:
     refusal = signal(engine, "job", b"x" * (SIGNAL_VALUE_BYTES_MAX + 1))
     assert refusal is not None
     assert (refusal.code, refusal.field) == (codes.INVALID_ARGUMENT, "key_signalled.value")
-    assert refusal.message == "has 4097 bytes, the most allowed are 4096"
+    assert refusal.message == "has 4097 bytes; at most 4096 are allowed"
     refusal = signal(engine, "job", b"x", 0)
     assert refusal is not None
     assert (refusal.code, refusal.field) == (codes.INVALID_ARGUMENT, "key_signalled.count")

@@ -129,7 +129,7 @@ def test_number_of_replicas_of_a_partition() -> None:
     refused = (
         EXHAUSTED,
         "in_sync_replicas",
-        "998 replicas are known, the most is 1000; a leadership event says which are assigned",
+        "998 replicas are known; the limit is 1000; a leadership event sets the assigned ones",
         0,
     )
     assert fault(union, engine) == refused
@@ -155,11 +155,11 @@ def test_the_leader_is_no_follower() -> None:
     for leader_id in (-2, 2**31):
         message = f"{leader_id} is not in 0..{INT32_MAX}"
         assert fault(in_sync(leader_id=leader_id), engine) == (INVALID, "in_sync_replicas.leader_id", message, 0)
-    unknown = (INVALID, "in_sync_replicas.leader_id", "the leader's id is not known yet; give it here", 0)
+    unknown = (INVALID, "in_sync_replicas.leader_id", "the leader's id is not known yet; set it here", 0)
     assert fault(in_sync(leader_id=-1), engine) == unknown
     assert fault(in_sync(leader_id=1), engine) is None
     assert fault(in_sync(leader_id=-1), engine) is None
-    message = "1 is the leader; its progress is a leader_append"
+    message = "1 is the leader; report its progress as leader_append"
     follower = event(codes.FOLLOWER_PROGRESS, 5, replica_id=1)
     assert fault(follower, engine) == (INVALID, "follower_progress.replica_id", message, 0)
     assert fault(event(codes.REPLICA_STATE, replica_id=1), engine) == (INVALID, "replica_state.replica_id", message, 0)
@@ -180,7 +180,7 @@ def test_number_of_partitions() -> None:
     """At the limit of partitions, known ones still take events, and removing an unknown one needs no room."""
     engine = Engine(EngineLimits(partitions_max=1), 0)
     assert fault(event(codes.HIGH_WATERMARK, 5), engine) is None
-    message = "1 partitions are known, the most allowed"
+    message = "the limit of 1 known partitions is reached"
     assert fault(event(codes.HIGH_WATERMARK, 5, name=("b", 0)), engine) == (EXHAUSTED, "topic_partition", message, 0)
     assert fault(event(codes.PARTITION_REMOVED, name=("b", 0)), engine) is None
     assert fault(event(codes.HIGH_WATERMARK, 6), engine) is None
@@ -205,7 +205,7 @@ def test_failed_storage(kind: int) -> None:
     assert fault(event(codes.STORAGE_FAILED), engine) is None
     batch = event(kind, 0, sets=LEADS, leader_epoch=1, replica_id=2)
     taken = {codes.STORAGE_ONLINE, codes.STORAGE_FAILED, codes.PARTITION_REMOVED, codes.LEADERSHIP}
-    message = "the storage of orders-0 has failed; tell when it is online again"
+    message = "the storage of orders-0 has failed; report when it is online again"
     assert fault(batch, engine) == (None if kind in taken else (PRECONDITION, "topic_partition", message, 56))
 
 
@@ -234,7 +234,7 @@ def test_positions_that_go_back() -> None:
         (("x", 0), ""),
         (("x" * 249, INT32_MAX), ""),
         (("", 0), "the topic is missing"),
-        (("x" * 250, 0), "the topic has 250 characters, the most allowed are 249"),
+        (("x" * 250, 0), "the topic has 250 characters; at most 249 are allowed"),
         (("orders", -1), f"partition -1 is not in 0..{INT32_MAX}"),
         (("orders", 2**31), f"partition {2**31} is not in 0..{INT32_MAX}"),
     ],
@@ -249,7 +249,7 @@ def test_signals() -> None:
     """A key has 1 to 249 characters; counts add up to the maximum offset at most; the default count is one."""
     engine = Engine(EngineLimits(), 0)
     assert fault(event(codes.KEY_SIGNALLED, 1, name=("", 0))) == (INVALID, "key_signalled.key", "the key is missing", 0)
-    long = "the key has 250 characters, the most allowed are 249"
+    long = "the key has 250 characters; at most 249 are allowed"
     assert fault(event(codes.KEY_SIGNALLED, 1, name=("x" * 250, 0))) == (INVALID, "key_signalled.key", long, 0)
     assert fault(event(codes.KEY_SIGNALLED, 1, name=("x" * 249, 0))) is None
     assert fault(event(codes.KEY_SIGNALLED, -1), engine) is None
@@ -258,7 +258,7 @@ def test_signals() -> None:
     assert fault(event(codes.KEY_SIGNALLED, OFFSET_MAX - 1), engine) is None
     full = Engine(EngineLimits(signal_keys_max=1), 0)
     full.register(full.add_owner(), codes.SIGNAL, OperationBatch([1], keys=["held"]), 0)
-    most = "1 keys are waited for, the most allowed"
+    most = "the limit of 1 keys with waits is reached"
     assert fault(event(codes.KEY_SIGNALLED, 1), full) == (codes.RESOURCE_EXHAUSTED, "key_signalled.key", most, 0)
 
 

@@ -132,7 +132,7 @@ def test_names(kind: int) -> None:
     noun = "key" if kind == SIGNAL else "topic"
     assert named("x" * 249) == []
     assert named("") == [(0, INVALID, item.format(0), f"the {noun} is missing")]
-    too_long = f"the {noun} has 250 characters, the most allowed are 249"
+    too_long = f"the {noun} has 250 characters; at most 249 are allowed"
     assert named("a", "x" * 250, indexes=(0, 1)) == [(0, INVALID, item.format(1), too_long)]
     twice = f"{'a' if kind == SIGNAL else 'a-7'} is named twice"
     may_repeat = kind == COMPOSITE
@@ -155,7 +155,7 @@ def test_partition_numbers() -> None:
 def test_number_of_pending_operations() -> None:
     """At the limit of pending operations, another is refused."""
     engine = Engine(EngineLimits(pending_operations_max=2), 0)
-    message = "2 operations are pending, the most allowed; try again later"
+    message = "the limit of 2 pending operations is reached; try again later"
     assert register(PRODUCE, engine, operation_ids=[1, 2, 3], offsets=[5]) == [(2, EXHAUSTED, "operation_id", message)]
     assert engine.pending == 2
 
@@ -167,7 +167,7 @@ def test_number_of_partitions() -> None:
     two_more = register(
         PRODUCE, engine, partitions=[("b", 0), ("c", 0)], item_counts=[2], item_indexes=[0, 1], offsets=[5]
     )
-    assert two_more == [(0, EXHAUSTED, "produce.partitions", "2 partitions are known, the most allowed")]
+    assert two_more == [(0, EXHAUSTED, "produce.partitions", "the limit of 2 known partitions is reached")]
     assert engine.partition_count == 1
     both = {"partitions": [("a", 0), ("b", 0)], "item_counts": [2], "item_indexes": [0, 1], "offsets": [5]}
     assert register(PRODUCE, engine, **both) == []
@@ -180,7 +180,7 @@ def test_number_of_keys() -> None:
     engine = Engine(EngineLimits(signal_keys_max=2), 0)
     assert register(SIGNAL, engine, keys=["a"]) == []
     signal(engine, "idle")
-    full = [(0, EXHAUSTED, "signal.keys", "2 keys are waited for, the most allowed")]
+    full = [(0, EXHAUSTED, "signal.keys", "the limit of 2 keys with waits is reached")]
     with_idle = {"item_counts": [2], "item_indexes": [0, 1]}
     assert register(SIGNAL, engine, keys=["idle", "new"], offsets=[5], **with_idle) == full
     assert register(SIGNAL, engine, keys=["a", "new"], offsets=[5], **with_idle) == []
@@ -239,8 +239,8 @@ def test_room_for_terms() -> None:
     def of(*indexes: int) -> Refused:
         return register(COMPOSITE, engine, item_counts=[len(indexes)], item_indexes=list(indexes), **names)
 
-    partitions = (0, EXHAUSTED, "composite.terms", "2 partitions are known, the most allowed")
-    keys = (0, EXHAUSTED, "composite.terms", "2 keys are waited for, the most allowed")
+    partitions = (0, EXHAUSTED, "composite.terms", "the limit of 2 known partitions is reached")
+    keys = (0, EXHAUSTED, "composite.terms", "the limit of 2 keys with waits is reached")
     assert (of(0, 1, 2), of(3, 4, 5)) == ([partitions], [keys])
     assert of(0, 0, 0, 3, 3, 3) == []
     assert of(1, 1, 4, 4, 0, 3) == []

@@ -235,7 +235,7 @@ def test_a_shortage_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> 
     for tenth in range(10):
         watch.look(tenth / 10)
     assert len(caplog.records) == 1
-    assert "over the budget of 1000" in caplog.text
+    assert "exceeds the budget of 1000" in caplog.text
     watch.look(LOG_INTERVAL_S)
     assert len(caplog.records) == 2
 

@@ -109,7 +109,7 @@ def test_sessions_are_shared_out() -> None:
     ann, bob = host.shares.accounts.of("ann"), host.shares.accounts.of("bob")
     for number in range(8):
         register(host, host.sessions.open(f"s{number}", 0, ann)[0], 1)
-    with pytest.raises(RpcError, match="your share") as raised:
+    with pytest.raises(RpcError, match="current share") as raised:
         host.sessions.open("one more", 0, ann)
     assert raised.value.code == codes.RESOURCE_EXHAUSTED
     assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == 1
@@ -121,7 +121,7 @@ def test_unary_waits_are_shared_out() -> None:
     host, _ = make_host()
     ann, bob = host.shares.accounts.of("ann"), host.shares.accounts.of("bob")
     ann.unary_waits = 8
-    with pytest.raises(RpcError, match="your share"):
+    with pytest.raises(RpcError, match="current share"):
         host.gate.check_unary_wait(ann, 8)
     host.gate.check_unary_wait(bob, 8)
 
@@ -154,7 +154,7 @@ def test_memory_is_shared_out() -> None:
     ann.hold_results(190_000)
     host.gate.check_memory(ann, 1, 1)
     ann.hold_results(20_000)
-    with pytest.raises(BatchRejected, match="your share") as raised:
+    with pytest.raises(BatchRejected, match="current share") as raised:
         host.gate.check_memory(ann, 1, 1)
     assert raised.value.refusal.field == "memory"
     assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == 1
@@ -268,7 +268,7 @@ async def test_what_calls_wait_for_counts_for_their_account() -> None:
         assert (ann.usage.items, ann.usage.operations, ann.usage.partitions) == (8, 6, 4)
         run = wait_for("payments", 0)
         run.batch.operation_ids[0] = second_id
-        with pytest.raises(RpcError, match="your share now"):
+        with pytest.raises(RpcError, match="current share"):
             register_unary_wait(host, run, ann)
         assert register(host, session_of(host, "ann"), 1) == 0
     # Of calls that end together, only the first is cancelled in this loop iteration, and the others in the next one.

@@ -128,7 +128,7 @@ async def values_read(served: ServedHost, *, columns: bool) -> dict[int, bytes]:
 async def test_what_is_refused() -> None:
     """A value that is too long, a heartbeat that fails, a value that is not bytes; nothing has changed."""
     async with serving() as served, AsyncClient(served.address) as client:
-        with pytest.raises(EventRefused, match="value: has 4097 bytes, the most allowed are 4096"):
+        with pytest.raises(EventRefused, match="value: has 4097 bytes; at most 4096 are allowed"):
             await client.signal_key("job", value=b"x" * 4097)
         with pytest.raises(EventRefused, match="count: 0 is a heartbeat"):
             await client.signal_key("job", 0, failed=True)

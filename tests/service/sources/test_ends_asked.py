@@ -67,7 +67,7 @@ async def test_only_so_many_questions_at_a_time() -> None:
         if place == ends_asked.UNANSWERED_MAX - 1:
             assert len(asks.take()) == ends_asked.UNANSWERED_MAX
     assert asks.take() == []
-    assert "questions to answer, the most allowed" in (await callers[-1]).error
+    assert "unanswered questions, which is the limit" in (await callers[-1]).error
     asks.answer(1, answer(1))
     assert [ask_id for ask_id, _ in asks.take()] == [ends_asked.UNANSWERED_MAX + 1]
     asks.end()

@@ -108,7 +108,7 @@ async def test_ends_without_a_source_or_with_one_that_cannot_see() -> None:
     """The call fails at once with the reason; if another source feeds the topic, that one is asked."""
     async with serving() as served:
         request = source_pb2.GetSourceEndsRequest(topics=["kafka/orders"])
-        with refused(grpc.StatusCode.UNAVAILABLE, "no source that feeds 'kafka/orders'"):
+        with refused(grpc.StatusCode.UNAVAILABLE, "no source that publishes 'kafka/orders'"):
             await served.stub.GetSourceEnds(request)
         async with AsyncClient(served.address) as client:
             with pytest.raises(Unavailable, match="no source") as said:
@@ -159,9 +159,9 @@ async def test_ends_as_of_a_time() -> None:
             await other.answer_ends(1, error="broker 2 is down", as_of_ms=as_of_ms)
             with pytest.raises(Unavailable, match="it has no clock; broker 2 is down"):
                 await asked
-        with pytest.raises(InvalidRequest, match="should be from 0 to the present"):
+        with pytest.raises(InvalidRequest, match="must be from 0 to the present"):
             await client.ends(["kafka/orders"], as_of=datetime.now(UTC) + timedelta(hours=1))
-        with pytest.raises(InvalidRequest, match="should be from 0 to the present"):
+        with pytest.raises(InvalidRequest, match="must be from 0 to the present"):
             await client.ends(["kafka/orders"], as_of=datetime(1969, 12, 31, tzinfo=UTC))
         with pytest.raises(InvalidRequest, match="has no time zone"):
             await client.ends(["kafka/orders"], as_of=datetime(2025, 3, 1))

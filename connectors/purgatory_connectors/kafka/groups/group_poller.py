@@ -74,7 +74,7 @@ class GroupPoller:
                 return await self._to_its_end(question(group))
             except (GroupAuthorizationFailedError, TopicAuthorizationFailedError) as error:
                 raise SourceRefused(
-                    f"may not ask for offsets of group {group!r}; allow Describe on it and on its topics"
+                    f"not authorized to read offsets of group {group!r}; allow Describe on it and on its topics"
                 ) from error
             except (KafkaError, OSError, TimeoutError, AssertionError) as error:
                 # It has moved, or its broker is down: look it up again with the next request.

@@ -120,7 +120,7 @@ class ShareGroups:
         starts = {at: start for at, start in starts.items() if self._settings.selects(group, at[0])}
         for topic, number in starts.keys() & told:
             if (end := ends[topic, number]).offset < 0:
-                raise SourceStale(f"the end of {topic}-{number} cannot be seen: {end.error}")
+                raise SourceStale(f"the end of {topic}-{number} is unknown: {end.error}")
         return starts, {at: end.offset for at, end in ends.items()}
 
 

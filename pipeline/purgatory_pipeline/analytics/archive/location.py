@@ -74,7 +74,7 @@ class Location:
         except FileNotFoundError:
             raise ArchiveUnusable(f"there is no archive at {self.uri}") from None
         except NotADirectoryError:
-            raise ArchiveUnusable(f"{self.uri} is a file: name the folder that --archive was given") from None
+            raise ArchiveUnusable(f"{self.uri} is a file: give the folder passed to --archive") from None
         except (OSError, pa.ArrowException) as error:
             raise ArchiveUnusable(f"cannot list {self.uri}: {first_line(error)}") from error
         return sorted(info.path for info in found if info.type == fs.FileType.File)

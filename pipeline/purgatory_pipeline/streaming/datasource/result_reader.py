@@ -43,7 +43,7 @@ class ResultReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: DaemonOptions) -> None:
         if not options.sessions:
-            raise DaemonOptionInvalid(f'say which results to read: .option("{SESSION}", NAMES)')
+            raise DaemonOptionInvalid(f'choose the results to read: .option("{SESSION}", NAMES)')
         self._options: Final = options
         self._sessions: Final[dict[str, SessionResults]] = {}
         """In the planner process only."""

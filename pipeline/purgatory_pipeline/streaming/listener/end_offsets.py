@@ -76,7 +76,9 @@ def committed_marks(checkpoint: str) -> Marks:
         with place.filesystem.open_input_stream(f"{place.root}/offsets/{max(batches)}") as stream:
             return marks_of(ends_of_log(stream.read().decode()))
     except (OSError, ValueError, pa.ArrowException) as error:
-        _logger.warning("cannot read the checkpoint %s: %s; its marks follow after the next batch", checkpoint, error)
+        _logger.warning(
+            "cannot read the checkpoint %s: %s; its marks will be published after the next batch", checkpoint, error
+        )
         return {}
 
 

@@ -192,7 +192,7 @@ def check_value(signal: event_pb2.KeySignalled) -> None:
     """Raises ValueError for a value that the engine would refuse: rows have no values, so it cannot."""
     if len(signal.value) > SIGNAL_VALUE_BYTES_MAX:
         raise ValueError(
-            f"key_signalled.value: has {len(signal.value)} bytes, the most allowed are {SIGNAL_VALUE_BYTES_MAX}"
+            f"key_signalled.value: has {len(signal.value)} bytes; at most {SIGNAL_VALUE_BYTES_MAX} are allowed"
         )
     if signal.value and signal.HasField("count") and signal.count == 0:
         raise ValueError("key_signalled.count: 0 is a heartbeat, which has no value; give 1 or more")

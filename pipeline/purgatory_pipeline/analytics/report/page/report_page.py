@@ -67,7 +67,7 @@ def _tables_section(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Sec
             for table in TABLES.values()
         ]
     )
-    beside = "This page shows the top of each. The whole tables are beside it as Parquet, and their first rows as CSV."
+    beside = "This page shows the top of each. The full tables are next to it as Parquet, and their first rows as CSV."
     table = PageTable(
         "Tables of this report",
         rows,
