@@ -49,7 +49,7 @@ def test_unusable_tables_are_refused(spark: SparkSession, tmp_path: Path) -> Non
     """A missing table or column is named before Spark starts to work."""
     small_history(operations=2).write(tmp_path)
     tables = read(spark, str(tmp_path))
-    with pytest.raises(ArchiveUnusable, match=r"lacks events, outcomes\.waited_ms: give what read\(\) gives"):
+    with pytest.raises(ArchiveUnusable, match=r"lacks events, outcomes\.waited_ms: pass the result of read\(\)"):
         report(spark, {"registrations": tables["registrations"], "outcomes": tables["outcomes"].drop("waited_ms")})
     with pytest.raises(ArchiveUnusable, match="there is no archive at"):
         report(spark, str(tmp_path / "nowhere"))

@@ -124,7 +124,7 @@ async def test_a_user_without_the_right(shared_daemon: DaemonProcess, servers: S
     ("uri", "said"),
     [
         ("redis://a,b?servers=x", "a different name to each of the 2 hosts"),
-        ("redis://a,b?servers=x,all", "none of any, all, quorum"),
+        ("redis://a,b?servers=x,all", "other than any, all, quorum"),
         ("redis://a,a", "a different name"),
         ("redis://a?quorum=0", "quorum"),
         ("redis://a?colour=red", "colour"),

@@ -110,7 +110,7 @@ def test_an_index_of_no_text_is_an_error(index: int, field: str) -> None:
     columns.signal_values.append(b"one")
     columns.stale_reasons.append("one")
     getattr(columns, f"{field}_index").extend([0, index])
-    with pytest.raises(ProtocolError, match=rf"has the \w+ {index} of 1"):
+    with pytest.raises(ProtocolError, match=rf"refers to \w+ {index} of 1"):
         getattr(ResultsArrived(columns).columns, f"{field}s")
 
 

@@ -88,7 +88,7 @@ def leave_other_version(root: Path) -> None:
         (None, "nowhere", "^there is no archive at nowhere$"),
         (None, "file:///nowhere/at/all", "^there is no archive at file:///nowhere/at/all$"),
         (None, "ftp://somewhere/archive", r"^cannot open ftp://somewhere/archive: [^\n]+$"),
-        (lambda root: (root / "file").touch(), "file", "is a file: name the folder"),
+        (lambda root: (root / "file").touch(), "file", "is a file: give the folder"),
         (lambda _: None, ".", r"is empty: no file is complete yet$"),
         (leave_unfinished, ".", r"is empty: no file is complete yet \(1 unfinished in _writing/\)$"),
         (
