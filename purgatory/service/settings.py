@@ -239,7 +239,7 @@ class EngineLimitsSettings(SettingsGroup):
 
 
 class AccessSettings(SettingsGroup):
-    """Access: who calls, and what they may do (docs/security.md). Without a policy nobody is asked."""
+    """Access: who calls, and what they may do (docs/security.md). Without a policy all callers are trusted."""
 
     policy_file: FilePath | None = setting(None, "Principals, roles and names, as TOML. Reloaded when it changes.")
     tokens_file: FilePath | None = setting(

@@ -97,7 +97,7 @@ class Exchange:
         self._lock: Final = threading.Lock()
 
     def add(self, written: Positions) -> None:
-        """Add to what was written. Threads of one handler may do so at the same time."""
+        """Add written positions. Threads of one handler may do so at the same time."""
         with self._lock:
             self.written = self.written.merge(written)
 
@@ -174,10 +174,10 @@ class Middleware(Generic[Client]):
         self.prefixes: Final = tuple(prefixes)
         self.fail_when_stale: Final = fail_when_stale
 
-    async def admit(self, client: AsyncClient, headers: Iterable[str]) -> Exchange | Answer:
+    async def admit(self, client: AsyncClient, tokens: Iterable[str]) -> Exchange | Answer:
         """Wait for the positions in a request's tokens. An answer: the application must not be called."""
         try:
-            exchange = Exchange(headers, self.prefixes)
+            exchange = Exchange(tokens, self.prefixes)
             async with asyncio.timeout(self.timeout + LATE_S_MAX):
                 result = await client.wait_for(
                     exchange.awaited, timeout=self.timeout, fail_when_stale=self.fail_when_stale

@@ -17,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 from purgatory.extensions.ready.ready_gates import GateState, ReadyGates
 from purgatory.service.errors import RpcError, invalid_argument
 from purgatory.service.http.connect_errors import error_response
-from purgatory.service.http.http_calls import HttpCall, HttpMethods
+from purgatory.service.http.http_calls import HttpCall, HttpMethods, already_decoded
 from purgatory.service.http.http_context import HttpContext
-from purgatory.service.http.server_sent_events import known, parameters_of
+from purgatory.service.http.server_sent_events import parameters_of
 from purgatory.service.rpc.call import Call
 
 NAMES_MAX: Final = 1_000
@@ -56,7 +56,7 @@ class ReadyPage:
         call, context = HttpCall(self._methods, method), HttpContext(scope)
         try:
             await call.enter(context)
-            await call.run(known(None))
+            await call.run(already_decoded(None))
         finally:
             context.done()
             call.leave()

@@ -42,7 +42,7 @@ def cgroup_limits(membership: Path, mounted: Path) -> list[int]:
             group = base / path.strip("/")
             folders += [group, *[above for above in group.parents if base in above.parents]]
     texts = [line for folder in folders for name in CGROUP_LIMITS for line in _lines(folder / name)]
-    # "max" is no number: the group has no limit of its own.
+    # The text "max" means that the group has no limit.
     return [int(text) for text in texts if text.isdigit()]
 
 

@@ -115,9 +115,10 @@ class MemoryWatch:
     def _uncounted_bytes(self, measured: int) -> int:
         """Memory that nothing counts, in bytes, if it is much and the process nears its budget; otherwise 0."""
         budget = self._budget
+        if measured <= FILLING_SHARE * budget.bytes_max:
+            return 0
         uncounted = measured - budget.taken_bytes()
-        is_filling = measured > FILLING_SHARE * budget.bytes_max
-        return uncounted if is_filling and uncounted > UNCOUNTED_SHARE * budget.bytes_max else 0
+        return uncounted if uncounted > UNCOUNTED_SHARE * budget.bytes_max else 0
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

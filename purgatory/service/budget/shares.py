@@ -196,8 +196,8 @@ class Shares:
         if refused is not None or account.principal == NOBODY:
             return refused
         # The program itself belongs to no account, so it is taken off the budget and off what is held. Uncounted memory
-        # leaves less for everyone. Without it, the account that holds the most filled the budget by what is counted,
-        # and then all others were refused because the process was over it.
+        # leaves less for everyone: otherwise the account that holds the most fills the counted part of the budget, and
+        # then all others are refused because the process is over it.
         held, program = self.held_bytes(account), budget.program_bytes
         own_most = account.own_shares.memory_bytes_max
         held_by_all += budget.uncounted_bytes - program

@@ -96,7 +96,7 @@ class HttpCall:
         recheck = partial(self._recheck, as_grpc, account)
         self._call = Call(as_grpc, account, partial(gate.queue.turn, caller, method.work), recheck)
 
-    async def run(self, decode: Callable[[], Awaitable[Message]]) -> Message | None:
+    async def run(self, decode: Callable[[], Awaitable[Message | None]]) -> Message | None:
         """Serve the request. Returns the answer, or None if it was written as a stream. Raises `RpcError`."""
         call, caller = self._call, self._caller
         assert call is not None, "a call is served that did not enter"
@@ -141,3 +141,12 @@ class HttpCall:
     def _recheck(self, context: Context, account: Account) -> None:
         if self.method.account_of(context) is not account:
             raise unauthenticated("the credential now belongs to another principal")
+
+
+def already_decoded(request: Message | None) -> Callable[[], Awaitable[Message | None]]:
+    """For `HttpCall.run`: a request that is not in a body."""
+
+    async def decode() -> Message | None:
+        return request
+
+    return decode

@@ -22,7 +22,7 @@ from purgatory.service.access.account import Account
 from purgatory.service.errors import RpcError, invalid_argument, quoted
 from purgatory.service.http.connect_codecs import MESSAGE_BYTES_MAX, json_of, json_text, off_loop
 from purgatory.service.http.connect_errors import error_response
-from purgatory.service.http.http_calls import HttpCall, HttpMethods
+from purgatory.service.http.http_calls import HttpCall, HttpMethods, already_decoded
 from purgatory.service.http.http_context import HttpContext, header_of
 from purgatory.service.http.written_answers import WrittenAnswers
 
@@ -95,7 +95,7 @@ class ServerSentEvents:
         )
         try:
             await call.enter(HttpContext(scope, answers.write))
-            async with aclosing(answers.of(partial(call.run, known(request)))) as written:
+            async with aclosing(answers.of(partial(call.run, already_decoded(request)))) as written:
                 async for answer in written:
                     message: Any = decode(answer) if isinstance(answer, bytes) else answer
                     if message.HasField("opened"):
@@ -169,7 +169,7 @@ class ServerSentEvents:
 
 async def _list_once(call: HttpCall, context: HttpContext, request: Message) -> Listing:
     try:
-        answer = await call.run(known(request))
+        answer = await call.run(already_decoded(request))
         assert answer is not None, "a unary call has an answer"
         event = event_bytes(await json_text(answer), name="partitions")
     finally:
@@ -239,15 +239,6 @@ async def _cancel_when_gone(receive: Receive, serving: asyncio.Task[Any]) -> Non
     while (await receive())["type"] != "http.disconnect":
         pass
     serving.cancel()
-
-
-def known(request: Message | None) -> Callable[[], Any]:
-    """A request that is decoded already, for `HttpCall.run`."""
-
-    async def decode() -> Message | None:
-        return request
-
-    return decode
 
 
 def event_bytes(data: str, *, name: str = "", event_id: str = "") -> bytes:

@@ -113,7 +113,7 @@ async def _write(host: Host, link: AttachedSource, call: Call) -> None:
         for ask_id, question in link.asks.take():
             await call.context.write(ends_wanted_message(ask_id, question))
         if is_due or link.demand.has_untold:
-            await call.turn()  # a new source is told of all waits on its topics, which is work of its own caller
+            await call.turn()  # a new source gets all waits on its topics, which is work of its own caller
             await call.context.write(demand_message(*link.demand.take(NAMES_PER_MESSAGE)))
         # More than one message holds: the rest is sent without the pause that collects changes.
         if link.demand.has_untold or link.asks.has_unsent:

@@ -24,7 +24,7 @@ from purgatory_connectors.publisher.publisher import Publisher
 from purgatory_connectors.publisher.rising_marks import MarkMove, RisingMarks
 
 IDLE_POLL_S: Final = 1.0
-"""Interval for groups that nobody waits on."""
+"""Interval for groups without waits."""
 
 
 class ShareGroups:
