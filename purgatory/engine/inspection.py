@@ -162,7 +162,7 @@ class EngineInspection:
         level: i64 = 1
         while level <= wheel.levels:
             tick_ms = level_tick_ms(level, wheel.tick_ms, wheel.wheel_size)
-            counts = wheel.bucket_counts(level, counted_max)
+            counts = [int(wheel.bucket_count(level, index, counted_max)) for index in range(int(wheel.wheel_size))]
             rings.append(WheelRing(level, tick_ms, wheel.level_clock(level), counts, counted_max))
             level += 1
         return rings

@@ -1,7 +1,7 @@
 """The live page: its files, and the streams that keep it current.
 
 GET /                                the page GET /page/static/NAME                its scripts and its style GET
-/page/live/VIEW?…                a view as server-sent events: now, wheel, waits, operation, ends, sessions GET
+/page/live/VIEW?…                a view as server-sent events, such as now or wheel GET
 /page/repeat/METHOD?request=…    a call of the service, repeated; its response is sent whenever it changes
 
 A stream is treated like any other call: it needs the permission of the call that shows the same data, counts as a call
@@ -26,9 +26,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Scope
 
 from purgatory.extensions.page.daemon_views import DaemonViews
+from purgatory.extensions.page.last_hour import SAMPLE_S, LastHour
 from purgatory.extensions.page.operation_view import detailed_fields, ended_fields
 from purgatory.extensions.page.ranked_waits import RankedWaits
 from purgatory.extensions.page.recent_ends import RecentEnds
+from purgatory.extensions.page.session_view import session_details
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.errors import invalid_argument, not_found, unavailable
@@ -100,6 +102,7 @@ class LivePage:
         self.ends: Final = RecentEnds(host.time.now_ms)
         """A listener for the host."""
         self._daemon: Final = DaemonViews(host, metrics, self._run)
+        self.hour: Final = LastHour(host, metrics)
         self._ranked: Final = RankedWaits(host)
         self._pictures: Final[dict[str, tuple[float, dict[str, Any]]]] = {}
         """Shared pictures by view, each with the monotonic time (seconds) at which it was made."""
@@ -117,6 +120,9 @@ class LivePage:
             "operation": View("GetOperation", SLOW_S / 2, ("session", "principal", "id", "slot"), self._operation),
             "ends": View("ListOperations", SLOW_S, (), self._recent),
             "sessions": View("ListOperations", SLOW_S, ("search",), self._sessions),
+            "session": View("ListOperations", SLOW_S, ("session", "principal"), self._session),
+            "hour": View("GetStatus", SAMPLE_S / 2, (), self._hour),
+            "webhooks": View("ListOperations", SLOW_S, (), self._webhooks),
         }
         found: dict[str, ASGIApp] = {
             f"/page/live/{name}": partial(serve_events, partial(self._pictures_of, view))
@@ -225,6 +231,23 @@ class LivePage:
     async def _sessions(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
         with self._host.holds.of("page"):
             return self._daemon.sessions(account, parameters.get("search", ""))
+
+    async def _session(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
+        """A session of the account; with the role admin on everything, of any account."""
+        host, session_id = self._host, parameters.get("session", "")
+        session = host.sessions.find(session_id, host.sessions.accounts.find(parameters.get("principal", "")))
+        if session is None or not (session.account is account or ADMIN in account.grants.everywhere):
+            raise not_found("session", session_id)
+        with host.holds.of("page"):
+            return session_details(host, session)
+
+    async def _hour(self, _parameters: dict[str, str], _account: Account) -> dict[str, Any]:
+        with self._host.holds.of("page"):
+            return self.hour.picture()
+
+    async def _webhooks(self, _parameters: dict[str, str], account: Account) -> dict[str, Any]:
+        with self._host.holds.of("page"):
+            return self._daemon.webhooks(account)
 
     async def _recent(self, _parameters: dict[str, str], account: Account) -> dict[str, Any]:
         ends = self.ends.visible_to(account, sees_all=ADMIN in account.grants.everywhere)

@@ -10,6 +10,7 @@ from purgatory.engine.completions import RESULT_COLUMNS, RESULT_ITEM_COLUMNS, Co
 from purgatory.service.access.account import Account
 from purgatory.service.listeners.events import Completed
 from purgatory.service.listeners.listener import Listener
+from purgatory.service.sessions.outbox import Results
 
 ENDS_MAX: Final = 300
 """Maximum of recorded operations."""
@@ -104,7 +105,7 @@ class RecentEnds(Listener):
         for place in places:
             first_item += sum(completions.item_counts[at:place])
             at = place
-            end = _ended(principal, session_id, completions, place, first_item, self._now_ms())
+            end = recent_end(principal, session_id, completions, place, first_item, self._now_ms())
             if not followed:
                 self._ends.append(end)
                 continue
@@ -117,9 +118,10 @@ class RecentEnds(Listener):
         return [one for one in self if sees_all or one.principal == account.principal]
 
 
-def _ended(
-    principal: str, session_id: str, completions: Completions, place: int, first_item: int, now_ms: int
+def recent_end(
+    principal: str, session_id: str, completions: Results, place: int, first_item: int, now_ms: int
 ) -> RecentEnd:
+    """The operation at `place` of its completions; `first_item` is the index of its first item."""
     values = {column.name: getattr(completions, column.attribute)[place] for column in RESULT_COLUMNS}
     items = [
         {"name": list(completions.item_partitions[item])}

@@ -1,0 +1,59 @@
+"""One session on the page: its state, its callback, its pending operations and its unacknowledged results."""
+
+from itertools import islice
+from typing import Any, Final
+
+from purgatory.extensions.page.operation_view import ended_fields, pending_fields
+from purgatory.extensions.page.recent_ends import recent_end
+from purgatory.service.host import Host
+from purgatory.service.sessions.session import Session
+
+ROWS_SHOWN: Final = 50
+LOOKED_AT_MAX: Final = 1_000
+"""Maximum of ids looked up to find pending operations; each costs less than a microsecond if it has ended."""
+
+
+def session_fields(host: Host, session: Session) -> dict[str, Any]:
+    """Fields of a session in the list of sessions and on its own view."""
+    now_ms, stream = host.time.now_ms(), session.stream
+    return {
+        "session": session.session_id,
+        "principal": session.account.principal,
+        "connected": stream is not None,
+        "connected_ms": None if stream is None else now_ms - session.connected_ms,
+        "idle_ms": None if stream is not None else now_ms - session.last_used_ms,
+        "callback": None if session.callback is None else session.callback.url,
+        "pending": int(session.owner.pending),
+        "unacknowledged": session.outbox.unacknowledged,
+        "held_bytes": session.outbox.held_bytes,
+        "registered": int(session.owner.highest_operation_id),
+        "results": session.outbox.last_sequence,
+    }
+
+
+def session_details(host: Host, session: Session) -> dict[str, Any]:
+    """The same fields, with the newest pending operations and the oldest unacknowledged results."""
+    return session_fields(host, session) | {
+        "incarnation": session.incarnation,
+        "waits": list(islice(_pending(host, session), ROWS_SHOWN)),
+        "results_shown": list(islice(_unacknowledged(host, session), ROWS_SHOWN)),
+    }
+
+
+def _pending(host: Host, session: Session) -> Any:  # noqa: ANN401
+    now_ms, ids = host.time.now_ms(), session.owner.ids
+    for place in range(len(ids) - 1, max(-1, len(ids) - 1 - LOOKED_AT_MAX), -1):
+        view = host.engine.describe(session.owner, ids[place], now_ms)
+        if view is not None:
+            yield pending_fields(host, view, 0)
+
+
+def _unacknowledged(host: Host, session: Session) -> Any:  # noqa: ANN401
+    now_ms, sequence = host.time.now_ms(), session.outbox.acknowledged_sequence
+    for part in session.outbox:
+        first_item = part.item_start
+        for place in range(part.start, part.stop):
+            sequence += 1
+            end = recent_end(session.account.principal, session.session_id, part.completions, place, first_item, now_ms)
+            first_item += end.values["item_count"]
+            yield ended_fields(end, now_ms) | {"sequence": sequence}
