@@ -1,4 +1,4 @@
-"""Counters of the last hour, sampled every few seconds; rates and percentiles are derived from them for viewers only."""
+"""Counters of the last hour, sampled every few seconds; rates and percentiles are derived from them for viewers."""
 
 import asyncio
 import time
@@ -56,13 +56,8 @@ class LastHour:
         """
         if not self._samples or self._samples[-1][0] == self._picture[0]:
             return self._picture[1]
-        names = [
-            "at",
-            "pending",
-            *RATES,
-            "events",
-            *(f"{name}_{_share(share)}" for name in HISTOGRAMS for share in SHARES),
-        ]
+        percentiles = (f"{name}_p{share * 100:.0f}" for name in HISTOGRAMS for share in SHARES)
+        names = ["at", "pending", *RATES, "events", *percentiles]
         rows = [_derived(before, after) for before, after in pairwise(self._samples)]
         columns = zip(*rows, strict=True) if rows else ((),) * len(names)
         picture: dict[str, Any] = dict(zip(names, map(list, columns), strict=True))
@@ -84,7 +79,3 @@ def _derived(before: tuple[float, "array[float]"], after: tuple[float, "array[fl
             bound = bound_at(bounds, totals, share) if totals[-1] > 0 else None
             values.append(bounds[-1] if bound == -1 else bound)
     return values
-
-
-def _share(share: float) -> str:
-    return f"p{share * 100:.0f}"

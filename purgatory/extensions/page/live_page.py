@@ -51,7 +51,7 @@ ID_MAX: Final = 2**63 - 1
 SLOT_MAX: Final = 2**31 - 1
 ENDS_SHOWN: Final = 100
 
-REPEATED: Final = ("GetStatus", "GetPartition", "ListOperations", "ListPartitions")
+REPEATED: Final = ("GetStatus", "GetPartition", "ListDeadLetters", "ListOperations", "ListPartitions")
 
 MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -239,7 +239,7 @@ class LivePage:
         if session is None or not (session.account is account or ADMIN in account.grants.everywhere):
             raise not_found("session", session_id)
         with host.holds.of("page"):
-            return session_details(host, session)
+            return session_details(host, session, account)
 
     async def _hour(self, _parameters: dict[str, str], _account: Account) -> dict[str, Any]:
         with self._host.holds.of("page"):
@@ -252,7 +252,8 @@ class LivePage:
     async def _recent(self, _parameters: dict[str, str], account: Account) -> dict[str, Any]:
         ends = self.ends.visible_to(account, sees_all=ADMIN in account.grants.everywhere)
         now_ms = self._host.time.now_ms()
-        return {"ends": [ended_fields(end, now_ms) for end in ends[:ENDS_SHOWN]]}
+        shown = [ended_fields(end, now_ms) for end in ends[:ENDS_SHOWN]]
+        return {"ends": shown, "wall_ms": round(time.time() * 1_000) - now_ms}
 
     async def _operation(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
         """A pending operation, or how it ended."""

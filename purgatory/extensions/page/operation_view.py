@@ -51,6 +51,7 @@ def ended_fields(end: RecentEnd, now_ms: int) -> dict[str, Any]:
         "kind": KIND_NAMES.get(end.values["kind"], ""),
         "outcome": OUTCOME_NAMES[end.values["outcome"]],
         "ago_ms": max(0, now_ms - end.ended_ms),
+        "ended_ms": end.ended_ms,
         "items": end.items,
     }
 

@@ -1,10 +1,12 @@
 """One session on the page: its state, its callback, its pending operations and its unacknowledged results."""
 
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
 from purgatory.extensions.page.operation_view import ended_fields, pending_fields
 from purgatory.extensions.page.recent_ends import recent_end
+from purgatory.service.access.account import Account
 from purgatory.service.host import Host
 from purgatory.service.sessions.session import Session
 
@@ -31,16 +33,17 @@ def session_fields(host: Host, session: Session) -> dict[str, Any]:
     }
 
 
-def session_details(host: Host, session: Session) -> dict[str, Any]:
-    """The same fields, with the newest pending operations and the oldest unacknowledged results."""
+def session_details(host: Host, session: Session, account: Account) -> dict[str, Any]:
+    """The same fields for a viewer, with the newest pending operations and the oldest unacknowledged results."""
     return session_fields(host, session) | {
         "incarnation": session.incarnation,
+        "is_own": session.account is account,
         "waits": list(islice(_pending(host, session), ROWS_SHOWN)),
-        "results_shown": list(islice(_unacknowledged(host, session), ROWS_SHOWN)),
+        "unread": list(islice(_unacknowledged(host, session), ROWS_SHOWN)),
     }
 
 
-def _pending(host: Host, session: Session) -> Any:  # noqa: ANN401
+def _pending(host: Host, session: Session) -> Iterator[dict[str, Any]]:
     now_ms, ids = host.time.now_ms(), session.owner.ids
     for place in range(len(ids) - 1, max(-1, len(ids) - 1 - LOOKED_AT_MAX), -1):
         view = host.engine.describe(session.owner, ids[place], now_ms)
@@ -48,7 +51,7 @@ def _pending(host: Host, session: Session) -> Any:  # noqa: ANN401
             yield pending_fields(host, view, 0)
 
 
-def _unacknowledged(host: Host, session: Session) -> Any:  # noqa: ANN401
+def _unacknowledged(host: Host, session: Session) -> Iterator[dict[str, Any]]:
     now_ms, sequence = host.time.now_ms(), session.outbox.acknowledged_sequence
     for part in session.outbox:
         first_item = part.item_start

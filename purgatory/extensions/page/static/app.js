@@ -6,23 +6,29 @@ import { showEnds } from "./ends.js";
 import { showNow } from "./now.js";
 import { showOperation } from "./operation.js";
 import { showKey, showPartition, showPartitions } from "./partition.js";
+import { showHour } from "./hour.js";
+import { showSession } from "./session.js";
 import { showSessions } from "./sessions.js";
 import { count, duration, visible } from "./text.js";
 import { showWaits } from "./waits.js";
+import { showWebhooks } from "./webhooks.js";
 import { showWheel } from "./wheel.js";
 
 const VIEWS = {
   now: showNow,
+  hour: showHour,
   wheel: showWheel,
   waits: showWaits,
   operation: showOperation,
   partitions: showPartitions,
   partition: showPartition,
   key: showKey,
+  session: showSession,
   sessions: showSessions,
+  webhooks: showWebhooks,
   ends: showEnds,
 };
-const PARENTS = { operation: "waits", key: "waits", partition: "partitions" };
+const PARENTS = { operation: "waits", key: "waits", partition: "partitions", session: "sessions" };
 
 const byId = (id) => document.getElementById(id);
 const main = byId("view");
@@ -48,8 +54,15 @@ class Page {
     this.signal = signal;
   }
 
+  // Each h2 begins a section; sections are next to each other where there is room.
   add(...parts) {
-    main.append(...parts);
+    for (const part of parts) {
+      if (part.localName === "h2") {
+        this.sections ??= main.appendChild(element("div", { class: "sections" }));
+        this.section = this.sections.appendChild(element("section"));
+      }
+      (this.section ?? main).append(part);
+    }
   }
 
   follow(path, parameters, take) {

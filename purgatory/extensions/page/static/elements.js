@@ -50,7 +50,7 @@ export class Table {
       let line = this.rows.get(key);
       if (!line) {
         line = element("tr", {}, ...this.columns.map((one, place) =>
-          element(place ? "td" : "th", { class: one.number ? "number" : "text", scope: place ? undefined : "row" })));
+          element(place ? "td" : "th", { class: one.number ? "number" : "text", scope: place ? undefined : "row", "data-title": one.title })));
         this.rows.set(key, line);
       }
       if (before.nextSibling !== line) before.after(line);

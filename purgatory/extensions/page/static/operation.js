@@ -1,6 +1,7 @@
 // One operation: for each partition the required offset, the pace, and the reason for waiting; then its outcome.
 
 import { element, Figures, setText, Table } from "./elements.js";
+import { sessionLink } from "./session.js";
 import { count, duration, nameLink, nameText, offset, rate, spaced, visible } from "./text.js";
 
 const PACE_MS = 30_000;
@@ -26,7 +27,8 @@ export function showOperation(page) {
   const button = element("button", { class: "grave", hidden: true, onclick: () => page.cancel(
     "Cancel this operation?", "Its caller gets the outcome cancelled. This cannot be undone.",
     { sessionId: parameters.session, principal: parameters.principal ?? "", operationIds: [parameters.id] }) }, "Cancel it …");
-  page.add(element("h1", {}, title), lead, outcome, figures.element, terms.element, element("h2", {}, "Marks"), items.element, element("p", {}, button));
+  const session = parameters.session ? [element("p", {}, element("a", { href: sessionLink(parameters) }, "Its session"))] : [];
+  page.add(element("h1", {}, title), lead, ...session, outcome, figures.element, terms.element, element("h2", {}, "Marks"), items.element, element("p", {}, button));
   page.onRefused = (error) => {
     setText(lead, error.code === "not_found" ? "It is not pending, and it ended before a viewer connected." : visible(error.message));
     button.hidden = true;

@@ -30,6 +30,16 @@ export function duration(milliseconds) {
   }
 }
 
+const CLOCK = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+const [minutes, seconds] = [CLOCK, { ...CLOCK, second: "2-digit" }].map((form) => new Intl.DateTimeFormat("en", form));
+
+export const clockTime = (milliseconds, withSeconds = true) =>
+  Number.isFinite(milliseconds) ? (withSeconds ? seconds : minutes).format(milliseconds) : "–";
+
+// Long ids of hexadecimal digits are shortened in lists; their own view shows them in full.
+export const sessionText = (id) =>
+  /^[0-9a-f-]{24,}$/i.test(id) ? `${id.slice(0, 8)}…${id.slice(-4)}` : visible(id);
+
 // The upper bound of a bucket; -1: above all bounds.
 export const within = (milliseconds) =>
   milliseconds === undefined ? "–" : milliseconds < 0 ? "more" : `≤ ${duration(milliseconds)}`;
