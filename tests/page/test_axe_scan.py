@@ -21,6 +21,9 @@ VIEWS = (
     "partition?topic=orders&partition=2",
     "key?key=nightly-3",
     "sessions",
+    f"session?session={SESSION}",
+    "hour",
+    "webhooks",
     "ends",
 )
 
@@ -38,7 +41,7 @@ def test_axe_finds_nothing(
     with watched_page(browser, daemon.http_address, scheme=scheme) as seen:
         for view in VIEWS:
             seen.view(f"#/{view}")
-            seen.page.wait_for_selector(f"main tbody tr:not([hidden]) {'td' if view == 'ends' else 'th'}")
+            seen.page.wait_for_selector(f"main tbody tr:not([hidden]) {'td' if view in ('ends', 'webhooks') else 'th'}")
             assert (view, violations(seen.page, source)) == (view, [])
         seen.view(f"#/operation?session={SESSION}&id=2")
         seen.page.get_by_role("button", name="Cancel it …").click()

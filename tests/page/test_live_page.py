@@ -228,6 +228,8 @@ def test_nothing_sticks_out(
         "partition?topic=orders&partition=1",
         "key?key=nightly-3",
         "sessions",
+        f"session?session={SESSION}",
+        "hour",
     )
     with watched_page(browser, daemon.http_address, width=width, scheme=scheme) as seen:
         for view in views:
