@@ -1,5 +1,6 @@
 """Views for operators in a real browser: the last hour, one session, webhooks, and the wheel with many operations."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -50,6 +51,26 @@ def test_the_last_hour_has_time_axes(browser: Browser, daemon: DaemonProcess) ->
         seen.check()
 
 
+def test_ended_rows_are_not_drawn_again(browser: Browser, daemon: DaemonProcess) -> None:
+    """An ended operation has the time of its end, and its row is not touched when others end later."""
+    with watched_page(browser, daemon.http_address, address="#/ends") as seen:
+        register_one(daemon, "ended-first", 1_000_000, timeout_ms=5)
+        seen.wait_for_text("tbody th", "ended-first / 1")
+        ended = seen.page.evaluate("""() => {
+          const rows = [...document.querySelectorAll("tbody tr")];
+          const row = rows.find((one) => one.textContent.includes("ended-first"));
+          window.touched = 0;
+          new MutationObserver((all) => { window.touched += all.length; })
+            .observe(row, {subtree: true, childList: true, characterData: true, attributes: true});
+          return row.lastElementChild.textContent;
+        }""")
+        assert re.fullmatch(r"\d\d:\d\d:\d\d", ended), ended
+        register_one(daemon, "ended-second", 1_000_000, timeout_ms=5)
+        seen.wait_for_text("tbody th", "ended-second / 1")
+        assert seen.page.evaluate("() => window.touched") == 0
+        seen.check()
+
+
 def test_a_session_is_found_shown_and_closed(browser: Browser, daemon: DaemonProcess) -> None:
     """A session links to its operations, shows unacknowledged results, and is closed after a confirmation only."""
     register_one(daemon, LONG_ID, 50, topic="closing")
@@ -62,7 +83,7 @@ def test_a_session_is_found_shown_and_closed(browser: Browser, daemon: DaemonPro
     call(daemon, "Register", {"sessionId": LONG_ID, "batch": {"columns": columns}})
     call(daemon, "Advance", {"rows": {"events": [{"keySignalled": {"key": "closing/done"}}]}})
     with watched_page(browser, daemon.http_address, address="#/sessions") as seen:
-        seen.page.get_by_role("link", name="01234567…cdef", exact=True).click()
+        seen.page.get_by_role("link", name="012345…cdef", exact=True).click()
         seen.wait_for_text("h1", LONG_ID)
         figure(seen, "pending", "1")
         figure(seen, "unacknowledged", "1")
@@ -71,12 +92,12 @@ def test_a_session_is_found_shown_and_closed(browser: Browser, daemon: DaemonPro
         seen.wait_for_text("#session-results tbody", "closing/done")
         close = seen.page.get_by_role("button", name="Close the session …")
         close.click()
-        seen.wait_for_text("dialog[open]", "1 pending operations are cancelled")
+        seen.wait_for_text("dialog[open]", "Pending operations that are cancelled: 1.")
         seen.page.get_by_role("button", name="Keep it").click()
         assert call(daemon, "GetOperation", {"sessionId": LONG_ID, "operationId": 1})
         close.click()
         seen.page.get_by_role("button", name="Close it").click()
-        seen.wait_for_text(".notice", "1 operations cancelled, 1 results dropped")
+        seen.wait_for_text(".notice", "Operations cancelled: 1. Results dropped: 1.")
         seen.wait_for_text("#session-lead", "does not exist")
         seen.view(f"#/operation?session={SESSION}&id=1000")
         seen.page.get_by_role("link", name="Its session").click()
@@ -106,7 +127,7 @@ def test_dead_letters_are_resent_and_deleted(browser: Browser, undelivered: Daem
         figure(seen, "refused", "2")
         seen.wait_for_text("#callbacks tbody", "undelivered")
         seen.page.get_by_role("button", name="Resend", exact=True).first.click()
-        seen.wait_for_text(".notice", "1 being sent again")
+        seen.wait_for_text(".notice", "being sent again: 1")
         figure(seen, "dead letters", "1")
         figure(seen, "delivered", "1")
         delete = seen.page.get_by_role("button", name="Delete …").last  # the list is a second older than the figures
@@ -115,7 +136,7 @@ def test_dead_letters_are_resent_and_deleted(browser: Browser, undelivered: Daem
         figure(seen, "dead letters", "1")
         delete.click()
         seen.page.get_by_role("button", name="Delete it").click()
-        seen.wait_for_text(".notice", "1 deleted")
+        seen.wait_for_text(".notice", "Letters deleted: 1")
         figure(seen, "dead letters", "0")
         seen.wait_for_text("#letters td.empty", "There are no dead letters.")
         assert seen.sticking_out() == []

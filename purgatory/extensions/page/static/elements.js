@@ -78,7 +78,7 @@ function fillCell(cell, value, row) {
   setText(inside, String(shown.text));
   const className = shown.kind ? "kind" : shown.className ?? "";
   if (inside.className !== className) inside.className = className;
-  if (shown.kind) inside.dataset.kind = shown.kind;
+  if (shown.kind && inside.dataset.kind !== shown.kind) inside.dataset.kind = shown.kind;
   if (shown.href && inside.getAttribute("href") !== shown.href) inside.setAttribute("href", shown.href);
 }
 

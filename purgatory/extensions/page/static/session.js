@@ -25,10 +25,10 @@ export function showSession(page) {
   const close = element("button", { type: "button", class: "grave", hidden: true }, "Close the session …");
   let row = null;
   close.addEventListener("click", async () => {
-    const loss = `Its ${count(row.pending)} pending operations are cancelled, and its ${count(row.unacknowledged)} unacknowledged results are dropped. Its client gets none of them.`;
+    const loss = `Pending operations that are cancelled: ${count(row.pending)}. Unacknowledged results that are dropped: ${count(row.unacknowledged)}. The client gets none of them.`;
     if (!await ask(`Close the session ${visible(session)}?`, loss, "Close it")) return;
     await report.call("CloseSession", { sessionId: session },
-      (answer) => `Closed: ${count(answer.cancelled ?? 0)} operations cancelled, ${count(answer.resultsDropped ?? 0)} results dropped.`);
+      (answer) => `Closed. Operations cancelled: ${count(answer.cancelled ?? 0)}. Results dropped: ${count(answer.resultsDropped ?? 0)}.`);
   });
   page.add(element("h1", {}, visible(session)), lead, report.element, figures.element,
     element("h2", {}, "Operations"), waits.element, element("h2", {}, "Results"), results.element, element("p", {}, close));

@@ -36,9 +36,9 @@ const [minutes, seconds] = [CLOCK, { ...CLOCK, second: "2-digit" }].map((form) =
 export const clockTime = (milliseconds, withSeconds = true) =>
   Number.isFinite(milliseconds) ? (withSeconds ? seconds : minutes).format(milliseconds) : "–";
 
-// Long ids of hexadecimal digits are shortened in lists; their own view shows them in full.
+// Random ids of 32 hexadecimal digits are shortened in lists; the session's own view shows them in full.
 export const sessionText = (id) =>
-  /^[0-9a-f-]{24,}$/i.test(id) ? `${id.slice(0, 8)}…${id.slice(-4)}` : visible(id);
+  visible(id).replace(/[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}/gi, (hex) => `${hex.slice(0, 6)}…${hex.slice(-4)}`);
 
 // The upper bound of a bucket; -1: above all bounds.
 export const within = (milliseconds) =>

@@ -1,7 +1,7 @@
 // Waits: the names with the most waits, the operations that have waited longest, and those that expire soonest.
 
 import { element, setText, Table } from "./elements.js";
-import { count, duration, nameLink, nameText, spaced, visible } from "./text.js";
+import { count, duration, nameLink, nameText, sessionText, spaced } from "./text.js";
 
 export const operationLink = (row) =>
   `#/operation?${new URLSearchParams({ session: row.session, principal: row.principal, id: row.id, slot: row.slot ?? 0 })}`;
@@ -12,7 +12,7 @@ export const itemsText = (row) => {
 };
 
 export const operationColumns = [
-  { title: "Operation", cell: (row) => ({ text: row.session ? `${visible(row.session)} / ${row.id}` : `call ${row.id}`, href: operationLink(row) }) },
+  { title: "Operation", cell: (row) => ({ text: row.session ? `${sessionText(row.session)} / ${row.id}` : `call ${row.id}`, href: operationLink(row) }) },
   { title: "Kind", cell: (row) => ({ text: spaced(row.kind), kind: row.kind }) },
   { title: "Waits on", cell: itemsText },
   { title: "Waited", number: true, cell: (row) => duration(row.waited_ms) },

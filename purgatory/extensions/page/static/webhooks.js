@@ -23,7 +23,7 @@ export function showWebhooks(page) {
     { title: "Pending", number: true, cell: (row) => count(row.pending) },
     { title: "Undelivered", number: true, cell: (row) => ({ text: count(row.unacknowledged), className: row.unacknowledged ? "warn" : "" }) },
   ], "No session has a callback.", "callbacks");
-  const resent = (answer) => `${count(answer.resent ?? 0)} being sent again. A letter stays listed until it is delivered.`;
+  const resent = (answer) => `Letters that are being sent again: ${count(answer.resent ?? 0)}. They stay listed until they are delivered.`;
   const letters = new Table("Results that could not be delivered, oldest first", [
     { title: "Webhook", cell: (row) => visible(row.webhookId) },
     { title: "Operation", cell: (row) => ({ text: `${sessionText(row.sessionId ?? "")} / ${row.result?.operationId ?? 0}`, href: sessionLink({ session: row.sessionId ?? "", principal: row.principal }) }) },
@@ -34,7 +34,7 @@ export function showWebhooks(page) {
     { title: "Resend", cell: () => ({ text: "Resend", button: (row) => report.call("ResendDeadLetters", { webhookIds: [row.webhookId] }, resent) }) },
     { title: "Delete", cell: () => ({ text: "Delete …", button: async (row) => {
       if (!await ask(`Delete the dead letter ${visible(row.webhookId)}?`, "Its result is lost, unless the receiver has it from another attempt.", "Delete it")) return;
-      await report.call("DeleteDeadLetters", { webhookIds: [row.webhookId] }, (answer) => `${count(answer.deleted ?? 0)} deleted.`);
+      await report.call("DeleteDeadLetters", { webhookIds: [row.webhookId] }, (answer) => `Letters deleted: ${count(answer.deleted ?? 0)}.`);
     } }) },
   ], "There are no dead letters.", "letters");
   const next = element("button", { type: "button", hidden: true }, "Next page");
@@ -58,7 +58,7 @@ export function showWebhooks(page) {
     const isLoaded = Object.keys(picture.figures).length > 0;
     if (isLoaded && !isListed) listed();
     isListed ||= isLoaded;
-    setText(lead, isLoaded ? `${count(picture.of)} sessions have a callback.` : "The webhooks extension is not loaded.");
+    setText(lead, isLoaded ? `Sessions with a callback: ${count(picture.of)}.` : "The webhooks extension is not loaded.");
     for (const [name, key, note] of FIGURES) figures.show(name, isLoaded ? count(picture.figures[`purgatory_webhook${key}`] ?? 0) : "–", note);
     sessions.show(picture.sessions, (row) => `${row.principal} ${row.session}`);
   });
