@@ -185,7 +185,7 @@ class EngineInspection:
         return False
 
     def _matches(self, slot: i64, ranking: PendingRanking) -> bool:
-        """Whether an operation waits on a name ("orders-3", or a key) that contains the search, or its owner matches."""
+        """Whether a name of the operation ("orders-3", or a key) contains the search, or its owner matches."""
         if ranking.search_owner_ids and int(self.pending.operations.owner_id[slot]) in ranking.search_owner_ids:
             return True
         text = ranking.search

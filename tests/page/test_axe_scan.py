@@ -41,7 +41,7 @@ def test_axe_finds_nothing(
             seen.page.wait_for_selector(f"main tbody tr:not([hidden]) {'td' if view == 'ends' else 'th'}")
             assert (view, violations(seen.page, source)) == (view, [])
         seen.view(f"#/operation?session={SESSION}&id=2")
-        seen.page.get_by_role("button", name="Cancel it …").click()
+        seen.page.get_by_role("button", name="Cancel this operation …").click()
         assert violations(seen.page, source) == []
         seen.page.get_by_role("button", name="Keep waiting").click()
         seen.page.evaluate("() => document.querySelector('#token').showModal()")

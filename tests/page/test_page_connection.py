@@ -99,9 +99,9 @@ def test_a_cancel_without_an_answer_is_not_said_to_be_done(browser: Browser, sta
     daemon = start_daemon()
     register_one(daemon, "before", 5)
     with watched_page(browser, daemon.http_address, address="#/operation?session=before&id=1") as seen:
-        seen.page.get_by_role("button", name="Cancel it …").click()
+        seen.page.get_by_role("button", name="Cancel this operation …").click()
         daemon.kill()
-        seen.page.get_by_role("button", name="Cancel it", exact=True).click()
+        seen.page.get_by_role("button", name="Cancel this operation", exact=True).click()
         seen.wait_for_text("main .notice", "The daemon did not answer")
         seen.check(NOT_CONNECTED)
 

@@ -1,5 +1,6 @@
 """Recently ended operations for the page, recorded only while there are viewers."""
 
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,11 +27,12 @@ FollowedOperation = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class RecentEnd:
-    """An operation that has ended. `ended_ms` is engine time; `items` holds the first of `item_count` items."""
+    """An operation that has ended. `items` holds the first of `item_count` items."""
 
     principal: str
     session_id: str
-    ended_ms: int
+    ended_at_ms: int
+    """On the wall clock, since the epoch."""
     values: dict[str, int]
     """Its result columns, by name."""
     items: list[dict[str, Any]]
@@ -104,7 +106,7 @@ class RecentEnds(Listener):
         for place in places:
             first_item += sum(completions.item_counts[at:place])
             at = place
-            end = _ended(principal, session_id, completions, place, first_item, self._now_ms())
+            end = _ended(principal, session_id, completions, place, first_item)
             if not followed:
                 self._ends.append(end)
                 continue
@@ -117,13 +119,11 @@ class RecentEnds(Listener):
         return [one for one in self if sees_all or one.principal == account.principal]
 
 
-def _ended(
-    principal: str, session_id: str, completions: Completions, place: int, first_item: int, now_ms: int
-) -> RecentEnd:
+def _ended(principal: str, session_id: str, completions: Completions, place: int, first_item: int) -> RecentEnd:
     values = {column.name: getattr(completions, column.attribute)[place] for column in RESULT_COLUMNS}
     items = [
         {"name": list(completions.item_partitions[item])}
         | {column.name: getattr(completions, column.attribute)[item] for column in RESULT_ITEM_COLUMNS}
         for item in range(first_item, first_item + min(values["item_count"], ITEMS_MAX))
     ]
-    return RecentEnd(principal, session_id, now_ms, values, items)
+    return RecentEnd(principal, session_id, round(time.time() * 1_000), values, items)
