@@ -209,7 +209,8 @@ class RankedWaits:
         host, ranking = self._host, kept.ranking
         ranked = ranking.soonest_expiring() if ORDERS[query.order] else ranking.longest_waiting()
         with host.holds.of("page"):
-            views = islice(ranked_views(host, account, ranked, host.time.now_ms()), ROWS_SHOWN)
+            # A list, because the engine's time must not go back: the fields are read at a later time than the views.
+            views = list(islice(ranked_views(host, account, ranked, host.time.now_ms()), ROWS_SHOWN))
             return [pending_fields(host, view, name=query.name) for _, view, _ in views]
 
 

@@ -50,6 +50,10 @@ def held_back_by(host: Host, view: PendingView, item: ItemView) -> str:
 
 def _mark_reason(partition: PartitionView, item: ItemView, connectors: str) -> str:
     required = item.required_offset
+    if not (partition.replicas or partition.in_sync_replica_ids):
+        # Only the mark is known: whoever publishes it says nothing of replicas.
+        reached = item.reached_offset
+        return f"connector {connectors} has reported {reached} so far" if connectors else f"the mark is at {reached}"
     if 0 <= partition.log_end_offset < required:
         return f"the leader's log ends at {partition.log_end_offset}"
     behind = {
@@ -62,8 +66,6 @@ def _mark_reason(partition: PartitionView, item: ItemView, connectors: str) -> s
     in_sync, least = len(partition.in_sync_replica_ids), partition.min_in_sync_replicas
     if 0 < in_sync < least:
         return f"{in_sync} {'replica is' if in_sync == 1 else 'replicas are'} in sync, and {least} must be"
-    if connectors:
-        return f"connector {connectors} has reported {item.reached_offset} so far"
     return f"the mark is at {item.reached_offset}"
 
 
