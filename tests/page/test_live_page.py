@@ -54,7 +54,7 @@ def test_search_finds_names(browser: Browser, daemon: DaemonProcess) -> None:
     with watched_page(browser, daemon.http_address, address="#/waits") as seen:
         seen.wait_for_text("#hot tbody", "orders")
         seen.page.fill("#find", "nightly-3")
-        seen.wait_for_text("#found", "in 11 names")
+        seen.wait_for_text("#found", " 11 names")
         shown = seen.page.locator("#hot tbody th a").all_text_contents()
         assert shown
         assert all("nightly-3" in name for name in shown)

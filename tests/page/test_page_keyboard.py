@@ -44,7 +44,7 @@ def test_an_operation_is_found_and_cancelled_by_keyboard(browser: Browser, daemo
         press("/")
         assert seen.page.evaluate(FOCUS) == "find"
         seen.page.keyboard.type("Typed-0")
-        seen.wait_for_text("#found", "in 1 name ")
+        seen.wait_for_text("#found", " 1 name and")
         tab_to("hot")  # a scrollable table can be scrolled by keyboard
         tab_to("typed-0")
         press("Enter")

@@ -32,7 +32,7 @@ const columns = (paces) => [
 // Follows the pending operations of the view: those that its address selects (q, kind, order, names), and `fixed`.
 // Returns the table, its filter, and select(changes), which changes the address and the selection.
 export function followPending(page, caption, fixed, take) {
-  const table = new Table(caption, columns(new Paces()), "Nothing is pending here that you may see.");
+  const table = new Table(caption, columns(new Paces()), "Nothing is pending here that you may see.", "operations");
   const chosen = (name) => page.parameters.get(name) ?? "";
   const kind = element("select", { id: "kind" }, element("option", { value: "" }, "all"), ...KINDS.map((one) => element("option", { value: one }, spaced(one))));
   kind.value = chosen("kind");

@@ -58,9 +58,9 @@ export function shortId(id) {
 
 // A cell: the operation as the search takes it. A call belongs to no session.
 export function operationName(row) {
-  if (!row.session) return { text: `call ${row.id}` };
+  if (!row.session) return { text: `call ${row.id}`, className: "whole" };
   const { text, title } = shortId(row.session);
-  return { text: `${text} / ${row.id}`, title: title && `${title} / ${row.id}` };
+  return { text: `${text} / ${row.id}`, title: title && `${title} / ${row.id}`, className: "whole" };
 }
 
 export const operationLink = (row) => `#/operation?${new URLSearchParams({ session: row.session, principal: row.principal, id: row.id })}`;

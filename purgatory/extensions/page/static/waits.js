@@ -29,8 +29,10 @@ export function showWaits(page) {
     sessions.show(picture.sessions, (row) => `${row.principal} ${row.session}`);
     const whose = picture.sees_all ? "" : " of yours";
     const cut = picture.names_are_cut ? "more than " : "";
-    const matches = sought() ? ` and match “${visible(sought())}”, in ${counted(picture.matching, "name")} and ${counted(picture.session_count, "session")}` : "";
-    setText(found, `${counted(picture.operations, "operation")}${whose} wait${picture.operations === 1 ? "s" : ""} on ${cut}${counted(picture.names, "name")}${matches}.`);
+    const number = `${counted(picture.operations, "operation")}${whose}`;
+    setText(found, sought()
+      ? `“${visible(sought())}” matches ${number}, ${counted(picture.matching, "name")} and ${counted(picture.session_count, "session")}.`
+      : `${number} wait${picture.operations === 1 ? "s" : ""} on ${cut}${counted(picture.names, "name")}.`);
     nothing.hidden = !sought() || picture.operations > 0 || picture.hot.length > 0 || picture.session_count > 0;
     if (!nothing.hidden) {
       nothing.replaceChildren(`Nothing that is pending matches “${visible(sought())}”. `, element("a", { href: "#/waits" }, "Show everything"),
@@ -38,7 +40,6 @@ export function showWaits(page) {
     }
   };
   const pending = followPending(page, "Pending operations: the first 50 in the order of a column", {}, showFound);
-  pending.table.element.id = "operations";
   hot.sorted(page.parameters.get("names") || "-waits");
   hot.onSort = (names) => { hot.sorted(names); pending.select({ names }); };
   page.onSearch = (text) => pending.select({ q: text.trim() });
