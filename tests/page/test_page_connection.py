@@ -132,10 +132,15 @@ def test_a_daemon_with_a_policy_asks_for_a_token(browser: Browser, start_daemon:
             seen.page.keyboard.press("Enter")
 
         seen.wait_for_text("#token-why", "show a bearer token")
+        seen.page.keyboard.press("Escape")
+        seen.wait_for_text("#banner:not([hidden])", "Not signed in: show a bearer token")
+        assert seen.page.inner_text("#state") == "not signed in"
+        seen.page.get_by_role("button", name="Sign in …").click()
         show("pgt_wrong")
         seen.wait_for_text("#token-why", "the token is not known")
         show(admin)
         seen.wait_live()
+        assert seen.page.locator("#banner").is_hidden()
         seen.wait_for_text("#pending", "0")
         seen.page.reload()
         seen.wait_live()

@@ -28,10 +28,10 @@ NAMES_SHOWN: Final = 50
 AGAIN_S_MIN: Final = 1.0
 LOAD: Final = 0.01
 """Maximum share of one processor for all rankings: a single one that took 50 ms is repeated after 5 s."""
-KEPT_MAX: Final = 16
+KEPT_MAX: Final = 32
 """Maximum of different rankings with viewers."""
-KEPT_S: Final = 10.0
-"""A ranking without viewers may be dropped after this time."""
+KEPT_S: Final = 3.0
+"""A ranking that was not shown for this long has no viewers: it is dropped."""
 
 ORDERS: Final = {"left": True, "-left": True, "waited": False, "-waited": False}
 """Whether each order is by the time left; a minus sign puts the largest first."""
@@ -73,7 +73,7 @@ class WaitsQuery:
     @property
     def selection(self) -> tuple[object, ...]:
         """Queries with the same selection share a ranking."""
-        return (self.search, self.kind, self.name, self.descending)
+        return (self.search, self.kind, self.name, self.name_order, self.descending)
 
 
 class RankedWaits:
@@ -97,20 +97,21 @@ class RankedWaits:
             rows = self._rows(kept, account, query)
         with self._host.holds.of("page"):
             by_id = self._found_by_id(kept, account, query)
-        names, matching = await self._names(kept, query)
-        names += self._known_without_waits(account, query, kept)
         topic_or_key = query.name[0] if query.name else ""
         administered = (
             account.grants.on_keys(ADMIN) if query.name and query.name[1] < 0 else account.grants.on_topics(ADMIN)
         )
         return {
             "operations": kept.ranking.operations + len(by_id),
-            "names": len(kept.ranking.waits),
+            "names": kept.name_count,
             "names_are_cut": kept.ranking.is_cut,
-            "matching": matching,
+            "matching": kept.matching,
             "sees_all": sees_all,
             "may_cancel": bool(topic_or_key) and topic_or_key in administered,
-            "hot": [[topic, partition, waits] for (topic, partition), waits in names],
+            "hot": [
+                [topic, partition, waits]
+                for (topic, partition), waits in self._exact(kept, account, query) + kept.names
+            ],
             "rows": (by_id + rows)[:ROWS_SHOWN],
             "sessions": kept.found.session_fields(self._host),
             "session_count": len(kept.found.sessions),
@@ -152,19 +153,24 @@ class RankedWaits:
                     search_owner_ids={one.owner.owner_id for one in found.sessions},
                     descending=query.descending,
                 )
+                names, matching = await self._names(ranking, query)
         finally:
             kept.looking = None
-        kept.ranking, kept.found, kept.names = ranking, found, {}
+        kept.ranking, kept.found, kept.names, kept.matching = ranking, found, names, matching
+        kept.name_count = len(ranking.waits)
+        ranking.waits.clear()  # up to 30 MB
         used_s = (used_ns + found.used_ns) / 1e9
         kept.again_s = time.monotonic() + max(AGAIN_S_MIN, len(self._kept) * used_s / LOAD)
 
-    async def _names(self, kept: "_Kept", query: WaitsQuery) -> tuple[list[tuple[PartitionName, int]], int]:
+    async def _names(self, ranking: PendingRanking, query: WaitsQuery) -> tuple[list[tuple[PartitionName, int]], int]:
         """The first matching names in the order of the query, and the number of matching names."""
-        if query.name_order in kept.names:
-            return kept.names[query.name_order]
-        ranking, search = kept.ranking, query.search.lower()
         found: list[tuple[PartitionName, int]] = []
-        matching, names, watched = 0, iter(ranking.waits.items()), self._host.holds.of("page")
+        search, matching, names, watched = (
+            query.search.lower(),
+            0,
+            iter(ranking.waits.items()),
+            self._host.holds.of("page"),
+        )
         choose = heapq.nlargest if query.name_order.startswith("-") else heapq.nsmallest
         by_waits = query.name_order.endswith("waits")
         while True:
@@ -174,23 +180,19 @@ class RankedWaits:
                 matching += len(rows)
                 found = choose(NAMES_SHOWN, found + rows, key=lambda one: (one[1], one[0]) if by_waits else one)
             if len(part) < NAMES_PER_SLICE:
-                if kept.ranking is ranking:
-                    kept.names[query.name_order] = found, matching
                 return found, matching
             await asyncio.sleep(0)
 
-    def _known_without_waits(
-        self, account: Account, query: WaitsQuery, kept: "_Kept"
-    ) -> list[tuple[PartitionName, int]]:
-        """The partition that the search spells exactly, if it is known and nothing waits there."""
+    def _exact(self, kept: "_Kept", account: Account, query: WaitsQuery) -> list[tuple[PartitionName, int]]:
+        """The partition that the search spells exactly, if it is known and not among the first names already."""
         topic, _, number = query.search.rpartition("-")
         if not (topic and number.isascii() and number.isdigit() and len(number) < 10):
             return []
         name = (topic, int(number))
-        if name in kept.ranking.waits or topic not in account.grants.on_topics(OBSERVE):
+        if name in dict(kept.names) or topic not in account.grants.on_topics(OBSERVE):
             return []
-        known = self._host.engine.partition_view(name, self._host.time.now_ms()) is not None
-        return [(name, 0)] if known else []
+        view = self._host.engine.partition_view(name, self._host.time.now_ms())
+        return [] if view is None else [(name, view.watched)]
 
     def _found_by_id(self, kept: "_Kept", account: Account, query: WaitsQuery) -> list[dict[str, Any]]:
         """The operations with the id that is searched for, except those that the ranking contains."""
@@ -220,8 +222,10 @@ class _Kept:
     def __init__(self) -> None:
         self.ranking = PendingRanking(RANKED_MAX)
         self.found = FoundById()
-        self.names: dict[str, tuple[list[tuple[PartitionName, int]], int]] = {}
-        """The first names in each order that was requested, and the number of names."""
+        self.names: list[tuple[PartitionName, int]] = []
+        """The first matching names, each with its waits."""
+        self.matching = 0
+        self.name_count = 0
         self.again_s = 0.0
         self.shown_s = 0.0
         self.looking: asyncio.Task[None] | None = None

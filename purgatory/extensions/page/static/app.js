@@ -110,6 +110,7 @@ async function askToken() {
   const dialog = byId("token");
   if (dialog.open) return;
   setText(byId("token-why"), whyToken);
+  dialog.returnValue = "no";
   dialog.showModal();
   await new Promise((done) => dialog.addEventListener("close", done, { once: true }));
   if (dialog.returnValue !== "yes") return;
