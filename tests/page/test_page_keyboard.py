@@ -60,7 +60,8 @@ def test_an_operation_is_found_and_cancelled_by_keyboard(browser: Browser, daemo
         assert call(daemon, "GetOperation", {"sessionId": "by keyboard", "operationId": 1})
         press("Enter")
         seen.page.wait_for_selector("#confirm[open]")
-        tab_to("Cancel 1 operation")
+        tab_to("confirm-yes")
+        assert seen.page.inner_text("#confirm-yes") == "Cancel 1 operation"
         with seen.page.expect_request("**/Cancel"):
             press("Enter")
         seen.wait_for_text("tbody", "Nothing is pending here that you may see.")

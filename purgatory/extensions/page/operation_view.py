@@ -1,6 +1,5 @@
 """Fields of one operation on the page: its items, the reason why they are not satisfied, and its outcome."""
 
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -8,7 +7,7 @@ from purgatory.engine.batches import PartitionName
 from purgatory.engine.codes import COMPOSITE, ERROR_NAMES, FETCH, KIND_NAMES, OUTCOME_NAMES, REQUEST_TIMED_OUT
 from purgatory.engine.views import ItemView, PendingView
 from purgatory.extensions.page.reasons import awaited_item, held_back_by
-from purgatory.extensions.page.recent_ends import RecentEnd
+from purgatory.extensions.page.recent_ends import RecentEnd, wall_ms
 from purgatory.service.host import Host
 
 ITEMS_IN_LISTS: Final = 3
@@ -22,7 +21,7 @@ def pending_fields(
     """Fields of a pending operation, with the reason why it is pending: that of the first item with `name`, if given,
     that is not reached.
     """
-    session, now_ms, wall_ms = host.sessions.of_owner(view.owner_id), host.time.now_ms(), time.time() * 1_000
+    session, now_ms, at_ms = host.sessions.of_owner(view.owner_id), host.time.now_ms(), wall_ms()
     account = session.account if session is not None else host.unary_waits.account_of(view.operation_id)
     awaited = awaited_item(view, name)
     return {
@@ -32,8 +31,8 @@ def pending_fields(
         "kind": KIND_NAMES[view.kind],
         "waited_ms": now_ms - view.registered_ms,
         "left_ms": max(0, view.deadline_ms - now_ms),
-        "registered_at_ms": round(wall_ms - (now_ms - view.registered_ms)),
-        "expires_at_ms": round(wall_ms + view.deadline_ms - now_ms),
+        "registered_at_ms": at_ms + view.registered_ms - now_ms,
+        "expires_at_ms": at_ms + view.deadline_ms - now_ms,
         "min_bytes": view.min_bytes if view.kind == FETCH else None,
         "required_terms": view.required_terms if view.kind == COMPOSITE else None,
         "unless_count": view.unless_count if view.kind == COMPOSITE else 0,

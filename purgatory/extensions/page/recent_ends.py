@@ -119,6 +119,11 @@ class RecentEnds(Listener):
         return [one for one in self if sees_all or one.principal == account.principal]
 
 
+def wall_ms() -> int:
+    """The wall clock, which the page shows: milliseconds since the epoch."""
+    return round(time.time() * 1_000)
+
+
 def _ended(principal: str, session_id: str, completions: Completions, place: int, first_item: int) -> RecentEnd:
     values = {column.name: getattr(completions, column.attribute)[place] for column in RESULT_COLUMNS}
     items = [
@@ -126,4 +131,4 @@ def _ended(principal: str, session_id: str, completions: Completions, place: int
         | {column.name: getattr(completions, column.attribute)[item] for column in RESULT_ITEM_COLUMNS}
         for item in range(first_item, first_item + min(values["item_count"], ITEMS_MAX))
     ]
-    return RecentEnd(principal, session_id, round(time.time() * 1_000), values, items)
+    return RecentEnd(principal, session_id, wall_ms(), values, items)
