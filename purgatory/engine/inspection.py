@@ -134,7 +134,7 @@ class EngineInspection:
                 and (owner_ids is None or int(operations.owner_id[slot]) in owner_ids)
                 and ranking.kind in (0, kind)
                 and self._names(slot, ranking.partition, ranking.key)
-                and (not ranking.search or self._name_contains(slot, ranking.search))
+                and (not ranking.search or self._matches(slot, ranking))
             ):
                 deadline_ms = self.pending.deadline_ms(slot)
                 ranking.add(slot, operations.operation_id[slot], operations.registered_ms[slot], deadline_ms)
@@ -184,8 +184,11 @@ class EngineInspection:
             item = i64(items.next[item])
         return False
 
-    def _name_contains(self, slot: i64, text: str) -> bool:
-        """Whether a name of the operation ("orders-3", or a key) contains `text`, which must be lower case."""
+    def _matches(self, slot: i64, ranking: PendingRanking) -> bool:
+        """Whether a name of the operation ("orders-3", or a key) contains the search, or its owner matches."""
+        if ranking.search_owner_ids and int(self.pending.operations.owner_id[slot]) in ranking.search_owner_ids:
+            return True
+        text = ranking.search
         kind = self.pending.kinds[i64(self.pending.operations.kind[slot])]
         item = i64(self.pending.operations.first_item[slot])
         while item >= 0:

@@ -1,6 +1,7 @@
 """Views of the daemon as a whole: current figures, timing wheel, sessions. Computed only for viewers."""
 
 import time
+from importlib.metadata import PackageNotFoundError, metadata
 from itertools import islice
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ class DaemonViews:
         self._host: Final = host
         self._metrics: Final = metrics
         self._run: Final = run
+        self._docs: Final = documentation_url()
         self._times: Final = RecentTimes()
         self._buckets: Final = BucketCounts(host.engine)
 
@@ -49,6 +51,7 @@ class DaemonViews:
             "run": self._run,
             "version": __version__,
             "compiled": COMPILED,
+            "docs": self._docs,
             "up_ms": round((time.time() - host.started_time) * 1_000),
             "now_ms": host.time.now_ms(),
             "draining": host.draining,
@@ -139,6 +142,15 @@ class DaemonViews:
             "cancelled": counts.cancelled,
             "shutting_down": counts.shutting_down,
         }
+
+
+def documentation_url() -> str:
+    """The address of the documentation in the package's metadata; empty if it has none."""
+    try:
+        urls = metadata("purgatory-waits").get_all("Project-URL", [])
+    except PackageNotFoundError:
+        return ""
+    return next((url.partition(", ")[2] for url in urls if url.startswith("Documentation, ")), "")
 
 
 def _figure(metric: Metric) -> tuple[str, float]:

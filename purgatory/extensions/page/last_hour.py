@@ -1,13 +1,13 @@
 """Counters of the last hour, sampled every few seconds; rates and percentiles are derived from them for viewers."""
 
 import asyncio
-import time
 from array import array
 from collections import deque
 from itertools import pairwise
 from typing import Any, Final
 
 from purgatory.engine.codes import KINDS, SATISFIED
+from purgatory.extensions.page.recent_ends import wall_ms
 from purgatory.extensions.page.recent_times import SHARES, bound_at
 from purgatory.service.host import Host
 from purgatory.service.metrics.metrics import LATENESS_BOUNDS_MS, WAIT_BOUNDS_MS, Metrics
@@ -33,7 +33,7 @@ class LastHour:
     async def run(self) -> None:
         """Take samples until cancelled."""
         while True:
-            self.sample(time.time())
+            self.sample(wall_ms() / 1_000)
             await asyncio.sleep(SAMPLE_S)
 
     def sample(self, now_s: float) -> None:

@@ -39,7 +39,7 @@ def session_details(host: Host, session: Session, account: Account) -> dict[str,
         "incarnation": session.incarnation,
         "is_own": session.account is account,
         "waits": list(islice(_pending(host, session), ROWS_SHOWN)),
-        "unread": list(islice(_unacknowledged(host, session), ROWS_SHOWN)),
+        "unread": list(islice(_unacknowledged(session), ROWS_SHOWN)),
     }
 
 
@@ -48,15 +48,15 @@ def _pending(host: Host, session: Session) -> Iterator[dict[str, Any]]:
     for place in range(len(ids) - 1, max(-1, len(ids) - 1 - LOOKED_AT_MAX), -1):
         view = host.engine.describe(session.owner, ids[place], now_ms)
         if view is not None:
-            yield pending_fields(host, view, 0)
+            yield pending_fields(host, view)
 
 
-def _unacknowledged(host: Host, session: Session) -> Iterator[dict[str, Any]]:
-    now_ms, sequence = host.time.now_ms(), session.outbox.acknowledged_sequence
+def _unacknowledged(session: Session) -> Iterator[dict[str, Any]]:
+    sequence = session.outbox.acknowledged_sequence
     for part in session.outbox:
         first_item = part.item_start
         for place in range(part.start, part.stop):
             sequence += 1
-            end = recent_end(session.account.principal, session.session_id, part.completions, place, first_item, now_ms)
+            end = recent_end(session.account.principal, session.session_id, part.completions, place, first_item)
             first_item += end.values["item_count"]
-            yield ended_fields(end, now_ms) | {"sequence": sequence}
+            yield ended_fields(end) | {"sequence": sequence}

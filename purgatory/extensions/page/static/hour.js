@@ -1,7 +1,7 @@
 // The last hour: pending operations, rates and times, drawn with uPlot, which is loaded for this view only.
 
 import { element, setText, Table } from "./elements.js";
-import { clockTime, count, duration, rate } from "./text.js";
+import { count, duration, rate, timeOf } from "./text.js";
 
 const HOUR_S = 3_600;
 const SHOWN_S_MIN = 300;
@@ -33,7 +33,7 @@ export function showHour(page) {
     { title: "Latest", number: true, cell: (row) => row.text(row.latest) },
     { title: "Lowest", number: true, cell: (row) => row.text(row.lowest) },
     { title: "Highest", number: true, cell: (row) => row.text(row.highest) },
-    { title: "Highest at", number: true, cell: (row) => clockTime(row.highest_s * 1_000) },
+    { title: "Highest at", number: true, cell: (row) => timeOf(row.highest_s * 1_000) },
   ], "Nothing has happened yet.");
   page.add(element("h1", {}, "Last hour"), lead,
     element("div", { class: "plots" }, ...CHARTS.map((chart, place) => element("figure", {}, element("figcaption", {}, chart.title), places[place]))),
@@ -53,7 +53,7 @@ export function showHour(page) {
     await loadPlot();
     if (page.signal.aborted) return;
     const points = picture.at.length;
-    setText(lead, points ? `A point every ten seconds, since ${clockTime(picture.at[0] * 1_000)}. Recorded without viewers too.` : "The first point appears ten seconds after the start of the daemon.");
+    setText(lead, points ? `A point every ten seconds, since ${timeOf(picture.at[0] * 1_000)}. Recorded without viewers too.` : "The first point appears ten seconds after the start of the daemon.");
     const isFirst = !latest;
     latest = picture;
     if (isFirst) draw();
@@ -102,14 +102,14 @@ function plotted(chart, place, picture) {
         : { range: (_, low, high) => [0, Math.max(high ?? 0, 1) * 1.1] },
     },
     axes: [
-      { ...axis, space: 70, values: (_, splits) => splits.map((second) => clockTime(second * 1_000, second % 60 !== 0)) },
+      { ...axis, space: 70, values: (_, splits) => splits.map((second) => timeOf(second * 1_000).slice(-8, second % 60 ? undefined : -3)) },
       {
         ...axis, size: 72, values: (_, splits) => splits.map(chart.text), filter: (_, splits) => splits,
         ...(chart.bound && { splits: (_, __, low, high) => MARKS_MS.filter((mark) => mark >= low && mark <= high) }),
       },
     ],
     series: [
-      { label: "time", value: (_, second) => (second === null || second === undefined ? "–" : clockTime(second * 1_000)) },
+      { label: "time", value: (_, second) => (second === null || second === undefined ? "–" : timeOf(second * 1_000)) },
       ...chart.series.map((one) => ({ label: one.title, stroke: colour(one.colour), width: 1.5, value: (_, value) => shown(value) })),
     ],
   }, columns(chart, picture), place);

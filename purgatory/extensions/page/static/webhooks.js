@@ -3,7 +3,7 @@
 import { ask, Report } from "./ask.js";
 import { element, Figures, setText, Table } from "./elements.js";
 import { sessionLink } from "./session.js";
-import { clockTime, count, sessionText, visible } from "./text.js";
+import { count, shortId, timeOf, visible } from "./text.js";
 
 const SHOWN = 50;
 const FIGURES = [
@@ -18,7 +18,7 @@ export function showWebhooks(page) {
   const report = new Report();
   const figures = new Figures(FIGURES.map(([name]) => name));
   const sessions = new Table("Sessions with a callback", [
-    { title: "Session", cell: (row) => ({ text: sessionText(row.session), href: sessionLink(row) }) },
+    { title: "Session", cell: (row) => ({ ...shortId(row.session), href: sessionLink(row) }) },
     { title: "Callback", cell: (row) => visible(row.callback) },
     { title: "Pending", number: true, cell: (row) => count(row.pending) },
     { title: "Undelivered", number: true, cell: (row) => ({ text: count(row.unacknowledged), className: row.unacknowledged ? "warn" : "" }) },
@@ -26,11 +26,11 @@ export function showWebhooks(page) {
   const resent = (answer) => `Letters that are being sent again: ${count(answer.resent ?? 0)}. They stay listed until they are delivered.`;
   const letters = new Table("Results that could not be delivered, oldest first", [
     { title: "Webhook", cell: (row) => visible(row.webhookId) },
-    { title: "Operation", cell: (row) => ({ text: `${sessionText(row.sessionId ?? "")} / ${row.result?.operationId ?? 0}`, href: sessionLink({ session: row.sessionId ?? "", principal: row.principal }) }) },
+    { title: "Operation", cell: (row) => ({ text: `${shortId(row.sessionId ?? "").text} / ${row.result?.operationId ?? 0}`, href: sessionLink({ session: row.sessionId ?? "", principal: row.principal }) }) },
     { title: "Callback", cell: (row) => visible(row.callbackUrl ?? "") },
     { title: "Attempts", number: true, cell: (row) => count(row.attempts ?? 0) },
     { title: "Last error", cell: (row) => ({ text: visible(row.lastError ?? ""), className: "bad" }) },
-    { title: "Given up", number: true, cell: (row) => clockTime(Date.parse(row.givenUpTime)) },
+    { title: "Given up", number: true, cell: (row) => timeOf(Date.parse(row.givenUpTime)) },
     { title: "Resend", cell: () => ({ text: "Resend", button: (row) => report.call("ResendDeadLetters", { webhookIds: [row.webhookId] }, resent) }) },
     { title: "Delete", cell: () => ({ text: "Delete …", button: async (row) => {
       if (!await ask(`Delete the dead letter ${visible(row.webhookId)}?`, "Its result is lost, unless the receiver has it from another attempt.", "Delete it")) return;
