@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from purgatory.engine.views import PendingView
+from purgatory.extensions.page.session_view import session_fields
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.fair_queue import next_loop_turn
@@ -45,16 +46,7 @@ class FoundById:
     def session_fields(self, host: Host) -> list[dict[str, Any]]:
         """The first of the sessions that still exist."""
         alive = [one for one in self.sessions if host.sessions.of_owner(one.owner.owner_id) is one]
-        return [
-            {
-                "session": one.session_id,
-                "principal": one.account.principal,
-                "connected": one.stream is not None,
-                "pending": int(one.owner.pending),
-                "unacknowledged": one.outbox.unacknowledged,
-            }
-            for one in alive[:SESSIONS_SHOWN]
-        ]
+        return [session_fields(host, one) for one in alive[:SESSIONS_SHOWN]]
 
 
 async def find_by_id(host: Host, account: Account, search: str) -> FoundById:

@@ -32,7 +32,7 @@ export function showSession(page) {
       (answer) => `Closed. Operations cancelled: ${count(answer.cancelled ?? 0)}. Results dropped: ${count(answer.resultsDropped ?? 0)}.`);
   });
   page.add(element("h1", {}, visible(session)), lead, report.element, figures.element,
-    element("h2", {}, "Operations"), waits.element, element("h2", {}, "Results"), results.element, element("p", {}, close));
+    element("h2", {}, "Operations"), waits.element, element("p", {}, element("a", { href: `#/waits?${new URLSearchParams({ q: session })}` }, "Find and sort them in Waits")), element("h2", {}, "Results"), results.element, element("p", {}, close));
   page.onRefused = (error) => {
     setText(lead, error.code === "not_found" ? "This session does not exist, or no longer." : visible(error.message));
     close.hidden = true;

@@ -2,6 +2,7 @@
 
 import { element, setText, Table } from "./elements.js";
 import { followPending } from "./pending.js";
+import { sessionLink } from "./session.js";
 import { count, counted, nameLink, nameText, shortId, visible } from "./text.js";
 
 export function showWaits(page) {
@@ -14,7 +15,7 @@ export function showWaits(page) {
     { title: "Share of these operations", cell: (row) => ({ text: `${Math.round((100 * row[2]) / row[3])} % of these operations`, progress: row[2] / row[3] }) },
   ], "No operations are pending.", "hot");
   const sessions = new Table("Sessions whose id matches", [
-    { title: "Session", cell: (row) => ({ ...shortId(row.session), href: `#/waits?${new URLSearchParams({ q: row.session })}` }) },
+    { title: "Session", cell: (row) => ({ ...shortId(row.session), href: sessionLink(row) }) },
     { title: "Principal", cell: (row) => visible(row.principal) || "–" },
     { title: "Connected", cell: (row) => (row.connected ? { text: "yes", className: "good" } : { text: "no", className: "warn" }) },
     { title: "Pending", number: true, cell: (row) => count(row.pending) },
