@@ -18,7 +18,8 @@ function estimate(row, paces) {
   return item && item.name[1] >= 0 ? verdict(paces.of(row.kind, item).estimated_remaining_ms, row.left_ms) : "–";
 }
 
-export const columns = (paces) => [
+// Columns of pending operations; those with an order need a table with `onSort`.
+export const operationColumns = (paces) => [
   { title: "Operation", cell: (row) => ({ ...operationName(row), href: operationLink(row) }) },
   { title: "Kind", cell: (row) => ({ text: spaced(row.kind), kind: row.kind }) },
   { title: "Waits on", cell: itemsText },
@@ -32,7 +33,7 @@ export const columns = (paces) => [
 // Follows the pending operations of the view: those that its address selects (q, kind, order, names), and `fixed`.
 // Returns the table, its filter, and select(changes), which changes the address and the selection.
 export function followPending(page, caption, fixed, take) {
-  const table = new Table(caption, columns(new Paces()), "Nothing is pending here that you may see.", "operations");
+  const table = new Table(caption, operationColumns(new Paces()), "Nothing is pending here that you may see.", "operations");
   const chosen = (name) => page.parameters.get(name) ?? "";
   const kind = element("select", { id: "kind" }, element("option", { value: "" }, "all"), ...KINDS.map((one) => element("option", { value: one }, spaced(one))));
   kind.value = chosen("kind");

@@ -3,7 +3,7 @@
 import { ask, Report } from "./ask.js";
 import { element, Figures, setText, Table } from "./elements.js";
 import { Paces } from "./estimates.js";
-import { columns, itemsText } from "./pending.js";
+import { itemsText, operationColumns } from "./pending.js";
 import { count, duration, spaced, visible } from "./text.js";
 
 export const sessionLink = (row) => `#/session?${new URLSearchParams({ session: row.session, principal: row.principal ?? "" })}`;
@@ -14,7 +14,7 @@ export function showSession(page) {
   const lead = element("p", { class: "lead", id: "session-lead" }, "Loading …");
   const report = new Report();
   const figures = new Figures(["principal", "connection", "pending", "unacknowledged", "registered up to", "results", "held", "incarnation"]);
-  const waits = new Table("Pending, newest first", columns(new Paces()).map(({ sort, ...one }) => one), "Nothing is pending.", "session-waits");
+  const waits = new Table("Pending, newest first", operationColumns(new Paces()).map(({ sort, ...one }) => one), "Nothing is pending.", "session-waits");
   const results = new Table("Unacknowledged, oldest first", [
     { title: "No.", cell: (row) => count(row.sequence) },
     { title: "Operation", number: true, cell: (row) => String(row.id) },
