@@ -169,6 +169,7 @@ class Client:
     partition = _blocking(AsyncClient.partition)
     dead_letters = _iterating(AsyncClient.dead_letters)
     resend_dead_letters = _blocking(AsyncClient.resend_dead_letters)
+    delete_dead_letters = _blocking(AsyncClient.delete_dead_letters)
     partitions = _iterating(AsyncClient.partitions)
     status = _blocking(AsyncClient.status)
     hot_names = _blocking(AsyncClient.hot_names)

@@ -236,6 +236,16 @@ class SingleCalls:
         response = await self._answer(self._stub().ResendDeadLetters(request, timeout=CALL_TIMEOUT))
         return views.ResentLetters(response.resent, tuple(response.unknown_webhook_ids))
 
+    async def delete_dead_letters(self, webhook_ids: Collection[str]) -> views.DeletedLetters:
+        """Delete dead letters without sending them. Their results are lost.
+
+        Args:
+            webhook_ids: The ids of the dead letters, at least one.
+        """
+        request = webhook_pb2.DeleteDeadLettersRequest(webhook_ids=webhook_ids)
+        response = await self._answer(self._stub().DeleteDeadLetters(request, timeout=CALL_TIMEOUT))
+        return views.DeletedLetters(response.deleted, tuple(response.unknown_webhook_ids))
+
     async def cancel(
         self,
         operation_ids: Iterable[int] | None = None,

@@ -260,6 +260,13 @@ class ResentLetters(NamedTuple):
     unknown_ids: tuple[str, ...] = ()
 
 
+class DeletedLetters(NamedTuple):
+    """The number of deleted dead letters, and the given ids that are not (or no longer) dead letters."""
+
+    deleted: int
+    unknown_ids: tuple[str, ...] = ()
+
+
 def hot_name(message: wire.HotName) -> HotName:
     """Decode the message."""
     return HotName(_name(message), bool(message.key), message.watched)

@@ -14,17 +14,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 from purgatory_client.events import AdvanceReceipt
-from purgatory_client.results import (
-    HEARTBEAT_MISSED,
-    MARK_STALE,
-    SIGNAL_FAILED,
-    UNLESS_REACHED,
-    OperationKind,
-    Outcome,
-    PartitionResult,
-    Result,
-    value_text,
-)
+from purgatory_client.results import OperationKind, Outcome, PartitionResult, Result, value_text
 from purgatory_client.session.detached_sessions import ClosedSession
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.views import Partition, PendingItem, PendingOperation, RemainingTime, SourceStatus, Status
@@ -33,26 +23,12 @@ from rich.console import Console
 from rich.markup import escape as escape_markup
 from rich.table import Table
 
+from purgatory.engine.codes import ERROR_NAMES
+
 AS_JSON: Final = ContextVar("AS_JSON", default=False)
 PLAIN_WIDTH: Final = 400
 """Width of a table in a file or a pipe, where no column should be cut off."""
 
-ERROR_NAMES: Final[dict[int, str]] = {
-    -1: "UNKNOWN_SERVER_ERROR",
-    1: "OFFSET_OUT_OF_RANGE",
-    3: "UNKNOWN_TOPIC_OR_PARTITION",
-    6: "NOT_LEADER_OR_FOLLOWER",
-    7: "REQUEST_TIMED_OUT",
-    20: "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
-    56: "KAFKA_STORAGE_ERROR",
-    74: "FENCED_LEADER_EPOCH",
-    75: "UNKNOWN_LEADER_EPOCH",
-    78: "OFFSET_NOT_AVAILABLE",
-    MARK_STALE: "MARK_STALE",
-    UNLESS_REACHED: "UNLESS_REACHED",
-    SIGNAL_FAILED: "SIGNAL_FAILED",
-    HEARTBEAT_MISSED: "HEARTBEAT_MISSED",
-}
 _REFUSAL_FIELDS: Final = ("index", "error_code", "field", "message")
 _SPANS: Final = (("d", 86_400), ("h", 3_600), ("m", 60))
 COLOURS: Final = {Outcome.SATISFIED: "green", Outcome.EXPIRED: "yellow"}

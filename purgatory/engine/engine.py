@@ -411,6 +411,10 @@ class Engine:
         """The state of the timing wheel, level by level. Up to `counted_max` operations per bucket are counted."""
         return self._inspection.wheel_rings(counted_max)
 
+    def wheel_bucket_count(self, level: int, index: int, counted_max: int) -> int:
+        """The number of operations in one bucket, counted up to `counted_max`."""
+        return self._pending.wheel.bucket_count(level, index, counted_max)
+
     @property
     def wheel_moves(self) -> int:
         """How many operations have been taken out of buckets in total, because they fired or cascaded."""

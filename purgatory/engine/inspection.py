@@ -134,7 +134,7 @@ class EngineInspection:
                 and (owner_ids is None or int(operations.owner_id[slot]) in owner_ids)
                 and ranking.kind in (0, kind)
                 and self._names(slot, ranking.partition, ranking.key)
-                and (not ranking.search or self._name_contains(slot, ranking.search))
+                and (not ranking.search or self._matches(slot, ranking))
             ):
                 deadline_ms = self.pending.deadline_ms(slot)
                 ranking.add(slot, operations.operation_id[slot], operations.registered_ms[slot], deadline_ms)
@@ -162,7 +162,7 @@ class EngineInspection:
         level: i64 = 1
         while level <= wheel.levels:
             tick_ms = level_tick_ms(level, wheel.tick_ms, wheel.wheel_size)
-            counts = wheel.bucket_counts(level, counted_max)
+            counts = [int(wheel.bucket_count(level, index, counted_max)) for index in range(int(wheel.wheel_size))]
             rings.append(WheelRing(level, tick_ms, wheel.level_clock(level), counts, counted_max))
             level += 1
         return rings
@@ -184,8 +184,11 @@ class EngineInspection:
             item = i64(items.next[item])
         return False
 
-    def _name_contains(self, slot: i64, text: str) -> bool:
-        """Whether a name of the operation ("orders-3", or a key) contains `text`, which must be lower case."""
+    def _matches(self, slot: i64, ranking: PendingRanking) -> bool:
+        """Whether a name of the operation ("orders-3", or a key) contains the search, or its owner matches."""
+        if ranking.search_owner_ids and int(self.pending.operations.owner_id[slot]) in ranking.search_owner_ids:
+            return True
+        text = ranking.search
         kind = self.pending.kinds[i64(self.pending.operations.kind[slot])]
         item = i64(self.pending.operations.first_item[slot])
         while item >= 0:

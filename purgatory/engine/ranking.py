@@ -35,6 +35,7 @@ class PendingRanking:
         key: str = "",
         search: str = "",
         descending: bool = False,
+        search_owner_ids: set[int] | None = None,
     ) -> None:
         """All filters are optional and are combined.
 
@@ -46,12 +47,14 @@ class PendingRanking:
             key: Only operations that wait on this key.
             search: Only operations that wait on a name which contains this text, ignoring case.
             descending: Keep the operations that were registered last and those that expire last instead.
+            search_owner_ids: Owners whose operations match `search` whatever they wait on.
         """
         self.owner_ids: Final = owner_ids
         self.kind: Final[i64] = kind
         self.partition: Final = partition
         self.key: Final = key
         self.search: Final = search.lower()
+        self.search_owner_ids: Final[set[int]] = search_owner_ids or set()
         self._sign: Final[i64] = -1 if descending else 1
         self.operations = 0
         """Operations visited."""

@@ -24,6 +24,7 @@ class RankingFilters(TypedDict, total=False):
     key: str
     search: str
     descending: bool
+    search_owner_ids: set[int] | None
 
 
 def may_see(account: Account, owner: Account | None, view: PendingView) -> bool:

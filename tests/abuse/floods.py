@@ -173,6 +173,10 @@ FLOODS: Final[dict[str, Callable[[int], Call]]] = {
         "ResendDeadLetters",
         webhook_pb2.ResendDeadLettersRequest(webhook_ids=[f"{number}" for number in range(1_000)]).SerializeToString(),
     ),
+    "DeleteDeadLetters": constant(
+        "DeleteDeadLetters",
+        webhook_pb2.DeleteDeadLettersRequest(webhook_ids=[f"{number}" for number in range(1_000)]).SerializeToString(),
+    ),
     "ListHotNames": constant("ListHotNames", wire.ListHotNamesRequest(limit=1_000).SerializeToString()),
     "TailResults": constant("TailResults", wire.TailResultsRequest().SerializeToString()),
     "GetStatus": constant("GetStatus", wire.GetStatusRequest(remaining_time=True).SerializeToString()),

@@ -411,6 +411,13 @@ async def _resend_dead_letters(caller: Caller) -> str:
     return OK
 
 
+@case("DeleteDeadLetters", "own", "wait admin", "wait admin root")
+async def _delete_dead_letters(caller: Caller) -> str:
+    answer = await caller.call("DeleteDeadLetters", webhook_pb2.DeleteDeadLettersRequest(webhook_ids=["nobody's"]))
+    assert list(answer.unknown_webhook_ids) == ["nobody's"]
+    return OK
+
+
 def only_asks(rpc: str, on: str, door: str, may: str, otherwise: str, request: object) -> None:
     """Add a case of a unary call whose answer does not matter."""
 

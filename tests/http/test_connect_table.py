@@ -111,6 +111,10 @@ CASES = {
         lambda session: webhook_pb2.ResendDeadLettersRequest(webhook_ids=["nobody's"]),
         lambda session: webhook_pb2.ResendDeadLettersRequest(webhook_ids=["nobody's"] * 1_001),
     ),
+    "DeleteDeadLetters": ConnectCase(
+        lambda session: webhook_pb2.DeleteDeadLettersRequest(webhook_ids=["nobody's"]),
+        lambda session: webhook_pb2.DeleteDeadLettersRequest(),
+    ),
 }
 """The cases by method. `test_every_call_has_a_case` reports missing ones."""
 

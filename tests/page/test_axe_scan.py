@@ -21,6 +21,9 @@ VIEWS = (
     "partition?topic=orders&partition=2",
     "key?key=nightly-3",
     "sessions",
+    f"session?session={SESSION}",
+    "hour",
+    "webhooks",
     "ends",
 )
 
@@ -34,17 +37,26 @@ def source() -> str:
 def test_axe_finds_nothing(
     browser: Browser, daemon: DaemonProcess, source: str, scheme: Literal["light", "dark"]
 ) -> None:
-    """No view breaks a rule of axe, and neither do the dialogs for a token and for confirming a cancellation."""
+    """No view breaks a rule of axe, and neither do the dialogs, the banner and the results of a search."""
     with watched_page(browser, daemon.http_address, scheme=scheme) as seen:
         for view in VIEWS:
             seen.view(f"#/{view}")
-            seen.page.wait_for_selector(f"main tbody tr:not([hidden]) {'td' if view == 'ends' else 'th'}")
+            seen.page.wait_for_selector(f"main tbody tr:not([hidden]) {'td' if view in ('ends', 'webhooks') else 'th'}")
             assert (view, violations(seen.page, source)) == (view, [])
         seen.view(f"#/operation?session={SESSION}&id=2")
-        seen.page.get_by_role("button", name="Cancel it …").click()
+        seen.page.get_by_role("button", name="Cancel this operation …").click()
         assert violations(seen.page, source) == []
         seen.page.get_by_role("button", name="Keep waiting").click()
         seen.page.evaluate("() => document.querySelector('#token').showModal()")
+        assert violations(seen.page, source) == []
+        seen.page.keyboard.press("Escape")
+        seen.page.evaluate("""() => {
+          for (const id of ["#banner", "#sign-in"]) document.querySelector(id).hidden = false;
+          document.querySelector("#banner-text").textContent = "Not signed in.";
+        }""")
+        assert violations(seen.page, source) == []
+        seen.view("#/waits?q=checkout")
+        seen.page.wait_for_selector("#found-sessions tbody th")
         assert violations(seen.page, source) == []
         seen.check()
 

@@ -53,8 +53,8 @@ def test_search_finds_names(browser: Browser, daemon: DaemonProcess) -> None:
     """Searching for a substring shows only matching names, and the address contains the search."""
     with watched_page(browser, daemon.http_address, address="#/waits") as seen:
         seen.wait_for_text("#hot tbody", "orders")
-        seen.page.fill("#search", "nightly-3")
-        seen.wait_for_text("#found", "11 match")
+        seen.page.fill("#find", "nightly-3")
+        seen.wait_for_text("#found", " 11 names")
         shown = seen.page.locator("#hot tbody th a").all_text_contents()
         assert shown
         assert all("nightly-3" in name for name in shown)
@@ -95,7 +95,7 @@ def test_a_composite_is_a_tree_of_terms(browser: Browser, daemon: DaemonProcess)
     with watched_page(browser, daemon.http_address, address="#/operation?session=tree&id=1") as seen:
         seen.wait_for_text("#terms", "Satisfied when 2 of 3 are true")
         call(daemon, "Advance", {"rows": {"events": [mark]}})
-        seen.wait_for_text("#terms li.good", f"{TOPIC_OF_ITS_OWN} · 7: 20 of 20")
+        seen.wait_for_text("#terms li.good", f"{TOPIC_OF_ITS_OWN}-7: 20 of 20")
         arms = seen.page.locator("#terms > li")
         assert [arms.nth(place).locator("li").count() for place in range(arms.count())] == [3, 1]
         assert seen.page.locator("tbody tr:not([hidden])").count() == 4
@@ -139,12 +139,12 @@ def test_cancelling_asks_first(browser: Browser, daemon: DaemonProcess) -> None:
     """A click alone cancels nothing. After confirmation the operation ends, and the page reports that."""
     register_one(daemon, "regretted", 900)
     with watched_page(browser, daemon.http_address, address="#/operation?session=regretted&id=1") as seen:
-        cancel = seen.page.get_by_role("button", name="Cancel it …")
+        cancel = seen.page.get_by_role("button", name="Cancel this operation …")
         cancel.click()
         seen.page.get_by_role("button", name="Keep waiting").click()
         assert call(daemon, "GetOperation", {"sessionId": "regretted", "operationId": 1})
         cancel.click()
-        seen.page.get_by_role("button", name="Cancel it", exact=True).click()
+        seen.page.get_by_role("button", name="Cancel this operation", exact=True).click()
         seen.wait_for_text("#outcome", "cancelled")
         seen.check()
 
@@ -163,9 +163,9 @@ def test_what_expires_is_shown_with_how_far_it_came(browser: Browser, daemon: Da
 def test_hostile_names_are_only_text(browser: Browser, daemon: DaemonProcess) -> None:
     """HTML remains text; invisible characters and changes of text direction are shown as their code."""
     with watched_page(browser, daemon.http_address, address="#/waits") as seen:
-        seen.page.fill("#search", HOSTILE_TOPIC[:20])
+        seen.page.fill("#find", HOSTILE_TOPIC[:20])
         seen.wait_for_text("#hot tbody", HOSTILE_TOPIC[:20])
-        seen.page.fill("#search", HOSTILE_KEY[:20])
+        seen.page.fill("#find", HOSTILE_KEY[:20])
         seen.wait_for_text("#hot tbody", "<img src=")
         shown = seen.page.text_content("#hot tbody th a")
         assert shown is not None
@@ -199,9 +199,9 @@ def test_hostile_sessions_are_only_text(browser: Browser, daemon: DaemonProcess)
         seen.wait_for_text("tbody th", "<img src=")
         assert seen.page.title().startswith(shown)
         seen.view(key_view)
-        seen.page.get_by_role("button", name="Cancel all of them …").click()
+        seen.page.get_by_role("button", name="Cancel 2 operations …").click()
         seen.wait_for_text("#confirm-what", "<img src=")
-        seen.page.get_by_role("button", name="Cancel it", exact=True).click()
+        seen.page.get_by_role("button", name="Cancel 2 operations", exact=True).click()
         seen.wait_for_text("#said", "2 cancelled.")
         seen.view("#/sessions")
         seen.wait_for_text("tbody th", shown)
@@ -228,6 +228,8 @@ def test_nothing_sticks_out(
         "partition?topic=orders&partition=1",
         "key?key=nightly-3",
         "sessions",
+        f"session?session={SESSION}",
+        "hour",
     )
     with watched_page(browser, daemon.http_address, width=width, scheme=scheme) as seen:
         for view in views:

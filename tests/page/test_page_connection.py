@@ -99,9 +99,9 @@ def test_a_cancel_without_an_answer_is_not_said_to_be_done(browser: Browser, sta
     daemon = start_daemon()
     register_one(daemon, "before", 5)
     with watched_page(browser, daemon.http_address, address="#/operation?session=before&id=1") as seen:
-        seen.page.get_by_role("button", name="Cancel it …").click()
+        seen.page.get_by_role("button", name="Cancel this operation …").click()
         daemon.kill()
-        seen.page.get_by_role("button", name="Cancel it", exact=True).click()
+        seen.page.get_by_role("button", name="Cancel this operation", exact=True).click()
         seen.wait_for_text("main .notice", "The daemon did not answer")
         seen.check(NOT_CONNECTED)
 
@@ -132,10 +132,15 @@ def test_a_daemon_with_a_policy_asks_for_a_token(browser: Browser, start_daemon:
             seen.page.keyboard.press("Enter")
 
         seen.wait_for_text("#token-why", "show a bearer token")
+        seen.page.keyboard.press("Escape")
+        seen.wait_for_text("#banner:not([hidden])", "Not signed in: show a bearer token")
+        assert seen.page.inner_text("#state") == "not signed in"
+        seen.page.get_by_role("button", name="Sign in …").click()
         show("pgt_wrong")
         seen.wait_for_text("#token-why", "the token is not known")
         show(admin)
         seen.wait_live()
+        assert seen.page.locator("#banner").is_hidden()
         seen.wait_for_text("#pending", "0")
         seen.page.reload()
         seen.wait_live()

@@ -41,28 +41,30 @@ def test_an_operation_is_found_and_cancelled_by_keyboard(browser: Browser, daemo
                 press("Tab")
             raise AssertionError(f"Tab does not reach {name!r}, but {seen.page.evaluate(FOCUS)!r}")
 
-        tab_to("search")
-        seen.page.keyboard.type("typed")
-        seen.wait_for_text("#found", "1 match")
+        press("/")
+        assert seen.page.evaluate(FOCUS) == "find"
+        seen.page.keyboard.type("Typed-0")
+        seen.wait_for_text("#found", " 1 name and")
         tab_to("hot")  # a scrollable table can be scrolled by keyboard
-        tab_to("typed · 0")
+        tab_to("typed-0")
         press("Enter")
-        seen.wait_for_text("h1", "typed · 0")
+        seen.wait_for_text("h1", "typed-0")
         seen.wait_for_text("tbody", "by keyboard / 1")
-        tab_to("Cancel all of them …")
+        tab_to("Cancel 1 operation …")
         press("Enter")
         seen.page.wait_for_selector("#confirm[open]")
         assert seen.page.evaluate(FOCUS) == "Keep waiting"
         press("Escape")
         seen.page.wait_for_selector("#confirm", state="hidden")
-        assert seen.page.evaluate(FOCUS) == "Cancel all of them …"
+        assert seen.page.evaluate(FOCUS) == "Cancel 1 operation …"
         assert call(daemon, "GetOperation", {"sessionId": "by keyboard", "operationId": 1})
         press("Enter")
         seen.page.wait_for_selector("#confirm[open]")
-        tab_to("Cancel it")
+        tab_to("confirm-yes")
+        assert seen.page.inner_text("#confirm-yes") == "Cancel 1 operation"
         with seen.page.expect_request("**/Cancel"):
             press("Enter")
-        seen.wait_for_text("tbody", "No operations that you may see wait here.")
+        seen.wait_for_text("tbody", "Nothing is pending here that you may see.")
         assert len([address for address in seen.requests if address.endswith("/Cancel")]) == 1, (
             "only what was confirmed"
         )

@@ -11,7 +11,7 @@ from prometheus_client import Metric
 from prometheus_client.core import HistogramMetricFamily
 
 from purgatory.extensions.page.daemon_views import DaemonViews
-from purgatory.extensions.page.ranked_waits import RankedWaits
+from purgatory.extensions.page.ranked_waits import RankedWaits, WaitsQuery
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.v1 import operation_pb2
@@ -101,14 +101,13 @@ async def test_the_page_shows_waits_as_long_as_there_are_any(served: ServedHost)
     """When all ranked operations have ended and others were registered, the page shows those, not an empty list."""
     ranked, account = RankedWaits(served.host), served.host.sessions.accounts.nobody
     await register(served, range(1, 151), "orders", HOUR_MS)
-    shown = await ranked.show(account, "")
-    assert (len(shown["soonest"]), len(shown["longest"])) == (20, 20)
+    assert len((await ranked.show(account, WaitsQuery()))["rows"]) == 50
     for first in (151, 301):
         await register(served, range(first, first + 150), "orders", HOUR_MS)
         await served.stub.Cancel(wire.CancelRequest(session_id="s", operation_ids=range(first - 150, first)))
-        shown = await ranked.show(account, "")
-        for rows in (shown["soonest"], shown["longest"]):
-            assert len(rows) == 20
+        for order in ("left", "-waited"):
+            rows = (await ranked.show(account, WaitsQuery(order=order)))["rows"]
+            assert len(rows) == 50
             assert all(int(row["id"]) >= first for row in rows)
 
 

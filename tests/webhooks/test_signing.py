@@ -15,7 +15,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from purgatory.extensions.webhooks.settings import WebhooksSettings
 from purgatory.extensions.webhooks.signing import CannotSendWebhooks, WebhookSigner, body_of
-from purgatory.extensions.webhooks.webhook_calls import list_dead_letters, resend_dead_letters
+from purgatory.extensions.webhooks.webhook_calls import delete_dead_letters, list_dead_letters, resend_dead_letters
 from purgatory.extensions.webhooks.webhooks import Webhooks
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ALL, WAIT, Grants, Names
@@ -114,14 +114,16 @@ def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
 
 
 async def test_letters_are_their_principals_and_the_admins() -> None:
-    """Only the owner and the role admin on everything may list or resend letters. Pages continue where they ended."""
+    """Only the owner and the role admin on everything may list, resend or delete letters. Pages continue where they
+    ended.
+    """
     async with serving() as served:
         webhooks = Webhooks(served.host, WebhooksSettings())
         for number in range(3):
             for whose in ("me", "you"):
                 webhooks.letters.add(webhook_pb2.DeadLetter(webhook_id=f"{whose}.{number}", principal=whose))
         own = Grants({WAIT: Names(["*"])}, {WAIT: Names(["*"])})
-        for principal, grants, seen in (("me", own, 3), ("you", own, 3), ("they", own, 0), ("root", ALL, 6)):
+        for principal, grants, seen in (("me", own, 3), ("you", own, 3), ("they", own, 0), ("root", ALL, 5)):
             account = Account(principal, served.host.sessions.accounts, grants)
             call = Call(cast("Any", None), account)
             request, found = webhook_pb2.ListDeadLettersRequest(page_size=2), list[str]()
@@ -136,4 +138,8 @@ async def test_letters_are_their_principals_and_the_admins() -> None:
             assert principal == "root" or all(one.startswith(principal) for one in found)
             mine = webhook_pb2.ResendDeadLettersRequest(webhook_ids=["me.1"])
             assert resend_dead_letters(webhooks, mine, call).resent == (principal in ("me", "root"))
+            theirs = webhook_pb2.DeleteDeadLettersRequest(webhook_ids=["you.2", "me.2" if principal == "root" else "x"])
+            deleted = delete_dead_letters(webhooks, theirs, call)
+            assert deleted.deleted == {"me": 0, "you": 1, "they": 0, "root": 1}[principal]
+            assert "you.2" in deleted.unknown_webhook_ids or principal == "you"
         await webhooks.stop(0.0)

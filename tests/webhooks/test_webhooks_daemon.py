@@ -246,6 +246,35 @@ def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(start_daemon: S
     assert "was given up after" in first.log
 
 
+def test_a_deleted_dead_letter_is_never_sent_again(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """Neither a redelivery that has begun nor a daemon that is killed and restarted sends it; others are unaffected."""
+    flags = webhook_flags(
+        tmp_path, "--data-dir", str(tmp_path / "journal"), "--webhooks-give-up-ms", "2000", retry_ms=200
+    )
+    with WebhookReceiver(lambda _received: 410) as receiver:
+        first = start_daemon(*flags)
+        with CallbackCaller(first.address) as caller:
+            caller.register("deleted", receiver.url(), ["deleted-1", "deleted-2"])
+            caller.signal("deleted-1", "deleted-2")
+            caller.until(lambda: len(caller.dead_letters()) == 2)
+            one, other = [letter.webhook_id for letter in caller.dead_letters()]
+            receiver.answer = lambda _received: 500
+            receiver.received.clear()
+            caller.stub.ResendDeadLetters(webhook_pb2.ResendDeadLettersRequest(webhook_ids=[one]))
+            receiver.wait_for(lambda all_: len(all_) >= 1)
+            request = webhook_pb2.DeleteDeadLettersRequest(webhook_ids=[one, "nobody"])
+            answer = caller.stub.DeleteDeadLetters(request)
+            assert (answer.deleted, list(answer.unknown_webhook_ids)) == (1, ["nobody"])
+        first.kill()
+        receiver.answer = lambda _received: 200
+        receiver.received.clear()
+        with CallbackCaller(start_daemon(*flags).address) as caller:
+            assert [letter.webhook_id for letter in caller.dead_letters()] == [other]
+            caller.stub.ResendDeadLetters(webhook_pb2.ResendDeadLettersRequest())
+            caller.until(lambda: not caller.dead_letters())
+        assert [one.webhook_id for one in receiver.received] == [other]
+
+
 def test_a_session_with_a_callback_lives_while_anything_waits(start_daemon: StartDaemon, tmp_path: Path) -> None:
     """While an operation is pending, it outlives its time to live, unlike a session without a reader. Once its last
     result is delivered, its time to live starts, and it is removed.

@@ -247,21 +247,17 @@ class TimingWheel:
         assert 1 <= level <= self.levels, f"level {level} is not in 1..{self.levels}"
         return self._level_clocks[level - 1]
 
-    def bucket_counts(self, level: i64, counted_max: i64) -> list[int]:
-        """How many slots each bucket of a level (from 1) holds; a bucket is walked up to `counted_max`: for views."""
+    def bucket_count(self, level: i64, index: i64, counted_max: i64) -> i64:
+        """How many slots a bucket of a level (from 1) holds; it is walked up to `counted_max`: for views."""
         assert 1 <= level <= self.levels, f"level {level} is not in 1..{self.levels}"
-        counts: list[int] = []
-        bucket: i64 = (level - 1) * self.wheel_size
-        stop: i64 = bucket + self.wheel_size
-        while bucket < stop:
-            held: i64 = 0
-            node: i64 = i64(self._next[bucket])
-            while node != bucket and held < counted_max:
-                held += 1
-                node = i64(self._next[node])
-            counts.append(held)
-            bucket += 1
-        return counts
+        assert 0 <= index < self.wheel_size, f"bucket {index} is not in 0..{self.wheel_size - 1}"
+        bucket: i64 = (level - 1) * self.wheel_size + index
+        held: i64 = 0
+        node: i64 = i64(self._next[bucket])
+        while node != bucket and held < counted_max:
+            held += 1
+            node = i64(self._next[node])
+        return held
 
     def _link(self, node: i64, rounded: i64) -> bool:
         """Append a node to the bucket for its deadline; False if it is due by the wheel's clock."""

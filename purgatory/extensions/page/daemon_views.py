@@ -1,6 +1,7 @@
 """Views of the daemon as a whole: current figures, timing wheel, sessions. Computed only for viewers."""
 
 import time
+from importlib.metadata import PackageNotFoundError, metadata
 from itertools import islice
 from typing import Any, Final
 
@@ -9,16 +10,15 @@ from prometheus_client import Metric
 from purgatory import __version__
 from purgatory.engine import COMPILED
 from purgatory.engine.codes import KIND_NAMES, KINDS, OUTCOME_NAMES
+from purgatory.extensions.page.bucket_counts import BucketCounts
 from purgatory.extensions.page.recent_times import RecentTimes
+from purgatory.extensions.page.session_view import session_fields
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.histogram import Histogram
 from purgatory.service.host import Host
 from purgatory.service.metrics.metrics import Metrics
 
-COUNTED_MAX: Final = 40_000
-"""Maximum of operations counted per picture of the wheel, which takes a fraction of a millisecond."""
-COUNTED_IN_BUCKET_MIN: Final = 100
 SECTORS_MAX: Final = 60
 """Maximum of sectors drawn per ring. In a larger wheel, several buckets share a sector."""
 SESSIONS_SHOWN: Final = 100
@@ -32,7 +32,9 @@ class DaemonViews:
         self._host: Final = host
         self._metrics: Final = metrics
         self._run: Final = run
+        self._docs: Final = documentation_url()
         self._times: Final = RecentTimes()
+        self._buckets: Final = BucketCounts(host.engine)
 
     def forget(self) -> None:
         """Forget the recorded times; call this when the last viewer has left."""
@@ -49,6 +51,7 @@ class DaemonViews:
             "run": self._run,
             "version": __version__,
             "compiled": COMPILED,
+            "docs": self._docs,
             "up_ms": round((time.time() - host.started_time) * 1_000),
             "now_ms": host.time.now_ms(),
             "draining": host.draining,
@@ -67,12 +70,11 @@ class DaemonViews:
 
     def wheel(self) -> dict[str, Any]:
         """The rings of the timing wheel."""
-        engine = self._host.engine
-        size = max(1, len(engine.wheel_rings(0)[0].counts))
-        rings = engine.wheel_rings(0)
-        most = max(COUNTED_IN_BUCKET_MIN, COUNTED_MAX // (size * len(rings)))
-        rings = engine.wheel_rings(most)
+        engine, buckets = self._host.engine, self._buckets
+        rings = buckets.count()
+        size = len(rings[0].counts)
         folded = -(-size // SECTORS_MAX)
+        ranges = [range(place, min(size, place + folded)) for place in range(0, size, folded)]
         return {
             "run": self._run,
             "now_ms": self._host.time.now_ms(),
@@ -81,17 +83,13 @@ class DaemonViews:
             "expired": sum(engine.counts(kind).expired for kind in KINDS),
             "size": size,
             "folded": folded,
-            "counted_max": most,
             "next_ms": engine.next_expiration_ms(),
             "rings": [
                 {
                     "tick_ms": ring.tick_ms,
                     "clock_ms": ring.clock_ms,
-                    "counts": [sum(ring.counts[place : place + folded]) for place in range(0, size, folded)],
-                    "cut": [
-                        any(one >= most for one in ring.counts[place : place + folded])
-                        for place in range(0, size, folded)
-                    ],
+                    "counts": [sum(ring.counts[place] for place in places) for places in ranges],
+                    "cut": [any(buckets.is_cut(ring, place) for place in places) for places in ranges],
                 }
                 for ring in rings
             ],
@@ -99,7 +97,7 @@ class DaemonViews:
 
     def sessions(self, account: Account, search: str) -> dict[str, Any]:
         """The most recent matching sessions of an account; with the role admin on everything, of all accounts."""
-        host, sees_all, now_ms = self._host, ADMIN in account.grants.everywhere, self._host.time.now_ms()
+        host, sees_all = self._host, ADMIN in account.grants.everywhere
         rows: list[dict[str, Any]] = []
         looked_at = 0
         for session in islice(host.sessions, SESSIONS_LOOKED_AT):
@@ -107,26 +105,29 @@ class DaemonViews:
             if len(rows) == SESSIONS_SHOWN:
                 break
             if (sees_all or session.account is account) and search in session.session_id:
-                stream = session.stream
-                rows.append(
-                    {
-                        "session": session.session_id,
-                        "principal": session.account.principal,
-                        "connected": stream is not None,
-                        "connected_ms": None if stream is None else now_ms - session.connected_ms,
-                        "idle_ms": None if stream is not None else now_ms - session.last_used_ms,
-                        "pending": int(session.owner.pending),
-                        "unacknowledged": session.outbox.unacknowledged,
-                        "held_bytes": session.outbox.held_bytes,
-                        "registered": int(session.owner.highest_operation_id),
-                        "results": session.outbox.last_sequence,
-                    }
-                )
+                rows.append(session_fields(host, session))
         return {
             "run": self._run,
             "sessions": rows,
             "of": host.sessions.count if sees_all else account.sessions,
             "is_cut": looked_at < host.sessions.count,
+        }
+
+    def webhooks(self, account: Account) -> dict[str, Any]:
+        """The webhooks' metrics, and the visible sessions that have a callback."""
+        host, sees_all = self._host, ADMIN in account.grants.everywhere
+        samples = [
+            sample
+            for listener in host.listeners
+            for metric in listener.metrics()
+            if metric.name.startswith("purgatory_webhook")
+            for sample in metric.samples
+        ]
+        sessions = [one for one in host.sessions.with_callback() if sees_all or one.account is account]
+        return {
+            "figures": {" ".join([sample.name, *sample.labels.values()]): sample.value for sample in samples},
+            "sessions": [session_fields(host, one) for one in sessions[:SESSIONS_SHOWN]],
+            "of": len(sessions),
         }
 
     def _kind(self, kind: int) -> dict[str, Any]:
@@ -141,6 +142,15 @@ class DaemonViews:
             "cancelled": counts.cancelled,
             "shutting_down": counts.shutting_down,
         }
+
+
+def documentation_url() -> str:
+    """The address of the documentation in the package's metadata; empty if it has none."""
+    try:
+        urls = metadata("purgatory-waits").get_all("Project-URL", [])
+    except PackageNotFoundError:
+        return ""
+    return next((url.partition(", ")[2] for url in urls if url.startswith("Documentation, ")), "")
 
 
 def _figure(metric: Metric) -> tuple[str, float]:

@@ -1,5 +1,7 @@
 """The page extension."""
 
+import asyncio
+
 from purgatory.extension import Core, Extension, HttpParts
 from purgatory.extensions.page.live_page import LivePage
 from purgatory.service.http.http_calls import HttpMethods
@@ -14,6 +16,7 @@ class PageExtension(Extension):
     def __init__(self, core: Core) -> None:
         self._core = core
         self._page: LivePage | None = None
+        self._sampling: asyncio.Task[None] | None = None
 
     @property
     def listener(self) -> Listener | None:
@@ -22,3 +25,11 @@ class PageExtension(Extension):
     def routes(self, methods: HttpMethods) -> HttpParts:
         self._page = LivePage(self._core.host, self._core.metrics, methods)
         return HttpParts(self._page.routes(), self._page.applications())
+
+    def start(self) -> None:
+        if self._page is not None:
+            self._sampling = asyncio.create_task(self._page.hour.run(), name="page samples")
+
+    async def close(self, _grace_s: float) -> None:
+        if self._sampling is not None:
+            self._sampling.cancel()

@@ -1,7 +1,7 @@
 """The live page: its files, and the streams that keep it current.
 
 GET /                                the page GET /page/static/NAME                its scripts and its style GET
-/page/live/VIEW?…                a view as server-sent events: now, wheel, waits, operation, ends, sessions GET
+/page/live/VIEW?…                a view as server-sent events, such as now or wheel GET
 /page/repeat/METHOD?request=…    a call of the service, repeated; its response is sent whenever it changes
 
 A stream is treated like any other call: it needs the permission of the call that shows the same data, counts as a call
@@ -26,9 +26,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Scope
 
 from purgatory.extensions.page.daemon_views import DaemonViews
+from purgatory.extensions.page.last_hour import SAMPLE_S, LastHour
 from purgatory.extensions.page.operation_view import detailed_fields, ended_fields
-from purgatory.extensions.page.ranked_waits import RankedWaits
+from purgatory.extensions.page.ranked_waits import RankedWaits, WaitsQuery
 from purgatory.extensions.page.recent_ends import RecentEnds
+from purgatory.extensions.page.session_view import session_details
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.errors import invalid_argument, not_found, unavailable
@@ -46,10 +48,11 @@ SLOW_S: Final = 1.0
 SILENT_S_MAX: Final = 10.0
 """Maximum time in seconds without sending, so that a viewer who has disconnected is detected."""
 ID_MAX: Final = 2**63 - 1
-SLOT_MAX: Final = 2**31 - 1
+PARTITION_MAX: Final = 2**31 - 1
 ENDS_SHOWN: Final = 100
 
-REPEATED: Final = ("GetStatus", "GetPartition", "ListOperations", "ListPartitions")
+WAITS_PARAMETERS: Final = ("search", "kind", "order", "names", "topic", "partition", "key")
+REPEATED: Final = ("GetStatus", "GetPartition", "ListDeadLetters", "ListOperations", "ListPartitions")
 
 MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -100,6 +103,7 @@ class LivePage:
         self.ends: Final = RecentEnds(host.time.now_ms)
         """A listener for the host."""
         self._daemon: Final = DaemonViews(host, metrics, self._run)
+        self.hour: Final = LastHour(host, metrics)
         self._ranked: Final = RankedWaits(host)
         self._pictures: Final[dict[str, tuple[float, dict[str, Any]]]] = {}
         """Shared pictures by view, each with the monotonic time (seconds) at which it was made."""
@@ -113,10 +117,13 @@ class LivePage:
         views = {
             "now": View("GetStatus", FAST_S, (), self._now),
             "wheel": View("GetStatus", FAST_S, (), self._wheel),
-            "waits": View("ListOperations", SLOW_S, ("search",), self._waits),
-            "operation": View("GetOperation", SLOW_S / 2, ("session", "principal", "id", "slot"), self._operation),
+            "waits": View("ListOperations", SLOW_S, WAITS_PARAMETERS, self._waits),
+            "operation": View("GetOperation", SLOW_S / 2, ("session", "principal", "id"), self._operation),
             "ends": View("ListOperations", SLOW_S, (), self._recent),
             "sessions": View("ListOperations", SLOW_S, ("search",), self._sessions),
+            "session": View("ListOperations", SLOW_S, ("session", "principal"), self._session),
+            "hour": View("GetStatus", SAMPLE_S / 2, (), self._hour),
+            "webhooks": View("ListOperations", SLOW_S, (), self._webhooks),
         }
         found: dict[str, ASGIApp] = {
             f"/page/live/{name}": partial(serve_events, partial(self._pictures_of, view))
@@ -220,37 +227,52 @@ class LivePage:
         return self._shared("wheel", self._daemon.wheel)
 
     async def _waits(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
-        return await self._ranked.show(account, parameters.get("search", ""))
+        query = WaitsQuery.of(parameters, _number(parameters, "partition", PARTITION_MAX))
+        return await self._ranked.show(account, query)
 
     async def _sessions(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
         with self._host.holds.of("page"):
             return self._daemon.sessions(account, parameters.get("search", ""))
 
+    async def _session(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
+        """A session of the account; with the role admin on everything, of any account."""
+        host, session_id = self._host, parameters.get("session", "")
+        session = host.sessions.find(session_id, host.sessions.accounts.find(parameters.get("principal", "")))
+        if session is None or not (session.account is account or ADMIN in account.grants.everywhere):
+            raise not_found("session", session_id)
+        with host.holds.of("page"):
+            return session_details(host, session, account)
+
+    async def _hour(self, _parameters: dict[str, str], _account: Account) -> dict[str, Any]:
+        with self._host.holds.of("page"):
+            return self.hour.picture()
+
+    async def _webhooks(self, _parameters: dict[str, str], account: Account) -> dict[str, Any]:
+        with self._host.holds.of("page"):
+            return self._daemon.webhooks(account)
+
     async def _recent(self, _parameters: dict[str, str], account: Account) -> dict[str, Any]:
         ends = self.ends.visible_to(account, sees_all=ADMIN in account.grants.everywhere)
-        now_ms = self._host.time.now_ms()
-        return {"ends": [ended_fields(end, now_ms) for end in ends[:ENDS_SHOWN]]}
+        return {"ends": [ended_fields(end) for end in ends[:ENDS_SHOWN]]}
 
     async def _operation(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
         """A pending operation, or how it ended."""
-        host, operation_id = self._host, _number(parameters, "id", ID_MAX)
+        host, operation_id, now_ms = self._host, _number(parameters, "id", ID_MAX), self._host.time.now_ms()
         principal, session_id = parameters.get("principal", ""), parameters.get("session", "")
-        slot, now_ms = _number(parameters, "slot", SLOT_MAX), host.time.now_ms()
         owner: Account | None = host.sessions.accounts.find(principal)
         if session_id:
             session = host.sessions.find(session_id, owner)
             view = None if session is None else host.engine.describe(session.owner, operation_id, now_ms)
         else:
-            view = host.engine.slot_view(slot, operation_id, now_ms)
-            if view is not None and host.sessions.of_owner(view.owner_id) is not None:
-                view = None
             owner = host.unary_waits.account_of(operation_id)
+            owned = None if owner is None else host.unary_waits.owner_of(owner)
+            view = None if owned is None else host.engine.describe(owned, operation_id, now_ms)
         if view is not None and may_see(account, owner, view):
             with host.holds.of("page"):
-                return {"state": "pending", **detailed_fields(host, view, slot)}
+                return {"state": "pending", **detailed_fields(host, view)}
         end = self.ends.outcome_of((principal, session_id, operation_id))
         if end is not None and (account.principal == principal or ADMIN in account.grants.everywhere):
-            return {"state": "ended", **ended_fields(end, host.time.now_ms())}
+            return {"state": "ended", **ended_fields(end)}
         raise not_found("operation", f"{session_id}/{operation_id}")
 
     # Files.

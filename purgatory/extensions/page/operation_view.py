@@ -1,48 +1,58 @@
 """Fields of one operation on the page: its items, the reason why they are not satisfied, and its outcome."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
-from purgatory.engine.codes import COMPOSITE, FETCH, KIND_NAMES, OUTCOME_NAMES, PRODUCE, REQUEST_TIMED_OUT
+from purgatory.engine.batches import PartitionName
+from purgatory.engine.codes import COMPOSITE, ERROR_NAMES, FETCH, KIND_NAMES, OUTCOME_NAMES, REQUEST_TIMED_OUT
 from purgatory.engine.views import ItemView, PendingView
-from purgatory.extensions.page.recent_ends import RecentEnd
+from purgatory.extensions.page.reasons import awaited_item, held_back_by
+from purgatory.extensions.page.recent_ends import RecentEnd, wall_ms
 from purgatory.service.host import Host
 
 ITEMS_IN_LISTS: Final = 3
 ITEMS_MAX: Final = 100
 """Maximum of items shown for one operation; each is looked up with its replicas."""
-REPLICAS_NAMED: Final = 5
 
 
-def pending_fields(host: Host, view: PendingView, slot: int, items_max: int = ITEMS_IN_LISTS) -> dict[str, Any]:
-    """Fields of a pending operation. `slot` identifies an operation that belongs to no session."""
-    session, now_ms = host.sessions.of_owner(view.owner_id), host.time.now_ms()
+def pending_fields(
+    host: Host, view: PendingView, items_max: int = ITEMS_IN_LISTS, name: PartitionName | None = None
+) -> dict[str, Any]:
+    """Fields of a pending operation, with the reason why it is pending: that of the first item with `name`, if given,
+    that is not reached.
+    """
+    session, now_ms, at_ms = host.sessions.of_owner(view.owner_id), host.time.now_ms(), wall_ms()
     account = session.account if session is not None else host.unary_waits.account_of(view.operation_id)
+    awaited = awaited_item(view, name)
     return {
         "session": "" if session is None else session.session_id,
         "principal": "" if account is None else account.principal,
         "id": view.operation_id,
-        "slot": slot,
         "kind": KIND_NAMES[view.kind],
         "waited_ms": now_ms - view.registered_ms,
         "left_ms": max(0, view.deadline_ms - now_ms),
+        "registered_at_ms": at_ms + view.registered_ms - now_ms,
+        "expires_at_ms": at_ms + view.deadline_ms - now_ms,
         "min_bytes": view.min_bytes if view.kind == FETCH else None,
         "required_terms": view.required_terms if view.kind == COMPOSITE else None,
         "unless_count": view.unless_count if view.kind == COMPOSITE else 0,
         "item_count": len(view.items),
         "items": [_item_fields(item) for item in view.items[:items_max]],
+        "awaited": None if awaited is None else _item_fields(awaited),
+        "held_back_by": "" if awaited is None else held_back_by(host, view, awaited),
     }
 
 
-def detailed_fields(host: Host, view: PendingView, slot: int) -> dict[str, Any]:
-    """The same fields, with the reason why each partition is not satisfied."""
-    fields = pending_fields(host, view, slot, ITEMS_MAX)
+def detailed_fields(host: Host, view: PendingView) -> dict[str, Any]:
+    """The same fields, with the reason for each item."""
+    fields = pending_fields(host, view, ITEMS_MAX)
     for shown, item in zip(fields["items"], view.items, strict=False):
-        if item.error_code == REQUEST_TIMED_OUT and item.name[1] >= 0:
-            shown["held_back_by"] = _held_back_by(host, view.kind, item)
+        if item.error_code == REQUEST_TIMED_OUT:
+            shown["held_back_by"] = held_back_by(host, view, item)
     return fields
 
 
-def ended_fields(end: RecentEnd, now_ms: int) -> dict[str, Any]:
+def ended_fields(end: RecentEnd) -> dict[str, Any]:
     """Fields of an operation that has ended."""
     return end.values | {
         "session": end.session_id,
@@ -50,36 +60,18 @@ def ended_fields(end: RecentEnd, now_ms: int) -> dict[str, Any]:
         "id": end.values["operation_id"],
         "kind": KIND_NAMES.get(end.values["kind"], ""),
         "outcome": OUTCOME_NAMES[end.values["outcome"]],
-        "ago_ms": max(0, now_ms - end.ended_ms),
-        "items": end.items,
+        "ended_at_ms": end.ended_at_ms,
+        "items": [item | {"error": error_text(item)} for item in end.items],
     }
+
+
+def error_text(item: Mapping[str, Any]) -> str:
+    """The error of a result as the command line prints it; empty if there is none."""
+    code = item["error_code"]
+    return f"error {code} {ERROR_NAMES.get(code, '')}".rstrip() if code else ""
 
 
 def _item_fields(item: ItemView) -> dict[str, Any]:
     names = ("error_code", "required_offset", "reached_offset")
-    return {"name": list(item.name)} | {name: getattr(item, name) for name in names}
-
-
-def _held_back_by(host: Host, kind: int, item: ItemView) -> str:
-    """A readable reason why a mark has not reached the required offset."""
-    now_ms = host.time.now_ms()
-    stale = host.sources.stale(item.name, now_ms)
-    if stale is not None:
-        return f"the mark has been stale for {stale.ms(now_ms) / 1_000:.1f} s: {stale.reason}"
-    partition = host.engine.partition_view(item.name, now_ms)
-    if partition is None:
-        return "nothing has been reported for this partition"
-    if kind == PRODUCE:
-        if partition.log_end_offset < item.required_offset:
-            return f"the leader's log ends at {partition.log_end_offset}"
-        behind = sorted(
-            (one for one in partition.replicas if one.in_sync and one.log_end_offset < item.required_offset),
-            key=lambda one: one.log_end_offset,
-        )
-        if behind:
-            named = ", ".join(f"{one.replica_id} (at {one.log_end_offset})" for one in behind[:REPLICAS_NAMED])
-            return f"in-sync replica{'s' if len(behind) > 1 else ''} {named}"
-        if len(partition.in_sync_replica_ids) < partition.min_in_sync_replicas:
-            in_sync = len(partition.in_sync_replica_ids)
-            return f"only {in_sync} replicas are in sync, {partition.min_in_sync_replicas} must be"
-    return "the mark has not reached the offset yet"
+    fields = {"name": list(item.name)} | {name: getattr(item, name) for name in names}
+    return fields | {"error": "" if item.error_code == REQUEST_TIMED_OUT else error_text(fields)}

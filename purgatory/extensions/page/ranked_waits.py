@@ -1,110 +1,219 @@
-"""Rankings of all pending operations, computed in slices and shared by all viewers with the same permissions."""
+"""Rankings and searches of all pending operations, computed in slices and shared by viewers of the same account."""
 
 import asyncio
 import heapq
 import time
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
 from purgatory.engine.batches import PartitionName
+from purgatory.engine.codes import KIND_NAMES
 from purgatory.engine.ranking import PendingRanking
+from purgatory.extensions.page.found_by_id import FoundById, find_by_id
 from purgatory.extensions.page.operation_view import pending_fields
+from purgatory.extensions.page.reasons import spelled
 from purgatory.service.access.account import Account
-from purgatory.service.access.roles import ADMIN
+from purgatory.service.access.roles import ADMIN, OBSERVE
+from purgatory.service.errors import invalid_argument, resource_exhausted
 from purgatory.service.fair_queue import next_loop_turn
 from purgatory.service.host import Host
 from purgatory.service.visibility import rank_pending, ranked_views
 
-ROWS_SHOWN: Final = 20
+ROWS_SHOWN: Final = 50
 RANKED_MAX: Final = 10 * ROWS_SHOWN
 """More operations are ranked than shown, because ranked ones may end before they are shown."""
 NAMES_PER_SLICE: Final = 5_000
 NAMES_SHOWN: Final = 50
 AGAIN_S_MIN: Final = 1.0
 LOAD: Final = 0.01
-"""Maximum share of one processor for all rankings: one that took 50 ms is repeated after 5 s."""
-ACCOUNTS_MAX: Final = 16
-"""Maximum of cached rankings: one for each account with viewers, and one for all admins."""
+"""Maximum share of one processor for all rankings: a single one that took 50 ms is repeated after 5 s."""
+KEPT_MAX: Final = 32
+"""Maximum of different rankings with viewers."""
+KEPT_S: Final = 3.0
+"""A ranking that was not shown for this long has no viewers: it is dropped."""
+
+ORDERS: Final = {"left": True, "-left": True, "waited": False, "-waited": False}
+"""Whether each order is by the time left; a minus sign puts the largest first."""
+NAME_ORDERS: Final = ("waits", "-waits", "name", "-name")
+KINDS_BY_NAME: Final = {name: kind for kind, name in KIND_NAMES.items()}
+
+
+@dataclass(frozen=True)
+class WaitsQuery:
+    """A selection of pending operations: by text, by kind, and by a name that they wait on; and their order."""
+
+    search: str = ""
+    """Part of a name as the command line spells it, or of a session's id, or an operation's id. Case is ignored."""
+    kind: int = 0
+    name: PartitionName | None = None
+    order: str = "left"
+    name_order: str = "-waits"
+
+    @classmethod
+    def of(cls, parameters: dict[str, str], partition: int) -> "WaitsQuery":
+        """Raises `RpcError` for an unknown kind or order."""
+        for name, known in (("kind", KINDS_BY_NAME), ("order", ORDERS), ("names", NAME_ORDERS)):
+            if parameters.get(name) and parameters[name] not in known:
+                raise invalid_argument(name, f"is not one of {', '.join(known)}")
+        topic, key = parameters.get("topic", ""), parameters.get("key", "")
+        return cls(
+            parameters.get("search", "").strip(),
+            KINDS_BY_NAME.get(parameters.get("kind", ""), 0),
+            (topic, partition) if topic else (key, -1) if key else None,
+            parameters.get("order") or "left",
+            parameters.get("names") or "-waits",
+        )
+
+    @property
+    def descending(self) -> bool:
+        """As `PendingRanking` means it: the last deadline, or the last registration, first."""
+        return self.order in ("-left", "waited")
+
+    @property
+    def selection(self) -> tuple[object, ...]:
+        """Queries with the same selection share a ranking."""
+        return (self.search, self.kind, self.name, self.name_order, self.descending)
 
 
 class RankedWaits:
-    """Rankings by account. Computed on request only."""
+    """Rankings by account and selection. Computed on request only."""
 
     def __init__(self, host: Host) -> None:
         self._host: Final = host
-        self._kept: Final[dict[str | None, _Kept]] = {}
+        self._kept: Final[dict[tuple[object, ...], _Kept]] = {}
+        self._ranking: Final = asyncio.Lock()
+        """One ranking at a time."""
 
-    async def show(self, account: Account, search: str) -> dict[str, Any]:
-        """The ranking of the account's own operations; with the role admin on everything, of all operations.
-
-        `search` is a substring of the names to show.
-        """
+    async def show(self, account: Account, query: WaitsQuery) -> dict[str, Any]:
+        """The account's own operations; with the role admin on everything, all operations."""
         sees_all = ADMIN in account.grants.everywhere
-        key = None if sees_all else account.principal
-        kept = self._kept.get(key)
-        if kept is None:
-            if len(self._kept) >= ACCOUNTS_MAX:
-                self._kept.pop(next(iter(self._kept)))
-            kept = self._kept[key] = _Kept()
-        await self._refresh(kept, account, is_due=time.monotonic() >= kept.again_s)
-        longest, soonest = self._rows(kept, account)
-        if len(soonest) < min(ROWS_SHOWN, kept.ranking.operations):
+        kept = self._kept_for((None if sees_all else account.principal, *query.selection))
+        await self._refresh(kept, account, query, is_due=time.monotonic() >= kept.again_s)
+        rows = self._rows(kept, account, query)
+        if len(rows) < min(ROWS_SHOWN, kept.ranking.operations):
             # Too many of the ranked operations have ended. Others have been registered since then, so rank again now.
-            await self._refresh(kept, account, is_due=True)
-            longest, soonest = self._rows(kept, account)
-        names, matching = await self._hottest(kept.ranking, search)
+            await self._refresh(kept, account, query, is_due=True)
+            rows = self._rows(kept, account, query)
+        with self._host.holds.of("page"):
+            by_id = self._found_by_id(kept, account, query)
+        topic_or_key = query.name[0] if query.name else ""
+        administered = (
+            account.grants.on_keys(ADMIN) if query.name and query.name[1] < 0 else account.grants.on_topics(ADMIN)
+        )
         return {
-            "operations": kept.ranking.operations,
-            "names": len(kept.ranking.waits),
+            "operations": kept.ranking.operations + len(by_id),
+            "names": kept.name_count,
             "names_are_cut": kept.ranking.is_cut,
-            "matching": matching,
-            "again_ms": round(max(0.0, kept.again_s - time.monotonic()) * 1_000),
+            "matching": kept.matching,
             "sees_all": sees_all,
-            "hot": [[topic, partition, waits] for waits, (topic, partition) in names],
-            "longest": longest,
-            "soonest": soonest,
+            "may_cancel": bool(topic_or_key) and topic_or_key in administered,
+            "hot": [
+                [topic, partition, waits]
+                for (topic, partition), waits in self._exact(kept, account, query) + kept.names
+            ],
+            "rows": (by_id + rows)[:ROWS_SHOWN],
+            "sessions": kept.found.session_fields(self._host),
+            "session_count": len(kept.found.sessions),
         }
 
-    async def _refresh(self, kept: "_Kept", account: Account, *, is_due: bool) -> None:
+    def _kept_for(self, key: tuple[object, ...]) -> "_Kept":
+        now_s = time.monotonic()
+        kept = self._kept.get(key)
+        if kept is None:
+            for old in [old for old, one in self._kept.items() if now_s - one.shown_s > KEPT_S]:
+                del self._kept[old]
+            if len(self._kept) >= KEPT_MAX:
+                raise resource_exhausted("page", f"{KEPT_MAX} different searches and orders are on display; close one")
+            kept = self._kept[key] = _Kept()
+        kept.shown_s = now_s
+        return kept
+
+    async def _refresh(self, kept: "_Kept", account: Account, query: WaitsQuery, *, is_due: bool) -> None:
         if kept.looking is None and is_due:
-            kept.looking = asyncio.create_task(self._look(kept, account), name="page ranking")
+            kept.looking = asyncio.create_task(self._look(kept, account, query), name="page ranking")
         if kept.looking is not None:
             await asyncio.shield(kept.looking)  # continues for other viewers when one disconnects
 
-    async def _look(self, kept: "_Kept", account: Account) -> None:
-        watched = self._host.holds.of("page")
+    async def _look(self, kept: "_Kept", account: Account, query: WaitsQuery) -> None:
+        name = query.name or ("", -1)
         try:
-            ranking, used_ns = await rank_pending(self._host, account, RANKED_MAX, watched, next_loop_turn)
+            async with self._ranking:
+                found = await find_by_id(self._host, account, query.search) if query.search else FoundById()
+                ranking, used_ns = await rank_pending(
+                    self._host,
+                    account,
+                    RANKED_MAX,
+                    self._host.holds.of("page"),
+                    next_loop_turn,
+                    kind=query.kind,
+                    partition=name if name[1] >= 0 else None,
+                    key=name[0] if name[1] < 0 else "",
+                    search=query.search,
+                    search_owner_ids={one.owner.owner_id for one in found.sessions},
+                    descending=query.descending,
+                )
+                names, matching = await self._names(ranking, query)
         finally:
             kept.looking = None
-        kept.ranking = ranking
-        kept.again_s = time.monotonic() + max(AGAIN_S_MIN, used_ns / 1e9 / LOAD)
+        kept.ranking, kept.found, kept.names, kept.matching = ranking, found, names, matching
+        kept.name_count = len(ranking.waits)
+        ranking.waits.clear()  # up to 30 MB
+        used_s = (used_ns + found.used_ns) / 1e9
+        kept.again_s = time.monotonic() + max(AGAIN_S_MIN, len(self._kept) * used_s / LOAD)
 
-    async def _hottest(self, ranking: PendingRanking, search: str) -> tuple[list[tuple[int, PartitionName]], int]:
-        """The names with the most waits, and the number of names that match the search."""
-        found: list[tuple[int, PartitionName]] = []
-        matching, names, watched = 0, iter(ranking.waits.items()), self._host.holds.of("page")
+    async def _names(self, ranking: PendingRanking, query: WaitsQuery) -> tuple[list[tuple[PartitionName, int]], int]:
+        """The first matching names in the order of the query, and the number of matching names."""
+        found: list[tuple[PartitionName, int]] = []
+        search, matching, names, watched = (
+            query.search.lower(),
+            0,
+            iter(ranking.waits.items()),
+            self._host.holds.of("page"),
+        )
+        choose = heapq.nlargest if query.name_order.startswith("-") else heapq.nsmallest
+        by_waits = query.name_order.endswith("waits")
         while True:
             with watched:
                 part = list(islice(names, NAMES_PER_SLICE))
-                rows = [(waits, name) for name, waits in part if not search or search in name[0]]
+                rows = [one for one in part if not search or search in spelled(one[0]).lower()]
                 matching += len(rows)
-                found = heapq.nlargest(NAMES_SHOWN, found + rows)
+                found = choose(NAMES_SHOWN, found + rows, key=lambda one: (one[1], one[0]) if by_waits else one)
             if len(part) < NAMES_PER_SLICE:
                 return found, matching
             await asyncio.sleep(0)
 
-    def _rows(self, kept: "_Kept", account: Account) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Two lists of pending operations: longest waiting first, and soonest to expire first."""
+    def _exact(self, kept: "_Kept", account: Account, query: WaitsQuery) -> list[tuple[PartitionName, int]]:
+        """The partition that the search spells exactly, if it is known and not among the first names already."""
+        topic, _, number = query.search.rpartition("-")
+        if not (topic and number.isascii() and number.isdigit() and len(number) < 10):
+            return []
+        name = (topic, int(number))
+        if name in dict(kept.names) or topic not in account.grants.on_topics(OBSERVE):
+            return []
+        view = self._host.engine.partition_view(name, self._host.time.now_ms())
+        return [] if view is None else [(name, view.watched)]
+
+    def _found_by_id(self, kept: "_Kept", account: Account, query: WaitsQuery) -> list[dict[str, Any]]:
+        """The operations with the id that is searched for, except those that the ranking contains."""
+        search, host = query.search.lower(), self._host
+        sessions = set(map(id, kept.found.sessions))
+        return [
+            pending_fields(host, view)
+            for view in kept.found.views(host, account)
+            if query.kind in (0, view.kind)
+            and id(host.sessions.of_owner(view.owner_id)) not in sessions
+            and not any(search in spelled(item.name).lower() for item in view.items)
+        ]
+
+    def _rows(self, kept: "_Kept", account: Account, query: WaitsQuery) -> list[dict[str, Any]]:
+        """The first pending operations in the order of the query."""
         host, ranking = self._host, kept.ranking
-        longest, soonest = (
-            [
-                pending_fields(host, view, one.slot)
-                for one, view, _ in islice(ranked_views(host, account, ranked, host.time.now_ms()), ROWS_SHOWN)
-            ]
-            for ranked in (ranking.longest_waiting(), ranking.soonest_expiring())
-        )
-        return longest, soonest
+        ranked = ranking.soonest_expiring() if ORDERS[query.order] else ranking.longest_waiting()
+        with host.holds.of("page"):
+            # A list, because the engine's time must not go back: the fields are read at a later time than the views.
+            views = list(islice(ranked_views(host, account, ranked, host.time.now_ms()), ROWS_SHOWN))
+            return [pending_fields(host, view, name=query.name) for _, view, _ in views]
 
 
 class _Kept:
@@ -112,6 +221,12 @@ class _Kept:
 
     def __init__(self) -> None:
         self.ranking = PendingRanking(RANKED_MAX)
+        self.found = FoundById()
+        self.names: list[tuple[PartitionName, int]] = []
+        """The first matching names, each with its waits."""
+        self.matching = 0
+        self.name_count = 0
         self.again_s = 0.0
+        self.shown_s = 0.0
         self.looking: asyncio.Task[None] | None = None
         """The ranking in progress, if any; all viewers wait for the same one."""

@@ -1,5 +1,6 @@
 """Recently ended operations for the page, recorded only while there are viewers."""
 
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from purgatory.engine.completions import RESULT_COLUMNS, RESULT_ITEM_COLUMNS, Co
 from purgatory.service.access.account import Account
 from purgatory.service.listeners.events import Completed
 from purgatory.service.listeners.listener import Listener
+from purgatory.service.sessions.outbox import Results
 
 ENDS_MAX: Final = 300
 """Maximum of recorded operations."""
@@ -26,11 +28,12 @@ FollowedOperation = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class RecentEnd:
-    """An operation that has ended. `ended_ms` is engine time; `items` holds the first of `item_count` items."""
+    """An operation that has ended. `items` holds the first of `item_count` items."""
 
     principal: str
     session_id: str
-    ended_ms: int
+    ended_at_ms: int
+    """On the wall clock, since the epoch."""
     values: dict[str, int]
     """Its result columns, by name."""
     items: list[dict[str, Any]]
@@ -104,7 +107,7 @@ class RecentEnds(Listener):
         for place in places:
             first_item += sum(completions.item_counts[at:place])
             at = place
-            end = _ended(principal, session_id, completions, place, first_item, self._now_ms())
+            end = recent_end(principal, session_id, completions, place, first_item)
             if not followed:
                 self._ends.append(end)
                 continue
@@ -117,13 +120,17 @@ class RecentEnds(Listener):
         return [one for one in self if sees_all or one.principal == account.principal]
 
 
-def _ended(
-    principal: str, session_id: str, completions: Completions, place: int, first_item: int, now_ms: int
-) -> RecentEnd:
+def wall_ms() -> int:
+    """The wall clock, which the page shows: milliseconds since the epoch."""
+    return round(time.time() * 1_000)
+
+
+def recent_end(principal: str, session_id: str, completions: Results, place: int, first_item: int) -> RecentEnd:
+    """The operation at `place` of its completions; `first_item` is the index of its first item."""
     values = {column.name: getattr(completions, column.attribute)[place] for column in RESULT_COLUMNS}
     items = [
         {"name": list(completions.item_partitions[item])}
         | {column.name: getattr(completions, column.attribute)[item] for column in RESULT_ITEM_COLUMNS}
         for item in range(first_item, first_item + min(values["item_count"], ITEMS_MAX))
     ]
-    return RecentEnd(principal, session_id, now_ms, values, items)
+    return RecentEnd(principal, session_id, wall_ms(), values, items)

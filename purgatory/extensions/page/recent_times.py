@@ -1,7 +1,7 @@
 """Percentiles over the last minutes, computed from cumulative histograms as differences to earlier snapshots."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from purgatory.service.histogram import Histogram
@@ -41,7 +41,7 @@ class RecentTimes:
             if added[-1] > 0:
                 found[key] = {
                     "count": added[-1],
-                    **{f"p{share * 100:.0f}": _at(histogram, added, share) for share in SHARES},
+                    **{f"p{share * 100:.0f}": bound_at(histogram.bounds_ms, added, share) for share in SHARES},
                 }
         return found
 
@@ -54,6 +54,7 @@ def _totals(histogram: Histogram) -> list[float]:
     return [total for _, total in histogram.cumulative()]
 
 
-def _at(histogram: Histogram, totals: list[float], share: float) -> float:
+def bound_at(bounds_ms: Sequence[int], totals: Sequence[float], share: float) -> float:
+    """The upper bound of the bucket with this percentile, from cumulative totals; -1 if it is above the last bound."""
     place = next(place for place, total in enumerate(totals) if total >= share * totals[-1])
-    return histogram.bounds_ms[place] if place < len(histogram.bounds_ms) else -1
+    return bounds_ms[place] if place < len(bounds_ms) else -1

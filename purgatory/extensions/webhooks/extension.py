@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from purgatory.extension import Core, Extension, StartupError, own_settings
 from purgatory.extensions.webhooks.settings import WithWebhooks
 from purgatory.extensions.webhooks.signing import CannotSendWebhooks
-from purgatory.extensions.webhooks.webhook_calls import list_dead_letters, resend_dead_letters
+from purgatory.extensions.webhooks.webhook_calls import delete_dead_letters, list_dead_letters, resend_dead_letters
 from purgatory.extensions.webhooks.webhooks import Webhooks
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.recovery import OpenJournal
@@ -35,7 +35,11 @@ class WebhooksExtension(Extension):
         return self._webhooks
 
     def calls(self) -> Mapping[str, Method]:
-        return {"ListDeadLetters": self._list_dead_letters, "ResendDeadLetters": self._resend_dead_letters}
+        return {
+            "ListDeadLetters": self._list_dead_letters,
+            "ResendDeadLetters": self._resend_dead_letters,
+            "DeleteDeadLetters": self._delete_dead_letters,
+        }
 
     async def _list_dead_letters(
         self, request: wire.ListDeadLettersRequest, call: Call
@@ -47,6 +51,13 @@ class WebhooksExtension(Extension):
         self, request: wire.ResendDeadLettersRequest, call: Call
     ) -> wire.ResendDeadLettersResponse:
         return resend_dead_letters(self._webhooks, request, call)
+
+    async def _delete_dead_letters(
+        self, request: wire.DeleteDeadLettersRequest, call: Call
+    ) -> wire.DeleteDeadLettersResponse:
+        response = delete_dead_letters(self._webhooks, request, call)
+        await self._host.journal.durable()
+        return response
 
     def restore(self, journal: OpenJournal) -> None:
         self._webhooks.restore(journal.dead_letters())

@@ -1,5 +1,6 @@
-"""RPC handlers for dead letters: list them, and send them again."""
+"""RPC handlers for dead letters: list them, send them again, and delete them."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from purgatory.extensions.webhooks.webhooks import Webhooks
@@ -9,7 +10,7 @@ from purgatory.service.rpc.inspection_calls import PAGE_BYTES_MAX, make_token, p
 from purgatory.v1 import webhook_pb2 as wire
 
 LISTING: Final = "dead letters"
-RESENT_MAX: Final = 1_000
+IDS_MAX: Final = 1_000
 
 
 def list_dead_letters(
@@ -36,15 +37,34 @@ def resend_dead_letters(
     webhooks: Webhooks, request: wire.ResendDeadLettersRequest, call: Call
 ) -> wire.ResendDeadLettersResponse:
     """Start to resend the named letters, or all letters that the caller may see."""
-    if len(request.webhook_ids) > RESENT_MAX:
-        raise invalid_argument("webhook_ids", f"{len(request.webhook_ids)} ids given; at most {RESENT_MAX} are allowed")
-    response = wire.ResendDeadLettersResponse()
-    named = dict.fromkeys(request.webhook_ids)
-    letters = [letter for _, letter in webhooks.letters.above(0) if webhooks.may_see(call.account, letter)]
+    letters, unknown = _named(webhooks, request.webhook_ids, call)
+    if not request.webhook_ids:
+        letters = _visible(webhooks, call)
     for letter in letters:
-        if not named or letter.webhook_id in named:
-            webhooks.resend(letter)
-            response.resent += 1
-    found = {letter.webhook_id for letter in letters}
-    response.unknown_webhook_ids.extend(one for one in named if one not in found)
-    return response
+        webhooks.resend(letter)
+    return wire.ResendDeadLettersResponse(resent=len(letters), unknown_webhook_ids=unknown)
+
+
+def delete_dead_letters(
+    webhooks: Webhooks, request: wire.DeleteDeadLettersRequest, call: Call
+) -> wire.DeleteDeadLettersResponse:
+    """Delete the named letters. An empty list is refused: it must not mean all."""
+    if not request.webhook_ids:
+        raise invalid_argument("webhook_ids", "no dead letter named; give the ids to delete")
+    letters, unknown = _named(webhooks, request.webhook_ids, call)
+    for letter in letters:
+        webhooks.delete(letter)
+    return wire.DeleteDeadLettersResponse(deleted=len(letters), unknown_webhook_ids=unknown)
+
+
+def _visible(webhooks: Webhooks, call: Call) -> list[wire.DeadLetter]:
+    return [letter for _, letter in webhooks.letters.above(0) if webhooks.may_see(call.account, letter)]
+
+
+def _named(webhooks: Webhooks, ids: Sequence[str], call: Call) -> tuple[list[wire.DeadLetter], list[str]]:
+    """Return the letters with these ids that the caller may see, and the ids of no such letter."""
+    if len(ids) > IDS_MAX:
+        raise invalid_argument("webhook_ids", f"{len(ids)} ids given; at most {IDS_MAX} are allowed")
+    found = {letter.webhook_id: letter for letter in _visible(webhooks, call)}
+    named = dict.fromkeys(ids)
+    return [found[one] for one in named if one in found], [one for one in named if one not in found]

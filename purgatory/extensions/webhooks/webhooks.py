@@ -219,6 +219,14 @@ class Webhooks(Listener, Callbacks):
         else:
             self.keep(letter, *failed)
 
+    def delete(self, letter: webhook_pb2.DeadLetter) -> None:
+        """Delete a letter, also while it is being sent again."""
+        self._resending.discard(letter.webhook_id)
+        self.letters.remove(letter.webhook_id)
+
+    def is_resending(self, webhook_id: str) -> bool:
+        return webhook_id in self._resending
+
     def may_see(self, account: Account, letter: webhook_pb2.DeadLetter) -> bool:
         return letter.principal == account.principal or ADMIN in account.grants.everywhere
 
@@ -362,13 +370,16 @@ class ResultDelivery:
 class Redelivery:
     """A dead letter that is being sent again, with its original webhook id."""
 
-    is_wanted = True
-
     def __init__(self, letter: webhook_pb2.DeadLetter, host: str, owner: Webhooks) -> None:
         self._letter: Final = letter
         self.host: Final = host
         self.sender: Final = (letter.principal, "dead letters")
         self._owner: Final = owner
+
+    @property
+    def is_wanted(self) -> bool:
+        """False once the letter has been deleted."""
+        return self._owner.is_resending(self._letter.webhook_id)
 
     async def attempt(self) -> Attempt:
         letter = self._letter

@@ -38,6 +38,7 @@ CALLS: Final[Mapping[str, frozenset[Role]]] = {
     "GetSourceEnds": frozenset({WAIT}),
     "ListDeadLetters": frozenset({WAIT, ADMIN}),
     "ResendDeadLetters": frozenset({WAIT, ADMIN}),
+    "DeleteDeadLetters": frozenset({WAIT, ADMIN}),
 }
 """Roles by method: a caller with none of these roles on any name is refused before its request is read."""
 

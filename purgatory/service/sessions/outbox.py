@@ -9,8 +9,9 @@ nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from purgatory.engine import codes
@@ -167,6 +168,10 @@ class Outbox:
         """For each batch without a receipt: the sequence number above which results may belong to it. Each number is in
         a list of its own, which identifies the batch and lets `shift` change the number. The numbers rise.
         """
+
+    def __iter__(self) -> Iterator[ResultSlice]:
+        """The unacknowledged results, oldest first."""
+        return chain(self._written, self._unwritten)
 
     @property
     def unacknowledged(self) -> int:

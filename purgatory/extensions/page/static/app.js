@@ -6,40 +6,38 @@ import { showEnds } from "./ends.js";
 import { showNow } from "./now.js";
 import { showOperation } from "./operation.js";
 import { showKey, showPartition, showPartitions } from "./partition.js";
+import { showHour } from "./hour.js";
+import { showSession } from "./session.js";
+import { isSearching, showSearch, startSearch } from "./search.js";
 import { showSessions } from "./sessions.js";
+import { heard, say, setSignedOut, setState } from "./state.js";
 import { count, duration, visible } from "./text.js";
 import { showWaits } from "./waits.js";
+import { showWebhooks } from "./webhooks.js";
 import { showWheel } from "./wheel.js";
 
 const VIEWS = {
   now: showNow,
+  hour: showHour,
   wheel: showWheel,
   waits: showWaits,
   operation: showOperation,
   partitions: showPartitions,
   partition: showPartition,
   key: showKey,
+  session: showSession,
   sessions: showSessions,
+  webhooks: showWebhooks,
   ends: showEnds,
 };
-const PARENTS = { operation: "waits", key: "waits", partition: "partitions" };
+const PARENTS = { operation: "waits", key: "waits", partition: "partitions", session: "sessions" };
 
 const byId = (id) => document.getElementById(id);
 const main = byId("view");
 let leaving = new AbortController();
 let knownRun = "";
-
-function say(text) {
-  setText(byId("said"), text);
-}
-
-function setState(state, text) {
-  if (byId("state").dataset.state !== state) {
-    byId("state").dataset.state = state;
-    if (state !== "connecting") say(state === "live" ? "The page is live." : text);
-  }
-  setText(byId("state-text"), text);
-}
+let shown = null;
+let whyToken = "";
 
 // The interface that views use.
 class Page {
@@ -48,8 +46,15 @@ class Page {
     this.signal = signal;
   }
 
+  // Each h2 begins a section; sections are next to each other where there is room.
   add(...parts) {
-    main.append(...parts);
+    for (const part of parts) {
+      if (part.localName === "h2") {
+        this.sections ??= main.appendChild(element("div", { class: "sections" }));
+        this.section = this.sections.appendChild(element("section"));
+      }
+      (this.section ?? main).append(part);
+    }
   }
 
   follow(path, parameters, take) {
@@ -65,7 +70,8 @@ class Page {
       state: (state, text) => { if (!this.signal.aborted) setState(state, text); },
       refused: (error) => { if (!this.signal.aborted) this.refused(error); },
     };
-    follow(path, parameters, take, told, this.signal);
+    const taken = (data) => { heard(); take(data); };
+    follow(path, parameters, taken, told, this.signal);
   }
 
   // Restarts the stream with other parameters: returns a function that takes them.
@@ -81,8 +87,9 @@ class Page {
 
   refused(error) {
     if (error.status === 401 || error.code === "unauthenticated") {
-      setState("refused", "not signed in");
-      askToken(visible(error.message));
+      whyToken = visible(error.message);
+      setSignedOut(whyToken);
+      askToken();
       return;
     }
     setState(error.code === "not_found" ? "live" : "refused", error.code === "not_found" ? "live" : "refused");
@@ -90,9 +97,10 @@ class Page {
     else this.add(element("p", { class: "notice", role: "alert" }, visible(error.message)));
   }
 
-  // Asks for confirmation, cancels, and shows the result.
-  async cancel(what, why, request) {
+  // Asks for confirmation, cancels, and shows the result. `action` is what the button says.
+  async cancel(what, why, request, action) {
     const dialog = byId("confirm");
+    setText(byId("confirm-yes"), action);
     setText(byId("confirm-what"), what);
     setText(byId("confirm-why"), why);
     dialog.returnValue = "no";
@@ -111,10 +119,11 @@ class Page {
   }
 }
 
-async function askToken(why) {
+async function askToken() {
   const dialog = byId("token");
   if (dialog.open) return;
-  setText(byId("token-why"), why);
+  setText(byId("token-why"), whyToken);
+  dialog.returnValue = "no";
   dialog.showModal();
   await new Promise((done) => dialog.addEventListener("close", done, { once: true }));
   if (dialog.returnValue !== "yes") return;
@@ -123,25 +132,39 @@ async function askToken(why) {
   show();
 }
 
+function showUnknown(page) {
+  page.add(element("h1", {}, "No such view"),
+    element("p", { class: "notice" }, `This page has no view “${visible(location.hash)}”. `, element("a", { href: "#/now" }, "Go to Now"), "."));
+  page.follow("/page/repeat/GetStatus", {}, () => {});  // detects whether the daemon is up
+}
+
 function show() {
   leaving.abort();
   leaving = new AbortController();
-  const [, name = "", query = ""] = /^#\/([a-z]*)\??(.*)$/.exec(location.hash) ?? [];
-  const view = Object.hasOwn(VIEWS, name) ? name : "now";
+  const [, name, query] = /^#\/([^?]*)\??(.*)$/.exec(location.hash) ?? [null, location.hash.replace("#", ""), ""];
+  const view = name || "now";
   main.replaceChildren();
   for (const link of document.querySelectorAll("nav a")) {
     if (link.getAttribute("href") === `#/${PARENTS[view] ?? view}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  VIEWS[view](new Page(new URLSearchParams(query), leaving.signal));
+  shown = new Page(new URLSearchParams(query), leaving.signal);
+  showSearch(view === "waits" ? shown.parameters.get("q") ?? "" : "");
+  (Object.hasOwn(VIEWS, view) ? VIEWS[view] : showUnknown)(shown);
   document.title = `${main.querySelector("h1")?.textContent ?? view} · Purgatory`;
 }
 
 window.addEventListener("hashchange", () => {
   if (!location.hash.startsWith("#/")) return;
   show();
-  main.focus({ preventScroll: true });
+  if (!isSearching()) main.focus({ preventScroll: true });
 });
+
+startSearch((text) => {
+  if (shown.onSearch) shown.onSearch(text);
+  else if (text.trim()) location.hash = `#/waits?${new URLSearchParams({ q: text.trim() })}`;
+});
+byId("sign-in").addEventListener("click", askToken);
 
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
@@ -151,6 +174,8 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 export function about(picture) {
   const compiled = picture.compiled ? "" : ", engine not compiled";
   setText(byId("about"), `Purgatory ${picture.version}${compiled} · up ${duration(picture.up_ms)}${picture.draining ? " · shutting down" : ""}`);
+  if (picture.docs) byId("docs").href = picture.docs;
+  byId("docs").hidden = !picture.docs;
 }
 
 show();

@@ -24,19 +24,41 @@ export function setText(where, text) {
 }
 
 // A table that is updated in place, which keeps focus and selection.
-// columns: [{title, number, cell: (row) => text, or {text, href, className, kind, progress, button}}]
+// columns: [{title, number, sort, first, cell: (row) => text, or {text, title, href, className, kind, progress, button}}]
+// sort: the order of a sortable column, ascending; "-" and it: descending. first: the order of the first click. The daemon
+// sorts, not the table: onSort(order) has to show other rows.
 export class Table {
   constructor(caption, columns, empty, id) {
     this.columns = columns;
     this.empty = empty;
     this.rows = new Map();
     this.body = element("tbody");
-    const heads = columns.map((one) => element("th", { scope: "col", class: one.number ? "number" : undefined }, one.title));
-    const table = element("table", {}, element("caption", {}, caption), element("thead", {}, element("tr", {}, ...heads)), this.body);
+    this.heads = columns.map((one) => element("th", { scope: "col", class: one.number ? "number" : undefined },
+      one.sort ? element("button", { type: "button", class: "sort", onclick: () => this.toggle(one) }, one.title) : one.title));
+    const table = element("table", {}, element("caption", {}, caption), element("thead", {}, element("tr", {}, ...this.heads)), this.body);
     this.caption = table.caption;
     this.element = element("div", { id, class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, table);
     this.none = element("tr", {}, element("td", { class: "empty", colspan: String(columns.length) }, empty));
     this.body.append(this.none);
+  }
+
+  setEmpty(text) {
+    setText(this.none.cells[0], text);
+  }
+
+  // Marks the column of an order.
+  sorted(order) {
+    this.order = order;
+    this.columns.forEach(({ sort }, place) => {
+      const way = sort && { [sort]: "ascending", [`-${sort}`]: "descending" }[order];
+      if (way) this.heads[place].setAttribute("aria-sort", way);
+      else this.heads[place].removeAttribute("aria-sort");
+    });
+  }
+
+  toggle({ sort, first = sort }) {
+    const other = first === sort ? `-${sort}` : sort;
+    this.onSort(this.order === first ? other : first);
   }
 
   show(rows, keyOf) {
@@ -50,7 +72,7 @@ export class Table {
       let line = this.rows.get(key);
       if (!line) {
         line = element("tr", {}, ...this.columns.map((one, place) =>
-          element(place ? "td" : "th", { class: one.number ? "number" : "text", scope: place ? undefined : "row" })));
+          element(place ? "td" : "th", { class: one.number ? "number" : "text", scope: place ? undefined : "row", "data-title": one.title })));
         this.rows.set(key, line);
       }
       if (before.nextSibling !== line) before.after(line);
@@ -78,7 +100,8 @@ function fillCell(cell, value, row) {
   setText(inside, String(shown.text));
   const className = shown.kind ? "kind" : shown.className ?? "";
   if (inside.className !== className) inside.className = className;
-  if (shown.kind) inside.dataset.kind = shown.kind;
+  if (shown.kind && inside.dataset.kind !== shown.kind) inside.dataset.kind = shown.kind;
+  if (inside.title !== (shown.title ?? "")) inside.title = shown.title ?? "";
   if (shown.href && inside.getAttribute("href") !== shown.href) inside.setAttribute("href", shown.href);
 }
 

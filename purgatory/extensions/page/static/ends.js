@@ -1,15 +1,28 @@
 // Recently ended operations, recorded while there are viewers: expired and failed ones first, and some satisfied ones.
 
 import { element, Table } from "./elements.js";
-import { duration, nameText, offset, spaced, visible } from "./text.js";
-import { itemsText, operationLink } from "./waits.js";
+import { itemsText } from "./pending.js";
+import { duration, nameText, offset, operationLink, operationName, spaced, timeOf } from "./text.js";
 
-const worst = (row) => row.items.find((item) => item.error_code !== 0) ?? row.items[0];
+// The item that explains the outcome: one with an error of its own before those that were only late.
+const worst = (row) => row.items.find((item) => ![0, 7].includes(item.error_code)) ?? row.items.find((item) => item.error_code) ?? row.items[0];
+
+// The error as the command line prints it. Error 7 is that of an expired wait only.
+const reason = (row) => {
+  const item = worst(row);
+  return item?.error && (item.error_code !== 7 || row.outcome === "expired") ? { text: item.error, className: "bad" } : "–";
+};
+
+const verdict = (row) => {
+  const late = worst(row)?.estimated_remaining_ms ?? -1;
+  return late >= 0 ? { text: `${duration(late)} too late`, title: "At the pace of its mark, it would have been reached this long after the end" } : "–";
+};
 
 export function showEnds(page) {
   const table = new Table("Newest first", [
-    { title: "Operation", cell: (row) => ({ text: row.session ? `${visible(row.session)} / ${row.id}` : `call ${row.id}`, href: operationLink(row) }) },
+    { title: "Operation", cell: (row) => ({ ...operationName(row), href: operationLink(row) }) },
     { title: "Outcome", cell: (row) => ({ text: row.outcome, className: row.outcome === "satisfied" ? "good" : "bad" }) },
+    { title: "Reason", cell: reason },
     { title: "Kind", cell: (row) => ({ text: spaced(row.kind), kind: row.kind }) },
     { title: "Waited on", cell: itemsText },
     { title: "Waited", number: true, cell: (row) => duration(row.waited_ms) },
@@ -20,8 +33,8 @@ export function showEnds(page) {
       const far = `${offset(item.reached_offset)} of ${offset(item.required_offset)}`;
       return row.items.length > 1 ? `${nameText(item.name)}: ${far}` : far;
     } },
-    { title: "Remaining estimate", number: true, cell: (row) => { const eta = worst(row)?.estimated_remaining_ms ?? -1; return eta >= 0 ? duration(eta) : "–"; } },
-    { title: "Ended", number: true, cell: (row) => `${duration(row.ago_ms)} ago` },
+    { title: "Estimate", cell: verdict },
+    { title: "Ended at", number: true, cell: (row) => timeOf(row.ended_at_ms) },
   ], "Nothing has ended since a viewer connected.");
   page.add(element("h1", {}, "Recently ended"),
     element("p", { class: "lead" }, "Operations that expire or fail while a page is open (at most fifty per second), and some of the satisfied ones. The archive contains all of them."),

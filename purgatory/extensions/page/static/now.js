@@ -8,8 +8,9 @@ const RATE_MS = 3_000;
 
 export function showNow(page) {
   const pending = element("p", { class: "big", id: "pending" }, "–");
+  const known = element("p", { class: "quiet" }, "operations pending");
   const curve = new Curve("Pending operations over the last two minutes");
-  const figures = new Figures(["registered / s", "satisfied / s", "expired / s", "events / s", "lateness p99", "event loop lag p99", "sessions", "unacknowledged results"]);
+  const figures = new Figures(["registered / s", "satisfied / s", "failed / s", "expired / s", "events / s", "lateness p99", "event loop lag p99", "sessions"]);
   const wait = (share) => (row) => within(row.times?.[share]);
   const perSecond = (name) => (row) => rate(row.rates[name]);
   const kinds = new Table("Rates per second, and waiting times of satisfied operations over the last five minutes", [
@@ -38,7 +39,7 @@ export function showNow(page) {
   ], "There is no journal and no archive.");
   page.add(
     element("h1", {}, "Now"),
-    element("div", { class: "headline" }, element("div", {}, pending, element("p", { class: "quiet" }, "operations pending")), curve.element),
+    element("div", { class: "headline" }, element("div", {}, pending, known), curve.element),
     figures.element,
     element("h2", {}, "By kind"), kinds.element,
     element("h2", {}, "Sources"), sources.element,
@@ -61,7 +62,7 @@ export function showNow(page) {
       rates: Object.fromEntries(["registered", "satisfied", "failed", "expired"].map((name) => [name, since(kind[name], first.kinds[place][name])])),
     }));
     kinds.show(rows, (row) => row.kind);
-    for (const name of ["registered", "satisfied", "expired"]) {
+    for (const name of ["registered", "satisfied", "failed", "expired"]) {
       const total = picture.kinds.reduce((sum, kind) => sum + kind[name], 0);
       figures.show(`${name} / s`, rate(rows.reduce((sum, row) => sum + row.rates[name], 0)), `${count(total)} in all`);
     }
@@ -70,8 +71,8 @@ export function showNow(page) {
     const latest = (share) => within(worst(late.map((one) => one[share])));
     figures.show("lateness p99", latest("p99"), late.length ? `p50 ${latest("p50")}` : "nothing expired recently");
     figures.show("event loop lag p99", within(picture.times.lag?.p99), `longest stall ${picture.longest_hold_ms.toFixed(1)} ms`);
-    figures.show("sessions", count(picture.sessions), `${count(picture.connected)} connected`);
-    figures.show("unacknowledged results", count(picture.unacknowledged), `${count(picture.partitions)} partitions, ${count(picture.keys)} keys`);
+    figures.show("sessions", count(picture.sessions), `${count(picture.connected)} connected, ${count(picture.unacknowledged)} unacknowledged results`);
+    setText(known, `operations pending; ${count(picture.partitions)} partitions and ${count(picture.keys)} keys known`);
     files.show(Object.entries(picture.files), (row) => row[0]);
   });
   page.follow("/page/repeat/GetStatus", {}, (status) => sources.show(status.sources ?? [], (row) => `${row.principal} ${row.name}`));

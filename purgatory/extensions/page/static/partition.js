@@ -1,12 +1,8 @@
 // Partitions and keys: their marks, the replicas that hold the high watermark back, and the waiting operations.
 
-import { call, Refused } from "./calls.js";
 import { Curve, element, Figures, setText, Table } from "./elements.js";
-import { count, duration, kindName, nameLink, nameText, offset, spaced, visible } from "./text.js";
-import { operationLink } from "./waits.js";
-
-const PAGES_AT_ONCE = 20;
-const WAITING_SHOWN = 50;
+import { followPending } from "./pending.js";
+import { count, counted, duration, nameLink, nameText, offset, visible } from "./text.js";
 
 const nameOf = (row) => [row.topicPartition?.topic ?? "", row.topicPartition?.partition ?? 0];
 
@@ -28,6 +24,7 @@ export function showPartitions(page) {
   let token = "";
   let following = "";
   const ask = page.following("/page/repeat/ListPartitions", (answer) => {
+    table.setEmpty(search.value ? `No topic begins with “${visible(search.value)}”.` : "No partition is known.");
     table.show(answer.partitions ?? [], (row) => nameText(nameOf(row)));
     following = answer.nextPageToken ?? "";
     next.hidden = !following && !token;
@@ -68,9 +65,9 @@ export function showPartition(page) {
     figures.show("in sync", inSync.join(", ") || "–", `at least ${count(row.minInSyncReplicas ?? 0)}`);
     figures.show("waits", count(row.watched ?? 0));
     replicas.show((row.replicas ?? []).map((one) => ({ ...one, leaderEnd: end })), (one) => String(one.replicaId ?? 0));
-    setText(held, heldBack(row, mark, end, inSync));
+    setText(held, mark < 0 && end < 0 ? `Nothing has been reported for ${nameText([topic, partition])} yet.` : heldBack(row, mark, end, inSync));
   });
-  showWaiting(page, { topicPartition }, nameText([topic, partition]));
+  showWaiting(page, { topic, partition }, { topicPartition }, nameText([topic, partition]));
 }
 
 function heldBack(row, mark, end, inSync) {
@@ -86,54 +83,21 @@ export function showKey(page) {
   const key = page.parameters.get("key") ?? "";
   page.add(element("h1", {}, visible(key)), element("p", { class: "lead" }, "A signal key."));
   page.follow("/page/repeat/GetStatus", {}, () => {});  // detects whether the daemon is up, and counts this page as a viewer
-  showWaiting(page, { key }, visible(key));
+  showWaiting(page, { key }, { key }, visible(key));
 }
 
-function showWaiting(page, filter, name) {
-  const item = (row) => row.partitions?.find((one) => (filter.key === undefined ? one.topicPartition?.topic === filter.topicPartition.topic && (one.topicPartition?.partition ?? 0) === filter.topicPartition.partition : one.key === filter.key));
-  const table = new Table("In the daemon's order", [
-    { title: "Operation", cell: (row) => (row.sessionId ? { text: `${visible(row.sessionId)} / ${row.operationId}`, href: operationLink({ session: row.sessionId, principal: row.principal ?? "", id: row.operationId }) } : `call ${row.operationId}`) },
-    { title: "Kind", cell: (row) => ({ text: spaced(kindName(row.kind)), kind: kindName(row.kind) }) },
-    { title: "Needs", number: true, cell: (row) => offset(item(row)?.requiredOffset ?? 0) },
-    { title: "Current", number: true, cell: (row) => offset(item(row)?.reachedOffset ?? 0) },
-    { title: "Waited", number: true, cell: (row) => duration(row.waitedMs ?? 0) },
-    { title: "Left", number: true, cell: (row) => duration(row.remainingMs ?? 0) },
-  ], "No operations that you may see wait here.");
-  const note = element("p", { class: "quiet" });
-  const more = element("button", { type: "button", hidden: true }, "Search further");
-  const cancel = element("button", { type: "button", class: "grave", onclick: async () => {
-    await page.cancel(`Cancel all operations that wait on ${name}?`, "Their callers get the outcome cancelled. This cannot be undone.", filter);
-    look();
-  } }, "Cancel all of them …");
-  page.add(element("h2", {}, "Waiting operations"), table.element, note, element("p", { class: "search" }, more, cancel));
-
-  let from = "";
-  let following = "";
-  const look = async () => {
-    const rows = [];
-    let token = from;
-    try {
-      for (let pages = 0; pages < PAGES_AT_ONCE && rows.length < WAITING_SHOWN; pages += 1) {
-        const answer = await call("ListOperations", { ...filter, pageSize: WAITING_SHOWN, pageToken: token });
-        rows.push(...(answer.operations ?? []));
-        token = answer.nextPageToken ?? "";
-        if (!token) break;
-      }
-    } catch (error) {
-      if (error instanceof Refused) setText(note, visible(error.message));
-      return;
-    }
-    if (page.signal.aborted) return;
-    following = token;
-    more.hidden = !following && !from;
-    setText(more, following ? "Search further" : "From the beginning");
-    table.show(rows, (row) => `${row.principal ?? ""} ${row.sessionId ?? ""} ${row.operationId}`);
-  };
-  more.addEventListener("click", () => { from = following; look(); });
-  const again = async () => {
-    if (page.signal.aborted) return;
-    await look();
-    setTimeout(again, 2_000);
-  };
-  again();
+// The operations that wait on a name.
+function showWaiting(page, selection, filter, name) {
+  let waiting;
+  const cancel = element("button", { type: "button", class: "grave", hidden: true, onclick: () => page.cancel(
+    `Cancel ${waiting === undefined ? "all operations" : counted(waiting, "operation")} waiting on ${name}?`,
+    "The callers get the outcome cancelled, also for operations that have been registered in the meantime. This cannot be undone.",
+    filter, waiting === undefined ? "Cancel all operations" : `Cancel ${counted(waiting, "operation")}`) });
+  const pending = followPending(page, "Operations that wait here: the first 50 in the order of a column", selection, (picture) => {
+    // With a filter, or without the role admin everywhere, only some of them are counted.
+    waiting = picture.sees_all && !page.parameters.get("kind") ? picture.operations : undefined;
+    cancel.hidden = !picture.may_cancel || waiting === 0;
+    setText(cancel, waiting === undefined ? "Cancel all operations …" : `Cancel ${counted(waiting, "operation")} …`);
+  });
+  page.add(element("h2", {}, "Waiting operations"), pending.filter, pending.table.element, element("p", {}, cancel));
 }

@@ -1,13 +1,14 @@
 // Sessions: whether each is connected, and its unacknowledged results.
 
 import { element, setText, Table } from "./elements.js";
-import { count, duration, visible } from "./text.js";
+import { sessionLink } from "./session.js";
+import { count, duration, shortId, visible } from "./text.js";
 
 export function showSessions(page) {
   const found = element("p", { class: "lead" }, "Loading …");
   const search = element("input", { type: "search", id: "search", autocomplete: "off", spellcheck: "false" });
   const table = new Table("By opening time", [
-    { title: "Session", cell: (row) => visible(row.session) },
+    { title: "Session", cell: (row) => ({ ...shortId(row.session), href: sessionLink(row) }) },
     { title: "Principal", cell: (row) => visible(row.principal) || "–" },
     { title: "Connected for", number: true, cell: (row) => (row.connected ? { text: duration(row.connected_ms), className: "good" } : { text: `away ${duration(row.idle_ms)}`, className: "warn" }) },
     { title: "Registered", number: true, cell: (row) => count(row.registered) },

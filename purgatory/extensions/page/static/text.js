@@ -8,6 +8,12 @@ export const visible = (name) =>
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
+// An instant in local time, with the date if it is not today.
+export function timeOf(epochMs) {
+  const [date, time] = new Date(epochMs).toLocaleString("sv").split(" ");
+  return date === new Date().toLocaleDateString("sv") ? time : `${date} ${time}`;
+}
+
 export const count = (number) => whole.format(Number(number));
 
 export function rate(number) {
@@ -42,7 +48,24 @@ export const kindName = (kind) =>
 export const spaced = (name) => name.replaceAll("_", " ");
 
 // [topic, partition]; a signal's key has the partition -1.
-export const nameText = ([name, partition]) => (partition < 0 ? visible(name) : `${visible(name)} · ${partition}`);
+export const nameText = ([name, partition]) => (partition < 0 ? visible(name) : `${visible(name)}-${partition}`);
+
+// A cell: an id, shortened if it is as long as a hash; its title has all of it.
+export function shortId(id) {
+  const text = visible(id);
+  return text.length < 32 ? { text } : { text: `${text.slice(0, 8)}…${text.slice(-4)}`, title: text };
+}
+
+// A cell: the operation as the search takes it. A call belongs to no session.
+export function operationName(row) {
+  if (!row.session) return { text: `call ${row.id}`, className: "whole" };
+  const { text, title } = shortId(row.session);
+  return { text: `${text} / ${row.id}`, title: title && `${title} / ${row.id}`, className: "whole" };
+}
+
+export const operationLink = (row) => `#/operation?${new URLSearchParams({ session: row.session, principal: row.principal, id: row.id })}`;
+
+export const counted = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
 
 export const nameLink = ([name, partition]) =>
   partition < 0 ? `#/key?${new URLSearchParams({ key: name })}` : `#/partition?${new URLSearchParams({ topic: name, partition })}`;

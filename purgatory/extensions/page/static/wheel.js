@@ -5,7 +5,6 @@ import { count, duration } from "./text.js";
 
 const SIZE = 640;
 const HUB = 62;
-const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
 
 export function showWheel(page) {
   const picture = drawn("svg", { viewBox: `0 0 ${SIZE} ${SIZE}`, role: "img", "aria-label": "The timing wheel; the table next to it shows the same numbers" });
@@ -16,6 +15,7 @@ export function showWheel(page) {
     { title: "Waiting", number: true, cell: (row) => `${row.cut.includes(true) ? "≥ " : ""}${count(row.total)}` },
     { title: "Fullest", number: true, cell: (row) => `${row.cut.includes(true) ? "≥ " : ""}${count(Math.max(...row.counts))}` },
   ], "");
+  const scale = new Scale();
   const moved = element("strong", {}, "0");
   const expired = element("strong", {}, "0");
   page.add(
@@ -23,7 +23,7 @@ export function showWheel(page) {
     element("p", { class: "lead" }, "Each pending operation is in a bucket of this wheel until it is satisfied or its deadline passes."),
     element("div", { class: "wheel" }, picture, element("div", {},
       element("ul", { class: "legend" },
-        element("li", {}, element("strong", {}, "Fill. "), "A new operation is added to the innermost ring that covers its deadline. Fuller buckets have stronger colours."),
+        element("li", {}, element("strong", {}, "Fill. "), "A new operation is added to the innermost ring that covers its deadline. Fuller buckets have stronger colours:", scale.element),
         element("li", {}, element("strong", {}, "Cascade. "), "When the hand of an outer ring reaches a bucket, its operations move to finer buckets of inner rings. The bucket flashes."),
         element("li", {}, element("strong", {}, "Fire. "), "A bucket of the innermost ring is one tick wide. Its operations expire when the tick is reached, never earlier. Satisfied operations are removed before that."),
       ),
@@ -36,7 +36,7 @@ export function showWheel(page) {
   page.follow("/page/live/wheel", {}, (now) => {
     if (!wheel || wheel.shape !== shapeOf(now)) {
       picture.replaceChildren();
-      wheel = new Wheel(picture, now);
+      wheel = new Wheel(picture, now, scale);
     }
     wheel.show(now);
     if (before && now.now_ms > before.now_ms) {
@@ -48,19 +48,43 @@ export function showWheel(page) {
     levels.show(now.rings.map((ring, place) => ({ ...ring, level: place + 1, size: now.size, total: ring.counts.reduce((sum, one) => sum + one, 0) })), (row) => row.level);
   });
 
-  const turn = () => {
-    if (page.signal.aborted) return;
-    if (wheel && !STILL.matches) wheel.turn();
-    requestAnimationFrame(turn);
-  };
-  requestAnimationFrame(turn);
+}
+
+// Colours by the logarithm of the count, from the power of ten below the emptiest bucket to the one above the fullest.
+class Scale {
+  constructor() {
+    this.element = element("span", { class: "scale", id: "scale" });
+    this.low = this.high = -1;
+  }
+
+  fit(counts) {
+    const held = counts.filter((one) => one > 0);
+    const low = held.length ? Math.floor(Math.log10(Math.min(...held))) : 0;
+    const high = Math.max(low + 1, held.length ? Math.ceil(Math.log10(Math.max(...held))) : 0);
+    if (low === this.low && high === this.high) return;
+    this.low = low;
+    this.high = high;
+    const marks = Array.from({ length: high - low + 1 }, (_, place) => 10 ** (low + place));
+    this.element.replaceChildren(...[0, ...marks].map((one) => {
+      const swatch = element("span", { class: "swatch", "aria-hidden": "true" });
+      swatch.style.background = this.colour(one);
+      return element("span", {}, swatch, count(one));
+    }));
+  }
+
+  colour(held) {
+    if (!held) return "var(--empty)";
+    const heat = (Math.log10(held) - this.low) / (this.high - this.low);
+    return `color-mix(in oklab, var(--full) ${(heat * 100).toFixed(0)}%, var(--sparse))`;
+  }
 }
 
 const shapeOf = (now) => `${now.rings.length} ${now.size} ${now.rings[0].tick_ms}`;
 
 class Wheel {
-  constructor(picture, now) {
+  constructor(picture, now, scale) {
     this.shape = shapeOf(now);
+    this.scale = scale;
     this.rings = [];
     const width = (SIZE / 2 - HUB - 6) / now.rings.length;
     now.rings.forEach((ring, level) => {
@@ -71,38 +95,44 @@ class Wheel {
       // A hand that goes round in less than two seconds would only flicker.
       if (ring.tick_ms * now.size < 2_000) hand.setAttribute("visibility", "hidden");
       const name = drawn("text", { class: "ring-name", x: SIZE / 2, y: SIZE / 2 + (inner + outer) / 2 }, `${duration(ring.tick_ms * now.size)} a turn`);
-      picture.append(...sectors, hand, name);
-      this.rings.push({ sectors, hand, before: [] });
+      picture.append(...sectors, hand);
+      this.rings.push({ sectors, hand, name, middle: (inner + outer) / 2, isStill: hand.hasAttribute("visibility"), before: [] });
     });
+    picture.append(...this.rings.map((ring) => ring.name));
     this.total = drawn("text", { class: "hub", x: SIZE / 2, y: SIZE / 2 - 4 });
     picture.append(this.total, drawn("text", { class: "hub-note", x: SIZE / 2, y: SIZE / 2 + 20 }, "pending"));
   }
 
   show(now) {
-    this.now = now;
-    this.at = performance.now();
     setText(this.total, count(now.pending));
     this.total.setAttribute("font-size", now.pending < 1e5 ? 24 : 17);
-    const most = Math.max(1, ...now.rings.flatMap((ring) => ring.counts));
+    this.scale.fit(now.rings.flatMap((ring) => ring.counts));
     now.rings.forEach((ring, level) => {
       const known = this.rings[level];
       ring.counts.forEach((held, place) => {
         const shape = known.sectors[place];
-        const shade = held ? 0.28 + (0.72 * Math.log1p(held)) / Math.log1p(most) : 0.07;
-        shape.setAttribute("fill-opacity", shade.toFixed(2));
+        const colour = this.scale.colour(held);
+        if (shape.colour !== colour) shape.style.fill = shape.colour = colour;
         shape.classList.toggle("fell", level > 0 && held === 0 && known.before[place] > 0);
       });
       known.before = ring.counts;
     });
-    this.turn();
+    this.turn(now);
   }
 
-  turn() {
-    const elapsed = STILL.matches ? 0 : performance.now() - this.at;
-    this.now.rings.forEach((ring, level) => {
-      const whole = ring.tick_ms * this.now.size;
-      const part = ((this.now.now_ms + elapsed) % whole) / whole;
-      this.rings[level].hand.setAttribute("transform", `rotate(${(part * 360).toFixed(2)} ${SIZE / 2} ${SIZE / 2})`);
+  // With each picture, not in each frame: a turn of the hands paints the wheel again.
+  turn(now) {
+    now.rings.forEach((ring, level) => {
+      const whole = ring.tick_ms * now.size;
+      const part = (now.now_ms % whole) / whole;
+      const { hand, name, middle, isStill } = this.rings[level];
+      const degrees = (part * 360).toFixed(1);
+      if (isStill || hand.degrees === degrees) return;
+      hand.degrees = degrees;
+      hand.setAttribute("transform", `rotate(${degrees} ${SIZE / 2} ${SIZE / 2})`);
+      // The label of a hand stays upright next to it.
+      name.setAttribute("x", (SIZE / 2 + middle * Math.sin(part * 2 * Math.PI)).toFixed(1));
+      name.setAttribute("y", (SIZE / 2 - middle * Math.cos(part * 2 * Math.PI)).toFixed(1));
     });
   }
 }

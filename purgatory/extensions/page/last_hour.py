@@ -1,0 +1,81 @@
+"""Counters of the last hour, sampled every few seconds; rates and percentiles are derived from them for viewers."""
+
+import asyncio
+from array import array
+from collections import deque
+from itertools import pairwise
+from typing import Any, Final
+
+from purgatory.engine.codes import KINDS, SATISFIED
+from purgatory.extensions.page.recent_ends import wall_ms
+from purgatory.extensions.page.recent_times import SHARES, bound_at
+from purgatory.service.host import Host
+from purgatory.service.metrics.metrics import LATENESS_BOUNDS_MS, WAIT_BOUNDS_MS, Metrics
+
+SAMPLE_S: Final = 10.0
+SAMPLES_MAX: Final = 361
+"""An hour, and the sample before it. A sample has 37 numbers, so all of them take 110 kB."""
+RATES: Final = ("registered", "satisfied", "failed", "expired", "cancelled")
+HISTOGRAMS: Final = {"wait": WAIT_BOUNDS_MS, "late": LATENESS_BOUNDS_MS}
+
+
+class LastHour:
+    """The samples. Without viewers, the only work is to copy the counters every `SAMPLE_S` seconds."""
+
+    def __init__(self, host: Host, metrics: Metrics) -> None:
+        self._host: Final = host
+        self._metrics: Final = metrics
+        self._samples: Final[deque[tuple[float, array[float]]]] = deque(maxlen=SAMPLES_MAX)
+        """Wall clock in seconds; then pending operations, and counters since the daemon started, see `sample`."""
+        self._picture: tuple[float, dict[str, Any]] = (0.0, {})
+        """The latest picture, and the time of its last sample."""
+
+    async def run(self) -> None:
+        """Take samples until cancelled."""
+        while True:
+            self.sample(wall_ms() / 1_000)
+            await asyncio.sleep(SAMPLE_S)
+
+    def sample(self, now_s: float) -> None:
+        engine, metrics = self._host.engine, self._metrics
+        counts = [engine.counts(kind) for kind in KINDS]
+        row = array("d", [engine.pending])
+        row.extend(sum(getattr(one, name) for one in counts) for name in RATES)
+        row.append(sum(count for (_, result), count in metrics.event_results.items() if result == "applied"))
+        waits = [metrics.waits[kind, SATISFIED] for kind in KINDS]
+        for histograms in (waits, list(metrics.lateness.values())):
+            columns = [[total for _, total in histogram.cumulative()] for histogram in histograms]
+            row.extend(map(sum, zip(*columns, strict=True)))
+        self._samples.append((now_s, row))
+
+    def picture(self) -> dict[str, Any]:
+        """Columns with one value for each pair of consecutive samples.
+
+        Rates are per second. Percentiles are the upper bounds of buckets, in milliseconds; the last bound also stands
+        for everything above it, and None means that nothing ended in between.
+        """
+        if not self._samples or self._samples[-1][0] == self._picture[0]:
+            return self._picture[1]
+        percentiles = (f"{name}_p{share * 100:.0f}" for name in HISTOGRAMS for share in SHARES)
+        names = ["at", "pending", *RATES, "events", *percentiles]
+        rows = [_derived(before, after) for before, after in pairwise(self._samples)]
+        columns = zip(*rows, strict=True) if rows else ((),) * len(names)
+        picture: dict[str, Any] = dict(zip(names, map(list, columns), strict=True))
+        picture["bounds"] = {name: bounds[-1] for name, bounds in HISTOGRAMS.items()}
+        self._picture = self._samples[-1][0], picture
+        return picture
+
+
+def _derived(before: tuple[float, "array[float]"], after: tuple[float, "array[float]"]) -> list[float | None]:
+    """The values of one interval, in the order of the columns of `picture`."""
+    added = [now - then for now, then in zip(after[1], before[1], strict=True)]
+    seconds = max(after[0] - before[0], 0.001)  # the wall clock can be set back
+    at = 2 + len(RATES)
+    values: list[float | None] = [round(after[0], 1), after[1][0], *(round(one / seconds, 2) for one in added[1:at])]
+    for bounds in HISTOGRAMS.values():
+        totals = added[at : at + len(bounds) + 1]
+        at += len(totals)
+        for share in SHARES:
+            bound = bound_at(bounds, totals, share) if totals[-1] > 0 else None
+            values.append(bounds[-1] if bound == -1 else bound)
+    return values

@@ -1,0 +1,65 @@
+"""What the page keeps between pictures: samples of the last hour, and counts of the wheel's large buckets."""
+
+import pytest
+
+from purgatory.engine.ranking import WheelRing
+from purgatory.extensions.page import bucket_counts
+from purgatory.extensions.page.bucket_counts import COUNTED_AT_ONCE, BucketCounts
+from purgatory.extensions.page.last_hour import SAMPLES_MAX, LastHour
+from purgatory.service.metrics.metrics import Metrics
+from tests.engine.world import World
+from tests.service.serving import serving
+
+
+async def test_samples_become_rates_and_percentiles() -> None:
+    """Rates are per second between samples; percentiles cover that interval only, and are None if nothing ended."""
+    async with serving() as served:
+        metrics = Metrics()
+        hour = LastHour(served.host, metrics)
+        assert hour.picture() == {}
+        hour.sample(1_000.0)
+        metrics.waits[1, 1].observe(3, 90)
+        metrics.waits[1, 1].observe(9_999_999, 10)
+        metrics.lateness[1].observe(0, 7)
+        metrics.event_results["high_watermark", "applied"] += 500
+        hour.sample(1_010.0)
+        hour.sample(1_020.0)
+        picture = hour.picture()
+        assert picture["at"] == [1_010.0, 1_020.0]
+        assert picture["events"] == [50.0, 0.0]
+        assert (picture["wait_p50"], picture["wait_p95"]) == ([5, None], [1_800_000, None])
+        assert picture["late_p99"] == [0, None]
+        assert {len(column) for name, column in picture.items() if name != "bounds"} == {2}
+        assert hour.picture() is picture
+
+
+async def test_samples_are_an_hour_at_most() -> None:
+    """The oldest sample makes room for a new one."""
+    async with serving() as served:
+        hour = LastHour(served.host, Metrics())
+        for number in range(SAMPLES_MAX + 50):
+            hour.sample(float(number))
+        assert hour.picture()["at"] == [float(number) for number in range(51, SAMPLES_MAX + 50)]
+
+
+def held(rings: list[WheelRing]) -> int:
+    return sum(sum(ring.counts) for ring in rings)
+
+
+def test_large_buckets_are_counted_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without time for it, a large bucket has a lower bound; it is counted in a later picture, and forgotten once it
+    is small again.
+    """
+    world = World()
+    world.produce_many(3 * COUNTED_AT_ONCE, "orders-0", timeout_ms=9_000)
+    buckets = BucketCounts(world.engine)
+    monkeypatch.setattr(bucket_counts, "COUNT_S", -1.0)
+    rings = buckets.count()
+    assert held(rings) == COUNTED_AT_ONCE
+    assert [buckets.is_cut(ring, place) for ring in rings for place in range(20)].count(True) == 1
+    monkeypatch.setattr(bucket_counts, "COUNT_S", 60.0)
+    rings = buckets.count()
+    assert held(rings) == 3 * COUNTED_AT_ONCE
+    assert not any(buckets.is_cut(ring, place) for ring in rings for place in range(20))
+    world.wait(10_000)
+    assert held(buckets.count()) == 0

@@ -1,0 +1,179 @@
+"""Views for operators in a real browser: the last hour, one session, webhooks, and the wheel with many operations."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser
+from purgatory_client import batches
+from purgatory_client.blocking import Client
+
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+from tests.page.many_waits import SESSION
+from tests.page.page_calls import call, register_one
+from tests.page.watched_page import WatchedPage, watched_page
+from tests.webhooks.callbacks import CallbackCaller, webhook_flags
+from tests.webhooks.receiver import WebhookReceiver
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+
+MANY = 200_000
+PER_BATCH = 50_000
+LONG_ID = "0123456789abcdef0123456789abcdef"
+
+
+def figure(seen: WatchedPage, name: str, value: str) -> None:
+    """Wait until the figure with this name has this value."""
+    seen.page.wait_for_function(
+        """([name, value]) => [...document.querySelectorAll(".figure")].some((one) =>
+          one.querySelector("dt").textContent === name && one.querySelector("dd span").textContent === value)""",
+        arg=[name, value],
+    )
+
+
+def test_the_last_hour_has_time_axes(browser: Browser, daemon: DaemonProcess) -> None:
+    """Five charts are drawn without another host, follow the theme, and their figures are in a table too."""
+    with watched_page(browser, daemon.http_address, address="#/hour") as seen:
+        seen.wait_for_text("#hour-lead", "A point every ten seconds")
+        assert seen.page.locator(".plot canvas").count() == 5
+        seen.wait_for_text("tbody th", "Pending operations")
+        seen.wait_for_text("tbody th", "Operations per second: registered")
+        light = seen.page.locator(".plot .u-marker").nth(1).evaluate("(one) => one.style.border")
+        seen.page.emulate_media(color_scheme="dark")
+        seen.page.wait_for_function(
+            "(light) => document.querySelectorAll('.plot .u-marker')[1].style.border !== light", arg=light
+        )
+        assert seen.page.locator(".plot canvas").count() == 5
+        assert seen.sticking_out() == []
+        seen.view("#/now")
+        seen.page.wait_for_selector("#pending")
+        seen.check()
+
+
+def test_ended_rows_are_not_drawn_again(browser: Browser, daemon: DaemonProcess) -> None:
+    """An ended operation has the time of its end, and its row is not touched when others end later."""
+    with watched_page(browser, daemon.http_address, address="#/ends") as seen:
+        register_one(daemon, "ended-first", 1_000_000, timeout_ms=5)
+        seen.wait_for_text("tbody th", "ended-first / 1")
+        ended = seen.page.evaluate("""() => {
+          const rows = [...document.querySelectorAll("tbody tr")];
+          const row = rows.find((one) => one.textContent.includes("ended-first"));
+          window.touched = 0;
+          new MutationObserver((all) => { window.touched += all.length; })
+            .observe(row, {subtree: true, childList: true, characterData: true, attributes: true});
+          return row.lastElementChild.textContent;
+        }""")
+        assert re.search(r"\d\d:\d\d:\d\d$", ended), ended
+        register_one(daemon, "ended-second", 1_000_000, timeout_ms=5)
+        seen.wait_for_text("tbody th", "ended-second / 1")
+        assert seen.page.evaluate("() => window.touched") == 0
+        seen.check()
+
+
+def test_a_session_is_found_shown_and_closed(browser: Browser, daemon: DaemonProcess) -> None:
+    """A session links to its operations, shows unacknowledged results, and is closed after a confirmation only."""
+    register_one(daemon, LONG_ID, 50, topic="closing")
+    columns = {
+        "kind": "OPERATION_KIND_SIGNAL",
+        "keys": ["closing/done"],
+        "operationId": [2],
+        "timeoutMs": [600_000],
+    }
+    call(daemon, "Register", {"sessionId": LONG_ID, "batch": {"columns": columns}})
+    call(daemon, "Advance", {"rows": {"events": [{"keySignalled": {"key": "closing/done"}}]}})
+    with watched_page(browser, daemon.http_address, address="#/sessions") as seen:
+        seen.page.get_by_role("link", name="01234567…cdef", exact=True).click()
+        seen.wait_for_text("h1", LONG_ID)
+        figure(seen, "pending", "1")
+        figure(seen, "unacknowledged", "1")
+        seen.wait_for_text("#session-waits tbody", "closing-0")
+        seen.wait_for_text("#session-results tbody", "satisfied")
+        seen.wait_for_text("#session-results tbody", "closing/done")
+        close = seen.page.get_by_role("button", name="Close the session …")
+        close.click()
+        seen.wait_for_text("dialog[open]", "Pending operations that are cancelled: 1.")
+        seen.page.get_by_role("button", name="Keep it").click()
+        assert call(daemon, "GetOperation", {"sessionId": LONG_ID, "operationId": 1})
+        close.click()
+        seen.page.get_by_role("button", name="Close it").click()
+        seen.wait_for_text(".notice", "Operations cancelled: 1. Results dropped: 1.")
+        seen.wait_for_text("#session-lead", "does not exist")
+        seen.view(f"#/operation?session={SESSION}&id=1000")
+        seen.page.get_by_role("link", name="Its session").click()
+        seen.wait_for_text("#session-lead", "away")
+        # The browser reports the response 404 to the stream of the closed session.
+        seen.check("404")
+
+
+@pytest.fixture
+def undelivered(start_daemon: StartDaemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """A daemon with two dead letters, whose receiver now accepts everything."""
+    with WebhookReceiver(lambda _received: 410) as receiver:
+        daemon = start_daemon(*webhook_flags(tmp_path_factory.mktemp("webhooks")))
+        with CallbackCaller(daemon.address) as caller:
+            caller.register("undelivered", receiver.url(), ["letter-1", "letter-2", "letter-3"])
+            caller.signal("letter-1", "letter-2")
+            caller.until(lambda: len(caller.dead_letters()) == 2)
+            receiver.answer = lambda _received: 200
+            yield daemon
+
+
+def test_dead_letters_are_resent_and_deleted(browser: Browser, undelivered: DaemonProcess) -> None:
+    """Deliveries are counted; a letter is resent and delivered, and another is deleted after a confirmation only."""
+    with watched_page(browser, undelivered.http_address, address="#/webhooks") as seen:
+        seen.wait_for_text("#letters tbody", "HTTP 410")
+        figure(seen, "dead letters", "2")
+        figure(seen, "refused", "2")
+        seen.wait_for_text("#callbacks tbody", "undelivered")
+        seen.page.get_by_role("button", name="Resend", exact=True).first.click()
+        seen.wait_for_text(".notice", "being sent again: 1")
+        figure(seen, "dead letters", "1")
+        figure(seen, "delivered", "1")
+        delete = seen.page.get_by_role("button", name="Delete …").last  # the list is a second older than the figures
+        delete.click()
+        seen.page.get_by_role("button", name="Keep it").click()
+        figure(seen, "dead letters", "1")
+        delete.click()
+        seen.page.get_by_role("button", name="Delete it").click()
+        seen.wait_for_text(".notice", "Letters deleted: 1")
+        figure(seen, "dead letters", "0")
+        seen.wait_for_text("#letters td.empty", "There are no dead letters.")
+        assert seen.sticking_out() == []
+        seen.check()
+
+
+def test_webhooks_that_are_not_loaded(browser: Browser, start_daemon: StartDaemon) -> None:
+    """Without the extension the view says so."""
+    daemon = start_daemon("--extensions", "page")
+    with watched_page(browser, daemon.http_address, address="#/webhooks") as seen:
+        seen.wait_for_text("#webhooks-lead", "not loaded")
+        seen.check()
+
+
+def test_the_wheel_stays_readable_with_many_operations(browser: Browser, start_daemon: StartDaemon) -> None:
+    """With 200,000 pending, all buckets are counted in full and have different colours; hands are labelled."""
+    daemon = start_daemon()
+    with Client(daemon.address) as client:
+        # Evenly over the logarithm of the time, so that buckets differ by powers of ten.
+        timeouts_ms = [int(600_000 * 100 ** (number / MANY)) for number in range(MANY)]
+        for first in range(0, MANY, PER_BATCH):
+            some = timeouts_ms[first : first + PER_BATCH]
+            client.register("many", first + 1, batches.signal(["never"], indexes=[0] * len(some), timeouts_ms=some))
+        with watched_page(browser, daemon.http_address, address="#/wheel") as seen:
+            seen.page.wait_for_function(
+                """(many) => {
+                  const rows = [...document.querySelectorAll("tbody tr:not([hidden])")];
+                  const texts = rows.map((row) => row.cells[3].textContent);
+                  const total = texts.reduce((sum, text) => sum + Number(text.replace(/[^0-9]/g, "")), 0);
+                  return total === many && !texts.some((text) => text.includes("≥"));
+                }""",
+                arg=MANY,
+            )
+            colours = seen.page.evaluate(
+                "() => [...new Set([...document.querySelectorAll('path.sector')].map((one) => one.style.fill))]"
+            )
+            assert len(colours) >= 8, colours
+            assert seen.page.locator("#scale > span").all_text_contents()[-1] in {"10,000", "100,000"}
+            assert "17 h a turn" in seen.page.locator(".ring-name").all_text_contents()
+            seen.check()
