@@ -5,7 +5,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
@@ -16,16 +16,33 @@ from purgatory.cli import render
 from purgatory.cli.exit_codes import Exit, exit_of_error
 from purgatory.cli.parsing import UsageError
 
-_OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
+T = TypeVar("T")
+
+PANEL: Final = "Connection"
+OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
+    "as_json": (Annotated[bool, Option("--json", help="Print JSON instead of text.")], False),
     "address": (
         Annotated[
-            str, Option("--address", "-a", envvar="PURGATORY_ADDRESS", help="The daemon's gRPC address, host:port.")
+            str,
+            Option(
+                "--address",
+                "-a",
+                metavar="HOST:PORT",
+                envvar="PURGATORY_ADDRESS",
+                help="The daemon's gRPC address.",
+                rich_help_panel=PANEL,
+            ),
         ],
         DEFAULT_ADDRESS,
     ),
-    "as_json": (Annotated[bool, Option("--json", help="Print JSON instead of text.")], False),
-    "tls": (Annotated[bool, Option("--tls", help="Use TLS and trust the public certificate authorities.")], False),
+    "tls": (
+        Annotated[
+            bool, Option("--tls", help="Use TLS and trust the public certificate authorities.", rich_help_panel=PANEL)
+        ],
+        False,
+    ),
 }
+"""The options that all commands have, with their defaults."""
 _FILES: Final = {
     "tls_ca": "Certificate authorities to trust (PEM file).",
     "tls_certificate": "Client certificate (PEM file).",
@@ -33,8 +50,8 @@ _FILES: Final = {
     "token_file": "File with the bearer token.",  # other users can see a command line, so the token is not an option
 }
 for _name, _help in _FILES.items():
-    _option = Option(envvar=f"PURGATORY_{_name.upper()}", help=_help)
-    _OPTIONS[_name] = (Annotated[Path | None, _option], None)
+    _option = Option(metavar="FILE", envvar=f"PURGATORY_{_name.upper()}", help=_help, rich_help_panel=PANEL)
+    OPTIONS[_name] = (Annotated[Path | None, _option], None)
 
 
 def with_client(function: Callable[..., Awaitable[Exit]], interrupted: str, *, as_json: bool) -> Callable[..., None]:
@@ -42,7 +59,7 @@ def with_client(function: Callable[..., Awaitable[Exit]], interrupted: str, *, a
 
     `interrupted` is the message after Ctrl-C, with the function's arguments in braces. `as_json`: has `--json`.
     """
-    common = {name: option for name, option in _OPTIONS.items() if as_json or name != "as_json"}
+    common = {name: option for name, option in OPTIONS.items() if as_json or name != "as_json"}
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         for name, (kind, default) in common.items()
@@ -64,7 +81,7 @@ def with_client(function: Callable[..., Awaitable[Exit]], interrupted: str, *, a
 
 def _run(options: dict[str, Any], call: Callable[[AsyncClient], Awaitable[Exit]], interrupted: str) -> Exit:
     try:
-        return asyncio.run(_connected(options, call))
+        return asyncio.run(connected(options, call))
     except KeyboardInterrupt:
         render.error_line(f"interrupted; {interrupted}")
         return Exit.INTERRUPTED
@@ -81,7 +98,12 @@ def _run(options: dict[str, Any], call: Callable[[AsyncClient], Awaitable[Exit]]
         return exit_of_error(error)
 
 
-async def _connected(options: dict[str, Any], call: Callable[[AsyncClient], Awaitable[Exit]]) -> Exit:
+async def connected(options: dict[str, Any], call: Callable[[AsyncClient], Awaitable[T]]) -> T:
+    """Call with a client that has these options. Raises UsageError if they are invalid."""
     security = {name: value for name, value in options.items() if name.startswith("tls")}
-    async with AsyncClient(options["address"], name="cli", token=options["token_file"], **security) as client:
+    try:
+        made = AsyncClient(options["address"], name="cli", token=options["token_file"], **security)
+    except InvalidRequest as error:
+        raise UsageError(error.message) from error
+    async with made as client:
         return await call(client)

@@ -33,17 +33,18 @@ AGAIN: Final = {NO_ANSWER, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_R
 def ready(
     name: Annotated[str, Argument(metavar="NAME", help="Name of the gate: the pod or service that waits.")],
     marks: Annotated[
-        list[str], Argument(metavar="MARK...", help="Marks without partition numbers: kafka/GROUP/TOPIC, pg/NAME/all.")
+        list[str], Argument(metavar="MARK", help="Marks without partition numbers: kafka/GROUP/TOPIC, pg/NAME/all.")
     ],
     timeout: Timeout = "30s",
     http: Annotated[
-        str, Option(envvar="PURGATORY_HTTP_URL", help="The daemon's HTTP address, as a URL.")
+        str, Option(metavar="URL", envvar="PURGATORY_HTTP_URL", help="The daemon's HTTP address, as a URL.")
     ] = DEFAULT_HTTP,
     token_file: Annotated[
-        Path | None, Option(envvar="PURGATORY_TOKEN_FILE", help="File with the bearer token.")
+        Path | None, Option(metavar="FILE", envvar="PURGATORY_TOKEN_FILE", help="File with the bearer token.")
     ] = None,
     tls_ca: Annotated[
-        Path | None, Option(envvar="PURGATORY_TLS_CA", help="Certificate authorities to trust (PEM file).")
+        Path | None,
+        Option(metavar="FILE", envvar="PURGATORY_TLS_CA", help="Certificate authorities to trust (PEM file)."),
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of text.")] = False,
 ) -> NoReturn:

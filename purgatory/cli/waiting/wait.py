@@ -11,6 +11,7 @@ from purgatory_client.sources.position_tokens import FORMS, Positions
 from typer import Argument, Option
 
 from purgatory.cli import render
+from purgatory.cli.completion import targets
 from purgatory.cli.exit_codes import OF_OUTCOME, Exit
 from purgatory.cli.parsing import (
     SIGNAL_PREFIX,
@@ -36,7 +37,8 @@ async def wait(
     targets: Annotated[
         list[str],
         Argument(
-            metavar="TARGET...",
+            metavar="TARGET",
+            autocompletion=targets,
             help="partition@offset (orders-3@42), signal:KEY, keys with --signal, or a token from `purgatory caught-up "
             "--token`.",
         ),
@@ -49,7 +51,7 @@ async def wait(
     min_bytes: Annotated[int, Option(help="Total bytes to wait for, over all partitions (with --fetch).")] = 1,
     replica_id: Annotated[int | None, Option(help="Fetch as this follower (with --fetch).")] = None,
     read_committed: Annotated[
-        bool, Option(help="Count bytes up to the last stable offset only (with --fetch).")
+        bool, Option("--read-committed", help="Count bytes up to the last stable offset only (with --fetch).")
     ] = False,
     delete_records: Annotated[
         bool,
@@ -62,13 +64,19 @@ async def wait(
     at_least: Annotated[int | None, Option("--at-least", min=1, help="Wait for this many of the targets.")] = None,
     unless: Annotated[
         list[str] | None,
-        Option("--unless", metavar="TARGET", help="Fail as soon as this target is reached. May be repeated."),
+        Option(
+            "--unless",
+            metavar="TARGET",
+            autocompletion=targets,
+            help="Fail as soon as this target is reached. May be repeated.",
+        ),
     ] = None,
     from_now: Annotated[
         bool, Option("--from-now", help="Ignore signals sent before this command (with --signal).")
     ] = False,
     heartbeat: Annotated[
-        str | None, Option(help="Fail if one of the keys is silent for this long: 500ms, 5s (with --signal).")
+        str | None,
+        Option(metavar="DURATION", help="Fail if one of the keys is silent for this long: 500ms, 5s (with --signal)."),
     ] = None,
     fail_when_stale: FailWhenStale = None,
 ) -> Exit:

@@ -2,15 +2,15 @@
 
 from typing import Any, Final
 
-from purgatory.engine.codes import COMPOSITE, FETCH, KIND_NAMES, OUTCOME_NAMES, PRODUCE, REQUEST_TIMED_OUT
+from purgatory.engine.codes import COMPOSITE, FETCH, KIND_NAMES, OUTCOME_NAMES, REQUEST_TIMED_OUT
 from purgatory.engine.views import ItemView, PendingView
 from purgatory.extensions.page.recent_ends import RecentEnd
+from purgatory.service.held_back import held_back_by
 from purgatory.service.host import Host
 
 ITEMS_IN_LISTS: Final = 3
 ITEMS_MAX: Final = 100
 """Maximum of items shown for one operation; each is looked up with its replicas."""
-REPLICAS_NAMED: Final = 5
 
 
 def pending_fields(host: Host, view: PendingView, slot: int, items_max: int = ITEMS_IN_LISTS) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def detailed_fields(host: Host, view: PendingView, slot: int) -> dict[str, Any]:
     fields = pending_fields(host, view, slot, ITEMS_MAX)
     for shown, item in zip(fields["items"], view.items, strict=False):
         if item.error_code == REQUEST_TIMED_OUT and item.name[1] >= 0:
-            shown["held_back_by"] = _held_back_by(host, view.kind, item)
+            shown["held_back_by"] = held_back_by(host, view.kind, item)
     return fields
 
 
@@ -58,28 +58,3 @@ def ended_fields(end: RecentEnd, now_ms: int) -> dict[str, Any]:
 def _item_fields(item: ItemView) -> dict[str, Any]:
     names = ("error_code", "required_offset", "reached_offset")
     return {"name": list(item.name)} | {name: getattr(item, name) for name in names}
-
-
-def _held_back_by(host: Host, kind: int, item: ItemView) -> str:
-    """A readable reason why a mark has not reached the required offset."""
-    now_ms = host.time.now_ms()
-    stale = host.sources.stale(item.name, now_ms)
-    if stale is not None:
-        return f"the mark has been stale for {stale.ms(now_ms) / 1_000:.1f} s: {stale.reason}"
-    partition = host.engine.partition_view(item.name, now_ms)
-    if partition is None:
-        return "nothing has been reported for this partition"
-    if kind == PRODUCE:
-        if partition.log_end_offset < item.required_offset:
-            return f"the leader's log ends at {partition.log_end_offset}"
-        behind = sorted(
-            (one for one in partition.replicas if one.in_sync and one.log_end_offset < item.required_offset),
-            key=lambda one: one.log_end_offset,
-        )
-        if behind:
-            named = ", ".join(f"{one.replica_id} (at {one.log_end_offset})" for one in behind[:REPLICAS_NAMED])
-            return f"in-sync replica{'s' if len(behind) > 1 else ''} {named}"
-        if len(partition.in_sync_replica_ids) < partition.min_in_sync_replicas:
-            in_sync = len(partition.in_sync_replica_ids)
-            return f"only {in_sync} replicas are in sync, {partition.min_in_sync_replicas} must be"
-    return "the mark has not reached the offset yet"
