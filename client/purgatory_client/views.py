@@ -26,7 +26,7 @@ class PendingItem:
     Attributes:
         estimated_remaining: Seconds until it is reached at the pace since registration. None: the mark does not move.
         pace_per_second: That pace. None as above.
-        held_back_by: Why it has not been reached, as text for people. Only from `operation`; empty for keys.
+        held_back_by: Why it has not been reached, as text for people. Only from `operation`.
     """
 
     name: str

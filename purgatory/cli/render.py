@@ -207,7 +207,7 @@ def operation(one: PendingOperation) -> None:
         state = "waiting" if item.error_code == 7 else ERROR_NAMES.get(item.error_code, "reached")
         reached = "no mark reported" if item.reached_offset < 0 else str(item.reached_offset)
         lines.append(f"  {escape(item.name)}: {reached} of {item.required_offset}, {state}")
-        lines += [f"    {escape(line)}" for line in _outlook(one, item)]
+        lines += [f"    {escape(line)}" for line in _outlook(one, item) if place < first_failure]
     print_either(document(one), *lines)
 
 
@@ -219,8 +219,8 @@ def _outlook(one: PendingOperation, item: PendingItem) -> list[str]:
         verdict = f"{span(too_late)} too late" if too_late > 0 else "in time"
         reached = f"reached in about {span(item.estimated_remaining)}"
         lines.append(f"{item.pace_per_second:,.1f} a second: {reached}, {verdict}")
-    elif item.held_back_by and item.reached_offset >= 0 and one.kind != OperationKind.FETCH:
-        lines.append("no estimate: the mark has not moved since the wait began")
+    elif item.held_back_by and item.reached_offset > 0 and one.kind != OperationKind.FETCH:
+        lines.append("no estimate: no progress since the wait began")
     return lines
 
 

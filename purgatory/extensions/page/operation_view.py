@@ -5,8 +5,8 @@ from typing import Any, Final
 from purgatory.engine.codes import COMPOSITE, FETCH, KIND_NAMES, OUTCOME_NAMES, REQUEST_TIMED_OUT
 from purgatory.engine.views import ItemView, PendingView
 from purgatory.extensions.page.recent_ends import RecentEnd
-from purgatory.service.held_back import held_back_by
 from purgatory.service.host import Host
+from purgatory.service.reasons import held_back_by
 
 ITEMS_IN_LISTS: Final = 3
 ITEMS_MAX: Final = 100
@@ -37,8 +37,8 @@ def detailed_fields(host: Host, view: PendingView, slot: int) -> dict[str, Any]:
     """The same fields, with the reason why each partition is not satisfied."""
     fields = pending_fields(host, view, slot, ITEMS_MAX)
     for shown, item in zip(fields["items"], view.items, strict=False):
-        if item.error_code == REQUEST_TIMED_OUT and item.name[1] >= 0:
-            shown["held_back_by"] = held_back_by(host, view.kind, item)
+        if item.error_code == REQUEST_TIMED_OUT:
+            shown["held_back_by"] = held_back_by(host, view, item)
     return fields
 
 

@@ -17,7 +17,7 @@ from purgatory_client.sources.source_link import EndsWanted, SourceLink, SourceS
 from typer.testing import CliRunner
 
 from purgatory.cli.app import app
-from purgatory.cli.exit_codes import MEANINGS, Exit
+from purgatory.cli.exit_codes import Exit
 from purgatory.cli.parsing import UsageError, follower, key_counts, partition_offsets, seconds
 from tests.client.test_blocking import environment
 from tests.conftest import StartDaemon
@@ -143,7 +143,7 @@ def test_an_expired_wait_says_how_far_it_came(shared_daemon: DaemonProcess, run:
     code, out, _ = waiting.end()
     assert code == 11
     assert "expires-1: reached 20 of 1000" in out
-    assert re.search(r"would have been reached in about \d+\.\d{3} s at \d+\.\d a second", out)
+    assert re.search(r"would have been reached in about (\d+\.\d{3} s|\d+m( \d+s)?) at \d+\.\d a second", out)
     still = run("wait", "expires-1@1000", "--timeout", "50ms", "--json")
     assert still.returncode == 11
     document = json.loads(still.stdout)
@@ -359,16 +359,6 @@ def test_serve_without_the_server_packages_says_what_to_install(tmp_path: Path) 
     assert answer.returncode == 1
     remedy = "pip install 'purgatory-waits[server]'"
     assert answer.stderr == f"purgatory: the daemon needs uvloop; install it with: {remedy}\n"
-
-
-def test_exit_codes_are_in_the_help_and_in_the_documentation(run: Run) -> None:
-    """Each exit code has one number, and is listed in --help and docs/cli.md with its meaning."""
-    helped = " ".join(run("wait", "--help").stdout.split())
-    documented = (Path(__file__).parents[3] / "docs" / "cli.md").read_text("utf-8")
-    for code, meaning in MEANINGS.items():
-        assert f"{code.value}: {meaning}" in helped
-        assert f"| {code.value} | {meaning} |" in documented
-    assert set(MEANINGS) == set(Exit)
 
 
 def test_parsing() -> None:
