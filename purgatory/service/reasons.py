@@ -3,16 +3,25 @@
 from typing import Final
 
 from purgatory.engine.batches import PartitionName
-from purgatory.engine.codes import DELETE_RECORDS, FETCH
+from purgatory.engine.codes import DELETE_RECORDS, FETCH, REQUEST_TIMED_OUT
 from purgatory.engine.views import ItemView, PartitionView, PendingView
 from purgatory.service.host import Host
 
 REPLICAS_NAMED: Final = 5
+REASONS_MAX: Final = 100
+"""Maximum of items of an operation that are looked up, with their replicas."""
 
 
 def spelled(name: PartitionName) -> str:
     """A name as the command line spells it: "orders-3", or a signal's key."""
     return f"{name[0]}-{name[1]}" if name[1] >= 0 else name[0]
+
+
+def held_back(host: Host, view: PendingView) -> list[str]:
+    """The reasons of the first items of an operation; empty for those that are reached."""
+    # The failure arm of a composite holds nothing back.
+    needed = view.items[: min(REASONS_MAX, len(view.items) - max(0, view.unless_count))]
+    return [held_back_by(host, view, item) if item.error_code == REQUEST_TIMED_OUT else "" for item in needed]
 
 
 def held_back_by(host: Host, view: PendingView, item: ItemView) -> str:

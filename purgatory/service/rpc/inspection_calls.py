@@ -16,13 +16,12 @@ from google.protobuf.message import Message
 
 from purgatory import __version__
 from purgatory.engine import COMPILED
-from purgatory.engine.codes import REQUEST_TIMED_OUT
 from purgatory.service.access.account import Account
 from purgatory.service.access.audit import NAME
 from purgatory.service.access.roles import ADMIN, OBSERVE, Role
 from purgatory.service.errors import RpcError, invalid_argument, not_found, permission_denied, quoted
 from purgatory.service.host import Host
-from purgatory.service.reasons import held_back_by
+from purgatory.service.reasons import held_back
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.single_flight import SingleFlight
 from purgatory.service.sessions.session import Session
@@ -59,8 +58,6 @@ PAGE_BYTES_MAX: Final = 256 * 1024
 """A page that reaches this size is complete: it may be held for a caller that does not read it."""
 OPERATIONS_AT_ONCE: Final = 16
 """Operations of a page that are requested from the engine at a time; they may have 2,000 items each."""
-CAUSES_MAX: Final = 100
-"""Items of an operation for which the cause of the delay is looked up, as many as the page shows."""
 ITEMS_PER_SLICE: Final = 250
 """Items or replicas translated before other tasks run, at about four microseconds each. Honest callers wait for several
 turns of the fair queue, so a turn must be short.
@@ -99,12 +96,7 @@ class InspectionCalls:
             view = self._host.engine.describe(session.owner, request.operation_id, now.now_ms)
             # The same error for an operation that does not exist and for one that the caller may not see.
             if view is not None and may_see(call.account, session.account, view):
-                # The failure arm of a composite holds nothing back.
-                needed = view.items[: min(CAUSES_MAX, len(view.items) - max(0, view.unless_count))]
-                causes = [
-                    held_back_by(self._host, view, item) if item.error_code == REQUEST_TIMED_OUT else ""
-                    for item in needed
-                ]
+                causes = held_back(self._host, view)
                 answer = pending_operation(view, session.session_id, session.account.principal, now, causes)
                 return wire.GetOperationResponse(operation=answer)
         raise not_found("pending operation", f"{request.session_id}/{request.operation_id}")
