@@ -21,7 +21,6 @@ from purgatory.cli.completion import (
     Operations,
     PartitionOption,
     SessionOption,
-    TopicOption,
     choice,
     passed_on,
     sessions,
@@ -53,28 +52,23 @@ T = TypeVar("T")
 SNAPSHOT_ROWS: Final = 20
 
 
-def _without_types(parameters: list[Any]) -> list[Any]:
-    """Leave types out of the help where they only take space: of flags, which are bool, and of arguments."""
-    for one in parameters:
-        if getattr(one, "is_flag", False):
-            one.metavar = ""
-        elif one.param_type_name == "argument":
-            one.display_type_rich = lambda ctx: None  # noqa: ARG005 - typer passes it by name
-    return parameters
-
-
-class Command(TyperCommand):
-    """A command whose help has no needless types."""
+class _PlainHelp:
+    """Leaves types out of the help where they only take space: of flags, which are bool, and of arguments."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer has a copy of click's classes
-        return _without_types(super().get_params(ctx))
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # a mixin
+        for one in parameters:
+            if getattr(one, "is_flag", False):
+                one.metavar = ""
+            elif one.param_type_name == "argument":
+                one.display_type_rich = lambda ctx: None  # noqa: ARG005 - typer passes it by name
+        return parameters
 
 
-class Commands(TyperGroup):
-    """The same for the help of all commands."""
+class Command(_PlainHelp, TyperCommand): ...
 
-    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - as above
-        return _without_types(super().get_params(ctx))
+
+class Commands(_PlainHelp, TyperGroup): ...
 
 
 app: Final = typer.Typer(
@@ -105,7 +99,7 @@ def options(
 async def ls(
     client: AsyncClient,
     partitions: Annotated[bool, Option("--partitions", "-p", help="List partitions instead of operations.")] = False,
-    prefix: Annotated[str, TopicOption(help="Only topics with this prefix (with --partitions).")] = "",
+    prefix: Annotated[str, Option(metavar="TEXT", help="Only topics with this prefix (with --partitions).")] = "",
     kind: Kind = None,
     partition: Annotated[str | None, PartitionOption(help="Only operations that wait on this partition.")] = None,
     key: Annotated[str, KeyOption(help="Only operations that wait on this key.")] = "",

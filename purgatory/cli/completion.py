@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import PurgatoryClientError
+from purgatory_client.views import OperationOrder
 from typer import Argument, Option
 from typer.core import CompletionItem, TyperCommand  # type: ignore[attr-defined]  # its copy of click is private
 
@@ -68,12 +69,8 @@ async def _targets(client: AsyncClient, typed: str) -> list[str]:
 
 
 async def _operations(client: AsyncClient, _typed: str) -> list[str]:
-    found: list[str] = []
-    async for one in client.operations(page_size=NAMES_MAX):
-        found += [f"{one.session_id}/{one.operation_id}"] if one.session_id else []
-        if len(found) == NAMES_MAX:
-            break
-    return found
+    ranked = await client.ranked_operations(OperationOrder.LEAST_REMAINING, limit=NAMES_MAX)
+    return [f"{one.session_id}/{one.operation_id}" for one in ranked.operations if one.session_id]
 
 
 async def _sessions(client: AsyncClient, typed: str) -> list[str]:
@@ -92,12 +89,12 @@ def choice(names: Iterable[str]) -> Callable[[], list[str]]:
 partitions: Final = from_daemon(_partitions)
 topics: Final = from_daemon(_topics)
 keys: Final = from_daemon(_keys)
-targets: Final = from_daemon(_targets)
 sessions: Final = from_daemon(_sessions)
 shown_names: Final = from_daemon(_shown_names)
 
 PartitionOption: Final = partial(Option, metavar="PARTITION", autocompletion=partitions)
-TopicOption: Final = partial(Option, metavar="TEXT", autocompletion=topics)
+Targets: Final = partial(Argument, metavar="TARGET", autocompletion=from_daemon(_targets))
+TargetOption: Final = partial(Option, metavar="TARGET", autocompletion=from_daemon(_targets))
 KeyOption: Final = partial(Option, metavar="KEY", autocompletion=keys)
 SessionOption: Final = partial(Option, metavar="SESSION", autocompletion=sessions)
 Operations: Final = partial(Argument, metavar="SESSION/ID", autocompletion=from_daemon(_operations))

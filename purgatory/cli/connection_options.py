@@ -1,9 +1,9 @@
 """Makes commands of async functions: adds the options that all commands have, and turns errors into exit codes."""
 
 import asyncio
-import functools
 import inspect
 from collections.abc import Awaitable, Callable
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
@@ -18,29 +18,14 @@ from purgatory.cli.parsing import UsageError
 
 T = TypeVar("T")
 
-PANEL: Final = "Connection"
+_Option: Final = partial(Option, rich_help_panel="Connection")
+_ADDRESS: Final = _Option(
+    "--address", "-a", metavar="HOST:PORT", envvar="PURGATORY_ADDRESS", help="The daemon's gRPC address."
+)
 OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
     "as_json": (Annotated[bool, Option("--json", help="Print JSON instead of text.")], False),
-    "address": (
-        Annotated[
-            str,
-            Option(
-                "--address",
-                "-a",
-                metavar="HOST:PORT",
-                envvar="PURGATORY_ADDRESS",
-                help="The daemon's gRPC address.",
-                rich_help_panel=PANEL,
-            ),
-        ],
-        DEFAULT_ADDRESS,
-    ),
-    "tls": (
-        Annotated[
-            bool, Option("--tls", help="Use TLS and trust the public certificate authorities.", rich_help_panel=PANEL)
-        ],
-        False,
-    ),
+    "address": (Annotated[str, _ADDRESS], DEFAULT_ADDRESS),
+    "tls": (Annotated[bool, _Option("--tls", help="Use TLS and trust the public certificate authorities.")], False),
 }
 """The options that all commands have, with their defaults."""
 _FILES: Final = {
@@ -50,7 +35,7 @@ _FILES: Final = {
     "token_file": "File with the bearer token.",  # other users can see a command line, so the token is not an option
 }
 for _name, _help in _FILES.items():
-    _option = Option(metavar="FILE", envvar=f"PURGATORY_{_name.upper()}", help=_help, rich_help_panel=PANEL)
+    _option = _Option(metavar="FILE", envvar=f"PURGATORY_{_name.upper()}", help=_help)
     OPTIONS[_name] = (Annotated[Path | None, _option], None)
 
 
@@ -65,11 +50,11 @@ def with_client(function: Callable[..., Awaitable[Exit]], interrupted: str, *, a
         for name, (kind, default) in common.items()
     ]
 
-    @functools.wraps(function)
+    @wraps(function)
     def command(**given: Any) -> NoReturn:  # noqa: ANN401 - as the function has them
         options = {name: given.pop(name) for name in common}
         render.AS_JSON.set(options.pop("as_json", False))
-        raise typer.Exit(_run(options, functools.partial(function, **given), interrupted.format(**given)))
+        raise typer.Exit(_run(options, partial(function, **given), interrupted.format(**given)))
 
     signature = inspect.signature(function)
     parameters = [*list(signature.parameters.values())[1:], *added]

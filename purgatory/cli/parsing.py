@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 from datetime import datetime, time, timedelta
+from functools import partial
 from typing import Annotated, Final
 
 from purgatory_client.errors import InvalidRequest
@@ -25,19 +26,12 @@ ORDERS: Final = {
 KINDS: Final = {kind.name.lower(): kind for kind in OperationKind}
 OUTCOMES: Final = {one.name.lower(): one for one in Outcome if one not in {Outcome.PENDING, Outcome.REFUSED}}
 
+Duration: Final = partial(Option, metavar="DURATION")
 Timeout = Annotated[
-    str,
-    Option(
-        "--timeout", "-t", metavar="DURATION", help="How long to wait: 500ms, 30s, 1m 30s, 1h; 0: answer immediately."
-    ),
+    str, Duration("--timeout", "-t", help="How long to wait: 500ms, 30s, 1m 30s, 1h; 0: answer immediately.")
 ]
 FailWhenStale = Annotated[
-    str | None,
-    Option(
-        "--fail-when-stale",
-        metavar="DURATION",
-        help="Fail if a mark is stale or unreported for this long: 500ms, 5s.",
-    ),
+    str | None, Duration("--fail-when-stale", help="Fail if a mark is stale or unreported for this long: 500ms, 5s.")
 ]
 
 

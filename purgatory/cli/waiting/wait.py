@@ -8,13 +8,14 @@ from purgatory_client import waits
 from purgatory_client.aio import AsyncClient
 from purgatory_client.results import Result
 from purgatory_client.sources.position_tokens import FORMS, Positions
-from typer import Argument, Option
+from typer import Option
 
 from purgatory.cli import render
-from purgatory.cli.completion import targets
+from purgatory.cli.completion import TargetOption, Targets
 from purgatory.cli.exit_codes import OF_OUTCOME, Exit
 from purgatory.cli.parsing import (
     SIGNAL_PREFIX,
+    Duration,
     FailWhenStale,
     Timeout,
     UsageError,
@@ -36,11 +37,9 @@ async def wait(
     client: AsyncClient,
     targets: Annotated[
         list[str],
-        Argument(
-            metavar="TARGET",
-            autocompletion=targets,
+        Targets(
             help="partition@offset (orders-3@42), signal:KEY, keys with --signal, or a token from `purgatory caught-up "
-            "--token`.",
+            "--token`."
         ),
     ],
     timeout: Timeout = "30s",  # noqa: ASYNC109 - the operation's own
@@ -64,19 +63,13 @@ async def wait(
     at_least: Annotated[int | None, Option("--at-least", min=1, help="Wait for this many of the targets.")] = None,
     unless: Annotated[
         list[str] | None,
-        Option(
-            "--unless",
-            metavar="TARGET",
-            autocompletion=targets,
-            help="Fail as soon as this target is reached. May be repeated.",
-        ),
+        TargetOption("--unless", help="Fail as soon as this target is reached. May be repeated."),
     ] = None,
     from_now: Annotated[
         bool, Option("--from-now", help="Ignore signals sent before this command (with --signal).")
     ] = False,
     heartbeat: Annotated[
-        str | None,
-        Option(metavar="DURATION", help="Fail if one of the keys is silent for this long: 500ms, 5s (with --signal)."),
+        str | None, Duration(help="Fail if one of the keys is silent for this long: 500ms, 5s (with --signal).")
     ] = None,
     fail_when_stale: FailWhenStale = None,
 ) -> Exit:
