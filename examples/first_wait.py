@@ -1,27 +1,31 @@
-"""The smallest example: wait for an offset that another program reaches. Needs a daemon (`make run`) on its default
-port.
+"""The smallest example: wait for an offset that another program reaches. Needs a daemon (`make run`).
 
-python examples/first_wait.py [ADDRESS]
+python examples/first_wait.py [ADDRESS]      the default is $PURGATORY_ADDRESS, or 127.0.0.1:7440
 """
 
 import asyncio
+import os
 import sys
 
 from purgatory_client import AsyncClient
+from purgatory_client.errors import InvalidRequest, Unavailable
 
 
 async def main(address: str) -> None:
     """Register one wait, satisfy it from another client, and print the result."""
     async with AsyncClient(address) as client:
-        wait = asyncio.create_task(client.produce({"orders-3": 42}, timeout=5))
-
-        # Normally a broker, a replica or a job reports the progress of orders-3. Here this program does.
-        await client.advance("orders-3", high_watermark=42)
-
-        result = await wait
+        result, _ = await asyncio.gather(
+            client.produce({"orders-3": 42}, timeout=5),
+            # Normally a broker, a replica or a job reports the progress of orders-3. Here this program does.
+            client.advance("orders-3", high_watermark=42),
+        )
         reached = result.partitions["orders-3"].reached_offset
         print(f"{result.outcome.name.lower()} after {result.waited:.3f} s: orders-3 has reached {reached}")
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:7440"))
+    daemon = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("PURGATORY_ADDRESS", "127.0.0.1:7440")
+    try:
+        asyncio.run(main(daemon))
+    except (InvalidRequest, Unavailable) as error:
+        sys.exit(f"{error}\nIs a daemon running at {daemon}? `make run` starts one.")

@@ -4,6 +4,7 @@ python examples/order_desk.py [ADDRESS] [OUTBOX]
 """
 
 import asyncio
+import os
 import sys
 
 from purgatory_client import AsyncClient, Ticket, waits
@@ -37,4 +38,6 @@ async def main(address: str, outbox: str) -> None:
 
 if __name__ == "__main__":
     arguments = dict(enumerate(sys.argv))
-    asyncio.run(main(arguments.get(1, "127.0.0.1:7440"), arguments.get(2, "order_desk.db")))
+    asyncio.run(
+        main(arguments.get(1, os.environ.get("PURGATORY_ADDRESS", "127.0.0.1:7440")), arguments.get(2, "order_desk.db"))
+    )

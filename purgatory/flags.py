@@ -6,7 +6,7 @@ All of it is derived from the fields of `settings`: a new setting needs no chang
 import argparse
 import json
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -42,7 +42,7 @@ def read_command_line(arguments: Sequence[str] | None, program: str, known: type
 
     Raises `SettingsError` for an unusable value, SystemExit for --help, --version and unknown flags.
     """
-    given = vars(_parser(program, known).parse_args(arguments))
+    given = vars(flag_parser(program, known).parse_args(arguments))
     print_config = bool(given.pop("print_config"))
     flags: Values = {}
     for name, value in given.items():
@@ -77,7 +77,8 @@ def config_lines(command_line: CommandLine) -> list[str]:
     return lines[:-1]
 
 
-def _parser(program: str, known: type[Settings]) -> argparse.ArgumentParser:
+def flag_parser(program: str, known: type[Settings]) -> argparse.ArgumentParser:
+    """The parser of the flags of the `known` settings."""
     parser = argparse.ArgumentParser(program, description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"purgatory {__version__}")
     parser.add_argument("--print-config", action="store_true", help="Print each setting with its source, and exit.")
@@ -99,6 +100,8 @@ def _add_flag(parser: argparse._ActionsContainer, name: str, field: FieldInfo) -
     details: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
     if field.annotation is bool:
         details["action"] = argparse.BooleanOptionalAction
+    elif get_origin(field.annotation) is Literal:
+        details["metavar"] = "|".join(get_args(field.annotation))
     else:
         details["metavar"] = name.rpartition(".")[2].rpartition("_")[2].upper()
     if isinstance(field.default, tuple):

@@ -104,7 +104,7 @@ class AsyncClient(SingleCalls):
             The file is read, or the function called, for each call.
 
     Raises:
-        InvalidRequest: Only one of `tls_certificate` and `tls_key` is given.
+        InvalidRequest: The address is not "host:port", or only one of `tls_certificate` and `tls_key` is given.
         OutboxError: The outbox file is in use, damaged, too new or cannot be written.
     """
 

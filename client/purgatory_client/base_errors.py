@@ -13,6 +13,10 @@ STATUS_LOST: Final = "Internal error from Core"
 """The details that grpc.aio puts in place of the daemon's status if a stream ends while a message is being written.
 Only another stream can tell why it ended."""
 
+HTTP1: Final = "http1.x server"
+"""Part of gRPC's message if a server at the address answers in HTTP/1: most likely the daemon's HTTP port was given."""
+WRONG_PORT: Final = "this port answers HTTP/1 and not gRPC; give the daemon's gRPC address (by default port 7440)"
+
 
 class PurgatoryClientError(Exception):
     """Base of all errors of this package."""
@@ -142,6 +146,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> PurgatoryClientError:
     status = rpc_status.from_call(error)
     field = "" if status is None else _field_violated(status)
     message = error.details() or error.code().name
+    if HTTP1 in message:
+        message = WRONG_PORT
     made = from_code(error.code().value[0], field, message.removeprefix(f"{field}: "))
     if isinstance(made, Unavailable):
         made.is_answer = status is not None  # errors that gRPC itself raises have no status details

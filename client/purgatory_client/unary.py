@@ -18,7 +18,7 @@ from purgatory_client.errors import ClientClosed, InvalidRequest, NotFound, Unav
 from purgatory_client.partition_names import partition_name
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.session.backoff import Resumption
-from purgatory_client.session.channel import ChannelSecurity, check_process, open_channel
+from purgatory_client.session.channel import ChannelSecurity, check_address, check_process, open_channel
 from purgatory_client.session.detached_sessions import CALL_TIMEOUT, ClosedSession
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.sources.source_link import SourceLink
@@ -42,6 +42,7 @@ class SingleCalls:
     """The base of `AsyncClient`. All calls may also raise Unavailable, InvalidRequest and ClientClosed."""
 
     def __init__(self, address: str, security: ChannelSecurity, give_up_after: float | None) -> None:
+        check_address(address)
         self.address: Final = address
         self._security: Final = security
         self._give_up_after: Final = give_up_after

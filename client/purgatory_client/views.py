@@ -6,6 +6,7 @@ Offsets are -1 if unknown, durations are in seconds, times are aware datetimes i
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import IntEnum
+from itertools import chain, repeat
 from typing import Any, Final, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
@@ -20,12 +21,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PendingItem:
-    """One partition ("orders-3") or key of a pending operation. Error code 7: not reached yet."""
+    """One partition ("orders-3") or key of a pending operation. Error code 7: not reached yet.
+
+    Attributes:
+        estimated_remaining: Seconds until it is reached at the pace since registration. None: the mark does not move.
+        pace_per_second: That pace. None as above.
+        held_back_by: Why it has not been reached, as text for people. Only from `operation`.
+    """
 
     name: str
     error_code: int
     required_offset: int
     reached_offset: int
+    estimated_remaining: float | None = None
+    pace_per_second: float | None = None
+    held_back_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +294,9 @@ def _ended_operation(message: wire.EndedOperation) -> EndedOperation:
 
 def pending_operation(message: wire.PendingOperation) -> PendingOperation:
     """Decode the message."""
-    return _view(PendingOperation, message, items=[_pending_item(item) for item in message.partitions])
+    # Listings have no causes, and a long operation has them for its first items.
+    named = zip(message.partitions, chain(message.held_back_by, repeat("")), strict=False)
+    return _view(PendingOperation, message, items=[_pending_item(item, cause) for item, cause in named])
 
 
 def partition(message: wire.Partition) -> Partition:
@@ -314,8 +326,12 @@ def _source(message: source_pb2.SourceStatus) -> SourceStatus:
     return _view(SourceStatus, message, state=state)
 
 
-def _pending_item(item: result_pb2.PartitionResult) -> PendingItem:
-    return PendingItem(_name(item), item.error_code, item.required_offset, item.reached_offset)
+def _pending_item(item: result_pb2.PartitionResult, held_back_by: str = "") -> PendingItem:
+    left = item.estimated_remaining_ms / 1_000 if item.HasField("estimated_remaining_ms") else None
+    pace = item.pace_per_second if item.HasField("pace_per_second") else None
+    return PendingItem(
+        _name(item), item.error_code, item.required_offset, item.reached_offset, left, pace, held_back_by
+    )
 
 
 def _name(named: result_pb2.PartitionResult | wire.HotName) -> str:

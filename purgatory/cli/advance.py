@@ -9,6 +9,7 @@ from purgatory_client.marks import Marks
 from typer import Argument, Option
 
 from purgatory.cli import render
+from purgatory.cli.completion import KeyOption, partitions
 from purgatory.cli.exit_codes import Exit
 from purgatory.cli.parsing import UsageError, checked_partition, follower, ids
 
@@ -17,7 +18,9 @@ Offset = int | None
 
 async def advance(
     client: AsyncClient,
-    partition: Annotated[str | None, Argument(metavar="[PARTITION]", help="Like orders-3.")] = None,
+    partition: Annotated[
+        str | None, Argument(metavar="PARTITION", autocompletion=partitions, help="Like orders-3.")
+    ] = None,
     high_watermark: Annotated[Offset, Option(help="All in-sync replicas have every record below this offset.")] = None,
     log_end_offset: Annotated[Offset, Option(help="The leader's log has grown to this offset.")] = None,
     byte_position: Annotated[Offset, Option(help="Byte position of the log end (with --log-end-offset).")] = None,
@@ -58,9 +61,7 @@ async def advance(
     storage_online: Annotated[
         bool, Option("--storage-online", help="The partition's log directory is available again.")
     ] = False,
-    signal: Annotated[
-        str | None, Option(metavar="KEY", help="Signal this key instead of reporting on a partition.")
-    ] = None,
+    signal: Annotated[str | None, KeyOption(help="Signal this key instead of reporting on a partition.")] = None,
     count: Annotated[int, Option(help="Number of signals (with --signal).")] = 1,
 ) -> Exit:
     """Report events of a partition, or signal a key. Prints the number of waits that ended."""

@@ -2,20 +2,35 @@
 
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Iterator
-from typing import Annotated, Final, NoReturn, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 from purgatory_client.aio import AsyncClient
 from purgatory_client.unary import Filters
+from purgatory_client.views import OperationOrder
 from typer import Argument, Option
+from typer.core import TyperCommand, TyperGroup
 
+from purgatory import __version__
 from purgatory.cli import render
 from purgatory.cli.advance import advance
+from purgatory.cli.completion import (
+    KeyOption,
+    Kind,
+    Operations,
+    PartitionOption,
+    SessionOption,
+    choice,
+    passed_on,
+    sessions,
+    shown_names,
+)
 from purgatory.cli.connection_options import with_client
 from purgatory.cli.dead_letters import dead_letters
-from purgatory.cli.exit_codes import Exit, epilog
+from purgatory.cli.exit_codes import MEANINGS, Exit
 from purgatory.cli.parsing import (
+    ORDERS,
     Timeout,
     UsageError,
     checked_partition,
@@ -34,32 +49,74 @@ from purgatory.cli.watching import Watch, shown
 
 T = TypeVar("T")
 
+SNAPSHOT_ROWS: Final = 20
+
+
+class _PlainHelp:
+    """Leaves types out of the help where they only take space: of flags, which are bool, and of arguments."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer has a copy of click's classes
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # a mixin
+        for one in parameters:
+            if getattr(one, "is_flag", False):
+                one.metavar = ""
+            elif one.param_type_name == "argument":
+                one.display_type_rich = lambda ctx: None  # noqa: ARG005 - typer passes it by name
+        return parameters
+
+
+class Command(_PlainHelp, TyperCommand): ...
+
+
+class Commands(_PlainHelp, TyperGroup): ...
+
+
 app: Final = typer.Typer(
     name="purgatory",
+    cls=Commands,
     help="Waits as a service: wait for offsets and signals, report events, inspect pending operations.",
-    epilog=epilog(),
+    epilog="purgatory help COMMAND explains a command, purgatory help exit-codes the exit codes.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 
 
+def _print_version(is_given: bool) -> None:
+    if is_given:
+        render.print_lines(f"purgatory {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """The options that come before a command."""
+
+
 async def ls(
     client: AsyncClient,
     partitions: Annotated[bool, Option("--partitions", "-p", help="List partitions instead of operations.")] = False,
-    prefix: Annotated[str, Option(help="Only topics with this prefix (with --partitions).")] = "",
-    kind: Annotated[
-        str | None, Option(help="Only this kind: produce, fetch, delete_records, signal or composite.")
-    ] = None,
-    partition: Annotated[str | None, Option(help="Only operations that wait on this partition.")] = None,
-    key: Annotated[str, Option(help="Only operations that wait on this key.")] = "",
-    session: Annotated[str, Option(help="Only this session.")] = "",
+    prefix: Annotated[str, Option(metavar="TEXT", help="Only topics with this prefix (with --partitions).")] = "",
+    kind: Kind = None,
+    partition: Annotated[str | None, PartitionOption(help="Only operations that wait on this partition.")] = None,
+    key: Annotated[str, KeyOption(help="Only operations that wait on this key.")] = "",
+    session: Annotated[str, SessionOption(help="Only this session.")] = "",
     limit: Annotated[int, Option(min=1, help="Maximum number of entries.")] = 1_000,
     sort: Annotated[
         str | None,
-        Option(help="Sort all operations by remaining or waited time, most urgent first; lists at most 1,000."),
+        Option(
+            metavar="remaining|waited",
+            autocompletion=choice(ORDERS),
+            help="Sort all operations by remaining or waited time, most urgent first; lists at most 1,000.",
+        ),
     ] = None,
     reverse: Annotated[bool, Option("--reverse", help="Least urgent first (with --sort).")] = False,
-    search: Annotated[str, Option(help="Only names that contain this text, ignoring case (with --sort).")] = "",
+    search: Annotated[
+        str, Option(metavar="TEXT", help="Only names that contain this text, ignoring case (with --sort).")
+    ] = "",
     watch: Watch = None,
 ) -> Exit:
     """List pending operations, or known partitions."""
@@ -85,9 +142,12 @@ async def ls(
 
 
 async def show(
-    client: AsyncClient, what: Annotated[str, Argument(metavar="PARTITION|SESSION/ID", help="orders-3, or SESSION/17.")]
+    client: AsyncClient,
+    what: Annotated[
+        str, Argument(metavar="PARTITION|SESSION/ID", autocompletion=shown_names, help="orders-3, or SESSION/17.")
+    ],
 ) -> Exit:
-    """Show a partition or a pending operation."""
+    """Show a partition, or a pending operation: its pace, what holds it back, and whether it will be in time."""
     reference = operation_reference(what)
     if reference is None:
         render.partition(await client.partition(checked_partition(what)))
@@ -98,10 +158,10 @@ async def show(
 
 async def cancel(
     client: AsyncClient,
-    operations: Annotated[list[str] | None, Argument(metavar="[SESSION/ID]...", help="Operations to cancel.")] = None,
-    session: Annotated[str | None, Option(help="Cancel all operations of this session.")] = None,
-    partition: Annotated[str | None, Option(help="Cancel all operations that wait on this partition.")] = None,
-    key: Annotated[str | None, Option(help="Cancel all operations that wait on this key.")] = None,
+    operations: Annotated[list[str] | None, Operations(help="Operations to cancel.")] = None,
+    session: Annotated[str | None, SessionOption(help="Cancel all operations of this session.")] = None,
+    partition: Annotated[str | None, PartitionOption(help="Cancel all operations that wait on this partition.")] = None,
+    key: Annotated[str | None, KeyOption(help="Cancel all operations that wait on this key.")] = None,
 ) -> Exit:
     """Cancel pending operations. Exit code 16 if none was found."""
     if [bool(operations), session is not None, partition is not None, key is not None].count(True) != 1:
@@ -118,7 +178,7 @@ async def cancel(
 
 async def extend(
     client: AsyncClient,
-    operations: Annotated[list[str], Argument(metavar="SESSION/ID...", help="Operations, as shown by `purgatory ls`.")],
+    operations: Annotated[list[str], Operations(help="Operations, as shown by `purgatory ls`.")],
     timeout: Timeout = "30s",  # noqa: ASYNC109 - the operations' own
 ) -> Exit:
     """Let pending operations wait for at least the timeout from now on. Exit code 16 if one of them was not found."""
@@ -135,7 +195,10 @@ async def extend(
     return Exit.NOT_FOUND if gone else Exit.OK
 
 
-async def close(client: AsyncClient, session: Annotated[str, Argument(metavar="SESSION", help="Session id.")]) -> Exit:
+async def close(
+    client: AsyncClient,
+    session: Annotated[str, Argument(metavar="SESSION", autocompletion=sessions, help="Session id.")],
+) -> Exit:
     """Close a session: cancel its pending operations and drop its unacknowledged results."""
     render.closed(await client.close_session(session))
     return Exit.OK
@@ -151,13 +214,29 @@ async def status(client: AsyncClient, watch: Watch = None) -> Exit:
 
 
 async def top(client: AsyncClient) -> Exit:
-    """Show a live view of pending operations in the terminal, with keys to sort and filter."""
+    """Show a live view of pending operations, with keys to sort and filter. Without a terminal, print it once."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return await _snapshot(client)
     try:
         from purgatory.cli.top import Top  # noqa: PLC0415 - optional, and slow to import
     except ModuleNotFoundError as error:
         render.error_line(f"`purgatory top` needs {error.name}; install it with: pip install 'purgatory-waits[top]'")
         raise typer.Exit(Exit.ERROR) from error
     await Top(client).run_async()
+    return Exit.OK
+
+
+async def _snapshot(client: AsyncClient) -> Exit:
+    """Print what `top` shows first: the counts, and the operations that expire first."""
+    status = await client.status()
+    ranked = await client.ranked_operations(OperationOrder.LEAST_REMAINING, limit=SNAPSHOT_ROWS)
+    render.print_lines(render.pending_line(status), render.counts_line(status))
+    if ranked.operations:
+        listed = (
+            f"the {len(ranked.operations)} that expire first" if len(ranked.operations) < ranked.matching else "all"
+        )
+        render.print_lines(f"waits: {ranked.matching:,}, {listed}:")
+        render.operations(ranked.operations)
     return Exit.OK
 
 
@@ -178,34 +257,46 @@ _WRITES: Final = "the daemon may have applied it"
 _LOADS: Final = "the registered waits stay pending; cancel them with: purgatory cancel --session {session}"
 _COLLECTS: Final = "results that were not printed are still at the daemon"
 
-for _name, _function, _interrupted in (
-    ("advance", advance, _WRITES),
-    ("load", load, _LOADS),
-    ("results", results, _COLLECTS),
-    ("tail", tail, _READS),
-    ("hot", hot, _READS),
-    ("caught-up", caught_up, _WAITS),
-    ("dead-letters", dead_letters, _WRITES),
-    ("wait", wait, _WAITS),
-    ("ls", ls, _READS),
-    ("show", show, _READS),
-    ("cancel", cancel, _WRITES),
-    ("extend", extend, _WRITES),
-    ("signal", signal_key, _WRITES),
-    ("close", close, _WRITES),
-    ("status", status, _READS),
-    ("top", top, _READS),
-    ("mcp", mcp, _WAITS),
-):
-    app.command(_name, epilog=epilog())(with_client(_function, _interrupted, as_json=_name not in {"top", "mcp"}))
+WAITING: Final = "Wait"
+DAEMON: Final = "Run a daemon"
 
-app.command("ready", epilog=epilog())(ready)
+# In the order of the help.
+for _group, _name, _function, _interrupted in (
+    (WAITING, "wait", wait, _WAITS),
+    (WAITING, "caught-up", caught_up, _WAITS),
+    ("Report progress", "advance", advance, _WRITES),
+    ("Report progress", "signal", signal_key, _WRITES),
+    ("Inspect", "status", status, _READS),
+    ("Inspect", "ls", ls, _READS),
+    ("Inspect", "show", show, _READS),
+    ("Inspect", "top", top, _READS),
+    ("Inspect", "tail", tail, _READS),
+    ("Inspect", "hot", hot, _READS),
+    ("Operate", "cancel", cancel, _WRITES),
+    ("Operate", "extend", extend, _WRITES),
+    ("Operate", "close", close, _WRITES),
+    ("Operate", "dead-letters", dead_letters, _WRITES),
+    ("Many waits at once", "load", load, _LOADS),
+    ("Many waits at once", "results", results, _COLLECTS),
+):
+    _command = with_client(_function, _interrupted, as_json=_name != "top")
+    app.command(_name, cls=Command, rich_help_panel=_group)(_command)
+
+app.command("ready", cls=Command, rich_help_panel=WAITING)(ready)
+app.command("mcp", cls=Command, rich_help_panel=WAITING)(with_client(mcp, _WAITS, as_json=False))
 
 _PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Settings of a command that passes its arguments on to another parser."""
 
 
-@app.command("serve", add_help_option=False, context_settings=_PASSED_ON)
+def _passing_on(name: str, parser: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add a command whose arguments another parser reads; `parser`: the function that makes it, as module:function."""
+    return app.command(
+        name, cls=passed_on(parser), add_help_option=False, context_settings=_PASSED_ON, rich_help_panel=DAEMON
+    )
+
+
+@_passing_on("serve", "purgatory.cli.completion:serve_parser")
 def serve(context: typer.Context) -> NoReturn:
     """Run the daemon; see `purgatory serve --help` for its settings."""
     with _server_packages("the daemon"):
@@ -214,7 +305,7 @@ def serve(context: typer.Context) -> NoReturn:
     raise typer.Exit(run_daemon(ALL, context.args, program="purgatory serve"))
 
 
-@app.command("journal", add_help_option=False, context_settings=_PASSED_ON)
+@_passing_on("journal", "purgatory.journal.maintenance:journal_parser")
 def journal(context: typer.Context) -> NoReturn:
     """Check, export or import a journal; see `purgatory journal --help`."""
     from purgatory.journal.maintenance import main as run_journal  # noqa: PLC0415 - only this command needs the engine
@@ -222,7 +313,7 @@ def journal(context: typer.Context) -> NoReturn:
     raise typer.Exit(run_journal(context.args))
 
 
-@app.command("token", add_help_option=False, context_settings=_PASSED_ON)
+@_passing_on("token", "purgatory.service.access.commands:token_parser")
 def token(context: typer.Context) -> NoReturn:
     """Create and list the daemon's bearer tokens; see `purgatory token --help`."""
     with _server_packages("this"):
@@ -230,12 +321,30 @@ def token(context: typer.Context) -> NoReturn:
     raise typer.Exit(run_token(context.args))
 
 
-@app.command("policy", add_help_option=False, context_settings=_PASSED_ON)
+@_passing_on("policy", "purgatory.service.access.commands:policy_parser")
 def policy(context: typer.Context) -> NoReturn:
     """Check a policy file, or what it permits a caller; see `purgatory policy --help`."""
     with _server_packages("this"):
         from purgatory.service.access.commands import run_policy  # noqa: PLC0415 - as for `serve`
     raise typer.Exit(run_policy(context.args))
+
+
+@app.command("help", cls=Command, rich_help_panel="Help")
+def show_help(
+    topic: Annotated[
+        str | None,
+        Argument(
+            metavar="TOPIC",
+            autocompletion=lambda: ["exit-codes", *(one.name or "" for one in app.registered_commands)],
+            help="A command, or exit-codes.",
+        ),
+    ] = None,
+) -> None:
+    """Explain a command, or the exit codes that all commands have."""
+    if topic == "exit-codes":
+        render.print_lines(*(f"{code.value:>3}  {meaning}" for code, meaning in MEANINGS.items()), soft_wrap=True)
+    else:
+        app(prog_name="purgatory", args=[*filter(None, [topic]), "--help"])
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
 """Makes commands of async functions: adds the options that all commands have, and turns errors into exit codes."""
 
 import asyncio
-import functools
 import inspect
 from collections.abc import Awaitable, Callable
+from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
@@ -16,16 +16,18 @@ from purgatory.cli import render
 from purgatory.cli.exit_codes import Exit, exit_of_error
 from purgatory.cli.parsing import UsageError
 
-_OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
-    "address": (
-        Annotated[
-            str, Option("--address", "-a", envvar="PURGATORY_ADDRESS", help="The daemon's gRPC address, host:port.")
-        ],
-        DEFAULT_ADDRESS,
-    ),
+T = TypeVar("T")
+
+_Option: Final = partial(Option, rich_help_panel="Connection")
+_ADDRESS: Final = _Option(
+    "--address", "-a", metavar="HOST:PORT", envvar="PURGATORY_ADDRESS", help="The daemon's gRPC address."
+)
+OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
     "as_json": (Annotated[bool, Option("--json", help="Print JSON instead of text.")], False),
-    "tls": (Annotated[bool, Option("--tls", help="Use TLS and trust the public certificate authorities.")], False),
+    "address": (Annotated[str, _ADDRESS], DEFAULT_ADDRESS),
+    "tls": (Annotated[bool, _Option("--tls", help="Use TLS and trust the public certificate authorities.")], False),
 }
+"""The options that all commands have, with their defaults."""
 _FILES: Final = {
     "tls_ca": "Certificate authorities to trust (PEM file).",
     "tls_certificate": "Client certificate (PEM file).",
@@ -33,8 +35,8 @@ _FILES: Final = {
     "token_file": "File with the bearer token.",  # other users can see a command line, so the token is not an option
 }
 for _name, _help in _FILES.items():
-    _option = Option(envvar=f"PURGATORY_{_name.upper()}", help=_help)
-    _OPTIONS[_name] = (Annotated[Path | None, _option], None)
+    _option = _Option(metavar="FILE", envvar=f"PURGATORY_{_name.upper()}", help=_help)
+    OPTIONS[_name] = (Annotated[Path | None, _option], None)
 
 
 def with_client(function: Callable[..., Awaitable[Exit]], interrupted: str, *, as_json: bool) -> Callable[..., None]:
@@ -42,17 +44,17 @@ def with_client(function: Callable[..., Awaitable[Exit]], interrupted: str, *, a
 
     `interrupted` is the message after Ctrl-C, with the function's arguments in braces. `as_json`: has `--json`.
     """
-    common = {name: option for name, option in _OPTIONS.items() if as_json or name != "as_json"}
+    common = {name: option for name, option in OPTIONS.items() if as_json or name != "as_json"}
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         for name, (kind, default) in common.items()
     ]
 
-    @functools.wraps(function)
+    @wraps(function)
     def command(**given: Any) -> NoReturn:  # noqa: ANN401 - as the function has them
         options = {name: given.pop(name) for name in common}
         render.AS_JSON.set(options.pop("as_json", False))
-        raise typer.Exit(_run(options, functools.partial(function, **given), interrupted.format(**given)))
+        raise typer.Exit(_run(options, partial(function, **given), interrupted.format(**given)))
 
     signature = inspect.signature(function)
     parameters = [*list(signature.parameters.values())[1:], *added]
@@ -64,7 +66,7 @@ def with_client(function: Callable[..., Awaitable[Exit]], interrupted: str, *, a
 
 def _run(options: dict[str, Any], call: Callable[[AsyncClient], Awaitable[Exit]], interrupted: str) -> Exit:
     try:
-        return asyncio.run(_connected(options, call))
+        return asyncio.run(connected(options, call))
     except KeyboardInterrupt:
         render.error_line(f"interrupted; {interrupted}")
         return Exit.INTERRUPTED
@@ -81,7 +83,12 @@ def _run(options: dict[str, Any], call: Callable[[AsyncClient], Awaitable[Exit]]
         return exit_of_error(error)
 
 
-async def _connected(options: dict[str, Any], call: Callable[[AsyncClient], Awaitable[Exit]]) -> Exit:
+async def connected(options: dict[str, Any], call: Callable[[AsyncClient], Awaitable[T]]) -> T:
+    """Call with a client that has these options. Raises UsageError if they are invalid."""
     security = {name: value for name, value in options.items() if name.startswith("tls")}
-    async with AsyncClient(options["address"], name="cli", token=options["token_file"], **security) as client:
+    try:
+        made = AsyncClient(options["address"], name="cli", token=options["token_file"], **security)
+    except InvalidRequest as error:
+        raise UsageError(error.message) from error
+    async with made as client:
         return await call(client)

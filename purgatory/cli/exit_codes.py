@@ -1,4 +1,4 @@
-"""The exit codes of `purgatory`, in one table. The help text shows it, and a test compares docs/cli.md with it."""
+"""The exit codes of `purgatory`, in one table, which `purgatory help exit-codes` prints and docs/cli.md repeats."""
 
 from collections.abc import Collection
 from enum import IntEnum
@@ -61,8 +61,3 @@ def exit_of_outcomes(outcomes: Collection[Outcome]) -> Exit:
 
 def exit_of_error(error: errors.PurgatoryClientError) -> Exit:
     return next((code for kind, code in _OF_ERROR if isinstance(error, kind)), Exit.ERROR)
-
-
-def epilog() -> str:
-    """The exit codes as the help text shows them."""
-    return "\n\n".join(["Exit codes:", *(f"{code.value}: {meaning}" for code, meaning in MEANINGS.items())])

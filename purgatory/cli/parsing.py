@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 from datetime import datetime, time, timedelta
+from functools import partial
 from typing import Annotated, Final
 
 from purgatory_client.errors import InvalidRequest
@@ -16,13 +17,21 @@ from typer import Option
 
 SIGNAL_PREFIX: Final = "signal:"
 """Prefix of a target that is a key, where other targets are partitions."""
-UNITS_S: Final[dict[str, float]] = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "": 1}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+UNITS_S: Final[dict[str, float]] = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+ORDERS: Final = {
+    "remaining": (OperationOrder.LEAST_REMAINING, OperationOrder.MOST_REMAINING),
+    "waited": (OperationOrder.LONGEST_WAITED, OperationOrder.SHORTEST_WAITED),
+}
+KINDS: Final = {kind.name.lower(): kind for kind in OperationKind}
+OUTCOMES: Final = {one.name.lower(): one for one in Outcome if one not in {Outcome.PENDING, Outcome.REFUSED}}
 
-
-Timeout = Annotated[str, Option("--timeout", "-t", help="How long to wait: 500ms, 30s, 2m, 1h; 0: answer immediately.")]
+Duration: Final = partial(Option, metavar="DURATION")
+Timeout = Annotated[
+    str, Duration("--timeout", "-t", help="How long to wait: 500ms, 30s, 1m 30s, 1h; 0: answer immediately.")
+]
 FailWhenStale = Annotated[
-    str | None, Option("--fail-when-stale", help="Fail if a mark is stale or unreported for this long: 500ms, 5s.")
+    str | None, Duration("--fail-when-stale", help="Fail if a mark is stale or unreported for this long: 500ms, 5s.")
 ]
 
 
@@ -31,9 +40,12 @@ class UsageError(Exception):
 
 
 def seconds(text: str) -> float:
-    """A duration: "500ms", "30s", "2m", "1h", "1d", or a plain number of seconds; "0" too."""
-    match = _DURATION.fullmatch(text.strip())
-    value = float(match[1]) * UNITS_S[match[2] or ""] if match else math.inf
+    """A duration: "500ms", "30s", "1m 30s", "1h", "1d", or a plain number of seconds; "0" too."""
+    text = text.strip()
+    given = f"{text}s" if text[-1:].isdigit() else text
+    parts = _DURATION.findall(given)
+    value = math.inf if not parts or _DURATION.sub("", given).strip() else 0.0
+    value += sum(float(number) * UNITS_S[unit] for number, unit in parts)
     if value == math.inf:
         raise UsageError(f"not a duration: {text!r}; expected a number and a unit, like 500ms, 30s, 2m or 1h")
     return value
@@ -152,29 +164,22 @@ def kind_of(name: str | None) -> OperationKind | None:
     """The kind "delete_records" or "delete-records"; None if none is named."""
     if name is None:
         return None
-    try:
-        return OperationKind[name.upper().replace("-", "_")]
-    except KeyError as error:
-        names = ", ".join(kind.name.lower() for kind in OperationKind)
-        raise UsageError(f"not a kind: {name!r}; expected one of {names}") from error
+    kind = KINDS.get(name.lower().replace("-", "_"))
+    if kind is None:
+        raise UsageError(f"not a kind: {name!r}; expected one of {', '.join(KINDS)}")
+    return kind
 
 
 def order_of(name: str, *, reverse: bool) -> OperationOrder:
     """The order "remaining" (least first) or "waited" (longest first)."""
-    orders = {
-        "remaining": (OperationOrder.LEAST_REMAINING, OperationOrder.MOST_REMAINING),
-        "waited": (OperationOrder.LONGEST_WAITED, OperationOrder.SHORTEST_WAITED),
-    }
-    if name not in orders:
+    if name not in ORDERS:
         raise UsageError(f"cannot sort by {name!r}; expected remaining or waited")
-    return orders[name][reverse]
+    return ORDERS[name][reverse]
 
 
 def outcome_of(name: str) -> Outcome:
     """The outcome of a wait: "expired", "shutting-down"."""
-    outcomes = {outcome.name.lower(): outcome for outcome in Outcome}
-    del outcomes["pending"], outcomes["refused"]
-    outcome = outcomes.get(name.lower().replace("-", "_"))
+    outcome = OUTCOMES.get(name.lower().replace("-", "_"))
     if outcome is None:
-        raise UsageError(f"not an outcome: {name!r}; expected one of {', '.join(outcomes)}")
+        raise UsageError(f"not an outcome: {name!r}; expected one of {', '.join(OUTCOMES)}")
     return outcome

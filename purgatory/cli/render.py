@@ -5,6 +5,7 @@ Durations are in seconds, unknown offsets are -1, and missing values are null. `
 """
 
 import json
+import math
 import sys
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -30,7 +31,8 @@ PLAIN_WIDTH: Final = 400
 """Width of a table in a file or a pipe, where no column should be cut off."""
 
 _REFUSAL_FIELDS: Final = ("index", "error_code", "field", "message")
-_SPANS: Final = (("d", 86_400), ("h", 3_600), ("m", 60))
+_SPANS: Final = (("m", 60, "s", 1, 3_600), ("h", 3_600, "m", 60, 86_400), ("d", 86_400, "h", 3_600, math.inf))
+"""Pairs of units of a duration, each with its seconds, and the duration from which the next pair is used."""
 COLOURS: Final = {Outcome.SATISFIED: "green", Outcome.EXPIRED: "yellow"}
 
 
@@ -59,13 +61,13 @@ def error_line(message: str) -> None:
 def result(answer: Result, wait: Wait | None = None) -> None:
     """Print a line for the wait and one for each partition or key."""
     colour = COLOURS.get(answer.outcome, "red")
-    late = f" ({answer.lateness:.3f} s late)" if answer.lateness else ""
+    late = f" ({exact(answer.lateness)} late)" if answer.lateness else ""
     lines = [f"  {escape(line)}" for line in item_lines(answer, wait)]
     if answer.kind == OperationKind.COMPOSITE and answer.decided_by:
         lines.append(f"  decided by {escape(', '.join(item.name for item in answer.decided_by))}")
     print_either(
         result_document(answer),
-        f"[{colour}]{outcome_text(answer.outcome)}[/{colour}] after {answer.waited:.3f} s{late}",
+        f"[{colour}]{outcome_text(answer.outcome)}[/{colour}] after {exact(answer.waited)}{late}",
         *lines,
     )
 
@@ -88,7 +90,7 @@ def _item_line(item: PartitionResult, outcome: Outcome, *, is_key: bool = False)
     reached = "no mark reported" if item.reached_offset < 0 else f"reached {item.reached_offset}"
     parts = [f"{item.name}: {reached} of {item.required_offset}"]
     if item.fetched is not None:
-        parts = [f"{item.name}: {item.fetched.available_bytes} bytes from {item.required_offset}, {reached}"]
+        parts = [f"{item.name}: {counted(item.fetched.available_bytes, 'byte')} from {item.required_offset}, {reached}"]
         if item.fetched.diverging_end_offset is not None:
             parts.append(f"diverged; cut to {item.fetched.diverging_end_offset}")
     is_late = item.error_code == 7 and outcome == Outcome.EXPIRED
@@ -130,13 +132,13 @@ def receipt(answer: AdvanceReceipt) -> None:
     counts = {"events": len(answer.ended), "ended": answer.ended_total, "unchanged": answer.unchanged}
     unchanged = f", {answer.unchanged} unchanged" if answer.unchanged else ""
     refused = f", {len(answer.refusals)} refused" if answer.refusals else ""
-    events = f"{len(answer.ended)} {plural('event', len(answer.ended))}"
-    ended = f"{answer.ended_total} {plural('wait', answer.ended_total)} ended"
+    events = counted(len(answer.ended), "event")
+    ended = f"{counted(answer.ended_total, 'wait')} ended"
     print_either({**counts, "refusals": refusals}, f"{events}{unchanged}{refused}: {ended}")
 
 
 def cancelled(count: int) -> None:
-    print_either({"cancelled": count}, f"{count} {plural('operation', count)} cancelled")
+    print_either({"cancelled": count}, f"{counted(count, 'operation')} cancelled")
 
 
 def extended(operations: list[tuple[str, bool]]) -> None:
@@ -146,8 +148,8 @@ def extended(operations: list[tuple[str, bool]]) -> None:
 
 
 def closed(session: ClosedSession) -> None:
-    cancelled = f"{session.cancelled} {plural('operation', session.cancelled)} cancelled"
-    dropped = f"{session.results_dropped} {plural('result', session.results_dropped)} dropped"
+    cancelled = f"{counted(session.cancelled, 'operation')} cancelled"
+    dropped = f"{counted(session.results_dropped, 'result')} dropped"
     print_either(document(session), f"closed: {cancelled}, {dropped}")
 
 
@@ -157,7 +159,7 @@ def operations(found: list[PendingOperation]) -> None:
     table = plain_table("session", "id", "kind", "waited", "remaining", "waits for")
     for one in found:
         name = one.session_id or "-"
-        waited, remaining = f"{one.waited:.1f}s", f"{one.remaining:.1f}s"
+        waited, remaining = span(one.waited), span(one.remaining)
         table.add_row(
             escape(name), str(one.operation_id), one.kind.name.lower(), waited, remaining, escape(waits_for(one))
         )
@@ -167,11 +169,11 @@ def operations(found: list[PendingOperation]) -> None:
 def operation(one: PendingOperation) -> None:
     lines = [
         f"{one.kind.name.lower()} {one.operation_id} of session {escape(one.session_id or '-')}",
-        f"  registered {_local(one.registered_time)}, waited {one.waited:.3f} s",
-        f"  expires    {_local(one.deadline_time)}, in {one.remaining:.3f} s",
+        f"  registered {_local(one.registered_time)}, waited {exact(one.waited)}",
+        f"  expires    {_local(one.deadline_time)}, in {exact(one.remaining)}",
     ]
     if one.min_bytes is not None:
-        lines.append(f"  for at least {one.min_bytes} bytes")
+        lines.append(f"  for at least {counted(one.min_bytes, 'byte')}")
     first_failure = len(one.items) - (one.unless_count or 0)
     if one.required_terms is not None:
         lines.append(f"  until {one.required_terms} of these {first_failure} are true:")
@@ -181,7 +183,21 @@ def operation(one: PendingOperation) -> None:
         state = "waiting" if item.error_code == 7 else ERROR_NAMES.get(item.error_code, "reached")
         reached = "no mark reported" if item.reached_offset < 0 else str(item.reached_offset)
         lines.append(f"  {escape(item.name)}: {reached} of {item.required_offset}, {state}")
+        lines += [f"    {escape(line)}" for line in _outlook(one, item) if place < first_failure]
     print_either(document(one), *lines)
+
+
+def _outlook(one: PendingOperation, item: PendingItem) -> list[str]:
+    """What holds an item of a pending operation back, and when it will be reached at its pace."""
+    lines = [f"held back: {item.held_back_by}"] if item.held_back_by else []
+    if item.estimated_remaining is not None and item.pace_per_second is not None:
+        too_late = item.estimated_remaining - one.remaining
+        verdict = f"{span(too_late)} too late" if too_late > 0 else "in time"
+        reached = f"reached in about {span(item.estimated_remaining)}"
+        lines.append(f"{item.pace_per_second:,.1f} a second: {reached}, {verdict}")
+    elif item.held_back_by and item.reached_offset > 0 and one.kind != OperationKind.FETCH:
+        lines.append("no estimate: no progress since the wait began")
+    return lines
 
 
 def partitions(found: list[Partition]) -> None:
@@ -225,23 +241,33 @@ def status(answer: Status) -> None:
     engine = "compiled" if answer.compiled else "uncompiled"
     draining = ", shutting down" if answer.draining else ""
     console.print(f"purgatory {answer.version} ({engine} engine), up since {_local(answer.started_time)}{draining}")
-    console.print(
-        f"{answer.partitions} {plural('partition', answer.partitions)}, {answer.signal_keys} signal keys, "
-        f"{answer.sessions} sessions ({answer.sessions_connected} connected), "
-        f"{answer.unacknowledged_results} unacknowledged results"
-    )
+    console.print(counts_line(answer))
     table = plain_table(
         "kind", "registered", "pending", "watched", "satisfied", "failed", "expired", "cancelled", "shutting down"
     )
     for kind in answer.kinds:
         ended = (kind.satisfied, kind.failed, kind.expired, kind.cancelled, kind.shutting_down)
-        counts = [str(count) for count in (kind.registered, kind.pending, kind.watched, *ended)]
+        counts = [f"{count:,}" for count in (kind.registered, kind.pending, kind.watched, *ended)]
         table.add_row(kind.kind.name.lower(), *counts)
     console.print(table)
     if answer.sources:
         _print_sources(console, answer.sources)
     if answer.remaining_time is not None:
         console.print(remaining_line(answer.remaining_time))
+
+
+def pending_line(answer: Status) -> str:
+    """The daemon's version, and how many operations are pending."""
+    return f"purgatory {answer.version}: {sum(kind.pending for kind in answer.kinds):,} pending"
+
+
+def counts_line(answer: Status) -> str:
+    """The daemon's objects and how many there are of each."""
+    return (
+        f"{counted(answer.partitions, 'partition')}, {counted(answer.signal_keys, 'signal key')}, "
+        f"{counted(answer.sessions, 'session')} ({answer.sessions_connected:,} connected), "
+        f"{counted(answer.unacknowledged_results, 'unacknowledged result')}"
+    )
 
 
 def _print_sources(console: Console, sources: list[SourceStatus]) -> None:
@@ -256,7 +282,7 @@ def _print_sources(console: Console, sources: list[SourceStatus]) -> None:
             f"[{colour}]{one.state}[/{colour}]",
             span(one.state_for),
             span(one.lag),
-            str(one.stale_partitions),
+            f"{one.stale_partitions:,}",
             "-" if one.stale_for is None else span(one.stale_for),
             "-" if one.restarts is None else str(one.restarts),
             escape(one.reason),
@@ -269,14 +295,31 @@ def remaining_line(left: RemainingTime) -> str:
     if left.soonest is None or left.latest is None:
         return "nothing is pending"
     bounds = [f"up to {span(bound)}" for bound in left.bounds] + [f"more than {span(left.bounds[-1])}"]
-    counts = [f"{count} {bound}" for bound, count in zip(bounds, left.operations, strict=True) if count]
+    counts = [f"{count:,} {bound}" for bound, count in zip(bounds, left.operations, strict=True) if count]
     return f"time left: {', '.join(counts)}; first expires in {span(left.soonest)}, last in {span(left.latest)}"
 
 
 def span(seconds: float) -> str:
-    """A duration in the largest unit that fits, in the form that `--timeout` accepts."""
-    unit, length = next(((unit, length) for unit, length in _SPANS if seconds >= length), ("s", 1))
-    return f"{seconds / length:.3f}".rstrip("0").rstrip(".") + unit
+    """A duration for people, in at most two units, as `--timeout` accepts it: 250ms, 21.6s, 1m 19s, 3d 4h."""
+    if 0 < seconds < 0.9995:
+        return f"{seconds * 1_000:.0f}ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f}".removesuffix(".0") + "s"
+    # Rounded to the smaller unit first: 59m 59.7s is an hour.
+    rounded = ((pair, round(seconds / pair[3]) * pair[3]) for pair in _SPANS)
+    (large, large_s, small, small_s, _), whole = next(one for one in rounded if one[1] < one[0][4])
+    rest = whole % large_s // small_s
+    return f"{whole // large_s}{large}" + (f" {rest}{small}" if rest else "")
+
+
+def exact(seconds: float) -> str:
+    """A measured duration: with milliseconds below a minute."""
+    return f"{seconds:.3f} s" if seconds < 60 else span(seconds)
+
+
+def counted(count: int, noun: str) -> str:
+    """A number and what it counts: "1 partition", "200,006 partitions"."""
+    return f"{count:,} {plural(noun, count)}"
 
 
 def document(view: Any) -> dict[str, Any]:  # noqa: ANN401 - any dataclass
@@ -303,7 +346,7 @@ def _estimate(item: PartitionResult) -> str:
     if item.estimated_remaining is None:
         return "no estimate: the mark did not move" if item.reached_offset >= 0 else "no estimate"
     pace = "" if item.pace_per_second is None else f" at {item.pace_per_second:.1f} a second"
-    return f"would have been reached in about {item.estimated_remaining:.3f} s{pace}"
+    return f"would have been reached in about {exact(item.estimated_remaining)}{pace}"
 
 
 def waits_for(one: PendingOperation) -> str:

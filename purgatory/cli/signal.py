@@ -8,17 +8,21 @@ from purgatory_client.aio import AsyncClient
 from typer import Argument, Option
 
 from purgatory.cli import render
+from purgatory.cli.completion import keys
 from purgatory.cli.exit_codes import Exit
 from purgatory.cli.parsing import UsageError
 
 
 async def signal(
     client: AsyncClient,
-    key: Annotated[str, Argument(metavar="KEY", help="Like job-17.")],
+    key: Annotated[str, Argument(metavar="KEY", autocompletion=keys, help="Like job-17.")],
     count: Annotated[int, Option(min=1, help="Number of signals.")] = 1,
     value: Annotated[
         str | None,
-        Option(help="For the results of all waits on the key: text, @FILE, or @- for stdin; at most 4,096 bytes."),
+        Option(
+            metavar="TEXT",
+            help="For the results of all waits on the key: text, @FILE, or @- for stdin; at most 4,096 bytes.",
+        ),
     ] = None,
     failed: Annotated[
         bool, Option("--failed", help="Report a failure: waits on the key fail, with the value as the reason.")

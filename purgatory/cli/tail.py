@@ -9,8 +9,9 @@ from purgatory_client.views import EndedOperation
 from typer import Option
 
 from purgatory.cli import render
+from purgatory.cli.completion import Kind, choice
 from purgatory.cli.exit_codes import Exit
-from purgatory.cli.parsing import kind_of, outcome_of
+from purgatory.cli.parsing import OUTCOMES, kind_of, outcome_of
 from purgatory.cli.render import COLOURS, escape, outcome_text
 from purgatory.cli.watching import Watch, shown
 
@@ -19,11 +20,15 @@ async def tail(
     client: AsyncClient,
     outcomes: Annotated[
         list[str] | None,
-        Option("--outcome", "-o", help="Only this outcome: satisfied, failed, expired or cancelled. May be repeated."),
+        Option(
+            "--outcome",
+            "-o",
+            metavar="OUTCOME",
+            autocompletion=choice(OUTCOMES),
+            help=f"Only this outcome: {', '.join(OUTCOMES)}. May be repeated.",
+        ),
     ] = None,
-    kind: Annotated[
-        str | None, Option(help="Only this kind: produce, fetch, delete_records, signal or composite.")
-    ] = None,
+    kind: Kind = None,
     count: Annotated[int | None, Option("--count", "-n", min=1, help="Exit after this many results.")] = None,
 ) -> Exit:
     """Print results as they arrive, until Ctrl-C: your own, or everyone's with the role admin."""
@@ -54,7 +59,7 @@ async def hot(
         if not render.print_as_json(names):
             table = render.plain_table("watched", "what", "name")
             for one in names:
-                table.add_row(str(one.watched), "key" if one.is_key else "partition", escape(one.name))
+                table.add_row(f"{one.watched:,}", "key" if one.is_key else "partition", escape(one.name))
             render.console_for_data().print(table)
 
     return await shown(watch, show)
@@ -64,13 +69,13 @@ def _ended_line(one: EndedOperation) -> str:
     """An operation that has ended, as rich's markup."""
     outcome = outcome_text(one.outcome)
     colour = COLOURS.get(one.outcome, "red")
-    late = f", {one.lateness:.3f}s late" if one.lateness else ""
+    late = f", {render.exact(one.lateness)} late" if one.lateness else ""
     who = f"{one.session_id}/{one.operation_id}" if one.session_id else "-"
     whose = f" of {one.principal}" if one.principal else ""
     when = one.ended_time.astimezone().strftime("%H:%M:%S.%f")[:-3]
     return (
         f"{when} [{colour}]{outcome:9}[/{colour}] {one.kind.name.lower():14} "
-        f"after {one.waited:.3f}s{late}  {escape(who + whose)}  {escape(waited_for(one))}"
+        f"after {render.exact(one.waited)}{late}  {escape(who + whose)}  {escape(waited_for(one))}"
     )
 
 

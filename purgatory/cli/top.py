@@ -16,7 +16,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Static
 
-from purgatory.cli.render import COLOURS, outcome_text, plural, printable, span, waits_for
+from purgatory.cli.render import COLOURS, counts_line, outcome_text, pending_line, printable, span, waits_for
 from purgatory.cli.tail import waited_for
 
 INTERVAL_S: Final = 1.0
@@ -57,10 +57,6 @@ class TopView:
     reverse: bool = False
 
 
-def _span(value: float) -> str:
-    return f"{value:.1f}s" if value < 60 else span(round(value))
-
-
 class Top(App[None]):
     """The live view. Text from other callers is never interpreted as markup, and unprintable characters are escaped."""
 
@@ -95,8 +91,8 @@ class Top(App[None]):
                 (
                     TopColumn("waits for", 0),
                     TopColumn("kind", 9),
-                    TopColumn("left", 7, _span),
-                    TopColumn("waited", 7, _span, descends=True),
+                    TopColumn("left", 8, span),
+                    TopColumn("waited", 8, span, descends=True),
                     TopColumn("session", 12),
                     TopColumn("id", 8, descends=True),
                 ),
@@ -105,7 +101,7 @@ class Top(App[None]):
             ),
             TopView(
                 "hot names",
-                (TopColumn("name", 0), TopColumn("what", 9), TopColumn("watched", 9, descends=True)),
+                (TopColumn("name", 0), TopColumn("what", 9), TopColumn("watched", 11, "{:,}".format, descends=True)),
                 self._hot,
                 sorted_by=2,
             ),
@@ -115,8 +111,8 @@ class Top(App[None]):
                     TopColumn("waited for", 0),
                     TopColumn("outcome", 9),
                     TopColumn("at", 8),
-                    TopColumn("after", 7, _span, descends=True),
-                    TopColumn("late", 7, _span, descends=True),
+                    TopColumn("after", 8, span, descends=True),
+                    TopColumn("late", 8, span, descends=True),
                     TopColumn("kind", 9),
                 ),
                 self._just_ended,
@@ -266,7 +262,6 @@ class Top(App[None]):
         ]
 
     def _summary(self, status: Status) -> str:
-        pending = sum(kind.pending for kind in status.kinds)
         rates = ", rates after the next refresh"
         if self._before is not None:
             registered = _ended_of(status, "registered") - _ended_of(self._before, "registered")
@@ -274,14 +269,13 @@ class Top(App[None]):
                 name: _ended_of(status, name) - _ended_of(self._before, name)
                 for name in ("satisfied", "failed", "expired", "cancelled")
             }
-            changes = ", ".join(f"{count} {name}" for name, count in ended.items() if count) or "none ended"
-            rates = f", since the last refresh {registered} registered, {changes}"
+            changes = ", ".join(f"{count:,} {name}" for name, count in ended.items() if count) or "none ended"
+            rates = f", since the last refresh {registered:,} registered, {changes}"
         sources = [f"{source.name} {source.state}" for source in status.sources]
-        connected = f"{status.sessions_connected} of {status.sessions} {plural('session', status.sessions)} connected"
         lines = [
-            f"purgatory {status.version}: {pending} pending{rates}",
-            f"{connected}, {status.unacknowledged_results} results unacknowledged",
-            f"sources: {', '.join(sources)}" if sources else f"{status.partitions} partitions, no sources",
+            f"{pending_line(status)}{rates}",
+            counts_line(status),
+            f"sources: {', '.join(sources)}" if sources else "no sources",
         ]
         return "\n".join(printable(line) for line in lines)
 
@@ -303,7 +297,7 @@ class Top(App[None]):
         table.move_cursor(row=min(place.row, len(rows) - 1), animate=False)
         state = " (paused)" if self._paused else ""
         total = max(len(self._rows), self._matching if view is self._views[0] else 0)
-        shown = str(len(rows)) if total == len(rows) else f"{len(rows)} of {total}"
+        shown = f"{len(rows):,}" if total == len(rows) else f"{len(rows):,} of {total:,}"
         self.query_one("#title", Static).update(f"{view.title}: {shown}{state}")
         if self._problem:
             self.query_one("#summary", Static).update(f"the daemon does not answer; trying again\n{self._problem}")

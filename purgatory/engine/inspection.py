@@ -9,6 +9,7 @@ from purgatory.engine.codes import (
     CANCELLED,
     EXPIRED,
     FAILED,
+    FETCH,
     REQUEST_TIMED_OUT,
     SATISFIED,
     SHUTTING_DOWN,
@@ -227,13 +228,16 @@ class EngineInspection:
         error = i64(items.error_code[item])
         described = self.pending.kinds[kind]
         reached = items.mark[item]
+        before: i64 = -1
         # Kafka's provisional error, which its result would have if the operation ended now.
         if error == UNRESOLVED:
             error = REQUEST_TIMED_OUT
+            # As in results, which have no pace for fetches.
+            before = reached if kind != FETCH else -1
             reached = described.reached(slot, item)
         partition = described.partition_of(item)
         log_start = -1 if partition is None else partition.log_start_offset
-        return ItemView(described.name_of(item), error, items.required[item], reached, log_start)
+        return ItemView(described.name_of(item), error, items.required[item], reached, log_start, before)
 
     def partition_view(self, name: PartitionName) -> PartitionView | None:
         """A view of a known partition; None if it is not known."""

@@ -8,16 +8,26 @@ __all__ = ["ItemView", "KindCounts", "PartitionView", "PendingView", "RemainingT
 
 
 class ItemView:
-    """One partition (or key: (key, -1)) of a pending operation. error_code is 7 while it is waited for."""
+    """One partition (or key: (key, -1)) of a pending operation. error_code is 7 while it is waited for.
+
+    `mark_before` is the mark at registration, from which the pace is measured; -1 where there is no pace.
+    """
 
     def __init__(
-        self, name: PartitionName, error_code: int, required_offset: int, reached_offset: int, log_start_offset: int
+        self,
+        name: PartitionName,
+        error_code: int,
+        required_offset: int,
+        reached_offset: int,
+        log_start_offset: int,
+        mark_before: int = -1,
     ) -> None:
         self.name: Final = name
         self.error_code: Final = error_code
         self.required_offset: Final = required_offset
         self.reached_offset: Final = reached_offset
         self.log_start_offset: Final = log_start_offset
+        self.mark_before: Final = mark_before
 
 
 class PendingView:

@@ -25,7 +25,7 @@ COMMANDS: Final = {
 
 def main(arguments: Sequence[str] | None = None, program: str = "purgatory journal") -> int:
     """Run the command and return its exit code."""
-    given = _parser(program).parse_args(arguments)
+    given = journal_parser(program).parse_args(arguments)
     try:
         return _import(given.folder, given.file) if given.command == "import" else _run(given)
     except (JournalError, OSError, sqlite3.Error) as error:
@@ -33,7 +33,8 @@ def main(arguments: Sequence[str] | None = None, program: str = "purgatory journ
         return EXIT_FAILED
 
 
-def _parser(program: str) -> argparse.ArgumentParser:
+def journal_parser(program: str = "purgatory journal") -> argparse.ArgumentParser:
+    """The parser of the command's arguments."""
     parser = argparse.ArgumentParser(program, description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in COMMANDS.items():

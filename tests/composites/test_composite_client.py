@@ -322,6 +322,7 @@ async def test_pending_composites_are_listed(shared_daemon: DaemonProcess, clien
     shown = (await asyncio.to_thread(purgatory, "show", "listed/1", address=address)).stdout.splitlines()
     assert shown[3:] == [
         "  until 1 of these 1 are true:", "  list-3: no mark reported of 42, waiting",
+        "    held back: nothing has been reported for list-3 yet",
         "  unless one of these is true:", "  list: 0 of 1, waiting",
     ]  # fmt: skip
     [one] = [one async for one in client.operations(session_id="listed")]

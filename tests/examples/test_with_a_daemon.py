@@ -23,27 +23,38 @@ async def daemon(tmp_path: Path) -> AsyncIterator[str]:
         yield address
 
 
-def run_example(*arguments: str) -> str:
-    """Run an example program, which must exit with 0; returns its output."""
+def run_example(*arguments: str, address: str = "", code: int = 0) -> str:
+    """Run an example program, which must exit with this code; returns its output. `address`: PURGATORY_ADDRESS."""
     path = os.pathsep.join([str(PROJECT), str(PROJECT / "client")])
     run = subprocess.run(
         [sys.executable, *arguments],
         cwd=PROJECT,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path} | ({"PURGATORY_ADDRESS": address} if address else {}),
         capture_output=True,
         text=True,
         timeout=SECONDS_MAX,
         check=False,
     )
-    assert run.returncode == 0, f"exit {run.returncode}\n{run.stdout}\n{run.stderr}"
-    return run.stdout
+    assert run.returncode == code, f"exit {run.returncode}\n{run.stdout}\n{run.stderr}"
+    return run.stdout + run.stderr
 
 
 async def test_first_wait_is_satisfied(daemon: str) -> None:
     """The smallest example prints that its wait was satisfied at offset 42."""
-    printed = run_example("examples/first_wait.py", daemon)
-    assert printed.startswith("satisfied after ")
-    assert printed.endswith("orders-3 has reached 42\n")
+    for printed in (
+        run_example("examples/first_wait.py", daemon),
+        run_example("examples/first_wait.py", address=daemon),
+    ):
+        assert printed.startswith("satisfied after ")
+        assert printed.endswith("orders-3 has reached 42\n")
+
+
+def test_first_wait_without_a_daemon() -> None:
+    """Two lines: what failed, and how to start a daemon."""
+    printed = run_example("examples/first_wait.py", address="127.0.0.1:1", code=1)
+    failed, advice = printed.splitlines()
+    assert "127.0.0.1:1: Failed to connect" in failed
+    assert advice == "Is a daemon running at 127.0.0.1:1? `make run` starts one."
 
 
 async def test_order_desk_ships_every_order(daemon: str, tmp_path: Path) -> None:

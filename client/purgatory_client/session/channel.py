@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -37,6 +38,11 @@ REFUSED_STREAM: Final = "RST_STREAM with error code 7"
 """Part of gRPC's message for a call that a proxy or an older daemon refused before processing it (RFC 9113, 8.7)."""
 REFUSED_GIVE_UP: Final = 10.0
 """Seconds after which a call whose stream is still refused fails."""
+
+ADDRESS: Final = re.compile(r"(\[[^\]\s]+\]|[^:/\[\]\s]+):(\d{1,5})")
+"""host:port."""
+OTHER_TARGETS: Final = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:", "xds:")
+PORT_MAX: Final = 65_535
 
 Pem = str | os.PathLike[str] | bytes
 """The path of a PEM file, or its content."""
@@ -120,6 +126,17 @@ class ChannelSecurity:
 
 UNPROTECTED: Final = ChannelSecurity()
 """Neither TLS nor token, for a daemon on loopback without a policy."""
+
+
+def check_address(address: str) -> None:
+    """Raises InvalidRequest for an address that can never be connected to. gRPC would keep trying it."""
+    match = ADDRESS.fullmatch(address)
+    if address.startswith(OTHER_TARGETS) or (match is not None and 0 < int(match[2]) <= PORT_MAX):
+        return
+    expected = "expected the daemon's gRPC address as host:port, like 127.0.0.1:7440"
+    if "://" in address:
+        expected += ", not a URL; port 7441 is for HTTP"
+    raise InvalidRequest("address", f"cannot connect to {address!r}; {expected}")
 
 
 def open_channel(address: str, security: ChannelSecurity = UNPROTECTED) -> grpc.aio.Channel:

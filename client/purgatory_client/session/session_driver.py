@@ -19,7 +19,7 @@ from grpc_status import rpc_status
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from purgatory_client.base_errors import from_rpc_error
+from purgatory_client.base_errors import HTTP1, from_rpc_error
 from purgatory_client.batches import Entry
 from purgatory_client.errors import (
     ClientClosed,
@@ -310,7 +310,9 @@ class SessionDriver:
             if error is None:
                 return task.result()
             if isinstance(error, grpc.aio.AioRpcError):
-                if error.code() not in _RETRIED_CODES and not self._was_too_large(error):
+                # A wrong port stays wrong; but a proxy that answered in gRPC before may be restarting.
+                is_wrong_port = not self.connections and HTTP1 in (error.details() or "")
+                if is_wrong_port or (error.code() not in _RETRIED_CODES and not self._was_too_large(error)):
                     raise from_rpc_error(error)
                 return f"{error.code().name}: {error.details()}"
             # grpc.aio raises this for a write to a stream that has ended; the status of the call has the reason.

@@ -10,6 +10,7 @@ from purgatory_client.sources.position_tokens import Positions
 from typer import Argument, Option
 
 from purgatory.cli import render
+from purgatory.cli.completion import topics
 from purgatory.cli.exit_codes import OF_OUTCOME, Exit
 from purgatory.cli.parsing import FailWhenStale, Timeout, UsageError, moment_of, optional_seconds, seconds
 
@@ -19,7 +20,9 @@ async def caught_up(
     marks: Annotated[
         list[str],
         Argument(
-            metavar="MARK...", help="Marks without partition numbers: kafka/GROUP/TOPIC, kafka/TOPIC, pg/NAME/SERVER."
+            metavar="MARK",
+            autocompletion=topics,
+            help="Marks without partition numbers: kafka/GROUP/TOPIC, kafka/TOPIC, pg/NAME/SERVER.",
         ),
     ],
     timeout: Timeout = "30s",  # noqa: ASYNC109 - the operation's own
@@ -28,7 +31,10 @@ async def caught_up(
     ] = False,
     as_of: Annotated[
         str | None,
-        Option(help="Everything written before this time: the last 00:00 (local time), or 2025-03-01T00:00:00Z."),
+        Option(
+            metavar="TIME",
+            help="Everything written before this time: the last 00:00 (local time), or 2025-03-01T00:00:00Z.",
+        ),
     ] = None,
     fail_when_stale: FailWhenStale = None,
 ) -> Exit:

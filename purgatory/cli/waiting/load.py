@@ -19,6 +19,7 @@ from purgatory_client.session.detached_sessions import Collected
 from typer import Option
 
 from purgatory.cli import render
+from purgatory.cli.completion import SessionOption
 from purgatory.cli.exit_codes import Exit, exit_of_outcomes
 from purgatory.cli.parsing import UsageError, checked_partition, seconds
 
@@ -41,12 +42,16 @@ def _random_id() -> str:
 
 async def load(
     client: AsyncClient,
-    session: Annotated[str, Option(default_factory=_random_id, help="Session id, unused so far; random by default.")],
+    session: Annotated[
+        str, Option(metavar="SESSION", default_factory=_random_id, help="Session id, unused so far; random by default.")
+    ],
     operations: Annotated[int, Option("--operations", "-n", min=1, help="Number of waits.")] = 100_000,
-    topic: Annotated[str, Option(help="Topic; the partitions are TOPIC-0, TOPIC-1 and so on.")] = "load",
+    topic: Annotated[
+        str, Option(metavar="TOPIC", help="Topic; the partitions are TOPIC-0, TOPIC-1 and so on.")
+    ] = "load",
     partitions: Annotated[int, Option(min=1, max=100_000, help="Number of partitions to wait on.")] = 100,
     timeout: Annotated[  # noqa: ASYNC109 - of each operation
-        str, Option("--timeout", "-t", help="Timeout of each wait: 500ms, 30s, 2m, 1h.")
+        str, Option("--timeout", "-t", metavar="DURATION", help="Timeout of each wait: 500ms, 30s, 2m, 1h.")
     ] = "10m",
     batch: Annotated[int, Option(min=1, max=10_000, help="Number of waits in one message.")] = 500,
     rate: Annotated[float, Option(min=0, help="Waits per second; 0: no limit.")] = 0.0,
@@ -77,7 +82,7 @@ async def load(
 
     lines = [f"session {session}", _paced("registered", operations, registering_s)]
     if advancing_s is not None:
-        lines.append(f"advanced in {advancing_s:.3f} s")
+        lines.append(f"advanced in {render.exact(advancing_s)}")
     if ending_s is None:
         refusals = f"{_outcome_counts(outcomes)}; " if outcomes else ""
         lines.append(f"{refusals}detached; collect with: purgatory results --session {session}")
@@ -91,7 +96,9 @@ async def load(
 
 async def results(
     client: AsyncClient,
-    session: Annotated[str, Option("--session", help="Session id, as printed by `purgatory load` and `purgatory ls`.")],
+    session: Annotated[
+        str, SessionOption("--session", help="Session id, as printed by `purgatory load` and `purgatory ls`.")
+    ],
     counts_only: Annotated[bool, Option("--counts", help="Print only the number of results per outcome.")] = False,
 ) -> Exit:
     """Collect the results of a session until none of its operations is pending.
@@ -161,17 +168,17 @@ def _print_collected(batch: Collected) -> None:
             render.print_json({"operation_id": operation_id, **render.result_document(answer)}, indent=None)
         else:
             outcome = render.outcome_text(answer.outcome)
-            sys.stdout.write(f"{operation_id} {outcome} after {answer.waited:.3f} s\n")
+            sys.stdout.write(f"{operation_id} {outcome} after {render.exact(answer.waited)}\n")
     sys.stdout.flush()
 
 
 def _paced(done: str, count: int, elapsed: float) -> str:
-    pace = f" ({count / elapsed:.0f} per second)" if elapsed > 0 else ""
-    return f"{count} {render.plural('wait', count)} {done} in {elapsed:.3f} s{pace}"
+    pace = f" ({count / elapsed:,.0f} per second)" if elapsed > 0 else ""
+    return f"{render.counted(count, 'wait')} {done} in {render.exact(elapsed)}{pace}"
 
 
 def _outcome_counts(counts: Counter[Outcome]) -> str:
-    return ", ".join(f"{counts[one]} {render.outcome_text(one)}" for one in sorted(counts)) or "no results"
+    return ", ".join(f"{counts[one]:,} {render.outcome_text(one)}" for one in sorted(counts)) or "no results"
 
 
 def _counts_document(counts: Counter[Outcome]) -> dict[str, int]:

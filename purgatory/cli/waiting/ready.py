@@ -4,12 +4,9 @@ import contextlib
 import json
 import ssl
 import time
-import urllib.request
 from http import HTTPStatus
-from http.client import HTTPException
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
-from urllib.error import HTTPError
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 from urllib.parse import urlencode
 
 import typer
@@ -18,6 +15,9 @@ from typer import Argument, Option
 from purgatory.cli import render
 from purgatory.cli.exit_codes import Exit
 from purgatory.cli.parsing import Timeout, UsageError, seconds
+
+if TYPE_CHECKING:  # slow to import, and only this command needs it
+    from urllib.request import Request
 
 DEFAULT_HTTP: Final = "http://127.0.0.1:7441"
 POLL_S: Final = 1.0
@@ -33,17 +33,18 @@ AGAIN: Final = {NO_ANSWER, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_R
 def ready(
     name: Annotated[str, Argument(metavar="NAME", help="Name of the gate: the pod or service that waits.")],
     marks: Annotated[
-        list[str], Argument(metavar="MARK...", help="Marks without partition numbers: kafka/GROUP/TOPIC, pg/NAME/all.")
+        list[str], Argument(metavar="MARK", help="Marks without partition numbers: kafka/GROUP/TOPIC, pg/NAME/all.")
     ],
     timeout: Timeout = "30s",
     http: Annotated[
-        str, Option(envvar="PURGATORY_HTTP_URL", help="The daemon's HTTP address, as a URL.")
+        str, Option(metavar="URL", envvar="PURGATORY_HTTP_URL", help="The daemon's HTTP address, as a URL.")
     ] = DEFAULT_HTTP,
     token_file: Annotated[
-        Path | None, Option(envvar="PURGATORY_TOKEN_FILE", help="File with the bearer token.")
+        Path | None, Option(metavar="FILE", envvar="PURGATORY_TOKEN_FILE", help="File with the bearer token.")
     ] = None,
     tls_ca: Annotated[
-        Path | None, Option(envvar="PURGATORY_TLS_CA", help="Certificate authorities to trust (PEM file).")
+        Path | None,
+        Option(metavar="FILE", envvar="PURGATORY_TLS_CA", help="Certificate authorities to trust (PEM file)."),
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of text.")] = False,
 ) -> NoReturn:
@@ -63,16 +64,18 @@ def ready(
     raise typer.Exit(code)
 
 
-def _request(http: str, parameters: dict[str, str], token_file: Path | None) -> urllib.request.Request:
+def _request(http: str, parameters: dict[str, str], token_file: Path | None) -> "Request":
+    from urllib.request import Request  # noqa: PLC0415 - as above
+
     if not http.startswith(("http://", "https://")):
         raise UsageError(f"not an HTTP address: {http!r}; expected a URL like {DEFAULT_HTTP}")
-    request = urllib.request.Request(f"{http.rstrip('/')}/v1/ready?{urlencode(parameters)}")  # noqa: S310 - checked
+    request = Request(f"{http.rstrip('/')}/v1/ready?{urlencode(parameters)}")  # noqa: S310 - checked
     if token_file is not None:
         request.add_header("Authorization", f"Bearer {token_file.read_text('utf-8').strip()}")
     return request
 
 
-def _wait(request: urllib.request.Request, trusted: ssl.SSLContext | None, limit_s: float) -> Exit:
+def _wait(request: "Request", trusted: ssl.SSLContext | None, limit_s: float) -> Exit:
     deadline_s = time.monotonic() + limit_s
     while True:
         status, answer = _ask(request, trusted, max(ANSWER_S_MIN, min(ANSWER_S_MAX, deadline_s - time.monotonic())))
@@ -88,10 +91,14 @@ def _wait(request: urllib.request.Request, trusted: ssl.SSLContext | None, limit
             return Exit.DENIED if status in DENIED else Exit.UNAVAILABLE if status in AGAIN else Exit.REFUSED
 
 
-def _ask(request: urllib.request.Request, trusted: ssl.SSLContext | None, limit_s: float) -> tuple[int, dict[str, Any]]:
+def _ask(request: "Request", trusted: ssl.SSLContext | None, limit_s: float) -> tuple[int, dict[str, Any]]:
     """Status and content of the answer. Without an answer, the message says why."""
+    from http.client import HTTPException  # noqa: PLC0415 - slow to import
+    from urllib.error import HTTPError  # noqa: PLC0415 - as above
+    from urllib.request import urlopen  # noqa: PLC0415 - as above
+
     try:
-        with urllib.request.urlopen(request, timeout=limit_s, context=trusted) as response:  # noqa: S310 - checked
+        with urlopen(request, timeout=limit_s, context=trusted) as response:  # noqa: S310 - checked
             status, text = response.status, response.read().decode()
     except HTTPError as refused:
         with refused:

@@ -8,12 +8,14 @@ from purgatory_client import waits
 from purgatory_client.aio import AsyncClient
 from purgatory_client.results import Result
 from purgatory_client.sources.position_tokens import FORMS, Positions
-from typer import Argument, Option
+from typer import Option
 
 from purgatory.cli import render
+from purgatory.cli.completion import TargetOption, Targets
 from purgatory.cli.exit_codes import OF_OUTCOME, Exit
 from purgatory.cli.parsing import (
     SIGNAL_PREFIX,
+    Duration,
     FailWhenStale,
     Timeout,
     UsageError,
@@ -35,10 +37,9 @@ async def wait(
     client: AsyncClient,
     targets: Annotated[
         list[str],
-        Argument(
-            metavar="TARGET...",
+        Targets(
             help="partition@offset (orders-3@42), signal:KEY, keys with --signal, or a token from `purgatory caught-up "
-            "--token`.",
+            "--token`."
         ),
     ],
     timeout: Timeout = "30s",  # noqa: ASYNC109 - the operation's own
@@ -49,7 +50,7 @@ async def wait(
     min_bytes: Annotated[int, Option(help="Total bytes to wait for, over all partitions (with --fetch).")] = 1,
     replica_id: Annotated[int | None, Option(help="Fetch as this follower (with --fetch).")] = None,
     read_committed: Annotated[
-        bool, Option(help="Count bytes up to the last stable offset only (with --fetch).")
+        bool, Option("--read-committed", help="Count bytes up to the last stable offset only (with --fetch).")
     ] = False,
     delete_records: Annotated[
         bool,
@@ -62,13 +63,13 @@ async def wait(
     at_least: Annotated[int | None, Option("--at-least", min=1, help="Wait for this many of the targets.")] = None,
     unless: Annotated[
         list[str] | None,
-        Option("--unless", metavar="TARGET", help="Fail as soon as this target is reached. May be repeated."),
+        TargetOption("--unless", help="Fail as soon as this target is reached. May be repeated."),
     ] = None,
     from_now: Annotated[
         bool, Option("--from-now", help="Ignore signals sent before this command (with --signal).")
     ] = False,
     heartbeat: Annotated[
-        str | None, Option(help="Fail if one of the keys is silent for this long: 500ms, 5s (with --signal).")
+        str | None, Duration(help="Fail if one of the keys is silent for this long: 500ms, 5s (with --signal).")
     ] = None,
     fail_when_stale: FailWhenStale = None,
 ) -> Exit:

@@ -6,9 +6,9 @@ from typing import Any, Final
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.codes import COMPOSITE, ERROR_NAMES, FETCH, KIND_NAMES, OUTCOME_NAMES, REQUEST_TIMED_OUT
 from purgatory.engine.views import ItemView, PendingView
-from purgatory.extensions.page.reasons import awaited_item, held_back_by
 from purgatory.extensions.page.recent_ends import RecentEnd, wall_ms
 from purgatory.service.host import Host
+from purgatory.service.reasons import awaited_item, held_back_by
 
 ITEMS_IN_LISTS: Final = 3
 ITEMS_MAX: Final = 100

@@ -12,12 +12,12 @@ from purgatory.engine.codes import KIND_NAMES
 from purgatory.engine.ranking import PendingRanking
 from purgatory.extensions.page.found_by_id import FoundById, find_by_id
 from purgatory.extensions.page.operation_view import pending_fields
-from purgatory.extensions.page.reasons import spelled
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN, OBSERVE
 from purgatory.service.errors import invalid_argument, resource_exhausted
 from purgatory.service.fair_queue import next_loop_turn
 from purgatory.service.host import Host
+from purgatory.service.reasons import spelled
 from purgatory.service.visibility import rank_pending, ranked_views
 
 ROWS_SHOWN: Final = 50

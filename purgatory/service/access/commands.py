@@ -18,8 +18,8 @@ EXIT_REFUSED: Final = 1
 UNITS_S: Final = {"m": 60, "h": 3_600, "d": 86_400}
 
 
-def run_token(arguments: Sequence[str]) -> int:
-    """`purgatory token new NAME --tokens FILE [--expires 90d]` and `purgatory token list --tokens FILE`."""
+def token_parser() -> argparse.ArgumentParser:
+    """The parser of `purgatory token`."""
     parser = argparse.ArgumentParser(
         prog="purgatory token", description="Create and list bearer tokens; the file stores only their hashes."
     )
@@ -30,7 +30,12 @@ def run_token(arguments: Sequence[str]) -> int:
     listing = commands.add_parser("list", help="list tokens with their principals and expiry times")
     for command in (new, listing):
         command.add_argument("--tokens", metavar="FILE", type=Path, required=True, help="access.tokens_file")
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def run_token(arguments: Sequence[str]) -> int:
+    """`purgatory token new NAME --tokens FILE [--expires 90d]` and `purgatory token list --tokens FILE`."""
+    given = token_parser().parse_args(arguments)
     try:
         if given.command == "list":
             return _list(given.tokens)
@@ -43,8 +48,8 @@ def run_token(arguments: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def run_policy(arguments: Sequence[str]) -> int:
-    """`purgatory policy check FILE [--as NAME [--may ROLE TOPIC] [--key]]`."""
+def policy_parser() -> argparse.ArgumentParser:
+    """The parser of `purgatory policy`."""
     parser = argparse.ArgumentParser(prog="purgatory policy", description="Check a policy file without a daemon.")
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="validate a policy and show what a principal may do")
@@ -52,6 +57,12 @@ def run_policy(arguments: Sequence[str]) -> int:
     check.add_argument("--as", dest="principal", metavar="NAME", help="show the grants of this principal")
     check.add_argument("--may", nargs=2, metavar=("ROLE", "NAME"), help="test a role on a topic; exit code 1: denied")
     check.add_argument("--key", action="store_true", help="with --may: NAME is a key and not a topic")
+    return parser
+
+
+def run_policy(arguments: Sequence[str]) -> int:
+    """`purgatory policy check FILE [--as NAME [--may ROLE TOPIC] [--key]]`."""
+    parser = policy_parser()
     given = parser.parse_args(arguments)
     if given.may is not None and (given.principal is None or given.may[0] not in ROLES):
         parser.error(f"--may requires --as and one of the roles {', '.join(ROLES)}")

@@ -21,6 +21,7 @@ from purgatory.service.access.audit import NAME
 from purgatory.service.access.roles import ADMIN, OBSERVE, Role
 from purgatory.service.errors import RpcError, invalid_argument, not_found, permission_denied, quoted
 from purgatory.service.host import Host
+from purgatory.service.reasons import held_back
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.single_flight import SingleFlight
 from purgatory.service.sessions.session import Session
@@ -95,7 +96,8 @@ class InspectionCalls:
             view = self._host.engine.describe(session.owner, request.operation_id, now.now_ms)
             # The same error for an operation that does not exist and for one that the caller may not see.
             if view is not None and may_see(call.account, session.account, view):
-                answer = pending_operation(view, session.session_id, session.account.principal, now)
+                causes = held_back(self._host, view)
+                answer = pending_operation(view, session.session_id, session.account.principal, now, causes)
                 return wire.GetOperationResponse(operation=answer)
         raise not_found("pending operation", f"{request.session_id}/{request.operation_id}")
 

@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 
 from purgatory.engine import codes
 from purgatory.engine.batches import PartitionName
+from purgatory.engine.kinds.pace import pace_per_second, remaining_ms
 from purgatory.engine.views import ItemView, KindCounts, PartitionView, PendingView, RemainingTimes
 from purgatory.service.sources.source_table import Staleness
 from purgatory.service.translate.results import topic_partition
@@ -49,9 +50,10 @@ def timestamp(wall_s: float) -> timestamp_pb2.Timestamp:
 
 
 def pending_operation(
-    view: PendingView, session_id: str, principal: str, wall_time: WallTime
+    view: PendingView, session_id: str, principal: str, wall_time: WallTime, held_back_by: Sequence[str] = ()
 ) -> purgatory_service_pb2.PendingOperation:
     """A pending operation. `session_id` and `principal` are empty for unary waits."""
+    waited_ms = wall_time.now_ms - view.registered_ms
     return purgatory_service_pb2.PendingOperation(
         session_id=session_id,
         principal=principal,
@@ -59,12 +61,13 @@ def pending_operation(
         kind=view.kind,
         registered_time=wall_time.timestamp(view.registered_ms),
         deadline_time=wall_time.timestamp(view.deadline_ms),
-        waited_ms=wall_time.now_ms - view.registered_ms,
+        waited_ms=waited_ms,
         remaining_ms=max(0, view.deadline_ms - wall_time.now_ms),
-        partitions=[_item(item) for item in view.items],
+        partitions=[_item(item, waited_ms) for item in view.items],
         min_bytes=view.min_bytes if view.kind == codes.FETCH else None,
         required_terms=view.required_terms if view.kind == codes.COMPOSITE else None,
         unless_count=view.unless_count if view.kind == codes.COMPOSITE else None,
+        held_back_by=held_back_by,
     )
 
 
@@ -81,15 +84,18 @@ def remaining(times: RemainingTimes) -> purgatory_service_pb2.RemainingTime:
     )
 
 
-def _item(item: ItemView) -> result_pb2.PartitionResult:
-    is_key = item.name[1] < 0
+def _item(item: ItemView, waited_ms: int) -> result_pb2.PartitionResult:
+    is_key, before, reached = item.name[1] < 0, item.mark_before, item.reached_offset
+    left_ms = remaining_ms(before, reached, item.required_offset, waited_ms) if before >= 0 else -1
     return result_pb2.PartitionResult(
         topic_partition=None if is_key else topic_partition(item.name),
         key=item.name[0] if is_key else "",
         error_code=item.error_code,
         required_offset=item.required_offset,
-        reached_offset=item.reached_offset,
+        reached_offset=reached,
         log_start_offset=item.log_start_offset,
+        estimated_remaining_ms=left_ms if left_ms >= 0 else None,
+        pace_per_second=pace_per_second(before, reached, waited_ms) if left_ms >= 0 else None,
     )
 
 

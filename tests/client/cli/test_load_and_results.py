@@ -12,7 +12,8 @@ from purgatory_client.results import OperationKind
 from purgatory_client.views import RemainingTime
 
 from purgatory.cli.exit_codes import Exit, exit_of_outcomes
-from purgatory.cli.render import remaining_line, span
+from purgatory.cli.parsing import seconds
+from purgatory.cli.render import counted, remaining_line, span
 from tests.client.cli.test_commands import Background, Run, looking, run, until_waiting
 from tests.daemon_process import DaemonProcess
 
@@ -46,7 +47,7 @@ def test_a_load_that_is_left_is_collected_later_each_result_once(run: Run, looki
     assert "purgatory results --session left-1" in left.stdout
     assert pending(looking) == 1000
     shown = run("status").stdout
-    assert re.search(r"time left: 1000 up to 10m; first expires in (9\.\d+|10)m, last in", shown)
+    assert re.search(r"time left: 1,000 up to 10m; first expires in (9m \d+s|10m), last in", shown)
     again = run("load", "-n", "1000", "--session", "left-1", "--topic", "left", "--partitions", "10", "--detach")
     assert again.returncode == Exit.USAGE
     assert "use another id, or collect its results" in again.stderr
@@ -57,7 +58,7 @@ def test_a_load_that_is_left_is_collected_later_each_result_once(run: Run, looki
     lines = [json.loads(line) for line in collected.stdout.splitlines()]
     assert sorted(line["operation_id"] for line in lines) == list(range(1, 1001))
     assert {line["outcome"] for line in lines} == {"satisfied"}
-    assert collected.stderr == "purgatory: session left-1: 1000 satisfied\n"
+    assert collected.stderr == "purgatory: session left-1: 1,000 satisfied\n"
     assert looking.status().unacknowledged_results == 0
     nothing = run("results", "--session", "left-1", "--counts")
     assert (nothing.returncode, nothing.stdout) == (0, "session left-1: no results\n")
@@ -67,13 +68,13 @@ def test_a_load_that_expires_says_so(run: Run) -> None:
     """Without --advance the waits expire: exit code 11 from `load` and from `results`."""
     answer = run("load", "-n", "50", "--timeout", "50ms", "--topic", "late", "--rate", "1000", "--batch", "10")
     assert answer.returncode == 11
-    assert re.search(r"50 waits ended in \d+\.\d{3} s \(\d+ per second\): 50 expired", answer.stdout)
+    assert re.search(r"50 waits ended in \d+\.\d{3} s \([\d,]+ per second\): 50 expired", answer.stdout)
     assert (
         run("load", "-n", "50", "--timeout", "50ms", "--topic", "late", "--session", "late", "--detach").returncode == 0
     )
     collected = run("results", "--session", "late")
     assert collected.returncode == 11
-    assert re.fullmatch(r"(\d+ expired after 0\.0\d\d s\n){50}", collected.stdout)
+    assert re.fullmatch(r"(\d+ expired after \d\.\d{3} s\n){50}", collected.stdout)
 
 
 def test_an_interrupted_load_says_what_it_leaves(shared_daemon: DaemonProcess, looking: Client) -> None:
@@ -145,7 +146,23 @@ def test_time_left_in_words() -> None:
     """Only non-empty buckets are shown, in units that a user would write."""
     left = RemainingTime(soonest=0.25, latest=5_400, bounds=[1, 60, 3_600], operations=[3, 0, 2, 1])
     assert remaining_line(left) == (
-        "time left: 3 up to 1s, 2 up to 1h, 1 more than 1h; first expires in 0.25s, last in 1.5h"
+        "time left: 3 up to 1s, 2 up to 1h, 1 more than 1h; first expires in 250ms, last in 1h 30m"
     )
     assert remaining_line(RemainingTime(None, None, [1], [0, 0])) == "nothing is pending"
-    assert [span(seconds) for seconds in (0.001, 59.5, 60, 90_000)] == ["0.001s", "59.5s", "1m", "1.042d"]
+
+
+def test_durations_in_words() -> None:
+    """Two units at most, rounded to the smaller one; `--timeout` accepts the words, and means the same."""
+    words = {
+        0: "0s", 0.001: "1ms", 0.9996: "1s", 59.5: "59.5s", 59.96: "1m", 79.02: "1m 19s", 3_599.7: "1h",
+        5_400: "1h 30m", 86_399: "1d", 90_000: "1d 1h", 8_640_000: "100d",
+    }  # fmt: skip
+    assert {one: span(one) for one in words} == words
+    assert [seconds(text) for text in words.values()] == pytest.approx(list(words), rel=0.01)
+
+
+def test_numbers_have_their_nouns() -> None:
+    """One partition, and many with separators."""
+    assert [counted(count, "partition") for count in (0, 1, 200_006)] == [
+        "0 partitions", "1 partition", "200,006 partitions",
+    ]  # fmt: skip

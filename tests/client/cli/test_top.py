@@ -18,7 +18,7 @@ import pytest
 from purgatory_client import Client, batches
 
 from purgatory.cli.exit_codes import Exit
-from tests.client.cli.test_commands import PROGRAM, program, purgatory
+from tests.client.cli.test_commands import PROGRAM, purgatory
 from tests.client.test_blocking import environment
 from tests.daemon_process import DaemonProcess
 
@@ -31,15 +31,16 @@ SHOWN = r"\x1b]0;x\x07\u202e"
 class PseudoTerminal:
     """A program in a pseudo-terminal, and everything that it has written there."""
 
-    def __init__(self, *arguments: str, columns: int = 80, lines: int = 24) -> None:
+    def __init__(self, *arguments: str, columns: int = 80, lines: int = 24, packages: str = "") -> None:
         self._main, other = pty.openpty()
         fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        found = environment()
         self.process = subprocess.Popen(
             [*PROGRAM, *arguments],
             stdin=other,
             stdout=other,
             stderr=other,
-            env={**environment(), "TERM": "xterm-256color", "COLUMNS": "", "LINES": ""},
+            env={**found, "PYTHONPATH": f"{packages}:{found['PYTHONPATH']}", "TERM": "xterm-256color", "COLUMNS": ""},
             start_new_session=True,
         )
         os.close(other)
@@ -147,13 +148,13 @@ def test_top_finds_the_urgent_waits_among_thousands(busy_daemon: tuple[DaemonPro
         client.register("thousands", first, batch)
     terminal = PseudoTerminal("top", "--address", daemon.address)
     try:
-        terminal.until("of 4007")
+        terminal.until("of 4,007")
         terminal.until("urgent-4@1")
         place = len(terminal.written)
         terminal.press("/")
         terminal.until("only rows", place)
         terminal.press("bulk-3999\r")
-        terminal.until("waits: 1 of 4007", place)
+        terminal.until("waits: 1 of 4,007", place)
     finally:
         terminal.kill()
     listed = purgatory("ls", "--sort", "remaining", "--limit", "5", "--json", address=daemon.address)
@@ -179,6 +180,9 @@ def test_top_waits_for_a_daemon_that_is_away(busy_daemon: tuple[DaemonProcess, C
 def test_top_says_what_it_needs(tmp_path: Path) -> None:
     """Without Textual, one line explains how to install it."""
     (tmp_path / "textual.py").write_text("raise ModuleNotFoundError(name='textual')", "utf-8")
-    answer = program("top", packages=str(tmp_path))
-    assert answer.returncode == Exit.ERROR
-    assert "pip install 'purgatory-waits[top]'" in answer.stderr
+    terminal = PseudoTerminal("top", packages=str(tmp_path))
+    try:
+        assert terminal.end() == Exit.ERROR
+        assert "pip install 'purgatory-waits[top]'" in terminal.written
+    finally:
+        terminal.kill()

@@ -8,6 +8,8 @@ from purgatory.engine.views import ItemView, PartitionView, PendingView
 from purgatory.service.host import Host
 
 REPLICAS_NAMED: Final = 5
+REASONS_MAX: Final = 100
+"""Maximum of items of an operation that are looked up, with their replicas."""
 
 
 def spelled(name: PartitionName) -> str:
@@ -23,6 +25,13 @@ def awaited_item(view: PendingView, name: PartitionName | None) -> ItemView | No
     items = view.items[: len(view.items) - max(0, view.unless_count)]
     waiting = (one for one in items if one.error_code == REQUEST_TIMED_OUT and name in (None, one.name))
     return next(waiting, None)
+
+
+def held_back(host: Host, view: PendingView) -> list[str]:
+    """The reasons of the first items of an operation; empty for those that are reached."""
+    # The failure arm of a composite holds nothing back.
+    needed = view.items[: min(REASONS_MAX, len(view.items) - max(0, view.unless_count))]
+    return [held_back_by(host, view, item) if item.error_code == REQUEST_TIMED_OUT else "" for item in needed]
 
 
 def held_back_by(host: Host, view: PendingView, item: ItemView) -> str:

@@ -1,0 +1,115 @@
+"""What a terminal of 80 columns shows for the help pages and `top`, compared with the files in `pages`.
+
+`python -m tests.client.cli.test_pages` writes the files of the help pages again.
+"""
+
+import re
+import time
+from pathlib import Path
+from typing import Final
+
+import pyte
+import pytest
+from purgatory_client import Client
+
+from purgatory import __version__
+from purgatory.cli.exit_codes import MEANINGS, Exit
+from tests.client.cli.test_commands import purgatory, run
+from tests.client.cli.test_top import DEADLINE_S, PseudoTerminal, busy_daemon
+from tests.daemon_process import DaemonProcess
+
+__all__ = ["busy_daemon", "run"]
+
+PAGES: Final = Path(__file__).parent / "pages"
+HELP: Final = {
+    "help": ["--help"],
+    "wait": ["wait", "--help"],
+    "advance": ["advance", "--help"],
+    "exit-codes": ["help", "exit-codes"],
+}
+LINES: Final = 200
+
+
+def screen(written: str, lines: int) -> str:
+    """What a terminal of 80 columns shows after this was written to it."""
+    shown = pyte.Screen(80, lines)
+    pyte.Stream(shown).feed(written)
+    return "\n".join(line.rstrip() for line in shown.display).rstrip() + "\n"
+
+
+def page(*arguments: str) -> str:
+    """What `purgatory` shows with these arguments."""
+    terminal = PseudoTerminal(*arguments, lines=LINES)
+    try:
+        assert terminal.end() == Exit.OK
+        return screen(terminal.written, LINES)
+    finally:
+        terminal.kill()
+
+
+@pytest.mark.parametrize("name", HELP)
+def test_help_pages(name: str) -> None:
+    """Commands are in groups, flags have no type, and exit codes are on one page of their own."""
+    assert page(*HELP[name]) == (PAGES / f"{name}.txt").read_text("utf-8")
+
+
+def test_help_explains_a_command() -> None:
+    """`help wait` is `wait --help`, `help serve` the daemon's own help; an unknown topic is refused with 2."""
+    assert purgatory("help", "wait").stdout == purgatory("wait", "--help").stdout
+    assert purgatory("help").stdout == purgatory("--help").stdout
+    assert purgatory("help", "nonsense").returncode == Exit.USAGE
+
+
+def test_version() -> None:
+    """`--version` prints the version and exits, whatever follows."""
+    answer = purgatory("--version")
+    assert (answer.returncode, answer.stdout) == (Exit.OK, f"purgatory {__version__}\n")
+
+
+def test_exit_codes_have_one_page() -> None:
+    """Each exit code is on the page of exit codes and in docs/cli.md, and on no other help page."""
+    listed = purgatory("help", "exit-codes").stdout
+    documented = (Path(__file__).parents[3] / "docs" / "cli.md").read_text("utf-8")
+    for code, meaning in MEANINGS.items():
+        assert f"{code.value:>3}  {meaning}\n" in listed
+        assert f"| {code.value} | {meaning} |" in documented
+        assert meaning not in purgatory("wait", "--help").stdout + purgatory("--help").stdout
+    assert set(MEANINGS) == set(Exit)
+
+
+def test_top_in_a_terminal(busy_daemon: tuple[DaemonProcess, Client]) -> None:
+    """The whole screen of `top`: counts, the waits that expire first, and the keys. Times are left out."""
+    daemon, _ = busy_daemon
+    expected = (PAGES / "top.txt").read_text("utf-8")
+    terminal = PseudoTerminal("top", "--address", daemon.address)
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while (shown := without_times(screen(terminal.written, 24))) != expected:
+            assert time.monotonic() < deadline, shown
+            time.sleep(0.05)
+        terminal.press("q")
+        assert terminal.end() == Exit.OK
+    finally:
+        terminal.kill()
+
+
+def test_top_without_a_terminal(busy_daemon: tuple[DaemonProcess, Client]) -> None:
+    """In a pipe, `top` prints one snapshot without control sequences, and exits. It names what expires first."""
+    daemon, _ = busy_daemon
+    answer = purgatory("top", address=daemon.address)
+    assert (answer.returncode, answer.stderr) == (Exit.OK, "")
+    assert "\x1b" not in answer.stdout
+    lines = answer.stdout.splitlines()
+    assert lines[0] == f"purgatory {__version__}: 2 pending"
+    assert lines[2] == "waits: 2, all:"
+    assert [line.split()[0] for line in lines[4:]] == ["busy", "busy"]
+
+
+def without_times(shown: str) -> str:
+    """The screen without the daemon's version, and with durations replaced by a word of fixed length."""
+    return re.sub(r"\d[\d.]*(?:ms|s|m)(?: \d+s)? *", "TIME    ", shown.replace(__version__, "VERSION"))
+
+
+if __name__ == "__main__":
+    for written, given in HELP.items():
+        (PAGES / f"{written}.txt").write_text(page(*given), "utf-8")
