@@ -51,7 +51,9 @@ def java_project(folder: Path) -> list[str]:
     program = (CLIENTS / "java/src/main/java/purgatory/client/Resume.java").read_text("utf-8")
     sources = folder / "src" / "main" / "java"
     sources.mkdir(parents=True)
-    (sources / "Resume.java").write_text(program.replace("package purgatory.client;", "import purgatory.client.Session;"))
+    (sources / "Resume.java").write_text(
+        program.replace("package purgatory.client;", "import purgatory.client.Session;")
+    )
     run_tool("JAVA", ["mvn", "-q", "-B", "-U", "compile", DEPENDENCIES, "-DoutputDirectory=lib"], folder)
     return ["java", "-Xmx256m", "-cp", f"{folder}/target/classes:{folder}/lib/*", "Resume"]
 
@@ -89,7 +91,9 @@ def test_packages_have_the_version_of_the_release() -> None:
     """npm's package has the version of the Python package; Maven's is a snapshot of it until the release."""
     version = purgatory.__version__
     package = json.loads((CLIENTS / "typescript/package.json").read_text("utf-8"))
-    [artifact] = re.findall(r"<artifactId>client</artifactId>\n +<version>(.*)<", (CLIENTS / "java/pom.xml").read_text())
+    [artifact] = re.findall(
+        r"<artifactId>client</artifactId>\n +<version>(.*)<", (CLIENTS / "java/pom.xml").read_text()
+    )
     assert package["version"] == version
     assert artifact.removesuffix("-SNAPSHOT") == version
 
