@@ -1,4 +1,4 @@
-"""The Helm chart, rendered by Helm: with default values it is what deploy/kubernetes is, and its values do what they say."""
+"""The Helm chart, rendered by Helm: by default it equals deploy/kubernetes, and its values do what they say."""
 
 import re
 import subprocess
@@ -43,7 +43,7 @@ def rendered(helm: str, *options: str, release: str = "purgatory") -> dict[str, 
     return {one["kind"]: one for one in yaml.safe_load_all(ran.stdout) if one}
 
 
-def without_helms_own(value: Any) -> Any:
+def without_helms_own(value: Any) -> Any:  # noqa: ANN401 - YAML
     if isinstance(value, dict):
         return {key: without_helms_own(one) for key, one in value.items() if key not in HELMS_OWN}
     return [without_helms_own(one) for one in value] if isinstance(value, list) else value

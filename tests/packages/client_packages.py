@@ -1,4 +1,4 @@
-"""Packages of the clients, made from the source tree as a release makes them, and put where their tools look for them."""
+"""Packages of the clients, made as a release makes them, and put where the tools of their languages find them."""
 
 import hashlib
 import json

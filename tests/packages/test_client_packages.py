@@ -1,5 +1,5 @@
-"""The clients in Go, Java and TypeScript, installed from their packages into empty projects: generated code included, no
-buf. Each project's program is the client's example, with the imports that a user of the package writes.
+"""The clients in Go, Java and TypeScript, installed from their packages into empty projects. Generated code is included:
+no buf. Each project's program is the client's example, with the imports that a user of the package writes.
 """
 
 import json
@@ -88,7 +88,7 @@ def test_a_package_is_all_that_an_empty_project_needs(
 
 
 def test_packages_have_the_version_of_the_release() -> None:
-    """npm's package has the version of the Python package; Maven's is a snapshot of it until the release."""
+    """The npm package has the version of the Python package; the Maven artifact is its snapshot until the release."""
     version = purgatory.__version__
     package = json.loads((CLIENTS / "typescript/package.json").read_text("utf-8"))
     [artifact] = re.findall(

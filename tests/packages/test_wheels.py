@@ -1,6 +1,6 @@
 """What a release builds: cibuildwheel accepts its settings, and the public workflow runs what there is.
 
-`.ci/check-wheel` builds the wheel for this machine, labels it for other Linux systems, installs it and runs it with uvx.
+`.ci/check-wheel` builds the wheel for this machine, labels it for other Linux systems, installs it and serves by uvx.
 """
 
 import re
