@@ -1,5 +1,5 @@
-"""The clients in Go, Java and TypeScript, installed from their packages into empty projects. Generated code is included:
-no buf. Each project's program is the client's example, with the imports that a user of the package writes.
+"""The clients in Go, Java and TypeScript, installed from packages into empty projects, without buf: generated code
+is included. Each project's program is the client's example, with the imports that a user of the package writes.
 """
 
 import json
