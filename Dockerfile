@@ -10,8 +10,8 @@
 #   docker run --rm --read-only -e PURGATORY_INSECURE=true -v purgatory:/data -p 127.0.0.1:7440:7440 purgatory serve --data-dir /data
 
 # A tag moves. For a build that can be repeated, give the digest that you have checked:
-#   --build-arg BASE_IMAGE=python:3.11-slim-bookworm@sha256:...
-ARG BASE_IMAGE=python:3.11-slim-bookworm
+#   --build-arg BASE_IMAGE=python:3.11-slim-trixie@sha256:...
+ARG BASE_IMAGE=python:3.11-slim-trixie
 
 FROM ${BASE_IMAGE} AS build
 RUN command -v gcc >/dev/null \

@@ -24,7 +24,7 @@ SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help test-core abuse stream-histories stream-kills result-kills run demo kafka-demo stream-demo postgres-demo read-your-writes test test-compiled test-pure lint format proto docs wheel clean bench mutants crash sim sim-long sim-daemon \
+.PHONY: help packages test-core abuse stream-histories stream-kills result-kills run demo kafka-demo stream-demo postgres-demo read-your-writes test test-compiled test-pure lint format proto docs wheel clean bench mutants crash sim sim-long sim-daemon \
 	check report replay screenshots notebook image-requirements sbom secure-demo
 
 help: ## List the targets
@@ -146,6 +146,11 @@ docs-site: $(STAMPS)/site ## Write the documentation as a site into .build/site;
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 	@echo .build/site/index.html
 
+packages: wheel ## Build what a release publishes into dist/: the wheel, the npm package, the Maven artifact and the chart
+	@cd client/typescript && npm ci -s --ignore-scripts && npm pack -s --pack-destination "$(abspath $(DIST))"
+	@cd client/java && mvn -q -B deploy -Dmaven.install.skip=true -DaltDeploymentRepository=local::file://$(abspath $(DIST))/maven
+	@if command -v helm >/dev/null; then helm package deploy/helm/purgatory -d $(DIST); fi
+
 wheel: $(STAMPS)/serving ## Build the wheel into dist/
 	@rm -rf build/lib*
 	@$(PIP) wheel -q --no-build-isolation --no-deps -w $(DIST) .
@@ -169,12 +174,13 @@ bench-compare: $(STAMPS)/engine ## Compare instructions, counters and ratios wit
 
 COMPILE := $(BIN)/uv pip compile -q --python-platform linux --python-version 3.11 --generate-hashes --no-header --no-annotate -c constraints.txt
 wanted = $(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*p$(1), sep="\n")'
-image-requirements: $(STAMPS)/supply ## Write deploy/*requirements.txt, what the image installs, with hashes of all files
+image-requirements: $(STAMPS)/supply ## Write deploy/*requirements.txt: what the image and development install, with hashes of all files
 	@$(COMPILE) --extra server -o deploy/requirements.txt pyproject.toml
 	@$(call wanted,["project"]["optional-dependencies"]["archive"]) | $(COMPILE) -o deploy/archive-requirements.txt -
 	@$(call wanted,["project"]["optional-dependencies"]["kafka"] + p["project"]["optional-dependencies"]["postgres"] + p["project"]["optional-dependencies"]["redis"] + p["project"]["optional-dependencies"]["poll"]) \
 		| $(COMPILE) -o deploy/sources-requirements.txt -
 	@$(call wanted,["build-system"]["requires"]) | $(COMPILE) -o deploy/build-requirements.txt -
+	@$(COMPILE:3.11=3.11.5) --all-extras --group dev --group supply -o deploy/development-requirements.txt pyproject.toml
 
 sbom: $(STAMPS)/supply ## Write .build/sbom.json: what the daemon's environment consists of, as CycloneDX
 	@rm -rf .build/sbom && $(PYTHON) -m venv .build/sbom
@@ -201,9 +207,14 @@ $(STAMPS)/serving: pyproject.toml setup.py constraints.txt $(STAMPS)/venv
 	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive]'
 	@touch $@
 
-$(STAMPS)/dev: $(STAMPS)/serving
+# Python 3.11 has a pip that does not know dependency groups.
+$(STAMPS)/pip: $(STAMPS)/serving
+	@$(PIP) install -q -c constraints.txt pip
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/pip
 	@echo "== installing what tests and lint need"
-	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,dev]'
+	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive]' --group dev
 	@touch $@
 
 $(STAMPS)/connectors: $(STAMPS)/serving
@@ -213,15 +224,15 @@ $(STAMPS)/connectors: $(STAMPS)/serving
 
 $(STAMPS)/pipeline: $(STAMPS)/dev
 	@echo "== installing what the pipeline (Spark: about a gigabyte) and the connectors need"
-	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,dev,pipeline,kafka,postgres,redis,poll,otel]'
+	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive,pipeline,kafka,postgres,redis,poll,otel]' --group dev
 	@touch $@
 
-$(STAMPS)/site: $(STAMPS)/serving
-	@$(PIP) install -q -c constraints.txt grpcio-tools mkdocs mkdocs-material
+$(STAMPS)/site: $(STAMPS)/pip
+	@$(PIP) install -q -c constraints.txt grpcio-tools --group docs
 	@touch $@
 
-$(STAMPS)/supply: $(STAMPS)/serving
-	@$(PIP) install -q -c constraints.txt cyclonedx-bom uv
+$(STAMPS)/supply: $(STAMPS)/pip
+	@$(PIP) install -q -c constraints.txt --group supply
 	@touch $@
 
 $(STAMPS)/stubs: $(PROTOS) setup.py $(STAMPS)/serving

@@ -1,4 +1,4 @@
-"""Packages in the image: pinned as in constraints.txt, by hash, from any registry."""
+"""Packages in the image and for development: pinned as in constraints.txt, by hash, from any registry."""
 
 import re
 import tomllib
@@ -16,9 +16,9 @@ def pins(path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["requirements.txt", "archive-requirements.txt", "sources-requirements.txt", "build-requirements.txt"]
+    "name", [f"{part}requirements.txt" for part in ("", "archive-", "sources-", "build-", "development-")]
 )
-def test_image_installs_what_is_constrained(name: str) -> None:
+def test_what_is_installed_is_constrained(name: str) -> None:
     """Each package has the version of constraints.txt and at least one hash, and no registry is named.
 
     If this fails, run `make image-requirements`.
@@ -36,7 +36,7 @@ def test_image_installs_all_that_the_daemon_needs() -> None:
     requirements.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    extras = project["project"]["optional-dependencies"]
+    extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
     for wanted, name in (
         (project["project"]["dependencies"] + extras["server"], "requirements.txt"),
         (extras["archive"], "archive-requirements.txt"),
@@ -45,6 +45,11 @@ def test_image_installs_all_that_the_daemon_needs() -> None:
             "sources-requirements.txt",
         ),
         (project["build-system"]["requires"], "build-requirements.txt"),
+        (
+            [one for group in groups.values() for one in group if isinstance(one, str)]
+            + [one for extra in extras.values() for one in extra],
+            "development-requirements.txt",
+        ),
     ):
         names = {re.sub(r"[-_.]+", "-", re.split(r"[^A-Za-z0-9._-]", one)[0]).lower() for one in wanted}
         assert names <= set(pins(ROOT / "deploy" / name))

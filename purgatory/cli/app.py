@@ -358,7 +358,8 @@ def _server_packages(what: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        render.error_line(f"{what} needs {error.name}; install it with: pip install 'purgatory-waits[server]'")
+        remedy = "install it with: pip install 'purgatory-waits[server]', or use: uvx 'purgatory-waits[server]'"
+        render.error_line(f"{what} needs {error.name}; {remedy}")
         raise typer.Exit(Exit.ERROR) from error
 
 

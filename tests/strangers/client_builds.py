@@ -16,8 +16,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 CLIENTS: Final = ROOT / "client"
 PROTOS: Final = tuple(ROOT.glob("proto/**/*.proto"))
 BUILT: Final = ROOT / ".build" / "strangers"
-BUILD_S: Final = 300.0
-"""For a first build on a busy machine."""
+BUILD_S: Final = 900.0
+"""For a first build on a busy machine; Helm takes 150 s of CPU."""
 OFFLINE: Final = ("Could not transfer artifact", "ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "dial tcp")
 """Messages of Maven, npm and Go when they cannot reach their registries."""
 MORE_TOOLS: Final = ("/usr/local/go/bin", str(Path(sys.executable).parent))
@@ -30,12 +30,11 @@ def tool_path() -> str:
 
 def build_go(program: str = "resume") -> list[str]:
     """The command of a program in client/go/cmd: "resume", "once" or "conformance"."""
-    _require("GO", "go")
+    require("GO", "go")
     folder, built = CLIENTS / "go", BUILT / "go"
-    if _is_new("go", [*folder.glob("go.*"), folder / "session.go", *folder.glob("cmd/*/*.go")], built / "conformance"):
+    if _is_new("go", [*folder.glob("go.*"), *folder.rglob("*.go")], built / "conformance"):
         built.mkdir(parents=True, exist_ok=True)
-        _run("GO", ["buf", "generate"], folder)
-        _run("GO", ["go", "build", "-o", f"{built}{os.sep}", "./cmd/..."], folder)
+        run_tool("GO", ["go", "build", "-o", f"{built}{os.sep}", "./cmd/..."], folder)
         _keep("go")
     return [str(built / program)]
 
@@ -46,21 +45,21 @@ def go_tool(package: str) -> str:
     name, version = package.rsplit("/", 1)[1].split("@")
     program = BUILT / "tools" / version / name
     if not program.exists():
-        _require("GO", "go")
+        require("GO", "go")
         program.parent.mkdir(parents=True, exist_ok=True)
-        _run("GO", ["go", "install", package], BUILT, {"GOBIN": str(program.parent)})
+        run_tool("GO", ["go", "install", package], BUILT, {"GOBIN": str(program.parent)})
     return str(program)
 
 
 def build_typescript(program: str = "resume") -> list[str]:
     """The command of a program in client/typescript/src, in Node: "resume", "once" or "conformance"."""
-    _require("NODE", "node", "npm")
+    require("NODE", "node", "npm")
     folder = CLIENTS / "typescript"
     if _is_new("typescript", [*folder.glob("*.json"), *folder.glob("src/*.ts")], folder / "dist/bundle.js"):
-        _run("NODE", ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline"], folder)
-        _run("NODE", ["npm", "run", "generate"], folder)
-        _run("NODE", ["npm", "run", "build"], folder)
-        _run("NODE", ["npm", "run", "bundle"], folder)
+        run_tool("NODE", ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline"], folder)
+        run_tool("NODE", ["npm", "run", "generate"], folder)
+        run_tool("NODE", ["npm", "run", "build"], folder)
+        run_tool("NODE", ["npm", "run", "bundle"], folder)
         _keep("typescript")
     return ["node", str(CLIENTS / "typescript" / "dist" / f"{program}.js")]
 
@@ -73,10 +72,10 @@ def bundle_typescript() -> Path:
 
 def build_java(program: str = "resume") -> list[str]:
     """The command of a program in client/java/src/main/java/purgatory/client, as above."""
-    _require("JAVA", "javac", "mvn")
+    require("JAVA", "javac", "mvn")
     folder = CLIENTS / "java"
     if _is_new("java", [folder / "pom.xml", *folder.glob("src/**/*.java")], folder / "target/classes"):
-        _run("JAVA", ["mvn", "-q", "-B", "clean", "package"], folder)
+        run_tool("JAVA", ["mvn", "-q", "-B", "clean", "package"], folder)
         _keep("java")
     classes = os.pathsep.join([str(folder / "target" / "classes"), str(folder / "target" / "lib" / "*")])
     return ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", classes, f"purgatory.client.{program.capitalize()}"]
@@ -101,7 +100,7 @@ def _keep(language: str) -> None:
     (BUILT / f"{language}.sha256").write_text(_hashes[language])
 
 
-def _require(language: str, *tools: str) -> None:
+def require(language: str, *tools: str) -> None:
     """Skips the test where the toolchain is missing."""
     missing = [tool for tool in tools if shutil.which(tool, path=tool_path()) is None]
     if missing:
@@ -114,7 +113,7 @@ def skip_unless_required(language: str, reason: str) -> None:
     pytest.skip(reason)
 
 
-def _run(language: str, command: list[str], folder: Path, more: Mapping[str, str] = {}) -> None:
+def run_tool(language: str, command: list[str], folder: Path, more: Mapping[str, str] = {}) -> None:
     environment = {**os.environ, "PATH": tool_path(), **more}
     program = shutil.which(command[0], path=tool_path())
     assert program is not None, f"{command[0]} is missing"

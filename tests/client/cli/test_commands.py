@@ -383,8 +383,8 @@ def test_serve_without_the_server_packages_says_what_to_install(tmp_path: Path) 
     (tmp_path / "uvloop.py").write_text("raise ModuleNotFoundError('No module named uvloop', name='uvloop')\n")
     answer = program("serve", packages=str(tmp_path))
     assert answer.returncode == 1
-    remedy = "pip install 'purgatory-waits[server]'"
-    assert answer.stderr == f"purgatory: the daemon needs uvloop; install it with: {remedy}\n"
+    remedy = "install it with: pip install 'purgatory-waits[server]', or use: uvx 'purgatory-waits[server]'"
+    assert answer.stderr == f"purgatory: the daemon needs uvloop; {remedy}\n"
 
 
 def test_parsing() -> None:

@@ -1,0 +1,58 @@
+"""Packages of the clients, made as a release makes them, and put where the tools of their languages find them."""
+
+import hashlib
+import json
+import os
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import Final
+
+from tests.strangers.client_builds import BUILT, CLIENTS, build_java, build_typescript, run_tool, tool_path
+
+PACKAGES: Final = BUILT / "packages"
+GO_MODULE: Final = "purgatory.example/client"
+
+
+def npm_package(version: str) -> Path:
+    """The tarball that `npm publish` would upload."""
+    build_typescript()  # installs the compiler and the generator
+    PACKAGES.mkdir(parents=True, exist_ok=True)
+    run_tool("NODE", ["npm", "pack", "--pack-destination", str(PACKAGES)], CLIENTS / "typescript")
+    return PACKAGES / f"purgatory-client-{version}.tgz"
+
+
+def maven_repository() -> Path:
+    """A repository with the artifact, as `mvn deploy` fills one."""
+    build_java()  # downloads what Maven needs
+    folder = PACKAGES / "maven"
+    deploy = ["mvn", "-q", "-B", "deploy", "-Dmaven.install.skip=true"]
+    run_tool("JAVA", [*deploy, f"-DaltDeploymentRepository=local::{folder.as_uri()}"], CLIENTS / "java")
+    return folder
+
+
+def go_proxy(version: str) -> tuple[Path, str]:
+    """A module proxy with the module as Go would fetch it from the repository, and the version there.
+
+    Go keeps each version that it has seen: this one is named after its content.
+    """
+    files = {path.relative_to(CLIENTS / "go"): path.read_bytes() for path in sorted((CLIENTS / "go").rglob("*.*"))}
+    content = hashlib.sha256(b"".join(bytes(path) + text for path, text in files.items())).hexdigest()
+    named = f"v{version}-test{content[:12]}"
+    folder = PACKAGES / "go" / GO_MODULE / "@v"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{named}.info").write_text(json.dumps({"Version": named}))
+    (folder / f"{named}.mod").write_bytes(files[Path("go.mod")])
+    with zipfile.ZipFile(folder / f"{named}.zip", "w") as module:
+        for path, text in files.items():
+            module.writestr(f"{GO_MODULE}@{named}/{path.as_posix()}", text)
+    return PACKAGES / "go", named
+
+
+def go_environment(proxy: Path) -> dict[str, str]:
+    """Settings with which Go looks into a folder first, and accepts modules that no public checksum database knows."""
+    path = tool_path()
+    usual = subprocess.run(
+        ["go", "env", "GOPROXY"], capture_output=True, text=True, check=True, env={**os.environ, "PATH": path}
+    ).stdout.strip()
+    return {"GOPROXY": f"{proxy.as_uri()},{usual}", "GONOSUMDB": GO_MODULE, "GOFLAGS": "-mod=mod"}

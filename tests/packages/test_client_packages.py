@@ -1,0 +1,108 @@
+"""The clients in Go, Java and TypeScript, installed from packages into empty projects, without buf: generated code
+is included. Each project's program is the client's example, with the imports that a user of the package writes.
+"""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import purgatory
+from tests.daemon_process import DaemonProcess
+from tests.packages.client_packages import go_environment, go_proxy, maven_repository, npm_package
+from tests.strangers.client_builds import BUILT, CLIENTS, require, run_tool
+from tests.strangers.test_clients import advance, as_expected, expected_lines
+
+POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>first</groupId>
+  <artifactId>first</artifactId>
+  <version>1</version>
+  <properties>
+    <maven.compiler.release>17</maven.compiler.release>
+    <project.build.sourceEncoding>UTF-8</project.build.sourceEncoding>
+  </properties>
+  <repositories><repository><id>local</id><url>{repository}</url></repository></repositories>
+  <dependencies>
+    <dependency><groupId>purgatory.example</groupId><artifactId>client</artifactId><version>{version}</version></dependency>
+  </dependencies>
+  <build><plugins><plugin><artifactId>maven-compiler-plugin</artifactId><version>3.14.0</version></plugin></plugins></build>
+</project>
+"""
+DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+
+
+def go_project(folder: Path) -> list[str]:
+    require("GO", "go")
+    proxy, version = go_proxy(purgatory.__version__)
+    (folder / "main.go").write_text((CLIENTS / "go/cmd/resume/main.go").read_text("utf-8"), "utf-8")
+    for command in (["mod", "init", "first"], ["get", f"purgatory.example/client@{version}"], ["build", "-o", "first"]):
+        run_tool("GO", ["go", *command], folder, go_environment(proxy))
+    return [str(folder / "first")]
+
+
+def java_project(folder: Path) -> list[str]:
+    repository = maven_repository()
+    version = f"{purgatory.__version__}-SNAPSHOT"
+    (folder / "pom.xml").write_text(POM.format(repository=repository.as_uri(), version=version), "utf-8")
+    program = (CLIENTS / "java/src/main/java/purgatory/client/Resume.java").read_text("utf-8")
+    sources = folder / "src" / "main" / "java"
+    sources.mkdir(parents=True)
+    (sources / "Resume.java").write_text(
+        program.replace("package purgatory.client;", "import purgatory.client.Session;")
+    )
+    run_tool("JAVA", ["mvn", "-q", "-B", "-U", "compile", DEPENDENCIES, "-DoutputDirectory=lib"], folder)
+    return ["java", "-Xmx256m", "-cp", f"{folder}/target/classes:{folder}/lib/*", "Resume"]
+
+
+def npm_project(folder: Path) -> list[str]:
+    package = npm_package(purgatory.__version__)
+    (folder / "package.json").write_text(json.dumps({"type": "module", "private": True}))
+    run_tool("NODE", ["npm", "install", "--no-audit", "--no-fund", "--prefer-offline", str(package)], folder)
+    program = (CLIENTS / "typescript/src/resume.ts").read_text("utf-8")
+    program = program.replace("./session.js", "purgatory-client")
+    (folder / "main.ts").write_text(re.sub(r"\./gen/purgatory/(v1/\w+)\.js", r"purgatory-client/\1", program), "utf-8")
+    tools = CLIENTS / "typescript" / "node_modules"
+    options = ["--module", "NodeNext", "--target", "ES2022", "--strict", "--skipLibCheck", "--types", "node"]
+    compiler = ["node", str(tools / "typescript/bin/tsc"), *options, "--typeRoots", str(tools / "@types"), "main.ts"]
+    run_tool("NODE", compiler, folder)
+    return ["node", str(folder / "main.js")]
+
+
+@pytest.mark.slow  # compilers
+@pytest.mark.xdist_group("strangers")
+@pytest.mark.parametrize("project", [go_project, java_project, npm_project], ids=["go", "java", "npm"])
+def test_a_package_is_all_that_an_empty_project_needs(
+    project: Callable[[Path], list[str]], daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    """The project compiles against the package, and its three waits are answered by the real daemon."""
+    BUILT.mkdir(parents=True, exist_ok=True)
+    command = [*project(tmp_path), daemon.address, "strangers", "3"]
+    advance(daemon, 3)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert as_expected([line.split() for line in ran.stdout.splitlines()]) == expected_lines(3)
+
+
+def test_packages_have_the_version_of_the_release() -> None:
+    """The npm package has the version of the Python package; the Maven artifact is its snapshot until the release."""
+    version = purgatory.__version__
+    package = json.loads((CLIENTS / "typescript/package.json").read_text("utf-8"))
+    [artifact] = re.findall(
+        r"<artifactId>client</artifactId>\n +<version>(.*)<", (CLIENTS / "java/pom.xml").read_text()
+    )
+    assert package["version"] == version
+    assert artifact.removesuffix("-SNAPSHOT") == version
+
+
+@pytest.mark.xdist_group("strangers")
+def test_the_generated_code_of_the_go_module_is_current(tmp_path: Path) -> None:
+    """What is committed in client/go/gen is what buf generates from the contract. If not: `go generate` there."""
+    require("GO", "go")
+    run_tool("GO", ["buf", "generate", "-o", str(tmp_path)], CLIENTS / "go")
+    made = {path.name: path.read_text("utf-8") for path in (tmp_path / "gen/purgatory/v1").iterdir()}
+    committed = {path.name: path.read_text("utf-8") for path in (CLIENTS / "go/gen/purgatory/v1").iterdir()}
+    assert made == committed
