@@ -142,9 +142,9 @@ docs: $(STAMPS)/dev $(STAMPS)/stubs ## Write the generated pages: docs/configura
 	@$(BIN)/python -m tests.metrics.test_metrics_page
 
 .PHONY: docs-site
-docs-site: $(STAMPS)/site ## Write the documentation as a site into .build/site; it needs no other host
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
-	@echo .build/site/index.html
+docs-site: $(STAMPS)/site ## Write the documentation as a site into .build/docs/site; it needs no other host
+	@$(BIN)/python docs/build_site.py .build/docs
+	@echo .build/docs/site/index.html
 
 wheel: $(STAMPS)/serving ## Build the wheel into dist/
 	@rm -rf build/lib*
@@ -217,7 +217,7 @@ $(STAMPS)/pipeline: $(STAMPS)/dev
 	@touch $@
 
 $(STAMPS)/site: $(STAMPS)/serving
-	@$(PIP) install -q -c constraints.txt grpcio-tools mkdocs mkdocs-material
+	@$(PIP) install -q -c constraints.txt grpcio-tools zensical
 	@touch $@
 
 $(STAMPS)/supply: $(STAMPS)/serving
