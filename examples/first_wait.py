@@ -1,13 +1,14 @@
-"""The smallest example: wait for an offset that another program reaches. Needs a daemon (`make run`) on its default
-port.
+"""The smallest example: wait for an offset that another program reaches. Needs a daemon (`make run`).
 
-python examples/first_wait.py [ADDRESS]
+python examples/first_wait.py [ADDRESS]; without an argument, the address is PURGATORY_ADDRESS or 127.0.0.1:7440.
 """
 
 import asyncio
+import os
 import sys
 
-from purgatory_client import AsyncClient
+from purgatory_client import DEFAULT_ADDRESS, AsyncClient
+from purgatory_client.errors import Unavailable
 
 
 async def main(address: str) -> None:
@@ -24,4 +25,8 @@ async def main(address: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:7440"))
+    where = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("PURGATORY_ADDRESS", DEFAULT_ADDRESS)
+    try:
+        asyncio.run(main(where))
+    except Unavailable as error:
+        sys.exit(f"no daemon at {where} (start one with `make run`): {error}")

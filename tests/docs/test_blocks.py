@@ -251,7 +251,9 @@ async def run_python(block: Block, daemon: DaemonProcess, client: AsyncClient, f
 
 
 RUN_PYTHON: Final = [
-    block for block in in_language("python") if block.page not in PARSED and (block.page, "python") not in RUN_ELSEWHERE
+    block
+    for block in in_language("python")
+    if block.page not in PARSED and (block.page, "python") not in RUN_ELSEWHERE and "ca.crt" not in block.text
 ]
 
 

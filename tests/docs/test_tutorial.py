@@ -1,0 +1,97 @@
+"""docs/tutorial.md, followed from an empty folder: the package is installed from a wheel, and each block is run."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from examples.local_postgres import NoPostgres, find_programs, free_port
+from tests.docs.pages import ROOT, blocks, comparable
+
+SECONDS_MAX: Final = 600
+SOURCES: Final = ("purgatory", "client/purgatory_client", "pipeline", "connectors", "proto")
+FILES: Final = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("postgres")]
+
+
+def make_wheel(folder: Path) -> Path:
+    """Build the wheel, uncompiled, from a copy of the sources; returns the folder that it is in."""
+    tree = folder / "tree"
+    leave = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
+    for name in SOURCES:
+        shutil.copytree(ROOT / name, tree / name, ignore=leave)
+    for name in FILES:
+        shutil.copy(ROOT / name, tree)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", str(folder), "."]
+    environment = {**os.environ, "PURGATORY_BUILD": "pure"}
+    subprocess.run(command, cwd=tree, env=environment, check=True, timeout=SECONDS_MAX)
+    return folder
+
+
+def script_of_the_page() -> tuple[str, list[str]]:
+    """The blocks of the page as one script, and the output that the page shows."""
+    lines, shown = ["set -eu"], []
+    for block in blocks():
+        if block.page == "docs/tutorial.md" and block.language == "text":
+            shown += block.text.splitlines()
+        elif block.page == "docs/tutorial.md":
+            lines.append(f"cat > {block.title} <<'END'\n{block.text}END" if block.title else block.text)
+    return "\n".join(lines), shown
+
+
+def as_another_user(programs: Path) -> str:
+    """Shell functions that run PostgreSQL's programs as the user `postgres`, if this process is root's."""
+    if os.geteuid() != 0:
+        return ""
+    names = ("initdb", "pg_ctl", "pg_basebackup")
+    other = "setpriv --reuid=postgres --regid=postgres --init-groups"
+    folder = shlex.quote(str(programs))
+    calls = [f'{name}() {{ chown postgres .; {other} {folder}/{name} "$@"; }}' for name in names]
+    return "\n".join([*calls, ""])
+
+
+def test_the_tutorial_from_an_empty_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Every command succeeds and prints what the page shows: a stale read, then none, and a replica that is gone."""
+    try:
+        programs = find_programs()
+    except NoPostgres as missing:
+        if os.environ.get("PURGATORY_REQUIRE_POSTGRES") == "1":
+            pytest.fail(f"PURGATORY_REQUIRE_POSTGRES=1: {missing}")
+        pytest.skip(str(missing))
+    folder = tmp_path_factory.mktemp("tutorial")
+    for path in (folder, *folder.parents[:2]):
+        path.chmod(0o755)  # the servers' user must reach their data
+    wheels = make_wheel(folder / "wheels")
+    (folder / "empty").mkdir()
+    script, shown = script_of_the_page()
+    ports = {port: str(free_port()) for port in ("5433", "5434", "8000", "7440", "7441")}
+    script = re.sub(r"\b(5433|5434|8000|7440)\b", lambda port: ports[port[0]], script)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment |= {
+        "PIP_FIND_LINKS": f"{os.environ.get('PIP_FIND_LINKS', '')} {wheels}".strip(),
+        "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),
+        "PURGATORY_GRPC_ADDRESS": f"127.0.0.1:{ports['7440']}",
+        "PURGATORY_HTTP_ADDRESS": f"127.0.0.1:{ports['7441']}",
+        "PURGATORY_ADDRESS": f"127.0.0.1:{ports['7440']}",
+        "PURGATORY_HTTP_URL": f"http://127.0.0.1:{ports['7441']}",
+        "PATH": os.pathsep.join([str(Path(sys.executable).resolve().parent), os.environ["PATH"]]),
+    }
+    done = subprocess.run(
+        ["bash", "-c", as_another_user(programs) + script],
+        cwd=folder / "empty",
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS_MAX,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    printed = comparable(done.stdout.splitlines())
+    assert [line for line in comparable(shown) if line not in printed] == []
+    assert list((folder / "empty").iterdir()) == []
