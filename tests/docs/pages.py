@@ -18,7 +18,7 @@ PAGES: Final = [
 ]
 SECONDS_MAX: Final = 120
 FENCE: Final = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-VARIABLE: Final = re.compile(r"\d[\d,]*\.\d+|\b\d[\d,]{4,}|load-[0-9a-f]{12}")
+VARIABLE: Final = re.compile(r"\d[\d,]*\.\d+|\b\d[\d,]{4,}|\d+(?= per second)|load-[0-9a-f]{12}")
 """Durations, rates, positions in a log, and random names: they differ from run to run."""
 
 

@@ -61,9 +61,6 @@ PARSED: Final = {
 SHELL_PAGES: Final = ["README.md", "docs/cli.md", "docs/faq.md", "docs/http.md", "docs/webhooks.md"]
 SESSIONS: Final = {
     "README.md: purgatory wait orders-3@42": "",
-    "README.md: purgatory wait orders-3@1000": f"""
-        purgatory advance orders-3 --high-watermark 200 > /dev/null
-        ({UNTIL_PENDING}; purgatory advance orders-3 --high-watermark 222 > /dev/null) &""",
     "docs/index.md: purgatory wait orders-3@42": "",
     "docs/signals.md: purgatory wait --signal": """printf '{"rows": 17}' > result.json""",
     "docs/cli.md: purgatory wait orders-3@42 signal:job-17": f"""
@@ -71,7 +68,9 @@ SESSIONS: Final = {
         ({UNTIL_PENDING}; purgatory signal job-17/failed > /dev/null) &""",
     "docs/cli.md: purgatory load": "",
 }
-"""Sessions that are played, by page and first command, and what happened before."""
+"""Sessions that are played, by page and first command, and what happened before. The README's wait that expires is
+checked in tests/client/cli/test_commands.py: here, its result would depend on the load of the machine.
+"""
 
 
 def name_of(block: Block) -> str:
@@ -83,10 +82,10 @@ def in_language(language: str) -> list[Block]:
 
 
 def session(name: str) -> Block:
-    """The session with this name, as in `SESSIONS`, without what sets up the shell."""
+    """The session with this name, as in `SESSIONS`, without what sets up the shell, and with fewer waits."""
     page, _, command = name.partition(": ")
     [block] = [one for one in in_language("console") if one.page == page and f"$ {command}" in one.text[:80]]
-    return block._replace(text=block.text.replace("$ source .venv/bin/activate\n", ""))
+    return block._replace(text=block.text.replace("$ source .venv/bin/activate\n", "").replace("100000", "1000"))
 
 
 def test_every_block_names_its_language() -> None:
@@ -130,13 +129,14 @@ def at(daemon: DaemonProcess) -> dict[str, str]:
 
 
 def test_waits_survive_the_crash_of_the_readme(tmp_path: Path) -> None:
-    """The daemon of the page is killed and started again; each of its waits ends once. With fewer and shorter waits."""
+    """The daemon of the page is killed and started again; each of its waits ends once. With shorter waits."""
     commands = session("README.md: purgatory serve --data-dir").commands
-    commands = [re.sub("100000", "1000", command).replace("10m", "15s") for command in commands]
+    commands = [command.replace("10m", "15s") for command in commands]
     addresses = {name: f"127.0.0.1:{free_port()}" for name in ("PURGATORY_GRPC_ADDRESS", "PURGATORY_HTTP_ADDRESS")}
     places = {**addresses, "PURGATORY_ADDRESS": addresses["PURGATORY_GRPC_ADDRESS"]}
-    lines = play("", [commands[0], *commands[1:]], tmp_path, places)
-    assert sum(line.startswith("expired") or "expired" in line for line in lines) >= 1
+    lines = play("", commands, tmp_path, places)
+    ended = [int(line.split()[0]) for line in lines if line.endswith(" expired after N s")]
+    assert sorted(ended) == list(range(1, 1_001))
 
 
 @pytest.mark.parametrize("page", SHELL_PAGES)

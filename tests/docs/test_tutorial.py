@@ -6,6 +6,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -56,7 +58,14 @@ def as_another_user(programs: Path) -> str:
     return "\n".join([*calls, ""])
 
 
-def test_the_tutorial_from_an_empty_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that the servers' user can reach; pytest's own are closed to other users."""
+    with tempfile.TemporaryDirectory(prefix="purgatory-tutorial-") as name:
+        yield Path(name)
+
+
+def test_the_tutorial_from_an_empty_folder(folder: Path) -> None:
     """Every command succeeds and prints what the page shows: a stale read, then none, and a replica that is gone."""
     try:
         programs = find_programs()
@@ -64,9 +73,7 @@ def test_the_tutorial_from_an_empty_folder(tmp_path_factory: pytest.TempPathFact
         if os.environ.get("PURGATORY_REQUIRE_POSTGRES") == "1":
             pytest.fail(f"PURGATORY_REQUIRE_POSTGRES=1: {missing}")
         pytest.skip(str(missing))
-    folder = tmp_path_factory.mktemp("tutorial")
-    for path in (folder, *folder.parents[:2]):
-        path.chmod(0o755)  # the servers' user must reach their data
+    folder.chmod(0o755)
     wheels = make_wheel(folder / "wheels")
     (folder / "empty").mkdir()
     script, shown = script_of_the_page()
