@@ -36,14 +36,15 @@ def make_wheel(folder: Path) -> Path:
     return folder
 
 
-def script_of_the_page() -> tuple[str, list[str]]:
-    """The blocks of the page as one script, and the output that the page shows."""
+def script_of_the_page(ports: dict[str, str]) -> tuple[str, list[str]]:
+    """The blocks of the page as one script, and the output that the page shows, with other ports."""
     lines, shown = ["set -eu"], []
     for block in blocks():
+        text = re.sub(rf"\b({'|'.join(ports)})\b", lambda port: ports[port[0]], block.text)
         if block.page == "docs/tutorial.md" and block.language == "text":
-            shown += block.text.splitlines()
+            shown += text.splitlines()
         elif block.page == "docs/tutorial.md":
-            lines.append(f"cat > {block.title} <<'END'\n{block.text}END" if block.title else block.text)
+            lines.append(f"cat > {block.title} <<'END'\n{text}END" if block.title else text)
     return "\n".join(lines), shown
 
 
@@ -76,9 +77,8 @@ def test_the_tutorial_from_an_empty_folder(folder: Path) -> None:
     folder.chmod(0o755)
     wheels = make_wheel(folder / "wheels")
     (folder / "empty").mkdir()
-    script, shown = script_of_the_page()
     ports = {port: str(free_port()) for port in ("5433", "5434", "8000", "7440", "7441")}
-    script = re.sub(r"\b(5433|5434|8000|7440)\b", lambda port: ports[port[0]], script)
+    script, shown = script_of_the_page(ports)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment |= {
         "PIP_FIND_LINKS": f"{os.environ.get('PIP_FIND_LINKS', '')} {wheels}".strip(),
