@@ -17,6 +17,12 @@ from examples.local_postgres import NoPostgres, find_programs, free_port
 from tests.docs.pages import ROOT, blocks, comparable
 
 SECONDS_MAX: Final = 600
+CLEAN_UP: Final = """trap '
+    kill $(jobs -p) 2> /dev/null
+    for data in replica primary; do pg_ctl -D $data -m immediate stop > /dev/null 2>&1; done
+' EXIT
+"""
+"""Ends what a failing tutorial leaves behind."""
 SOURCES: Final = ("purgatory", "client/purgatory_client", "pipeline", "connectors", "proto")
 FILES: Final = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("postgres")]
@@ -90,7 +96,7 @@ def test_the_tutorial_from_an_empty_folder(folder: Path) -> None:
         "PATH": os.pathsep.join([str(Path(sys.executable).resolve().parent), os.environ["PATH"]]),
     }
     done = subprocess.run(
-        ["bash", "-c", as_another_user(programs) + script],
+        ["bash", "-c", as_another_user(programs) + CLEAN_UP + script],
         cwd=folder / "empty",
         env=environment,
         capture_output=True,
