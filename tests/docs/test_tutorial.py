@@ -18,8 +18,11 @@ from tests.docs.pages import ROOT, blocks, comparable
 
 SECONDS_MAX: Final = 600
 CLEAN_UP: Final = """trap '
+    status=$?
+    set +e
     kill $(jobs -p) 2> /dev/null
     for data in replica primary; do pg_ctl -D $data -m immediate stop > /dev/null 2>&1; done
+    exit $status
 ' EXIT
 """
 """Ends what a failing tutorial leaves behind."""
