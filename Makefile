@@ -142,9 +142,9 @@ docs: $(STAMPS)/dev $(STAMPS)/stubs ## Write the generated pages: docs/configura
 	@$(BIN)/python -m tests.metrics.test_metrics_page
 
 .PHONY: docs-site
-docs-site: $(STAMPS)/site ## Write the documentation as a site into .build/site; it needs no other host
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
-	@echo .build/site/index.html
+docs-site: $(STAMPS)/site ## Write the documentation as a site into .build/docs/site; it needs no other host
+	@$(BIN)/python docs/build_site.py .build/docs
+	@echo .build/docs/site/index.html
 
 packages: wheel ## Build what a release publishes into dist/: the wheel, the npm package, the Maven artifact and the chart
 	@cd client/typescript && npm ci -s --ignore-scripts && npm pack -s --pack-destination "$(abspath $(DIST))"

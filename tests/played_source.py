@@ -16,7 +16,9 @@ async def played_source(address: str, end: int) -> AsyncIterator[AsyncClient]:
         async for asked in link:
             if isinstance(asked, EndsWanted):
                 await link.report(SourceState.LIVE)  # its reports must not be older than three seconds
-                await link.answer_ends(asked.ask_id, [MarkEnd(name, 0, end) for name in asked.topics])
+                await link.answer_ends(
+                    asked.ask_id, [MarkEnd(name, 0, end) for name in asked.topics], as_of_ms=asked.as_of_ms
+                )
 
     async with AsyncClient(address) as client, client.attach_source("played", ["kafka/"]) as link:
         answering = asyncio.create_task(answer(link))

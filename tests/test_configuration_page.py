@@ -36,8 +36,8 @@ def configuration_page() -> str:
         if name not in groups:
             lines.append(setting_row(name, field.description, field.default))
     for group, model in groups.items():
-        title = (model.__doc__ or group).strip().rstrip(".")
-        lines += ["", f"## {title}", "", "| setting | default | what it does |", "|---|---|---|"]
+        lines += ["", f"## `{group}`", (model.__doc__ or "").strip(), ""]
+        lines += ["| setting | default | what it does |", "|---|---|---|"]
         for name, field in model.model_fields.items():
             lines.append(setting_row(f"{group}.{name}", field.description, field.default))
     return "\n".join(lines) + "\n"

@@ -1,6 +1,13 @@
-"""What the site has beyond the pages: the reference of the API, made from the comments of the contract."""
+"""Build the documentation as a site: `python docs/build_site.py FOLDER` writes FOLDER/site.
+
+Zensical builds a copy of the pages, in FOLDER/docs. The copy has the reference of the API, which is made from the
+comments of the contract, and no links into the source tree, which is not part of the site.
+"""
 
 import re
+import shutil
+import subprocess
+import sys
 import tempfile
 from importlib import resources
 from pathlib import Path
@@ -8,23 +15,27 @@ from typing import Final
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc  # type: ignore[import-untyped]
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 Comments = dict[tuple[int, ...], str]
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds api.md. Raises `ValueError` where the contract does not compile."""
-    files.append(File.generated(config, "api.md", content=api_reference()))
-    return files
+def main(folder: Path) -> int:
+    """Build the site. Returns the exit code of Zensical, which is 1 after a warning, such as a dead link."""
+    pages = folder / "docs"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", pages, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    for page in pages.rglob("*.md"):
+        up = "../" * len(page.relative_to(pages).parts)
+        page.write_text(without_links(page.read_text("utf-8"), up), encoding="utf-8")
+    (pages / "api.md").write_text(api_reference(), encoding="utf-8")
+    shutil.copy(ROOT / "zensical.toml", folder)
+    build = [sys.executable, "-m", "zensical", "build", "--strict", "-f", str(folder / "zensical.toml")]
+    return subprocess.run(build, check=False).returncode  # noqa: S603 - a fixed command
 
 
-def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Names the files of the source tree that a page links to: they are no part of the site."""
-    up = "../" * (page.file.src_uri.count("/") + 1)
+def without_links(markdown: str, up: str) -> str:
+    """Replace links that lead above the documentation, by the path `up`, with their texts."""
     return re.sub(rf"!?\[([^\]]*)\]\({re.escape(up)}[^)]*\)", r"\1", markdown)
 
 
@@ -41,7 +52,8 @@ def api_reference() -> str:
     lines = [
         "# API",
         "",
-        "Made from the comments of the contract, in `proto/`. Every call is served by gRPC, and over HTTP.",
+        "Made from the comments of the contract, in `proto/`. Every call is served by gRPC, and over HTTP as JSON, in",
+        "which fields have the names of the column *JSON* (either name is accepted).",
         "",
     ]
     for file in contract.file:
@@ -75,11 +87,12 @@ def _file_lines(file: FileDescriptorProto) -> list[str]:
 def _message_lines(message: DescriptorProto, path: tuple[int, ...], comments: Comments) -> list[str]:
     lines = [f"### {message.name}", "", comments.get(path, ""), ""]
     if message.field:
-        lines += ["| field | number | type | |", "|---|---|---|---|"]
+        lines += ["| field | JSON | number | type | |", "|---|---|---|---|---|"]
     for at, field in enumerate(message.field):
         kind = field.type_name.rpartition(".")[2] or FieldDescriptorProto.Type.Name(field.type)[5:].lower()
         kind = "repeated " * (field.label == field.LABEL_REPEATED) + kind
-        lines.append(f"| `{field.name}` | {field.number} | `{kind}` | {_cell(comments.get((*path, 2, at), ''))} |")
+        about = _cell(comments.get((*path, 2, at), ""))
+        lines.append(f"| `{field.name}` | `{field.json_name}` | {field.number} | `{kind}` | {about} |")
     lines.append("")
     for at, nested in enumerate(message.nested_type):
         if not nested.options.map_entry:
@@ -93,3 +106,7 @@ def _text(comment: str) -> str:
 
 def _cell(comment: str) -> str:
     return comment.replace("\n", " ").replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

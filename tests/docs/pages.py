@@ -1,0 +1,99 @@
+"""The fenced blocks of the documentation: what they are, and how a session in a shell is played."""
+
+import functools
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.daemon_process import daemon_environment
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PAGES: Final = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+SECONDS_MAX: Final = 120
+FENCE: Final = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+VARIABLE: Final = re.compile(r"\d[\d,]*\.\d+|\b\d[\d,]{4,}|\d+(?= per second)|load-[0-9a-f]{12}")
+"""Durations, rates, positions in a log, and random names: they differ from run to run."""
+
+
+UNTIL_PENDING: Final = "until purgatory ls --json | grep -q .; do sleep 0.05; done"
+UNTIL_SERVING: Final = "until purgatory status > /dev/null 2>&1; do sleep 0.05; done"
+
+
+class Block(NamedTuple):
+    """A fenced block: its page, the first word after the fence, the title (a file to save it as), and the text."""
+
+    page: str
+    language: str
+    title: str
+    text: str
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of a `console` block, each with its continuation lines."""
+        lines = re.sub(r"\\\n\s*", "", self.text).splitlines()
+        return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+
+    @property
+    def output(self) -> list[str]:
+        """What a `console` block shows as output."""
+        return [line for line in self.text.splitlines() if not line.startswith("$ ")]
+
+
+@functools.cache
+def blocks() -> list[Block]:
+    """All fenced blocks, in order."""
+    found = []
+    for page in PAGES:
+        for information, text in FENCE.findall(page.read_text("utf-8")):
+            language, _, rest = information.partition(" ")
+            title = re.search(r'title="([^"]+)"', rest)
+            found.append(Block(str(page.relative_to(ROOT)), language, title[1] if title else "", text))
+    return found
+
+
+def texts(page: str, language: str) -> list[str]:
+    """The texts of a page's blocks in a language."""
+    return [block.text for block in blocks() if (block.page, block.language) == (page, language)]
+
+
+def shell(script: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a script in bash. In it, `purgatory` is this tree's."""
+    purgatory = f'purgatory() {{ {shlex.quote(sys.executable)} -m purgatory "$@"; }}\n'
+    return subprocess.run(
+        ["bash", "-c", purgatory + script],
+        cwd=folder,
+        env=daemon_environment({"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **environment}),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+
+
+def play(before: str, commands: list[str], folder: Path, environment: dict[str, str]) -> list[str]:
+    """Run the commands of a session in turn, in one shell; returns its output in a form that can be compared.
+
+    A command in the background is given the time that a reader takes: a wait is pending before the next command, and a
+    daemon answers. A daemon is stopped at the end.
+    """
+    script = f"set -m\n{before}\n"
+    for command in commands:
+        script += f"{command}\n"
+        if command.endswith("&"):
+            script += f"{UNTIL_SERVING if ' serve ' in command else UNTIL_PENDING}\n"
+    done = shell(script + "kill %?serve 2> /dev/null; wait\n", folder, environment)
+    return comparable(done.stdout.splitlines())
+
+
+def comparable(lines: list[str]) -> list[str]:
+    """The lines without figures that differ from run to run and without alignment, sorted, since two commands that
+    print at once have no order.
+    """
+    return sorted(" ".join(VARIABLE.sub("N", line).replace(" (N s late)", "").split()) for line in lines)

@@ -1,0 +1,277 @@
+"""Every block of the documentation is tagged, and works: it runs here, or in the test named here, or it is parsed."""
+
+import ast
+import asyncio
+import base64
+import importlib
+import importlib.util
+import json
+import re
+import shlex
+import tomllib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+import typer.main
+from purgatory_client import AsyncClient, batches
+from purgatory_client.sources.log_positions import offset_of_lsn
+from purgatory_connectors.cli import app as source_app
+from purgatory_pipeline.cli import app as pipeline_app
+from purgatory_pipeline.cli import settings_first
+
+from examples.local_postgres import free_port
+from purgatory.cli.app import app as purgatory_app
+from purgatory.extensions.installed import ALL_SETTINGS
+from purgatory.flags import read_command_line
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+from tests.docs.pages import ROOT, UNTIL_PENDING, Block, blocks, comparable, play, shell, texts
+from tests.played_source import played_source
+
+LANGUAGES: Final = {"console", "go", "java", "json", "nginx", "python", "sh", "sql", "text", "toml", "ts"}
+APPS: Final = {"purgatory": purgatory_app, "purgatory-pipeline": pipeline_app, "purgatory-source": source_app}
+RUN_ELSEWHERE: Final = {
+    ("docs/tutorial.md", "sh"): "tests/docs/test_tutorial.py",
+    ("docs/tutorial.md", "python"): "tests/docs/test_tutorial.py",
+    ("docs/start/curl.md", "sh"): "tests/docs/test_site.py",
+    ("docs/start/go.md", "sh"): "tests/docs/test_site.py",
+    ("docs/start/java.md", "sh"): "tests/docs/test_site.py",
+    ("docs/start/typescript.md", "sh"): "tests/docs/test_site.py",
+    ("docs/start/python.md", "python"): "tests/docs/test_site.py",
+    ("README.md", "python"): "tests/docs/test_site.py",
+    ("docs/grpc.md", "sh"): "tests/strangers/test_generic_tools.py",
+    ("docs/grpc.md", "go"): "tests/strangers/test_programs.py",
+    ("docs/grpc.md", "java"): "tests/strangers/test_programs.py",
+    ("docs/grpc.md", "ts"): "tests/strangers/test_programs.py",
+    ("docs/security.md", "sh"): "tests/transport/test_security_page.py",
+    ("docs/archive.md", "python"): "tests/archive/test_reading_page.py",
+    ("docs/sources.md", "sql"): "tests/postgres/test_real_servers.py",
+    ("examples/README.md", "sh"): "tests/examples/test_with_a_daemon.py",
+}
+PARSED: Final = {
+    "docs/embedded.md": "parts of examples/long_poll.py, which its own test runs",
+    "docs/spark.md": "needs a Spark session: tests/pipeline/streaming",
+    "docs/pipeline.md": "needs a Spark session: tests/pipeline",
+    "docs/test-kit.md": "fixtures for another project: tests/testing/test_pytest_plugin.py",
+    "docs/sources.md": "runs until it is stopped; examples/recipes/airflow_as_of.py is such a source",
+}
+"""Pages whose Python is only parsed, and why."""
+SHELL_PAGES: Final = ["README.md", "docs/cli.md", "docs/faq.md", "docs/http.md", "docs/webhooks.md"]
+SESSIONS: Final = {
+    "README.md: purgatory wait orders-3@42": "",
+    "docs/index.md: purgatory wait orders-3@42": "",
+    "docs/signals.md: purgatory wait --signal": """printf '{"rows": 17}' > result.json""",
+    "docs/cli.md: purgatory wait orders-3@42 signal:job-17": f"""
+        purgatory advance orders-3 --high-watermark 41 > /dev/null
+        ({UNTIL_PENDING}; purgatory signal job-17/failed > /dev/null) &""",
+    "docs/cli.md: purgatory load": "",
+}
+"""Sessions that are played, by page and first command, and what happened before. The README's wait that expires is
+checked in tests/client/cli/test_commands.py: here, its result would depend on the load of the machine.
+"""
+
+
+def name_of(block: Block) -> str:
+    return f"{block.page}: {block.text.splitlines()[0].removeprefix('$ ')[:40]}"
+
+
+def in_language(language: str) -> list[Block]:
+    return [block for block in blocks() if block.language == language]
+
+
+def session(name: str) -> Block:
+    """The session with this name, as in `SESSIONS`, without what sets up the shell, and with fewer waits."""
+    page, _, command = name.partition(": ")
+    [block] = [one for one in in_language("console") if one.page == page and f"$ {command}" in one.text[:80]]
+    return block._replace(text=block.text.replace("$ source .venv/bin/activate\n", "").replace("100000", "1000"))
+
+
+def test_every_block_names_its_language() -> None:
+    """No block is untagged, and each tag is one that is checked here."""
+    assert [name_of(block) for block in blocks() if block.language not in LANGUAGES] == []
+
+
+def test_every_command_block_runs() -> None:
+    """Blocks of commands and programs are in one of the tables above, so that a new page cannot be left out."""
+    known = {*RUN_ELSEWHERE, *((page, "sh") for page in SHELL_PAGES)}
+    programs = [block for block in blocks() if block.language in {"go", "java", "sh", "sql", "ts"}]
+    assert [name_of(block) for block in programs if (block.page, block.language) not in known] == []
+
+
+@pytest.mark.parametrize(("page", "language"), RUN_ELSEWHERE, ids=[" ".join(one) for one in RUN_ELSEWHERE])
+def test_the_test_of_a_page_names_it(page: str, language: str) -> None:
+    """The page has such blocks, and the test that runs them exists and names the page."""
+    test = (ROOT / RUN_ELSEWHERE[page, language]).read_text("utf-8")
+    assert texts(page, language)
+    assert Path(page).name in test or Path(page).parent.name in test
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_session_prints_what_the_page_shows(name: str, daemon: DaemonProcess, tmp_path: Path) -> None:
+    """The commands of the page, typed in turn, print the lines of the page; only durations and rates differ."""
+    block = session(name)
+    assert play(SESSIONS[name], block.commands, tmp_path, at(daemon)) == comparable(block.output)
+
+
+def secret(folder: Path) -> str:
+    """A file with a webhook secret."""
+    path = folder / "secret"
+    path.write_text(f"whsec_{base64.b64encode(bytes(32)).decode()}\n")
+    path.chmod(0o600)
+    return str(path)
+
+
+def at(daemon: DaemonProcess) -> dict[str, str]:
+    """The environment of a shell whose `purgatory` calls this daemon."""
+    return {"PURGATORY_ADDRESS": daemon.address, "PURGATORY_HTTP_URL": f"http://{daemon.http_address}"}
+
+
+def test_waits_survive_the_crash_of_the_readme(tmp_path: Path) -> None:
+    """The daemon of the page is killed and started again; each of its waits ends once. With shorter waits."""
+    commands = session("README.md: purgatory serve --data-dir").commands
+    commands = [command.replace("10m", "15s") for command in commands]
+    addresses = {name: f"127.0.0.1:{free_port()}" for name in ("PURGATORY_GRPC_ADDRESS", "PURGATORY_HTTP_ADDRESS")}
+    places = {**addresses, "PURGATORY_ADDRESS": addresses["PURGATORY_GRPC_ADDRESS"]}
+    lines = play("", commands, tmp_path, places)
+    ended = [int(line.split()[0]) for line in lines if line.endswith(" expired after N s")]
+    assert sorted(ended) == list(range(1, 1_001))
+
+
+@pytest.mark.parametrize("page", SHELL_PAGES)
+def test_commands_without_a_shown_output_succeed(page: str, start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """Each shell block of the page runs; the daemon knows the mark of the examples and may call their webhook."""
+    daemon = start_daemon("--webhooks-allowed-hosts", "hooks.example.org", "--webhooks-secret-file", secret(tmp_path))
+    script = """
+        set -e
+        switch_traffic() { echo switched; }
+        offset=5
+        purgatory advance search-index-0 --high-watermark 5
+        purgatory advance orders-3 --high-watermark 41
+    """
+    for text in texts(page, "sh"):
+        if not text.startswith("buf "):  # tests/strangers/test_generic_tools.py runs it
+            script += text.replace("127.0.0.1:7441", daemon.http_address).replace("curl ", "curl --fail-with-body -sS ")
+    if page == "docs/faq.md":
+        script += "purgatory show orders-3"
+    script = script.replace(
+        "purgatory dead-letters --resend-all", "purgatory dead-letters --resend-all || test $? = 16"
+    )
+    done = shell(script, tmp_path, at(daemon))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_answer_on_the_http_page_has_the_fields_of_the_real_one(daemon: DaemonProcess, tmp_path: Path) -> None:
+    """The call of the page, answered when it expires, has the fields that the page shows, and no others."""
+    [call, *_] = texts("docs/http.md", "sh")
+    [shown, *_] = texts("docs/http.md", "json")
+    done = shell(call.replace("127.0.0.1:7441", daemon.http_address).replace("5000", "50"), tmp_path, at(daemon))
+    answer = json.loads(done.stdout)["result"]
+    expected = json.loads(shown)["result"]
+    assert answer.pop("latenessMs", "0")  # left out if the daemon was on time to the millisecond
+    assert answer.keys() == expected.keys()
+    assert answer["partitions"] == expected["partitions"]
+
+
+CONSOLE: Final = [(block.page, command) for block in in_language("console") for command in block.commands]
+
+
+def programs(command: str) -> list[list[str]]:
+    """The calls of a command line, as words, without comments and variables."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars="();<>|&")
+    lexer.whitespace_split = True
+    calls: list[list[str]] = [[]]
+    for word in lexer:
+        if set(word) <= set("();<>|&"):
+            calls.append([])
+        elif calls[-1] or "=" not in word:
+            calls[-1].append(word)
+    return [call for call in calls if call and not any("…" in word for word in call)]
+
+
+def check_arguments(words: list[str]) -> None:
+    """Parse the arguments of one of our programs, without running it. Raises for unknown commands and options."""
+    command: Any = typer.main.get_command(APPS[words[0]])
+    given = settings_first(words[1:]) if words[0] == "purgatory-pipeline" else words[1:]
+    context = command.make_context(words[0], given)
+    while hasattr(command, "resolve_command"):
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        context = command.make_context(name, rest, parent=context)
+
+
+@pytest.mark.parametrize(("page", "command"), CONSOLE, ids=[f"{page} {command[:50]}" for page, command in CONSOLE])
+def test_a_command_line_is_valid(page: str, command: str) -> None:
+    """Programs of ours accept the arguments; make targets, modules and extras exist."""
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    for words in programs(command):
+        if words[:2] == ["purgatory", "serve"]:
+            read_command_line(words[2:], "purgatory serve", ALL_SETTINGS)
+        elif words[0] in APPS:
+            check_arguments(words)
+        elif words[0] == "make":
+            assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), command
+        elif words[:2] == ["python", "-m"]:
+            assert importlib.util.find_spec(words[2]), command
+        elif words[0] == "pip":
+            [extras] = re.findall(r"purgatory-waits\[(.*)\]", command)
+            assert set(extras.split(",")) <= project["optional-dependencies"].keys(), command
+
+
+@pytest.mark.parametrize("block", in_language("json") + in_language("toml"), ids=name_of)
+def test_data_is_well_formed(block: Block) -> None:
+    """Each JSON or TOML block can be read."""
+    assert json.loads(block.text) if block.language == "json" else tomllib.loads(block.text)
+
+
+class ChangeEvent(NamedTuple):
+    """An event of a change data capture, as docs/lsn.md uses it."""
+
+    commit_lsn: str = "0/16B3748"
+
+
+async def run_python(block: Block, daemon: DaemonProcess, client: AsyncClient, folder: Path) -> None:
+    """Run a block as the body of a coroutine, in an empty folder, with the names that its reader has."""
+    names: dict[str, Any] = {
+        "client": client,
+        "lsn": 9_000,
+        "event": ChangeEvent(),
+        "midnight": datetime.now(UTC),
+        "ship": print,
+    }
+    names |= {"first": await client.token({"orders-3": 1}), "second": await client.token({"orders-3": 2})}
+    for module in ("purgatory_client", "purgatory_client.sources.position_tokens"):
+        names |= vars(importlib.import_module(module))
+    source = block.text.replace("127.0.0.1:7440", daemon.address).replace('"calls.db"', repr(str(folder / "calls.db")))
+    program = compile(source, block.page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    running = eval(program, names)
+    if asyncio.iscoroutine(running):
+        await asyncio.wait_for(running, 60)
+
+
+RUN_PYTHON: Final = [
+    block
+    for block in in_language("python")
+    if block.page not in PARSED and (block.page, "python") not in RUN_ELSEWHERE and "ca.crt" not in block.text
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", RUN_PYTHON, ids=name_of)
+async def test_python_runs(block: Block, daemon: DaemonProcess, tmp_path: Path) -> None:
+    """The block runs without an error against a daemon that has the marks which the page talks about."""
+    async with played_source(daemon.address, end=43) as client:
+        for mark in ("orders-3", "orders-4", "kafka/billing/orders-3", "kafka/billing/orders-0"):
+            await client.advance(mark, high_watermark=43)
+        for mark in ("pg/main/r1", "pg/main/all"):
+            await client.advance(mark, high_watermark=offset_of_lsn("0/F000000"))
+        await client.signal_key("job-17", value=b"done")
+        await client.register("night", 17, batches.produce(["later-0"], offsets=[9, 9], indexes=[0, 0]))
+        await run_python(block, daemon, client, tmp_path)
+
+
+@pytest.mark.parametrize("block", in_language("python"), ids=name_of)
+def test_python_is_python(block: Block) -> None:
+    """Blocks that are parts of something larger are at least valid."""
+    compile(block.text, block.page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

@@ -1,0 +1,146 @@
+"""The documentation as a site: it builds without warnings or other hosts, its links lead somewhere, and the code on
+its first pages runs unchanged.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.daemon_process import DaemonProcess
+from tests.docs.pages import PAGES, ROOT, texts
+from tests.strangers.client_builds import BUILT, build_go, build_java, build_typescript, tool_path
+
+START = ROOT / "docs" / "start"
+CLI = "from purgatory.cli import main; main()"
+
+
+def advance_as_told(page: Path, daemon: DaemonProcess) -> None:
+    """Run the `purgatory advance` command of a page."""
+    [arguments] = re.findall(r"`purgatory (advance [^`]+)`", page.read_text("utf-8"))
+    command = [sys.executable, "-c", CLI, *arguments.split(), "--address", daemon.address]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The pages of the site as HTML, by their path in it. The build fails on warnings."""
+    folder = tmp_path_factory.mktemp("site") / "built"
+    built = subprocess.run(
+        [sys.executable, "docs/build_site.py", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    pages = folder / "site"
+    built_pages = [page for page in pages.rglob("*.html") if page.name != "404.html"]  # its links are absolute
+    return {str(page.relative_to(pages)): page.read_text("utf-8") for page in built_pages}
+
+
+def test_site_needs_no_other_host(site: dict[str, str]) -> None:
+    """No page loads a script, a style sheet or an image from another host."""
+    loaded = r"""<(?:script|img|iframe)[^>]+src=["']?https?:|<link[^>]+rel=["']?stylesheet["']?[^>]+href=["']?https?:"""
+    assert [name for name, text in site.items() if re.search(loaded, text)] == []
+
+
+def test_reference_has_every_call_and_json_name(site: dict[str, str]) -> None:
+    """The reference is made from the contract: an entry for each RPC, and each field's name in JSON."""
+    calls = re.findall(r"rpc (\w+)\(", (ROOT / "proto/purgatory/v1/purgatory_service.proto").read_text("utf-8"))
+    assert calls
+    assert [call for call in calls if f'<h4 id="{call.lower()}"' not in site["api.html"]] == []
+    assert "<code>timeout_ms</code></td>\n<td><code>timeoutMs</code></td>" in site["api.html"]
+
+
+def test_every_page_is_in_the_navigation(site: dict[str, str]) -> None:
+    """Each page of docs/ is in the navigation of zensical.toml, which has the four parts of Diataxis, and is built."""
+    project = tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]
+    parts = {title: pages for entry in project["nav"] for title, pages in entry.items()}
+    assert list(parts) == ["Home", "Tutorial", "How to", "Reference", "Explanation"]
+    entries = [parts.pop("Home"), *(page for pages in parts.values() for entry in pages for page in entry.values())]
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert sorted(entries) == sorted({*pages, "api.md"})
+    assert {page.removesuffix(".md") + ".html" for page in entries} <= site.keys()
+
+
+def test_links_lead_to_headings(site: dict[str, str]) -> None:
+    """Each link within the site leads to a page, and to a heading on it if the link names one."""
+    ids = {page: set(re.findall(r'\bid="([^"]+)"', text)) for page, text in site.items()}
+    dead = []
+    for page, text in site.items():
+        for target, anchor in re.findall(r'<a href="([^":#]*\.html)?(?:#([^"]+))?"', text):
+            where = os.path.normpath(Path(page).parent / target) if target else page
+            if where not in ids or (anchor and not anchor.startswith("__") and anchor not in ids[where]):
+                dead.append(f"{page}: {target}#{anchor}")
+    assert dead == []
+
+
+@pytest.mark.parametrize("page", ["docs/start/python.md", "README.md"])
+def test_first_wait_with_the_python_client(page: str, daemon: DaemonProcess) -> None:
+    """The program on the page prints the output shown on the page."""
+    [program] = texts(page, "python")
+    [printed] = re.findall(r"It prints `([^`]+)`", (ROOT / page).read_text("utf-8"))
+    program = program.replace("127.0.0.1:7440", daemon.address)
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (answer.stdout.strip(), answer.stderr) == (printed, "")
+
+
+def test_links_lead_somewhere() -> None:
+    """Every relative link on our pages leads to an existing file."""
+    links = [
+        (page, link)
+        for page in [*PAGES, ROOT / "CHANGELOG.md"]
+        for link in re.findall(r"\]\(([^)#]+)", page.read_text("utf-8"))
+    ]
+    dead = [f"{page.name}: {link}" for page, link in links if "://" not in link and not (page.parent / link).exists()]
+    assert links
+    assert dead == []
+
+
+def test_first_wait_with_curl(daemon: DaemonProcess) -> None:
+    """The two commands on the page work, apart from the ports: curl waits, and gets the answer that is shown."""
+    page = "docs/start/curl.md"
+    wait, advance = (text.replace("127.0.0.1:7441", daemon.http_address) for text in texts(page, "sh"))
+    waiting = subprocess.Popen(["sh", "-c", wait], stdout=subprocess.PIPE, text=True)
+    subprocess.run(
+        ["sh", "-c", advance.replace("curl ", "curl --fail-with-body ")], check=True, capture_output=True, timeout=60
+    )
+    answer, _ = waiting.communicate(timeout=60)
+    [expected] = texts(page, "json")
+    got, shown = (json.loads(text)["result"] for text in (answer, expected))
+    got.setdefault("waitedMs", "0")  # left out if the mark came first
+    assert {**got, "waitedMs": shown["waitedMs"]} == shown
+
+
+@pytest.mark.xdist_group("strangers")
+@pytest.mark.parametrize(
+    ("page", "build"),
+    [("go.md", build_go), ("java.md", build_java), ("typescript.md", build_typescript)],
+    ids=["go", "java", "typescript"],
+)
+def test_first_wait_in_another_language(page: str, build: Callable[[], list[str]], daemon: DaemonProcess) -> None:
+    """After the build, the last command on the page prints the output shown on the page."""
+    BUILT.mkdir(parents=True, exist_ok=True)
+    build()
+    [commands] = texts(f"docs/start/{page}", "sh")
+    [printed] = texts(f"docs/start/{page}", "text")
+    folder, *_, last = commands.splitlines()
+    assert "127.0.0.1:7440" in last
+    waiting = subprocess.Popen(
+        ["sh", "-c", f"{folder} && {last.replace('127.0.0.1:7440', daemon.address)}"],
+        cwd=ROOT,
+        env={**os.environ, "PATH": tool_path()},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    advance_as_told(START / page, daemon)
+    answer, _ = waiting.communicate(timeout=120)
+    assert sorted(answer.splitlines()) == printed.splitlines()

@@ -1,0 +1,113 @@
+"""docs/tutorial.md, followed from an empty folder: the package is installed from a wheel, and each block is run."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from examples.local_postgres import NoPostgres, find_programs, free_port
+from tests.docs.pages import ROOT, blocks, comparable
+
+SECONDS_MAX: Final = 600
+CLEAN_UP: Final = """trap '
+    status=$?
+    set +e
+    kill $(jobs -p) 2> /dev/null
+    for data in replica primary; do pg_ctl -D $data -m immediate stop > /dev/null 2>&1; done
+    exit $status
+' EXIT
+"""
+"""Ends what a failing tutorial leaves behind."""
+SOURCES: Final = ("purgatory", "client/purgatory_client", "pipeline", "connectors", "proto")
+FILES: Final = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("postgres")]
+
+
+def make_wheel(folder: Path) -> Path:
+    """Build the wheel, uncompiled, from a copy of the sources; returns the folder that it is in."""
+    tree = folder / "tree"
+    leave = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
+    for name in SOURCES:
+        shutil.copytree(ROOT / name, tree / name, ignore=leave)
+    for name in FILES:
+        shutil.copy(ROOT / name, tree)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", str(folder), "."]
+    environment = {**os.environ, "PURGATORY_BUILD": "pure"}
+    subprocess.run(command, cwd=tree, env=environment, check=True, timeout=SECONDS_MAX)
+    return folder
+
+
+def script_of_the_page(ports: dict[str, str]) -> tuple[str, list[str]]:
+    """The blocks of the page as one script, and the output that the page shows, with other ports."""
+    lines, shown = ["set -eu"], []
+    for block in blocks():
+        text = re.sub(rf"\b({'|'.join(ports)})\b", lambda port: ports[port[0]], block.text)
+        if block.page == "docs/tutorial.md" and block.language == "text":
+            shown += text.splitlines()
+        elif block.page == "docs/tutorial.md":
+            lines.append(f"cat > {block.title} <<'END'\n{text}END" if block.title else text)
+    return "\n".join(lines), shown
+
+
+def as_another_user(programs: Path) -> str:
+    """Shell functions that run PostgreSQL's programs as the user `postgres`, if this process is root's."""
+    if os.geteuid() != 0:
+        return ""
+    names = ("initdb", "pg_ctl", "pg_basebackup")
+    other = "setpriv --reuid=postgres --regid=postgres --init-groups"
+    folder = shlex.quote(str(programs))
+    calls = [f'{name}() {{ chown postgres .; {other} {folder}/{name} "$@"; }}' for name in names]
+    return "\n".join([*calls, ""])
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that the servers' user can reach; pytest's own are closed to other users."""
+    with tempfile.TemporaryDirectory(prefix="purgatory-tutorial-") as name:
+        yield Path(name)
+
+
+def test_the_tutorial_from_an_empty_folder(folder: Path) -> None:
+    """Every command succeeds and prints what the page shows: a stale read, then none, and a replica that is gone."""
+    try:
+        programs = find_programs()
+    except NoPostgres as missing:
+        if os.environ.get("PURGATORY_REQUIRE_POSTGRES") == "1":
+            pytest.fail(f"PURGATORY_REQUIRE_POSTGRES=1: {missing}")
+        pytest.skip(str(missing))
+    folder.chmod(0o755)
+    wheels = make_wheel(folder / "wheels")
+    (folder / "empty").mkdir()
+    ports = {port: str(free_port()) for port in ("5433", "5434", "8000", "7440", "7441")}
+    script, shown = script_of_the_page(ports)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment |= {
+        "PIP_FIND_LINKS": f"{os.environ.get('PIP_FIND_LINKS', '')} {wheels}".strip(),
+        "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),
+        "PURGATORY_GRPC_ADDRESS": f"127.0.0.1:{ports['7440']}",
+        "PURGATORY_HTTP_ADDRESS": f"127.0.0.1:{ports['7441']}",
+        "PURGATORY_ADDRESS": f"127.0.0.1:{ports['7440']}",
+        "PURGATORY_HTTP_URL": f"http://127.0.0.1:{ports['7441']}",
+        "PATH": os.pathsep.join([str(Path(sys.executable).resolve().parent), os.environ["PATH"]]),
+    }
+    done = subprocess.run(
+        ["bash", "-c", as_another_user(programs) + CLEAN_UP + script],
+        cwd=folder / "empty",
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS_MAX,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    printed = comparable(done.stdout.splitlines())
+    assert [line for line in comparable(shown) if line not in printed] == []
+    assert list((folder / "empty").iterdir()) == []
