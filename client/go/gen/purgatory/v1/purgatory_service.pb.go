@@ -2460,7 +2460,11 @@ type PendingOperation struct {
 	// Composite only: how many of its terms must be true.
 	RequiredTerms *int32 `protobuf:"varint,11,opt,name=required_terms,json=requiredTerms,proto3,oneof" json:"required_terms,omitempty"`
 	// Composite only: the last so many of `partitions` are the failure arm.
-	UnlessCount   *int32 `protobuf:"varint,12,opt,name=unless_count,json=unlessCount,proto3,oneof" json:"unless_count,omitempty"`
+	UnlessCount *int32 `protobuf:"varint,12,opt,name=unless_count,json=unlessCount,proto3,oneof" json:"unless_count,omitempty"`
+	// GetOperation only: for each of the first 100 `partitions`, why it has not been reached, as text: "in-sync replica 2 (at
+	// 40)". Empty once it is reached, and in the failure arm of
+	// a composite.
+	HeldBackBy    []string `protobuf:"bytes,13,rep,name=held_back_by,json=heldBackBy,proto3" json:"held_back_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2577,6 +2581,13 @@ func (x *PendingOperation) GetUnlessCount() int32 {
 		return *x.UnlessCount
 	}
 	return 0
+}
+
+func (x *PendingOperation) GetHeldBackBy() []string {
+	if x != nil {
+		return x.HeldBackBy
+	}
+	return nil
 }
 
 type GetOperationRequest struct {
@@ -4250,7 +4261,7 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"\tprincipal\x18\x04 \x01(\tR\tprincipal\"g\n" +
 	"\x0eExtendResponse\x12\x1a\n" +
 	"\bextended\x18\x01 \x01(\x03R\bextended\x129\n" +
-	"\x19not_pending_operation_ids\x18\x02 \x03(\x04R\x16notPendingOperationIds\"\xd0\x04\n" +
+	"\x19not_pending_operation_ids\x18\x02 \x03(\x04R\x16notPendingOperationIds\"\xf2\x04\n" +
 	"\x10PendingOperation\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12!\n" +
@@ -4267,7 +4278,9 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"\tprincipal\x18\n" +
 	" \x01(\tR\tprincipal\x12*\n" +
 	"\x0erequired_terms\x18\v \x01(\x05H\x01R\rrequiredTerms\x88\x01\x01\x12&\n" +
-	"\funless_count\x18\f \x01(\x05H\x02R\vunlessCount\x88\x01\x01B\f\n" +
+	"\funless_count\x18\f \x01(\x05H\x02R\vunlessCount\x88\x01\x01\x12 \n" +
+	"\fheld_back_by\x18\r \x03(\tR\n" +
+	"heldBackByB\f\n" +
 	"\n" +
 	"_min_bytesB\x11\n" +
 	"\x0f_required_termsB\x0f\n" +
@@ -4427,7 +4440,7 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"\x1fOPERATION_ORDER_LEAST_REMAINING\x10\x01\x12\"\n" +
 	"\x1eOPERATION_ORDER_MOST_REMAINING\x10\x02\x12\"\n" +
 	"\x1eOPERATION_ORDER_LONGEST_WAITED\x10\x03\x12#\n" +
-	"\x1fOPERATION_ORDER_SHORTEST_WAITED\x10\x042\xa5\x0e\n" +
+	"\x1fOPERATION_ORDER_SHORTEST_WAITED\x10\x042\x8b\x0f\n" +
 	"\x10PurgatoryService\x12=\n" +
 	"\x04Wait\x12\x19.purgatory.v1.WaitRequest\x1a\x1a.purgatory.v1.WaitResponse\x12J\n" +
 	"\aSession\x12\x1c.purgatory.v1.SessionRequest\x1a\x1d.purgatory.v1.SessionResponse(\x010\x01\x12I\n" +
@@ -4449,7 +4462,8 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"\fAttachSource\x12!.purgatory.v1.AttachSourceRequest\x1a\".purgatory.v1.AttachSourceResponse(\x010\x01\x12]\n" +
 	"\rGetSourceEnds\x12\".purgatory.v1.GetSourceEndsRequest\x1a#.purgatory.v1.GetSourceEndsResponse\"\x03\x90\x02\x01\x12c\n" +
 	"\x0fListDeadLetters\x12$.purgatory.v1.ListDeadLettersRequest\x1a%.purgatory.v1.ListDeadLettersResponse\"\x03\x90\x02\x01\x12d\n" +
-	"\x11ResendDeadLetters\x12&.purgatory.v1.ResendDeadLettersRequest\x1a'.purgatory.v1.ResendDeadLettersResponseB*\n" +
+	"\x11ResendDeadLetters\x12&.purgatory.v1.ResendDeadLettersRequest\x1a'.purgatory.v1.ResendDeadLettersResponse\x12d\n" +
+	"\x11DeleteDeadLetters\x12&.purgatory.v1.DeleteDeadLettersRequest\x1a'.purgatory.v1.DeleteDeadLettersResponseB*\n" +
 	"\fpurgatory.v1P\x01Z\x18purgatory/v1;purgatoryv1b\x06proto3"
 
 var (
@@ -4542,10 +4556,12 @@ var file_purgatory_v1_purgatory_service_proto_goTypes = []any{
 	(*GetSourceEndsRequest)(nil),      // 72: purgatory.v1.GetSourceEndsRequest
 	(*ListDeadLettersRequest)(nil),    // 73: purgatory.v1.ListDeadLettersRequest
 	(*ResendDeadLettersRequest)(nil),  // 74: purgatory.v1.ResendDeadLettersRequest
-	(*AttachSourceResponse)(nil),      // 75: purgatory.v1.AttachSourceResponse
-	(*GetSourceEndsResponse)(nil),     // 76: purgatory.v1.GetSourceEndsResponse
-	(*ListDeadLettersResponse)(nil),   // 77: purgatory.v1.ListDeadLettersResponse
-	(*ResendDeadLettersResponse)(nil), // 78: purgatory.v1.ResendDeadLettersResponse
+	(*DeleteDeadLettersRequest)(nil),  // 75: purgatory.v1.DeleteDeadLettersRequest
+	(*AttachSourceResponse)(nil),      // 76: purgatory.v1.AttachSourceResponse
+	(*GetSourceEndsResponse)(nil),     // 77: purgatory.v1.GetSourceEndsResponse
+	(*ListDeadLettersResponse)(nil),   // 78: purgatory.v1.ListDeadLettersResponse
+	(*ResendDeadLettersResponse)(nil), // 79: purgatory.v1.ResendDeadLettersResponse
+	(*DeleteDeadLettersResponse)(nil), // 80: purgatory.v1.DeleteDeadLettersResponse
 }
 var file_purgatory_v1_purgatory_service_proto_depIdxs = []int32{
 	56, // 0: purgatory.v1.WaitRequest.operation:type_name -> purgatory.v1.Operation
@@ -4633,29 +4649,31 @@ var file_purgatory_v1_purgatory_service_proto_depIdxs = []int32{
 	72, // 82: purgatory.v1.PurgatoryService.GetSourceEnds:input_type -> purgatory.v1.GetSourceEndsRequest
 	73, // 83: purgatory.v1.PurgatoryService.ListDeadLetters:input_type -> purgatory.v1.ListDeadLettersRequest
 	74, // 84: purgatory.v1.PurgatoryService.ResendDeadLetters:input_type -> purgatory.v1.ResendDeadLettersRequest
-	4,  // 85: purgatory.v1.PurgatoryService.Wait:output_type -> purgatory.v1.WaitResponse
-	6,  // 86: purgatory.v1.PurgatoryService.Session:output_type -> purgatory.v1.SessionResponse
-	19, // 87: purgatory.v1.PurgatoryService.Register:output_type -> purgatory.v1.RegisterResponse
-	21, // 88: purgatory.v1.PurgatoryService.StreamResults:output_type -> purgatory.v1.StreamResultsResponse
-	23, // 89: purgatory.v1.PurgatoryService.Acknowledge:output_type -> purgatory.v1.AcknowledgeResponse
-	25, // 90: purgatory.v1.PurgatoryService.CloseSession:output_type -> purgatory.v1.CloseSessionResponse
-	27, // 91: purgatory.v1.PurgatoryService.Advance:output_type -> purgatory.v1.AdvanceResponse
-	29, // 92: purgatory.v1.PurgatoryService.AdvanceStream:output_type -> purgatory.v1.AdvanceStreamResponse
-	32, // 93: purgatory.v1.PurgatoryService.Cancel:output_type -> purgatory.v1.CancelResponse
-	34, // 94: purgatory.v1.PurgatoryService.Extend:output_type -> purgatory.v1.ExtendResponse
-	37, // 95: purgatory.v1.PurgatoryService.GetOperation:output_type -> purgatory.v1.GetOperationResponse
-	39, // 96: purgatory.v1.PurgatoryService.ListOperations:output_type -> purgatory.v1.ListOperationsResponse
-	43, // 97: purgatory.v1.PurgatoryService.GetPartition:output_type -> purgatory.v1.GetPartitionResponse
-	45, // 98: purgatory.v1.PurgatoryService.ListPartitions:output_type -> purgatory.v1.ListPartitionsResponse
-	47, // 99: purgatory.v1.PurgatoryService.GetStatus:output_type -> purgatory.v1.GetStatusResponse
-	51, // 100: purgatory.v1.PurgatoryService.ListHotNames:output_type -> purgatory.v1.ListHotNamesResponse
-	54, // 101: purgatory.v1.PurgatoryService.TailResults:output_type -> purgatory.v1.TailResultsResponse
-	75, // 102: purgatory.v1.PurgatoryService.AttachSource:output_type -> purgatory.v1.AttachSourceResponse
-	76, // 103: purgatory.v1.PurgatoryService.GetSourceEnds:output_type -> purgatory.v1.GetSourceEndsResponse
-	77, // 104: purgatory.v1.PurgatoryService.ListDeadLetters:output_type -> purgatory.v1.ListDeadLettersResponse
-	78, // 105: purgatory.v1.PurgatoryService.ResendDeadLetters:output_type -> purgatory.v1.ResendDeadLettersResponse
-	85, // [85:106] is the sub-list for method output_type
-	64, // [64:85] is the sub-list for method input_type
+	75, // 85: purgatory.v1.PurgatoryService.DeleteDeadLetters:input_type -> purgatory.v1.DeleteDeadLettersRequest
+	4,  // 86: purgatory.v1.PurgatoryService.Wait:output_type -> purgatory.v1.WaitResponse
+	6,  // 87: purgatory.v1.PurgatoryService.Session:output_type -> purgatory.v1.SessionResponse
+	19, // 88: purgatory.v1.PurgatoryService.Register:output_type -> purgatory.v1.RegisterResponse
+	21, // 89: purgatory.v1.PurgatoryService.StreamResults:output_type -> purgatory.v1.StreamResultsResponse
+	23, // 90: purgatory.v1.PurgatoryService.Acknowledge:output_type -> purgatory.v1.AcknowledgeResponse
+	25, // 91: purgatory.v1.PurgatoryService.CloseSession:output_type -> purgatory.v1.CloseSessionResponse
+	27, // 92: purgatory.v1.PurgatoryService.Advance:output_type -> purgatory.v1.AdvanceResponse
+	29, // 93: purgatory.v1.PurgatoryService.AdvanceStream:output_type -> purgatory.v1.AdvanceStreamResponse
+	32, // 94: purgatory.v1.PurgatoryService.Cancel:output_type -> purgatory.v1.CancelResponse
+	34, // 95: purgatory.v1.PurgatoryService.Extend:output_type -> purgatory.v1.ExtendResponse
+	37, // 96: purgatory.v1.PurgatoryService.GetOperation:output_type -> purgatory.v1.GetOperationResponse
+	39, // 97: purgatory.v1.PurgatoryService.ListOperations:output_type -> purgatory.v1.ListOperationsResponse
+	43, // 98: purgatory.v1.PurgatoryService.GetPartition:output_type -> purgatory.v1.GetPartitionResponse
+	45, // 99: purgatory.v1.PurgatoryService.ListPartitions:output_type -> purgatory.v1.ListPartitionsResponse
+	47, // 100: purgatory.v1.PurgatoryService.GetStatus:output_type -> purgatory.v1.GetStatusResponse
+	51, // 101: purgatory.v1.PurgatoryService.ListHotNames:output_type -> purgatory.v1.ListHotNamesResponse
+	54, // 102: purgatory.v1.PurgatoryService.TailResults:output_type -> purgatory.v1.TailResultsResponse
+	76, // 103: purgatory.v1.PurgatoryService.AttachSource:output_type -> purgatory.v1.AttachSourceResponse
+	77, // 104: purgatory.v1.PurgatoryService.GetSourceEnds:output_type -> purgatory.v1.GetSourceEndsResponse
+	78, // 105: purgatory.v1.PurgatoryService.ListDeadLetters:output_type -> purgatory.v1.ListDeadLettersResponse
+	79, // 106: purgatory.v1.PurgatoryService.ResendDeadLetters:output_type -> purgatory.v1.ResendDeadLettersResponse
+	80, // 107: purgatory.v1.PurgatoryService.DeleteDeadLetters:output_type -> purgatory.v1.DeleteDeadLettersResponse
+	86, // [86:108] is the sub-list for method output_type
+	64, // [64:86] is the sub-list for method input_type
 	64, // [64:64] is the sub-list for extension type_name
 	64, // [64:64] is the sub-list for extension extendee
 	0,  // [0:64] is the sub-list for field type_name

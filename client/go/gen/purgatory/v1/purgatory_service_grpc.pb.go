@@ -52,6 +52,7 @@ const (
 	PurgatoryService_GetSourceEnds_FullMethodName     = "/purgatory.v1.PurgatoryService/GetSourceEnds"
 	PurgatoryService_ListDeadLetters_FullMethodName   = "/purgatory.v1.PurgatoryService/ListDeadLetters"
 	PurgatoryService_ResendDeadLetters_FullMethodName = "/purgatory.v1.PurgatoryService/ResendDeadLetters"
+	PurgatoryService_DeleteDeadLetters_FullMethodName = "/purgatory.v1.PurgatoryService/DeleteDeadLetters"
 )
 
 // PurgatoryServiceClient is the client API for PurgatoryService service.
@@ -123,6 +124,8 @@ type PurgatoryServiceClient interface {
 	ListDeadLetters(ctx context.Context, in *ListDeadLettersRequest, opts ...grpc.CallOption) (*ListDeadLettersResponse, error)
 	// Sends dead letters to their callbacks again, now.
 	ResendDeadLetters(ctx context.Context, in *ResendDeadLettersRequest, opts ...grpc.CallOption) (*ResendDeadLettersResponse, error)
+	// Deletes dead letters without sending them.
+	DeleteDeadLetters(ctx context.Context, in *DeleteDeadLettersRequest, opts ...grpc.CallOption) (*DeleteDeadLettersResponse, error)
 }
 
 type purgatoryServiceClient struct {
@@ -370,6 +373,16 @@ func (c *purgatoryServiceClient) ResendDeadLetters(ctx context.Context, in *Rese
 	return out, nil
 }
 
+func (c *purgatoryServiceClient) DeleteDeadLetters(ctx context.Context, in *DeleteDeadLettersRequest, opts ...grpc.CallOption) (*DeleteDeadLettersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteDeadLettersResponse)
+	err := c.cc.Invoke(ctx, PurgatoryService_DeleteDeadLetters_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PurgatoryServiceServer is the server API for PurgatoryService service.
 // All implementations must embed UnimplementedPurgatoryServiceServer
 // for forward compatibility.
@@ -439,6 +452,8 @@ type PurgatoryServiceServer interface {
 	ListDeadLetters(context.Context, *ListDeadLettersRequest) (*ListDeadLettersResponse, error)
 	// Sends dead letters to their callbacks again, now.
 	ResendDeadLetters(context.Context, *ResendDeadLettersRequest) (*ResendDeadLettersResponse, error)
+	// Deletes dead letters without sending them.
+	DeleteDeadLetters(context.Context, *DeleteDeadLettersRequest) (*DeleteDeadLettersResponse, error)
 	mustEmbedUnimplementedPurgatoryServiceServer()
 }
 
@@ -511,6 +526,9 @@ func (UnimplementedPurgatoryServiceServer) ListDeadLetters(context.Context, *Lis
 }
 func (UnimplementedPurgatoryServiceServer) ResendDeadLetters(context.Context, *ResendDeadLettersRequest) (*ResendDeadLettersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResendDeadLetters not implemented")
+}
+func (UnimplementedPurgatoryServiceServer) DeleteDeadLetters(context.Context, *DeleteDeadLettersRequest) (*DeleteDeadLettersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteDeadLetters not implemented")
 }
 func (UnimplementedPurgatoryServiceServer) mustEmbedUnimplementedPurgatoryServiceServer() {}
 func (UnimplementedPurgatoryServiceServer) testEmbeddedByValue()                          {}
@@ -864,6 +882,24 @@ func _PurgatoryService_ResendDeadLetters_Handler(srv interface{}, ctx context.Co
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PurgatoryService_DeleteDeadLetters_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteDeadLettersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PurgatoryServiceServer).DeleteDeadLetters(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PurgatoryService_DeleteDeadLetters_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PurgatoryServiceServer).DeleteDeadLetters(ctx, req.(*DeleteDeadLettersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // PurgatoryService_ServiceDesc is the grpc.ServiceDesc for PurgatoryService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -934,6 +970,10 @@ var PurgatoryService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ResendDeadLetters",
 			Handler:    _PurgatoryService_ResendDeadLetters_Handler,
+		},
+		{
+			MethodName: "DeleteDeadLetters",
+			Handler:    _PurgatoryService_DeleteDeadLetters_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -446,6 +446,104 @@ func (x *ResendDeadLettersResponse) GetUnknownWebhookIds() []string {
 	return nil
 }
 
+type DeleteDeadLettersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Dead letters to delete, at least one. Their results are lost.
+	WebhookIds    []string `protobuf:"bytes,1,rep,name=webhook_ids,json=webhookIds,proto3" json:"webhook_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteDeadLettersRequest) Reset() {
+	*x = DeleteDeadLettersRequest{}
+	mi := &file_purgatory_v1_webhook_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteDeadLettersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteDeadLettersRequest) ProtoMessage() {}
+
+func (x *DeleteDeadLettersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_purgatory_v1_webhook_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteDeadLettersRequest.ProtoReflect.Descriptor instead.
+func (*DeleteDeadLettersRequest) Descriptor() ([]byte, []int) {
+	return file_purgatory_v1_webhook_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *DeleteDeadLettersRequest) GetWebhookIds() []string {
+	if x != nil {
+		return x.WebhookIds
+	}
+	return nil
+}
+
+type DeleteDeadLettersResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Deleted int32                  `protobuf:"varint,1,opt,name=deleted,proto3" json:"deleted,omitempty"`
+	// Ids that do not belong to a dead letter of the caller.
+	UnknownWebhookIds []string `protobuf:"bytes,2,rep,name=unknown_webhook_ids,json=unknownWebhookIds,proto3" json:"unknown_webhook_ids,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *DeleteDeadLettersResponse) Reset() {
+	*x = DeleteDeadLettersResponse{}
+	mi := &file_purgatory_v1_webhook_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteDeadLettersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteDeadLettersResponse) ProtoMessage() {}
+
+func (x *DeleteDeadLettersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_purgatory_v1_webhook_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteDeadLettersResponse.ProtoReflect.Descriptor instead.
+func (*DeleteDeadLettersResponse) Descriptor() ([]byte, []int) {
+	return file_purgatory_v1_webhook_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *DeleteDeadLettersResponse) GetDeleted() int32 {
+	if x != nil {
+		return x.Deleted
+	}
+	return 0
+}
+
+func (x *DeleteDeadLettersResponse) GetUnknownWebhookIds() []string {
+	if x != nil {
+		return x.UnknownWebhookIds
+	}
+	return nil
+}
+
 var File_purgatory_v1_webhook_proto protoreflect.FileDescriptor
 
 const file_purgatory_v1_webhook_proto_rawDesc = "" +
@@ -483,6 +581,12 @@ const file_purgatory_v1_webhook_proto_rawDesc = "" +
 	"webhookIds\"c\n" +
 	"\x19ResendDeadLettersResponse\x12\x16\n" +
 	"\x06resent\x18\x01 \x01(\x05R\x06resent\x12.\n" +
+	"\x13unknown_webhook_ids\x18\x02 \x03(\tR\x11unknownWebhookIds\";\n" +
+	"\x18DeleteDeadLettersRequest\x12\x1f\n" +
+	"\vwebhook_ids\x18\x01 \x03(\tR\n" +
+	"webhookIds\"e\n" +
+	"\x19DeleteDeadLettersResponse\x12\x18\n" +
+	"\adeleted\x18\x01 \x01(\x05R\adeleted\x12.\n" +
 	"\x13unknown_webhook_ids\x18\x02 \x03(\tR\x11unknownWebhookIdsB*\n" +
 	"\fpurgatory.v1P\x01Z\x18purgatory/v1;purgatoryv1b\x06proto3"
 
@@ -498,7 +602,7 @@ func file_purgatory_v1_webhook_proto_rawDescGZIP() []byte {
 	return file_purgatory_v1_webhook_proto_rawDescData
 }
 
-var file_purgatory_v1_webhook_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_purgatory_v1_webhook_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_purgatory_v1_webhook_proto_goTypes = []any{
 	(*WebhookPayload)(nil),            // 0: purgatory.v1.WebhookPayload
 	(*WebhookData)(nil),               // 1: purgatory.v1.WebhookData
@@ -507,20 +611,22 @@ var file_purgatory_v1_webhook_proto_goTypes = []any{
 	(*ListDeadLettersResponse)(nil),   // 4: purgatory.v1.ListDeadLettersResponse
 	(*ResendDeadLettersRequest)(nil),  // 5: purgatory.v1.ResendDeadLettersRequest
 	(*ResendDeadLettersResponse)(nil), // 6: purgatory.v1.ResendDeadLettersResponse
-	(*Result)(nil),                    // 7: purgatory.v1.Result
-	(*timestamppb.Timestamp)(nil),     // 8: google.protobuf.Timestamp
+	(*DeleteDeadLettersRequest)(nil),  // 7: purgatory.v1.DeleteDeadLettersRequest
+	(*DeleteDeadLettersResponse)(nil), // 8: purgatory.v1.DeleteDeadLettersResponse
+	(*Result)(nil),                    // 9: purgatory.v1.Result
+	(*timestamppb.Timestamp)(nil),     // 10: google.protobuf.Timestamp
 }
 var file_purgatory_v1_webhook_proto_depIdxs = []int32{
-	1, // 0: purgatory.v1.WebhookPayload.data:type_name -> purgatory.v1.WebhookData
-	7, // 1: purgatory.v1.WebhookData.result:type_name -> purgatory.v1.Result
-	7, // 2: purgatory.v1.DeadLetter.result:type_name -> purgatory.v1.Result
-	8, // 3: purgatory.v1.DeadLetter.given_up_time:type_name -> google.protobuf.Timestamp
-	2, // 4: purgatory.v1.ListDeadLettersResponse.dead_letters:type_name -> purgatory.v1.DeadLetter
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	1,  // 0: purgatory.v1.WebhookPayload.data:type_name -> purgatory.v1.WebhookData
+	9,  // 1: purgatory.v1.WebhookData.result:type_name -> purgatory.v1.Result
+	9,  // 2: purgatory.v1.DeadLetter.result:type_name -> purgatory.v1.Result
+	10, // 3: purgatory.v1.DeadLetter.given_up_time:type_name -> google.protobuf.Timestamp
+	2,  // 4: purgatory.v1.ListDeadLettersResponse.dead_letters:type_name -> purgatory.v1.DeadLetter
+	5,  // [5:5] is the sub-list for method output_type
+	5,  // [5:5] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_purgatory_v1_webhook_proto_init() }
@@ -535,7 +641,7 @@ func file_purgatory_v1_webhook_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_purgatory_v1_webhook_proto_rawDesc), len(file_purgatory_v1_webhook_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
