@@ -165,12 +165,8 @@ class RankedWaits:
     async def _names(self, ranking: PendingRanking, query: WaitsQuery) -> tuple[list[tuple[PartitionName, int]], int]:
         """The first matching names in the order of the query, and the number of matching names."""
         found: list[tuple[PartitionName, int]] = []
-        search, matching, names, watched = (
-            query.search.lower(),
-            0,
-            iter(ranking.waits.items()),
-            self._host.holds.of("page"),
-        )
+        search, matching = query.search.lower(), 0
+        names, watched = iter(ranking.waits.items()), self._host.holds.of("page")
         choose = heapq.nlargest if query.name_order.startswith("-") else heapq.nsmallest
         by_waits = query.name_order.endswith("waits")
         while True:

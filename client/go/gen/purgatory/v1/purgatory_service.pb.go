@@ -2461,9 +2461,8 @@ type PendingOperation struct {
 	RequiredTerms *int32 `protobuf:"varint,11,opt,name=required_terms,json=requiredTerms,proto3,oneof" json:"required_terms,omitempty"`
 	// Composite only: the last so many of `partitions` are the failure arm.
 	UnlessCount *int32 `protobuf:"varint,12,opt,name=unless_count,json=unlessCount,proto3,oneof" json:"unless_count,omitempty"`
-	// GetOperation only: for each of the first 100 `partitions`, why it has not been reached, as text: "in-sync replica 2 (at
-	// 40)". Empty once it is reached, and in the failure arm of
-	// a composite.
+	// GetOperation only: for each of the first 100 `partitions`, why it has not been reached, as text: "in-sync replica 2
+	// (at 40)". Empty once it is reached, and in the failure arm of a composite.
 	HeldBackBy    []string `protobuf:"bytes,13,rep,name=held_back_by,json=heldBackBy,proto3" json:"held_back_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
