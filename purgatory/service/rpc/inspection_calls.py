@@ -257,6 +257,7 @@ class InspectionCalls:
             unacknowledged_results=host.sessions.unacknowledged_results,
             remaining_time=await self._remaining_times.get() if request.remaining_time else None,
             sources=await self._sources(call.account),
+            webhooks=host.callbacks.status(),
         )
 
     async def _sources(self, account: Account) -> list[source_wire.SourceStatus]:

@@ -2,6 +2,7 @@
 
 from purgatory.service.errors import invalid_argument
 from purgatory.service.sessions.session import Session
+from purgatory.v1 import webhook_pb2
 
 MESSAGE = "webhooks are not available on this daemon; read the results from a stream"
 
@@ -18,3 +19,7 @@ class Callbacks:
 
     def detach_if_finished(self, session: Session) -> None:
         """Start the time to live of a session that has nothing pending. Call when that may have changed."""
+
+    def status(self) -> webhook_pb2.WebhookStatus | None:
+        """Return counts of deliveries; None: there are no webhooks."""
+        return None
