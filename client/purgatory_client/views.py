@@ -269,7 +269,7 @@ class EndedTogether:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A result that could not be delivered to its callback (docs/webhooks.md). `attempts` counts those of resends too."""
+    """A result that could not be delivered to its callback (docs/webhooks.md). `attempts` includes resends."""
 
     webhook_id: str
     callback_url: str

@@ -204,8 +204,8 @@ def test_alerts_fire_under_a_planted_fault(prometheus: tuple[Path, str], start_d
 
 
 def test_alerts_about_webhooks_fire(prometheus: tuple[Path, str], start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """With a real Prometheus, a daemon and a receiver that refuses everything: failing deliveries are reported, and dead
-    letters that fill their space; once the receiver accepts and the letter is deleted, nothing is.
+    """With a real Prometheus, a daemon and a receiver that refuses everything: alerts report failing deliveries, and
+    dead letters that fill their space, until the receiver accepts and the letter is deleted.
     """
     targets, address = prometheus
     faults = ("PurgatoryWebhooksFail", "PurgatoryDeadLettersNearLimit")
