@@ -189,7 +189,7 @@ class WebhookStatus:
         undelivered: Results of sessions with a callback that are neither delivered nor dead letters.
         paused: Deliveries that have failed and will be retried.
         dead_letters: Results whose delivery was given up.
-        oldest: Age of the oldest delivery that has neither succeeded nor been given up, in seconds. None: there is none.
+        oldest: Age in seconds of the oldest delivery that has neither succeeded nor been given up. None: there is none.
     """
 
     undelivered: int
@@ -200,8 +200,8 @@ class WebhookStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The daemon's counts and version. `remaining_time` is None unless it was asked for, `webhooks` is None if the daemon
-    does not deliver any.
+    """The daemon's counts and version. `remaining_time` is None unless it was asked for; `webhooks` is None if the
+    daemon does not deliver any.
     """
 
     version: str
