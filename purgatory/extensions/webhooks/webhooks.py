@@ -32,7 +32,7 @@ from purgatory.service.errors import invalid_argument
 from purgatory.service.fair_queue import REGISTRATIONS
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.sessions.callbacks import Callbacks
+from purgatory.service.sessions.callbacks import Callbacks, WebhookCounts
 from purgatory.service.sessions.outbox import ResultSlice
 from purgatory.service.sessions.session import Callback, Session, SessionKey
 from purgatory.service.translate.results import fill_row
@@ -131,14 +131,10 @@ class Webhooks(Listener, Callbacks):
         self._host.journal.changed(session)
         stream.wake()
 
-    def status(self) -> webhook_pb2.WebhookStatus:
+    def counts(self) -> WebhookCounts:
         oldest_s = self.deliveries.oldest_s
-        return webhook_pb2.WebhookStatus(
-            undelivered=self.undelivered,
-            paused=self.deliveries.paused,
-            dead_letters=len(self.letters),
-            oldest_ms=None if oldest_s is None else int(oldest_s * 1_000),
-        )
+        oldest_ms = None if oldest_s is None else int(oldest_s * 1_000)
+        return WebhookCounts(self.undelivered, self.deliveries.paused, len(self.letters), oldest_ms)
 
     # Life cycle.
 

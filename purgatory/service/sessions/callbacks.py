@@ -1,10 +1,20 @@
 """Callbacks of sessions: the interface that the extension `webhooks` implements."""
 
+from typing import NamedTuple
+
 from purgatory.service.errors import invalid_argument
 from purgatory.service.sessions.session import Session
-from purgatory.v1 import webhook_pb2
 
 MESSAGE = "webhooks are not available on this daemon; read the results from a stream"
+
+
+class WebhookCounts(NamedTuple):
+    """The deliveries to callbacks: the fields of `WebhookStatus` in webhook.proto."""
+
+    undelivered: int
+    paused: int
+    dead_letters: int
+    oldest_ms: int | None
 
 
 class Callbacks:
@@ -20,6 +30,6 @@ class Callbacks:
     def detach_if_finished(self, session: Session) -> None:
         """Start the time to live of a session that has nothing pending. Call when that may have changed."""
 
-    def status(self) -> webhook_pb2.WebhookStatus | None:
+    def counts(self) -> WebhookCounts | None:
         """Return counts of deliveries; None: there are no webhooks."""
         return None
