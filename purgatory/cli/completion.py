@@ -81,6 +81,10 @@ async def _shown_names(client: AsyncClient, typed: str) -> list[str]:
     return [*await _partitions(client, typed), *await _operations(client, typed)]
 
 
+async def _letters(client: AsyncClient, _typed: str) -> list[str]:
+    return [one.webhook_id async for one in client.dead_letters(page_size=NAMES_MAX)]
+
+
 def choice(names: Iterable[str]) -> Callable[[], list[str]]:
     """Make a completion function that offers these names."""
     return lambda: list(names)
@@ -97,6 +101,7 @@ Targets: Final = partial(Argument, metavar="TARGET", autocompletion=from_daemon(
 TargetOption: Final = partial(Option, metavar="TARGET", autocompletion=from_daemon(_targets))
 KeyOption: Final = partial(Option, metavar="KEY", autocompletion=keys)
 SessionOption: Final = partial(Option, metavar="SESSION", autocompletion=sessions)
+LetterOption: Final = partial(Option, metavar="ID", autocompletion=from_daemon(_letters))
 Operations: Final = partial(Argument, metavar="SESSION/ID", autocompletion=from_daemon(_operations))
 Kind = Annotated[
     str | None, Option(metavar="KIND", autocompletion=choice(KINDS), help=f"Only this kind: {', '.join(KINDS)}.")

@@ -18,7 +18,15 @@ from purgatory_client.events import AdvanceReceipt
 from purgatory_client.results import OperationKind, Outcome, PartitionResult, Result, value_text
 from purgatory_client.session.detached_sessions import ClosedSession
 from purgatory_client.sources.position_tokens import Positions
-from purgatory_client.views import Partition, PendingItem, PendingOperation, RemainingTime, SourceStatus, Status
+from purgatory_client.views import (
+    Partition,
+    PendingItem,
+    PendingOperation,
+    RemainingTime,
+    SourceStatus,
+    Status,
+    WebhookStatus,
+)
 from purgatory_client.waits import Wait
 from rich.console import Console
 from rich.markup import escape as escape_markup
@@ -252,6 +260,8 @@ def status(answer: Status) -> None:
     console.print(table)
     if answer.sources:
         _print_sources(console, answer.sources)
+    if answer.webhooks is not None:
+        console.print(_webhooks_line(answer.webhooks))
     if answer.remaining_time is not None:
         console.print(remaining_line(answer.remaining_time))
 
@@ -288,6 +298,14 @@ def _print_sources(console: Console, sources: list[SourceStatus]) -> None:
             escape(one.reason),
         )
     console.print(table)
+
+
+def _webhooks_line(webhooks: WebhookStatus) -> str:
+    oldest = "" if webhooks.oldest is None else f"; oldest delivery started {span(webhooks.oldest)} ago"
+    return (
+        f"webhooks: {webhooks.undelivered:,} undelivered, {webhooks.paused:,} waiting for a retry, "
+        f"{counted(webhooks.dead_letters, 'dead letter')}{oldest}"
+    )
 
 
 def remaining_line(left: RemainingTime) -> str:

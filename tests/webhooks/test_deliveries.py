@@ -220,6 +220,34 @@ async def test_what_is_not_wanted_any_more_is_not_sent() -> None:
     assert not world.deliveries._queues
 
 
+async def test_the_oldest_delivery_is_open_and_wanted() -> None:
+    """Its age counts from when it was added; those that are delivered, given up or unwanted do not count."""
+    world = TriedPosts()
+
+    def oldest() -> float | None:
+        return world.deliveries.oldest_s
+
+    assert oldest() is None
+    for host in "abc":
+        world.gates[host] = asyncio.Event()
+    unwanted = world.add("a", "s", "unwanted")
+    world.now_s = 10.0
+    world.add("b", "s", "first")
+    world.now_s = 15.0
+    world.add("c", "s", "second")
+    assert oldest() == 15
+    unwanted.is_wanted = False
+    assert oldest() == 5
+    await world.until(lambda: len(world.tried) == 2)
+    world.gates["b"].set()
+    await world.until(lambda: "first" in world.ended)
+    assert oldest() == 0
+    world.answer = lambda _host: Attempt(REFUSED, "HTTP 410", is_final=True)
+    world.gates["c"].set()
+    await world.until(lambda: "second" in world.ended)
+    assert oldest() is None
+
+
 async def test_a_host_that_answers_again_has_all_its_places() -> None:
     """Deliveries queued for a silent host use all of its slots once an attempt is answered."""
     world = TriedPosts(posts_per_host_max=4, schedule=RetrySchedule(1_000, 8_000, 10**9))

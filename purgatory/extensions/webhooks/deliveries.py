@@ -127,6 +127,8 @@ class Deliveries:
         self._pauses: Final[set[asyncio.Task[None]]] = set()
         self._rests: Final[set[asyncio.Task[None]]] = set()
         """Timers that free the slot of an unresponsive host."""
+        self._open: Final[OrderedDict[Delivery, None]] = OrderedDict()
+        """Deliveries that have neither succeeded nor been given up, oldest first; unwanted ones may be missing."""
         self._is_closing = False
         self.attempts: Final[dict[str, int]] = {}
         """Number of attempts, by result."""
@@ -140,6 +142,16 @@ class Deliveries:
         """Number of deliveries waiting for a retry."""
         return len(self._pauses)
 
+    @property
+    def oldest_s(self) -> float | None:
+        """Age of the oldest open delivery, in seconds; None: there is none."""
+        while self._open:
+            oldest = next(iter(self._open))
+            if oldest.webhook.is_wanted:
+                return self._clock_s() - oldest.since_s
+            del self._open[oldest]  # an unwanted one may pause for an hour before it is forgotten
+        return None
+
     def add(self, webhook: OutgoingWebhook) -> None:
         queue = self._queues.get(webhook.host)
         if queue is None:
@@ -147,7 +159,9 @@ class Deliveries:
             self._prompt_hosts.pop(webhook.host, None)
             queue = self._queues[webhook.host] = HostQueue(webhook.host, is_prompt=is_prompt)
         queue.open += 1
-        self._enqueue(Delivery(webhook, queue, self._clock_s()))
+        delivery = Delivery(webhook, queue, self._clock_s())
+        self._open[delivery] = None
+        self._enqueue(delivery)
 
     def _enqueue(self, delivery: Delivery) -> None:
         delivery.queue.senders.setdefault(delivery.webhook.sender, deque()).append(delivery)
@@ -244,6 +258,7 @@ class Deliveries:
             self._forget(delivery)
 
     def _forget(self, delivery: Delivery) -> None:
+        self._open.pop(delivery, None)
         delivery.queue.open -= 1
         if not delivery.queue.open:
             del self._queues[delivery.webhook.host]

@@ -266,6 +266,7 @@ async def test_caught_up_with_empty_topics(start_daemon: StartDaemon, run: Run) 
         (["tail", "--outcome", "refused"], "not an outcome: 'refused'; expected one of satisfied, "),
         (["tail", "--kind", "delay"], "not a kind: 'delay'; expected one of produce, "),
         (["show", "nonsense"], "is not a partition"),
+        (["dead-letters", "--resend-all", "--delete", "1.1"], "--resend, --resend-all and --delete cannot be combined"),
         (["--nonsense"], "nonsense"),
         (["nonsense"], "nonsense"),
     ],
