@@ -85,7 +85,7 @@ class Webhooks(Listener, Callbacks):
         self.letters: Final = DeadLetters(settings.dead_letters_max, self._letter_changed)
         self.undelivered = 0
         """Results of sessions with a callback that are neither delivered nor dead letters."""
-        self._resending: Final[set[str]] = set()
+        self._resending: Final[dict[str, Redelivery]] = {}
         self._watching: asyncio.Task[None] | None = None
 
     # Sessions.
@@ -211,16 +211,16 @@ class Webhooks(Listener, Callbacks):
     def resend(self, letter: webhook_pb2.DeadLetter) -> None:
         """Send a letter again, as if for the first time. Does nothing while the letter is already being sent."""
         if letter.webhook_id not in self._resending:
-            self._resending.add(letter.webhook_id)
             try:
                 host = self._rules.check_url(letter.callback_url).host
             except CallbackNotAllowed:
                 host = ""
-            self.deliveries.add(Redelivery(letter, host, self))
+            webhook = self._resending[letter.webhook_id] = Redelivery(letter, host, self)
+            self.deliveries.add(webhook)
 
     def resent(self, letter: webhook_pb2.DeadLetter, failed: tuple[int, str] | None) -> None:
         """The redelivery of a letter succeeded (`failed` is None), or was given up: (attempts, reason)."""
-        self._resending.discard(letter.webhook_id)
+        self._resending.pop(letter.webhook_id, None)
         if failed is None:
             self.letters.remove(letter.webhook_id)
         else:
@@ -229,7 +229,9 @@ class Webhooks(Listener, Callbacks):
 
     def delete(self, letter: webhook_pb2.DeadLetter) -> None:
         """Delete a letter, also while it is being sent again."""
-        self._resending.discard(letter.webhook_id)
+        webhook = self._resending.pop(letter.webhook_id, None)
+        if webhook is not None:
+            self.deliveries.abandon(webhook)
         self.letters.remove(letter.webhook_id)
 
     def is_resending(self, webhook_id: str) -> bool:
@@ -323,6 +325,8 @@ class CallbackStream:
     def session_closed(self) -> None:
         """Stop sending: the results are no longer needed."""
         self.is_closed = True
+        for delivery in self._open.values():
+            self.owner.deliveries.abandon(delivery)
         self._count()
 
     def _count(self) -> None:
