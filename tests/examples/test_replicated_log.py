@@ -1,7 +1,6 @@
 """The replicated-log example with its real processes and files, and a follower killed midway."""
 
 import contextlib
-import fcntl
 import os
 import pty
 import random
@@ -9,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,16 +117,10 @@ def test_on_a_terminal_a_load_runs_until_ctrl_c() -> None:
     then the exit code is 0, no process is left, and no traceback is printed.
     """
     terminal, end_of_demo = pty.openpty()
-    command = [sys.executable, "-m", "examples.replicated_log"]
-    with subprocess.Popen(
-        command,
-        cwd=PROJECT,
-        env=demo_environment(),
-        stdin=end_of_demo,
-        stdout=end_of_demo,
-        stderr=end_of_demo,
-        preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
-    ) as demo:
+    # In a session of its own, whose terminal this is, so that a typed Ctrl-C is a signal.
+    command = ["setsid", "--ctty", sys.executable, "-m", "examples.replicated_log"]
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), end_of_demo)
+    with subprocess.Popen(command, cwd=PROJECT, env=demo_environment(), **streams) as demo:
         os.close(end_of_demo)
         try:
             written = ""
