@@ -116,12 +116,13 @@ def test_on_a_terminal_a_load_runs_until_ctrl_c() -> None:
     """After the checks the page's address is printed, and waits of all kinds end in all ways, until Ctrl-C is typed:
     then the exit code is 0, no process is left, and no traceback is printed.
     """
-    terminal, end_of_demo = pty.openpty()
+    terminal, there = pty.openpty()
     # In a session of its own, whose terminal this is, so that a typed Ctrl-C is a signal.
     command = ["setsid", "--ctty", sys.executable, "-m", "examples.replicated_log"]
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), end_of_demo)
-    with subprocess.Popen(command, cwd=PROJECT, env=demo_environment(), **streams) as demo:
-        os.close(end_of_demo)
+    with subprocess.Popen(
+        command, cwd=PROJECT, env=demo_environment(), stdin=there, stdout=there, stderr=there
+    ) as demo:
+        os.close(there)
         try:
             written = ""
             while "in another terminal:" not in written:
