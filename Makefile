@@ -33,7 +33,7 @@ help: ## List the targets
 run: $(STAMPS)/engine ## Serve on the defaults (first use: sets up .venv, about a minute)
 	@$(BIN)/purgatory serve $(ARGS)
 
-demo: $(STAMPS)/engine ## Run the replicated log on real processes (ARGS="--kill-follower --input FILE")
+demo: $(STAMPS)/engine ## Run the replicated log on real processes; on a terminal, with a live page until Ctrl-C (ARGS="--kill-follower --input FILE")
 	@$(BIN)/python -m examples.replicated_log $(ARGS)
 
 postgres-demo: $(STAMPS)/connectors $(STAMPS)/engine ## Follow a primary and two replicas by one option: one lags, one goes away (needs PostgreSQL)
