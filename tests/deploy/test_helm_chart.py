@@ -34,7 +34,7 @@ pytestmark = pytest.mark.xdist_group("strangers")
 
 @pytest.fixture(scope="module")
 def helm(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """This machine's Helm, or else the one of the npm package, which is kept."""
+    """The Helm that is installed, or else the one of the npm package, which is kept."""
     kept = BUILT / "tools" / "helm"
     if installed := shutil.which("helm"):
         return installed

@@ -53,7 +53,7 @@ def test_the_workflow_runs_what_there_is() -> None:
 @pytest.mark.slow  # Go compiles the checker
 @pytest.mark.xdist_group("strangers")
 def test_the_workflow_is_valid() -> None:
-    """actionlint has no objections: known keys, runners, inputs of actions, and expressions."""
+    """The checker actionlint has no objections: known keys, runners, inputs of actions, and expressions."""
     BUILT.mkdir(parents=True, exist_ok=True)
     command = [go_tool("github.com/rhysd/actionlint/cmd/actionlint@v1.7.12"), str(ROOT / ".github/workflows/ci.yml")]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
