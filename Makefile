@@ -147,7 +147,8 @@ docs-site: $(STAMPS)/site ## Write the documentation as a site into .build/docs/
 	@$(BIN)/python docs/build_site.py .build/docs
 	@echo .build/docs/site/index.html
 
-packages: wheel ## Build what a release publishes into dist/: the wheel, the npm package, the Maven artifact and the chart
+packages: wheel ## Build what a release publishes into dist/: wheel, sources, npm package, Maven artifact and chart
+	@$(BIN)/python setup.py -q sdist -d $(DIST) && rm -rf purgatory_waits.egg-info
 	@cd client/typescript && npm ci -s --ignore-scripts && npm pack -s --pack-destination "$(abspath $(DIST))"
 	@cd client/java && mvn -q -B deploy -Dmaven.install.skip=true -DaltDeploymentRepository=local::file://$(abspath $(DIST))/maven
 	@if command -v helm >/dev/null; then helm package deploy/helm/purgatory -d $(DIST); fi
