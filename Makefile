@@ -30,7 +30,8 @@ SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tes
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(STAMPS)/engine ## Serve on the defaults (first use: sets up .venv, about a minute)
+run: ## Serve on the defaults (first use: sets up .venv, about a minute)
+	@$(MAKE) --no-print-directory -j 2 $(STAMPS)/engine
 	@$(BIN)/purgatory serve $(ARGS)
 
 demo: $(STAMPS)/engine ## Run the replicated log on real processes; on a terminal, with a live page until Ctrl-C (ARGS="--kill-follower --input FILE")
@@ -146,7 +147,8 @@ docs-site: $(STAMPS)/site ## Write the documentation as a site into .build/docs/
 	@$(BIN)/python docs/build_site.py .build/docs
 	@echo .build/docs/site/index.html
 
-packages: wheel ## Build what a release publishes into dist/: the wheel, the npm package, the Maven artifact and the chart
+packages: wheel ## Build what a release publishes into dist/: wheel, sources, npm package, Maven artifact and chart
+	@$(BIN)/python setup.py -q sdist -d $(DIST) && rm -rf purgatory_waits.egg-info
 	@cd client/typescript && npm ci -s --ignore-scripts && npm pack -s --pack-destination "$(abspath $(DIST))"
 	@cd client/java && mvn -q -B deploy -Dmaven.install.skip=true -DaltDeploymentRepository=local::file://$(abspath $(DIST))/maven
 	@if command -v helm >/dev/null; then helm package deploy/helm/purgatory -d $(DIST); fi
@@ -201,9 +203,14 @@ $(STAMPS)/venv:
 	@test -x $(BIN)/python || { echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/serving: pyproject.toml setup.py constraints.txt $(STAMPS)/venv
-	@echo "== installing what building and serving need"
+$(STAMPS)/building: pyproject.toml setup.py constraints.txt $(STAMPS)/venv
+	@echo "== installing what building needs"
 	@$(PIP) install -q -c constraints.txt setuptools grpcio-tools mypy librt types-protobuf types-grpcio
+	@touch $@
+
+# With -j while the engine is compiled. Stubs before: the installation would generate them too.
+$(STAMPS)/serving: $(STAMPS)/building | $(STAMPS)/stubs
+	@echo "== installing what serving needs"
 	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive]'
 	@touch $@
 
@@ -235,12 +242,15 @@ $(STAMPS)/supply: $(STAMPS)/pip
 	@$(PIP) install -q -c constraints.txt --group supply
 	@touch $@
 
-$(STAMPS)/stubs: $(PROTOS) setup.py $(STAMPS)/serving
+$(STAMPS)/stubs: $(PROTOS) setup.py $(STAMPS)/building
 	@echo "== generating purgatory/v1"
 	@$(BIN)/python setup.py -q stubs
 	@touch $@
 
-$(STAMPS)/engine: $(ENGINE) $(STAMPS)/stubs
+$(STAMPS)/engine: $(STAMPS)/compiled $(STAMPS)/serving
+	@touch $@
+
+$(STAMPS)/compiled: $(ENGINE) $(STAMPS)/stubs
 	@echo "== compiling the engine"
 	@rm -rf ./*.so build/profile build/temp.* && find purgatory/engine -name "*.so" -delete
 	@$(BIN)/python setup.py -q build_ext --inplace

@@ -299,7 +299,7 @@ def _passing_on(name: str, parser: str) -> Callable[[Callable[..., Any]], Callab
 @_passing_on("serve", "purgatory.cli.completion:serve_parser")
 def serve(context: typer.Context) -> NoReturn:
     """Run the daemon; see `purgatory serve --help` for its settings."""
-    with _server_packages("the daemon"):
+    with _server_packages("serve"):
         from purgatory.extensions.installed import ALL  # noqa: PLC0415 - the client runs without the server's packages
         from purgatory.run_daemon import main as run_daemon  # noqa: PLC0415 - as above
     raise typer.Exit(run_daemon(ALL, context.args, program="purgatory serve"))
@@ -316,7 +316,7 @@ def journal(context: typer.Context) -> NoReturn:
 @_passing_on("token", "purgatory.service.access.commands:token_parser")
 def token(context: typer.Context) -> NoReturn:
     """Create and list the daemon's bearer tokens; see `purgatory token --help`."""
-    with _server_packages("this"):
+    with _server_packages("token"):
         from purgatory.service.access.commands import run_token  # noqa: PLC0415 - as for `serve`
     raise typer.Exit(run_token(context.args))
 
@@ -324,7 +324,7 @@ def token(context: typer.Context) -> NoReturn:
 @_passing_on("policy", "purgatory.service.access.commands:policy_parser")
 def policy(context: typer.Context) -> NoReturn:
     """Check a policy file, or what it permits a caller; see `purgatory policy --help`."""
-    with _server_packages("this"):
+    with _server_packages("policy"):
         from purgatory.service.access.commands import run_policy  # noqa: PLC0415 - as for `serve`
     raise typer.Exit(run_policy(context.args))
 
@@ -353,13 +353,13 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def _server_packages(what: str) -> Iterator[None]:
-    """End the program with an advice if an import in the block fails."""
+def _server_packages(command: str) -> Iterator[None]:
+    """End the program with what to type instead if an import in the block fails."""
     try:
         yield
     except ModuleNotFoundError as error:
-        remedy = "install it with: pip install 'purgatory-waits[server]', or use: uvx 'purgatory-waits[server]'"
-        render.error_line(f"{what} needs {error.name}; {remedy}")
+        remedy = f"pip install 'purgatory-waits[server]', or run: uvx 'purgatory-waits[server]' {command}"
+        render.error_line(f"`purgatory {command}` needs {error.name}; install it with: {remedy}")
         raise typer.Exit(Exit.ERROR) from error
 
 

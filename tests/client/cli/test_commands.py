@@ -380,12 +380,12 @@ def test_serve_passes_its_flags_on_to_the_daemon() -> None:
 
 
 def test_serve_without_the_server_packages_says_what_to_install(tmp_path: Path) -> None:
-    """Without the server extra, one line says that it is missing."""
+    """Without the server extra, one line says that it is missing, and what to type."""
     (tmp_path / "uvloop.py").write_text("raise ModuleNotFoundError('No module named uvloop', name='uvloop')\n")
     answer = program("serve", packages=str(tmp_path))
     assert answer.returncode == 1
-    remedy = "install it with: pip install 'purgatory-waits[server]', or use: uvx 'purgatory-waits[server]'"
-    assert answer.stderr == f"purgatory: the daemon needs uvloop; {remedy}\n"
+    remedy = "install it with: pip install 'purgatory-waits[server]', or run: uvx 'purgatory-waits[server]' serve"
+    assert answer.stderr == f"purgatory: `purgatory serve` needs uvloop; {remedy}\n"
 
 
 def test_parsing() -> None:
