@@ -35,7 +35,6 @@ SHELL_PAGES: Final = ["README.md", "docs/cli.md", "docs/faq.md", "docs/http.md",
 
 SESSIONS: Final = {
     "README.md: purgatory wait orders-3@42": "",
-    "docs/index.md: purgatory wait orders-3@42": "",
     "docs/signals.md: purgatory wait --signal": """printf '{"rows": 17}' > result.json""",
     "docs/cli.md: purgatory wait orders-3@42 signal:job-17": f"""
         purgatory advance orders-3 --high-watermark 41 > /dev/null
@@ -63,6 +62,7 @@ SESSIONS_ELSEWHERE: Final = {
     "docs/faq.md: purgatory caught-up": KAFKA,
     "docs/faq.md: purgatory wait kafka": KAFKA,
     "docs/http.md: curl -N": "tests/http/test_server_sent_events.py",
+    "docs/index.md: purgatory wait": "tests/docs/test_blocks.py",
     "docs/readiness.md: purgatory serve": KAFKA,
     "docs/sources.md: purgatory serve --source 'kafka": KAFKA,
     "docs/sources.md: pip install": KAFKA,

@@ -49,7 +49,7 @@ def run_the_test_kit(clients: ClusterClients, folder: Path) -> None:
     (folder / "conftest.py").write_text(head + broker.format(clients.bootstrap) + arguments)
     table = "def publish(order):\n    pass\n\ndef bills():\n    return [7]\n\n"  # processed before, as all orders are
     (folder / "test_bills.py").write_text(head + table + test)
-    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "purgatory.testing.pytest_plugin"]
+    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     environment = daemon_environment({"PYTHONPATH": os.pathsep.join(sys.path)})
     environment = {name: text for name, text in environment.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(run, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
