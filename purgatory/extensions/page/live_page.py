@@ -1,8 +1,9 @@
 """The live page: its files, and the streams that keep it current.
 
-GET /                                the page GET /page/static/NAME                its scripts and its style GET
-/page/live/VIEW?…                a view as server-sent events, such as now or wheel GET
-/page/repeat/METHOD?request=…    a call of the service, repeated; its response is sent whenever it changes
+- GET /: the page
+- GET /page/static/NAME: its scripts and its style
+- GET /page/live/VIEW?…: a view as server-sent events, such as now or wheel
+- GET /page/repeat/METHOD?request=…: a call of the service, repeated; its response is sent whenever it changes
 
 A stream is treated like any other call: it needs the permission of the call that shows the same data, counts as a call
 in flight, and takes a turn for each picture. Pictures that are the same for all viewers are computed once.

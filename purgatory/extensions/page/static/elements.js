@@ -1,5 +1,7 @@
 // Builds elements from data. Text is always inserted as text; nothing here parses HTML.
 
+import { count, duration } from "./text.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 export function element(name, attributes = {}, ...children) {
@@ -128,7 +130,10 @@ export class Curve {
     this.fromZero = fromZero;
     this.area = drawn("path", { class: "area" });
     this.curve = drawn("path", { class: "curve" });
-    this.element = drawn("svg", { class: "chart", viewBox: "0 0 600 100", preserveAspectRatio: "none", role: "img", "aria-label": label }, this.area, this.curve);
+    this.ends = [element("span"), element("span")];
+    this.element = element("figure", { class: "trend" },
+      drawn("svg", { class: "chart", viewBox: "0 0 600 100", preserveAspectRatio: "none", role: "img", "aria-label": label }, this.area, this.curve),
+      element("figcaption", {}, ...this.ends));
   }
 
   add(value) {
@@ -143,6 +148,8 @@ export class Curve {
     const path = this.points
       .map(([at, one]) => `${(600 - ((now - at) / shown) * 600).toFixed(1)} ${(98 - ((one - low) / (high - low)) * 94).toFixed(1)}`)
       .join(" L ");
+    setText(this.ends[0], `${duration(shown * 1_000)} ago`);
+    setText(this.ends[1], `now: ${count(value)}; lowest ${count(Math.min(...values))}, highest ${count(Math.max(...values))}`);
     const first = 600 - ((now - this.points[0][0]) / shown) * 600;
     this.curve.setAttribute("d", `M ${path}`);
     this.area.setAttribute("d", `M ${first.toFixed(1)} 100 L ${path} L 600 100 Z`);

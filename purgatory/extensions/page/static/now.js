@@ -5,6 +5,9 @@ import { Curve, element, Figures, setText, Table } from "./elements.js";
 import { count, duration, kindName, rate, spaced, visible, within } from "./text.js";
 
 const RATE_MS = 3_000;
+const CALLS = `${location.origin}/purgatory.v1.PurgatoryService`;
+const FIRST_WAIT = `curl -H 'Content-Type: application/json' ${CALLS}/Wait -d '{"operation": {"timeoutMs": 60000, "signal": {"keys": [{"key": "first"}]}}}'`;
+const FIRST_SIGNAL = `curl -H 'Content-Type: application/json' ${CALLS}/Advance -d '{"rows": {"events": [{"keySignalled": {"key": "first"}}]}}'`;
 
 export function showNow(page) {
   const pending = element("p", { class: "big", id: "pending" }, "–");
@@ -37,8 +40,10 @@ export function showNow(page) {
     { title: "Series", cell: (row) => spaced(row[0].replace("purgatory_", "")) },
     { title: "Value", number: true, cell: (row) => (Number.isInteger(row[1]) ? count(row[1]) : row[1].toPrecision(3)) },
   ], "There is no journal and no archive.");
+  const first = element("div", { id: "first", hidden: true }, element("p", {}, "Nothing has been registered yet. A first wait to copy:"), element("pre", {}, FIRST_WAIT),
+    element("p", {}, "It appears on this page, and ends when its key is signalled from another terminal:"), element("pre", {}, FIRST_SIGNAL));
   page.add(
-    element("h1", {}, "Now"),
+    element("h1", {}, "Now"), first,
     element("div", { class: "headline" }, element("div", {}, pending, known), curve.element),
     figures.element,
     element("h2", {}, "By kind"), kinds.element,
@@ -51,22 +56,23 @@ export function showNow(page) {
     about(picture);
     before.push(picture);
     while (before.length > 2 && picture.now_ms - before[1].now_ms > RATE_MS) before.shift();
-    const [first] = before;
-    const seconds = (picture.now_ms - first.now_ms) / 1_000;
+    const [start] = before;
+    const seconds = (picture.now_ms - start.now_ms) / 1_000;
     const since = (now, then) => (seconds ? (now - then) / seconds : Number.NaN);
     setText(pending, count(picture.pending));
     curve.add(picture.pending);
+    first.hidden = picture.pending > 0 || picture.kinds.some((kind) => kind.registered > 0);
     const rows = picture.kinds.map((kind, place) => ({
       ...kind,
       times: picture.times[`${kind.kind} satisfied`],
-      rates: Object.fromEntries(["registered", "satisfied", "failed", "expired"].map((name) => [name, since(kind[name], first.kinds[place][name])])),
+      rates: Object.fromEntries(["registered", "satisfied", "failed", "expired"].map((name) => [name, since(kind[name], start.kinds[place][name])])),
     }));
     kinds.show(rows, (row) => row.kind);
     for (const name of ["registered", "satisfied", "failed", "expired"]) {
       const total = picture.kinds.reduce((sum, kind) => sum + kind[name], 0);
       figures.show(`${name} / s`, rate(rows.reduce((sum, row) => sum + row.rates[name], 0)), `${count(total)} in all`);
     }
-    figures.show("events / s", rate(since(picture.events, first.events)), `${count(picture.events)} in all`);
+    figures.show("events / s", rate(since(picture.events, start.events)), `${count(picture.events)} in all`);
     const late = picture.kinds.map((kind) => picture.times[`lateness ${kind.kind}`]).filter(Boolean);
     const latest = (share) => within(worst(late.map((one) => one[share])));
     figures.show("lateness p99", latest("p99"), late.length ? `p50 ${latest("p50")}` : "nothing expired recently");

@@ -31,7 +31,7 @@ export function duration(milliseconds) {
   for (const [size, unit] of UNITS) {
     if (ms >= size) {
       const value = ms / size;
-      return `${value < 10 && (unit !== "s" || value < 10) ? value.toFixed(1) : Math.floor(value)} ${unit}`;
+      return `${value < 10 ? Number(value.toFixed(1)) : Math.floor(value)} ${unit}`;
     }
   }
 }
