@@ -11,6 +11,9 @@ TIMEOUT_MS = 30_000
 STICKING_OUT = """() => {
   const wide = document.documentElement.clientWidth;
   const out = document.documentElement.scrollWidth > wide ? ["the page itself"] : [];
+  for (const one of document.querySelectorAll(".scroll")) {
+    if (one.scrollWidth > one.clientWidth + 1) out.push("columns of " + one.ariaLabel);
+  }
   for (const one of document.querySelectorAll("body *")) {
     if (one.closest(".scroll table, .skip, .unseen, dialog, svg")) continue;
     const box = one.getBoundingClientRect();

@@ -1,0 +1,83 @@
+"""The live page of a daemon whose operations begin and end all the time, and of one that has just started."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+from tests.page.watched_page import WatchedPage, watched_page
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+
+PICTURES = 20
+ROUNDS = 4
+VIEWS = ("now", "hour", "wheel", "waits", "partitions", "sessions", "webhooks", "ends")
+HAS_ROWS = "() => document.querySelector('.scroll:not([hidden]) tbody tr:not([hidden])') !== null"
+EMPTY_PICTURES = """(pictures) => new Promise((done) => {
+  let seen = 0, empty = 0;
+  new MutationObserver(() => {
+    const rows = [...document.querySelectorAll("#operations tbody tr:not([hidden])")];
+    const found = document.querySelector("#found").textContent;
+    empty += rows.some((row) => row.querySelector("td.empty")) || found.startsWith("0 ");
+    if ((seen += 1) === pictures) done(empty);
+  }).observe(document.querySelector("#operations tbody"), {subtree: true, childList: true, characterData: true});
+})"""
+
+
+def test_waits_are_never_shown_as_none(browser: Browser, churning: DaemonProcess) -> None:
+    """While hundreds of operations are pending, each of 20 pictures in a row has some, and the layout holds."""
+    with watched_page(browser, churning.http_address, address="#/waits") as seen:
+        seen.page.wait_for_selector("#operations tbody th")
+        assert seen.page.evaluate(EMPTY_PICTURES, PICTURES) == 0
+        assert seen.sticking_out() == []
+        seen.check()
+
+
+def size_of(page: Page) -> tuple[float, float]:
+    """The heap in bytes after a collection, and the number of nodes, including those that are only referenced."""
+    session = page.context.new_cdp_session(page)
+    session.send("HeapProfiler.collectGarbage")
+    session.send("Performance.enable")
+    metrics = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
+    session.detach()
+    return metrics["JSHeapUsedSize"], metrics["Nodes"]
+
+
+def test_views_leave_nothing_behind(browser: Browser, churning: DaemonProcess) -> None:
+    """Going through all views again and again under churn, neither the heap nor the number of nodes grows."""
+    with watched_page(browser, churning.http_address) as seen:
+        sizes = []
+        for _ in range(ROUNDS):
+            for view in VIEWS:
+                seen.view(f"#/{view}")
+                seen.page.wait_for_function(HAS_ROWS)  # a handle to an element would keep its view alive
+                seen.wait_live()
+            seen.view("#/nonsense")
+            seen.wait_for_text("h1", "No such view")
+            sizes.append(size_of(seen.page))
+        heap, nodes = zip(*sizes[1:], strict=True)
+        assert max(nodes) < nodes[0] + 300, sizes
+        assert max(heap) < heap[0] + 1_000_000, sizes
+        seen.check()
+
+
+def first_wait(seen: WatchedPage, place: int) -> list[str]:
+    """A command of the empty page, as a shell takes it."""
+    return ["sh", "-c", seen.page.locator("#first pre").nth(place).inner_text()]
+
+
+def test_an_empty_page_shows_a_first_wait(browser: Browser, start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """The two commands on an empty page work as they are; they disappear with the first operation."""
+    with watched_page(browser, start_daemon().http_address) as seen:
+        seen.page.wait_for_selector("#first:not([hidden])")
+        signal = first_wait(seen, 1)
+        with subprocess.Popen(first_wait(seen, 0), cwd=tmp_path, stdout=subprocess.PIPE, text=True) as waiting:
+            seen.wait_for_text("#pending", "1")
+            assert seen.page.locator("#first").is_hidden()
+            subprocess.run(signal, cwd=tmp_path, check=True, timeout=60, capture_output=True)
+            assert "OUTCOME_SATISFIED" in str(waiting.communicate(timeout=60)[0])
+        seen.wait_for_text("#pending", "0")
+        seen.check()
