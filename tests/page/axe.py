@@ -18,7 +18,8 @@ INSTALL_S: Final = 120.0
 LISTS: Final = ("package.json", "package-lock.json")
 
 _VIOLATIONS = """async () => {
-  const {violations, incomplete} = await axe.run(document, {elementRef: true, resultTypes: ["violations", "incomplete"]});
+  const kinds = {elementRef: true, resultTypes: ["violations", "incomplete"]};
+  const {violations, incomplete} = await axe.run(document, kinds);
   const said = (found) => found.flatMap((rule) => rule.nodes.map((node) => ({
     text: `${rule.id}: ${node.target.join(" ")}: ${node.failureSummary.replace(/\\s+/g, " ")}`,
     isDrawn: node.element.closest("svg") !== null,

@@ -58,6 +58,16 @@ class WatchedPage:
         assert [request for request in self.requests if not request.startswith(self.origin + "/")] == []
 
 
+def size_of(page: Page) -> tuple[int, int]:
+    """The heap in kB after a collection, and the number of nodes, including those that are only referenced."""
+    session = page.context.new_cdp_session(page)
+    session.send("HeapProfiler.collectGarbage")
+    session.send("Performance.enable")
+    metrics = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
+    session.detach()
+    return round(metrics["JSHeapUsedSize"] / 1_000), round(metrics["Nodes"])
+
+
 @contextmanager
 def watched_page(
     browser: Browser,

@@ -114,7 +114,7 @@ class Wheel {
         const shape = known.sectors[place];
         const colour = this.scale.colour(held);
         if (shape.colour !== colour) shape.style.fill = shape.colour = colour;
-        shape.classList.toggle("fell", level > 0 && held === 0 && known.before[place] > 0 && (at - place) % sectors < at - known.at);
+        shape.classList.toggle("fell", level > 0 && !known.isStill && held === 0 && known.before[place] > 0 && (at - place) % sectors < at - known.at);
       });
       Object.assign(known, { before: ring.counts, at });
     });
