@@ -25,7 +25,7 @@ SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tes
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help packages test-core abuse stream-histories stream-kills result-kills run demo kafka-demo stream-demo postgres-demo read-your-writes test test-compiled test-pure lint format proto docs wheel clean bench mutants crash sim sim-long sim-daemon \
-	check report replay screenshots notebook image-requirements sbom secure-demo
+	check report replay screenshots page-figures notebook image-requirements sbom secure-demo
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ screenshots: $(STAMPS)/pipeline $(STAMPS)/engine ## Make the pictures in docs/im
 		purgatory-pipeline replay history --sweep timeout_ms=50,100,200,400,800,1600 --out replay
 	@$(BIN)/python -m tests.pipeline.page.screenshots $(PICTURED)/report/report.html $(PICTURED)/replay/replay.html docs/images
 	@$(BIN)/python -m tests.page.live_screenshots docs/images
+
+page-figures: $(STAMPS)/pipeline $(STAMPS)/engine ## Costs of the live page with a million pending operations and five viewers (7 minutes; needs Chromium)
+	@$(BIN)/python -m tests.page.page_figures
 
 notebook: $(STAMPS)/pipeline $(STAMPS)/engine ## Run the example notebook and keep what its cells show
 	@$(BIN)/python -m tests.pipeline.notebooks examples/notebooks/report.ipynb

@@ -117,7 +117,7 @@ class LivePage:
         """The streams, by path."""
         views = {
             "now": View("GetStatus", FAST_S, (), self._now),
-            "wheel": View("GetStatus", FAST_S, (), self._wheel),
+            "wheel": View("GetStatus", SLOW_S / 2, (), self._wheel),
             "waits": View("ListOperations", SLOW_S, WAITS_PARAMETERS, self._waits),
             "operation": View("GetOperation", SLOW_S / 2, ("session", "principal", "id"), self._operation),
             "ends": View("ListOperations", SLOW_S, (), self._recent),
