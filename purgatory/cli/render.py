@@ -75,7 +75,7 @@ def result(answer: Result, wait: Wait | None = None) -> None:
 def item_lines(answer: Result, wait: Wait | None = None) -> list[str]:
     """A line for each partition or key. The wait tells which are keys and the failure arm; without it, none are."""
     names = [] if wait is None else wait.names
-    first_failure = len(answer.items) if wait is None else len(names) - wait.operation_columns.get("unless_count", 0)
+    first_failure = len(answer.items) if wait is None else len(names) - wait.unless_count
     keys = {place for place, name in enumerate(names) if isinstance(name, str)}
     return [
         f"unless {_item_line(item, Outcome.FAILED)}"
