@@ -1,6 +1,8 @@
 """The commands of `purgatory`: their arguments, and the client calls they make. `render` prints the results."""
 
 import contextlib
+import inspect
+import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any, Final, NoReturn, TypeVar
@@ -10,12 +12,14 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.unary import Filters
 from purgatory_client.views import OperationOrder
 from typer import Argument, Option
+from typer._completion_classes import add_completion_class  # type: ignore[attr-defined]  # its copy of click is private
 from typer.core import TyperCommand, TyperGroup
 
 from purgatory import __version__
 from purgatory.cli import render
 from purgatory.cli.advance import advance
 from purgatory.cli.completion import (
+    BashWords,
     KeyOption,
     Kind,
     Operations,
@@ -25,6 +29,7 @@ from purgatory.cli.completion import (
     passed_on,
     sessions,
     shown_names,
+    topics,
 )
 from purgatory.cli.connection_options import with_client
 from purgatory.cli.dead_letters import dead_letters
@@ -53,22 +58,35 @@ SNAPSHOT_ROWS: Final = 20
 
 
 class _PlainHelp:
-    """Leaves types out of the help where they only take space: of flags, which are bool, and of arguments."""
+    """Writes the help with names instead of types: none for flags, N for numbers. Paragraphs are in one flow."""
+
+    help: str | None
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer has a copy of click's classes
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # a mixin
         for one in parameters:
-            if getattr(one, "is_flag", False):
-                one.metavar = ""
-            elif one.param_type_name == "argument":
+            if one.param_type_name == "argument":
+                usage = re.sub("[{}]", "", one._usage_display_name())  # noqa: SLF001 - typer puts names into braces
                 one.display_type_rich = lambda ctx: None  # noqa: ARG005 - typer passes it by name
+                one.get_usage_pieces = lambda ctx, usage=usage: [usage]  # noqa: ARG005 - as above
+            elif one.is_flag:
+                one.metavar = ""
+            elif one.metavar is None:
+                one.metavar = "N"
         return parameters
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - as above
+        self.help = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.cleandoc(self.help or ""))
+        super().format_help(ctx, formatter)  # type: ignore[misc]  # a mixin
 
 
 class Command(_PlainHelp, TyperCommand): ...
 
 
-class Commands(_PlainHelp, TyperGroup): ...
+class Commands(_PlainHelp, TyperGroup):
+    def main(self, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - as typer has them
+        add_completion_class(BashWords, "bash")
+        return super().main(*given, **named)
 
 
 app: Final = typer.Typer(
@@ -99,7 +117,9 @@ def options(
 async def ls(
     client: AsyncClient,
     partitions: Annotated[bool, Option("--partitions", "-p", help="List partitions instead of operations.")] = False,
-    prefix: Annotated[str, Option(metavar="TEXT", help="Only topics with this prefix (with --partitions).")] = "",
+    prefix: Annotated[
+        str, Option(metavar="TEXT", autocompletion=topics, help="Only topics with this prefix (with --partitions).")
+    ] = "",
     kind: Kind = None,
     partition: Annotated[str | None, PartitionOption(help="Only operations that wait on this partition.")] = None,
     key: Annotated[str, KeyOption(help="Only operations that wait on this key.")] = "",
@@ -131,6 +151,8 @@ async def ls(
         if order is not None:
             ranked = await client.ranked_operations(order, limit=page, search=search, **filters)
             render.operations(ranked.operations)
+            if ranked.matching > len(ranked.operations):
+                render.error_line(f"listed {len(ranked.operations):,} of {ranked.matching:,}; see --limit")
         elif partitions:
             known = client.partitions(prefix=prefix, page_size=page)
             render.partitions([one async for one in _up_to(limit, known)])
@@ -375,7 +397,7 @@ async def _up_to(limit: int, items: AsyncIterator[T]) -> AsyncIterator[T]:
     count = 0
     async for item in items:
         if count == limit:
-            render.error_line(f"only the first {limit} are listed; see --limit")
+            render.error_line(f"listed {limit:,}, and there are more; see --limit")
             return
         count += 1
         yield item

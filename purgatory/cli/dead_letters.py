@@ -7,13 +7,16 @@ from purgatory_client.views import DeadLetter
 from typer import Option
 
 from purgatory.cli import render
+from purgatory.cli.completion import letters
 from purgatory.cli.exit_codes import Exit
 from purgatory.cli.parsing import UsageError
 
 
 async def dead_letters(
     client: AsyncClient,
-    resend: Annotated[list[str] | None, Option(metavar="ID", help="Resend this letter now. May be repeated.")] = None,
+    resend: Annotated[
+        list[str] | None, Option(metavar="ID", autocompletion=letters, help="Resend this letter now. May be repeated.")
+    ] = None,
     resend_all: Annotated[bool, Option("--resend-all", help="Resend all letters now.")] = False,
 ) -> Exit:
     """List results that could not be delivered to their callbacks, or resend them.
@@ -28,7 +31,7 @@ async def dead_letters(
     count, unknown = await client.resend_dead_letters(resend or None)
     for one in unknown:
         render.error_line(f"not found: {one} (already delivered, or not the id of a dead letter)")
-    text = f"resending {count} {render.plural('letter', count)}" if count else "no letters to resend"
+    text = f"resending {render.counted(count, 'letter')}" if count else "no letters to resend"
     render.print_either({"resent": count} | ({"unknown_webhook_ids": unknown} if unknown else {}), text)
     return Exit.OK if count and not unknown else Exit.NOT_FOUND
 
@@ -43,5 +46,5 @@ def _print(letters: list[DeadLetter]) -> None:
         render.print_lines(
             f"[bold]{render.escape(letter.webhook_id)}[/bold]  {operation}  {render.outcome_text(letter.outcome)}",
             f"  to {render.escape(letter.callback_url)}",
-            f"  {letter.attempts} {render.plural('attempt', letter.attempts)}: {render.escape(letter.last_error)}",
+            f"  {render.counted(letter.attempts, 'attempt')}: {render.escape(letter.last_error)}",
         )

@@ -76,7 +76,6 @@ async def test_each_outcome(client: AsyncClient) -> None:
     assert decided(failed.value.result) == [("each-no", UNLESS_REACHED, 2)]
 
 
-
 async def test_an_expired_wait_names_only_what_was_missing(client: AsyncClient) -> None:
     """The error of an expired composite names the terms that were not reached, but not the failure arm."""
     arms: dict[str, Any] = {"unless": [signal("late-no"), signal("late-nor")], "timeout": 0.05}

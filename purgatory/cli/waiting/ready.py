@@ -13,6 +13,7 @@ import typer
 from typer import Argument, Option
 
 from purgatory.cli import render
+from purgatory.cli.completion import topics
 from purgatory.cli.exit_codes import Exit
 from purgatory.cli.parsing import Timeout, UsageError, seconds
 
@@ -33,7 +34,12 @@ AGAIN: Final = {NO_ANSWER, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_R
 def ready(
     name: Annotated[str, Argument(metavar="NAME", help="Name of the gate: the pod or service that waits.")],
     marks: Annotated[
-        list[str], Argument(metavar="MARK", help="Marks without partition numbers: kafka/GROUP/TOPIC, pg/NAME/all.")
+        list[str],
+        Argument(
+            metavar="MARK",
+            autocompletion=topics,
+            help="Marks without partition numbers: kafka/GROUP/TOPIC, pg/NAME/all.",
+        ),
     ],
     timeout: Timeout = "30s",
     http: Annotated[
@@ -83,12 +89,20 @@ def _wait(request: "Request", trusted: ssl.SSLContext | None, limit_s: float) ->
         if status in AGAIN and left_s > 0:
             time.sleep(min(POLL_S, left_s))
         elif "ready" in answer:
-            lines = [f"{name}: {value}" for name, value in answer.items()]
-            render.print_either(answer, render.escape(", ".join(lines)))
+            render.print_either(answer, render.escape(_gate_line(answer)))
             return Exit.OK if answer["ready"] else Exit.EXPIRED
         else:
             render.error_line(str(answer["message"]))
             return Exit.DENIED if status in DENIED else Exit.UNAVAILABLE if status in AGAIN else Exit.REFUSED
+
+
+def _gate_line(gate: dict[str, Any]) -> str:
+    parts = [f"{gate['name']}: {'ready' if gate['ready'] else 'not ready'}"]
+    parts += [f"{gate['lag']:,} behind"] if gate.get("lag") else []
+    if "pacePerSecond" in gate:
+        left = render.span(gate["estimatedRemainingMs"] / 1_000)
+        parts.append(f"{gate['pacePerSecond']:,.1f} a second, ready in about {left}")
+    return ", ".join(parts) + (f": {gate['reason']}" if gate.get("reason") else "")
 
 
 def _ask(request: "Request", trusted: ssl.SSLContext | None, limit_s: float) -> tuple[int, dict[str, Any]]:
