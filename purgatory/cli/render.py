@@ -29,7 +29,6 @@ AS_JSON: Final = ContextVar("AS_JSON", default=False)
 PLAIN_WIDTH: Final = 400
 """Width of a table in a file or a pipe, where no column should be cut off."""
 
-_REFUSAL_FIELDS: Final = ("index", "error_code", "field", "message")
 _UNITS: Final = (("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400))
 COLOURS: Final = {Outcome.SATISFIED: "green", Outcome.EXPIRED: "yellow"}
 
@@ -126,7 +125,7 @@ def token(ends: Positions) -> None:
 
 
 def receipt(answer: AdvanceReceipt) -> None:
-    refusals = [{name: getattr(one, name) for name in _REFUSAL_FIELDS} for one in answer.refusals]
+    refusals = [document(one) for one in answer.refusals]
     counts = {"events": len(answer.ended), "ended": answer.ended_total, "unchanged": answer.unchanged}
     unchanged = f", {answer.unchanged:,} unchanged" if answer.unchanged else ""
     refused = f", {len(answer.refusals):,} refused" if answer.refusals else ""

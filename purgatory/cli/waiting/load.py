@@ -36,17 +36,13 @@ class Load:
     rate: float
 
 
-def _random_id() -> str:
-    return f"load-{uuid.uuid4().hex[:12]}"
-
-
 async def load(
     client: AsyncClient,
     session: Annotated[
         str,
         Option(
             metavar="SESSION",
-            default_factory=_random_id,
+            default_factory=lambda: f"load-{uuid.uuid4().hex[:12]}",
             show_default="random",
             help="Session id, unused so far.",
         ),

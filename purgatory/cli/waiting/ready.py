@@ -14,6 +14,7 @@ from typer import Argument, Option
 
 from purgatory.cli import render
 from purgatory.cli.completion import topics
+from purgatory.cli.connection_options import file_option
 from purgatory.cli.exit_codes import Exit
 from purgatory.cli.parsing import Timeout, UsageError, seconds
 
@@ -45,13 +46,8 @@ def ready(
     http: Annotated[
         str, Option(metavar="URL", envvar="PURGATORY_HTTP_URL", help="The daemon's HTTP address, as a URL.")
     ] = DEFAULT_HTTP,
-    token_file: Annotated[
-        Path | None, Option(metavar="FILE", envvar="PURGATORY_TOKEN_FILE", help="File with the bearer token.")
-    ] = None,
-    tls_ca: Annotated[
-        Path | None,
-        Option(metavar="FILE", envvar="PURGATORY_TLS_CA", help="Certificate authorities to trust (PEM file)."),
-    ] = None,
+    token_file: Annotated[Path | None, file_option("token_file")] = None,
+    tls_ca: Annotated[Path | None, file_option("tls_ca")] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of text.")] = False,
 ) -> NoReturn:
     """Wait until everything written before the first request under this name has been processed or replicated.

@@ -387,7 +387,7 @@ def test_serve_without_the_server_packages_says_what_to_install(tmp_path: Path) 
     answer = program("serve", packages=str(tmp_path))
     assert answer.returncode == 1
     remedy = "install it with: pip install 'purgatory-waits[server]', or use: uvx 'purgatory-waits[server]'"
-    assert answer.stderr == f"purgatory: the daemon needs uvloop; {remedy}\n"
+    assert answer.stderr == f"purgatory: `purgatory serve` needs uvloop; {remedy}\n"
 
 
 def test_parsing() -> None:
