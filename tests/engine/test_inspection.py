@@ -130,9 +130,9 @@ def test_hottest_names_have_the_most_waits() -> None:
     assert world.engine.unreported(names) == names[:2]
     world.append("orders-0", 1)
     assert world.engine.unreported(names) == names[1:2]
-    assert world.engine.has_unreported
+    before = world.engine.has_unreported
     world.append("orders-1", 1)
-    assert not world.engine.has_unreported
+    assert (before, world.engine.has_unreported) == (True, False)
     world.cancel(*handles)
     assert world.engine.hottest(0, 100, 3) == ([(4, ("orders", 0))], -1)
     assert world.engine.hottest(0, 100, 4) == ([], -1)
