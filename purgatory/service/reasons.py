@@ -53,7 +53,7 @@ def held_back_by(host: Host, view: PendingView, item: ItemView) -> str:
     if view.kind == DELETE_RECORDS:
         return _log_start_reason(partition, item)
     if view.kind == FETCH and item.reached_offset >= item.required_offset:
-        return f"fewer than {view.min_bytes} bytes are available"
+        return f"fewer than {view.min_bytes:,} bytes are available" if view.min_bytes > 1 else "no bytes are available"
     return _mark_reason(partition, item, connectors)
 
 

@@ -49,6 +49,11 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ("wait ord", ["orders-12", "orders-3"]),
         ("wait orders-1", ["orders-12"]),
         ("wait signal:", ["signal:job-17"]),
+        ("wait signal :", ["job-17"]),
+        ("wait signal : jo", ["job-17"]),
+        ("ls --prefix ot", ["other"]),
+        ("ready pod oth", ["other"]),
+        ("dead-letters --resend ", []),
         ("advance ot", ["other-0"]),
         ("show ni", ["night/1"]),
         ("cancel ", ["night/1"]),
@@ -61,7 +66,9 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ],
 )
 def test_names_come_from_the_daemon(named: str, words: str, offered: list[str]) -> None:
-    """Partitions, keys, sessions and operations are offered, but no name that a shell would evaluate."""
+    """Partitions, keys, sessions and operations are offered, but no name that a shell would evaluate. Bash makes three
+    words of one with a colon, and is then offered the rest of it.
+    """
     assert completed(words, named) == offered
 
 

@@ -133,6 +133,23 @@ def test_each_record_has_a_byte() -> None:
     assert (index.reach(10), index.reach(20)) == (10, 20)
 
 
+def test_a_position_without_a_segment_is_kept() -> None:
+    """A position counts from 0 on, and is one of the segment that has begun."""
+    index = PositionIndex()
+    index.add(3, -1, 0)
+    index.add(4, -1, 100)
+    assert (len(index), index.reach(3), index.reach(4)) == (3, 3, 100)
+
+
+def test_an_empty_log_has_a_high_watermark() -> None:
+    """If the logs of the leader and of its follower end at 0, so does what all of them have."""
+    world = World()
+    world.in_sync(P, 1, 2)
+    world.append(P, 0)
+    world.follower(P, 2, 0)
+    assert world.marks(P).high_watermark == 0
+
+
 @pytest.mark.parametrize(
     ("leo", "position", "segment", "is_refused"),
     [
