@@ -60,7 +60,7 @@ DELETE = delete([NAME], offsets=[50], timeouts_ms=TIMEOUT)
         (
             fetch([NAME], offsets=[0], min_bytes=[1_000], timeouts_ms=TIMEOUT),
             [events.high_watermark(NAME, 0)],
-            "fewer than 1000 bytes are available",
+            "fewer than 1,000 bytes are available",
         ),
         (signal(["job-17"], timeouts_ms=TIMEOUT), [], "job-17 has not been signalled yet"),
         (
