@@ -91,6 +91,7 @@ LATE_ID = "late-" + "0123456789abcdef" * 2
 
 @pytest.fixture(scope="module")
 def source() -> str:
+    """The source of axe-core, read once."""
     return axe_source()
 
 
