@@ -235,7 +235,7 @@ async def status(client: AsyncClient, watch: Watch = None) -> Exit:
 
 async def top(client: AsyncClient) -> Exit:
     """Show a live view of pending operations, with keys to sort and filter. Without a terminal, print it once."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout)):  # None: closed
         return await _snapshot(client)
     try:
         from purgatory.cli.top import Top  # noqa: PLC0415 - optional, and slow to import

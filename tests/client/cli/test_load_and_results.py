@@ -74,7 +74,7 @@ def test_a_load_that_expires_says_so(run: Run) -> None:
     )
     collected = run("results", "--session", "late")
     assert collected.returncode == 11
-    assert re.fullmatch(r"(\d+ expired after \d\.\d{3} s\n){50}", collected.stdout)
+    assert re.fullmatch(r"(\d+ expired after \d+\.\d{3} s\n){50}", collected.stdout)
 
 
 def test_an_interrupted_load_says_what_it_leaves(shared_daemon: DaemonProcess, looking: Client) -> None:
