@@ -86,7 +86,7 @@ LOADED = """(isIdle) => {
 }"""
 RIGHT_EDGE = """() => Math.max(...[...document.querySelectorAll("main .scroll, main .plots, main .figures")]
   .map((one) => one.getBoundingClientRect().right))"""
-LATE_ID = "late-" + "0123456789abcdef" * 2
+LATE_ID = "late-" + "fedcba9876543210" * 2
 
 
 @pytest.fixture(scope="module")
