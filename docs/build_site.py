@@ -1,4 +1,4 @@
-"""Build the documentation as a site: `python docs/build_site.py FOLDER` writes FOLDER/site. FOLDER must be new or empty.
+"""Build the documentation as a site: `python docs/build_site.py FOLDER` writes FOLDER/site, where FOLDER is new.
 
 Zensical builds a copy of the pages, in FOLDER/docs. The copy has the reference of the API, which is made from the
 comments of the contract, and no links into the source tree, which is not part of the site.
