@@ -1,4 +1,4 @@
-"""What a search finds by id: sessions, and operations. Every session is examined, in slices."""
+"""Searches for sessions and operations by id. Every session is examined, in slices."""
 
 import time
 from dataclasses import dataclass, field
