@@ -3,7 +3,8 @@
 Shutdown, in this order: health reports NOT_SERVING and readiness fails; new work is refused; every pending operation
 ends as SHUTTING_DOWN (with a journal, operations of sessions are kept for the next daemon) and results are delivered
 within the grace period; streams end, the host stops; extensions close, in reverse order; the journal is completed. If a
-step fails, the later ones still run.
+step fails, the later ones still run. With a replicated log nothing is refused or ended, apart from unary waits: the
+next leader continues where this daemon stops.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ from purgatory.service.http.server_sent_events import ServerSentEvents
 from purgatory.service.http.site import HttpSite
 from purgatory.service.metrics.exposition import make_registry
 from purgatory.service.metrics.metrics import Metrics
-from purgatory.service.recovery import OpenJournal
+from purgatory.service.recovery import OpenJournal, Takeover
 from purgatory.service.rpc.call import Context, Identify
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.grpc_options import largest_message_bytes, server_options, why_not_bindable
@@ -63,9 +64,12 @@ CLOSE_S_MIN: Final = 5.0
 class Daemon:
     """One daemon with its gRPC server, its HTTP site and its extensions."""
 
-    def __init__(self, settings: Settings, extensions: Sequence[type[Extension]] = ()) -> None:
-        """Raises `StartupError`, `JournalError` or `AccessError`."""
+    def __init__(
+        self, settings: Settings, extensions: Sequence[type[Extension]] = (), takeover: Takeover | None = None
+    ) -> None:
+        """`takeover`: returned by an extension. Raises `StartupError`, `JournalError` or `AccessError`."""
         self.settings: Final = settings
+        self._hands_over: Final = takeover is not None
         self.grpc_address = settings.grpc.address
         self.http_address = settings.http.address
         """In both addresses the port is replaced by the real one at start."""
@@ -76,7 +80,8 @@ class Daemon:
         self._tls: Final = None if settings.tls.certificate_file is None else Tls(settings.tls)
         clock: Clock = SystemClock()
         if settings.journal.dir is not None:
-            self._journal = OpenJournal(settings.journal.dir, is_sync=settings.journal.mode == "sync")
+            is_sync = settings.journal.mode == "sync"
+            self._journal = OpenJournal(settings.journal.dir, is_sync=is_sync, takeover=takeover)
             clock = ContinuedClock(clock, self._journal.start_ms)
         started_ms = clock.now_ms()
         self._host: Final = make_host(settings, self._metrics, clock, started_ms)
@@ -102,7 +107,7 @@ class Daemon:
         self._grace_until_s = 0.0
         """End of the grace period on the monotonic clock, once shutdown has begun."""
         self._access: Final = Access(settings.access, self._host.sessions.accounts, self._principal_of_peer)
-        core = Core(settings, self._host, self._metrics, self._access, self._journal, started_ms)
+        core = Core(settings, self._host, self._metrics, self._access, self._journal, started_ms, takeover)
         self._extensions: Final = [extension(core) for extension in extensions]
         self._servers: Final = [self._server, *(server for one in self._extensions for server in one.servers())]
 
@@ -198,11 +203,13 @@ class Daemon:
             for extension in self._extensions:
                 extension.terminate()
             await self._health.enter_graceful_shutdown()
-            await drain(self._host, grace_s)
-            await self._gate.wait_quiet(self._grace_left_s())
+            if not self._hands_over:
+                await drain(self._host, grace_s)
+                await self._gate.wait_quiet(self._grace_left_s())
             assert self._http_methods is not None and self._site is not None, "the daemon has been started"  # noqa: PT018
             self._http_methods.is_ending = True
-            grace_s = min(STREAMS_GRACE_S, self._grace_left_s())
+            # At once when handing over: whatever arrived after the last group would be in no log.
+            grace_s = 0.0 if self._hands_over else min(STREAMS_GRACE_S, self._grace_left_s())
             stopped = [server.stop(grace_s) for server in self._servers]
             await asyncio.gather(self._site.end_requests(grace_s), *stopped)
 

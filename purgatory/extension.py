@@ -2,6 +2,7 @@
 
 The daemon takes a list of extension classes and imports none of them. For each it calls, in this order:
 
+    stand_by     before the daemon is built: waits until it may serve
     __init__     with the core, before an address is bound. Opens nothing that needs closing.
     calls, routes, identify, servers, listener      its additions to the daemon; see each
     open         the addresses are bound; the journal has not been restored yet
@@ -29,7 +30,7 @@ from purgatory.service.host import Host
 from purgatory.service.http.http_calls import HttpMethods
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.metrics.metrics import Metrics
-from purgatory.service.recovery import OpenJournal
+from purgatory.service.recovery import OpenJournal, Takeover
 from purgatory.service.rpc.call import Identify
 from purgatory.service.rpc.handlers import Method
 from purgatory.service.settings import Settings
@@ -52,6 +53,8 @@ class Core:
     journal: OpenJournal | None
     engine_started_ms: int
     """Engine time at the start, milliseconds."""
+    takeover: Takeover | None = None
+    """What `stand_by` returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,14 @@ class Extension:
     """Its settings: a model whose fields are added to those of the daemon. `own_settings` returns them."""
     needed_for: ClassVar[str] = ""
     """The setting that has no effect without this extension, such as "archive.uri"."""
+
+    @classmethod
+    async def stand_by(cls, _settings: Settings) -> Takeover | None:
+        """Return when this process may serve. With a replicated log, that is when it has become the leader.
+
+        Raises `StartupError` or `JournalError`. Is cancelled if the process is told to end.
+        """
+        return None
 
     def __init__(self, core: Core) -> None:
         """Raises `StartupError`."""

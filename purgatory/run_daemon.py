@@ -26,6 +26,7 @@ from purgatory.log import start_logging
 from purgatory.service.access.errors import AccessError
 from purgatory.service.budget import garbage
 from purgatory.service.budget.memory_budget import budget_bytes
+from purgatory.service.recovery import Takeover
 from purgatory.service.rpc.grpc_options import largest_message_bytes, warn_of_few_files
 from purgatory.service.setting_sources import SettingsError, unknown_variables
 from purgatory.service.settings import Settings
@@ -39,10 +40,17 @@ EXIT_USAGE: Final = 2
 async def serve(settings: Settings, extensions: Sequence[type[Extension]]) -> None:
     """Run a daemon until SIGTERM or SIGINT, and shut it down. Raises the errors of `Daemon` and `Daemon.start`."""
     loop = asyncio.get_running_loop()
-    daemon = Daemon(settings, extensions)
-    stopping = Stopping(daemon)
+    stopping = Stopping()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.on_signal, number)
+    standing_by = asyncio.create_task(_stand_by(settings, extensions), name="stand by")
+    await asyncio.wait((standing_by, stopping.asked), return_when=asyncio.FIRST_COMPLETED)
+    if not standing_by.done():
+        standing_by.cancel()
+        await asyncio.gather(standing_by, return_exceptions=True)
+        LOGGER.info("stopped while standing by")
+        return
+    daemon = stopping.daemon = Daemon(settings, extensions, standing_by.result())
     loop.add_signal_handler(signal.SIGHUP, daemon.reload)
     await daemon.start()
     _announce(daemon)
@@ -50,6 +58,14 @@ async def serve(settings: Settings, extensions: Sequence[type[Extension]]) -> No
     LOGGER.info("%s: shutting down, %d operations pending", received.name, daemon.pending)
     await daemon.stop()
     LOGGER.info("stopped")
+
+
+async def _stand_by(settings: Settings, extensions: Sequence[type[Extension]]) -> Takeover | None:
+    """Return once this process may serve, with what an extension has taken over."""
+    takeover = None
+    for extension in extensions:
+        takeover = await extension.stand_by(settings) or takeover
+    return takeover
 
 
 def main(
@@ -112,16 +128,16 @@ def _security(settings: Settings) -> str:
 class Stopping:
     """Counts the signals: the first one asks for a shutdown, the second for an exit, the third for an exit at once."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self) -> None:
         self.asked: Final[asyncio.Future[signal.Signals]] = asyncio.get_running_loop().create_future()
-        self._daemon: Final = daemon
+        self.daemon: Daemon | None = None
         self._exiting: asyncio.Task[None] | None = None
 
     def on_signal(self, number: signal.Signals) -> None:
         if not self.asked.done():
             self.asked.set_result(number)
-        elif self._exiting is None:
+        elif self._exiting is None and self.daemon is not None:
             LOGGER.warning("second signal (%s): exiting at once", number.name)
-            self._exiting = asyncio.create_task(self._daemon.exit_at_once(128 + number), name="exit at once")
+            self._exiting = asyncio.create_task(self.daemon.exit_at_once(128 + number), name="exit at once")
         else:
             os._exit(128 + number)

@@ -9,7 +9,7 @@ import logging
 import sqlite3
 import time
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from purgatory.engine.batches import Refusal
 from purgatory.engine.snapshot.live_set import LiveSet
@@ -18,7 +18,7 @@ from purgatory.journal.continued_time import ReadClocks, journal_now_ms, read_cl
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import damaged
-from purgatory.journal.group import SessionState
+from purgatory.journal.group import Moment, SessionState
 from purgatory.journal.row_codec import unpack_changes, unpack_results
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.store import Store
@@ -36,17 +36,33 @@ SLICE_S: Final = 0.005
 REPORT_S: Final = 1.0
 
 
+class Takeover(Protocol):
+    """What a daemon that leads by a replicated log has, and one with a plain journal has not."""
+
+    def open_store(self, directory: Directory, crash: CrashPoints) -> Store:
+        """Return a store whose `commit` also appends to the log. Raises `JournalError`."""
+        ...
+
+    def passed_ms(self, last: Moment) -> int:
+        """Return the time since the last group, milliseconds; never more than has really passed."""
+        ...
+
+
 class OpenJournal:
     """A journal whose folder is locked and whose file has been verified. Its host is restored later."""
 
-    def __init__(self, folder: Path, *, is_sync: bool, clocks: ReadClocks = read_clocks) -> None:
+    def __init__(
+        self, folder: Path, *, is_sync: bool, clocks: ReadClocks = read_clocks, takeover: Takeover | None = None
+    ) -> None:
         """Raises `JournalError`."""
+        self._is_replicated: Final = takeover is not None
         self._read_clocks: Final = clocks
         self._is_sync: Final = is_sync
         self._crash: Final = CrashPoints.from_environment()
         self._directory: Final = Directory(folder)
         try:
-            self._store: Final = Store(self._directory, self._crash)
+            open_store = Store if takeover is None else takeover.open_store
+            self._store: Final = open_store(self._directory, self._crash)
             self._store.verify()
             self._last: Final = self._store.moment()
         except BaseException:
@@ -56,7 +72,12 @@ class OpenJournal:
             raise
         self.is_continued: Final = self._last is not None
         """Whether the journal existed before."""
-        self.start_ms: Final = journal_now_ms(self._last[0] if self._last else None, clocks())
+        last = self._last[0] if self._last else None
+        self.start_ms: Final = (
+            journal_now_ms(last, clocks())
+            if takeover is None or last is None
+            else last.engine_ms + takeover.passed_ms(last)
+        )
         """Engine time at start, milliseconds."""
         self.to_restore: Final = self._store.count("registrations")
         """Number of rows of registrations."""
@@ -80,6 +101,7 @@ class OpenJournal:
             self._read_clocks,
             host.holds.of("journal"),
             is_sync=self._is_sync,
+            is_replicated=self._is_replicated,
             number=number,
         )
         # Before anything is restored: overdue operations end during the restore, and their results must be recorded.

@@ -10,6 +10,7 @@ changes are not yet durable.
 
 import asyncio
 import logging
+import time as clocks
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -40,6 +41,9 @@ CHANGE_BYTES: Final = 100
 """Estimated memory of a change that is collected for the next group."""
 
 SYNC_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 30_000)
+
+CONFIRMED_S: Final = 1.5
+"""With a replicated log: time after the start of a commit during which reads are answered without another one."""
 
 TICK_MS: Final = 10_000
 POLL_AT_END_S: Final = 0.005
@@ -94,10 +98,12 @@ class DurableJournal(Journal):
         sealing: StallTimer,
         *,
         is_sync: bool,
+        is_replicated: bool,
         number: int,
     ) -> None:
         """Args:
         session_of: Returns the session of an engine owner.
+        is_replicated: Whether a commit also shows that no other daemon has taken over.
         number: Number of the last group in the journal.
         """
         # Before anything is restored or registered: progress and forgotten keys are recorded only from here on.
@@ -108,6 +114,7 @@ class DurableJournal(Journal):
         self._read_clocks: Final = read_clocks
         self._sealing: Final = sealing
         self._is_sync: Final = is_sync
+        self._is_replicated: Final = is_replicated
         self.durability = SYNC if is_sync else ASYNC
         self._group_number = number
         self._first_group_number: Final = number
@@ -132,6 +139,8 @@ class DurableJournal(Journal):
         """Time of the first change that is not sealed, on the loop's clock, seconds."""
         self._submitted_s = 0.0
         """Time at which the group being committed was submitted."""
+        self._submitted_boot_s = self._confirmed_boot_s = 0.0
+        """The same time, and that of the last durable group, on a clock that also counts suspension."""
         self._committing_since_s = 0.0
         """Time of its first change."""
         self._syncs: Final = Histogram(SYNC_BOUNDS_MS)
@@ -269,16 +278,32 @@ class DurableJournal(Journal):
             self._answers.append(answer)
         elif self._committing is not None:
             self._answers_committing.append(answer)
-        else:
+        elif self.is_confirmed:
             answer()
+        else:
+            self.heartbeat()
+            self._answers.append(answer)
 
     async def durable(self) -> None:
         """Wait until all previous changes are durable."""
-        if not self._must_hold() or not (self._changed or self._committing is not None):
+        if not self._must_hold() or not (self._changed or self._committing is not None or not self.is_confirmed):
             return
         reached: asyncio.Future[None] = self._loop.create_future()
         self.when_durable(lambda: None if reached.done() else reached.set_result(None))
         await reached
+
+    @property
+    def is_confirmed(self) -> bool:
+        return not self._is_replicated or _boot_s() - self._confirmed_boot_s < CONFIRMED_S
+
+    async def confirmed(self) -> None:
+        if self._is_replicated:
+            # The next group, not the one being committed: that one may have been appended before this call arrived.
+            self.heartbeat()
+            await self.durable()
+
+    def heartbeat(self) -> None:
+        self._schedule_commit()
 
     def tick(self) -> None:
         """Commit changes that no answer waits for. While operations are pending, record the time every `TICK_MS`."""
@@ -361,6 +386,7 @@ class DurableJournal(Journal):
         with self._sealing:
             self._committing = self._seal()
         self._committing_since_s, self._submitted_s = self._changed_s, self._loop.time()
+        self._submitted_boot_s = _boot_s()
         self._thread.submit(self._committing)
 
     def _seal(self) -> Group:
@@ -448,6 +474,7 @@ class DurableJournal(Journal):
             self._failure = None
         if self._committing is not None:
             self._syncs.observe((self._loop.time() - self._submitted_s) * 1_000)
+            self._confirmed_boot_s = self._submitted_boot_s
         # All of this is reset before the first answer, which may make changes and wait for the next group.
         self._committing = None
         answers, self._answers_committing = self._answers_committing, []
@@ -460,3 +487,8 @@ class DurableJournal(Journal):
             session.wake()
         if self._changed:
             self._commit()
+
+
+def _boot_s() -> float:
+    """Not the loop's clock, which stands still while the machine is suspended and another daemon takes over."""
+    return clocks.clock_gettime(getattr(clocks, "CLOCK_BOOTTIME", clocks.CLOCK_MONOTONIC))

@@ -172,3 +172,16 @@ class Journal(Listener):
 
     async def durable(self) -> None:
         """Return once all previous changes are durable."""
+
+    # With a replicated log, another daemon may have taken over. Without one, these hold always.
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether a recent commit has shown that no other daemon had taken over."""
+        return True
+
+    async def confirmed(self) -> None:
+        """Return once a commit that began after this call is durable: until then no other daemon had taken over."""
+
+    def heartbeat(self) -> None:
+        """Commit a group, even an empty one."""

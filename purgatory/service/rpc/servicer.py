@@ -74,6 +74,8 @@ class PurgatoryServicer(InspectionCalls):
         first = await anext(requests, None)
         if first is None or not first.HasField("open"):
             raise invalid_argument("open", "must be the first message of a session stream")
+        # A daemon that was replaced and does not know it must not answer that the session is new.
+        await self._host.journal.confirmed()
         stream = self._connect(call, wire.SessionResponse, first.open, expects_heartbeats=True)
         stream.reader = asyncio.create_task(
             serve_requests(self._host, requests, stream, call.turn), name="session reader"
@@ -101,6 +103,7 @@ class PurgatoryServicer(InspectionCalls):
 
     async def StreamResults(self, request: wire.StreamResultsRequest, call: Call) -> None:
         """Stream a session's results until either side ends it."""
+        await self._host.journal.confirmed()
         await self._write(self._connect(call, wire.StreamResultsResponse, request, expects_heartbeats=False), call)
 
     async def Acknowledge(self, request: wire.AcknowledgeRequest, call: Call) -> wire.AcknowledgeResponse:
