@@ -1,6 +1,8 @@
-"""Probes: `/healthz` reports whether the event loop answers, `/readyz` whether new work is accepted.
+"""Probes: `/healthz` reports whether the event loop answers, `/readyz` whether new work is accepted, `/leaderz` whether
+this is the daemon that serves calls.
 
-They differ during shutdown, when the daemon must neither be restarted nor receive new work.
+The first two differ during shutdown, when the daemon must neither be restarted nor receive new work. The last two
+differ on a standby of a fleet, which is ready for its task but serves no calls; load balancers use `/leaderz`.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-PROBES: Final = frozenset(("/healthz", "/readyz"))
+PROBES: Final = frozenset(("/healthz", "/readyz", "/leaderz"))
 """Answered without credentials: probes have none. The answers reveal nothing about operations."""
 
 
@@ -28,4 +30,9 @@ def probe_routes(is_ready: Callable[[], bool], details: Callable[[], Sequence[st
             return PlainTextResponse("not ready\n", HTTPStatus.SERVICE_UNAVAILABLE)
         return PlainTextResponse("".join(f"{line}\n" for line in ("ready", *details())))
 
-    return [Route("/healthz", healthz), Route("/readyz", readyz)]
+    async def leaderz(_request: Request) -> Response:
+        is_leading = is_ready()
+        status = HTTPStatus.OK if is_leading else HTTPStatus.SERVICE_UNAVAILABLE
+        return PlainTextResponse("leading\n" if is_leading else "not ready\n", status)
+
+    return [Route("/healthz", healthz), Route("/readyz", readyz), Route("/leaderz", leaderz)]

@@ -1,0 +1,37 @@
+"""Settings of the fleet."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel
+
+from purgatory.service.settings import DurationMs, SettingsGroup, setting
+
+SCHEMES = ("kafka", "postgresql")
+
+
+def _checked_log(uri: str) -> str:
+    scheme, _, rest = uri.partition("://")
+    if uri and (scheme not in SCHEMES or not rest):
+        raise ValueError(
+            "must be kafka://HOST:PORT/TOPIC, optionally with ?config=FILE, or postgresql://HOST:PORT/DATABASE"
+        )
+    return uri
+
+
+class FleetSettings(SettingsGroup):
+    """Fleet: several daemons with one replicated log, of which one leads (docs/fleet.md)."""
+
+    log: Annotated[str, AfterValidator(_checked_log)] = setting(
+        "",
+        "The replicated log: kafka://HOST:PORT/TOPIC, if needed with ?config=FILE, or postgresql://HOST:PORT/DATABASE. "
+        "Empty: this daemon is alone, and its journal is a file.",
+        is_secret=True,  # PostgreSQL's may contain a password
+    )
+    silence_ms: DurationMs = setting(2_000, "A standby takes over when the log has had no entry for this long.")
+    address: str = setting("", "The leader's address in the refusals of a standby. Default: grpc.address.")
+
+
+class WithFleet(BaseModel):
+    """The group, as the daemon's settings have it."""
+
+    fleet: FleetSettings = FleetSettings()

@@ -1,0 +1,118 @@
+"""What a standby serves on the daemon's addresses: its health, its probes, and for every call the leader's address.
+
+A closed port would not do: gRPC's clients need the answer NOT_SERVING to move on from a leader that is only stopped,
+and callers with a single address need to learn which one to use.
+"""
+
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from purgatory.extension import StartupError
+from purgatory.service.errors import RpcError, unavailable
+from purgatory.service.http.connect_errors import error_response
+from purgatory.service.http.site import HttpSite
+from purgatory.service.rpc.grpc_options import server_options, why_not_bindable
+from purgatory.service.rpc.handlers import SERVICE
+from purgatory.service.settings import Settings, split_address
+from purgatory.service.transport.tls import Tls
+
+HEALTH: Final = f"/{health.SERVICE_NAME}/"
+STOP_S: Final = 0.2
+METHODS: Final = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+
+View = Callable[[], dict[str, object]]
+"""Returns the answer to `/fleet`: at least `state`, `is_caught_up` and `leader`."""
+
+
+class StandbySite:
+    """Serves from `start` to `stop`."""
+
+    def __init__(self, settings: Settings, view: View) -> None:
+        """Raises `CannotUseCertificates`."""
+        self._settings: Final = settings
+        self._view: Final = view
+        self._tls: Final = None if settings.tls.certificate_file is None else Tls(settings.tls)
+        self._server: Final = grpc.aio.server(options=server_options(settings))
+        self._health: Final = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._server.add_generic_rpc_handlers((_RefuseCalls(self._refusal),))
+        self._http: Final = HttpSite(settings.http, self._routes(), tls=self._tls)
+
+    async def start(self) -> None:
+        """Raises `StartupError` if an address cannot be bound."""
+        address = self._settings.grpc.address
+        try:
+            reason = why_not_bindable(address)
+            if reason is None and self._tls is None:
+                self._server.add_insecure_port(address)
+            elif reason is None and self._tls is not None:
+                self._server.add_secure_port(address, self._tls.grpc_credentials())
+        except RuntimeError as error:
+            reason = str(error)
+        if reason is not None:
+            raise StartupError(f"cannot listen on {address} (grpc.address): {reason}")
+        address = self._settings.http.address
+        try:
+            await self._http.start(*split_address(address))
+        except OSError as error:
+            raise StartupError(f"cannot listen on {address} (http.address): {error.strerror or error}") from None
+        for name in (health.OVERALL_HEALTH, SERVICE.full_name):
+            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Free both addresses."""
+        await self._http.stop()
+        await self._server.stop(STOP_S)
+
+    def _refusal(self) -> RpcError:
+        leader = self._view()["leader"]
+        return unavailable(f"standby; {leader} leads" if leader else "standby; no daemon leads at the moment")
+
+    def _routes(self) -> list[Route]:
+        async def healthz(_request: Request) -> Response:
+            return PlainTextResponse("ok\n")
+
+        async def readyz(_request: Request) -> Response:
+            # Ready as a standby: rollouts and disruption budgets would otherwise wait for it forever.
+            if self._view()["is_caught_up"]:
+                return PlainTextResponse("ready\nstandby\n")
+            return PlainTextResponse("not ready: catching up with the log\n", HTTPStatus.SERVICE_UNAVAILABLE)
+
+        async def fleet(_request: Request) -> Response:
+            return Response(json.dumps(self._view(), indent=2) + "\n", media_type="application/json")
+
+        async def refuse(_request: Request) -> Response:
+            return error_response(self._refusal())
+
+        async def leaderz(_request: Request) -> Response:
+            return PlainTextResponse(f"{self._refusal().message}\n", HTTPStatus.SERVICE_UNAVAILABLE)
+
+        return [
+            Route("/healthz", healthz),
+            Route("/readyz", readyz),
+            Route("/leaderz", leaderz),
+            Route("/fleet", fleet),
+            Route("/{path:path}", refuse, methods=METHODS),
+        ]
+
+
+class _RefuseCalls(grpc.GenericRpcHandler):
+    """Ends every call except those of the health service."""
+
+    def __init__(self, refusal: Callable[[], RpcError]) -> None:
+        self._refusal: Final = refusal
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        return None if details.method.startswith(HEALTH) else grpc.stream_stream_rpc_method_handler(self._refuse)
+
+    async def _refuse(self, _requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.abort_with_status(self._refusal().to_grpc())
