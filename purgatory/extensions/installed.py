@@ -8,12 +8,14 @@ from typing import Final
 from purgatory.extension import Extension, settings_class
 from purgatory.extensions.archive.extension import ArchiveExtension
 from purgatory.extensions.connectors.extension import ConnectorsExtension
+from purgatory.extensions.fleet.extension import FleetExtension
 from purgatory.extensions.page.extension import PageExtension
 from purgatory.extensions.ready.extension import ReadyExtension
 from purgatory.extensions.tracing.extension import TracingExtension
 from purgatory.extensions.webhooks.extension import WebhooksExtension
 
 ALL: Final[tuple[type[Extension], ...]] = (
+    FleetExtension,
     TracingExtension,
     ArchiveExtension,
     WebhooksExtension,

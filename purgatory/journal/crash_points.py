@@ -12,8 +12,13 @@ AFTER_COMMIT: Final = "after-commit"
 AFTER_TELLING: Final = "after-telling"
 AFTER_CHECKPOINT: Final = "after-checkpoint"
 AFTER_VACUUM: Final = "after-vacuum"
+BEFORE_APPEND: Final = "before-append"
+AFTER_APPEND: Final = "after-append"
+AFTER_CLAIM: Final = "after-claim"
 NEVER: Final = "never"
 POINTS: Final = (BEFORE_BEGIN, BEFORE_COMMIT, AFTER_COMMIT, AFTER_TELLING, AFTER_CHECKPOINT, AFTER_VACUUM)
+FLEET_POINTS: Final = (BEFORE_APPEND, AFTER_APPEND, BEFORE_COMMIT, AFTER_CLAIM)
+"""Points of a daemon with a replicated log."""
 
 VARIABLE: Final = "PURGATORY_TEST_CRASH_AT"
 """Environment variable of a daemon that should die, with a value as in `CrashPoints`."""
@@ -27,10 +32,9 @@ class CrashPoints:
         ValueError: `where` is not a crash point.
         """
         self._point, _, times = where.partition(":")
-        if self._point not in {NEVER, *POINTS}:
-            raise ValueError(
-                f"not a crash point: {where}; use one of {', '.join(POINTS)}, followed by :N for the Nth time"
-            )
+        if self._point not in {NEVER, *POINTS, *FLEET_POINTS}:
+            points = ", ".join({**dict.fromkeys(POINTS), **dict.fromkeys(FLEET_POINTS)})
+            raise ValueError(f"not a crash point: {where}; use one of {points}, followed by :N for the Nth time")
         self._times_left = int(times or 1)
 
     @classmethod

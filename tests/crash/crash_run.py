@@ -52,7 +52,13 @@ class CrashRun:
     """
 
     def __init__(
-        self, folder: Path, seed: int, mode: str = "sync", room: LimitedDisk | None = None, power: Power | None = None
+        self,
+        folder: Path,
+        seed: int,
+        mode: str = "sync",
+        room: LimitedDisk | None = None,
+        power: Power | None = None,
+        address: str | None = None,
     ) -> None:
         self._folder: Final = folder
         self._mode: Final = mode
@@ -60,9 +66,7 @@ class CrashRun:
         self._power: Final = power
         self._data: Final = (folder if room is None else room.folder) / "data"
         self._random: Final = random.Random(seed)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._address: Final = f"127.0.0.1:{probe.getsockname()[1]}"
+        self._address: Final = address or f"127.0.0.1:{free_port()}"
         self._marks: Final = PushedMarks()
         may_refuse = room is not None
         self._callers: Final = [
@@ -218,3 +222,10 @@ class CrashRun:
             self._check_tasks()
             await asyncio.sleep(0.05)
         self._check_tasks()
+
+
+def free_port() -> int:
+    """A port of the loopback interface that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -4,9 +4,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel
 
-from purgatory.service.settings import DurationMs, SettingsGroup, setting
-
-SCHEMES = ("kafka", "postgresql")
+from purgatory.extensions.fleet.open_log import SCHEMES
+from purgatory.service.settings import Count, DurationMs, SettingsGroup, setting
 
 
 def _checked_log(uri: str) -> str:
@@ -28,6 +27,10 @@ class FleetSettings(SettingsGroup):
         is_secret=True,  # PostgreSQL's may contain a password
     )
     silence_ms: DurationMs = setting(2_000, "A standby takes over when the log has had no entry for this long.")
+    snapshot_bytes: Count = setting(
+        64 * 1024 * 1024,
+        "The leader stores a snapshot after this much of the log, and trims the log before the last one.",
+    )
     address: str = setting("", "The leader's address in the refusals of a standby. Default: grpc.address.")
 
 

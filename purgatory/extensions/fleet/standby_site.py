@@ -4,6 +4,8 @@ A closed port would not do: gRPC's clients need the answer NOT_SERVING to move o
 and callers with a single address need to learn which one to use.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from http import HTTPStatus

@@ -1,0 +1,198 @@
+"""The fleet extension: stands by until this process leads, and then shows the log that it is alive."""
+
+import asyncio
+import json
+import logging
+import sqlite3
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from purgatory.extension import Core, Extension, HttpParts, StartupError, own_settings
+from purgatory.extensions.fleet.open_log import open_log
+from purgatory.extensions.fleet.settings import WithFleet
+from purgatory.extensions.fleet.standby_site import StandbySite
+from purgatory.fleet.errors import CutOff, FleetLogError
+from purgatory.fleet.leadership import Leadership
+from purgatory.fleet.replica import is_copy
+from purgatory.fleet.snapshots import store_and_trim
+from purgatory.fleet.standby import Standby
+from purgatory.journal.directory import DATABASE
+from purgatory.service.access.account import Account
+from purgatory.service.errors import unavailable
+from purgatory.service.http.http_calls import HttpMethods
+from purgatory.service.listeners.listener import Listener
+from purgatory.service.rpc.call import Context, Identify
+from purgatory.service.settings import Settings
+
+LOGGER: Final = logging.getLogger(__name__)
+
+HEARTBEAT_S: Final = 0.5
+"""A standby of the shortest silence that is allowed still hears three of them."""
+SNAPSHOT_S_MAX: Final = 3_600.0
+"""Time after which a snapshot is stored, however little was appended."""
+SNAPSHOT_CHECK_S: Final = 5.0
+
+
+class FleetExtension(Extension):
+    """Does nothing unless `fleet.log` is set."""
+
+    name = "fleet"
+    settings = WithFleet
+    needed_for = "fleet.log"
+
+    @classmethod
+    async def stand_by(cls, settings: Settings) -> Leadership | None:
+        """Follow the log until this process leads. The daemon's addresses are served meanwhile."""
+        fleet = own_settings(settings, WithFleet).fleet
+        if not fleet.log:
+            if settings.journal.dir is not None and is_copy(settings.journal.dir):
+                raise StartupError(
+                    f"{settings.journal.dir} is a copy of a fleet's log: set fleet.log, or run `purgatory fleet leave`"
+                )
+            return None
+        if settings.journal.dir is None:
+            raise StartupError("fleet.log needs journal.dir (--data-dir), for a copy of the log")
+        if settings.journal.mode != "sync":
+            raise StartupError("fleet.log needs journal.mode sync: async answers could be lost with the leader")
+        try:
+            log = open_log(fleet.log)
+            await asyncio.to_thread(log.check, 1)
+        except FleetLogError as error:
+            raise StartupError(f"fleet.log: {error}") from None
+        address = fleet.address or settings.grpc.address
+        standby = Standby(settings.journal.dir, log, fleet.silence_ms / 1_000, address, settings.http.address)
+        site = StandbySite(settings, lambda: view_of(standby))
+        leading = asyncio.create_task(asyncio.to_thread(standby.lead), name="standby")
+        try:
+            await site.start()
+            leadership = await asyncio.shield(leading)
+        except CutOff as error:
+            Leadership.exit(str(error))
+        except FleetLogError as error:
+            raise StartupError(f"fleet.log: {error}") from None
+        finally:
+            # Also if this task is cancelled: the thread must end before the process does.
+            standby.stop()
+            await asyncio.gather(leading, return_exceptions=True)
+            await site.stop()
+        return leadership
+
+    def __init__(self, core: Core) -> None:
+        self._core: Final = core
+        self._settings: Final = own_settings(core.settings, WithFleet).fleet
+        takeover = core.takeover
+        assert takeover is None or isinstance(takeover, Leadership), f"taken over by another extension: {takeover}"
+        self._leadership: Final = takeover
+        self._is_restored = False
+        self._snapshot_s = 0.0
+        self._tasks: Final[list[asyncio.Task[None]]] = []
+
+    @property
+    def listener(self) -> Listener | None:
+        return None if self._leadership is None else _FleetMetrics(self._leadership)
+
+    def identify(self, identify: Identify) -> Identify:
+        """Refuse calls while it is not certain that this daemon leads; its state could be old."""
+        return identify if self._leadership is None else self._if_leading(identify)
+
+    def _if_leading(self, identify: Identify) -> Identify:
+        host = self._core.host
+
+        def for_method(method: str) -> Callable[[Context], Account]:
+            account_of = identify(method)
+
+            def account_if_leading(context: Context) -> Account:
+                if not host.journal.is_confirmed:
+                    raise unavailable("the log does not answer; another daemon may lead")
+                return account_of(context)
+
+            return account_if_leading
+
+        return for_method
+
+    def routes(self, _methods: HttpMethods) -> HttpParts:
+        if self._leadership is None:
+            return HttpParts()
+        leadership = self._leadership
+
+        async def fleet(_request: Request) -> Response:
+            view = {"state": "leading", "epoch": leadership.epoch, "position": leadership.position}
+            return Response(json.dumps(view, indent=2) + "\n", media_type="application/json")
+
+        return HttpParts([Route("/fleet", fleet)])
+
+    async def open(self) -> None:
+        if self._leadership is not None:
+            self._tasks.append(asyncio.create_task(self._beat(self._leadership), name="fleet heartbeat"))
+
+    def start(self) -> None:
+        self._is_restored = True
+
+    def serving(self) -> None:
+        folder = self._core.settings.journal.dir
+        if self._leadership is not None and folder is not None:
+            snapshots = self._store_snapshots(self._leadership, folder / DATABASE)
+            self._tasks.append(asyncio.create_task(snapshots, name="fleet snapshots"))
+
+    async def close(self, _grace_s: float) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _beat(self, leadership: Leadership) -> None:
+        """Append something every `HEARTBEAT_S`. On the event loop: if that hangs, the heartbeat must stop."""
+        while True:
+            if self._is_restored:
+                self._core.host.journal.heartbeat()
+            else:
+                await asyncio.to_thread(leadership.heartbeat)
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _store_snapshots(self, leadership: Leadership, database: Path) -> None:
+        loop = asyncio.get_running_loop()
+        stored_s, stored_bytes = loop.time(), leadership.appended_bytes
+        while True:
+            await asyncio.sleep(SNAPSHOT_CHECK_S)
+            added_bytes = leadership.appended_bytes - stored_bytes
+            if added_bytes < self._settings.snapshot_bytes and loop.time() - stored_s < SNAPSHOT_S_MAX:
+                continue
+            stored_s, stored_bytes = loop.time(), leadership.appended_bytes
+            try:
+                position = await asyncio.to_thread(self._store_snapshot, database)
+                LOGGER.info("stored a snapshot of position %d, in %.1f s", position, loop.time() - stored_s)
+                self._snapshot_s = loop.time()
+            except (FleetLogError, sqlite3.Error, OSError) as error:
+                LOGGER.warning("could not store a snapshot (%s); will be retried", error)
+
+    def _store_snapshot(self, database: Path) -> int:
+        # Not the log that the journal's thread uses.
+        log = open_log(self._settings.log)
+        try:
+            return store_and_trim(database, log)
+        finally:
+            log.close()
+
+
+class _FleetMetrics(Listener):
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership: Final = leadership
+
+    def metrics(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily("purgatory_fleet_epoch", "Epoch in which this daemon leads.", self._leadership.epoch)
+
+
+def view_of(standby: Standby) -> dict[str, object]:
+    """The answer of a standby to `/fleet`."""
+    return {
+        "state": "standing by" if standby.is_caught_up else "catching up",
+        "is_caught_up": standby.is_caught_up,
+        "epoch": standby.epoch,
+        "position": standby.position,
+        "leader": standby.leader,
+    }

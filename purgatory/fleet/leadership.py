@@ -1,0 +1,168 @@
+"""The lead of this process, from its claim until it exits.
+
+It never becomes a standby again: what it holds in memory may differ from the log, and what a new process reads cannot.
+"""
+
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from purgatory.fleet.entry import Entry, Kind, pack_rows
+from purgatory.fleet.errors import FleetLogError
+from purgatory.fleet.log_writer import LogWriter
+from purgatory.fleet.reign import Reign
+from purgatory.fleet.replica import CopyStore, LogPlace, discard_files, moment_of, read_place, write_place
+from purgatory.journal.crash_points import AFTER_APPEND, AFTER_COMMIT, BEFORE_APPEND, BEFORE_COMMIT, CrashPoints
+from purgatory.journal.directory import Directory
+from purgatory.journal.errors import JournalError
+from purgatory.journal.group import Moment
+from purgatory.journal.statements import Statements
+
+LOGGER: Final = logging.getLogger(__name__)
+
+EXIT_REPLACED: Final = 75
+"""EX_TEMPFAIL: the supervisor starts the daemon again, as a standby."""
+
+
+class Leadership:
+    """Appends a leader's entries, on one thread at a time. Implements `recovery.Takeover`."""
+
+    def __init__(self, reign: Reign, writer: LogWriter, started_ms: int, elapsed_ms: Callable[[], int]) -> None:
+        """Args:
+        reign: At the claim.
+        writer: Has claimed.
+        started_ms: The engine's time of the last group, milliseconds.
+        elapsed_ms: Returns the time since that group.
+        """
+        self.epoch: Final = reign.state.epoch
+        self.appended_s = 0.0
+        """Duration of the last append, seconds."""
+        self.appended_bytes = 0
+        """Content of all entries appended so far."""
+        self._has_resigned = False
+        self._reign: Final = reign
+        self._writer: Final = writer
+        self._moment_ms = started_ms
+        self._elapsed_ms: Final = elapsed_ms
+        self._lock: Final = threading.Lock()
+        """Heartbeats during the restore come from another thread than the journal's first group."""
+
+    @property
+    def position(self) -> int:
+        """Position of the last entry."""
+        return self._reign.state.position
+
+    def open_store(self, directory: Directory, crash: CrashPoints) -> "LeaderStore":
+        """Open the file whose groups are appended to the log."""
+        return LeaderStore(directory, crash, self)
+
+    def passed_ms(self, _last: Moment) -> int:
+        """Return the time since the last group. See `Standby.elapsed_ms`."""
+        return self._elapsed_ms()
+
+    def append(
+        self, kind: Kind, moment_ms: int, content: bytes = b"", meanwhile: Callable[[], None] = lambda: None
+    ) -> Entry:
+        """Append an entry. If it does not count, or that cannot be known, the process exits."""
+        began_s = time.monotonic()
+        with self._lock:
+            try:
+                entry = self._writer.append(kind, moment_ms, content, meanwhile)
+            except FleetLogError as error:
+                self.exit(str(error))
+            self._moment_ms = moment_ms
+        self.appended_bytes += len(content)
+        self.appended_s = time.monotonic() - began_s
+        return entry
+
+    def place_after(self, before: LogPlace, entry: Entry) -> LogPlace:
+        """The place of a file that includes the group just appended."""
+        return before.at(self._reign.resting)._replace(logged_ms=entry.logged_ms)
+
+    def heartbeat(self) -> None:
+        """Show that this process is alive while the journal is being restored."""
+        if not self._has_resigned:
+            self.append(Kind.HEARTBEAT, self._moment_ms)
+
+    def resign(self) -> None:
+        """Let a standby take over at once. Nothing may be appended afterwards."""
+        with self._lock:
+            self._has_resigned = True
+            try:
+                self._writer.append(Kind.RESIGNATION, self._moment_ms)
+                LOGGER.info("resigned from epoch %d", self.epoch)
+            except FleetLogError as error:
+                LOGGER.warning("could not resign (%s); a standby takes over after its silence", error)
+
+    @staticmethod
+    def exit(reason: str) -> NoReturn:
+        """End the process at once: what it could still answer might not be true any more."""
+        LOGGER.critical("no longer the leader: %s; exiting, to be restarted as a standby", reason)
+        os._exit(EXIT_REPLACED)
+
+
+class LeaderStore(CopyStore):
+    """The leader's file. A group is in the log before it is committed here, so the file is a prefix of the log."""
+
+    def __init__(self, directory: Directory, crash: CrashPoints, leadership: Leadership) -> None:
+        self._leadership: Final = leadership
+        super().__init__(directory, crash)
+        self._place = read_place(self._database)
+
+    def commit(self, statements: Statements) -> None:
+        """Append a group to the log, and commit it. It counts when this returns; otherwise the process exits."""
+        failed: list[sqlite3.Error] = []
+
+        def write() -> None:
+            # While the entry is on its way. Its outcome must be known before anything else is decided.
+            try:
+                self._database.execute("BEGIN IMMEDIATE")
+                self.write(statements)
+            except sqlite3.Error as error:
+                failed.append(error)
+
+        self.check_files()
+        moment, number = moment_of(statements)
+        content = pack_rows(statements)
+        self._crash.reached(BEFORE_APPEND)
+        entry = self._leadership.append(Kind.GROUP, moment.engine_ms, content, write)
+        self._crash.reached(AFTER_APPEND)
+        place = self._leadership.place_after(self._place, entry)
+        try:
+            if failed:
+                raise failed[0]
+            write_place(self._database, place)
+            self._crash.reached(BEFORE_COMMIT)
+            self._database.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._give_up(error)
+        self._place = place
+        self._directory.note_group(number)
+        self._crash.reached(AFTER_COMMIT)
+
+    def check_files(self) -> None:
+        """Exit if the files were removed: a copy of the log need not be saved."""
+        try:
+            super().check_files()
+        except JournalError as error:
+            self._leadership.resign()
+            self._leadership.exit(str(error))
+
+    def rewrite(self) -> None:
+        """After a failed fsync: not on this file."""
+        self._give_up(sqlite3.OperationalError("an fsync has failed"))
+
+    def _give_up(self, error: sqlite3.Error) -> NoReturn:
+        """Hand over: the group is in the log, but this file lacks it. The next process fetches the file again."""
+        self._leadership.resign()
+        discard_files(self._directory)
+        self._leadership.exit(f"cannot write the journal's file ({error})")
+
+    def close(self) -> None:
+        """Close the file, and resign. Called after the last group."""
+        self._leadership.resign()
+        super().close()

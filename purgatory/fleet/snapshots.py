@@ -1,0 +1,83 @@
+"""Snapshots of the journal's file next to the log, so that the log can be trimmed and a new daemon need not read all of
+it. The position is in the file itself, so file and position cannot disagree, whichever daemon took the snapshot.
+"""
+
+import sqlite3
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Final
+
+from purgatory.fleet.entry import PART_BYTES_MAX
+from purgatory.fleet.replica import Replica, read_place
+from purgatory.fleet.replicated_log import ReplicatedLog
+
+FASTEST: Final = 1
+"""Level of compression: higher ones make it a tenth smaller and take three times as long."""
+
+
+def store_snapshot(database: Path, log: ReplicatedLog) -> int:
+    """Store a snapshot of a journal's file that may be in use.
+
+    Args:
+        database: The file.
+        log: Used by this thread only.
+
+    Returns:
+        The position of the last entry that it includes.
+
+    Raises:
+        LogUnavailable: Nothing was stored that a reader would use.
+        sqlite3.Error: The file cannot be read, or there is no space for the copy.
+    """
+    with tempfile.TemporaryDirectory(prefix="snapshot-", dir=database.parent) as folder:
+        copy = Path(folder) / "copy.db"
+        # A connection of its own, which only reads: the journal's thread goes on with its commits.
+        source = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+        try:
+            source.execute("VACUUM INTO ?", (str(copy),))
+        finally:
+            source.close()
+        copied = sqlite3.connect(copy)
+        try:
+            position = read_place(copied).position
+        finally:
+            copied.close()
+        content = zlib.compress(copy.read_bytes(), FASTEST)
+    log.put_snapshot(position, [content[at : at + PART_BYTES_MAX] for at in range(0, len(content), PART_BYTES_MAX)])
+    return position
+
+
+def store_and_trim(database: Path, log: ReplicatedLog) -> int:
+    """Store a snapshot, and delete what is before the previous one. It stays, as a reader may be loading it.
+
+    Arguments, result and errors as in `store_snapshot`.
+    """
+    previous = log.last_snapshot()
+    position = store_snapshot(database, log)
+    if previous is not None:
+        log.trim(previous.position + 1)
+    return position
+
+
+def load_snapshot(log: ReplicatedLog, replica: Replica) -> bool:
+    """Replace a standby's file by the last snapshot.
+
+    Returns:
+        Whether there is one.
+
+    Raises:
+        LogRefused: The snapshot is damaged.
+        LogUnavailable: The log does not answer; the file is unchanged.
+    """
+    snapshot = log.last_snapshot()
+    if snapshot is None:
+        return False
+    unpacking = zlib.decompressobj()
+    path = replica.directory.path / "snapshot.part"
+    with path.open("wb") as file:
+        for chunk in snapshot.read():
+            file.write(unpacking.decompress(chunk))
+        file.write(unpacking.flush())
+    replica.replace_by(path)
+    return True

@@ -1,0 +1,204 @@
+"""A standby: follows the log into its own file, and claims when the leader is silent or has resigned.
+
+Silence counts only while the log can be read. Otherwise every daemon would claim after each interruption of the log.
+"""
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from purgatory.fleet.entry import Entry, Kind
+from purgatory.fleet.errors import Fenced, LogLost, LogTrimmed, LogUnavailable
+from purgatory.fleet.leadership import Leadership
+from purgatory.fleet.log_writer import LogWriter
+from purgatory.fleet.reign import Reign
+from purgatory.fleet.replica import Replica
+from purgatory.fleet.replicated_log import ReplicatedLog
+from purgatory.fleet.snapshots import load_snapshot
+from purgatory.journal.crash_points import AFTER_CLAIM, CrashPoints
+
+LOGGER: Final = logging.getLogger(__name__)
+
+READ_S: Final = 0.1
+"""How long one read waits for the next entry."""
+
+RETRY_S: Final = 0.5
+"""Pause after an error of the log."""
+
+GROUPS_PER_MAINTENANCE: Final = 32
+
+
+class Stopped(Exception):
+    """The standby was told to end."""
+
+
+class Standby:
+    """One standby. `lead` runs on a thread of its own; other threads may read the attributes and call `stop`."""
+
+    def __init__(self, folder: Path, log: ReplicatedLog, silence_s: float, address: str, http_address: str) -> None:
+        """Args:
+        folder: Where the file is.
+        silence_s: Time without an entry after which to claim.
+        address: gRPC address of this daemon, for people.
+        http_address: Its HTTP address.
+
+        Raises:
+            JournalError: The folder cannot be used.
+        """
+        self.is_caught_up = False
+        self.lag_entries = 0
+        """Entries of the log, at most, that are not in the file yet."""
+        self._log: Final = log
+        self._silence_s: Final = silence_s
+        self._addresses: Final = (address, http_address)
+        self._stopping: Final = threading.Event()
+        self._crash: Final = CrashPoints.from_environment()
+        self._replica: Final = Replica(folder)
+        self._groups = 0
+        self._is_live = False
+        """Whether entries are read soon after they are appended."""
+        self._heard_s = 0.0
+        """Time of the last valid entry."""
+        self._group_heard_s: float | None = None
+        """Time at which the last group arrived; None: while catching up, so later than it was appended."""
+        self._begin()
+
+    @property
+    def leader(self) -> str:
+        """The leader's addresses; empty: there is no leader."""
+        return self._replica.place.leader
+
+    @property
+    def epoch(self) -> int:
+        return self._reign.state.epoch
+
+    @property
+    def position(self) -> int:
+        return self._reign.state.position
+
+    def stop(self) -> None:
+        """Let `lead` raise `Stopped`."""
+        self._stopping.set()
+
+    def lead(self) -> Leadership:
+        """Return once this daemon leads. The file is then closed, and its folder unlocked.
+
+        Raises:
+            Stopped: `stop` was called.
+            CutOff: It is not known whether this daemon leads.
+            FleetLogError: The log is not usable, and a person has to act.
+        """
+        try:
+            while True:
+                try:
+                    if self.position < 0:
+                        self._load_snapshot()  # quicker than reading the log, and it may be its beginning
+                    self._catch_up()
+                    self._follow()
+                    return self._claim()
+                except Fenced as error:
+                    LOGGER.info("another daemon was first: %s", error)
+                except LogTrimmed as trimmed:
+                    if not self._load_snapshot():
+                        raise LogLost(f"{trimmed}, and there is no snapshot") from None
+                except LogUnavailable as error:
+                    LOGGER.warning("the log does not answer: %s", error)
+                    if self._stopping.wait(RETRY_S):
+                        raise Stopped from None
+        finally:
+            self._replica.release()
+
+    # Inside.
+
+    def _begin(self) -> None:
+        self._reign = Reign(self._replica.place.state)
+        self._writer = LogWriter(self._log, self._reign, self._apply)
+
+    def _catch_up(self) -> None:
+        self._is_live = False
+        end = self._log.end()
+        while self.position + 1 < end:
+            self.lag_entries = end - self.position - 1
+            self._read()
+        self._is_live = True
+        self.lag_entries, self._heard_s = 0, _boot_s()
+        if not self.is_caught_up:
+            LOGGER.info("standing by: caught up with the log at position %d, epoch %d", self.position, self.epoch)
+        self.is_caught_up = True
+
+    def _load_snapshot(self) -> bool:
+        """Replace the file by the last snapshot. Return False if there is none."""
+        if not load_snapshot(self._log, self._replica):
+            return False
+        LOGGER.info("loaded the snapshot of position %d", self._replica.place.position)
+        self._begin()
+        return True
+
+    def _follow(self) -> None:
+        """Return when it is time to claim."""
+        while not self._must_claim():
+            if self._read():
+                self._heard_s = _boot_s()
+
+    def _read(self) -> bool:
+        """Apply the next entries. Return whether one of them was valid."""
+        if self._stopping.is_set():
+            raise Stopped
+        has_valid = False
+        for entry in self._log.read(self.position + 1, READ_S):
+            valid = self._reign.accept(entry)
+            if valid is not None:
+                has_valid = True
+                self._apply(valid)
+        return has_valid
+
+    def _must_claim(self) -> bool:
+        writer = self._reign.state.writer
+        # Nobody leads, or this daemon did before it was restarted.
+        if not writer or writer == self._replica.place.own_writer:
+            return True
+        return _boot_s() - self._heard_s >= self._silence_s
+
+    def _claim(self) -> Leadership:
+        claim = self._writer.claim(self._replica.moment_ms, *self._addresses)
+        claimed_s = _boot_s()
+        self._crash.reached(AFTER_CLAIM)
+        self._replica.note_lead(claim, self._reign.state)
+        LOGGER.info("leading, epoch %d, from position %d", claim.epoch, claim.position)
+        elapsed_ms = self._elapsed_ms(claim, claimed_s)
+        return Leadership(self._reign, self._writer, self._replica.moment_ms, elapsed_ms)
+
+    def _elapsed_ms(self, claim: Entry, claimed_s: float) -> Callable[[], int]:
+        """Return the function that returns the time since the last group: never more than has passed.
+
+        By this machine's clock, if it saw the group arrive. Otherwise by the log's, the only one that saw both. Not by
+        the daemons' wall clocks, because those of two machines differ.
+        """
+        logged_ms = self._replica.place.logged_ms
+        if self._group_heard_s is not None:
+            since_s, before_ms = self._group_heard_s, 0
+        else:
+            since_s, before_ms = claimed_s, max(0, claim.logged_ms - logged_ms) if logged_ms else 0
+        return lambda: before_ms + int((_boot_s() - since_s) * 1_000)
+
+    def _apply(self, entry: Entry) -> None:
+        if entry.more:
+            return
+        try:
+            self._replica.apply(entry, self._reign.resting)
+            if entry.kind is Kind.GROUP:
+                # Here, because a claim also finds groups: with the time of an earlier one, too much would have passed.
+                self._group_heard_s = _boot_s() if self._is_live else None
+            self._groups += 1
+            if self._groups % GROUPS_PER_MAINTENANCE == 0:
+                self._replica.maintain(idle=False)
+        except (sqlite3.Error, OSError) as error:
+            Leadership.exit(f"cannot write the standby's file ({error})")
+
+
+def _boot_s() -> float:
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
