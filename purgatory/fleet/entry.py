@@ -57,18 +57,10 @@ class Entry:
     def to_bytes(self) -> bytes:
         """Encode the entry, without its place in the log."""
         return pb.LogEntry(
-            format=FORMAT,
-            tables=self.tables,
-            kind=self.kind.value,
-            epoch=self.epoch,
-            number=self.number,
-            writer=self.writer,
-            moment_ms=self.moment_ms,
-            content=self.content,
-            more=self.more,
-            address=self.address,
+            format=FORMAT, tables=self.tables, kind=self.kind.value, epoch=self.epoch, number=self.number,
+            writer=self.writer, moment_ms=self.moment_ms, content=self.content, more=self.more, address=self.address,
             http_address=self.http_address,
-        ).SerializeToString()
+        ).SerializeToString()  # fmt: skip
 
     @classmethod
     def from_bytes(cls, data: bytes, position: int, logged_ms: int) -> "Entry":
@@ -81,16 +73,16 @@ class Entry:
         try:
             read = pb.LogEntry.FromString(data)
         except DecodeError:
-            raise LogRefused(f"position {position} of the log does not contain an entry of a fleet") from None
+            read = pb.LogEntry()
         if read.format > FORMAT:
             raise EntryTooNew(
-                f"position {position} of the log has format {read.format}; this program supports formats up to "
-                f"{FORMAT}: upgrade it"
+                f"position {position} of the log has format {read.format}; this program supports up to {FORMAT}: "
+                "upgrade it"
             )
         try:
             kind = Kind(read.kind)
         except ValueError:
-            raise LogRefused(f"position {position} of the log has an unknown kind of entry: {read.kind}") from None
+            raise LogRefused(f"position {position} of the log does not contain an entry of a fleet") from None
         return cls(
             kind, read.epoch, read.writer, read.number, read.moment_ms, read.content, read.more, read.address,
             read.http_address, read.tables, position, logged_ms,

@@ -10,8 +10,7 @@ A4      After an unknown outcome only the very same entry may be appended again:
 import os
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from purgatory.fleet.entry import PART_BYTES_MAX, Entry, Kind
 from purgatory.fleet.errors import CutOff, Fenced, LogLost, LogUnavailable
@@ -19,33 +18,25 @@ from purgatory.fleet.reign import Reign
 from purgatory.fleet.replicated_log import Place, ReplicatedLog
 
 CUT_OFF_S: Final = 2.0
-"""Without an answer for this long, the log counts as cut off."""
-
 READ_S: Final = 0.2
 """How long one read waits for the next entry."""
-
 RETRY_S: Final = 0.05
 """Pause after an error of the log."""
-
-WRITER_BYTES: Final = 16
 
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(NamedTuple):
     """Request: `ReplicatedLog.end`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """Request: `ReplicatedLog.read`."""
 
     start: int
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(NamedTuple):
     """Request: `ReplicatedLog.append`."""
 
     entry: Entry
@@ -69,22 +60,17 @@ class AppendRules:
         self._is_open = True
 
     def catch_up(self) -> Steps[None]:
-        """See `LogWriter.catch_up`."""
         end = yield End()
         while self._reign.state.position + 1 < end:
             for read in (yield Read(self._reign.state.position + 1)):
-                self._take(read)
+                self.take(read)
 
     def claim(self, moment_ms: int, address: str = "", http_address: str = "") -> Steps[Entry]:
-        """See `LogWriter.claim`."""
         epoch = self._reign.state.epoch + 1
-        claim = Entry(
-            Kind.CLAIM, epoch, self._writer, moment_ms=moment_ms, address=address, http_address=http_address
-        )
+        claim = Entry(Kind.CLAIM, epoch, self._writer, 0, moment_ms, address=address, http_address=http_address)
         return (yield from self._place(claim))
 
     def append(self, kind: Kind, moment_ms: int, content: bytes = b"") -> Steps[Entry]:
-        """See `LogWriter.append`."""
         now = self._reign.state
         if now.writer != self._writer:
             raise Fenced("this daemon does not lead")
@@ -93,7 +79,8 @@ class AppendRules:
             entry = yield from self._place(part)
         return entry
 
-    def _take(self, read: Entry) -> Entry | None:
+    def take(self, read: Entry) -> Entry | None:
+        """Judge an entry and apply it if it is valid."""
         judged = self._reign.accept(read)
         if judged is not None:
             self._apply(judged)
@@ -103,22 +90,20 @@ class AppendRules:
         """Append one entry until it is known whether it counts."""
         if not self._is_open:
             raise CutOff("the outcome of an earlier entry is unknown: restart this daemon")
-        # Until the end: whatever leaves this function early, even the end of the generator, leaves the outcome unknown.
+        # Until the end. Any other way out of this function, even the end of the generator, leaves the outcome unknown.
         self._is_open = False
         while self._reign.would_accept(entry):
+            last = self._reign.state.position
             try:
-                place: Place | None = yield Append(entry, self._reign.state.position + 1)
-                if place is not None and place.position <= self._reign.state.position:
-                    raise LogLost(
-                        f"the log has gone back: an entry was appended at position {place.position}, after position "
-                        f"{self._reign.state.position} had been read"
-                    )
-                if place is not None and place.position == self._reign.state.position + 1:
+                place: Place | None = yield Append(entry, last + 1)
+                if place is not None and place.position <= last:
+                    raise LogLost(f"the log has gone back: position {place.position} was appended after {last}")
+                if place is not None and place.position == last + 1:
                     judged = self._reign.accept(entry.at(*place))
                 else:
                     judged = yield from self._find(entry, place)
             except LogUnavailable:
-                continue  # A4: the outcome is unknown, so the very same entry again
+                continue  # A4
             if judged is not None:
                 self._is_open = True
                 return judged
@@ -138,7 +123,7 @@ class AppendRules:
                     if judged is not None:
                         return judged
                 elif entry.kind is Kind.CLAIM:
-                    self._take(read)
+                    self.take(read)
                 # Not applied: the leader's file has a transaction open, and the daemon exits.
                 elif self._reign.accept(read) is not None:
                     raise Fenced(f"another daemon leads, with epoch {self._reign.state.epoch}")
@@ -146,28 +131,24 @@ class AppendRules:
 
 
 class LogWriter:
-    """What a daemon does to the log. The journal's thread uses it."""
+    """All that a daemon does to the log of its shard, by one thread at a time."""
 
     def __init__(
-        self,
-        log: ReplicatedLog,
-        reign: Reign,
-        apply: Callable[[Entry], None],
-        cut_off_s: float = CUT_OFF_S,
-        rules: type[AppendRules] = AppendRules,
+        self, log: ReplicatedLog, reign: Reign, apply: Callable[[Entry], None], cut_off_s: float = CUT_OFF_S
     ) -> None:
         """Args:
         log: The log.
         reign: What the daemon's file includes. After Fenced in `append`, and after CutOff, do not store it: the
-            file does not include its entries.
-        apply: Called with each valid entry of others, in order; `reign` is then at this entry. It must not raise.
+            file lacks its entries.
+        apply: Called with each valid entry of others, in order; `reign` is then at this entry. Parts with `more`
+            are included; see `Reign.accept`.
         cut_off_s: How long an append may go without an answer.
-        rules: For tests.
         """
-        self.writer: Final = os.urandom(WRITER_BYTES)
-        """Identifies this process in the log. Store it with the file, to recognise one's own reign after a restart."""
+        self.writer: Final = os.urandom(16)
+        """Identifies this process in the log. Store it, to recognise the reign as one's own after a restart."""
         self._log: Final = log
-        self._rules: Final = rules(reign, self.writer, apply)
+        self._rules: Final = AppendRules(reign, self.writer, apply)
+        self._reign: Final = reign
         self._cut_off_s: Final = cut_off_s
 
     def catch_up(self) -> None:
@@ -176,9 +157,25 @@ class LogWriter:
         Raises:
             LogUnavailable: The log does not answer.
             LogTrimmed: Start from a snapshot first.
-            FleetLogError: See `Reign.accept`.
+            LogLost, EntryTooNew: See `Reign.accept`.
         """
         self._run(self._rules.catch_up(), float("inf"))
+
+    def follow(self, wait_s: float) -> list[Entry]:
+        """Read and apply the next entries.
+
+        Args:
+            wait_s: How long to wait for the first one.
+
+        Returns:
+            The valid ones, already applied. None within `wait_s` is silence only if `ReplicatedLog.end` confirms it:
+            Kafka does not report a broker that is away.
+
+        Raises:
+            FleetLogError: See `catch_up`.
+        """
+        judged = [self._rules.take(read) for read in self._log.read(self._reign.state.position + 1, wait_s)]
+        return [entry for entry in judged if entry is not None]
 
     def claim(self, moment_ms: int, address: str = "", http_address: str = "") -> Entry:
         """Try to lead. Everything before the claim has been applied when this returns.
@@ -192,8 +189,8 @@ class LogWriter:
             The claim, with its place in the log.
 
         Raises:
-            Fenced: Another claim came first. The daemon goes on as a standby, with the same reign.
-            CutOff: The log does not answer; the daemon exits.
+            Fenced: Another claim came first. Everything up to it has been applied; the daemon remains a standby.
+            CutOff: The log does not answer, and the claim may count all the same; the daemon exits.
             FleetLogError: See `catch_up`.
         """
         return self._run(self._rules.claim(moment_ms, address, http_address), self._cut_off_s)
@@ -207,7 +204,7 @@ class LogWriter:
             kind: Anything except a claim.
             moment_ms: The engine's time when the group was sealed.
             content: Rows of a group (`pack_rows`), of any size.
-            meanwhile: Called exactly once while the entry is in flight. It must not raise: the entry's outcome would
+            meanwhile: Called exactly once, while the entry is in flight. It must not raise: the entry's outcome would
                 be lost.
 
         Returns:
@@ -215,7 +212,7 @@ class LogWriter:
 
         Raises:
             Fenced: Another daemon leads. This one exits.
-            CutOff: The log does not answer. The entry may count all the same; the daemon exits.
+            CutOff: The log does not answer, and the entry may count all the same; the daemon exits.
             LogLost: The log has gone back. The daemon exits.
         """
         return self._run(self._rules.append(kind, moment_ms, content), self._cut_off_s, meanwhile)
@@ -228,25 +225,22 @@ class LogWriter:
             while left:
                 left.pop()()
 
+        answer: object = None
+        error: LogUnavailable | None = None
         deadline = time.monotonic() + cut_off_s
         try:
-            request = next(steps)
             while True:
-                answer, error = None, LogUnavailable("no answer")
+                request = steps.send(answer) if error is None else steps.throw(error)
+                answer, error = None, None
                 try:
                     answer = self._execute(request, deadline, once)
-                    is_answered = True
                 except LogUnavailable as unavailable:
-                    error, is_answered = unavailable, False
+                    error = unavailable
+                    time.sleep(RETRY_S)
                 if answer and not isinstance(request, End):
                     deadline = time.monotonic() + cut_off_s
                 elif time.monotonic() >= deadline:
-                    raise CutOff(f"the log has not answered for {cut_off_s:g} s: {error}") from error
-                if is_answered:
-                    request = steps.send(answer)
-                else:
-                    time.sleep(RETRY_S)
-                    request = steps.throw(error)
+                    raise CutOff(f"no answer for {cut_off_s:g} s: {error or 'the entry is not found'}") from error
         except StopIteration as ended:
             once()
             result: _T = ended.value
@@ -259,7 +253,4 @@ class LogWriter:
             return self._log.end()
         if isinstance(request, Read):
             return self._log.read(request.start, READ_S)
-        timeout_s = max(0.0, deadline - time.monotonic())
-        return self._log.append(request.entry, request.position, timeout_s, meanwhile)
-
-
+        return self._log.append(*request, max(0.0, deadline - time.monotonic()), meanwhile)

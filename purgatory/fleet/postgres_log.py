@@ -18,7 +18,7 @@ from psycopg import pq
 
 from purgatory.fleet.entry import Entry
 from purgatory.fleet.errors import LogLost, LogRefused, LogTrimmed, LogUnavailable
-from purgatory.fleet.replicated_log import Place, Snapshot, checked_chunk
+from purgatory.fleet.replicated_log import Place, ReplicatedLog, Snapshot, checked_chunk
 
 ANSWER_S: Final = 2.0
 """How long a statement other than an append may take, and a connection attempt to each host."""
@@ -30,13 +30,18 @@ READ_ENTRIES_MAX: Final = 100
 TRIM_ENTRIES: Final = 1_000
 """Rows per DELETE while trimming, so that vacuum keeps up and no transaction is long."""
 
-TABLES: Final = (
-    b"CREATE TABLE IF NOT EXISTS purgatory_log (shard int, position bigint, "
-    b"at timestamptz NOT NULL DEFAULT clock_timestamp(), content bytea NOT NULL, PRIMARY KEY (shard, position)) "
-    b"WITH (fillfactor = 100, autovacuum_vacuum_scale_factor = 0.01)",
-    b"CREATE TABLE IF NOT EXISTS purgatory_snapshots (shard int, snapshot bytea, chunk int, chunks int NOT NULL, "
-    b"position bigint NOT NULL, crc32 bigint NOT NULL, content bytea NOT NULL, PRIMARY KEY (shard, snapshot, chunk))",
+CREATE_LOG: Final = b"""
+CREATE TABLE IF NOT EXISTS purgatory_log (
+    shard int, position bigint, at timestamptz NOT NULL DEFAULT clock_timestamp(), content bytea NOT NULL,
+    PRIMARY KEY (shard, position)
+) WITH (fillfactor = 100, autovacuum_vacuum_scale_factor = 0.01)
+"""
+CREATE_SNAPSHOTS: Final = b"""
+CREATE TABLE IF NOT EXISTS purgatory_snapshots (
+    shard int, snapshot bytea, chunk int, chunks bigint NOT NULL, position bigint NOT NULL, crc32 bigint NOT NULL,
+    content bytea NOT NULL, PRIMARY KEY (shard, snapshot, chunk)
 )
+"""
 # The entry before must be there: after a failover to a server that lacks entries, an append would leave a gap.
 INSERT: Final = b"""
 INSERT INTO purgatory_log (shard, position, content) SELECT $1, $2, $3 WHERE EXISTS (
@@ -55,7 +60,7 @@ DELETE FROM purgatory_log WHERE shard = $1 AND position IN (
 ) RETURNING position
 """
 NEWEST: Final = b"""
-SELECT snapshot, position, chunks::bigint FROM purgatory_snapshots WHERE shard = $1
+SELECT snapshot, position, chunks FROM purgatory_snapshots WHERE shard = $1
 GROUP BY snapshot, position, chunks HAVING count(*) = chunks ORDER BY position DESC LIMIT 1
 """
 
@@ -73,7 +78,7 @@ class _Failed(Exception):
     """A statement failed; the first argument is its SQLSTATE."""
 
 
-class PostgresLog:
+class PostgresLog(ReplicatedLog):
     """See `ReplicatedLog`."""
 
     def __init__(self, url: str, shard: int = 0) -> None:
@@ -87,32 +92,29 @@ class PostgresLog:
         self._has_warned = False
 
     def create(self, shards: int) -> None:  # noqa: ARG002 - one table holds any number of them
-        """See `ReplicatedLog.create`."""
-        for table in TABLES:
-            self._query(table)
+        self._query(CREATE_LOG)
+        self._query(CREATE_SNAPSHOTS)
 
     def check(self, shards: int) -> None:  # noqa: ARG002
-        """See `ReplicatedLog.check`."""
         self.end()
         ((commit, names),) = self._query(
             b"SELECT current_setting('synchronous_commit'), current_setting('synchronous_standby_names')"
         )
         if commit.decode() in {"off", "local"} or not names:
             log.warning(
-                "synchronous_commit=%s and synchronous_standby_names='%s' in PostgreSQL: the loss of its primary can lose "
-                "acknowledged operations; set synchronous_commit=on and name at least one replica",
-                commit.decode(), names.decode(),
-            )  # fmt: skip
+                "PostgreSQL has synchronous_commit=%s and synchronous_standby_names='%s': the loss of its primary "
+                "can lose acknowledged operations. Set the first to on, and name a replica in the second",
+                commit.decode(),
+                names.decode(),
+            )
 
     def end(self) -> int:
-        """See `ReplicatedLog.end`."""
         ((end,),) = self._query(
             b"SELECT coalesce(max(position), -1) + 1 FROM purgatory_log WHERE shard = $1", self._shard
         )
         return int(end)
 
     def read(self, start: int, wait_s: float) -> list[Entry]:
-        """See `ReplicatedLog.read`."""
         until = time.monotonic() + wait_s
         while not (rows := self._query(READ, self._shard, start, READ_ENTRIES_MAX)):
             if time.monotonic() >= until:
@@ -127,7 +129,6 @@ class PostgresLog:
         return [Entry.from_bytes(content, position, logged_ms) for position, logged_ms, content in rows]
 
     def append(self, entry: Entry, position: int, timeout_s: float, meanwhile: Callable[[], None]) -> Place | None:
-        """See `ReplicatedLog.append`."""
         self._has_warned = False
         try:
             self._send(INSERT, self._shard, position, entry.to_bytes())
@@ -136,8 +137,8 @@ class PostgresLog:
         except _Failed as error:
             if error.args[0] != UNIQUE_VIOLATION:
                 raise _typed(error) from None
-            # What is there may be our own entry whose connection broke while it waited for the replica: visible, but not
-            # yet replicated. A commit after it waits for it too.
+            # There may be our own entry, whose connection broke while it waited for the replica: visible, but not yet
+            # replicated. A later commit waits for it too.
             self._query(b"SELECT pg_logical_emit_message(true, 'purgatory', '')")
             return None
         except BaseException:
@@ -150,7 +151,6 @@ class PostgresLog:
         return Place(position, rows[0][0]) if rows else None
 
     def put_snapshot(self, position: int, chunks: Sequence[bytes]) -> None:
-        """See `ReplicatedLog.put_snapshot`."""
         snapshot = os.urandom(16)
         for number, content in enumerate(chunks):
             self._query(
@@ -159,10 +159,8 @@ class PostgresLog:
             )  # fmt: skip
 
     def last_snapshot(self) -> Snapshot | None:
-        """See `ReplicatedLog.last_snapshot`."""
-        for snapshot, position, chunks in self._query(NEWEST, self._shard):
-            return Snapshot(position, lambda: self._chunks(snapshot, chunks))
-        return None
+        rows = self._query(NEWEST, self._shard)
+        return Snapshot(rows[0][1], lambda: self._chunks(rows[0][0], rows[0][2])) if rows else None
 
     def _chunks(self, snapshot: bytes, chunks: int) -> Iterator[bytes]:
         for number in range(chunks):
@@ -173,13 +171,11 @@ class PostgresLog:
             yield checked_chunk(number, *(rows[0] if rows else (None, 0)))
 
     def trim(self, below: int) -> None:
-        """See `ReplicatedLog.trim`."""
         while len(self._query(TRIM, self._shard, below, TRIM_ENTRIES)) == TRIM_ENTRIES:
             pass
         self._query(b"DELETE FROM purgatory_snapshots WHERE shard = $1 AND position < $2 - 1", self._shard, below)
 
     def close(self) -> None:
-        """See `ReplicatedLog.close`."""
         if self._connection is not None:
             with contextlib.suppress(psycopg.Error):
                 self._connection.close()
@@ -244,7 +240,7 @@ class PostgresLog:
                     last = result
                 left_s = until - time.monotonic()
                 if left_s <= 0:
-                    raise LogUnavailable(f"PostgreSQL has not answered for {timeout_s:g} s")
+                    raise LogUnavailable(f"PostgreSQL has not answered for {timeout_s:.1f} s")
                 poller.poll(left_s * 1_000)
         except psycopg.Error as error:
             raise LogUnavailable(f"PostgreSQL: {error}") from None

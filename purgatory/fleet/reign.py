@@ -2,7 +2,8 @@
 
 R1  A claim is valid if its epoch is the current one + 1. From there on its writer leads. A claim that arrives second
     is void.
-R2  Any other entry is valid if its epoch is the current one, its writer leads, and its number is the last valid one + 1.
+R2  Any other entry is valid if its epoch is the current one, its writer leads, and its number is the last valid one
+    + 1.
 R3  Void entries are skipped: a deposed leader's, or a second copy. A number beyond the next one means that the log has
     lost entries.
 R4  A valid claim discards the parts of an unfinished group. A valid resignation ends the reign: nobody leads until the
@@ -36,18 +37,16 @@ class ReignState:
 
 
 class Reign:
-    """Judges entries in the order of the log. Use one for each reader, and store `resting` with the rows it applies to."""
+    """Judges entries in the order of the log, for one reader."""
 
     def __init__(self, state: ReignState | None = None) -> None:
-        """Args:
-        state: Where to continue; None: at the beginning of the log.
-        """
+        """Continue after this state; None: from the beginning of the log."""
         self.state = state or ReignState()
         """After the last entry. Do not store it: the parts of an unfinished group would be missing after a restart."""
         self.resting = self.state
         """After the last entry that left no group unfinished. A file that includes all groups up to there stores it."""
         self.void_entries = 0
-        """Number of void entries since the start. It rises when a deposed leader writes, or when the log repeats itself."""
+        """Number of void entries since the start: those of deposed leaders, and copies."""
         self._parts: Final[list[bytes]] = []
 
     def would_accept(self, entry: Entry) -> bool:
@@ -64,8 +63,8 @@ class Reign:
             entry: As read from the log, with its position.
 
         Returns:
-            None if the entry is void, otherwise the entry. The last part of a group is returned with the content of all
-            of them. Parts with `more` must not be applied.
+            None if the entry is void, otherwise the entry. The last part of a group is returned with the content of
+            all parts. Those before it, with `more`, must not be applied.
 
         Raises:
             LogLost: Entries before this one are missing.
@@ -75,8 +74,8 @@ class Reign:
         is_valid = self.would_accept(entry)
         if is_valid and entry.tables > TABLES:
             raise EntryTooNew(
-                f"position {entry.position} of the log has version {entry.tables} of the tables; this program supports "
-                f"versions up to {TABLES}: upgrade it"
+                f"position {entry.position} of the log has version {entry.tables} of the journal's tables; this "
+                f"program supports up to {TABLES}: upgrade it"
             )
         if not is_valid:
             self.void_entries += 1
@@ -94,20 +93,16 @@ class Reign:
 
     def _check(self, entry: Entry) -> None:
         """Raise LogLost if the entry could only have been written after one that this reader has not seen."""
-        now = self.state
+        now, at = self.state, f"position {entry.position}"
         if entry.position <= now.position:
-            raise LogLost(f"the log has gone back: position {entry.position} follows position {now.position}")
+            raise LogLost(f"the log has gone back: {at} follows position {now.position}")
         is_claim = entry.kind is Kind.CLAIM
-        # A claim is written by a daemon that has read the claim before it, and a later entry by one that has read its own.
+        # Claims are written by daemons that have read the previous one, and other entries after their own claim.
         if entry.epoch > now.epoch + is_claim:
-            raise LogLost(
-                f"the log has lost the claim of epoch {now.epoch + 1}: position {entry.position} has epoch {entry.epoch}"
-            )
-        if not is_claim and (entry.epoch, entry.writer) == (now.epoch, now.writer) and entry.number > now.number + 1:
-            raise LogLost(
-                f"the log has lost the entries with the numbers {now.number + 1} to {entry.number - 1}, before position "
-                f"{entry.position}"
-            )
+            raise LogLost(f"the log has lost the claim of epoch {now.epoch + 1}: {at} has epoch {entry.epoch}")
+        is_leaders = not is_claim and (entry.epoch, entry.writer) == (now.epoch, now.writer)
+        if is_leaders and entry.number > now.number + 1:
+            raise LogLost(f"the log has lost entries: number {now.number + 1} is missing, {at} has {entry.number}")
 
     def _discard_parts(self) -> None:
         self._parts.clear()

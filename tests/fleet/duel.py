@@ -61,11 +61,10 @@ class Player:
     def live(self) -> None:
         """Follow, claim and lead, until the reign is over. A real daemon exits then."""
         log, reign = open_log(self._url), Reign()
-        seen: list[Entry] = []
-        writer = LogWriter(log, reign, seen.append)
+        writer = LogWriter(log, reign, lambda _: None)
         try:
             writer.catch_up()
-            while self._follow(log, reign, seen):
+            while self._follow(writer, reign):
                 pass
             claim = writer.claim(0, address="127.0.0.1:1")
             self._note("leads", str(claim.epoch))
@@ -82,14 +81,11 @@ class Player:
         finally:
             log.close()
 
-    def _follow(self, log: ReplicatedLog, reign: Reign, seen: list[Entry]) -> bool:
+    def _follow(self, writer: LogWriter, reign: Reign) -> bool:
         """Wait for a valid entry; False: there was none, or the leader has resigned."""
         until = time.monotonic() + SILENCE_S
         while time.monotonic() < until:
-            judged = [reign.accept(entry) for entry in log.read(reign.state.position + 1, SILENCE_S / 2)]
-            valid = [entry for entry in judged if entry is not None]
-            if valid:
-                seen.extend(valid)
+            if writer.follow(SILENCE_S / 2):
                 return bool(reign.state.writer)
         return False
 

@@ -10,7 +10,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from purgatory.fleet.entry import Entry, Kind
@@ -88,8 +88,8 @@ class Daemon:
         self.answer = None
         try:
             value = answer()
-        except LogUnavailable as error:
-            self._run(lambda: self.life.throw(error))
+        except LogUnavailable:
+            self._run(lambda: self.life.throw(LogUnavailable("no answer")))
         else:
             self._run(lambda: self.life.send(value))
 

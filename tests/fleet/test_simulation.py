@@ -1,19 +1,16 @@
 """Simulated histories of a shard, and mutants of the rules, which they must notice."""
 
-import re
 from dataclasses import replace
 
 import pytest
 
 from purgatory.fleet.entry import Entry, Kind
-from purgatory.fleet.errors import FleetLogError
 from purgatory.fleet.log_writer import AppendRules, Steps
 from purgatory.fleet.reign import Reign
 from purgatory.fleet.replicated_log import Place
 from tests.fleet.simulation import Rules, run
 
 HISTORIES = 4_000
-MUTANT_HISTORIES = 4_000
 
 
 @pytest.mark.slow
@@ -93,13 +90,6 @@ class SkipsOthers(AppendRules):
             self._apply = apply  # type: ignore[misc]
 
 
-class GivesUpEarly(AppendRules):
-    """Without A4: an unknown outcome counts as a failure, and the next group gets the same number."""
-
-    def append(self, kind: Kind, moment_ms: int, content: bytes = b"") -> Steps[Entry]:
-        raise NotImplementedError
-
-
 @pytest.mark.parametrize(
     "rules",
     [
@@ -115,6 +105,5 @@ class GivesUpEarly(AppendRules):
 )
 def test_mutants_are_noticed(rules: Rules) -> None:
     """A history breaks a promise once a rule is missing."""
-    with pytest.raises(AssertionError, match=r"seed \d+: AssertionError") as broken:
-        run(range(MUTANT_HISTORIES), rules)
-    print(re.findall(r"seed .*", str(broken.value)), FleetLogError)
+    with pytest.raises(AssertionError, match=r"seed \d+: AssertionError"):
+        run(range(HISTORIES), rules)

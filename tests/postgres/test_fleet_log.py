@@ -19,8 +19,12 @@ from purgatory.fleet.log_writer import LogWriter
 from purgatory.fleet.open_log import open_log
 from purgatory.fleet.postgres_log import PostgresLog
 from purgatory.fleet.reign import Reign
-from purgatory.fleet.replicated_log import Place
 from tests.fleet.duel import duel
+
+PATIENT_S = 60.0
+
+
+def ignore(entry: Entry) -> None: ...
 
 
 def nothing() -> None: ...
@@ -48,7 +52,10 @@ def log(url: str) -> Iterator[PostgresLog]:
 
 def test_entries_are_read_as_they_were_appended(log: PostgresLog) -> None:
     """Each entry gets the next position and the time of the database, and is read back unchanged."""
-    written = [Entry(Kind.CLAIM, 1, b"\0" * 16, moment_ms=-5, address="a:1", http_address="a:2"), group(1, b"\0\xff" * 9)]
+    written = [
+        Entry(Kind.CLAIM, 1, b"\0" * 16, moment_ms=-5, address="a:1", http_address="a:2"),
+        group(1, b"\0\xff" * 9),
+    ]
     places = [log.append(entry, at, 10, nothing) for at, entry in enumerate(written)]
     assert log.read(0, 0) == [entry.at(*place) for entry, place in zip(written, places, strict=True) if place]
     assert [place and place.position for place in places] == [0, 1]
@@ -95,9 +102,7 @@ def test_snapshots_and_trimming(log: PostgresLog) -> None:
     assert log.last_snapshot() is None
     log.put_snapshot(1, [b"old"])
     log.put_snapshot(3, [b"\0" * 900_000, b"end"])
-    log._query(
-        b"INSERT INTO purgatory_snapshots SELECT 0, 'unfinished', 0, 2, 4, 0, 'x'"
-    )
+    log._query(b"INSERT INTO purgatory_snapshots SELECT 0, 'unfinished', 0, 2, 4, 0, 'x'")
     newest = log.last_snapshot()
     assert newest is not None
     assert newest.position == 3
@@ -125,12 +130,12 @@ def test_many_entries_are_trimmed_in_steps(log: PostgresLog) -> None:
 def test_an_unanswered_append_is_cut_off_and_may_count(log: PostgresLog, postgres: LocalPostgres) -> None:
     """While the server hangs, an append ends after its deadline; the writer is then closed, `meanwhile` ran once."""
     reign, ran = Reign(), []
-    writer = LogWriter(log, reign, lambda _: None, cut_off_s=0.5)
+    writer = LogWriter(log, reign, ignore, cut_off_s=5)
     writer.claim(0)
     server = postgres.servers["p"]
     server.signal_all(signal.SIGSTOP)
     try:
-        with pytest.raises(CutOff, match=r"has not answered for 0\.5 s"):
+        with pytest.raises(CutOff, match="no answer for 5 s"):
             writer.append(Kind.GROUP, 0, b"late", lambda: ran.append(1))
     finally:
         server.signal_all(signal.SIGCONT)
@@ -138,7 +143,7 @@ def test_an_unanswered_append_is_cut_off_and_may_count(log: PostgresLog, postgre
     with pytest.raises(CutOff, match="restart this daemon"):
         writer.append(Kind.GROUP, 0, b"another")
     reader = Reign()
-    next_one = LogWriter(log, reader, lambda _: None)
+    next_one = LogWriter(log, reader, ignore, PATIENT_S)
     next_one.catch_up()
     assert reader.state.number in {0, 1}
     next_one.claim(0)
@@ -147,7 +152,7 @@ def test_an_unanswered_append_is_cut_off_and_may_count(log: PostgresLog, postgre
 
 def test_a_lost_answer_is_found_by_reading(log: PostgresLog) -> None:
     """If the connection breaks once the entry is there, the entry is found and counts once."""
-    writer, other = LogWriter(log, Reign(), lambda _: None), PostgresLog(log._url)
+    writer, other = LogWriter(log, Reign(), ignore, PATIENT_S), PostgresLog(log._url)
     writer.claim(0)
 
     def cut() -> None:
@@ -167,12 +172,15 @@ def test_a_deposed_leader_is_fenced(log: PostgresLog) -> None:
     """A leader whose shard was claimed by another daemon is fenced at its next append, and then closed."""
     first, second = Reign(), Reign()
     seen: list[Entry] = []
-    old, new = LogWriter(log, first, lambda _: None), LogWriter(log, second, seen.append)
+    old, new = LogWriter(log, first, ignore, PATIENT_S), LogWriter(log, second, seen.append, PATIENT_S)
     old.claim(0)
     new.catch_up()
     old.append(Kind.GROUP, 7, b"x" * 2_000_000)
     new.claim(0)  # finds the group on its way, and applies it
-    assert [(entry.kind, len(entry.content)) for entry in seen if not entry.more] == [(Kind.CLAIM, 0), (Kind.GROUP, 2_000_000)]
+    assert [(entry.kind, len(entry.content)) for entry in seen if not entry.more] == [
+        (Kind.CLAIM, 0),
+        (Kind.GROUP, 2_000_000),
+    ]
     with pytest.raises(Fenced, match="epoch 2"):
         old.append(Kind.GROUP, 8)
     with pytest.raises(Fenced, match="does not lead"):
@@ -182,7 +190,7 @@ def test_a_deposed_leader_is_fenced(log: PostgresLog) -> None:
 def test_two_claims_at_once(log: PostgresLog) -> None:
     """Of several claims at the same moment one is valid, and the others are told; they can claim again."""
     logs = [PostgresLog(log._url) for _ in range(4)]
-    writers = [LogWriter(one, Reign(), lambda _: None) for one in logs]
+    writers = [LogWriter(one, Reign(), ignore, PATIENT_S) for one in logs]
     barrier, won = threading.Barrier(4), []
 
     def claim(index: int) -> None:
@@ -209,7 +217,12 @@ def test_two_claims_at_once(log: PostgresLog) -> None:
 def test_a_server_that_is_away(log: PostgresLog, postgres: LocalPostgres) -> None:
     """Nothing listens: every call raises LogUnavailable."""
     away = PostgresLog("postgresql://postgres@127.0.0.1:1/postgres")
-    for call in (away.end, lambda: away.read(0, 0), lambda: away.append(group(1), 0, 1, nothing), lambda: away.check(1)):
+    for call in (
+        away.end,
+        lambda: away.read(0, 0),
+        lambda: away.append(group(1), 0, 1, nothing),
+        lambda: away.check(1),
+    ):
         with pytest.raises(LogUnavailable, match="cannot connect to PostgreSQL"):
             call()
 
