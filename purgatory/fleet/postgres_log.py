@@ -21,7 +21,10 @@ from purgatory.fleet.errors import LogLost, LogRefused, LogTrimmed, LogUnavailab
 from purgatory.fleet.replicated_log import Place, ReplicatedLog, Snapshot, checked_chunk
 
 ANSWER_S: Final = 2.0
-"""How long a statement other than an append may take, and a connection attempt to each host."""
+"""How long a statement may take, and a connection attempt to each host."""
+
+MAINTENANCE_S: Final = 30.0
+"""How long a statement on snapshots may take, or a step of trimming."""
 
 POLL_S: Final = 0.05
 """A reader polls. NOTIFY would take a lock that all commits of the database share."""
@@ -59,14 +62,15 @@ DELETE FROM purgatory_log WHERE shard = $1 AND position IN (
     AND position < (SELECT max(position) FROM purgatory_log WHERE shard = $1) ORDER BY position LIMIT $3
 ) RETURNING position
 """
+TRIM_SNAPSHOTS: Final = b"DELETE FROM purgatory_snapshots WHERE shard = $1 AND position < $2 - 1"
 NEWEST: Final = b"""
 SELECT snapshot, position, chunks FROM purgatory_snapshots WHERE shard = $1
 GROUP BY snapshot, position, chunks HAVING count(*) = chunks ORDER BY position DESC LIMIT 1
 """
 
 UNIQUE_VIOLATION: Final = b"23505"
-REFUSED: Final = (b"42", b"3F", b"28", b"3D")
-"""Classes of SQLSTATE that no retry can fix: a missing table or right, a wrong login or database."""
+REFUSED: Final = (b"42", b"3F")
+"""Classes of SQLSTATE that no retry can fix: a missing table, schema or right."""
 
 INT8: Final = 20
 BYTEA: Final = 17
@@ -82,10 +86,7 @@ class PostgresLog(ReplicatedLog):
     """See `ReplicatedLog`."""
 
     def __init__(self, url: str, shard: int = 0) -> None:
-        """Args:
-        url: "postgresql://host/database", or anything that libpq accepts. Connections are made when needed.
-        shard: The shard.
-        """
+        """Connections are made when needed. `url`: "postgresql://host/database", or anything that libpq accepts."""
         self._url: Final = url
         self._shard: Final = shard
         self._connection: psycopg.Connection[Any] | None = None
@@ -156,6 +157,7 @@ class PostgresLog(ReplicatedLog):
             self._query(
                 b"INSERT INTO purgatory_snapshots VALUES ($1, $2, $3, $4, $5, $6, $7)",
                 self._shard, snapshot, number, len(chunks), position, zlib.crc32(content), content,
+                timeout_s=MAINTENANCE_S,
             )  # fmt: skip
 
     def last_snapshot(self) -> Snapshot | None:
@@ -171,9 +173,10 @@ class PostgresLog(ReplicatedLog):
             yield checked_chunk(number, *(rows[0] if rows else (None, 0)))
 
     def trim(self, below: int) -> None:
-        while len(self._query(TRIM, self._shard, below, TRIM_ENTRIES)) == TRIM_ENTRIES:
-            pass
-        self._query(b"DELETE FROM purgatory_snapshots WHERE shard = $1 AND position < $2 - 1", self._shard, below)
+        deleted = TRIM_ENTRIES
+        while deleted == TRIM_ENTRIES:
+            deleted = len(self._query(TRIM, self._shard, below, TRIM_ENTRIES, timeout_s=MAINTENANCE_S))
+        self._query(TRIM_SNAPSHOTS, self._shard, below, timeout_s=MAINTENANCE_S)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -199,10 +202,10 @@ class PostgresLog(ReplicatedLog):
     def _note(self, notice: psycopg.errors.Diagnostic) -> None:
         self._has_warned |= notice.severity_nonlocalized == "WARNING"
 
-    def _query(self, sql: bytes, *values: int | bytes) -> list[tuple[Any, ...]]:
+    def _query(self, sql: bytes, *values: int | bytes, timeout_s: float = ANSWER_S) -> list[tuple[Any, ...]]:
         try:
             self._send(sql, *values)
-            return self._receive(ANSWER_S)
+            return self._receive(timeout_s)
         except _Failed as error:
             raise _typed(error) from None
         except BaseException:
