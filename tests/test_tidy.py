@@ -27,6 +27,8 @@ ENTRY_POINTS = {
     "purgatory.journal.maintenance",
     "purgatory.service.access.commands",
     "setup",  # the build
+    "purgatory.fleet.log_writer",  # a pair of daemons will be built on these two
+    "purgatory.fleet.open_log",
     "purgatory.embedded",  # public: for a program with threads and no daemon
     "purgatory.timer",  # public: the same program's timer
     "purgatory.testing",  # public: a clock and a daemon for other projects' tests

@@ -1,0 +1,283 @@
+"""The log in Kafka: one topic with a partition for each shard, and a second one for snapshots.
+
+No transactions, no consumer group: the position of an entry decides whether it counts. Idempotence only keeps copies
+out of the log, which readers would skip.
+"""
+
+import logging
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
+from confluent_kafka.cimpl import NewTopic
+
+from purgatory.fleet.entry import Entry
+from purgatory.fleet.errors import LogLost, LogRefused, LogTrimmed, LogUnavailable
+from purgatory.fleet.replicated_log import Place, ReplicatedLog, Snapshot, checked_chunk
+from purgatory.v1 import fleet_log_pb2 as pb
+
+ANSWER_S: Final = 2.0
+ADMIN_S: Final = 30.0
+"""For creating and trimming topics."""
+READ_ENTRIES_MAX: Final = 500
+REPLICAS: Final = 3
+REQUIRED: Final = {
+    # Never compacted: compaction would keep a deposed leader's record instead of the one that counts.
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "message.timestamp.type": "LogAppendTime",
+    "unclean.leader.election.enable": "false",
+}
+AT_LEAST: Final = {"min.insync.replicas": 2, "max.message.bytes": 1_000_000}
+DEFAULTS: Final[dict[str, Any]] = {
+    "client.id": "purgatory-fleet",
+    "socket.timeout.ms": 4_000,  # give up on a broker that hangs; the library's default is a minute
+    "topic.metadata.refresh.interval.ms": 10_000,
+    "reconnect.backoff.max.ms": 1_000,
+    "log_level": 2,  # hide the line per connection attempt; errors are raised
+}
+PRODUCER: Final[dict[str, Any]] = {"acks": "all", "linger.ms": 0, "message.timeout.ms": round(ANSWER_S * 1_000)}
+CONSUMER: Final[dict[str, Any]] = {
+    "group.id": "purgatory-fleet",  # librdkafka wants one; it is neither joined nor committed to
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    # Any other value silently moves a reader whose entries have been trimmed.
+    "auto.offset.reset": "error",
+    "isolation.level": "read_uncommitted",
+    "fetch.wait.max.ms": 100,
+}
+RESERVED: Final = PRODUCER.keys() | CONSUMER.keys() | {"bootstrap.servers"}
+"""Settings on which the promises depend. A file that contains one of them is refused."""
+
+log = logging.getLogger("purgatory.fleet.librdkafka")
+
+
+class _Stored(NamedTuple):
+    """A snapshot in the second topic, with the offset of each chunk."""
+
+    position: int
+    chunks: int
+    offsets: dict[int, int]
+
+
+class KafkaLog(ReplicatedLog):
+    """See `ReplicatedLog`."""
+
+    def __init__(self, brokers: str, name: str, shard: int = 0, settings: Mapping[str, str] | None = None) -> None:
+        """Create the clients, which connect in the background.
+
+        Args:
+            brokers: "host:9092,host:9092".
+            name: The topic.
+            shard: The shard, which is the partition.
+            settings: Further settings of librdkafka, such as the login.
+
+        Raises:
+            LogRefused: A setting is invalid, or must not be changed.
+        """
+        given = dict(settings or {})
+        for reserved in sorted(RESERVED & given.keys()):
+            raise LogRefused(f"{reserved} cannot be set for a fleet's log: the promises depend on it")
+        self._topic: Final = name
+        self._snapshots: Final = f"{name}-snapshots"
+        self._shard: Final = shard
+        # The default may be changed for services without idempotence, and only a producer has it.
+        idempotence = {"enable.idempotence": given.pop("enable.idempotence", True)}
+        common = {**DEFAULTS, "bootstrap.servers": brokers, "logger": log, **given}
+        try:
+            self._producer: Final = Producer(common | idempotence | PRODUCER)
+            self._consumer: Final = Consumer(common | CONSUMER)
+            self._admin: Final = AdminClient(common | {"socket.timeout.ms": round(ADMIN_S * 1_000)})
+        except KafkaException as error:
+            raise LogRefused(f"a setting for Kafka is invalid: {error.args[0].str()}") from None
+        self._next: tuple[str, int] | None = None
+        """Topic and offset that the consumer returns next."""
+
+    def create(self, shards: int) -> None:
+        config = REQUIRED | {key: str(least) for key, least in AT_LEAST.items()}
+        topics = [NewTopic(topic, shards, REPLICAS, config=config) for topic in (self._topic, self._snapshots)]
+        for topic, future in self._admin.create_topics(topics, request_timeout=ADMIN_S).items():
+            try:
+                future.result()
+            except KafkaException as error:
+                code, reason = error.args[0].code(), error.args[0].str()
+                if code != KafkaError.TOPIC_ALREADY_EXISTS:
+                    kind = LogUnavailable if code < 0 else LogRefused  # negative: an error of the library
+                    raise kind(f"topic {topic} cannot be created: {reason}") from None
+        until = time.monotonic() + ADMIN_S
+        while True:  # a new topic is not known to every broker at once
+            try:
+                self._bounds(self._topic)
+                self._bounds(self._snapshots)
+                return
+            except LogUnavailable:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+
+    def check(self, shards: int) -> None:
+        for topic in (self._topic, self._snapshots):
+            resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+            try:
+                found = self._admin.list_topics(topic, timeout=ANSWER_S).topics[topic]
+                if found.error is not None:
+                    raise LogRefused(f"topic {topic}: {found.error.str()}. `purgatory fleet init` creates it")
+                entries = self._admin.describe_configs([resource])[resource].result()
+            except KafkaException as error:
+                raise LogUnavailable(f"Kafka does not describe topic {topic}: {error.args[0].str()}") from None
+            config = {key: entry.value for key, entry in entries.items()}
+            replicas = min((len(at.replicas) for at in found.partitions.values()), default=0)
+            facts = [(key, config.get(key), value) for key, value in REQUIRED.items()]
+            wrong = [f"{key}={is_now}, must be {value}" for key, is_now, value in facts if is_now != value]
+            counts = [(key, int(config.get(key) or 0), least) for key, least in AT_LEAST.items()]
+            for name, count, least in [*counts, ("replicas", replicas, REPLICAS)]:
+                if count < least:
+                    wrong.append(f"{name}={count}, must be at least {least}")
+            if len(found.partitions) != shards:
+                wrong.append(f"partitions={len(found.partitions)}, must be {shards}, the number of shards")
+            if wrong:
+                raise LogRefused(f"topic {topic}: {'; '.join(wrong)}")
+
+    def end(self) -> int:
+        return self._bounds(self._topic)[1]
+
+    def read(self, start: int, wait_s: float) -> list[Entry]:
+        messages = self._fetch(self._topic, start, wait_s)
+        return [Entry.from_bytes(one.value() or b"", _offset(one), one.timestamp()[1]) for one in messages]
+
+    def append(
+        self,
+        entry: Entry,
+        position: int,  # noqa: ARG002 - the broker decides
+        timeout_s: float,
+        meanwhile: Callable[[], None],
+    ) -> Place | None:
+        if self._next is not None:
+            # Otherwise the consumer would fetch all that this daemon writes from now on.
+            self._consumer.unassign()
+            self._next = None
+        message = self._produce(self._topic, entry.to_bytes(), timeout_s, meanwhile)
+        # Without an offset: the broker recognised a copy.
+        return Place(_offset(message), message.timestamp()[1]) if _offset(message) >= 0 else None
+
+    def put_snapshot(self, position: int, chunks: Sequence[bytes]) -> None:
+        snapshot, count = os.urandom(16), len(chunks)
+        for number, content in enumerate(chunks):
+            chunk = pb.SnapshotChunk(snapshot=snapshot, chunk=number, chunks=count, position=position, content=content)
+            chunk.crc32 = zlib.crc32(content)
+            # One at a time: an append of the same moment should not wait for all of them.
+            self._produce(self._snapshots, chunk.SerializeToString(), ANSWER_S)
+
+    def last_snapshot(self) -> Snapshot | None:
+        complete = [stored for stored in self._stored() if len(stored.offsets) == stored.chunks]
+        newest = max(complete, key=lambda stored: stored.position, default=None)
+        return None if newest is None else Snapshot(newest.position, lambda: self._chunks(newest))
+
+    def _chunks(self, stored: _Stored) -> Iterator[bytes]:
+        for number in range(stored.chunks):
+            at = stored.offsets[number]
+            for message in self._scan(at, at + 1):
+                chunk = pb.SnapshotChunk.FromString(message.value() or b"")
+                yield checked_chunk(number, chunk.content, chunk.crc32)
+
+    def trim(self, below: int) -> None:
+        kept = [min(stored.offsets.values()) for stored in self._stored() if stored.position >= below - 1]
+        parts = [TopicPartition(self._topic, self._shard, below)]
+        parts += [TopicPartition(self._snapshots, self._shard, min(kept))] if kept else []
+        for part, future in self._admin.delete_records(parts, request_timeout=ADMIN_S).items():
+            try:
+                future.result()
+            except KafkaException as error:
+                raise LogUnavailable(f"topic {part.topic} cannot be trimmed: {error.args[0].str()}") from None
+
+    def close(self) -> None:
+        self._consumer.close()
+        self._producer.purge()
+
+    def _produce(
+        self, topic: str, content: bytes, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
+    ) -> Message:
+        """Write a record; returns it with its offset once the replicas have it."""
+        reports: list[tuple[KafkaError | None, Message]] = []
+        until = time.monotonic() + timeout_s
+        try:
+            self._producer.produce(topic, content, partition=self._shard, on_delivery=lambda *one: reports.append(one))
+        except (KafkaException, BufferError) as error:
+            raise LogUnavailable(f"Kafka: {error}") from None
+        meanwhile()
+        while not reports:
+            left_s = until - time.monotonic()
+            self._producer.poll(max(0.0, left_s))  # even after the deadline: a paused process may have its report
+            if left_s <= 0 and not reports:
+                raise LogUnavailable(f"Kafka has not answered for {timeout_s:.1f} s")
+        failure, message = reports[0]
+        if failure is not None:
+            raise LogUnavailable(f"Kafka: {failure.str()}")
+        return message
+
+    def _bounds(self, topic: str) -> tuple[int, int]:
+        """The first offset, and the one after the last, from the broker."""
+        part = TopicPartition(topic, self._shard)
+        try:
+            try:
+                first, end = self._consumer.get_watermark_offsets(part, timeout=ANSWER_S, cached=False)
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError._TIMED_OUT:  # noqa: SLF001 - that is its name
+                    raise
+                # librdkafka remembers that a partition had no leader, for minutes after it has one again.
+                self._consumer.list_topics(topic, timeout=ANSWER_S)
+                first, end = self._consumer.get_watermark_offsets(part, timeout=ANSWER_S, cached=False)
+        except KafkaException as error:
+            raise LogUnavailable(f"Kafka does not return the end of topic {topic}: {error.args[0].str()}") from None
+        return first, end
+
+    def _fetch(self, topic: str, start: int, wait_s: float) -> list[Message]:
+        if self._next != (topic, start):
+            self._consumer.assign([TopicPartition(topic, self._shard, start)])
+        self._next = None
+        first = self._consumer.poll(wait_s)
+        # Not `consume(500, wait_s)`, which waits until it has 500.
+        found = [] if first is None else [first, *self._consumer.consume(READ_ENTRIES_MAX, 0)]
+        for at, message in enumerate(found):
+            error = message.error()
+            if error is not None and at > 0:
+                return found[:at]  # the next call gets the error again
+            if error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
+                begin, end = self._bounds(topic)
+                if start < begin:
+                    raise LogTrimmed(f"topic {topic} begins at position {begin}, after position {start}")
+                if start > end:
+                    raise LogLost(f"the log has gone back: it ends at position {end}, before position {start}")
+            if error is not None:
+                raise LogUnavailable(f"Kafka: {error.str()}")
+        self._next = topic, _offset(found[-1]) + 1 if found else start
+        return found
+
+    def _scan(self, start: int, end: int) -> Iterator[Message]:
+        """The records of the second topic between two offsets."""
+        until = time.monotonic() + ANSWER_S
+        while start < end:
+            for message in self._fetch(self._snapshots, start, ANSWER_S / 10):
+                start, until = _offset(message) + 1, time.monotonic() + ANSWER_S
+                if start <= end:
+                    yield message
+            if time.monotonic() > until:
+                raise LogUnavailable(f"Kafka does not return the records of topic {self._snapshots}")
+
+    def _stored(self) -> list[_Stored]:
+        found: dict[bytes, _Stored] = {}
+        for message in self._scan(*self._bounds(self._snapshots)):
+            chunk = pb.SnapshotChunk.FromString(message.value() or b"")
+            stored = found.setdefault(chunk.snapshot, _Stored(chunk.position, chunk.chunks, {}))
+            stored.offsets.setdefault(chunk.chunk, _offset(message))
+        return list(found.values())
+
+
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    return -1 if offset is None else offset

@@ -1,0 +1,256 @@
+"""Appending to the log (rules A1 to A4), for all logs in one place. One entry is in flight at a time.
+
+A1, A2  An entry counts once it is known to be in the log and everything before it has been read and judged. If the log
+        reports the position after the last one read, there is nothing in between. Otherwise read up to the entry.
+A3      Valid entries of others that are found on the way are applied, in order, before a claim succeeds.
+A4      After an unknown outcome only the very same entry may be appended again: R2 skips the second copy. Another entry
+        with its number could count in its place, after callers were told otherwise.
+"""
+
+import os
+import time
+from collections.abc import Callable, Generator
+from typing import Any, Final, NamedTuple, TypeVar
+
+from purgatory.fleet.entry import PART_BYTES_MAX, Entry, Kind
+from purgatory.fleet.errors import CutOff, Fenced, LogLost, LogUnavailable
+from purgatory.fleet.reign import Reign
+from purgatory.fleet.replicated_log import Place, ReplicatedLog
+
+CUT_OFF_S: Final = 2.0
+READ_S: Final = 0.2
+"""How long one read waits for the next entry."""
+RETRY_S: Final = 0.05
+"""Pause after an error of the log."""
+
+_T = TypeVar("_T")
+
+
+class End(NamedTuple):
+    """Request: `ReplicatedLog.end`."""
+
+
+class Read(NamedTuple):
+    """Request: `ReplicatedLog.read`."""
+
+    start: int
+
+
+class Append(NamedTuple):
+    """Request: `ReplicatedLog.append`."""
+
+    entry: Entry
+    position: int
+
+
+Steps = Generator[End | Read | Append, Any, _T]
+"""Yields requests, receives their answers, returns a result. LogUnavailable is thrown into it."""
+
+
+class AppendRules:
+    """The rules without I/O. `LogWriter` executes the requests; the simulation delays, repeats and loses them."""
+
+    def __init__(
+        self, reign: Reign, writer: bytes, apply: Callable[[Entry], None], part_bytes_max: int = PART_BYTES_MAX
+    ) -> None:
+        self._reign: Final = reign
+        self._writer: Final = writer
+        self._apply: Final = apply
+        self._part_bytes_max: Final = part_bytes_max
+        self._is_open = True
+
+    def catch_up(self) -> Steps[None]:
+        end = yield End()
+        while self._reign.state.position + 1 < end:
+            for read in (yield Read(self._reign.state.position + 1)):
+                self.take(read)
+
+    def claim(self, moment_ms: int, address: str = "", http_address: str = "") -> Steps[Entry]:
+        epoch = self._reign.state.epoch + 1
+        claim = Entry(Kind.CLAIM, epoch, self._writer, 0, moment_ms, address=address, http_address=http_address)
+        return (yield from self._place(claim))
+
+    def append(self, kind: Kind, moment_ms: int, content: bytes = b"") -> Steps[Entry]:
+        now = self._reign.state
+        if now.writer != self._writer:
+            raise Fenced("this daemon does not lead")
+        entry = whole = Entry(kind, now.epoch, self._writer, now.number + 1, moment_ms, content)
+        for part in whole.parts(self._part_bytes_max):
+            entry = yield from self._place(part)
+        return entry
+
+    def take(self, read: Entry) -> Entry | None:
+        """Judge an entry and apply it if it is valid."""
+        judged = self._reign.accept(read)
+        if judged is not None:
+            self._apply(judged)
+        return judged
+
+    def _place(self, entry: Entry) -> Steps[Entry]:
+        """Append one entry until it is known whether it counts."""
+        if not self._is_open:
+            raise CutOff("the outcome of an earlier entry is unknown: restart this daemon")
+        # Until the end. Any other way out of this function, even the end of the generator, leaves the outcome unknown.
+        self._is_open = False
+        while self._reign.would_accept(entry):
+            last = self._reign.state.position
+            try:
+                place: Place | None = yield Append(entry, last + 1)
+                if place is not None and place.position <= last:
+                    raise LogLost(f"the log has gone back: position {place.position} was appended after {last}")
+                if place is not None and place.position == last + 1:
+                    judged = self._reign.accept(entry.at(*place))
+                else:
+                    judged = yield from self._find(entry, place)
+            except LogUnavailable:
+                continue  # A4
+            if judged is not None:
+                self._is_open = True
+                return judged
+        self._is_open = entry.kind is Kind.CLAIM  # a void claim can never become valid
+        raise Fenced(f"another daemon leads, with epoch {self._reign.state.epoch}")
+
+    def _find(self, entry: Entry, place: Place | None) -> Steps[Entry | None]:
+        """Read up to where the entry is, or to the end of the log; returns the entry if it counts.
+
+        What follows it is left for the next call.
+        """
+        last = place.position if place is not None else (yield End()) - 1
+        while self._reign.state.position < last:
+            for read in (yield Read(self._reign.state.position + 1)):
+                if entry.is_copy_of(read):
+                    judged = self._reign.accept(read)
+                    if judged is not None:
+                        return judged
+                elif entry.kind is Kind.CLAIM:
+                    self.take(read)
+                # Not applied: the leader's file has a transaction open, and the daemon exits.
+                elif self._reign.accept(read) is not None:
+                    raise Fenced(f"another daemon leads, with epoch {self._reign.state.epoch}")
+        return None
+
+
+class LogWriter:
+    """All that a daemon does to the log of its shard, by one thread at a time."""
+
+    def __init__(
+        self, log: ReplicatedLog, reign: Reign, apply: Callable[[Entry], None], cut_off_s: float = CUT_OFF_S
+    ) -> None:
+        """Args:
+        log: The log.
+        reign: What the daemon's file includes. After Fenced in `append`, and after CutOff, do not store it: the
+            file lacks its entries.
+        apply: Called with each valid entry of others, in order; `reign` is then at this entry. Parts with `more`
+            are included; see `Reign.accept`.
+        cut_off_s: How long an append may go without an answer.
+        """
+        self.writer: Final = os.urandom(16)
+        """Identifies this process in the log. Store it, to recognise the reign as one's own after a restart."""
+        self._log: Final = log
+        self._rules: Final = AppendRules(reign, self.writer, apply)
+        self._reign: Final = reign
+        self._cut_off_s: Final = cut_off_s
+
+    def catch_up(self) -> None:
+        """Read and apply everything up to the end of the log as of now.
+
+        Raises:
+            LogUnavailable: The log does not answer.
+            LogTrimmed: Start from a snapshot first.
+            LogLost, EntryTooNew: See `Reign.accept`.
+        """
+        self._run(self._rules.catch_up(), float("inf"))
+
+    def follow(self, wait_s: float) -> list[Entry]:
+        """Read and apply the next entries.
+
+        Args:
+            wait_s: How long to wait for the first one.
+
+        Returns:
+            The valid ones, already applied. None within `wait_s` is silence only if `ReplicatedLog.end` confirms it:
+            Kafka does not report a broker that is away.
+
+        Raises:
+            FleetLogError: See `catch_up`.
+        """
+        judged = [self._rules.take(read) for read in self._log.read(self._reign.state.position + 1, wait_s)]
+        return [entry for entry in judged if entry is not None]
+
+    def claim(self, moment_ms: int, address: str = "", http_address: str = "") -> Entry:
+        """Try to lead. Everything before the claim has been applied when this returns.
+
+        Args:
+            moment_ms: The engine's time.
+            address: This daemon's gRPC address.
+            http_address: Its HTTP address.
+
+        Returns:
+            The claim, with its place in the log.
+
+        Raises:
+            Fenced: Another claim came first. Everything up to it has been applied; the daemon remains a standby.
+            CutOff: The log does not answer, and the claim may count all the same; the daemon exits.
+            FleetLogError: See `catch_up`.
+        """
+        return self._run(self._rules.claim(moment_ms, address, http_address), self._cut_off_s)
+
+    def append(
+        self, kind: Kind, moment_ms: int, content: bytes = b"", meanwhile: Callable[[], None] = lambda: None
+    ) -> Entry:
+        """Append a leader's entry. Once this returns, the entry counts and may be answered.
+
+        Args:
+            kind: Anything except a claim.
+            moment_ms: The engine's time when the group was sealed.
+            content: Rows of a group (`pack_rows`), of any size.
+            meanwhile: Called exactly once, while the entry is in flight. It must not raise: the entry's outcome would
+                be lost.
+
+        Returns:
+            The entry, or its last part, with its place in the log.
+
+        Raises:
+            Fenced: Another daemon leads. This one exits.
+            CutOff: The log does not answer, and the entry may count all the same; the daemon exits.
+            LogLost: The log has gone back. The daemon exits.
+        """
+        return self._run(self._rules.append(kind, moment_ms, content), self._cut_off_s, meanwhile)
+
+    def _run(self, steps: Steps[_T], cut_off_s: float, meanwhile: Callable[[], None] = lambda: None) -> _T:
+        """Execute requests until the result. An answer that brings nothing new does not extend the deadline."""
+        left = [meanwhile]
+
+        def once() -> None:
+            while left:
+                left.pop()()
+
+        answer: object = None
+        error: LogUnavailable | None = None
+        deadline = time.monotonic() + cut_off_s
+        try:
+            while True:
+                request = steps.send(answer) if error is None else steps.throw(error)
+                answer, error = None, None
+                try:
+                    answer = self._execute(request, deadline, once)
+                except LogUnavailable as unavailable:
+                    error = unavailable
+                    time.sleep(RETRY_S)
+                if answer and not isinstance(request, End):
+                    deadline = time.monotonic() + cut_off_s
+                elif time.monotonic() >= deadline:
+                    raise CutOff(f"no answer for {cut_off_s:g} s: {error or 'the entry is not found'}") from error
+        except StopIteration as ended:
+            once()
+            result: _T = ended.value
+            return result
+        finally:
+            steps.close()
+
+    def _execute(self, request: End | Read | Append, deadline: float, meanwhile: Callable[[], None]) -> object:
+        if isinstance(request, End):
+            return self._log.end()
+        if isinstance(request, Read):
+            return self._log.read(request.start, READ_S)
+        return self._log.append(*request, max(0.0, deadline - time.monotonic()), meanwhile)

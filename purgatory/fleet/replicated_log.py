@@ -1,0 +1,128 @@
+"""The interface of a replicated log: all that a fleet needs of Kafka or PostgreSQL."""
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from purgatory.fleet.entry import Entry
+from purgatory.fleet.errors import LogRefused
+
+
+class Place(NamedTuple):
+    """Where and when an entry was appended. Both are the log's; see `Entry`."""
+
+    position: int
+    logged_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A complete snapshot.
+
+    Attributes:
+        position: Position of the last entry that it includes.
+        read: Reads its chunks, in order. Raises LogRefused for a wrong checksum, LogUnavailable.
+    """
+
+    position: int
+    read: Callable[[], Iterator[bytes]]
+
+
+def checked_chunk(number: int, content: bytes | None, crc32: int) -> bytes:
+    """A chunk of a snapshot whose checksum is correct. Raises LogRefused."""
+    if content is None or zlib.crc32(content) != crc32:
+        what = "missing" if content is None else "damaged"
+        raise LogRefused(f"chunk {number} of the snapshot is {what}: wait for the next snapshot")
+    return content
+
+
+class ReplicatedLog(Protocol):
+    """The log of one shard. Positions rise from entry to entry; Kafka may leave gaps.
+
+    An object is used by one thread at a time; a second thread opens its own. Every call may raise LogUnavailable, and
+    none blocks for longer than a few seconds.
+    """
+
+    def create(self, shards: int) -> None:
+        """Create the log of a fleet, for all its shards. One that exists is left as it is.
+
+        Raises:
+            LogRefused: It cannot be created.
+        """
+        ...
+
+    def check(self, shards: int) -> None:
+        """Check that the log exists and has the settings on which the promises depend. Weak ones are logged.
+
+        Args:
+            shards: Number of shards that it should have.
+
+        Raises:
+            LogRefused: It is missing, or a setting is wrong; the message contains that setting.
+        """
+        ...
+
+    def end(self) -> int:
+        """The position after the last entry, asked of the log now."""
+        ...
+
+    def read(self, start: int, wait_s: float) -> list[Entry]:
+        """Read entries in order.
+
+        Args:
+            start: Position of the first one; the position after the last one that was read.
+            wait_s: How long to wait for the first one.
+
+        Returns:
+            Some of the entries; none if there was none in time.
+
+        Raises:
+            LogTrimmed: `start` is before the beginning of the log.
+            LogLost: `start` is behind the end of the log.
+            EntryTooNew: An entry has a newer format.
+        """
+        ...
+
+    def append(self, entry: Entry, position: int, timeout_s: float, meanwhile: Callable[[], None]) -> Place | None:
+        """Append an entry. Only `LogWriter` calls this: an answer does not mean that the entry counts.
+
+        Args:
+            entry: The entry.
+            position: The position after the last entry that the caller has read.
+            timeout_s: When to give up.
+            meanwhile: Called once the entry is on its way.
+
+        Returns:
+            Where the entry is. None: only reading from `position` tells whether it is in the log.
+
+        Raises:
+            LogUnavailable: The outcome is unknown: the entry may be in the log, or arrive there later.
+            LogLost: The entry before `position` is no longer in the log.
+        """
+        ...
+
+    def put_snapshot(self, position: int, chunks: Sequence[bytes]) -> None:
+        """Store a snapshot next to the log.
+
+        Args:
+            position: Position of the last entry that it includes.
+            chunks: Its content, each chunk at most `PART_BYTES_MAX` long.
+        """
+        ...
+
+    def last_snapshot(self) -> Snapshot | None:
+        """The complete snapshot with the highest position; None: there is none."""
+        ...
+
+    def trim(self, below: int) -> None:
+        """Delete all entries before a position, and the snapshots that end before `below` - 1.
+
+        Args:
+            below: At most the position after a complete snapshot. The last entry is always kept.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close all connections."""
+        ...

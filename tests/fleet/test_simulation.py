@@ -1,0 +1,109 @@
+"""Simulated histories of a shard, and mutants of the rules, which they must notice."""
+
+from dataclasses import replace
+
+import pytest
+
+from purgatory.fleet.entry import Entry, Kind
+from purgatory.fleet.log_writer import AppendRules, Steps
+from purgatory.fleet.reign import Reign
+from purgatory.fleet.replicated_log import Place
+from tests.fleet.simulation import Rules, run
+
+HISTORIES = 4_000
+
+
+@pytest.mark.slow
+def test_histories_keep_the_promises() -> None:
+    """Nothing acknowledged is lost or counted twice, one daemon leads per position, and all readers agree.
+
+    `python -m tests.fleet.simulation` runs a million histories.
+    """
+    counts = run(range(HISTORIES))
+    # Otherwise the scheduler would test nothing.
+    assert counts["reigns"] > HISTORIES
+    assert counts["acknowledged"] > HISTORIES
+    for fault in ("void", "late", "lost", "answer lost", "repeated", "no position", "kills", "fenced"):
+        assert counts[fault] > HISTORIES / 10, fault
+
+
+def test_a_history_follows_from_its_seed() -> None:
+    """The same seeds give the same histories."""
+    assert run(range(50)) == run(range(50))
+
+
+class AnyWriter(Reign):
+    """R2 without the writer."""
+
+    def would_accept(self, entry: Entry) -> bool:
+        return super().would_accept(replace(entry, writer=self.state.writer))
+
+
+class AnyNumber(Reign):
+    """R2 without the number."""
+
+    def would_accept(self, entry: Entry) -> bool:
+        return super().would_accept(replace(entry, number=self.state.number + 1))
+
+
+class AnyClaim(Reign):
+    """R1 without the epoch: a claim that arrives second counts too."""
+
+    def would_accept(self, entry: Entry) -> bool:
+        return super().would_accept(entry) or (entry.kind is Kind.CLAIM and entry.epoch == self.state.epoch)
+
+
+class KeepsParts(Reign):
+    """Without R4."""
+
+    def _discard_parts(self) -> None:
+        """Keep them."""
+
+
+class ReignsOn(Reign):
+    """R4 without the end of a reign by resignation."""
+
+    def accept(self, entry: Entry) -> Entry | None:
+        before, judged = self.state, super().accept(entry)
+        if judged is not None and judged.kind is Kind.RESIGNATION:
+            self.state = self.resting = replace(self.state, writer=before.writer, number=before.number)
+        return judged
+
+
+class TrustsTheReport(AppendRules):
+    """Without A1: the entry counts because it is in the log."""
+
+    def _find(self, entry: Entry, place: Place | None) -> Steps[Entry | None]:
+        if place is not None:
+            return self._reign.accept(entry.at(*place))
+        return (yield from super()._find(entry, place))
+
+
+class SkipsOthers(AppendRules):
+    """Without A3: what a claimant finds on the way is not applied."""
+
+    def _find(self, entry: Entry, place: Place | None) -> Steps[Entry | None]:
+        apply, self._apply = self._apply, lambda _: None  # type: ignore[misc]
+        try:
+            return (yield from super()._find(entry, place))
+        finally:
+            self._apply = apply  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Rules(reign=AnyWriter),
+        Rules(reign=AnyNumber),
+        Rules(reign=AnyClaim),
+        Rules(reign=KeepsParts),
+        Rules(reign=ReignsOn),
+        Rules(append=TrustsTheReport),
+        Rules(append=SkipsOthers),
+    ],
+    ids=lambda rules: (rules.append if rules.reign is Reign else rules.reign).__name__,
+)
+def test_mutants_are_noticed(rules: Rules) -> None:
+    """A history breaks a promise once a rule is missing."""
+    with pytest.raises(AssertionError, match=r"seed \d+: AssertionError"):
+        run(range(HISTORIES), rules)

@@ -1,0 +1,204 @@
+"""The fleet's log in real Kafka: entries, positions, settings of topics, snapshots, trimming, outages, and a duel."""
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from examples.kafka_cluster import KafkaCluster
+from purgatory.fleet.entry import Entry, Kind
+from purgatory.fleet.errors import CutOff, Fenced, LogLost, LogRefused, LogTrimmed, LogUnavailable
+from purgatory.fleet.kafka_log import KafkaLog
+from purgatory.fleet.log_writer import LogWriter
+from purgatory.fleet.open_log import open_log
+from purgatory.fleet.reign import Reign
+from tests.fleet.duel import duel, read_all
+from tests.kafka.clients import ClusterClients
+
+pytestmark = pytest.mark.slow
+
+
+PATIENT_S = 120.0
+"""The brokers of a test are slow while other tests run."""
+
+T = TypeVar("T")
+
+
+def ignore(entry: Entry) -> None: ...
+
+
+def patient(call: Callable[[], T]) -> T:
+    """The result of a call, repeated while the brokers do not answer."""
+    until = time.monotonic() + PATIENT_S
+    while True:
+        try:
+            return call()
+        except LogUnavailable:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+
+
+@pytest.fixture
+def name() -> str:
+    return f"fleet-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def log(three_brokers: KafkaCluster, name: str) -> Iterator[KafkaLog]:
+    """A log with two shards, of which this is the second."""
+    log = KafkaLog(three_brokers.bootstrap, name, 1)
+    log.create(2)
+    yield log
+    log.close()
+
+
+def test_entries_are_read_as_they_were_appended(log: KafkaLog, three_brokers: KafkaCluster, name: str) -> None:
+    """Each entry is read back unchanged, with its offset and the broker's time; other shards see nothing."""
+    writer = LogWriter(log, Reign(), ignore, PATIENT_S)
+    written = [writer.claim(-5, "a:1", "a:2"), writer.append(Kind.GROUP, 5, b"\0\xff" * 9)]
+    written += [writer.append(Kind.HEARTBEAT, 6), writer.append(Kind.RESIGNATION, 7)]
+    reign = Reign()
+    assert [judged for entry in patient(lambda: list(read_all(log))) if (judged := reign.accept(entry))] == written
+    assert all(abs(entry.logged_ms / 1_000 - time.time()) < 3_600 for entry in written)
+    end = patient(log.end)
+    assert end > written[-1].position
+    assert patient(lambda: log.read(end, 0.1)) == []
+    other = KafkaLog(three_brokers.bootstrap, name, 0)
+    assert patient(other.end) == 0
+    other.close()
+
+
+def test_parts_of_a_large_group(log: KafkaLog) -> None:
+    """A group larger than a record is written in parts, and a reader gets it back whole."""
+    seen: list[Entry] = []
+    writer, reader = LogWriter(log, Reign(), ignore, PATIENT_S), LogWriter(log, Reign(), seen.append)
+    writer.claim(0)
+    assert writer.append(Kind.GROUP, 7, b"x" * 2_000_000).number == 3
+    patient(reader.catch_up)
+    assert [len(one.content) for one in seen if not one.more] == [0, 2_000_000]
+
+
+def test_settings_of_the_topics_are_checked(log: KafkaLog, clients: ClusterClients, name: str) -> None:
+    """`create` makes topics that `check` accepts, and leaves those that exist; a wrong setting is named."""
+    patient(lambda: log.check(2))
+    log.create(2)
+    with pytest.raises(LogRefused, match=rf"topic {name}: partitions=2, must be 3, the number of shards"):
+        patient(lambda: log.check(3))
+    right = {"retention.ms": "-1", "retention.bytes": "-1", "message.timestamp.type": "LogAppendTime"}
+    clients.create(f"{name}-compacted", 1, 2, right | {"cleanup.policy": "compact", "min.insync.replicas": "1"})
+    wrong = KafkaLog(clients.bootstrap, f"{name}-compacted")
+    reasons = "cleanup.policy=compact, must be delete; min.insync.replicas=1, must be at least 2; replicas=2"
+    with pytest.raises(LogRefused, match=reasons):
+        patient(lambda: wrong.check(1))
+    with pytest.raises(LogRefused, match=r"topic fleet-none: .*purgatory fleet init"):
+        patient(lambda: KafkaLog(clients.bootstrap, "fleet-none").check(1))
+
+
+def test_settings_on_which_the_promises_depend_are_refused(tmp_path: Path) -> None:
+    """A file may contain a login, and not how the log is written."""
+    (tmp_path / "kafka.properties").write_text("acks=1\n", "utf-8")
+    with pytest.raises(LogRefused, match="acks cannot be set"):
+        open_log(f"kafka://127.0.0.1:1/x?config={tmp_path / 'kafka.properties'}")
+    (tmp_path / "kafka.properties").write_text("security.protocol=nonsense\n", "utf-8")
+    with pytest.raises(LogRefused, match="a setting for Kafka is invalid"):
+        open_log(f"kafka://127.0.0.1:1/x?config={tmp_path / 'kafka.properties'}")
+
+
+def test_snapshots_and_trimming(log: KafkaLog) -> None:
+    """The newest complete snapshot is found and read; trimming keeps what follows it."""
+    writer = LogWriter(log, Reign(), ignore, PATIENT_S)
+    writer.claim(0)
+    positions = [writer.append(Kind.GROUP, 0).position for _ in range(5)]
+    end = patient(log.end)
+    assert patient(log.last_snapshot) is None
+    patient(lambda: log.put_snapshot(positions[1], [b"old"]))
+    patient(lambda: log.put_snapshot(positions[3], [b"\0" * 900_000, b"end"]))
+    newest = patient(log.last_snapshot)
+    assert newest is not None
+    assert newest.position == positions[3]
+    assert patient(lambda: list(newest.read())) == [b"\0" * 900_000, b"end"]
+    patient(lambda: log.trim(newest.position + 1))
+    with pytest.raises(LogTrimmed, match=f"begins at position {positions[3] + 1}, after position 0"):
+        wait_for_entries(log, 0)
+    assert wait_for_entries(log, positions[3] + 1)[-1].position == end - 1
+    with pytest.raises(LogLost, match=f"ends at position {end}, before position {end + 4}"):
+        wait_for_entries(log, end + 4)
+    assert patient(log.end) == end
+    first, _ = patient(lambda: log._bounds(log._snapshots))
+    assert first > 0
+    assert patient(lambda: list(newest.read())) == [b"\0" * 900_000, b"end"]
+
+
+def wait_for_entries(log: KafkaLog, start: int) -> list[Entry]:
+    until = time.monotonic() + PATIENT_S
+    while time.monotonic() < until:
+        if found := patient(lambda: log.read(start, 0.5)):
+            return found
+    raise AssertionError("nothing to read")
+
+
+def test_a_deposed_leader_is_fenced(log: KafkaLog, three_brokers: KafkaCluster, name: str) -> None:
+    """A leader whose shard was claimed by another daemon is fenced at its next append; its entry does not count."""
+    seen: list[Entry] = []
+    other = KafkaLog(three_brokers.bootstrap, name, 1)
+    old, reign = LogWriter(log, Reign(), ignore, PATIENT_S), Reign()
+    new = LogWriter(other, reign, seen.append, PATIENT_S)
+    old.claim(0)
+    patient(new.catch_up)
+    old.append(Kind.GROUP, 7, b"once")
+    new.claim(0)  # finds the group on its way, and applies it
+    assert [entry.content for entry in seen] == [b"", b"once"]
+    with pytest.raises(Fenced, match="epoch 2"):
+        old.append(Kind.GROUP, 8, b"void")
+    assert new.append(Kind.GROUP, 9, b"next").number == 2
+    assert reign.void_entries > 0
+    other.close()
+
+
+def append_for_ever(writer: LogWriter, ran: list[int]) -> None:
+    while True:
+        writer.append(Kind.GROUP, 0, b"late", lambda: ran.append(1))
+
+
+def test_brokers_that_are_away(log: KafkaLog, three_brokers: KafkaCluster) -> None:
+    """With one broker of three nothing can be appended: the append is cut off, and may count once they are back."""
+    reign, ran = Reign(), list[int]()
+    writer = LogWriter(log, reign, ignore, cut_off_s=20)
+    writer.claim(0)
+    three_brokers.kill(2, 3)
+    try:
+        with pytest.raises(CutOff, match=r"no answer for 20 s"):
+            append_for_ever(writer, ran)
+        with pytest.raises(CutOff, match="restart this daemon"):
+            writer.append(Kind.GROUP, 0, b"another")
+    finally:
+        three_brokers.start(2, 3)
+    assert len(ran) == reign.state.number + 1
+    reader = Reign()
+    patient(LogWriter(log, reader, ignore).catch_up)
+    assert reader.state.number - reign.state.number in {0, 1}
+
+
+def test_no_broker(tmp_path: Path) -> None:
+    """Nothing listens: calls raise LogUnavailable."""
+    away = open_log("kafka://127.0.0.1:1/fleet")
+    for call in (
+        away.end,
+        away.last_snapshot,
+        lambda: away.append(Entry(Kind.CLAIM, 1, b""), 0, 0.2, lambda: None),
+        lambda: away.check(1),
+    ):
+        with pytest.raises(LogUnavailable):
+            call()
+    away.close()
+
+
+def test_duel(log: KafkaLog, three_brokers: KafkaCluster, tmp_path: Path, name: str) -> None:
+    """Processes that are stopped, continued and killed: each acknowledged group is in the log once and counts."""
+    figures = duel(f"kafka://{three_brokers.bootstrap}/{name}", tmp_path, seconds=10, reigns=3)
+    print(figures)
+    assert figures.acknowledged > 10

@@ -1,0 +1,234 @@
+"""The fleet's log in a real PostgreSQL: entries, positions, snapshots, trimming, outages, and a duel."""
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.local_postgres import LocalPostgres
+from purgatory.fleet.entry import Entry, Kind
+from purgatory.fleet.errors import CutOff, Fenced, LogLost, LogRefused, LogTrimmed, LogUnavailable
+from purgatory.fleet.log_writer import LogWriter
+from purgatory.fleet.open_log import open_log
+from purgatory.fleet.postgres_log import PostgresLog
+from purgatory.fleet.reign import Reign
+from tests.fleet.duel import duel
+
+PATIENT_S = 60.0
+
+
+def ignore(entry: Entry) -> None: ...
+
+
+def nothing() -> None: ...
+
+
+def group(number: int, content: bytes = b"") -> Entry:
+    return Entry(Kind.GROUP, 1, b"w" * 16, number, 1_000, content)
+
+
+@pytest.fixture
+def url(postgres: LocalPostgres) -> str:
+    """The address of a schema of the test's own."""
+    server, name = postgres.servers["p"], f"fleet_{uuid.uuid4().hex[:8]}"
+    server.query(f"CREATE SCHEMA {name}")
+    return f"postgresql://postgres@{server.address}/postgres?options=-csearch_path%3D{name}"
+
+
+@pytest.fixture
+def log(url: str) -> Iterator[PostgresLog]:
+    log = PostgresLog(url)
+    log.create(1)
+    yield log
+    log.close()
+
+
+def test_entries_are_read_as_they_were_appended(log: PostgresLog) -> None:
+    """Each entry gets the next position and the time of the database, and is read back unchanged."""
+    written = [
+        Entry(Kind.CLAIM, 1, b"\0" * 16, moment_ms=-5, address="a:1", http_address="a:2"),
+        group(1, b"\0\xff" * 9),
+    ]
+    places = [log.append(entry, at, 10, nothing) for at, entry in enumerate(written)]
+    assert log.read(0, 0) == [entry.at(*place) for entry, place in zip(written, places, strict=True) if place]
+    assert [place and place.position for place in places] == [0, 1]
+    assert all(place and abs(place.logged_ms / 1_000 - time.time()) < 3_600 for place in places)
+    assert log.end() == 2
+    assert log.read(2, 0.1) == []
+    other = PostgresLog(log._url, 1)
+    assert other.end() == 0
+    other.close()
+
+
+def test_a_position_is_taken_once(log: PostgresLog) -> None:
+    """The second entry at a position is not appended; one after a gap shows that the log has gone back."""
+    assert log.append(group(1), 0, 10, nothing) is not None
+    assert log.append(group(2), 0, 10, nothing) is None
+    assert log.end() == 1
+    with pytest.raises(LogLost, match="position 4 is not in it"):
+        log.append(group(2), 5, 10, nothing)
+    with pytest.raises(LogLost, match="it ends at position 1, before position 7"):
+        log.read(7, 0)
+
+
+def test_a_missing_table_is_refused(url: str) -> None:
+    """Without `create`, every start says what to do."""
+    log = open_log(url)
+    with pytest.raises(LogRefused, match="purgatory fleet init"):
+        log.check(1)
+    log.close()
+
+
+def test_a_database_without_synchronous_replicas_is_reported(
+    log: PostgresLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`check` logs a warning with the two settings."""
+    with caplog.at_level(logging.WARNING, "purgatory.fleet"):
+        log.check(1)
+    assert "synchronous_commit=on and synchronous_standby_names=''" in caplog.text
+
+
+def test_snapshots_and_trimming(log: PostgresLog) -> None:
+    """The newest complete snapshot is found and read; trimming keeps what follows it, and always the last entry."""
+    for at in range(5):
+        log.append(group(at + 1), at, 10, nothing)
+    assert log.last_snapshot() is None
+    log.put_snapshot(1, [b"old"])
+    log.put_snapshot(3, [b"\0" * 900_000, b"end"])
+    log._query(b"INSERT INTO purgatory_snapshots SELECT 0, 'unfinished', 0, 2, 4, 0, 'x'")
+    newest = log.last_snapshot()
+    assert newest is not None
+    assert newest.position == 3
+    assert list(newest.read()) == [b"\0" * 900_000, b"end"]
+    log.trim(newest.position + 1)
+    with pytest.raises(LogTrimmed, match="begins at position 4, after position 0"):
+        log.read(0, 0)
+    assert [entry.position for entry in log.read(4, 0)] == [4]
+    log._query(b"UPDATE purgatory_snapshots SET content = 'y' WHERE position = 3")
+    with pytest.raises(LogRefused, match="chunk 0 of the snapshot is damaged"):
+        list(newest.read())
+    log.trim(99)
+    assert log.end() == 5
+    assert [entry.position for entry in log.read(4, 0)] == [4]
+    assert log.last_snapshot() is None
+
+
+def test_many_entries_are_trimmed_in_steps(log: PostgresLog) -> None:
+    """More entries than one step deletes are all deleted."""
+    log._query(b"INSERT INTO purgatory_log SELECT 0, n, now(), '' FROM generate_series(0, 2500) AS n")
+    log.trim(2_400)
+    assert log._query(b"SELECT count(*), min(position) FROM purgatory_log") == [(101, 2_400)]
+
+
+def test_an_unanswered_append_is_cut_off_and_may_count(log: PostgresLog, postgres: LocalPostgres) -> None:
+    """While the server hangs, an append ends after its deadline; the writer is then closed, `meanwhile` ran once."""
+    reign, ran = Reign(), []
+    writer = LogWriter(log, reign, ignore, cut_off_s=5)
+    writer.claim(0)
+    server = postgres.servers["p"]
+    server.signal_all(signal.SIGSTOP)
+    try:
+        with pytest.raises(CutOff, match="no answer for 5 s"):
+            writer.append(Kind.GROUP, 0, b"late", lambda: ran.append(1))
+    finally:
+        server.signal_all(signal.SIGCONT)
+    assert ran == [1]
+    with pytest.raises(CutOff, match="restart this daemon"):
+        writer.append(Kind.GROUP, 0, b"another")
+    reader = Reign()
+    next_one = LogWriter(log, reader, ignore, PATIENT_S)
+    next_one.catch_up()
+    assert reader.state.number in {0, 1}
+    next_one.claim(0)
+    assert next_one.append(Kind.GROUP, 0, b"next").epoch == 2
+
+
+def test_a_lost_answer_is_found_by_reading(log: PostgresLog) -> None:
+    """If the connection breaks once the entry is there, the entry is found and counts once."""
+    writer, other = LogWriter(log, Reign(), ignore, PATIENT_S), PostgresLog(log._url)
+    writer.claim(0)
+
+    def cut() -> None:
+        while other.end() < 2:
+            time.sleep(0.01)
+        with socket.socket(fileno=os.dup(log._connected().socket)) as connection:
+            connection.recv(65_536)  # the answer
+            connection.shutdown(socket.SHUT_RDWR)
+
+    entry = writer.append(Kind.GROUP, 0, b"once", cut)
+    other.close()
+    assert entry.position == 1
+    assert [one.content for one in log.read(0, 0)] == [b"", b"once"]
+
+
+def test_a_deposed_leader_is_fenced(log: PostgresLog) -> None:
+    """A leader whose shard was claimed by another daemon is fenced at its next append, and then closed."""
+    first, second = Reign(), Reign()
+    seen: list[Entry] = []
+    old, new = LogWriter(log, first, ignore, PATIENT_S), LogWriter(log, second, seen.append, PATIENT_S)
+    old.claim(0)
+    new.catch_up()
+    old.append(Kind.GROUP, 7, b"x" * 2_000_000)
+    new.claim(0)  # finds the group on its way, and applies it
+    assert [(entry.kind, len(entry.content)) for entry in seen if not entry.more] == [
+        (Kind.CLAIM, 0),
+        (Kind.GROUP, 2_000_000),
+    ]
+    with pytest.raises(Fenced, match="epoch 2"):
+        old.append(Kind.GROUP, 8)
+    with pytest.raises(Fenced, match="does not lead"):
+        old.append(Kind.GROUP, 8)
+
+
+def test_two_claims_at_once(log: PostgresLog) -> None:
+    """Of several claims at the same moment one is valid, and the others are told; they can claim again."""
+    logs = [PostgresLog(log._url) for _ in range(4)]
+    writers = [LogWriter(one, Reign(), ignore, PATIENT_S) for one in logs]
+    barrier, won = threading.Barrier(4), []
+
+    def claim(index: int) -> None:
+        writers[index].catch_up()
+        barrier.wait(60)
+        try:
+            writers[index].claim(0)
+            won.append(index)
+        except Fenced:
+            pass
+
+    threads = [threading.Thread(target=claim, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(won) == 1
+    loser = next(index for index in range(4) if index not in won)
+    assert writers[loser].claim(0).epoch == 2
+    for one in logs:
+        one.close()
+
+
+def test_a_server_that_is_away(log: PostgresLog, postgres: LocalPostgres) -> None:
+    """Nothing listens: every call raises LogUnavailable."""
+    away = PostgresLog("postgresql://postgres@127.0.0.1:1/postgres")
+    for call in (
+        away.end,
+        lambda: away.read(0, 0),
+        lambda: away.append(group(1), 0, 1, nothing),
+        lambda: away.check(1),
+    ):
+        with pytest.raises(LogUnavailable, match="cannot connect to PostgreSQL"):
+            call()
+
+
+def test_duel(url: str, log: PostgresLog, tmp_path: Path) -> None:
+    """Processes that are stopped, continued and killed: each acknowledged group is in the log once and counts."""
+    figures = duel(url, tmp_path, seconds=8, reigns=3)
+    print(figures)
+    assert figures.acknowledged > 10
