@@ -5,15 +5,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.fleet.audit import Counted
-
+from purgatory.fleet.replicated_log import ReplicatedLog
 from purgatory.journal.sql_schema import COLUMNS
 from purgatory.v1 import fleet_log_pb2 as pb
+from tests.fleet.audit import Counted, audit
+from tests.fleet.duel import read_all
 
 KEYS: Final = {"partitions": (1, 2), "keys": (1,), "key_values": (1,)}
 """Columns that identify a row, in tables whose first column is a number without a meaning."""
 
 Rows = dict[tuple[Any, ...], tuple[Any, ...]]
+
+
+def check_files(log: ReplicatedLog, folders: Sequence[Path]) -> int:
+    """Check the files of daemons that have ended against a log that was never trimmed. Return its number of groups."""
+    groups = audit(list(read_all(log)))
+    for folder in folders:
+        position, rows = rows_of_file(folder)
+        expected = rows_of_log(groups, position)
+        for table in COLUMNS:
+            assert rows[table] == expected[table], f"{folder}, table {table}, position {position}"
+    return len(groups)
 
 
 def rows_of_log(groups: Sequence[Counted], position: int) -> dict[str, Rows]:

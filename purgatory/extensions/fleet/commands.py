@@ -11,9 +11,9 @@ from typing import Final
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from purgatory.extensions.fleet.open_log import open_log
 from purgatory.fleet.entry import Entry, Kind
 from purgatory.fleet.errors import FleetLogError, LogRefused, LogTrimmed
+from purgatory.fleet.open_log import open_log
 from purgatory.fleet.reign import Reign, ReignState
 from purgatory.fleet.replica import MARK, forget_place, is_copy
 from purgatory.fleet.replicated_log import ReplicatedLog

@@ -14,11 +14,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from purgatory.extension import Core, Extension, HttpParts, StartupError, own_settings
-from purgatory.extensions.fleet.open_log import open_log
 from purgatory.extensions.fleet.settings import WithFleet
 from purgatory.extensions.fleet.standby_site import StandbySite
 from purgatory.fleet.errors import CutOff, FleetLogError
 from purgatory.fleet.leadership import Leadership
+from purgatory.fleet.open_log import open_log
 from purgatory.fleet.replica import is_copy
 from purgatory.fleet.snapshots import store_and_trim
 from purgatory.fleet.standby import Standby
@@ -64,7 +64,7 @@ class FleetExtension(Extension):
             log = open_log(fleet.log)
             await asyncio.to_thread(log.check, 1)
         except FleetLogError as error:
-            raise StartupError(f"fleet.log: {error}") from None
+            raise StartupError(str(error)) from None
         address = fleet.address or settings.grpc.address
         standby = Standby(settings.journal.dir, log, fleet.silence_ms / 1_000, address, settings.http.address)
         site = StandbySite(settings, lambda: view_of(standby))
@@ -75,7 +75,7 @@ class FleetExtension(Extension):
         except CutOff as error:
             Leadership.exit(str(error))
         except FleetLogError as error:
-            raise StartupError(f"fleet.log: {error}") from None
+            raise StartupError(str(error)) from None
         finally:
             # Also if this task is cancelled: the thread must end before the process does.
             standby.stop()

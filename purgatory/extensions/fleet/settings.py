@@ -1,26 +1,14 @@
 """Settings of the fleet."""
 
-from typing import Annotated
+from pydantic import BaseModel
 
-from pydantic import AfterValidator, BaseModel
-
-from purgatory.extensions.fleet.open_log import SCHEMES
 from purgatory.service.settings import Count, DurationMs, SettingsGroup, setting
-
-
-def _checked_log(uri: str) -> str:
-    scheme, _, rest = uri.partition("://")
-    if uri and (scheme not in SCHEMES or not rest):
-        raise ValueError(
-            "must be kafka://HOST:PORT/TOPIC, optionally with ?config=FILE, or postgresql://HOST:PORT/DATABASE"
-        )
-    return uri
 
 
 class FleetSettings(SettingsGroup):
     """Fleet: several daemons with one replicated log, of which one leads (docs/fleet.md)."""
 
-    log: Annotated[str, AfterValidator(_checked_log)] = setting(
+    log: str = setting(
         "",
         "The replicated log: kafka://HOST:PORT/TOPIC, if needed with ?config=FILE, or postgresql://HOST:PORT/DATABASE. "
         "Empty: this daemon is alone, and its journal is a file.",

@@ -1,0 +1,216 @@
+"""Two daemons over one log in a real PostgreSQL: leader and standby."""
+
+import asyncio
+import json
+import signal
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from purgatory_client import AsyncClient, Outcome
+
+from examples.local_postgres import LocalPostgres
+from purgatory.extensions.fleet.commands import main as fleet_command
+from purgatory.fleet.errors import LogTrimmed
+from purgatory.fleet.leadership import EXIT_REPLACED
+from purgatory.fleet.open_log import open_log
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc
+from tests.client.until import until_pending
+from tests.daemon_process import DaemonProcess, run_to_end, wait_until
+from tests.fleet.file_audit import check_files
+from tests.fleet.pair_run import Member, PairRun
+from tests.journal.kit import PATIENCE_S
+
+pytestmark = pytest.mark.slow
+
+FAULTS = 4
+WAITS = 200
+
+
+def new_log(postgres: LocalPostgres) -> str:
+    """The address of a log that does not exist yet."""
+    server, name = postgres.servers["p"], f"pair_{uuid.uuid4().hex[:8]}"
+    server.query(f"CREATE SCHEMA {name}")
+    return f"postgresql://postgres@{server.address}/postgres?options=-csearch_path%3D{name}"
+
+
+@pytest.fixture
+def url(postgres: LocalPostgres) -> str:
+    """The address of a new log."""
+    url = new_log(postgres)
+    assert fleet_command(["init", url]) == 0
+    return url
+
+
+@pytest.fixture
+def pair(url: str, tmp_path: Path) -> Iterator[tuple[Member, Member]]:
+    """A leader and its standby, which has caught up."""
+    members: list[Member] = []
+    try:
+        members.append(Member("a", tmp_path, url, ("--fleet-snapshot-bytes", "20000")))
+        wait_until(lambda: members[0].answers("/leaderz"), "the first daemon leads")
+        members.append(Member("b", tmp_path, url, ("--fleet-snapshot-bytes", "20000")))
+        wait_until(lambda: members[1].answers("/readyz"), "the second daemon stands by")
+        yield members[0], members[1]
+    finally:
+        for member in members:
+            member.end()
+
+
+def both(pair: tuple[Member, Member]) -> str:
+    """The address of a client that knows both."""
+    return ",".join(member.grpc_address for member in pair)
+
+
+def test_no_fault_loses_repeats_or_hastens_anything(url: str, tmp_path: Path) -> None:
+    """While either daemon is killed, stopped, handed over or killed at a point of its commit, each acknowledged wait
+    ends once and not too early; afterwards each daemon's file has exactly the rows that the log says.
+    """
+    tally = asyncio.run(PairRun(tmp_path, url, 1).run_faults(FAULTS))
+    assert tally.operations > FAULTS
+    with closing(open_log(url)) as log:
+        assert check_files(log, [tmp_path / "a", tmp_path / "b"]) > FAULTS
+
+
+def test_standby_refuses_with_the_leaders_address(pair: tuple[Member, Member]) -> None:
+    """A standby is ready, but does not lead: health is NOT_SERVING, and calls over gRPC and HTTP name the leader."""
+    leader, standby = pair
+    with grpc.insecure_channel(standby.grpc_address) as channel:
+        request = health_pb2.HealthCheckRequest(service="purgatory.v1.PurgatoryService")
+        health = health_pb2_grpc.HealthStub(channel).Check(request)
+        assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+        with pytest.raises(grpc.RpcError, match=leader.grpc_address) as refused:
+            stub.Advance(wire.AdvanceRequest(), timeout=PATIENCE_S)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert (leader.answers("/leaderz"), standby.answers("/leaderz")) == (True, False)
+    with pytest.raises(HTTPError) as error:
+        urlopen(f"http://{standby.http_address}/purgatory.v1.PurgatoryService/Advance", b"{}", timeout=PATIENCE_S)
+    assert error.value.code == 503
+    assert leader.grpc_address in json.load(error.value)["message"]
+    assert fleet_command(["status", leader.http_address, standby.http_address]) == 0
+
+
+async def test_handover_ends_no_wait(pair: tuple[Member, Member]) -> None:
+    """After SIGTERM at the leader the standby continues all waits at once, without waiting for its silence."""
+    leader, standby = pair
+    async with AsyncClient(both(pair)) as client:
+        timeouts_ms = [600_000] * WAITS
+        waiting = asyncio.create_task(
+            client.produce_many(["orders-0"], offsets=range(1, WAITS + 1), timeouts_ms=timeouts_ms)
+        )
+        await until_pending(client, WAITS)
+        await client.advance("orders-0", high_watermark=WAITS // 2)
+        assert await asyncio.to_thread(leader.end, signal.SIGTERM) == 0
+        assert "resigned from epoch 1" in leader.log
+        await client.advance("orders-0", high_watermark=WAITS)
+        results = await asyncio.wait_for(waiting, PATIENCE_S)
+    assert [result.outcome for result in results] == [Outcome.SATISFIED] * WAITS
+    assert "leading, epoch 2" in standby.log
+
+
+async def test_new_daemon_starts_from_a_snapshot(pair: tuple[Member, Member], url: str, tmp_path: Path) -> None:
+    """The leader stores snapshots and trims the log; a daemon with an empty folder starts from the last snapshot, and
+    continues all waits when it takes over.
+    """
+    leader, standby = pair
+    standby.end()
+    async with AsyncClient(f"{both(pair)},127.0.0.1:9") as client:
+        kept = asyncio.create_task(client.produce({"orders-0": 10}, timeout=600))
+        await until_pending(client, 1)
+        with closing(open_log(url)) as log:
+            while leader.log.count("stored a snapshot") < 2:
+                await client.signal_key("busy", 1)
+                await asyncio.gather(*(client.advance(f"other-{n}", high_watermark=1) for n in range(200)))
+            with pytest.raises(LogTrimmed):
+                await asyncio.to_thread(log.read, 0, 1.0)
+        assert fleet_command(["verify", url]) == 0
+        other = Member("c", tmp_path, url)
+        try:
+            await asyncio.to_thread(wait_until, lambda: other.answers("/readyz"), "the new daemon stands by")
+            assert "loaded the snapshot" in other.log
+            leader.end()
+            await asyncio.to_thread(wait_until, lambda: other.answers("/leaderz"), "the new daemon leads")
+            async with AsyncClient(other.grpc_address) as direct:
+                await until_pending(direct, 1)
+        finally:
+            other.end()
+        kept.cancel()
+
+
+async def test_leader_without_its_log_exits(tmp_path: Path) -> None:
+    """A leader that cannot reach the log for two seconds exits with the code that asks for a restart; when the log is
+    back, the restarted daemon leads again and has everything.
+    """
+    with LocalPostgres() as servers:
+        server = servers.primary()
+        url = f"postgresql://postgres@{server.address}/postgres"
+        assert fleet_command(["init", url]) == 0
+        member = Member("a", tmp_path, url)
+        try:
+            await asyncio.to_thread(wait_until, lambda: member.answers("/leaderz"), "it leads")
+            async with AsyncClient(member.grpc_address) as client:
+                await client.advance("orders-0", high_watermark=7)
+            server.stop()
+            assert await asyncio.to_thread(member.process.wait, PATIENCE_S) == EXIT_REPLACED
+            member.start_if_ended()
+            server.start()
+            await asyncio.to_thread(wait_until, lambda: member.answers("/leaderz"), "it leads again")
+            async with AsyncClient(member.grpc_address) as client:
+                assert (await client.partition("orders-0")).high_watermark == 7
+        finally:
+            member.end()
+
+
+async def test_journal_becomes_a_fleet_and_a_fleet_a_journal(postgres: LocalPostgres, tmp_path: Path) -> None:
+    """`init --from` makes a journal the beginning of a log, which a daemon with an empty folder has; `leave` makes a
+    copy a journal, which a daemon without a log serves.
+    """
+    plain = tmp_path / "plain"
+    first = DaemonProcess(tmp_path / "first", ["--data-dir", str(plain)])
+    async with AsyncClient(first.address) as client:
+        await client.advance("orders-0", high_watermark=7)
+    await asyncio.to_thread(first.stop)
+    url = new_log(postgres)
+    assert fleet_command(["init", url, "--from", str(plain)]) == 0
+    assert fleet_command(["init", url, "--from", str(plain)]) == 2, "a log has one beginning"
+    member = Member("a", tmp_path, url)
+    try:
+        await asyncio.to_thread(wait_until, lambda: member.answers("/leaderz"), "it leads")
+        async with AsyncClient(member.grpc_address) as client:
+            assert (await client.partition("orders-0")).high_watermark == 7
+            await client.advance("orders-0", high_watermark=8)
+    finally:
+        member.end()
+    assert fleet_command(["leave", str(member.data)]) == 0
+    last = DaemonProcess(tmp_path / "last", ["--data-dir", str(member.data)])
+    try:
+        async with AsyncClient(last.address) as client:
+            assert (await client.partition("orders-0")).high_watermark == 8
+    finally:
+        await asyncio.to_thread(last.stop)
+
+
+def test_what_cannot_keep_the_promises_is_refused(url: str, tmp_path: Path) -> None:
+    """A daemon does not start with a log and no folder, with asynchronous answers, with a journal that is not in the
+    log, or without the log with a copy of it.
+    """
+    data = tmp_path / "data"
+    listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"]
+    no_folder = run_to_end(tmp_path, [*listen, "--fleet-log", url])
+    assert "fleet.log needs journal.dir" in no_folder.stderr + no_folder.stdout
+    asynchronous = run_to_end(
+        tmp_path, [*listen, "--fleet-log", url, "--data-dir", str(data), "--journal-mode", "async"]
+    )
+    assert "fleet.log needs journal.mode sync" in asynchronous.stderr + asynchronous.stdout
+    (data).mkdir(exist_ok=True)
+    (data / "copy-of-a-log").touch()
+    copy = run_to_end(tmp_path, [*listen, "--data-dir", str(data)])
+    assert "is a copy of a fleet's log" in copy.stderr + copy.stdout
