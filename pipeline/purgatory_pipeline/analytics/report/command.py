@@ -119,9 +119,10 @@ def window_for(first: datetime | None, last: datetime | None) -> int:
 
 def _prepare_page() -> None:
     """Does what takes a second or two of the page, and needs no figures."""
-    from purgatory_pipeline.analytics.report.page import report_page
+    from purgatory_pipeline.analytics.page import document
+    from purgatory_pipeline.analytics.report.page.report_page import write_page  # noqa: F401 -- imported for later
 
-    report_page.document.libraries()
+    document.libraries()
 
 
 def _write_page(
