@@ -173,9 +173,8 @@ async def run(arguments: argparse.Namespace, lines: list[bytes], folder: Path) -
         archive = arguments.archive and arguments.archive.resolve()
         checks = await demonstration.prove(kill_follower=arguments.kill_follower, archive=archive)
         proven = all(check.holds for check in checks)
-        print(
-            "\nproven: every record arrived once, every wait ended once" if proven else "\nNOT PROVEN: see FAIL above"
-        )
+        verdict = "proven: every record arrived once, every wait ended once" if proven else "NOT PROVEN: see FAIL above"
+        print("", *checks, "", verdict, sep="\n")
         if sys.stdout.isatty():
             with contextlib.suppress(asyncio.CancelledError):
                 await demonstration.stay()

@@ -37,7 +37,7 @@ async def dead_letters(
 def _report(field: str, verb: str, count: int, unknown: tuple[str, ...]) -> Exit:
     for one in unknown:
         render.error_line(f"no such dead letter: {one} (it may have been delivered or deleted)")
-    done = [f"{verb} {count} {render.plural('letter', count)}"] if count else []
+    done = [f"{verb} {render.counted(count, 'letter')}"] if count else []
     counts = {field: count} | ({"unknown_webhook_ids": unknown} if unknown else {})
     render.print_either(counts, *(done or ([] if unknown else ["no dead letters"])))
     return Exit.OK if count and not unknown else Exit.NOT_FOUND
@@ -53,5 +53,5 @@ def _print(letters: list[DeadLetter]) -> None:
         render.print_lines(
             f"[bold]{render.escape(letter.webhook_id)}[/bold]  {operation}  {render.outcome_text(letter.outcome)}",
             f"  to {render.escape(letter.callback_url)}",
-            f"  {letter.attempts} {render.plural('attempt', letter.attempts)}: {render.escape(letter.last_error)}",
+            f"  {render.counted(letter.attempts, 'attempt')}: {render.escape(letter.last_error)}",
         )

@@ -134,15 +134,15 @@ def free_port() -> int:
 def prometheus(tmp_path: Path, free_port: int) -> Iterator[tuple[Path, str]]:
     """A running Prometheus: the file of its targets, and its address.
 
-    It scrapes ten times a second. Our rules are changed to fire without delay and to look back only seconds.
+    It scrapes twice a second. Our rules are changed to fire without delay and to look back only seconds.
     """
     if SERVER is None:
         pytest.skip("no prometheus; apt-get install prometheus")
     hasty = (PROMETHEUS / "alerts.yml").read_text("utf-8")
-    hasty = re.sub(r"\bfor: \w+", "for: 0s", re.sub(r"\[\d+m\]", "[2s]", hasty))
+    hasty = re.sub(r"\bfor: \w+", "for: 0s", re.sub(r"\[\d+m\]", "[6s]", hasty))
     (tmp_path / "alerts.yml").write_text(hasty, "utf-8")
     configuration = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text("utf-8"))
-    configuration["global"] = {"scrape_interval": "100ms", "scrape_timeout": "100ms", "evaluation_interval": "100ms"}
+    configuration["global"] = {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "100ms"}
     scraped = configuration["scrape_configs"][0]
     del scraped["static_configs"]
     scraped["file_sd_configs"] = [{"files": [str(tmp_path / "targets.yml")], "refresh_interval": "100ms"}]

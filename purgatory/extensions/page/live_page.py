@@ -103,7 +103,7 @@ class LivePage:
         self._run: Final = secrets.token_hex(8)
         self.ends: Final = RecentEnds(host.time.now_ms)
         """A listener for the host."""
-        self._daemon: Final = DaemonViews(host, metrics, self._run)
+        self._daemon: Final = DaemonViews(host, metrics)
         self.hour: Final = LastHour(host, metrics)
         self._ranked: Final = RankedWaits(host)
         self._pictures: Final[dict[str, tuple[float, dict[str, Any]]]] = {}
@@ -117,7 +117,7 @@ class LivePage:
         """The streams, by path."""
         views = {
             "now": View("GetStatus", FAST_S, (), self._now),
-            "wheel": View("GetStatus", FAST_S, (), self._wheel),
+            "wheel": View("GetStatus", SLOW_S / 2, (), self._wheel),
             "waits": View("ListOperations", SLOW_S, WAITS_PARAMETERS, self._waits),
             "operation": View("GetOperation", SLOW_S / 2, ("session", "principal", "id"), self._operation),
             "ends": View("ListOperations", SLOW_S, (), self._recent),

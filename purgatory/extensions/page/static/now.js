@@ -57,7 +57,7 @@ export function showNow(page) {
     const [oldest] = before;
     const seconds = (picture.now_ms - oldest.now_ms) / 1_000;
     const since = (now, then) => (seconds ? (now - then) / seconds : Number.NaN);
-    first.hidden = picture.kinds.some((kind) => kind.registered > 0);
+    first.hidden = picture.pending > 0 || picture.kinds.some((kind) => kind.registered > 0);
     setText(pending, count(picture.pending));
     curve.add(picture.pending);
     const rows = picture.kinds.map((kind, place) => ({
