@@ -51,7 +51,9 @@ _DEFAULTS: Final = {
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 SMALL_ROWS: Final = 200_000
 """Up to this many rows, Spark spends its time on starting, planning and compiling, and little of it on rows."""
-_SMALL_JAVA: Final = " -XX:TieredStopAtLevel=1"
+_SHORT_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_SMALL_JAVA: Final = f" {_SHORT_JAVA} -XX:MetaspaceSize=256m"
+"""Java that runs for seconds: one compiler, and no collection when the classes outgrow 21 MB."""
 _SMALL_DEFAULTS: Final = {
     _SHUFFLE_PARTITIONS: "1",
     "spark.sql.adaptive.enabled": "false",
@@ -125,6 +127,7 @@ def spark_session(name: str, *, rows: int | None = None) -> SparkSession:
     if running is None and not started_by_spark():
         java_version()
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("SPARK_LAUNCHER_OPTS", _SHORT_JAVA)  # for the Java that puts the other's command together
         java = {_JAVA_OPTIONS: _JVM_DEFAULTS[_JAVA_OPTIONS] + _SMALL_JAVA * small}
         ours = [word for key, value in {**_JVM_DEFAULTS, **java}.items() for word in ("--conf", f"{key}={value}")]
         os.environ[_SUBMIT_ARGS] = shlex.join([*ours, *_submit_words(), _SHELL])
