@@ -41,7 +41,7 @@ from purgatory_client.session.pending_waits import (
     cut_into_chunks,
 )
 from purgatory_client.session.sequence import ResultSequence
-from purgatory_client.wire.decode_results import ResultsArrived, arrived_row, refusal_error
+from purgatory_client.wire.decode_results import arrived_batch, refusal_error
 from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
 
 WINDOW: Final = 8
@@ -244,13 +244,13 @@ class SessionCore:
     def replay(self, batch: wire.ResultBatch) -> list[Ended]:
         """End waits with results stored in the outbox."""
         ended: list[Ended] = []
-        for arrived in _arrived(batch):
+        for arrived in arrived_batch(batch):
             self._table.end(arrived, 0, ended)
         return ended
 
     def check_names(self, batch: wire.ResultBatch) -> None:
         """Raise OutboxCopied if a result has other partitions or keys than the wait with its id."""
-        for arrived in _arrived(batch):
+        for arrived in arrived_batch(batch):
             self._table.check_names(arrived)
 
     def stage(self) -> list[Entry]:
@@ -335,6 +335,12 @@ class SessionCore:
         due_at = self._sequence.due_at
         return heartbeat_at if due_at is None else min(heartbeat_at, due_at)
 
+    def is_quiet(self, until: float) -> bool:
+        """Whether `next_message` would return nothing before `until` if nothing else happens."""
+        wake_at = self.wake_at()
+        is_due = self._ending or self._sequence.is_due
+        return not (is_due or self._cancels or self._plan or self._unsent) and wake_at is not None and wake_at >= until
+
     # Messages in
 
     def _on_opened(self, opened: wire.SessionOpened, now: float) -> list[Ended]:
@@ -403,7 +409,7 @@ class SessionCore:
     def _on_results(self, message: wire.ResultBatch, now: float) -> list[Ended]:
         # Repeats after a reconnect are skipped by number. Results of cancelled waits are not repeats; the table ignores
         # them, because their ids are no longer in it.
-        arrived = _arrived(message)
+        arrived = arrived_batch(message)
         skip = self._sequence.arrive(message.first_sequence, sum(len(one.operation_ids) for one in arrived), now)
         ended: list[Ended] = []
         for one in arrived:
@@ -492,9 +498,3 @@ class SessionCore:
 def _pending_ids(wait: Entry) -> Sequence[int]:
     """Ids of the operations of a wait or batch that have not ended."""
     return wait.ids_of(wait.pending_positions()) if isinstance(wait, WaitBatch) else [wait.operation_id]
-
-
-def _arrived(batch: wire.ResultBatch) -> list[ResultsArrived]:
-    if batch.WhichOneof("shape") == "rows":
-        return [arrived_row(row) for row in batch.rows.results]
-    return [ResultsArrived(batch.columns)]
