@@ -381,15 +381,14 @@ class Outbox:
             tail.append(part)
             if len(tail) == PACKED_TOGETHER:
                 break
-        for part in tail:
+        for _ in tail:
             queue.pop()
-            self._count(-part.held_bytes())
         tail.reverse()
         # Such results then take a sixth of the memory: a set of columns costs a kilobyte, whatever it holds.
         together = packed(tail)
         whole = ResultSlice(together, kind, 0, len(together.kinds), 0, len(together.item_partitions), 0)
         queue.append(whole)
-        self._count(whole.held_bytes())
+        self._count(whole.held_bytes() - sum([part.held_bytes() for part in tail]))
 
     def _count(self, more_bytes: int) -> None:
         self.held_bytes += more_bytes
