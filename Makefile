@@ -25,15 +25,16 @@ SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tes
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help packages test-core abuse stream-histories stream-kills result-kills run demo kafka-demo stream-demo postgres-demo read-your-writes test test-compiled test-pure lint format proto docs wheel clean bench mutants crash sim sim-long sim-daemon \
-	check report replay screenshots notebook image-requirements sbom secure-demo
+	check report replay screenshots page-figures notebook image-requirements sbom secure-demo
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(STAMPS)/engine ## Serve on the defaults (first use: sets up .venv, about a minute)
+run: ## Serve on the defaults (first use: sets up .venv, about a minute)
+	@$(MAKE) --no-print-directory -j 2 $(STAMPS)/engine
 	@$(BIN)/purgatory serve $(ARGS)
 
-demo: $(STAMPS)/engine ## Run the replicated log on real processes (ARGS="--kill-follower --input FILE")
+demo: $(STAMPS)/engine ## Run the replicated log on real processes; on a terminal, with a live page until Ctrl-C (ARGS="--kill-follower --input FILE")
 	@$(BIN)/python -m examples.replicated_log $(ARGS)
 
 postgres-demo: $(STAMPS)/connectors $(STAMPS)/engine ## Follow a primary and two replicas by one option: one lags, one goes away (needs PostgreSQL)
@@ -68,6 +69,9 @@ screenshots: $(STAMPS)/pipeline $(STAMPS)/engine ## Make the pictures in docs/im
 		purgatory-pipeline replay history --sweep timeout_ms=50,100,200,400,800,1600 --out replay
 	@$(BIN)/python -m tests.pipeline.page.screenshots $(PICTURED)/report/report.html $(PICTURED)/replay/replay.html docs/images
 	@$(BIN)/python -m tests.page.live_screenshots docs/images
+
+page-figures: $(STAMPS)/pipeline $(STAMPS)/engine ## Costs of the live page with a million pending operations and five viewers (7 minutes; needs Chromium)
+	@$(BIN)/python -m tests.page.page_figures
 
 notebook: $(STAMPS)/pipeline $(STAMPS)/engine ## Run the example notebook and keep what its cells show
 	@$(BIN)/python -m tests.pipeline.notebooks examples/notebooks/report.ipynb
@@ -143,10 +147,11 @@ docs: $(STAMPS)/dev $(STAMPS)/stubs ## Write the generated pages: docs/configura
 
 .PHONY: docs-site
 docs-site: $(STAMPS)/site ## Write the documentation as a site into .build/docs/site; it needs no other host
-	@$(BIN)/python docs/build_site.py .build/docs
+	@rm -rf .build/docs && $(BIN)/python docs/build_site.py .build/docs
 	@echo .build/docs/site/index.html
 
-packages: wheel ## Build what a release publishes into dist/: the wheel, the npm package, the Maven artifact and the chart
+packages: wheel ## Build what a release publishes into dist/: wheel, sources, npm package, Maven artifact and chart
+	@$(BIN)/python setup.py -q sdist -d $(DIST) && rm -rf purgatory_waits.egg-info
 	@cd client/typescript && npm ci -s --ignore-scripts && npm pack -s --pack-destination "$(abspath $(DIST))"
 	@cd client/java && mvn -q -B deploy -Dmaven.install.skip=true -DaltDeploymentRepository=local::file://$(abspath $(DIST))/maven
 	@if command -v helm >/dev/null; then helm package deploy/helm/purgatory -d $(DIST); fi
@@ -201,9 +206,14 @@ $(STAMPS)/venv:
 	@test -x $(BIN)/python || { echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/serving: pyproject.toml setup.py constraints.txt $(STAMPS)/venv
-	@echo "== installing what building and serving need"
+$(STAMPS)/building: pyproject.toml setup.py constraints.txt $(STAMPS)/venv
+	@echo "== installing what building needs"
 	@$(PIP) install -q -c constraints.txt setuptools grpcio-tools mypy librt types-protobuf types-grpcio
+	@touch $@
+
+# With -j while the engine is compiled. Stubs before: the installation would generate them too.
+$(STAMPS)/serving: $(STAMPS)/building | $(STAMPS)/stubs
+	@echo "== installing what serving needs"
 	@PURGATORY_BUILD=pure $(PIP) install -q --no-build-isolation -c constraints.txt -e '.[server,archive]'
 	@touch $@
 
@@ -235,12 +245,15 @@ $(STAMPS)/supply: $(STAMPS)/pip
 	@$(PIP) install -q -c constraints.txt --group supply
 	@touch $@
 
-$(STAMPS)/stubs: $(PROTOS) setup.py $(STAMPS)/serving
+$(STAMPS)/stubs: $(PROTOS) setup.py $(STAMPS)/building
 	@echo "== generating purgatory/v1"
 	@$(BIN)/python setup.py -q stubs
 	@touch $@
 
-$(STAMPS)/engine: $(ENGINE) $(STAMPS)/stubs
+$(STAMPS)/engine: $(STAMPS)/compiled $(STAMPS)/serving
+	@touch $@
+
+$(STAMPS)/compiled: $(ENGINE) $(STAMPS)/stubs
 	@echo "== compiling the engine"
 	@rm -rf ./*.so build/profile build/temp.* && find purgatory/engine -name "*.so" -delete
 	@$(BIN)/python setup.py -q build_ext --inplace

@@ -23,6 +23,9 @@ FILE_LINES_MAX = 500
 FOLDER_MODULES_MAX = 15
 ENTRY_POINTS = {
     "server",  # python server.py
+    "purgatory.cli.serve",  # `purgatory.cli.app` names it and the next two in a table, and imports them when asked for
+    "purgatory.journal.maintenance",
+    "purgatory.service.access.commands",
     "setup",  # the build
     "purgatory.embedded",  # public: for a program with threads and no daemon
     "purgatory.timer",  # public: the same program's timer

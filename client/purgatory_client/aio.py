@@ -291,7 +291,7 @@ class AsyncClient(SingleCalls):
         arrived = arrived_row(response.result)
         if arrived.columns.refusals:
             raise arrived.columns.refusals[0]
-        return Result(arrived.columns, 0, 0)
+        return Result(arrived.columns, 0, 0, wait.unless_count)
 
     # The outbox
 

@@ -166,6 +166,7 @@ class WaitBatch:
         answer.item_counts = self.item_counts
         answer.item_indexes = self.indexes * items if len(self.indexes) == 1 else self.indexes or [0] * items
         answer.refusals = self._refusals
+        answer.unless_counts = self.operation_columns.get("unless_count") or [0]
         return answer
 
 

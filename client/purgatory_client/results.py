@@ -162,7 +162,7 @@ class ResultColumns:
         refusals: By position, the error of each operation whose outcome is REFUSED.
     """
 
-    __slots__ = ("_read", "item_counts", "kind", "names", "refusals", *COLUMNS)
+    __slots__ = ("_read", "item_counts", "kind", "names", "refusals", "unless_counts", *COLUMNS)
 
     names: Sequence[tuple[str, int] | str]
     outcomes: list[int]
@@ -188,6 +188,9 @@ class ResultColumns:
     def __init__(self, kind: int, read: Callable[[str], list[Any]]) -> None:
         self.kind = kind
         self.refusals: dict[int, PurgatoryClientError] = {}
+        self.unless_counts: Sequence[int] = [0]
+        """How many of the last items of each operation are its failure arm, as far as known; one count for all if there
+        is only one."""
         self._read = read
 
     def __getattr__(self, name: str) -> list[Any]:
@@ -202,9 +205,9 @@ class ResultColumns:
         return len(self.outcomes)
 
     def __iter__(self) -> Iterator[Result]:
-        start = 0
+        start, counts = 0, self.unless_counts
         for position in range(len(self)):
-            yield Result(self, position, start)
+            yield Result(self, position, start, counts[position if len(counts) > 1 else 0])
             start += self.item_counts[position] if self.item_counts else 1
 
     @property
@@ -232,12 +235,13 @@ def already_satisfied() -> Result:
 class Result:
     """How one operation ended."""
 
-    __slots__ = ("_columns", "_item_start", "_position")
+    __slots__ = ("_columns", "_item_start", "_position", "_unless_count")
 
-    def __init__(self, columns: ResultColumns, position: int, item_start: int) -> None:
+    def __init__(self, columns: ResultColumns, position: int, item_start: int, unless_count: int = 0) -> None:
         self._columns = columns
         self._position = position
         self._item_start = item_start
+        self._unless_count = unless_count
 
     @property
     def kind(self) -> OperationKind:
@@ -305,7 +309,9 @@ class Result:
         outcome = self.outcome
         if outcome == Outcome.REFUSED:
             raise self._columns.refusals[self._position]
-        failed = self.decided_by or [item for item in self.items if item.error_code]
+        # The failure arm, of which nothing was reached, is not what is missing.
+        terms = self.items[: -self._unless_count or None]
+        failed = self.decided_by or [item for item in terms if item.error_code]
         open_items = ", ".join(map(_open_item, failed))
         name = outcome.name.lower().replace("_", " ")
         message = f"{self.kind.name.lower()} {name} after {self.waited:.3f} s"

@@ -182,8 +182,27 @@ class RemainingTime:
 
 
 @dataclass(frozen=True, slots=True)
+class WebhookStatus:
+    """The daemon's webhooks, of all callers.
+
+    Attributes:
+        undelivered: Results of sessions with a callback that are neither delivered nor dead letters.
+        paused: Deliveries that have failed and will be retried.
+        dead_letters: Results whose delivery was given up.
+        oldest: Age in seconds of the oldest delivery that has neither succeeded nor been given up. None: there is none.
+    """
+
+    undelivered: int
+    paused: int
+    dead_letters: int
+    oldest: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
-    """The daemon's counts and version. `remaining_time` is None unless it was asked for."""
+    """The daemon's counts and version. `remaining_time` is None unless it was asked for; `webhooks` is None if the
+    daemon does not deliver any.
+    """
 
     version: str
     compiled: bool
@@ -197,6 +216,7 @@ class Status:
     unacknowledged_results: int
     remaining_time: RemainingTime | None
     sources: list[SourceStatus] = field(default_factory=list)
+    webhooks: WebhookStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,9 +269,7 @@ class EndedTogether:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A result that could not be delivered to its callback (docs/webhooks.md). `attempts` and `last_error` describe the
-    last series of attempts.
-    """
+    """A result that could not be delivered to its callback (docs/webhooks.md). `attempts` includes resends."""
 
     webhook_id: str
     callback_url: str
@@ -312,7 +330,8 @@ def status(message: wire.GetStatusResponse) -> Status:
     left = message.remaining_time if message.HasField("remaining_time") else None
     remaining_time = left and _view(RemainingTime, left, bounds=[bound_ms / 1_000 for bound_ms in left.bound_ms])
     kinds, sources = [_view(KindStatus, one) for one in message.kinds], [_source(one) for one in message.sources]
-    return _view(Status, message, kinds=kinds, sources=sources, remaining_time=remaining_time)
+    webhooks = _view(WebhookStatus, message.webhooks) if message.HasField("webhooks") else None
+    return _view(Status, message, kinds=kinds, sources=sources, remaining_time=remaining_time, webhooks=webhooks)
 
 
 def dead_letter(message: webhook_pb2.DeadLetter) -> DeadLetter:

@@ -66,6 +66,11 @@ class Wait:
         """An upper estimate of its size on the wire, in bytes."""
         return 32 + 80 * len(self.names)
 
+    @property
+    def unless_count(self) -> int:
+        """How many of the last names are the failure arm."""
+        return self.operation_columns.get("unless_count", 0)
+
 
 def produce(
     offsets: ByPartition,

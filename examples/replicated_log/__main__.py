@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import json
 import signal
 import sys
@@ -20,6 +21,7 @@ from examples.replicated_log.leader import EPOCH, Leader
 from examples.replicated_log.log_file import LogFile, decode_all
 from examples.replicated_log.membership import Membership, in_sync_key
 from examples.replicated_log.proof import Check, Counters, check_counters, check_records, read_counters
+from examples.replicated_log.shop_load import ShopLoad
 from examples.replicated_log.wire import call, connect
 
 PARTITION: Final = "replicated-log-0"
@@ -45,7 +47,7 @@ class Run:
         options = () if archive is None else ("--archive", str(archive))
         address = await self._stack.enter_async_context(serving(self._folder, *options))
         http_address = json.loads((self._folder / "ready.json").read_text())["http_address"]
-        self._note(f"purgatory daemon on {address}, metrics on http://{http_address}/metrics")
+        self._note(f"purgatory daemon on {address}, live page on http://{http_address}/")
         client = await self._stack.enter_async_context(AsyncClient(address))
         group = await self._stack.enter_async_context(asyncio.TaskGroup())
         queue = EventQueue(client, group)
@@ -63,6 +65,19 @@ class Run:
         await queue.applied()
         counters = await self._settled_counters(leader, http_address)
         return checks + [check_counters(kind, found, leader.ledger) for kind, found in counters.items()]
+
+    async def stay(self) -> None:
+        """Keep the daemon and a light load running until the task is cancelled."""
+        ready = json.loads((self._folder / "ready.json").read_text())
+        print(
+            "\nThe daemon keeps running with a light load. Ctrl-C ends both.",
+            f"  live page: http://{ready['http_address']}/",
+            f"  in another terminal: .venv/bin/purgatory top --address {ready['grpc_address']}",
+            sep="\n",
+            flush=True,
+        )
+        async with AsyncClient(ready["grpc_address"], name="shop") as client:
+            await ShopLoad(client).run()
 
     async def _settled_counters(self, leader: Leader, http_address: str) -> dict[str, Counters]:
         """The daemon's counters once no wait is open here or pending there. Raises TimeoutError."""
@@ -148,21 +163,30 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-async def run(arguments: argparse.Namespace, lines: list[bytes], folder: Path) -> list[Check]:
+async def run(arguments: argparse.Namespace, lines: list[bytes], folder: Path) -> int:
     task = asyncio.current_task()
     assert task is not None, "runs in a task"
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     async with AsyncExitStack() as stack:
+        demonstration = Run(folder, lines, stack)
         archive = arguments.archive and arguments.archive.resolve()
-        return await Run(folder, lines, stack).prove(kill_follower=arguments.kill_follower, archive=archive)
+        checks = await demonstration.prove(kill_follower=arguments.kill_follower, archive=archive)
+        proven = all(check.holds for check in checks)
+        verdict = "proven: every record arrived once, every wait ended once" if proven else "NOT PROVEN: see FAIL above"
+        print("", *checks, "", verdict, sep="\n")
+        if sys.stdout.isatty():
+            with contextlib.suppress(asyncio.CancelledError):
+                await demonstration.stay()
+    return 0 if proven else 1
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         "replicated_log",
         description="A small replicated log in which every wait is an operation at a Purgatory daemon.",
-        epilog="Exit code 0: all checks passed. 1: a check or the run failed. 2: invalid usage.",
+        epilog="On a terminal, the daemon and a light load run until Ctrl-C. "
+        "Exit code 0: all checks passed. 1: a check or the run failed. 2: invalid usage. 130: interrupted before that.",
     )
     parser.add_argument(
         "--input", type=Path, default=Path(__file__), help="file whose lines are sent (default: this program)"
@@ -178,14 +202,10 @@ def main() -> int:
         parser.error(f"--input: {arguments.input} has {len(lines)} lines; at least {LINES_MIN} are needed")
     with tempfile.TemporaryDirectory(prefix="replicated-log-") as folder:
         try:
-            checks = asyncio.run(run(arguments, lines, Path(folder)))
+            return asyncio.run(run(arguments, lines, Path(folder)))
         except asyncio.CancelledError:
             print("interrupted; all processes have ended", file=sys.stderr)
             return EXIT_INTERRUPTED
-    print("\n", *checks, sep="\n")
-    proven = all(check.holds for check in checks)
-    print("\nproven: every record arrived once, every wait ended once" if proven else "\nNOT PROVEN: see FAIL above")
-    return 0 if proven else 1
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ async def advance(
         Offset, Option(help="Base offset of the segment of the log end (with --log-end-offset).")
     ] = None,
     replica: Annotated[
-        str | None, Option(metavar="ID:END[:START]", help="A follower has fetched up to END, like 2:41.")
+        str | None, Option(metavar="ID:END", help="A follower has fetched up to END: 2:41; with its log start: 2:41:7.")
     ] = None,
     last_stable_offset: Annotated[
         Offset, Option(help="Start of the oldest open transaction; -1: none is open.")
@@ -41,9 +41,8 @@ async def advance(
     min_in_sync_replicas: Annotated[
         int | None, Option(help="Minimum size of the in-sync set for acknowledging.")
     ] = None,
-    is_leader: Annotated[
-        bool | None, Option("--leader/--follower", help="Leadership has changed; needs --leader-epoch.")
-    ] = None,
+    leads: Annotated[bool, Option("--leader", help="This broker leads now; needs --leader-epoch.")] = False,
+    follows: Annotated[bool, Option("--follower", help="Another broker leads now; needs --leader-epoch.")] = False,
     leader_epoch: Annotated[int | None, Option(help="Leader epoch of the report; an older epoch is refused.")] = None,
     leader_id: Annotated[int | None, Option(help="The leader's replica id.")] = None,
     replica_ids: Annotated[
@@ -65,7 +64,8 @@ async def advance(
     count: Annotated[int, Option(help="Number of signals (with --signal).")] = 1,
 ) -> Exit:
     """Report events of a partition, or signal a key. Prints the number of waits that ended."""
-    # The parameters have the names of the marks, so `locals()` collects them; two marks are made from flags.
+    # The parameters have the names of the marks, so `locals()` collects them; three marks are made from flags.
+    is_leader = leads if leads or follows else None
     removed = "moved" if moved else deleted or None
     storage = "failed" if storage_failed else "online" if storage_online else None
     marks = _marks({name: one for name, one in locals().items() if name in Marks.__annotations__ and one is not None})

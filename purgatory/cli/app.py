@@ -1,8 +1,10 @@
 """The commands of `purgatory`: their arguments, and the client calls they make. `render` prints the results."""
 
-import contextlib
+import inspect
+import pkgutil
+import re
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
@@ -10,12 +12,14 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.unary import Filters
 from purgatory_client.views import OperationOrder
 from typer import Argument, Option
+from typer._completion_classes import add_completion_class  # type: ignore[attr-defined]  # its copy of click is private
 from typer.core import TyperCommand, TyperGroup
 
 from purgatory import __version__
 from purgatory.cli import render
 from purgatory.cli.advance import advance
 from purgatory.cli.completion import (
+    BashWords,
     KeyOption,
     Kind,
     Operations,
@@ -25,6 +29,7 @@ from purgatory.cli.completion import (
     passed_on,
     sessions,
     shown_names,
+    topics,
 )
 from purgatory.cli.connection_options import with_client
 from purgatory.cli.dead_letters import dead_letters
@@ -34,6 +39,7 @@ from purgatory.cli.parsing import (
     Timeout,
     UsageError,
     checked_partition,
+    is_reference,
     kind_of,
     operation_reference,
     order_of,
@@ -53,22 +59,35 @@ SNAPSHOT_ROWS: Final = 20
 
 
 class _PlainHelp:
-    """Leaves types out of the help where they only take space: of flags, which are bool, and of arguments."""
+    """Writes the help with names instead of types: none for flags, N for numbers. Paragraphs are in one flow."""
+
+    help: str | None
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer has a copy of click's classes
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # a mixin
         for one in parameters:
-            if getattr(one, "is_flag", False):
-                one.metavar = ""
-            elif one.param_type_name == "argument":
+            if one.param_type_name == "argument":
+                usage = re.sub("[{}]", "", one._usage_display_name())  # noqa: SLF001 - typer puts names into braces
                 one.display_type_rich = lambda ctx: None  # noqa: ARG005 - typer passes it by name
+                one.get_usage_pieces = lambda ctx, usage=usage: [usage]  # noqa: ARG005 - as above
+            elif one.is_flag:
+                one.metavar = ""
+            elif one.metavar is None:
+                one.metavar = "N"
         return parameters
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - as above
+        self.help = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.cleandoc(self.help or ""))
+        super().format_help(ctx, formatter)  # type: ignore[misc]  # a mixin
 
 
 class Command(_PlainHelp, TyperCommand): ...
 
 
-class Commands(_PlainHelp, TyperGroup): ...
+class Commands(_PlainHelp, TyperGroup):
+    def main(self, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - as typer has them
+        add_completion_class(BashWords, "bash")
+        return super().main(*given, **named)
 
 
 app: Final = typer.Typer(
@@ -99,7 +118,9 @@ def options(
 async def ls(
     client: AsyncClient,
     partitions: Annotated[bool, Option("--partitions", "-p", help="List partitions instead of operations.")] = False,
-    prefix: Annotated[str, Option(metavar="TEXT", help="Only topics with this prefix (with --partitions).")] = "",
+    prefix: Annotated[
+        str, Option(metavar="TEXT", autocompletion=topics, help="Only topics with this prefix (with --partitions).")
+    ] = "",
     kind: Kind = None,
     partition: Annotated[str | None, PartitionOption(help="Only operations that wait on this partition.")] = None,
     key: Annotated[str, KeyOption(help="Only operations that wait on this key.")] = "",
@@ -131,12 +152,12 @@ async def ls(
         if order is not None:
             ranked = await client.ranked_operations(order, limit=page, search=search, **filters)
             render.operations(ranked.operations)
+            if ranked.matching > len(ranked.operations):
+                render.error_line(f"listed {len(ranked.operations):,} of {ranked.matching:,}; see --limit")
         elif partitions:
-            known = client.partitions(prefix=prefix, page_size=page)
-            render.partitions([one async for one in _up_to(limit, known)])
+            render.partitions(await _up_to(limit, client.partitions(prefix=prefix, page_size=page)))
         else:
-            pending = client.operations(page_size=page, **filters)
-            render.operations([one async for one in _up_to(limit, pending)])
+            render.operations(await _up_to(limit, client.operations(page_size=page, **filters)))
 
     return await shown(watch, show)
 
@@ -148,11 +169,10 @@ async def show(
     ],
 ) -> Exit:
     """Show a partition, or a pending operation: its pace, what holds it back, and whether it will be in time."""
-    reference = operation_reference(what)
-    if reference is None:
-        render.partition(await client.partition(checked_partition(what)))
+    if is_reference(what):
+        render.operation(await client.operation(*operation_reference(what)))
     else:
-        render.operation(await client.operation(*reference))
+        render.partition(await client.partition(checked_partition(what)))
     return Exit.OK
 
 
@@ -167,7 +187,7 @@ async def cancel(
     if [bool(operations), session is not None, partition is not None, key is not None].count(True) != 1:
         raise UsageError("give exactly one of: operations (SESSION/ID), --session, --partition, --key")
     count = 0
-    for session_id, operation_id in [_reference(text) for text in operations or []]:
+    for session_id, operation_id in [operation_reference(text) for text in operations or []]:
         count += await client.cancel([operation_id], session_id=session_id)
     if not operations:
         on = None if partition is None else checked_partition(partition)
@@ -182,7 +202,7 @@ async def extend(
     timeout: Timeout = "30s",  # noqa: ASYNC109 - the operations' own
 ) -> Exit:
     """Let pending operations wait for at least the timeout from now on. Exit code 16 if one of them was not found."""
-    references = [_reference(text) for text in operations]
+    references = [operation_reference(text) for text in operations]
     by_session: dict[str, list[int]] = {}
     for session_id, operation_id in references:
         by_session.setdefault(session_id, []).append(operation_id)
@@ -215,13 +235,12 @@ async def status(client: AsyncClient, watch: Watch = None) -> Exit:
 
 async def top(client: AsyncClient) -> Exit:
     """Show a live view of pending operations, with keys to sort and filter. Without a terminal, print it once."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout)):  # None: closed
         return await _snapshot(client)
     try:
         from purgatory.cli.top import Top  # noqa: PLC0415 - optional, and slow to import
     except ModuleNotFoundError as error:
-        render.error_line(f"`purgatory top` needs {error.name}; install it with: pip install 'purgatory-waits[top]'")
-        raise typer.Exit(Exit.ERROR) from error
+        raise _missing("top", error, "top") from error
     await Top(client).run_async()
     return Exit.OK
 
@@ -240,13 +259,19 @@ async def _snapshot(client: AsyncClient) -> Exit:
     return Exit.OK
 
 
+def _missing(command: str, error: ModuleNotFoundError, extra: str, otherwise: str = "") -> typer.Exit:
+    """Print which package a command needs; returns what ends the program."""
+    advice = f"install it with: pip install 'purgatory-waits[{extra}]'{otherwise}"
+    render.error_line(f"`purgatory {command}` needs {error.name}; {advice}")
+    return typer.Exit(Exit.ERROR)
+
+
 async def mcp(client: AsyncClient) -> Exit:
     """Serve waits as tools for agents, on stdin and stdout (Model Context Protocol)."""
     try:
         from purgatory.cli.mcp_server import serve as serve_tools  # noqa: PLC0415 - optional, and slow to import
     except ModuleNotFoundError as error:
-        render.error_line(f"`purgatory mcp` needs {error.name}; install it with: pip install 'purgatory-waits[mcp]'")
-        raise typer.Exit(Exit.ERROR) from error
+        raise _missing("mcp", error, "mcp") from error
     await serve_tools(client)
     return Exit.OK
 
@@ -285,48 +310,34 @@ for _group, _name, _function, _interrupted in (
 app.command("ready", cls=Command, rich_help_panel=WAITING)(ready)
 app.command("mcp", cls=Command, rich_help_panel=WAITING)(with_client(mcp, _WAITS, as_json=False))
 
-_PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Settings of a command that passes its arguments on to another parser."""
 
+def _passing_on(name: str, run: str, parser: str, text: str) -> None:
+    """Add a command whose arguments another parser reads. `run` and `parser` are functions, as module:function."""
 
-def _passing_on(name: str, parser: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add a command whose arguments another parser reads; `parser`: the function that makes it, as module:function."""
-    return app.command(
-        name, cls=passed_on(parser), add_help_option=False, context_settings=_PASSED_ON, rich_help_panel=DAEMON
+    def command(context: typer.Context) -> NoReturn:
+        try:
+            called = pkgutil.resolve_name(run)
+        except ModuleNotFoundError as error:
+            remedy = f", or run: uvx 'purgatory-waits[server]' {name}"
+            raise _missing(name, error, "server", remedy) from error
+        raise typer.Exit(called(context.args))
+
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+    text = f"{text}; see `purgatory {name} --help`."
+    added = app.command(
+        name, cls=passed_on(parser), help=text, add_help_option=False, context_settings=settings, rich_help_panel=DAEMON
     )
+    added(command)
 
 
-@_passing_on("serve", "purgatory.cli.completion:serve_parser")
-def serve(context: typer.Context) -> NoReturn:
-    """Run the daemon; see `purgatory serve --help` for its settings."""
-    with _server_packages("the daemon"):
-        from purgatory.extensions.installed import ALL  # noqa: PLC0415 - the client runs without the server's packages
-        from purgatory.run_daemon import main as run_daemon  # noqa: PLC0415 - as above
-    raise typer.Exit(run_daemon(ALL, context.args, program="purgatory serve"))
-
-
-@_passing_on("journal", "purgatory.journal.maintenance:journal_parser")
-def journal(context: typer.Context) -> NoReturn:
-    """Check, export or import a journal; see `purgatory journal --help`."""
-    from purgatory.journal.maintenance import main as run_journal  # noqa: PLC0415 - only this command needs the engine
-
-    raise typer.Exit(run_journal(context.args))
-
-
-@_passing_on("token", "purgatory.service.access.commands:token_parser")
-def token(context: typer.Context) -> NoReturn:
-    """Create and list the daemon's bearer tokens; see `purgatory token --help`."""
-    with _server_packages("this"):
-        from purgatory.service.access.commands import run_token  # noqa: PLC0415 - as for `serve`
-    raise typer.Exit(run_token(context.args))
-
-
-@_passing_on("policy", "purgatory.service.access.commands:policy_parser")
-def policy(context: typer.Context) -> NoReturn:
-    """Check a policy file, or what it permits a caller; see `purgatory policy --help`."""
-    with _server_packages("this"):
-        from purgatory.service.access.commands import run_policy  # noqa: PLC0415 - as for `serve`
-    raise typer.Exit(run_policy(context.args))
+_ACCESS: Final = "purgatory.service.access.commands"
+_JOURNAL: Final = "purgatory.journal.maintenance"
+_passing_on("serve", "purgatory.cli.serve:serve", "purgatory.cli.serve:serve_parser", "Run the daemon")
+_passing_on("journal", f"{_JOURNAL}:main", f"{_JOURNAL}:journal_parser", "Check, export or import a journal")
+_passing_on("token", f"{_ACCESS}:run_token", f"{_ACCESS}:token_parser", "Create and list the daemon's bearer tokens")
+_passing_on(
+    "policy", f"{_ACCESS}:run_policy", f"{_ACCESS}:policy_parser", "Check a policy file, or what it permits a caller"
+)
 
 
 @app.command("help", cls=Command, rich_help_panel="Help")
@@ -352,30 +363,12 @@ def main() -> None:
     app(prog_name="purgatory", args=sys.argv[1:])
 
 
-@contextlib.contextmanager
-def _server_packages(what: str) -> Iterator[None]:
-    """End the program with an advice if an import in the block fails."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        remedy = "install it with: pip install 'purgatory-waits[server]', or use: uvx 'purgatory-waits[server]'"
-        render.error_line(f"{what} needs {error.name}; {remedy}")
-        raise typer.Exit(Exit.ERROR) from error
-
-
-def _reference(text: str) -> tuple[str, int]:
-    reference = operation_reference(text)
-    if reference is None:
-        raise UsageError(f"not an operation: {text!r}; expected SESSION/ID as shown by `purgatory ls`")
-    return reference
-
-
-async def _up_to(limit: int, items: AsyncIterator[T]) -> AsyncIterator[T]:
-    """Yield the first `limit` items, and print a message on stderr if there are more."""
-    count = 0
+async def _up_to(limit: int, items: AsyncIterator[T]) -> list[T]:
+    """The first `limit` items. Prints a message on stderr if there are more."""
+    found: list[T] = []
     async for item in items:
-        if count == limit:
-            render.error_line(f"only the first {limit} are listed; see --limit")
-            return
-        count += 1
-        yield item
+        if len(found) == limit:
+            render.error_line(f"listed {limit:,}, and there are more; see --limit")
+            break
+        found.append(item)
+    return found

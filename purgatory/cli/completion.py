@@ -5,6 +5,8 @@ A value for which nothing is offered is completed by the shell, as a file name.
 
 import argparse
 import asyncio
+import itertools
+import os
 import pkgutil
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -12,10 +14,11 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
-from purgatory_client.aio import AsyncClient
+from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
 from purgatory_client.errors import PurgatoryClientError
 from purgatory_client.views import OperationOrder
 from typer import Argument, Option
+from typer._completion_classes import BashComplete
 from typer.core import CompletionItem, TyperCommand  # type: ignore[attr-defined]  # its copy of click is private
 
 from purgatory.cli.connection_options import OPTIONS, connected
@@ -26,23 +29,44 @@ NAMES_MAX: Final = 1_000
 HARMLESS: Final = re.compile(r"[\w./:@-]+", re.ASCII)
 """Names are chosen by other callers, and shells evaluate what is offered to them."""
 
+
+class BashWords(BashComplete):
+    """Bash splits words at colons, which keys and sessions may contain, and replaces only what follows the last one."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        args, incomplete = super().get_completion_args()
+        words: list[str] = []
+        for before, word in itertools.pairwise(["", *args, incomplete]):
+            if words and ":" in {before, word}:
+                words[-1] += word
+            else:
+                words.append(word)
+        self.kept = len(words[-1]) - len(incomplete.lstrip(":"))
+        return words[:-1], words[-1]
+
+    def format_completion(self, item: CompletionItem) -> str:
+        return str(item.value)[self.kept :]
+
+
 Find = Callable[[AsyncClient, str], Awaitable[list[str]]]
 
 
-def from_daemon(find: Find) -> Callable[[typer.Context, str], list[str]]:
-    """Make a completion function that offers what `find` finds; nothing if the daemon does not answer in time."""
+def from_daemon(*finds: Find) -> Callable[[typer.Context, str], list[str]]:
+    """Make a completion function that offers what these find; nothing if the daemon does not answer in time."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
-        async def ask(client: AsyncClient) -> list[str]:
+        async def ask(client: AsyncClient) -> set[str]:
             async with asyncio.timeout(PATIENCE_S):
-                return await find(client, incomplete)
+                return {name for find in finds for name in await find(client, incomplete)}
 
         options = {name: ctx.params.get(name) or default for name, (_, default) in OPTIONS.items()}
+        # `ready` has no address of gRPC.
+        options["address"] = ctx.params.get("address") or os.environ.get("PURGATORY_ADDRESS", DEFAULT_ADDRESS)
         try:
             found = asyncio.run(connected(options, ask))
         except (PurgatoryClientError, TimeoutError, UsageError):
             return []
-        return sorted(name for name in set(found) if HARMLESS.fullmatch(name))
+        return sorted(filter(HARMLESS.fullmatch, found))
 
     return complete
 
@@ -64,8 +88,8 @@ async def _keys(client: AsyncClient, _typed: str) -> list[str]:
     return [one.name for one in await client.hot_names(NAMES_MAX) if one.is_key]
 
 
-async def _targets(client: AsyncClient, typed: str) -> list[str]:
-    return [*await _partitions(client, typed), *(SIGNAL_PREFIX + key for key in await _keys(client, typed))]
+async def _signals(client: AsyncClient, typed: str) -> list[str]:
+    return [SIGNAL_PREFIX + key for key in await _keys(client, typed)]
 
 
 async def _operations(client: AsyncClient, _typed: str) -> list[str]:
@@ -77,8 +101,8 @@ async def _sessions(client: AsyncClient, typed: str) -> list[str]:
     return [name.rpartition("/")[0] for name in await _operations(client, typed)]
 
 
-async def _shown_names(client: AsyncClient, typed: str) -> list[str]:
-    return [*await _partitions(client, typed), *await _operations(client, typed)]
+async def _letters(client: AsyncClient, _typed: str) -> list[str]:
+    return [one.webhook_id async for one in client.dead_letters(page_size=NAMES_MAX)]
 
 
 def choice(names: Iterable[str]) -> Callable[[], list[str]]:
@@ -90,13 +114,15 @@ partitions: Final = from_daemon(_partitions)
 topics: Final = from_daemon(_topics)
 keys: Final = from_daemon(_keys)
 sessions: Final = from_daemon(_sessions)
-shown_names: Final = from_daemon(_shown_names)
+shown_names: Final = from_daemon(_partitions, _operations)
+targets: Final = from_daemon(_partitions, _signals)
 
 PartitionOption: Final = partial(Option, metavar="PARTITION", autocompletion=partitions)
-Targets: Final = partial(Argument, metavar="TARGET", autocompletion=from_daemon(_targets))
-TargetOption: Final = partial(Option, metavar="TARGET", autocompletion=from_daemon(_targets))
+Targets: Final = partial(Argument, metavar="TARGET", autocompletion=targets)
+TargetOption: Final = partial(Option, metavar="TARGET", autocompletion=targets)
 KeyOption: Final = partial(Option, metavar="KEY", autocompletion=keys)
 SessionOption: Final = partial(Option, metavar="SESSION", autocompletion=sessions)
+LetterOption: Final = partial(Option, metavar="ID", autocompletion=from_daemon(_letters))
 Operations: Final = partial(Argument, metavar="SESSION/ID", autocompletion=from_daemon(_operations))
 Kind = Annotated[
     str | None, Option(metavar="KIND", autocompletion=choice(KINDS), help=f"Only this kind: {', '.join(KINDS)}.")
@@ -121,14 +147,6 @@ def passed_on(parser: str) -> type[TyperCommand]:
             return [CompletionItem(name) for name in offered if name.startswith(incomplete)]
 
     return PassedOn
-
-
-def serve_parser() -> argparse.ArgumentParser:
-    """The parser of `purgatory serve`."""
-    from purgatory.extensions.installed import ALL_SETTINGS  # noqa: PLC0415 - slow, and not installed everywhere
-    from purgatory.flags import flag_parser  # noqa: PLC0415 - as above
-
-    return flag_parser("purgatory serve", ALL_SETTINGS)
 
 
 def _subcommands(parser: argparse.ArgumentParser) -> Iterator[Any]:

@@ -34,9 +34,14 @@ _FILES: Final = {
     "tls_key": "Private key of the client certificate (PEM file).",
     "token_file": "File with the bearer token.",  # other users can see a command line, so the token is not an option
 }
-for _name, _help in _FILES.items():
-    _option = _Option(metavar="FILE", envvar=f"PURGATORY_{_name.upper()}", help=_help)
-    OPTIONS[_name] = (Annotated[Path | None, _option], None)
+
+
+def file_option(name: str) -> Any:  # noqa: ANN401 - as typer has it
+    """The option for one of these files."""
+    return _Option(metavar="FILE", envvar=f"PURGATORY_{name.upper()}", help=_FILES[name])
+
+
+OPTIONS.update({name: (Annotated[Path | None, file_option(name)], None) for name in _FILES})
 
 
 def with_client(function: Callable[..., Awaitable[Exit]], interrupted: str, *, as_json: bool) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""`purgatory dead-letters`: lists results that could not be delivered to their callbacks, and resends them."""
+"""`purgatory dead-letters`: lists, resends and deletes results that could not be delivered to their callbacks."""
 
 from typing import Annotated
 
@@ -7,29 +7,39 @@ from purgatory_client.views import DeadLetter
 from typer import Option
 
 from purgatory.cli import render
+from purgatory.cli.completion import LetterOption
 from purgatory.cli.exit_codes import Exit
 from purgatory.cli.parsing import UsageError
 
 
 async def dead_letters(
     client: AsyncClient,
-    resend: Annotated[list[str] | None, Option(metavar="ID", help="Resend this letter now. May be repeated.")] = None,
+    resend: Annotated[list[str] | None, LetterOption(help="Resend this letter now. May be repeated.")] = None,
     resend_all: Annotated[bool, Option("--resend-all", help="Resend all letters now.")] = False,
+    delete: Annotated[
+        list[str] | None, LetterOption(help="Delete this letter; its result is lost. May be repeated.")
+    ] = None,
 ) -> Exit:
-    """List results that could not be delivered to their callbacks, or resend them.
+    """List results that could not be delivered to their callbacks, or resend or delete them.
 
     Exit code 16 if a given ID does not exist, or there is nothing to resend.
     """
-    if resend and resend_all:
-        raise UsageError("--resend and --resend-all cannot be combined")
-    if not resend and not resend_all:
-        _print([letter async for letter in client.dead_letters()])
-        return Exit.OK
-    count, unknown = await client.resend_dead_letters(resend or None)
+    if [bool(resend), resend_all, bool(delete)].count(True) > 1:
+        raise UsageError("--resend, --resend-all and --delete cannot be combined")
+    if delete:
+        return _report("deleted", "deleted", *await client.delete_dead_letters(delete))
+    if resend or resend_all:
+        return _report("resent", "resending", *await client.resend_dead_letters(resend or None))
+    _print([letter async for letter in client.dead_letters()])
+    return Exit.OK
+
+
+def _report(field: str, verb: str, count: int, unknown: tuple[str, ...]) -> Exit:
     for one in unknown:
-        render.error_line(f"not found: {one} (already delivered, or not the id of a dead letter)")
-    text = f"resending {count} {render.plural('letter', count)}" if count else "no letters to resend"
-    render.print_either({"resent": count} | ({"unknown_webhook_ids": unknown} if unknown else {}), text)
+        render.error_line(f"no such dead letter: {one} (it may have been delivered or deleted)")
+    done = [f"{verb} {render.counted(count, 'letter')}"] if count else []
+    counts = {field: count} | ({"unknown_webhook_ids": unknown} if unknown else {})
+    render.print_either(counts, *(done or ([] if unknown else ["no dead letters"])))
     return Exit.OK if count and not unknown else Exit.NOT_FOUND
 
 
@@ -43,5 +53,5 @@ def _print(letters: list[DeadLetter]) -> None:
         render.print_lines(
             f"[bold]{render.escape(letter.webhook_id)}[/bold]  {operation}  {render.outcome_text(letter.outcome)}",
             f"  to {render.escape(letter.callback_url)}",
-            f"  {letter.attempts} {render.plural('attempt', letter.attempts)}: {render.escape(letter.last_error)}",
+            f"  {render.counted(letter.attempts, 'attempt')}: {render.escape(letter.last_error)}",
         )

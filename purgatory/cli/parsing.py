@@ -2,10 +2,10 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, time, timedelta
 from functools import partial
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import format_partition, partition_name
@@ -14,6 +14,8 @@ from purgatory_client.sources.log_positions import offset_of_lsn
 from purgatory_client.terms import Term, mark, signal
 from purgatory_client.views import OperationOrder
 from typer import Option
+
+T = TypeVar("T")
 
 SIGNAL_PREFIX: Final = "signal:"
 """Prefix of a target that is a key, where other targets are partitions."""
@@ -132,12 +134,17 @@ def checked_partition(name: str) -> str:
         raise UsageError(error.message) from error
 
 
-def operation_reference(text: str) -> tuple[str, int] | None:
-    """Parse "SESSION/17" into session id and operation id; None if the text has another form."""
-    session_id, slash, number = text.rpartition("/")
-    if slash and number.isascii() and number.isdigit():
-        return session_id, int(number)
-    return None
+def is_reference(text: str) -> bool:
+    """Whether it has the form "SESSION/17"."""
+    return re.fullmatch(r".*/\d+", text, re.ASCII | re.DOTALL) is not None
+
+
+def operation_reference(text: str) -> tuple[str, int]:
+    """Session id and operation id of "SESSION/17"."""
+    if not is_reference(text):
+        raise UsageError(f"not an operation: {text!r}; expected SESSION/ID as shown by `purgatory ls`")
+    session_id, _, number = text.rpartition("/")
+    return session_id, int(number)
 
 
 def follower(text: str) -> tuple[int, int, int | None]:
@@ -160,26 +167,24 @@ def ids(text: str) -> list[int]:
         ) from error
 
 
+def _one_of(known: Mapping[str, T], what: str, name: str) -> T:
+    """The value of a name, in which "-" may stand for "_"."""
+    found = known.get(name.lower().replace("-", "_"))
+    if found is None:
+        raise UsageError(f"not {what}: {name!r}; expected one of {', '.join(known)}")
+    return found
+
+
 def kind_of(name: str | None) -> OperationKind | None:
     """The kind "delete_records" or "delete-records"; None if none is named."""
-    if name is None:
-        return None
-    kind = KINDS.get(name.lower().replace("-", "_"))
-    if kind is None:
-        raise UsageError(f"not a kind: {name!r}; expected one of {', '.join(KINDS)}")
-    return kind
+    return None if name is None else _one_of(KINDS, "a kind", name)
 
 
 def order_of(name: str, *, reverse: bool) -> OperationOrder:
     """The order "remaining" (least first) or "waited" (longest first)."""
-    if name not in ORDERS:
-        raise UsageError(f"cannot sort by {name!r}; expected remaining or waited")
-    return ORDERS[name][reverse]
+    return _one_of(ORDERS, "an order", name)[reverse]
 
 
 def outcome_of(name: str) -> Outcome:
     """The outcome of a wait: "expired", "shutting-down"."""
-    outcome = OUTCOMES.get(name.lower().replace("-", "_"))
-    if outcome is None:
-        raise UsageError(f"not an outcome: {name!r}; expected one of {', '.join(OUTCOMES)}")
-    return outcome
+    return _one_of(OUTCOMES, "an outcome", name)

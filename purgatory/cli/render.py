@@ -5,7 +5,6 @@ Durations are in seconds, unknown offsets are -1, and missing values are null. `
 """
 
 import json
-import math
 import sys
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -18,7 +17,15 @@ from purgatory_client.events import AdvanceReceipt
 from purgatory_client.results import OperationKind, Outcome, PartitionResult, Result, value_text
 from purgatory_client.session.detached_sessions import ClosedSession
 from purgatory_client.sources.position_tokens import Positions
-from purgatory_client.views import Partition, PendingItem, PendingOperation, RemainingTime, SourceStatus, Status
+from purgatory_client.views import (
+    Partition,
+    PendingItem,
+    PendingOperation,
+    RemainingTime,
+    SourceStatus,
+    Status,
+    WebhookStatus,
+)
 from purgatory_client.waits import Wait
 from rich.console import Console
 from rich.markup import escape as escape_markup
@@ -30,9 +37,7 @@ AS_JSON: Final = ContextVar("AS_JSON", default=False)
 PLAIN_WIDTH: Final = 400
 """Width of a table in a file or a pipe, where no column should be cut off."""
 
-_REFUSAL_FIELDS: Final = ("index", "error_code", "field", "message")
-_SPANS: Final = (("m", 60, "s", 1, 3_600), ("h", 3_600, "m", 60, 86_400), ("d", 86_400, "h", 3_600, math.inf))
-"""Pairs of units of a duration, each with its seconds, and the duration from which the next pair is used."""
+_UNITS: Final = (("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400))
 COLOURS: Final = {Outcome.SATISFIED: "green", Outcome.EXPIRED: "yellow"}
 
 
@@ -75,7 +80,7 @@ def result(answer: Result, wait: Wait | None = None) -> None:
 def item_lines(answer: Result, wait: Wait | None = None) -> list[str]:
     """A line for each partition or key. The wait tells which are keys and the failure arm; without it, none are."""
     names = [] if wait is None else wait.names
-    first_failure = len(answer.items) if wait is None else len(names) - wait.operation_columns.get("unless_count", 0)
+    first_failure = len(answer.items) if wait is None else len(names) - wait.unless_count
     keys = {place for place, name in enumerate(names) if isinstance(name, str)}
     return [
         f"unless {_item_line(item, Outcome.FAILED)}"
@@ -99,7 +104,7 @@ def _item_line(item: PartitionResult, outcome: Outcome, *, is_key: bool = False)
     if is_late and not is_key:
         parts.append(_estimate(item))
     if item.stale_for is not None:
-        parts.append(f"stale for {item.stale_for:.1f} s: {item.stale_reason}".removesuffix(": "))
+        parts.append(f"stale for {span(item.stale_for)}: {item.stale_reason}".removesuffix(": "))
     if item.signal_value:
         parts.append(f"value {value_text(item.signal_value)}")
     return ", ".join(parts)
@@ -128,10 +133,10 @@ def token(ends: Positions) -> None:
 
 
 def receipt(answer: AdvanceReceipt) -> None:
-    refusals = [{name: getattr(one, name) for name in _REFUSAL_FIELDS} for one in answer.refusals]
+    refusals = [document(one) for one in answer.refusals]
     counts = {"events": len(answer.ended), "ended": answer.ended_total, "unchanged": answer.unchanged}
-    unchanged = f", {answer.unchanged} unchanged" if answer.unchanged else ""
-    refused = f", {len(answer.refusals)} refused" if answer.refusals else ""
+    unchanged = f", {answer.unchanged:,} unchanged" if answer.unchanged else ""
+    refused = f", {len(answer.refusals):,} refused" if answer.refusals else ""
     events = counted(len(answer.ended), "event")
     ended = f"{counted(answer.ended_total, 'wait')} ended"
     print_either({**counts, "refusals": refusals}, f"{events}{unchanged}{refused}: {ended}")
@@ -188,7 +193,7 @@ def operation(one: PendingOperation) -> None:
 
 
 def _outlook(one: PendingOperation, item: PendingItem) -> list[str]:
-    """What holds an item of a pending operation back, and when it will be reached at its pace."""
+    """The reason why an item of a pending operation is not reached yet, and its estimate."""
     lines = [f"held back: {item.held_back_by}"] if item.held_back_by else []
     if item.estimated_remaining is not None and item.pace_per_second is not None:
         too_late = item.estimated_remaining - one.remaining
@@ -196,7 +201,7 @@ def _outlook(one: PendingOperation, item: PendingItem) -> list[str]:
         reached = f"reached in about {span(item.estimated_remaining)}"
         lines.append(f"{item.pace_per_second:,.1f} a second: {reached}, {verdict}")
     elif item.held_back_by and item.reached_offset > 0 and one.kind != OperationKind.FETCH:
-        lines.append("no estimate: no progress since the wait began")
+        lines.append("no estimate yet: no progress measured since the wait began")
     return lines
 
 
@@ -209,17 +214,17 @@ def partitions(found: list[Partition]) -> None:
         logs = (one.log_start_offset, one.low_watermark, one.last_stable_offset)
         marks = [_mark(offset) for offset in (*logs, one.high_watermark, one.log_end_offset)]
         in_sync = ",".join(map(str, one.in_sync_replica_ids)) or "-"
-        table.add_row(escape(one.name), _role(one), _mark(one.leader_epoch), *marks, in_sync, str(one.watched))
+        table.add_row(escape(one.name), _role(one), _mark(one.leader_epoch), *marks, in_sync, f"{one.watched:,}")
     console_for_data().print(table)
 
 
 def partition(one: Partition) -> None:
     lines = [
-        f"{escape(one.name)}: {_role(one)}, leader epoch {_mark(one.leader_epoch)}, {one.watched} watching",
+        f"{escape(one.name)}: {_role(one)}, leader epoch {_mark(one.leader_epoch)}, {counted(one.watched, 'wait')}",
         f"  log {_mark(one.log_start_offset)} to {_mark(one.log_end_offset)}",
         f"  high watermark {_mark(one.high_watermark)}, last stable offset {_mark(one.last_stable_offset)}",
         f"  low watermark {_mark(one.low_watermark)}, min in-sync replicas {one.min_in_sync_replicas}",
-        f"  events: {one.unchanged_events} unchanged, {one.stale_events} of a stale epoch",
+        f"  events: {one.unchanged_events:,} unchanged, {one.stale_events:,} of a stale epoch",
     ]
     if one.stale_for is not None:
         why = f": {escape(one.stale_reason)}" if one.stale_reason else ""
@@ -252,6 +257,8 @@ def status(answer: Status) -> None:
     console.print(table)
     if answer.sources:
         _print_sources(console, answer.sources)
+    if answer.webhooks is not None:
+        console.print(_webhooks_line(answer.webhooks))
     if answer.remaining_time is not None:
         console.print(remaining_line(answer.remaining_time))
 
@@ -290,6 +297,14 @@ def _print_sources(console: Console, sources: list[SourceStatus]) -> None:
     console.print(table)
 
 
+def _webhooks_line(webhooks: WebhookStatus) -> str:
+    oldest = "" if webhooks.oldest is None else f"; oldest delivery started {span(webhooks.oldest)} ago"
+    return (
+        f"webhooks: {webhooks.undelivered:,} undelivered, {webhooks.paused:,} waiting for a retry, "
+        f"{counted(webhooks.dead_letters, 'dead letter')}{oldest}"
+    )
+
+
 def remaining_line(left: RemainingTime) -> str:
     """The remaining time of pending operations, without empty buckets."""
     if left.soonest is None or left.latest is None:
@@ -306,20 +321,21 @@ def span(seconds: float) -> str:
     if seconds < 59.95:
         return f"{seconds:.1f}".removesuffix(".0") + "s"
     # Rounded to the smaller unit first: 59m 59.7s is an hour.
-    rounded = ((pair, round(seconds / pair[3]) * pair[3]) for pair in _SPANS)
-    (large, large_s, small, small_s, _), whole = next(one for one in rounded if one[1] < one[0][4])
-    rest = whole % large_s // small_s
-    return f"{whole // large_s}{large}" + (f" {rest}{small}" if rest else "")
+    place = sum(round(seconds / each_s) * each_s >= limit_s for each_s, limit_s in ((1, 3_600), (60, 86_400)))
+    (small, small_s), (large, large_s) = _UNITS[place : place + 2]
+    smalls = round(seconds / small_s)
+    rest = smalls % (large_s // small_s)
+    return f"{smalls * small_s // large_s:,}{large}" + (f" {rest}{small}" if rest else "")
 
 
 def exact(seconds: float) -> str:
     """A measured duration: with milliseconds below a minute."""
-    return f"{seconds:.3f} s" if seconds < 60 else span(seconds)
+    return f"{seconds:.3f} s" if seconds < 59.9995 else span(seconds)
 
 
 def counted(count: int, noun: str) -> str:
-    """A number and what it counts: "1 partition", "200,006 partitions"."""
-    return f"{count:,} {plural(noun, count)}"
+    """A count with its noun: "1 partition", "200,006 partitions"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def document(view: Any) -> dict[str, Any]:  # noqa: ANN401 - any dataclass
@@ -345,8 +361,8 @@ def _item_document(item: PartitionResult) -> dict[str, Any]:
 def _estimate(item: PartitionResult) -> str:
     if item.estimated_remaining is None:
         return "no estimate: the mark did not move" if item.reached_offset >= 0 else "no estimate"
-    pace = "" if item.pace_per_second is None else f" at {item.pace_per_second:.1f} a second"
-    return f"would have been reached in about {exact(item.estimated_remaining)}{pace}"
+    pace = "" if item.pace_per_second is None else f" at {item.pace_per_second:,.1f} a second"
+    return f"would have been reached in about {span(item.estimated_remaining)}{pace}"
 
 
 def waits_for(one: PendingOperation) -> str:
@@ -379,10 +395,6 @@ def _mark(offset: int) -> str:
 
 def _local(instant: datetime) -> str:
     return instant.astimezone().isoformat(sep=" ", timespec="milliseconds")
-
-
-def plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"
 
 
 def plain_table(*headings: str) -> Table:

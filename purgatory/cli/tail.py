@@ -39,7 +39,7 @@ async def tail(
             render.print_lines(*map(_ended_line, operations), soft_wrap=True)
         sys.stdout.flush()
         if ended.left_out:
-            render.error_line(f"{ended.left_out} more results were dropped because they arrived too fast")
+            render.error_line(f"{render.counted(ended.left_out, 'result')} left out because they arrived too fast")
         if left is not None:
             left -= len(operations)
             if left <= 0:

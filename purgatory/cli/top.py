@@ -16,19 +16,13 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Static
 
+from purgatory.cli.parsing import ORDERS
 from purgatory.cli.render import COLOURS, counts_line, outcome_text, pending_line, printable, span, waits_for
 from purgatory.cli.tail import waited_for
 
 INTERVAL_S: Final = 1.0
 ROWS_MAX: Final = 500
 """Maximum rows of a view. With millions of waits pending, the daemon sorts and searches all of them."""
-ORDERS: Final = {
-    ("left", False): OperationOrder.LEAST_REMAINING,
-    ("left", True): OperationOrder.MOST_REMAINING,
-    ("waited", False): OperationOrder.LONGEST_WAITED,
-    ("waited", True): OperationOrder.SHORTEST_WAITED,
-}
-"""The daemon's sort order by column and direction. Other columns sort only the rows that were fetched."""
 ENDED_KEPT: Final = 500
 RETRY_S: Final = 1.0
 
@@ -84,7 +78,6 @@ class Top(App[None]):
         super().__init__()
         self._client: Final = client
         self._ended: Final[deque[EndedOperation]] = deque(maxlen=ENDED_KEPT)
-        self._left_out = 0
         self._views: Final = (
             TopView(
                 "waits",
@@ -226,12 +219,13 @@ class Top(App[None]):
             with contextlib.suppress(PurgatoryClientError):
                 async for ended in self._client.tail():
                     self._ended.extend(ended.operations)
-                    self._left_out += ended.left_out
             await asyncio.sleep(RETRY_S)
 
     async def _waits(self) -> list[tuple[Value, ...]]:
         view, text = self._views[0], self._filter
-        order = ORDERS.get((view.columns[view.sorted_by].heading, view.reverse), OperationOrder.LEAST_REMAINING)
+        by = view.columns[view.sorted_by].heading.replace("left", "remaining")
+        # By any other column, only the rows that expire first are sorted.
+        order = ORDERS[by][view.reverse] if by in ORDERS else OperationOrder.LEAST_REMAINING
         ranked = await self._client.ranked_operations(order, limit=ROWS_MAX)
         self._matching = ranked.matching
         found = ranked.operations
@@ -249,35 +243,23 @@ class Top(App[None]):
         return [(one.name, "key" if one.is_key else "partition", one.watched) for one in names]
 
     async def _just_ended(self) -> list[tuple[Value, ...]]:
+        rows = ((one, one.ended_time.astimezone().strftime("%H:%M:%S")) for one in self._ended)
         return [
-            (
-                waited_for(one),
-                outcome_text(one.outcome),
-                one.ended_time.astimezone().strftime("%H:%M:%S"),
-                one.waited,
-                one.lateness,
-                one.kind.name.lower(),
-            )
-            for one in self._ended
+            (waited_for(one), outcome_text(one.outcome), at, one.waited, one.lateness, one.kind.name.lower())
+            for one, at in rows
         ]
 
     def _summary(self, status: Status) -> str:
         rates = ", rates after the next refresh"
         if self._before is not None:
-            registered = _ended_of(status, "registered") - _ended_of(self._before, "registered")
-            ended = {
-                name: _ended_of(status, name) - _ended_of(self._before, name)
-                for name in ("satisfied", "failed", "expired", "cancelled")
-            }
-            changes = ", ".join(f"{count:,} {name}" for name, count in ended.items() if count) or "none ended"
-            rates = f", since the last refresh {registered:,} registered, {changes}"
+            names = ("registered", "satisfied", "failed", "expired", "cancelled")
+            pairs = list(zip(status.kinds, self._before.kinds, strict=True))
+            counts = {name: sum(getattr(now, name) - getattr(was, name) for now, was in pairs) for name in names}
+            ended = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count and name != "registered")
+            rates = f", since the last refresh {counts['registered']:,} registered, {ended or 'none ended'}"
         sources = [f"{source.name} {source.state}" for source in status.sources]
-        lines = [
-            f"{pending_line(status)}{rates}",
-            counts_line(status),
-            f"sources: {', '.join(sources)}" if sources else "no sources",
-        ]
-        return "\n".join(printable(line) for line in lines)
+        named = f"sources: {', '.join(sources)}" if sources else "no sources"
+        return "\n".join(map(printable, (pending_line(status) + rates, counts_line(status), named)))
 
     def _draw(self) -> None:
         table = self.query_one(DataTable)
@@ -308,7 +290,3 @@ def _cell(column: TopColumn, value: Value) -> Text:
     colours = {outcome_text(outcome): colour for outcome, colour in COLOURS.items()}
     style = colours.get(text, "") if column.heading == "outcome" else ""
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
-
-
-def _ended_of(status: Status, name: str) -> int:
-    return sum(getattr(kind, name) for kind in status.kinds)

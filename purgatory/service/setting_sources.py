@@ -19,6 +19,8 @@ CLIENT_VARIABLES: Final = frozenset(
 )
 """Variables of the command line client, which may run with the daemon's environment."""
 
+_GROUP_EXPECTED: Final = "is a group of settings; set each of them by its own name"
+
 Values = dict[str, Any]
 """Values of one source, nested: {"engine": {"tick_ms": 1}}."""
 
@@ -66,6 +68,9 @@ def load_settings(flags: Values, known: type[Settings] = Settings) -> Settings:
     # default.
     if path:
         _check_file(Path(path), known)
+    for group in setting_groups(known):
+        if os.environ.get(environment_name(group)):
+            raise SettingsError(f"{group}: {_GROUP_EXPECTED} (environment {environment_name(group)})")
     try:
         return known(**flags)
     except ValidationError as error:
@@ -100,6 +105,8 @@ def _check_file(path: Path, known: type[Settings]) -> None:
         raise SettingsError(f"config: cannot read {path}: {error}") from None
     names = set(setting_names(known)) - {"config"}
     for table, content in tables.items():
+        if table in setting_groups(known) and not isinstance(content, dict):
+            raise SettingsError(f"{table}: {_GROUP_EXPECTED}, in a table [{table}] (in {path})")
         keys = [f"{table}.{key}" for key in content] if isinstance(content, dict) else [table]
         for key in keys:
             if key not in names:

@@ -6,6 +6,7 @@ import random
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from purgatory_client import (
@@ -74,9 +75,16 @@ async def test_each_outcome(client: AsyncClient) -> None:
     assert isinstance(failed.value, errors.WaitFailed)
     assert decided(failed.value.result) == [("each-no", UNLESS_REACHED, 2)]
 
-    expired = await client.wait(all_of(mark("each-3", 50), signal("each-late")), timeout=0.05)
-    with pytest.raises(errors.WaitExpired, match="each-late: 0 of 1"):
-        expired.raise_for_outcome()
+
+async def test_an_expired_wait_names_only_what_was_missing(client: AsyncClient) -> None:
+    """The error of an expired composite names the terms that were not reached, but not the failure arm."""
+    arms: dict[str, Any] = {"unless": [signal("late-no"), signal("late-nor")], "timeout": 0.05}
+    one = waits.wait(signal("late-job"), **arms)
+    batched = {"offsets": [1, 1, 1, 1], "indexes": [0, 1, 0, 1], "item_counts": [2, 2], "timeouts_ms": [50]}
+    many = await client.wait_many([], ["late-job", "late-no"], unless_counts=[1], **batched)
+    for expired in (await client.wait(signal("late-job"), **arms), await client.wait_once(one), *many):
+        with pytest.raises(errors.WaitExpired, match=r" s; late-job: 0 of 1 \(error 7\)$"):
+            expired.raise_for_outcome()
 
 
 async def test_both_arms_at_once_fail(client: AsyncClient) -> None:

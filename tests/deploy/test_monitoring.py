@@ -16,11 +16,13 @@ import grpc
 import pytest
 import yaml
 
-from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc
+from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.conftest import StartDaemon
 from tests.daemon_process import DEADLINE_S
 from tests.service.serving import produce
+from tests.webhooks.callbacks import CallbackCaller, webhook_flags
+from tests.webhooks.receiver import WebhookReceiver
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
@@ -132,15 +134,15 @@ def free_port() -> int:
 def prometheus(tmp_path: Path, free_port: int) -> Iterator[tuple[Path, str]]:
     """A running Prometheus: the file of its targets, and its address.
 
-    It scrapes ten times a second. Our rules are changed to fire without delay and to look back only seconds.
+    It scrapes twice a second. Our rules are changed to fire without delay and to look back only seconds.
     """
     if SERVER is None:
         pytest.skip("no prometheus; apt-get install prometheus")
     hasty = (PROMETHEUS / "alerts.yml").read_text("utf-8")
-    hasty = re.sub(r"\bfor: \w+", "for: 0s", re.sub(r"\[\d+m\]", "[2s]", hasty))
+    hasty = re.sub(r"\bfor: \w+", "for: 0s", re.sub(r"\[\d+m\]", "[6s]", hasty))
     (tmp_path / "alerts.yml").write_text(hasty, "utf-8")
     configuration = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text("utf-8"))
-    configuration["global"] = {"scrape_interval": "100ms", "scrape_timeout": "100ms", "evaluation_interval": "100ms"}
+    configuration["global"] = {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "100ms"}
     scraped = configuration["scrape_configs"][0]
     del scraped["static_configs"]
     scraped["file_sd_configs"] = [{"files": [str(tmp_path / "targets.yml")], "refresh_interval": "100ms"}]
@@ -199,6 +201,28 @@ def test_alerts_fire_under_a_planted_fault(prometheus: tuple[Path, str], start_d
         until_firing(address, but=("PurgatoryResultBacklog", "PurgatoryManyExpiries"))
     daemon.kill()
     until_firing(address, "PurgatoryDown")
+
+
+def test_alerts_about_webhooks_fire(prometheus: tuple[Path, str], start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """With a real Prometheus, a daemon and a receiver that refuses everything: alerts report failing deliveries, and
+    dead letters that fill their space, until the receiver accepts and the letter is deleted.
+    """
+    targets, address = prometheus
+    faults = ("PurgatoryWebhooksFail", "PurgatoryDeadLettersNearLimit")
+    daemon = start_daemon(*webhook_flags(tmp_path, "--webhooks-dead-letters-max", "1"))
+    targets.write_text(yaml.safe_dump([{"targets": [daemon.http_address]}]), "utf-8")
+    until_scraped(address)
+    with (
+        WebhookReceiver(lambda received: 410 if received.operation_id == 1 else 500) as receiver,
+        CallbackCaller(daemon.address) as caller,
+    ):
+        caller.register("refused", receiver.url(), ["gone", "refused"])
+        caller.signal("gone", "refused")
+        until_firing(address, *faults, but=("PurgatoryDown",))
+        receiver.answer = lambda _received: 204
+        ids = [letter.webhook_id for letter in caller.dead_letters()]
+        caller.stub.DeleteDeadLetters(webhook_pb2.DeleteDeadLettersRequest(webhook_ids=ids))
+        until_firing(address, but=(*faults, "PurgatoryWebhooksLate"))
 
 
 def until_scraped(address: str) -> None:

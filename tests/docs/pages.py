@@ -16,10 +16,11 @@ PAGES: Final = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-SECONDS_MAX: Final = 120
+SECONDS_MAX: Final = 600
 FENCE: Final = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+DURATION: Final = re.compile(r"\b\d[\d,]*(?:\.\d+)? ?(?:ms|s|m|h)\b(?: ?\d+ ?(?:s|m)\b)?")
 VARIABLE: Final = re.compile(r"\d[\d,]*\.\d+|\b\d[\d,]{4,}|\d+(?= per second)|load-[0-9a-f]{12}")
-"""Durations, rates, positions in a log, and random names: they differ from run to run."""
+"""Rates, positions in a log, and random names: they differ from run to run, as durations do."""
 
 
 UNTIL_PENDING: Final = "until purgatory ls --json | grep -q .; do sleep 0.05; done"
@@ -63,6 +64,26 @@ def texts(page: str, language: str) -> list[str]:
     return [block.text for block in blocks() if (block.page, block.language) == (page, language)]
 
 
+def session_commands() -> list[str]:
+    """The different commands of all `console` blocks, without comments."""
+    found = [command for block in blocks() if block.language == "console" for command in block.commands]
+    return list(dict.fromkeys(re.sub(r"\s+# .*", "", command) for command in found))
+
+
+def commands_about(*words: str) -> list[str]:
+    """The commands of sessions that contain one of the words, except those that start servers or install packages."""
+    left_out = ("purgatory serve", "purgatory-", "pip ", "pytest ")
+    return [one for one in session_commands() if any(word in one for word in words) and not one.startswith(left_out)]
+
+
+def sources_about(scheme: str, address: str) -> list[str]:
+    """The `--source` options of the pages with this scheme, and with this address instead of theirs."""
+    served = [shlex.split(one) for one in session_commands() if one.startswith("purgatory serve")]
+    uris = dict.fromkeys(word for words in served for word in words if word.startswith(f"{scheme}://"))
+    replaced = dict.fromkeys(re.sub(r"://[^/?]+", f"://{address}", uri) for uri in uris)
+    return [word for uri in replaced for word in ("--source", uri)]
+
+
 def shell(script: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run a script in bash. In it, `purgatory` is this tree's."""
     purgatory = f'purgatory() {{ {shlex.quote(sys.executable)} -m purgatory "$@"; }}\n'
@@ -88,7 +109,7 @@ def play(before: str, commands: list[str], folder: Path, environment: dict[str, 
         script += f"{command}\n"
         if command.endswith("&"):
             script += f"{UNTIL_SERVING if ' serve ' in command else UNTIL_PENDING}\n"
-    done = shell(script + "kill %?serve 2> /dev/null; wait\n", folder, environment)
+    done = shell(script + "jobs > /dev/null; kill %?serve 2> /dev/null; wait\n", folder, environment)
     return comparable(done.stdout.splitlines())
 
 
@@ -96,4 +117,5 @@ def comparable(lines: list[str]) -> list[str]:
     """The lines without figures that differ from run to run and without alignment, sorted, since two commands that
     print at once have no order.
     """
-    return sorted(" ".join(VARIABLE.sub("N", line).replace(" (N s late)", "").split()) for line in lines)
+    plain = (VARIABLE.sub("N", DURATION.sub("T", line)).replace(" (T late)", "") for line in lines)
+    return sorted(" ".join(line.split()) for line in plain)

@@ -21,56 +21,19 @@ from purgatory_connectors.cli import app as source_app
 from purgatory_pipeline.cli import app as pipeline_app
 from purgatory_pipeline.cli import settings_first
 
+from examples import long_poll
 from examples.local_postgres import free_port
 from purgatory.cli.app import app as purgatory_app
 from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.flags import read_command_line
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
-from tests.docs.pages import ROOT, UNTIL_PENDING, Block, blocks, comparable, play, shell, texts
+from tests.docs.pages import ROOT, Block, blocks, comparable, play, shell, texts
+from tests.docs.where_blocks_run import NOT_RUN, PARSED, RUN_ELSEWHERE, SESSIONS, SESSIONS_ELSEWHERE, SHELL_PAGES
 from tests.played_source import played_source
 
 LANGUAGES: Final = {"console", "go", "java", "json", "nginx", "python", "sh", "sql", "text", "toml", "ts"}
 APPS: Final = {"purgatory": purgatory_app, "purgatory-pipeline": pipeline_app, "purgatory-source": source_app}
-RUN_ELSEWHERE: Final = {
-    ("docs/tutorial.md", "sh"): "tests/docs/test_tutorial.py",
-    ("docs/tutorial.md", "python"): "tests/docs/test_tutorial.py",
-    ("docs/start/curl.md", "sh"): "tests/docs/test_site.py",
-    ("docs/start/go.md", "sh"): "tests/docs/test_site.py",
-    ("docs/start/java.md", "sh"): "tests/docs/test_site.py",
-    ("docs/start/typescript.md", "sh"): "tests/docs/test_site.py",
-    ("docs/start/python.md", "python"): "tests/docs/test_site.py",
-    ("README.md", "python"): "tests/docs/test_site.py",
-    ("docs/grpc.md", "sh"): "tests/strangers/test_generic_tools.py",
-    ("docs/grpc.md", "go"): "tests/strangers/test_programs.py",
-    ("docs/grpc.md", "java"): "tests/strangers/test_programs.py",
-    ("docs/grpc.md", "ts"): "tests/strangers/test_programs.py",
-    ("docs/security.md", "sh"): "tests/transport/test_security_page.py",
-    ("docs/archive.md", "python"): "tests/archive/test_reading_page.py",
-    ("docs/sources.md", "sql"): "tests/postgres/test_real_servers.py",
-    ("examples/README.md", "sh"): "tests/examples/test_with_a_daemon.py",
-}
-PARSED: Final = {
-    "docs/embedded.md": "parts of examples/long_poll.py, which its own test runs",
-    "docs/spark.md": "needs a Spark session: tests/pipeline/streaming",
-    "docs/pipeline.md": "needs a Spark session: tests/pipeline",
-    "docs/test-kit.md": "fixtures for another project: tests/testing/test_pytest_plugin.py",
-    "docs/sources.md": "runs until it is stopped; examples/recipes/airflow_as_of.py is such a source",
-}
-"""Pages whose Python is only parsed, and why."""
-SHELL_PAGES: Final = ["README.md", "docs/cli.md", "docs/faq.md", "docs/http.md", "docs/webhooks.md"]
-SESSIONS: Final = {
-    "README.md: purgatory wait orders-3@42": "",
-    "docs/index.md: purgatory wait orders-3@42": "",
-    "docs/signals.md: purgatory wait --signal": """printf '{"rows": 17}' > result.json""",
-    "docs/cli.md: purgatory wait orders-3@42 signal:job-17": f"""
-        purgatory advance orders-3 --high-watermark 41 > /dev/null
-        ({UNTIL_PENDING}; purgatory signal job-17/failed > /dev/null) &""",
-    "docs/cli.md: purgatory load": "",
-}
-"""Sessions that are played, by page and first command, and what happened before. The README's wait that expires is
-checked in tests/client/cli/test_commands.py: here, its result would depend on the load of the machine.
-"""
 
 
 def name_of(block: Block) -> str:
@@ -82,10 +45,11 @@ def in_language(language: str) -> list[Block]:
 
 
 def session(name: str) -> Block:
-    """The session with this name, as in `SESSIONS`, without what sets up the shell, and with fewer waits."""
+    """The session with this name, as in `SESSIONS`, without what sets up the shell, with fewer waits and more time."""
     page, _, command = name.partition(": ")
     [block] = [one for one in in_language("console") if one.page == page and f"$ {command}" in one.text[:80]]
-    return block._replace(text=block.text.replace("$ source .venv/bin/activate\n", "").replace("100000", "1000"))
+    text = block.text.replace("$ source .venv/bin/activate\n", "").replace("100000", "1000")
+    return block._replace(text=text.replace("--timeout 30s", "--timeout 30m"))
 
 
 def test_every_block_names_its_language() -> None:
@@ -98,6 +62,24 @@ def test_every_command_block_runs() -> None:
     known = {*RUN_ELSEWHERE, *((page, "sh") for page in SHELL_PAGES)}
     programs = [block for block in blocks() if block.language in {"go", "java", "sh", "sql", "ts"}]
     assert [name_of(block) for block in programs if (block.page, block.language) not in known] == []
+
+
+def test_every_session_runs_or_has_a_reason() -> None:
+    """Each console block is in exactly one of the tables of sessions; each entry has a block, and its test exists."""
+    named = dict.fromkeys([*SESSIONS, *SESSIONS_ELSEWHERE, *NOT_RUN], 0)
+    unclear = []
+    for block in in_language("console"):
+        first = next(command for command in block.commands if not command.startswith("source "))
+        start = f"{block.page}: {first}"
+        found = [name for name in named if start.startswith(name)]
+        best = max(found, key=len, default=None)
+        if best is None:
+            unclear.append(name_of(block))
+        else:
+            named[best] += 1
+    assert unclear == []
+    assert [name for name, count in named.items() if count == 0] == []
+    assert [test for test in SESSIONS_ELSEWHERE.values() if not (ROOT / test).exists()] == []
 
 
 @pytest.mark.parametrize(("page", "language"), RUN_ELSEWHERE, ids=[" ".join(one) for one in RUN_ELSEWHERE])
@@ -113,6 +95,14 @@ def test_a_session_prints_what_the_page_shows(name: str, daemon: DaemonProcess, 
     """The commands of the page, typed in turn, print the lines of the page; only durations and rates differ."""
     block = session(name)
     assert play(SESSIONS[name], block.commands, tmp_path, at(daemon)) == comparable(block.output)
+
+
+def test_the_front_page_shows_the_session_of_the_readme() -> None:
+    """The site begins with the session that is played for the README."""
+    shown = session("README.md: purgatory wait orders-3@42").text
+    assert [block.text for block in in_language("console") if block.page == "docs/index.md"] == [
+        shown.replace("30m", "30s")
+    ]
 
 
 def secret(folder: Path) -> str:
@@ -131,11 +121,11 @@ def at(daemon: DaemonProcess) -> dict[str, str]:
 def test_waits_survive_the_crash_of_the_readme(tmp_path: Path) -> None:
     """The daemon of the page is killed and started again; each of its waits ends once. With shorter waits."""
     commands = session("README.md: purgatory serve --data-dir").commands
-    commands = [command.replace("10m", "15s") for command in commands]
+    commands = [command.replace("10m", "8s") for command in commands]
     addresses = {name: f"127.0.0.1:{free_port()}" for name in ("PURGATORY_GRPC_ADDRESS", "PURGATORY_HTTP_ADDRESS")}
     places = {**addresses, "PURGATORY_ADDRESS": addresses["PURGATORY_GRPC_ADDRESS"]}
     lines = play("", commands, tmp_path, places)
-    ended = [int(line.split()[0]) for line in lines if line.endswith(" expired after N s")]
+    ended = [int(line.split()[0]) for line in lines if line.endswith(" expired after T")]
     assert sorted(ended) == list(range(1, 1_001))
 
 
@@ -169,7 +159,7 @@ def test_the_answer_on_the_http_page_has_the_fields_of_the_real_one(daemon: Daem
     done = shell(call.replace("127.0.0.1:7441", daemon.http_address).replace("5000", "50"), tmp_path, at(daemon))
     answer = json.loads(done.stdout)["result"]
     expected = json.loads(shown)["result"]
-    assert answer.pop("latenessMs", "0")  # left out if the daemon was on time to the millisecond
+    answer.pop("latenessMs", None)  # left out if the daemon was on time to the millisecond
     assert answer.keys() == expected.keys()
     assert answer["partitions"] == expected["partitions"]
 
@@ -253,22 +243,62 @@ async def run_python(block: Block, daemon: DaemonProcess, client: AsyncClient, f
 RUN_PYTHON: Final = [
     block
     for block in in_language("python")
-    if block.page not in PARSED and (block.page, "python") not in RUN_ELSEWHERE and "ca.crt" not in block.text
+    if block.page not in {*PARSED, "docs/embedded.md", "docs/sources.md"}
+    and (block.page, "python") not in RUN_ELSEWHERE
+    and "ca.crt" not in block.text  # one call with the settings of TLS, whose files are not there
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", RUN_PYTHON, ids=name_of)
-async def test_python_runs(block: Block, daemon: DaemonProcess, tmp_path: Path) -> None:
-    """The block runs without an error against a daemon that has the marks which the page talks about."""
+@pytest.mark.parametrize("page", dict.fromkeys(block.page for block in RUN_PYTHON))
+async def test_python_runs(page: str, daemon: DaemonProcess, tmp_path: Path) -> None:
+    """The blocks of the page run without an error against a daemon that has the marks which the page talks about."""
     async with played_source(daemon.address, end=43) as client:
-        for mark in ("orders-3", "orders-4", "kafka/billing/orders-3", "kafka/billing/orders-0"):
-            await client.advance(mark, high_watermark=43)
-        for mark in ("pg/main/r1", "pg/main/all"):
-            await client.advance(mark, high_watermark=offset_of_lsn("0/F000000"))
-        await client.signal_key("job-17", value=b"done")
-        await client.register("night", 17, batches.produce(["later-0"], offsets=[9, 9], indexes=[0, 0]))
-        await run_python(block, daemon, client, tmp_path)
+        for block in RUN_PYTHON:
+            if block.page == page:
+                await prepare(client)  # again for each block: some of them remove marks
+                await run_python(block, daemon, client, tmp_path)
+
+
+async def prepare(client: AsyncClient) -> None:
+    """Report the marks, the signal and the wait that the pages talk about."""
+    for mark in ("orders-3", "orders-4", "kafka/billing/orders-3", "kafka/billing/orders-0"):
+        await client.advance(mark, high_watermark=43)
+    for mark in ("pg/main/r1", "pg/main/all"):
+        await client.advance(mark, high_watermark=offset_of_lsn("0/F000000"))
+    await client.signal_key("job-17", value=b"done")
+    await client.register("night", 17, batches.produce(["later-0"], offsets=[9, 9], indexes=[0, 0]))
+
+
+def test_the_embedded_page_runs() -> None:
+    """The blocks of the page in turn, in one namespace: a poll is answered by a message, and timers run when due."""
+    answers: list[tuple[int, list[str]]] = []
+    modules = ("purgatory.embedded", "purgatory.timer", "purgatory.testing")
+    names = {name: value for module in modules for name, value in vars(importlib.import_module(module)).items()}
+    names |= {"board": long_poll.Board(), "room": "lobby", "number": 0, "timeout_ms": 50, "message": "hello"}
+    names |= {"operation": long_poll.NewMessages(long_poll.Board(), "lobby", 0, 30_000), "request": "a request"}
+    names |= {"answer": lambda code, messages: answers.append((code, messages)), "send_again": print}
+    for text in texts("docs/embedded.md", "python"):
+        exec(text, names)
+    names["purgatory"].close()
+    assert answers == [(204, [])]
+
+
+async def test_the_source_on_the_page_runs(daemon: DaemonProcess) -> None:
+    """The source of the page reports its mark, and answers where its log ends."""
+    names = vars(importlib.import_module("purgatory_client")) | vars(
+        importlib.import_module("purgatory_client.sources.source_link")
+    )
+    names |= {"look": lambda: 21, "watch_closely": print}
+    [text] = texts("docs/sources.md", "python")
+    code = compile(
+        text.replace("127.0.0.1:7440", daemon.address), "sources.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    )
+    running = asyncio.create_task(eval(code, names))
+    async with AsyncClient(daemon.address) as client:
+        assert (await client.produce({"room/kitchen-0": 21}, timeout=60)).outcome.name == "SATISFIED"
+        assert (await client.ends(["room/kitchen"])).offsets == {"room/kitchen-0": 21}
+    running.cancel()
 
 
 @pytest.mark.parametrize("block", in_language("python"), ids=name_of)

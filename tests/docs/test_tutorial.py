@@ -26,6 +26,10 @@ CLEAN_UP: Final = """trap '
 ' EXIT
 """
 """Ends what a failing tutorial leaves behind."""
+UV: Final = f"""
+.venv/bin/pip() {{ {shlex.quote(sys.executable)} -m uv pip "$@" --python .venv/bin/python; }}
+"""
+"""uv installs the same packages from its cache, in a hundredth of pip's time."""
 SOURCES: Final = ("purgatory", "client/purgatory_client", "pipeline", "connectors", "proto")
 FILES: Final = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("postgres")]
@@ -39,7 +43,7 @@ def make_wheel(folder: Path) -> Path:
         shutil.copytree(ROOT / name, tree / name, ignore=leave)
     for name in FILES:
         shutil.copy(ROOT / name, tree)
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", str(folder), "."]
+    command = [sys.executable, "-m", "uv", "build", "-q", "--wheel", "--no-build-isolation", "-o", str(folder), "."]
     environment = {**os.environ, "PURGATORY_BUILD": "pure"}
     subprocess.run(command, cwd=tree, env=environment, check=True, timeout=SECONDS_MAX)
     return folder
@@ -90,8 +94,8 @@ def test_the_tutorial_from_an_empty_folder(folder: Path) -> None:
     script, shown = script_of_the_page(ports)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment |= {
-        "PIP_FIND_LINKS": f"{os.environ.get('PIP_FIND_LINKS', '')} {wheels}".strip(),
-        "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),
+        "UV_FIND_LINKS": str(wheels),
+        "UV_CONSTRAINT": str(ROOT / "constraints.txt"),
         "PURGATORY_GRPC_ADDRESS": f"127.0.0.1:{ports['7440']}",
         "PURGATORY_HTTP_ADDRESS": f"127.0.0.1:{ports['7441']}",
         "PURGATORY_ADDRESS": f"127.0.0.1:{ports['7440']}",
@@ -99,7 +103,7 @@ def test_the_tutorial_from_an_empty_folder(folder: Path) -> None:
         "PATH": os.pathsep.join([str(Path(sys.executable).resolve().parent), os.environ["PATH"]]),
     }
     done = subprocess.run(
-        ["bash", "-c", as_another_user(programs) + CLEAN_UP + script],
+        ["bash", "-c", as_another_user(programs) + CLEAN_UP + UV + script],
         cwd=folder / "empty",
         env=environment,
         capture_output=True,
@@ -109,5 +113,5 @@ def test_the_tutorial_from_an_empty_folder(folder: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     printed = comparable(done.stdout.splitlines())
-    assert [line for line in comparable(shown) if line not in printed] == []
+    assert [line for line in comparable(shown) if line not in printed] == [], done.stdout
     assert list((folder / "empty").iterdir()) == []

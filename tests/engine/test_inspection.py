@@ -14,6 +14,15 @@ def listed(world: World, *, owner_id: int = -1, kind: int = 0, partition: str = 
     return [view.operation_id for view in views]
 
 
+def test_slots_without_the_operation_show_nothing() -> None:
+    """A slot shows the operation with this id only, and a slot that was never used shows none."""
+    world = World()
+    handle = world.produce({"orders-0": 10})
+    places = [(slot, handle + other) for slot in range(4) for other in (0, 1)]
+    shown = [view.operation_id for place in places if (view := world.engine.slot_view(*place, world.now_ms))]
+    assert shown == [handle]
+
+
 def test_filters_go_together() -> None:
     """Filters are combined: each excludes operations that do not match it."""
     world = World()
@@ -121,6 +130,9 @@ def test_hottest_names_have_the_most_waits() -> None:
     assert world.engine.unreported(names) == names[:2]
     world.append("orders-0", 1)
     assert world.engine.unreported(names) == names[1:2]
+    before = world.engine.has_unreported
+    world.append("orders-1", 1)
+    assert (before, world.engine.has_unreported) == (True, False)
     world.cancel(*handles)
     assert world.engine.hottest(0, 100, 3) == ([(4, ("orders", 0))], -1)
     assert world.engine.hottest(0, 100, 4) == ([], -1)

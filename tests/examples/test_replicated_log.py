@@ -1,6 +1,8 @@
 """The replicated-log example with its real processes and files, and a follower killed midway."""
 
+import contextlib
 import os
+import pty
 import random
 import re
 import signal
@@ -12,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from examples.replicated_log.proof import read_counters
 from purgatory.extensions.archive.schema import OUTCOMES
 from tests.archive.archive_replay import Replay, rows_of, without
-from tests.daemon_process import children_of, is_running
+from tests.daemon_process import children_of, is_running, wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
 RUN_SECONDS_MAX = 180
@@ -107,6 +110,45 @@ def test_interrupted_run_leaves_no_process(odd_lines: Path, number: signal.Signa
     while left := {pid for pid in started | children if is_running(pid)}:
         assert time.monotonic() < deadline, f"still running: {left}"
         time.sleep(0.02)
+
+
+def test_on_a_terminal_a_load_runs_until_ctrl_c() -> None:
+    """After the checks the page's address is printed, and waits of all kinds end in all ways, until Ctrl-C is typed:
+    then the exit code is 0, no process is left, and no traceback is printed.
+    """
+    terminal, there = pty.openpty()
+    # In a session of its own, whose terminal this is, so that a typed Ctrl-C is a signal.
+    command = ["setsid", "--ctty", sys.executable, "-m", "examples.replicated_log"]
+    with subprocess.Popen(
+        command, cwd=PROJECT, env=demo_environment(), stdin=there, stdout=there, stderr=there
+    ) as demo:
+        os.close(there)
+        try:
+            written = ""
+            while "in another terminal:" not in written:
+                written += os.read(terminal, 65_536).decode()
+            assert re.search(r"live page on http://\S+/\s.*proven: every record arrived once", written, re.DOTALL)
+            started = children_of(demo.pid)
+            [address] = re.findall(r"live page: http://(\S+)/", written)
+            wanted = {"satisfied", "expired", "failed"}
+            wait_until(lambda: wanted <= outcomes_at(address), "waits end in three ways")
+            os.write(terminal, b"\x03")
+            with contextlib.suppress(OSError):  # the terminal's other end is closed
+                while more := os.read(terminal, 65_536):
+                    written += more.decode()
+            assert demo.wait(60) == 0
+            assert "Traceback" not in written
+            assert started
+            wait_until(lambda: not any(map(is_running, started)), f"{started} have ended")
+        finally:
+            os.close(terminal)
+            demo.kill()
+
+
+def outcomes_at(address: str) -> set[str]:
+    """How operations have ended at a daemon."""
+    counters = read_counters(address).values()
+    return {outcome for kind in counters for outcome, count in kind.outcomes.items() if count}
 
 
 def said_pids(lines: Iterator[str], until: str) -> Iterator[int]:

@@ -174,11 +174,29 @@ async def test_grpc_web(kind: str) -> None:
             assert status in answer
 
 
-async def test_grpc_itself_is_elsewhere() -> None:
-    """A client that tries gRPC here, which needs HTTP/2, gets an error with the right address."""
-    async with (
-        serving_http() as caller,
-        caller.client.post(f"{SERVICE}/Wait", data=b"", headers={"content-type": "application/grpc"}) as response,
-    ):
-        assert response.status == 415
-        assert "gRPC port" in await response.text()
+@pytest.mark.parametrize(
+    ("method", "path", "kind", "status", "words"),
+    [
+        ("POST", f"{SERVICE}/Wait", "application/grpc", 415, "served on the gRPC port"),
+        ("POST", f"{SERVICE}/Wait", "text/plain", 415, "send application/json or application/proto"),
+        ("POST", f"{SERVICE}/StreamResults", "application/json", 415, "send application/connect+json or"),
+        ("PUT", f"{SERVICE}/Wait", "application/json", 405, "send POST, with a JSON body such as {}"),
+        ("GET", f"{SERVICE}/Wait", "application/json", 405, "send POST, with a JSON body such as {}"),
+        ("POST", "/v1/results", "application/json", 405, "send GET"),
+        ("POST", f"{SERVICE}/Wiat", "application/json", 404, f"did you mean {SERVICE}/Wait?"),
+        ("POST", "/wait", "application/json", 404, f"did you mean {SERVICE}/Wait?"),
+        ("GET", "/" + "x" * 30_000, "application/json", 404, f"calls are at {SERVICE}/NAME"),
+    ],
+)
+async def test_what_cannot_be_a_call_is_told_what_to_send(
+    method: str, path: str, kind: str, status: int, words: str
+) -> None:
+    """A wrong content type, method or path gets the protocol's error as JSON, which says what to send instead."""
+    async with serving_http() as caller:
+        headers = {"content-type": kind}
+        async with caller.client.request(method, path, data=b"{}", headers=headers) as response:
+            assert (response.status, response.content_type) == (status, "application/json")
+            error = await response.json()
+            assert error["code"] in {"invalid_argument", "unimplemented"}
+            assert words in error["message"]
+            assert len(error["message"]) < 300

@@ -97,10 +97,12 @@ async def test_health_stays_when_readiness_goes(session: aiohttp.ClientSession, 
 
 
 async def test_other_paths_and_methods_are_refused(session: aiohttp.ClientSession) -> None:
-    """They get 404 and 405."""
-    assert await status(session, "/nothing") == 404
+    """They get 404 and 405, with the protocol's error as JSON."""
+    async with session.get("/nothing") as response:
+        assert (response.status, (await response.json())["code"]) == (404, "unimplemented")
     async with session.post("/metrics") as response:
         assert response.status == 405
+        assert "POST is not served at /metrics; send" in (await response.json())["message"]
 
 
 async def status(session: aiohttp.ClientSession, path: str) -> int:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.strangers.client_builds import BUILT, go_tool
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
@@ -46,3 +48,13 @@ def test_the_workflow_runs_what_there_is() -> None:
     assert all((ROOT / words[0]).exists() for words in commands if words[0].startswith("."))
     [tested] = re.findall(r"^cibuildwheel==(.*)$", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE)
     assert f"pypa/cibuildwheel@v{tested}" in {step.get("uses") for step in STEPS}
+
+
+@pytest.mark.slow  # Go compiles the checker
+@pytest.mark.xdist_group("strangers")
+def test_the_workflow_is_valid() -> None:
+    """The checker actionlint has no objections: known keys, runners, inputs of actions, and expressions."""
+    BUILT.mkdir(parents=True, exist_ok=True)
+    command = [go_tool("github.com/rhysd/actionlint/cmd/actionlint@v1.7.12"), str(ROOT / ".github/workflows/ci.yml")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of the live page: one browser, and one daemon with a thousand waits of every kind."""
+"""Fixtures for the tests of the live page: one browser, and daemons with no wait, a thousand and 200,000 waits."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,8 @@ from playwright.sync_api import Browser
 from purgatory_client.blocking import Client
 
 from tests.daemon_process import DaemonProcess
-from tests.page.many_waits import register_waits, tell_marks
+from tests.page.many_waits import register_crowd, register_waits, tell_marks
+from tests.page.steady_load import steady_load
 from tests.pipeline.page.browser import chromium_path, running_browser
 
 
@@ -26,6 +27,37 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
         with Client(daemon.address) as client:
             tell_marks(client)
             register_waits(client)
+            yield daemon
+    finally:
+        daemon.kill()
+
+
+@pytest.fixture(scope="package")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """A daemon with 200,000 pending operations, and five among them that expire first."""
+    daemon = DaemonProcess(tmp_path_factory.mktemp("crowded"))
+    try:
+        with Client(daemon.address) as client:
+            register_crowd(client)
+        yield daemon
+    finally:
+        daemon.kill()
+
+
+@pytest.fixture(scope="package")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """A daemon without operations."""
+    daemon = DaemonProcess(tmp_path_factory.mktemp("idle"))
+    yield daemon
+    daemon.kill()
+
+
+@pytest.fixture(scope="module")
+def churning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """A daemon with hundreds of operations that begin and end each second."""
+    daemon = DaemonProcess(tmp_path_factory.mktemp("churning"))
+    try:
+        with steady_load(daemon.address):
             yield daemon
     finally:
         daemon.kill()

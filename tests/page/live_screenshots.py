@@ -17,16 +17,15 @@ from tests.page.steady_load import steady_load
 from tests.page.watched_page import watched_page
 from tests.pipeline.page.browser import chromium_path, running_browser
 
-STEPS = 10
-BYTES_MAX = 150_000
-PICTURES: tuple[tuple[str, str, int, int, Literal["light", "dark"]], ...] = (
-    ("page-now", "now", 1200, 800, "light"),
-    ("page-wheel", "wheel", 1000, 610, "light"),
-    ("page-waits", "waits", 1000, 608, "light"),
-    ("page-partition", "partition?topic=orders&partition=2", 1200, 800, "light"),
-    ("page-phone", "operation?session=checkout&id=60", 390, 780, "dark"),
+BYTES_MAX = 200_000
+PICTURES: tuple[tuple[str, str, int, int, Literal["light", "dark"], int], ...] = (
+    ("page-partition", "partition?topic=orders&partition=2", 1200, 800, "light", 20),
+    ("page-phone", "operation?session=checkout&id=60", 390, 780, "dark", 10),
+    ("page-wheel", "wheel", 1160, 740, "light", 10),
+    ("page-waits", "waits", 1160, 740, "light", 10),
+    ("page-now", "now", 1200, 800, "light", 40),
 )
-"""Name, view, width, height, theme."""
+"""Name, view, width, height, theme, and how often marks move while the page is open."""
 
 
 def main(folder: Path) -> int:
@@ -42,11 +41,11 @@ def main(folder: Path) -> int:
                 tell_marks(client)
                 register_waits(client)
                 step = 0
-                for name, view, width, height, scheme in PICTURES:
+                for name, view, width, height, scheme, steps in PICTURES:
                     with watched_page(
                         browser, daemon.http_address, width=width, height=height, scheme=scheme, address=f"#/{view}"
                     ) as seen:
-                        for _ in range(STEPS):
+                        for _ in range(steps):
                             step += 1
                             tell_marks(client, step)
                             time.sleep(0.4)  # let the marks move while the page is open

@@ -12,6 +12,13 @@ HOSTILE_KEY: Final = '<img src="http://nowhere.invalid/x.png" onerror="alert(1)"
 HOSTILE_TOPIC: Final = '"><script>alert(2)</script>\u2066${alert(3)}' + "w" * 60
 """`HOSTILE_KEY` and this contain HTML, terminal colours, and characters that change the direction of text."""
 WAITS: Final = 1_000
+CROWD: Final = 200_000
+CROWD_PARTITIONS: Final = 100
+PER_BATCH: Final = 20_000
+HOUR_MS: Final = 3_600_000
+NEVER: Final = 1 << 40
+URGENT: Final = 5
+URGENT_SESSION: Final = "3f2a90cc81b74d6e9a55e01b7c64d8f0"
 
 
 def register_waits(client: Client, *, count: int = WAITS) -> None:
@@ -46,6 +53,20 @@ def register_waits(client: Client, *, count: int = WAITS) -> None:
     ]
     for place, batch in enumerate(made):
         client.register(SESSION, 1 + place * each, batch)
+
+
+def register_crowd(client: Client, count: int = CROWD) -> None:
+    """Register `count` waits for one to forty hours, evenly over the logarithm of the time, and five of ten minutes."""
+    names = [("orders", partition) for partition in range(CROWD_PARTITIONS)]
+    for first in range(0, count, PER_BATCH):
+        timeouts_ms = [int(HOUR_MS * 40 ** (number / count)) for number in range(first, first + PER_BATCH)]
+        indexes = [number % CROWD_PARTITIONS for number in range(PER_BATCH)]
+        batch = batches.produce(names, indexes=indexes, offsets=[NEVER] * PER_BATCH, timeouts_ms=timeouts_ms)
+        client.register("crowd", first + 1, batch)
+    urgent = batches.produce(
+        [("Urgent-Refunds", 0)], indexes=[0] * URGENT, offsets=[NEVER] * URGENT, timeouts_ms=[600_000] * URGENT
+    )
+    client.register(URGENT_SESSION, 1, urgent)
 
 
 def skewed(number: int) -> int:

@@ -5,12 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser
-from purgatory_client import batches
-from purgatory_client.blocking import Client
 
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
-from tests.page.many_waits import SESSION
+from tests.page.many_waits import CROWD, SESSION, URGENT
 from tests.page.page_calls import call, register_one
 from tests.page.watched_page import WatchedPage, watched_page
 from tests.webhooks.callbacks import CallbackCaller, webhook_flags
@@ -18,8 +16,6 @@ from tests.webhooks.receiver import WebhookReceiver
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
-MANY = 200_000
-PER_BATCH = 50_000
 LONG_ID = "0123456789abcdef0123456789abcdef"
 
 
@@ -49,6 +45,21 @@ def test_the_last_hour_has_time_axes(browser: Browser, daemon: DaemonProcess) ->
         seen.view("#/now")
         seen.page.wait_for_selector("#pending")
         seen.check()
+
+
+def test_charts_are_loaded_again_if_that_failed(browser: Browser, daemon: DaemonProcess) -> None:
+    """If the library cannot be loaded, the next time that charts are shown has them. Without data, nothing is shown."""
+    with watched_page(browser, daemon.http_address, address=f"#/operation?session={SESSION}&id=999999") as seen:
+        seen.wait_for_text(".lead", "It is not pending")
+        assert seen.page.locator(".figures").is_hidden()
+        seen.page.route("**/uPlot.iife.min.js", lambda route: route.abort(), times=1)
+        with seen.page.expect_event("requestfailed"):
+            seen.view("#/hour")
+        seen.view("#/now")
+        seen.wait_for_text("h1", "Now")
+        seen.view("#/hour")
+        seen.wait_for_text("#hour-lead", "A point every ten seconds")
+        seen.check("404", "net::ERR_FAILED", "error: ")
 
 
 def test_ended_rows_are_not_drawn_again(browser: Browser, daemon: DaemonProcess) -> None:
@@ -83,6 +94,8 @@ def test_a_session_is_found_shown_and_closed(browser: Browser, daemon: DaemonPro
     call(daemon, "Register", {"sessionId": LONG_ID, "batch": {"columns": columns}})
     call(daemon, "Advance", {"rows": {"events": [{"keySignalled": {"key": "closing/done"}}]}})
     with watched_page(browser, daemon.http_address, address="#/sessions") as seen:
+        seen.page.fill("#search", LONG_ID[5:20].upper())
+        seen.wait_for_text(".lead", "1 shown of")
         seen.page.get_by_role("link", name="01234567…cdef", exact=True).click()
         seen.wait_for_text("h1", LONG_ID)
         figure(seen, "pending", "1")
@@ -140,6 +153,8 @@ def test_dead_letters_are_resent_and_deleted(browser: Browser, undelivered: Daem
         figure(seen, "dead letters", "0")
         seen.wait_for_text("#letters td.empty", "There are no dead letters.")
         assert seen.sticking_out() == []
+        seen.page.get_by_role("link", name="undelivered", exact=True).click()
+        seen.wait_for_text("#session-lead", "Its results are POSTed to http://127.0.0.1")
         seen.check()
 
 
@@ -151,29 +166,22 @@ def test_webhooks_that_are_not_loaded(browser: Browser, start_daemon: StartDaemo
         seen.check()
 
 
-def test_the_wheel_stays_readable_with_many_operations(browser: Browser, start_daemon: StartDaemon) -> None:
+def test_the_wheel_stays_readable_with_many_operations(browser: Browser, crowded: DaemonProcess) -> None:
     """With 200,000 pending, all buckets are counted in full and have different colours; hands are labelled."""
-    daemon = start_daemon()
-    with Client(daemon.address) as client:
-        # Evenly over the logarithm of the time, so that buckets differ by powers of ten.
-        timeouts_ms = [int(600_000 * 100 ** (number / MANY)) for number in range(MANY)]
-        for first in range(0, MANY, PER_BATCH):
-            some = timeouts_ms[first : first + PER_BATCH]
-            client.register("many", first + 1, batches.signal(["never"], indexes=[0] * len(some), timeouts_ms=some))
-        with watched_page(browser, daemon.http_address, address="#/wheel") as seen:
-            seen.page.wait_for_function(
-                """(many) => {
-                  const rows = [...document.querySelectorAll("tbody tr:not([hidden])")];
-                  const texts = rows.map((row) => row.cells[3].textContent);
-                  const total = texts.reduce((sum, text) => sum + Number(text.replace(/[^0-9]/g, "")), 0);
-                  return total === many && !texts.some((text) => text.includes("≥"));
-                }""",
-                arg=MANY,
-            )
-            colours = seen.page.evaluate(
-                "() => [...new Set([...document.querySelectorAll('path.sector')].map((one) => one.style.fill))]"
-            )
-            assert len(colours) >= 8, colours
-            assert seen.page.locator("#scale > span").all_text_contents()[-1] in {"10,000", "100,000"}
-            assert "17 h a turn" in seen.page.locator(".ring-name").all_text_contents()
-            seen.check()
+    with watched_page(browser, crowded.http_address, address="#/wheel") as seen:
+        seen.page.wait_for_function(
+            """(many) => {
+              const rows = [...document.querySelectorAll("tbody tr:not([hidden])")];
+              const texts = rows.map((row) => row.cells[3].textContent);
+              const total = texts.reduce((sum, text) => sum + Number(text.replace(/[^0-9]/g, "")), 0);
+              return total === many && !texts.some((text) => text.includes("≥"));
+            }""",
+            arg=CROWD + URGENT,
+        )
+        colours = seen.page.evaluate(
+            "() => [...new Set([...document.querySelectorAll('path.sector')].map((one) => one.style.fill))]"
+        )
+        assert len(colours) >= 8, colours
+        assert seen.page.locator("#scale > span").all_text_contents()[-1] in {"10,000", "100,000"}
+        assert "17 h a turn" in seen.page.locator(".ring-name").all_text_contents()
+        seen.check()

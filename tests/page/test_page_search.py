@@ -1,48 +1,23 @@
 """The search and the tables of pending operations, which the daemon answers over everything that is pending."""
 
-from collections.abc import Iterator
+import json
 
 import pytest
 from playwright.sync_api import Browser
-from purgatory_client import batches, events
+from purgatory_client import events
 from purgatory_client.blocking import Client
 
+from tests.client.cli.test_commands import program
+from tests.client.cli.test_top import PseudoTerminal
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
+from tests.page.many_waits import CROWD, HOUR_MS, URGENT, URGENT_SESSION
 from tests.page.page_calls import call, register_one
 from tests.page.watched_page import WatchedPage, watched_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
-MANY = 200_000
-PER_BATCH = 20_000
-URGENT = 5
-HOUR_MS = 3_600_000
-NEVER = 1 << 40
-LONG_ID = "3f2a90cc81b74d6e9a55e01b7c64d8f0"
 ROWS = "#operations tbody tr:not([hidden])"
-
-
-@pytest.fixture(scope="module")
-def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """A daemon with 200,000 waits of an hour, and among them five of ten minutes."""
-    daemon = DaemonProcess(tmp_path_factory.mktemp("daemon"))
-    try:
-        with Client(daemon.address) as client:
-            for first in range(0, MANY, PER_BATCH):
-                names = [("orders", partition) for partition in range(100)]
-                indexes = [number % 100 for number in range(PER_BATCH)]
-                waits = batches.produce(
-                    names, indexes=indexes, offsets=[NEVER] * PER_BATCH, timeouts_ms=[HOUR_MS] * PER_BATCH
-                )
-                client.register("crowd", first + 1, waits)
-            urgent = batches.produce(
-                [("Urgent-Refunds", 0)], indexes=[0] * URGENT, offsets=[NEVER] * URGENT, timeouts_ms=[600_000] * URGENT
-            )
-            client.register(LONG_ID, 1, urgent)
-        yield daemon
-    finally:
-        daemon.kill()
 
 
 def operations(seen: WatchedPage) -> list[str]:
@@ -51,30 +26,54 @@ def operations(seen: WatchedPage) -> list[str]:
     return [str(one.get_attribute("title") or one.text_content()) for one in links.all()]
 
 
-URGENT_ONES = {f"{LONG_ID} / {number}" for number in range(1, URGENT + 1)}
+URGENT_ONES = {f"{URGENT_SESSION} / {number}" for number in range(1, URGENT + 1)}
 
 
 def test_the_first_to_expire_are_found_among_all(browser: Browser, crowded: DaemonProcess) -> None:
     """By the order, five of five come first; by the search, in any case, there are no others. Long ids are short."""
     with watched_page(browser, crowded.http_address, address="#/waits") as seen:
-        seen.wait_for_text("#found", f"{MANY + URGENT:,} operations wait on 101 names")
+        seen.wait_for_text("#found", f"{CROWD + URGENT:,} operations wait on 101 names")
         assert set(operations(seen)[:URGENT]) == URGENT_ONES
         assert str(seen.page.locator(f"{ROWS} th a").first.text_content()).startswith("3f2a90cc…d8f0 / ")
-        for text in ("URGENT-refunds-0", "urgent", LONG_ID[5:20].upper()):
+        assert seen.page.locator("#hot progress").first.get_attribute("aria-label") == "1 % of these operations"
+        for text in ("URGENT-refunds-0", "urgent", URGENT_SESSION[5:20].upper()):
             seen.page.fill("#find", text)
             seen.wait_for_text("#found", f"“{text}” matches {URGENT} operations")
             assert set(operations(seen)) == URGENT_ONES
-        seen.page.fill("#find", f"{LONG_ID} / 3")
+        seen.page.fill("#find", f"{URGENT_SESSION} / 3")
         seen.wait_for_text("#found", "matches 1 operation,")
-        assert operations(seen) == [f"{LONG_ID} / 3"]
+        assert operations(seen) == [f"{URGENT_SESSION} / 3"]
         seen.page.locator(f"{ROWS} th a").click()
-        seen.wait_for_text("h1", f"{LONG_ID} / 3")
+        seen.wait_for_text("h1", f"{URGENT_SESSION} / 3")
         seen.check()
+
+
+def test_the_terminal_finds_the_same_five(crowded: DaemonProcess) -> None:
+    """`ls --sort` and `top` rank all 200,005 operations: the five that expire first lead; a search finds no others."""
+    for search in ([], ["--search", "URGENT"]):
+        listed = program("ls", "--sort", "remaining", *search, "--limit", "5", "--json", "--address", crowded.address)
+        rows = [json.loads(line) for line in listed.stdout.splitlines()]
+        assert {f"{row['session_id']} / {row['operation_id']}" for row in rows} == URGENT_ONES, listed
+    snapshot = program("top", "--address", crowded.address).stdout.splitlines()
+    first = next(place for place, line in enumerate(snapshot) if "Urgent-Refunds-0" in line)
+    assert all("Urgent-Refunds-0" in line for line in snapshot[first : first + URGENT]), snapshot
+    assert not any("orders-" in line for line in snapshot[:first])
+    terminal = PseudoTerminal("top", "--address", crowded.address, columns=160)
+    try:
+        terminal.until(f"of {CROWD + URGENT:,}")
+        terminal.until("Urgent-Refunds-0")
+        place = len(terminal.written)
+        terminal.press("/")
+        terminal.until("only rows", place)
+        terminal.press("urgent\r")
+        terminal.until(f"waits: {URGENT} of {CROWD + URGENT:,}", place)
+    finally:
+        terminal.kill()
 
 
 def test_columns_sort_and_the_kind_filters(browser: Browser, crowded: DaemonProcess) -> None:
     """A click on a heading lets the daemon rank by it, another one turns the order; the address keeps both."""
-    register_one(crowded, "sorted-last", 7, timeout_ms=2 * HOUR_MS)
+    register_one(crowded, "sorted-last", 7, timeout_ms=100 * HOUR_MS)
     with watched_page(browser, crowded.http_address, address="#/waits") as seen:
         left = seen.page.get_by_role("button", name="Left")
         seen.page.wait_for_selector(ROWS)

@@ -11,6 +11,9 @@ TIMEOUT_MS = 30_000
 STICKING_OUT = """() => {
   const wide = document.documentElement.clientWidth;
   const out = document.documentElement.scrollWidth > wide ? ["the page itself"] : [];
+  for (const one of document.querySelectorAll(".scroll")) {
+    if (one.scrollWidth > one.clientWidth + 1) out.push("columns of " + one.ariaLabel);
+  }
   for (const one of document.querySelectorAll("body *")) {
     if (one.closest(".scroll table, .skip, .unseen, dialog, svg")) continue;
     const box = one.getBoundingClientRect();
@@ -53,6 +56,16 @@ class WatchedPage:
         unexpected = [said for said in self.complaints if not any(one in said for one in expected)]
         assert unexpected == []
         assert [request for request in self.requests if not request.startswith(self.origin + "/")] == []
+
+
+def size_of(page: Page) -> tuple[int, int]:
+    """The heap in kB after a collection, and the number of nodes, including those that are only referenced."""
+    session = page.context.new_cdp_session(page)
+    session.send("HeapProfiler.collectGarbage")
+    session.send("Performance.enable")
+    metrics = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
+    session.detach()
+    return round(metrics["JSHeapUsedSize"] / 1_000), round(metrics["Nodes"])
 
 
 @contextmanager

@@ -13,7 +13,9 @@ from purgatory_connectors.cli import open_source
 from purgatory_connectors.errors import SourceRefused
 from purgatory_connectors.uri import SourceUri
 
+from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
+from tests.docs.pages import commands_about, shell, sources_about
 from tests.redis.local_redis import LocalRedis, NoRedis
 from tests.sources.publishing import publishing, until_mark
 
@@ -136,3 +138,15 @@ def test_wrong_addresses_are_refused(uri: str, said: str) -> None:
     """A setting that cannot be used is refused at the start, with a message that names it."""
     with pytest.raises(SourceRefused, match=said):
         open_source(SourceUri.parse(uri))
+
+
+@pytest.mark.slow
+def test_commands_of_the_documentation(servers: Servers, start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """Each command on a Redis mark succeeds with the source of the page."""
+    while servers["p"].write() < 8412:  # the offset that the page waits for
+        pass
+    daemon = start_daemon(*sources_about("redis", ",".join(one.address for one in servers.values())))
+    script = "\n".join(["set -e", *commands_about("redis")]).replace("redis-cli", f"redis-cli -p {servers['p'].port}")
+    done = shell(script, tmp_path, {"PURGATORY_ADDRESS": daemon.address})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "master_repl_offset:" in done.stdout

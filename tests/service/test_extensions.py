@@ -16,8 +16,8 @@ NAMES = [extension.name for extension in ALL]
 
 @pytest.mark.parametrize("loaded", ["none", *NAMES])
 async def test_daemon_with_these_extensions(run_daemon: RunDaemon, loaded: str) -> None:
-    """The daemon serves a wait, its metrics and its probes. The page and the calls of webhooks exist only with their
-    extension.
+    """The daemon serves a wait, its metrics and its probes. The page, and the calls and counts of webhooks, exist only
+    with their extension.
     """
     daemon = await run_daemon("--extensions", loaded)
     service = "/purgatory.v1.PurgatoryService"
@@ -39,6 +39,7 @@ async def test_daemon_with_these_extensions(run_daemon: RunDaemon, loaded: str) 
         assert "purgatory_pending_operations" in (await page("/metrics"))[1]
         assert (await page("/"))[0] == (200 if loaded == "page" else 404)
         assert (await call("ListDeadLetters", {}))[0] == (200 if loaded == "webhooks" else 501)
+        assert ("webhooks" in (await call("GetStatus", {}))[1]) == (loaded == "webhooks")
         status, answer = await call("Register", register)
         assert (status, "callback_url" in answer["message"]) == (400, True), answer
 

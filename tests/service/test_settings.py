@@ -143,13 +143,22 @@ def test_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         load_settings({}, ALL_SETTINGS)
 
 
+@pytest.mark.parametrize("given", ["x", '"x"', "{}"])
+def test_the_variable_of_a_group_is_refused(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    """A variable cannot set a whole group; the message names the group and the variable."""
+    monkeypatch.setenv("PURGATORY_GRPC", given)
+    with pytest.raises(SettingsError, match=r"^grpc: is a group of settings; .* \(environment PURGATORY_GRPC\)$"):
+        load_settings({}, ALL_SETTINGS)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[engine]\ntik_ms = 1\n", r"engine\.tik_ms: there is no such setting"),
         ("[motor]\ntick_ms = 1\n", r"motor\.tick_ms: there is no such setting"),
         ("tick_ms = 1\n", r"tick_ms: there is no such setting"),
-        ("engine = 1\n", r"engine: there is no such setting"),
+        ("engine = 1\n", r"engine: is a group of settings; .* \[engine\] \(in "),
+        ('[[grpc]]\naddress = "x"\n', r"grpc: is a group of settings"),
         ("[engine\n", r"config: cannot read .*line 1"),
         ("[engine]\ntick_ms = 0\n", r"engine\.tick_ms: .* \(file"),
     ],

@@ -1,10 +1,17 @@
 """Translation between wire and engine: every field is transferred, with its default, in both shapes."""
 
 import pytest
+from purgatory_client import results
 
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
-from purgatory.engine.completions import Completions, FetchedPartition
+from purgatory.engine.completions import (
+    FETCHED_COLUMNS,
+    RESULT_COLUMNS,
+    RESULT_ITEM_COLUMNS,
+    Completions,
+    FetchedPartition,
+)
 from purgatory.service.errors import BatchRejected
 from purgatory.service.sessions.outbox import ResultSlice, slices_of
 from purgatory.service.sessions.refused import RefusedOperation, refused_completions
@@ -28,6 +35,21 @@ def test_enums_of_the_wire_equal_the_engines_codes() -> None:
         assert event_pb2.EventType.Value(f"EVENT_TYPE_{wire_name}") == event_type
     assert operation_pb2.ISOLATION_LEVEL_READ_UNCOMMITTED == codes.READ_UNCOMMITTED
     assert operation_pb2.ISOLATION_LEVEL_READ_COMMITTED == codes.READ_COMMITTED
+
+
+def test_every_result_column_is_in_all_messages() -> None:
+    """Each column of the engine is in rows, columns, `tail` and the client; a call would fail without it."""
+    of_operation, of_item = RESULT_COLUMNS, RESULT_ITEM_COLUMNS
+    for message, names in (
+        (result_pb2.Result, {one.name for one in of_operation} - {"item_count"}),
+        (purgatory_service_pb2.EndedOperation, {one.name for one in of_operation} - {"item_count"}),
+        (result_pb2.PartitionResult, {one.name for one in of_item}),
+        (result_pb2.FetchedPartition, {one.name for one in FETCHED_COLUMNS}),
+        (result_pb2.ResultColumns, {one.name for one in (*of_operation, *of_item, *FETCHED_COLUMNS)}),
+    ):
+        assert names <= set(message.DESCRIPTOR.fields_by_name), message.DESCRIPTOR.name
+    read = {field for field, _ in results.COLUMNS.values()} | {"operation_id", "kind", "item_count"}
+    assert {one.name for one in (*of_operation, *of_item, *FETCHED_COLUMNS)} <= read
 
 
 def test_rows_are_split_into_runs_of_one_kind() -> None:

@@ -17,7 +17,7 @@ CLIENTS: Final = ROOT / "client"
 PROTOS: Final = tuple(ROOT.glob("proto/**/*.proto"))
 BUILT: Final = ROOT / ".build" / "strangers"
 BUILD_S: Final = 900.0
-"""For a first build on a busy machine; Helm takes 150 s of CPU."""
+"""For a first build on a busy machine."""
 OFFLINE: Final = ("Could not transfer artifact", "ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "dial tcp")
 """Messages of Maven, npm and Go when they cannot reach their registries."""
 MORE_TOOLS: Final = ("/usr/local/go/bin", str(Path(sys.executable).parent))

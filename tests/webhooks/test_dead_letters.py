@@ -52,6 +52,7 @@ def test_the_list_is_a_bounded_dictionary(steps: list[str], most: int) -> None:
         assert listed(letters) == list(oracle)
         assert len(kept.rows) == len(letters) == len(oracle)
         assert letters.held_bytes == sum(map(len, kept.rows.values()))
+        assert letters.fill_ratio == len(oracle) / most
     again = DeadLetters(most, kept.changed)
     for number in sorted(kept.rows):
         again.restore(number, kept.rows[number])
@@ -66,8 +67,10 @@ def test_large_letters_go_by_their_bytes() -> None:
     for number in range(5):
         letters.add(letter(f"{number}", "x" * (dead_letters.LETTERS_BYTES_MAX // 3)))
     assert listed(letters) == ["3", "4"]
+    assert 0.6 < letters.fill_ratio < 0.7
     letters.add(letter("huge", "x" * (dead_letters.LETTERS_BYTES_MAX + 1)))
     assert listed(letters) == ["huge"]
+    assert letters.fill_ratio == 1
     assert letters.dropped == 5
 
 

@@ -27,6 +27,9 @@ class TriedPosts:
         self.answer: Callable[[str], Attempt] = lambda _host: Attempt(DELIVERED)
         self.gates: dict[str, asyncio.Event] = {}
         """Attempts to these hosts end once their event is set."""
+        self.awake = asyncio.Event()
+        """Pauses end once it is set."""
+        self.awake.set()
         self.deliveries = Deliveries(
             schedule,
             posts_max=posts_max,
@@ -41,6 +44,7 @@ class TriedPosts:
         self.pauses.append(seconds)
         self.now_s += seconds
         await asyncio.sleep(0)
+        await self.awake.wait()
 
     def add(self, host: str, sender: str, name: str) -> "Sent":
         sent = Sent(self, host, sender, name)
@@ -218,6 +222,51 @@ async def test_what_is_not_wanted_any_more_is_not_sent() -> None:
     await world.until(lambda: not world.deliveries.in_flight)
     assert (world.tried, world.ended, world.deliveries.paused) == (["first"], {}, 0)
     assert not world.deliveries._queues
+
+
+async def test_an_abandoned_webhook_does_not_wait_for_the_end_of_its_pause() -> None:
+    """A pause may last an hour: a webhook that is no longer wanted is forgotten at once, and others stay."""
+    world = TriedPosts()
+    world.answer = lambda _host: Attempt(REFUSED, "no")
+    world.awake.clear()
+    first, second = world.add("a", "s", "first"), world.add("b", "s", "second")
+    await world.until(lambda: len(world.pauses) == 2)
+    first.is_wanted = False
+    world.deliveries.abandon(first)
+    await world.until(lambda: world.deliveries.paused == 1)
+    assert set(world.deliveries._queues) == {"b"}
+    world.awake.set()
+    await world.until(lambda: "second" in world.ended)
+    assert world.tried.count("first") == 1
+    assert second.is_wanted
+
+
+async def test_the_oldest_delivery_is_open_and_wanted() -> None:
+    """Its age counts from when it was added; those that are delivered, given up or unwanted do not count."""
+    world = TriedPosts()
+
+    def oldest() -> float | None:
+        return world.deliveries.oldest_s
+
+    assert oldest() is None
+    for host in "abc":
+        world.gates[host] = asyncio.Event()
+    unwanted = world.add("a", "s", "unwanted")
+    world.now_s = 10.0
+    world.add("b", "s", "first")
+    world.now_s = 15.0
+    world.add("c", "s", "second")
+    assert oldest() == 15
+    unwanted.is_wanted = False
+    assert oldest() == 5
+    await world.until(lambda: len(world.tried) == 2)
+    world.gates["b"].set()
+    await world.until(lambda: "first" in world.ended)
+    assert oldest() == 0
+    world.answer = lambda _host: Attempt(REFUSED, "HTTP 410", is_final=True)
+    world.gates["c"].set()
+    await world.until(lambda: "second" in world.ended)
+    assert oldest() is None
 
 
 async def test_a_host_that_answers_again_has_all_its_places() -> None:

@@ -223,7 +223,7 @@ def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(start_daemon: S
             some_by_command = ("dead-letters", "--resend", letters[0].webhook_id, "--resend", "no[b]ody")
             partly = purgatory(*some_by_command, address=second.address)
             assert partly.returncode == 16
-            assert "not found: no[b]ody" in partly.stderr
+            assert "no such dead letter: no[b]ody" in partly.stderr
             assert "resending 1 letter" in partly.stdout
             # Given up once more before the receiver accepts, or this attempt would succeed.
             before = letters[0].given_up_time

@@ -3,6 +3,7 @@
 There is no timer per wait: pending waits are visited in rounds, a part of the round each second.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -60,6 +61,12 @@ def due_after(entry: Entry, timeout_default: float | None) -> float | None:
     timeout_ms = entry.longest_timeout_ms if isinstance(entry, WaitBatch) else entry.timeout_ms
     timeout = timeout_default if timeout_ms is None else timeout_ms / 1_000
     return None if timeout is None else timeout + max(GRACE, timeout * GRACE_SHARE)
+
+
+def timeout_end(entry: Entry) -> float:
+    """When the timeout of a wait, or the longest of a batch, is over; without one, never."""
+    timeout_ms = entry.longest_timeout_ms if isinstance(entry, WaitBatch) else entry.timeout_ms
+    return math.inf if timeout_ms is None else entry.submitted_at + timeout_ms / 1_000
 
 
 def no_answer() -> NoAnswer:

@@ -114,7 +114,7 @@ class PendingWaits:
                 if isinstance(entry, Wait):
                     del entries[entry.operation_id]
                     self.count -= 1
-                    ended.append((entry, Result(columns, place, starts[place])))
+                    ended.append((entry, Result(columns, place, starts[place], entry.unless_count)))
                     place += 1
                 else:
                     place += self._end_of_batch(arrived, place, end, ended)

@@ -9,6 +9,7 @@ submit, so a client can be created outside of one.
 import asyncio
 import contextlib
 import logging
+import math
 import uuid
 from collections.abc import Callable, Iterable
 from typing import Final, cast
@@ -37,7 +38,7 @@ from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import Result, ResultColumns
 from purgatory_client.session.backoff import Backoff
 from purgatory_client.session.channel import UNPROTECTED, ChannelSecurity, check_process, open_channel
-from purgatory_client.session.overdue_waits import TURN
+from purgatory_client.session.overdue_waits import TURN, timeout_end
 from purgatory_client.session.pending_waits import Ended, settle
 from purgatory_client.session.session_core import SessionCore
 
@@ -48,6 +49,8 @@ OPEN_TIMEOUT: Final = 10.0
 SILENT_INTERVALS_MAX: Final = 3
 LEAVE_TIMEOUT: Final = 2.0
 """Seconds that `close` may spend on sending cancels to the daemon."""
+FIRST_PATIENCE: Final = 1.0
+"""Minimum number of seconds for the first connection."""
 
 _RETRIED_CODES: Final = frozenset(
     (
@@ -238,13 +241,28 @@ class SessionDriver:
             if self.connections > before:
                 self._backoff.reset()
                 lost_at = loop.time()
+            left = self._give_up_at(lost_at) - loop.time()
             delay = self._backoff.next_delay()
-            if self._give_up_after is not None and loop.time() + delay - lost_at > self._give_up_after:
+            if not self.connections and left > 0:
+                delay = min(delay, left)  # with one more attempt at the end
+            if delay > left:
                 waited = loop.time() - lost_at
                 self._end_session(Unavailable(f"no connection to {self._address} for {waited:.1f} s: {reason}"))
                 return
             _log.info("session %s: %s; next attempt in %.3f s", self.session_id, reason, delay)
             await asyncio.sleep(delay)
+
+    def _give_up_at(self, lost_at: float) -> float:
+        """When to give up, if an attempt has failed. Before the first connection, the pending waits' longest timeout is
+        long enough: the address may be wrong.
+        """
+        if self._give_up_after is None:
+            return math.inf
+        patience_ends = lost_at + self._give_up_after
+        if self.connections:
+            return patience_ends
+        timeouts_end = [timeout_end(wait) for wait in self._core.waiting()]
+        return min(patience_ends, max([lost_at + FIRST_PATIENCE, *timeouts_end]))
 
     def _end_session(self, error: PurgatoryClientError) -> None:
         """End all pending waits with `error`. The next wait opens a new session, with two exceptions.

@@ -49,6 +49,19 @@ interface Wait {
   reject: (error: unknown) => void;
 }
 
+class AbortListener {
+  readonly ids = new Set<bigint>();
+  private readonly listener = () => this.ids.forEach(this.cancel);
+
+  constructor(private readonly signal: AbortSignal, private readonly cancel: (id: bigint) => void) {
+    signal.addEventListener("abort", this.listener);
+  }
+
+  end(): void {
+    this.signal.removeEventListener("abort", this.listener);
+  }
+}
+
 /**
  * Its state is in memory: a program that must survive its own crash stores the operations, and their results before they
  * are acknowledged.
@@ -58,6 +71,8 @@ export class Session {
   private readonly giveUpAfterMs: number;
   private readonly openTimeoutMs: number;
   private readonly pending = new Map<bigint, Wait>();
+  /** Signals of pending waits. */
+  private readonly signals = new Map<AbortSignal, AbortListener>();
   /** Cancels that the daemon has not answered. */
   private readonly cancelling = new Set<bigint>();
   private readonly ended: Promise<void>;
@@ -104,12 +119,24 @@ export class Session {
     const submittedMs = performance.now();
     if (!this.pending.size) this.reachedMs = submittedMs;
     const timeoutMs = one.timeoutMs === undefined ? undefined : Number(one.timeoutMs);
-    const cancel = () => this.cancel(id, signal?.reason);
-    signal?.addEventListener("abort", cancel);
+    const stopListening = signal && this.cancelOn(signal, id);
     return new Promise<Result>((resolve, reject) => {
       this.pending.set(id, { operation: one, submittedMs, timeoutMs, resolve, reject });
       this.wake();
-    }).finally(() => signal?.removeEventListener("abort", cancel));
+    }).finally(stopListening);
+  }
+
+  /** One listener for all waits that share a signal: Node warns of more than ten. Returns what ends it for this wait. */
+  private cancelOn(signal: AbortSignal, id: bigint): () => void {
+    const shared = this.signals.get(signal) ?? new AbortListener(signal, (one) => this.cancel(one, signal.reason));
+    this.signals.set(signal, shared);
+    shared.ids.add(id);
+    return () => {
+      shared.ids.delete(id);
+      if (shared.ids.size) return;
+      shared.end();
+      this.signals.delete(signal);
+    };
   }
 
   private cancel(id: bigint, reason: unknown): void {

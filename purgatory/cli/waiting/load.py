@@ -36,14 +36,16 @@ class Load:
     rate: float
 
 
-def _random_id() -> str:
-    return f"load-{uuid.uuid4().hex[:12]}"
-
-
 async def load(
     client: AsyncClient,
     session: Annotated[
-        str, Option(metavar="SESSION", default_factory=_random_id, help="Session id, unused so far; random by default.")
+        str,
+        Option(
+            metavar="SESSION",
+            default_factory=lambda: f"load-{uuid.uuid4().hex[:12]}",
+            show_default="random",
+            help="Session id, unused so far.",
+        ),
     ],
     operations: Annotated[int, Option("--operations", "-n", min=1, help="Number of waits.")] = 100_000,
     topic: Annotated[
@@ -54,7 +56,7 @@ async def load(
         str, Option("--timeout", "-t", metavar="DURATION", help="Timeout of each wait: 500ms, 30s, 2m, 1h.")
     ] = "10m",
     batch: Annotated[int, Option(min=1, max=10_000, help="Number of waits in one message.")] = 500,
-    rate: Annotated[float, Option(min=0, help="Waits per second; 0: no limit.")] = 0.0,
+    rate: Annotated[float, Option(min=0, help="Waits per second; 0: no limit.")] = 0,
     advance: Annotated[
         bool, Option("--advance", help="Advance the high watermarks until all waits are satisfied.")
     ] = False,

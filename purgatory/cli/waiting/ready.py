@@ -13,6 +13,8 @@ import typer
 from typer import Argument, Option
 
 from purgatory.cli import render
+from purgatory.cli.completion import topics
+from purgatory.cli.connection_options import file_option
 from purgatory.cli.exit_codes import Exit
 from purgatory.cli.parsing import Timeout, UsageError, seconds
 
@@ -33,19 +35,19 @@ AGAIN: Final = {NO_ANSWER, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_R
 def ready(
     name: Annotated[str, Argument(metavar="NAME", help="Name of the gate: the pod or service that waits.")],
     marks: Annotated[
-        list[str], Argument(metavar="MARK", help="Marks without partition numbers: kafka/GROUP/TOPIC, pg/NAME/all.")
+        list[str],
+        Argument(
+            metavar="MARK",
+            autocompletion=topics,
+            help="Marks without partition numbers: kafka/GROUP/TOPIC, pg/NAME/all.",
+        ),
     ],
     timeout: Timeout = "30s",
     http: Annotated[
         str, Option(metavar="URL", envvar="PURGATORY_HTTP_URL", help="The daemon's HTTP address, as a URL.")
     ] = DEFAULT_HTTP,
-    token_file: Annotated[
-        Path | None, Option(metavar="FILE", envvar="PURGATORY_TOKEN_FILE", help="File with the bearer token.")
-    ] = None,
-    tls_ca: Annotated[
-        Path | None,
-        Option(metavar="FILE", envvar="PURGATORY_TLS_CA", help="Certificate authorities to trust (PEM file)."),
-    ] = None,
+    token_file: Annotated[Path | None, file_option("token_file")] = None,
+    tls_ca: Annotated[Path | None, file_option("tls_ca")] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of text.")] = False,
 ) -> NoReturn:
     """Wait until everything written before the first request under this name has been processed or replicated.
@@ -83,12 +85,20 @@ def _wait(request: "Request", trusted: ssl.SSLContext | None, limit_s: float) ->
         if status in AGAIN and left_s > 0:
             time.sleep(min(POLL_S, left_s))
         elif "ready" in answer:
-            lines = [f"{name}: {value}" for name, value in answer.items()]
-            render.print_either(answer, render.escape(", ".join(lines)))
+            render.print_either(answer, render.escape(_gate_line(answer)))
             return Exit.OK if answer["ready"] else Exit.EXPIRED
         else:
             render.error_line(str(answer["message"]))
             return Exit.DENIED if status in DENIED else Exit.UNAVAILABLE if status in AGAIN else Exit.REFUSED
+
+
+def _gate_line(gate: dict[str, Any]) -> str:
+    parts = [f"{gate['name']}: {'ready' if gate['ready'] else 'not ready'}"]
+    parts += [f"{gate['lag']:,} behind"] if gate.get("lag") else []
+    if "pacePerSecond" in gate:
+        left = render.span(gate["estimatedRemainingMs"] / 1_000)
+        parts.append(f"{gate['pacePerSecond']:,.1f} a second, ready in about {left}")
+    return ", ".join(parts) + (f": {gate['reason']}" if gate.get("reason") else "")
 
 
 def _ask(request: "Request", trusted: ssl.SSLContext | None, limit_s: float) -> tuple[int, dict[str, Any]]:

@@ -7,11 +7,11 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.ranking import WheelRing
 
 COUNTED_AT_ONCE: Final = 100
-"""Smaller buckets are counted in every picture. Larger ones take turns"""
+"""Smaller buckets are counted in every picture; larger ones take turns."""
 COUNT_S: Final = 0.0015
-"""for this long per picture: with a million pending, the counts of large buckets are a few seconds old."""
+"""Time per picture for larger buckets: with a million pending, their counts are a few seconds old."""
 COUNTED_MAX: Final = 100_000
-"""Operations counted in one bucket. Counting so many takes one to three milliseconds."""
+"""Operations counted in one bucket. Counting that number takes one to three milliseconds."""
 
 
 class BucketCounts:

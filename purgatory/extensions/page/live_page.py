@@ -1,8 +1,9 @@
 """The live page: its files, and the streams that keep it current.
 
-GET /                                the page GET /page/static/NAME                its scripts and its style GET
-/page/live/VIEW?…                a view as server-sent events, such as now or wheel GET
-/page/repeat/METHOD?request=…    a call of the service, repeated; its response is sent whenever it changes
+- GET /: the page
+- GET /page/static/NAME: its scripts and its style
+- GET /page/live/VIEW?...: a view as server-sent events, such as now or wheel
+- GET /page/repeat/METHOD?request=...: a call of the service, repeated; its response is sent whenever it changes
 
 A stream is treated like any other call: it needs the permission of the call that shows the same data, counts as a call
 in flight, and takes a turn for each picture. Pictures that are the same for all viewers are computed once.
@@ -102,7 +103,7 @@ class LivePage:
         self._run: Final = secrets.token_hex(8)
         self.ends: Final = RecentEnds(host.time.now_ms)
         """A listener for the host."""
-        self._daemon: Final = DaemonViews(host, metrics, self._run)
+        self._daemon: Final = DaemonViews(host, metrics)
         self.hour: Final = LastHour(host, metrics)
         self._ranked: Final = RankedWaits(host)
         self._pictures: Final[dict[str, tuple[float, dict[str, Any]]]] = {}
@@ -116,7 +117,7 @@ class LivePage:
         """The streams, by path."""
         views = {
             "now": View("GetStatus", FAST_S, (), self._now),
-            "wheel": View("GetStatus", FAST_S, (), self._wheel),
+            "wheel": View("GetStatus", SLOW_S / 2, (), self._wheel),
             "waits": View("ListOperations", SLOW_S, WAITS_PARAMETERS, self._waits),
             "operation": View("GetOperation", SLOW_S / 2, ("session", "principal", "id"), self._operation),
             "ends": View("ListOperations", SLOW_S, (), self._recent),

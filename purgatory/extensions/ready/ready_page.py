@@ -11,12 +11,12 @@ from typing import Final
 from google.protobuf.message import Message
 from purgatory_client.base_errors import InvalidRequest
 from purgatory_client.sources.source_names import kafka_group, kafka_topic
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from purgatory.extensions.ready.ready_gates import GateState, ReadyGates
 from purgatory.service.errors import RpcError, invalid_argument
-from purgatory.service.http.connect_errors import error_response
+from purgatory.service.http.connect_errors import error_response, wrong_method
 from purgatory.service.http.http_calls import HttpCall, HttpMethods, already_decoded
 from purgatory.service.http.http_context import HttpContext
 from purgatory.service.http.server_sent_events import parameters_of
@@ -35,7 +35,7 @@ class ReadyPage:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer: Response
         if scope["method"] not in {"GET", "HEAD"}:
-            answer = PlainTextResponse("GET only\n", HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"})
+            answer = wrong_method(scope["path"], scope["method"], {"Allow": "GET, HEAD"})
         else:
             try:
                 answer = await self._answer(scope)

@@ -38,6 +38,11 @@ class DeadLetters:
     def __len__(self) -> int:
         return len(self._letters)
 
+    @property
+    def fill_ratio(self) -> float:
+        """Share of the space in use, from 0 to 1: by number or by bytes, whichever is larger."""
+        return max(len(self._letters) / self._letters_max, min(1.0, self.held_bytes / LETTERS_BYTES_MAX))
+
     def restore(self, number: int, content: bytes) -> None:
         """Add a letter from the journal.
 

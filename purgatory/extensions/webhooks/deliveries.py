@@ -10,8 +10,8 @@ import asyncio
 import random
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Final, NamedTuple, Protocol
 
 from purgatory.extensions.webhooks.webhook_poster import DELIVERED, UNREACHABLE, Attempt
 from purgatory.service.fair_queue import Turn
@@ -124,9 +124,11 @@ class Deliveries:
         self._posts: Final[set[asyncio.Task[None]]] = set()
         self._unproven_posts = 0
         """How many of `_posts` went to hosts that were not prompt when the post started."""
-        self._pauses: Final[set[asyncio.Task[None]]] = set()
+        self._pauses: Final[dict[OutgoingWebhook, asyncio.Task[None]]] = {}
         self._rests: Final[set[asyncio.Task[None]]] = set()
         """Timers that free the slot of an unresponsive host."""
+        self._open: Final[OrderedDict[Delivery, None]] = OrderedDict()
+        """Deliveries that have neither succeeded nor been given up, oldest first; unwanted ones may be missing."""
         self._is_closing = False
         self.attempts: Final[dict[str, int]] = {}
         """Number of attempts, by result."""
@@ -140,6 +142,16 @@ class Deliveries:
         """Number of deliveries waiting for a retry."""
         return len(self._pauses)
 
+    @property
+    def oldest_s(self) -> float | None:
+        """Age of the oldest open delivery, in seconds; None: there is none."""
+        while self._open:
+            oldest = next(iter(self._open))
+            if oldest.webhook.is_wanted:
+                return self._clock_s() - oldest.since_s
+            del self._open[oldest]  # an unwanted one is forgotten only at its turn
+        return None
+
     def add(self, webhook: OutgoingWebhook) -> None:
         queue = self._queues.get(webhook.host)
         if queue is None:
@@ -147,7 +159,16 @@ class Deliveries:
             self._prompt_hosts.pop(webhook.host, None)
             queue = self._queues[webhook.host] = HostQueue(webhook.host, is_prompt=is_prompt)
         queue.open += 1
-        self._enqueue(Delivery(webhook, queue, self._clock_s()))
+        delivery = Delivery(webhook, queue, self._clock_s())
+        self._open[delivery] = None
+        self._enqueue(delivery)
+
+    def abandon(self, webhook: OutgoingWebhook) -> None:
+        """Forget a webhook that is no longer wanted, if it waits for a retry: pauses last up to an hour."""
+        assert not webhook.is_wanted, "a wanted webhook must be delivered or given up"
+        pause = self._pauses.get(webhook)
+        if pause is not None:
+            pause.cancel()
 
     def _enqueue(self, delivery: Delivery) -> None:
         delivery.queue.senders.setdefault(delivery.webhook.sender, deque()).append(delivery)
@@ -194,7 +215,9 @@ class Deliveries:
             assert task is not None, "runs as a task"
             self._posts.discard(task)
             if attempt is not None and was_silent and delivery.queue.is_silent:
-                self._start(self._rests, self._free_later(delivery.queue))
+                rest = asyncio.create_task(self._free_later(delivery.queue), name="webhook rest")
+                self._rests.add(rest)
+                rest.add_done_callback(self._rests.discard)
             else:
                 self._free(delivery.queue)
         if attempt is None or not delivery.webhook.is_wanted or self._is_over(delivery, attempt):
@@ -228,22 +251,24 @@ class Deliveries:
             delivery.webhook.given_up(delivery.failures, attempt.reason)
             return True
         pause_s = max(self._schedule.pause_s(delivery.failures, self._jitter()), attempt.retry_after_s)
-        self._start(self._pauses, self._pause(delivery, min(pause_s, left_s)))
+        pause = asyncio.create_task(self._pause(min(pause_s, left_s)), name="webhook pause")
+        self._pauses[delivery.webhook] = pause
+        pause.add_done_callback(lambda _: self._paused(delivery))
         return False
 
-    def _start(self, tasks: set[asyncio.Task[None]], pause: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(pause, name="webhook pause")
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    async def _pause(self, delivery: Delivery, pause_s: float) -> None:
+    async def _pause(self, pause_s: float) -> None:
         await self._sleep(pause_s)
-        if delivery.webhook.is_wanted:
-            self._enqueue(delivery)
-        else:
+
+    def _paused(self, delivery: Delivery) -> None:
+        """Called when a pause has ended, also by cancellation: a task cancelled before its first step runs no code."""
+        del self._pauses[delivery.webhook]
+        if not delivery.webhook.is_wanted:
             self._forget(delivery)
+        elif not self._is_closing:
+            self._enqueue(delivery)
 
     def _forget(self, delivery: Delivery) -> None:
+        self._open.pop(delivery, None)
         delivery.queue.open -= 1
         if not delivery.queue.open:
             del self._queues[delivery.webhook.host]
@@ -265,7 +290,7 @@ class Deliveries:
         except TimeoutError:
             pass
         self._is_closing = True
-        rest = [*self._posts, *self._pauses, *self._rests]
+        rest = [*self._posts, *self._pauses.values(), *self._rests]
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)

@@ -32,7 +32,7 @@ from purgatory.service.errors import invalid_argument
 from purgatory.service.fair_queue import REGISTRATIONS
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.sessions.callbacks import Callbacks
+from purgatory.service.sessions.callbacks import Callbacks, WebhookCounts
 from purgatory.service.sessions.outbox import ResultSlice
 from purgatory.service.sessions.session import Callback, Session, SessionKey
 from purgatory.service.translate.results import fill_row
@@ -83,7 +83,9 @@ class Webhooks(Listener, Callbacks):
             turn=self._take_turn,
         )
         self.letters: Final = DeadLetters(settings.dead_letters_max, self._letter_changed)
-        self._resending: Final[set[str]] = set()
+        self.undelivered = 0
+        """Results of sessions with a callback that are neither delivered nor dead letters."""
+        self._resending: Final[dict[str, Redelivery]] = {}
         self._watching: asyncio.Task[None] | None = None
 
     # Sessions.
@@ -128,6 +130,11 @@ class Webhooks(Listener, Callbacks):
         self._host.sessions.attach_callback(session, stream)
         self._host.journal.changed(session)
         stream.wake()
+
+    def counts(self) -> WebhookCounts:
+        oldest_s = self.deliveries.oldest_s
+        oldest_ms = None if oldest_s is None else int(oldest_s * 1_000)
+        return WebhookCounts(self.undelivered, self.deliveries.paused, len(self.letters), oldest_ms)
 
     # Life cycle.
 
@@ -191,7 +198,7 @@ class Webhooks(Listener, Callbacks):
     # Dead letters.
 
     def keep(self, letter: webhook_pb2.DeadLetter, attempts: int, why: str) -> None:
-        """Keep a letter whose delivery has failed, possibly not for the first time."""
+        """Keep a letter whose delivery has failed, possibly not for the first time. `attempts`: over all series."""
         now = Timestamp()
         now.GetCurrentTime()
         letter.attempts, letter.last_error = attempts, why
@@ -204,24 +211,27 @@ class Webhooks(Listener, Callbacks):
     def resend(self, letter: webhook_pb2.DeadLetter) -> None:
         """Send a letter again, as if for the first time. Does nothing while the letter is already being sent."""
         if letter.webhook_id not in self._resending:
-            self._resending.add(letter.webhook_id)
             try:
                 host = self._rules.check_url(letter.callback_url).host
             except CallbackNotAllowed:
                 host = ""
-            self.deliveries.add(Redelivery(letter, host, self))
+            webhook = self._resending[letter.webhook_id] = Redelivery(letter, host, self)
+            self.deliveries.add(webhook)
 
     def resent(self, letter: webhook_pb2.DeadLetter, failed: tuple[int, str] | None) -> None:
         """The redelivery of a letter succeeded (`failed` is None), or was given up: (attempts, reason)."""
-        self._resending.discard(letter.webhook_id)
+        self._resending.pop(letter.webhook_id, None)
         if failed is None:
             self.letters.remove(letter.webhook_id)
         else:
-            self.keep(letter, *failed)
+            attempts, why = failed
+            self.keep(letter, letter.attempts + attempts, why)
 
     def delete(self, letter: webhook_pb2.DeadLetter) -> None:
         """Delete a letter, also while it is being sent again."""
-        self._resending.discard(letter.webhook_id)
+        webhook = self._resending.pop(letter.webhook_id, None)
+        if webhook is not None:
+            self.deliveries.abandon(webhook)
         self.letters.remove(letter.webhook_id)
 
     def is_resending(self, webhook_id: str) -> bool:
@@ -244,7 +254,20 @@ class Webhooks(Listener, Callbacks):
         yield GaugeMetricFamily(
             "purgatory_webhooks_paused", "Failed webhooks that will be retried.", self.deliveries.paused
         )
+        yield GaugeMetricFamily(
+            "purgatory_webhooks_undelivered", "Results neither delivered nor given up.", self.undelivered
+        )
+        yield GaugeMetricFamily(
+            "purgatory_webhook_oldest_seconds",
+            "Age of the oldest delivery that has neither succeeded nor been given up.",
+            self.deliveries.oldest_s or 0.0,
+        )
         yield GaugeMetricFamily("purgatory_webhook_dead_letters", "Dead letters kept.", len(self.letters))
+        yield GaugeMetricFamily(
+            "purgatory_webhook_dead_letter_space_ratio",
+            "Share of the space for dead letters in use, by number or bytes, whichever is larger.",
+            self.letters.fill_ratio,
+        )
         yield CounterMetricFamily("purgatory_webhooks_given_up", "Webhooks given up.", self.letters.given_up)
         yield CounterMetricFamily(
             "purgatory_webhooks_lost", "Dead letters dropped because there were too many.", self.letters.dropped
@@ -285,6 +308,8 @@ class CallbackStream:
         self._open: Final[dict[int, ResultDelivery]] = {}
         """Unacknowledged deliveries by sequence number, in order."""
         self._undelivered: Final[set[int]] = set()
+        self._counted = 0
+        """This stream's part of `owner.undelivered`."""
         self._is_scheduled = False
         self.is_closed = False
 
@@ -300,6 +325,17 @@ class CallbackStream:
     def session_closed(self) -> None:
         """Stop sending: the results are no longer needed."""
         self.is_closed = True
+        for delivery in self._open.values():
+            self.owner.deliveries.abandon(delivery)
+        self._count()
+
+    def _count(self) -> None:
+        """Update the number of undelivered results. Results delivered before an older one are still in the outbox."""
+        is_current = not self.is_closed and self.session.stream is self
+        delivered = len(self._open) - len(self._undelivered)
+        undelivered = self.session.outbox.unacknowledged - delivered if is_current else 0
+        self.owner.undelivered += undelivered - self._counted
+        self._counted = undelivered
 
     def _take_some(self) -> None:
         self._is_scheduled = False
@@ -310,6 +346,7 @@ class CallbackStream:
             delivery = self._open[sequence] = ResultDelivery(self, sequence, slices[0])
             self._undelivered.add(sequence)
             self.owner.deliveries.add(delivery)
+        self._count()
 
     def ended(self, sequence: int) -> None:
         """A result was delivered or became a dead letter: acknowledge the results up to the first undelivered one."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Final
 
 from connectrpc.errors import ConnectError
@@ -17,19 +18,22 @@ from connectrpc.request import RequestContext
 from connectrpc.server import ConnectASGIApplication, Endpoint
 from google.protobuf.descriptor_pb2 import MethodOptions
 from google.protobuf.message import Message
-from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as AsgiMessage
 
 from purgatory.service.errors import RpcError
 from purgatory.service.http.connect_codecs import Gzip, MessageCodec, Ready, Undecoded, ready
-from purgatory.service.http.connect_errors import connect_error, retry_after
+from purgatory.service.http.connect_errors import connect_error, retry_after, wrong_content_type, wrong_method
 from purgatory.service.http.http_calls import HttpCall, HttpMethod, HttpMethods
 from purgatory.service.http.http_connection import CONNECTION
 from purgatory.service.http.http_context import HttpContext, header_of
 from purgatory.service.http.written_answers import WrittenAnswers
 from purgatory.service.rpc.handlers import SERVICE
 
-GRPC_ELSEWHERE: Final = "gRPC needs HTTP/2: it is served on the gRPC port; here are Connect and gRPC-Web\n"
+GRPC_WEB_TYPES: Final = "application/grpc-web+proto, application/grpc-web+json"
+GRPC_HINT: Final = "; gRPC itself needs HTTP/2, so it is served on the gRPC port"
+UNARY_TYPES: Final = "application/json, application/proto"
+STREAM_TYPES: Final = "application/connect+json, application/connect+proto"
 
 
 class ConnectRequest:
@@ -121,14 +125,29 @@ class ConnectCalls:
     async def _serve(self, method: HttpMethod, scope: Scope, receive: Receive, send: Send) -> None:
         content_type = header_of(scope, b"content-type") or ""
         if content_type.startswith("application/grpc") and not content_type.startswith("application/grpc-web"):
-            await PlainTextResponse(GRPC_ELSEWHERE, 415)(scope, receive, send)
+            await wrong_content_type(content_type, GRPC_WEB_TYPES, GRPC_HINT)(scope, receive, send)
             return
         # Compressing an answer would block the loop, so the package must not see that the client accepts compression.
         scope["headers"] = [header for header in scope["headers"] if not header[0].endswith(b"accept-encoding")]
         request = ConnectRequest(self._methods, method, scope)
         REQUEST.set(request)
+        is_replaced = False
+
+        async def explained(message: AsgiMessage) -> None:
+            """The package's answers with 405 and 415 are empty."""
+            nonlocal is_replaced
+            status = message.get("status")
+            if status == HTTPStatus.METHOD_NOT_ALLOWED:
+                is_replaced, allowed = True, {"Allow": dict(message["headers"])[b"allow"].decode()}
+                await wrong_method(scope["path"], scope["method"], allowed)(scope, receive, send)
+            elif status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
+                is_replaced, accepted = True, UNARY_TYPES if method.is_unary else STREAM_TYPES
+                await wrong_content_type(content_type, accepted)(scope, receive, send)
+            elif not is_replaced:
+                await send(message)
+
         try:
-            await self._service(scope, receive, send)
+            await self._service(scope, receive, explained)
         finally:
             if request.context is not None:
                 request.context.done()

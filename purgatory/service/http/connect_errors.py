@@ -1,6 +1,8 @@
 """Refused calls as errors of the Connect protocol, with the same code, message and details as over gRPC."""
 
 from base64 import b64encode
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from http import HTTPStatus
 from typing import Final
 
@@ -13,6 +15,7 @@ from protobuf.wkt import Any
 from starlette.responses import JSONResponse
 
 from purgatory.service.errors import RpcError
+from purgatory.service.rpc.handlers import SERVICE
 
 SPELT_DIFFERENTLY: Final = {code_pb2.CANCELLED: Code.CANCELED}
 CODES: Final = {
@@ -20,6 +23,8 @@ CODES: Final = {
     for name, number in code_pb2.Code.items()
     if number != code_pb2.OK
 }
+
+PATH_COMPARED_MAX: Final = 100
 
 STATUSES: Final = {
     code_pb2.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
@@ -44,6 +49,32 @@ def error_response(refused: RpcError) -> JSONResponse:
     headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
     status = STATUSES.get(refused.code, HTTPStatus.INTERNAL_SERVER_ERROR)
     return JSONResponse(_error_fields(refused), status, headers)
+
+
+def wrong_content_type(sent: str, accepted: str, hint: str = "") -> JSONResponse:
+    """Return the answer to a request with another Content-Type than those `accepted`."""
+    found = f"Content-Type: {sent}" if sent else "no Content-Type"
+    message = f"the request has {found}; send {accepted.replace(', ', ' or ')}{hint}"
+    refused = RpcError(code_pb2.INVALID_ARGUMENT, message)
+    return JSONResponse(_error_fields(refused), HTTPStatus.UNSUPPORTED_MEDIA_TYPE, {"Accept-Post": accepted})
+
+
+def wrong_method(path: str, sent: str, headers: Mapping[str, str]) -> JSONResponse:
+    """Return the answer to a request with another HTTP method than those in the header `Allow`."""
+    allowed = headers.get("Allow", "GET")
+    body = ", with a JSON body such as {}" if allowed == "POST" else ""
+    refused = RpcError(code_pb2.UNIMPLEMENTED, f"{sent} is not served at {path}; send {allowed}{body}")
+    return JSONResponse(_error_fields(refused), HTTPStatus.METHOD_NOT_ALLOWED, headers)
+
+
+def wrong_path(path: str, served: Iterable[str]) -> JSONResponse:
+    """Return the answer to a request for a path at which nothing is served."""
+    by_name = {one.rpartition("/")[2].casefold(): one for one in served}
+    # The time that the comparison takes grows with the square of the length.
+    closest = get_close_matches(path.rpartition("/")[2][:PATH_COMPARED_MAX].casefold(), by_name, 1)
+    hint = f"did you mean {by_name[closest[0]]}?" if closest else f"calls are at /{SERVICE.full_name}/NAME"
+    refused = RpcError(code_pb2.UNIMPLEMENTED, f"nothing is served at {path[:PATH_COMPARED_MAX]}; {hint}")
+    return JSONResponse(_error_fields(refused), HTTPStatus.NOT_FOUND)
 
 
 def _error_fields(refused: RpcError) -> dict[str, object]:

@@ -15,13 +15,13 @@ from typing import Any, Final, NamedTuple, cast
 from urllib.parse import parse_qs
 
 from google.protobuf.message import Message
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from purgatory.service.access.account import Account
 from purgatory.service.errors import RpcError, invalid_argument, quoted
 from purgatory.service.http.connect_codecs import MESSAGE_BYTES_MAX, json_of, json_text, off_loop
-from purgatory.service.http.connect_errors import error_response
+from purgatory.service.http.connect_errors import error_response, wrong_method
 from purgatory.service.http.http_calls import HttpCall, HttpMethods, already_decoded
 from purgatory.service.http.http_context import HttpContext, header_of
 from purgatory.service.http.written_answers import WrittenAnswers
@@ -202,8 +202,7 @@ def _cursor(event_id: str) -> tuple[str, int]:
 async def serve_events(events_of: Callable[[Scope], Events], scope: Scope, receive: Receive, send: Send) -> None:
     """Send the events until they end or the client disconnects."""
     if scope["method"] != "GET":
-        refused = PlainTextResponse("GET only\n", HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET"})
-        await refused(scope, receive, send)
+        await wrong_method(scope["path"], scope["method"], {"Allow": "GET"})(scope, receive, send)
         return
     serving = asyncio.current_task()
     assert serving is not None, "runs as a task"

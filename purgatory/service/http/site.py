@@ -10,6 +10,8 @@ from typing import Final
 
 from google.rpc import code_pb2
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from purgatory.service.budget.shares import MemoryBudget
 from purgatory.service.errors import RpcError
 from purgatory.service.http.browser_guard import FOREIGN_PAGE, WRONG_HOST, is_dns_rebinding, is_foreign_page
+from purgatory.service.http.connect_errors import wrong_method, wrong_path
 from purgatory.service.http.http_acceptor import HttpAcceptor
 from purgatory.service.http.http_connection import HttpConnection
 from purgatory.service.http.http_context import certificate_of, header_of
@@ -66,7 +69,8 @@ class HttpSite:
         self._check_page: Final = check_page
         self._calls: Final = {} if calls is None else calls
         self._verifies_tokens: Final = verifies_tokens
-        self._pages: Final = Starlette(routes=routes)
+        explained = {HTTPStatus.NOT_FOUND: self._not_found, HTTPStatus.METHOD_NOT_ALLOWED: _method_not_allowed}
+        self._pages: Final = Starlette(routes=routes, exception_handlers=explained)
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         """The tasks that serve requests."""
         memory_bytes_max = MEMORY_BYTES_MAX if budget is None else budget.bytes_max
@@ -119,6 +123,9 @@ class HttpSite:
             refused = self._refusal(scope)
         await (self._pages if refused is None else refused)(scope, receive, send)
 
+    async def _not_found(self, request: Request, _error: Exception) -> Response:
+        return wrong_path(request.url.path, self._calls)
+
     def _is_dns_rebinding(self, scope: Scope, *, is_call: bool) -> bool:
         """With TLS, the certificate would have another name. With verified tokens, the other site would need one."""
         if self._tls is not None or not is_dns_rebinding(scope, self._allowed_hosts):
@@ -146,3 +153,8 @@ class HttpSite:
                 headers = {"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
                 return PlainTextResponse(f"{refused.message}\n", status, headers)
         return None
+
+
+async def _method_not_allowed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for a status"
+    return wrong_method(request.url.path, request.method, error.headers or {})

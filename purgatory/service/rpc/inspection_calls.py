@@ -244,6 +244,7 @@ class InspectionCalls:
     async def GetStatus(self, request: wire.GetStatusRequest, call: Call) -> wire.GetStatusResponse:
         """Return the daemon's counts, limits and version."""
         host = self._host
+        webhooks = host.callbacks.counts()
         return wire.GetStatusResponse(
             version=__version__,
             compiled=COMPILED,
@@ -257,6 +258,7 @@ class InspectionCalls:
             unacknowledged_results=host.sessions.unacknowledged_results,
             remaining_time=await self._remaining_times.get() if request.remaining_time else None,
             sources=await self._sources(call.account),
+            webhooks=None if webhooks is None else webhooks._asdict(),
         )
 
     async def _sources(self, account: Account) -> list[source_wire.SourceStatus]:

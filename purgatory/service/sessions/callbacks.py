@@ -1,9 +1,20 @@
 """Callbacks of sessions: the interface that the extension `webhooks` implements."""
 
+from typing import NamedTuple
+
 from purgatory.service.errors import invalid_argument
 from purgatory.service.sessions.session import Session
 
 MESSAGE = "webhooks are not available on this daemon; read the results from a stream"
+
+
+class WebhookCounts(NamedTuple):
+    """The deliveries to callbacks: the fields of `WebhookStatus` in webhook.proto."""
+
+    undelivered: int
+    paused: int
+    dead_letters: int
+    oldest_ms: int | None
 
 
 class Callbacks:
@@ -18,3 +29,7 @@ class Callbacks:
 
     def detach_if_finished(self, session: Session) -> None:
         """Start the time to live of a session that has nothing pending. Call when that may have changed."""
+
+    def counts(self) -> WebhookCounts | None:
+        """Return counts of deliveries; None: there are no webhooks."""
+        return None

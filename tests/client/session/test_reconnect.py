@@ -167,6 +167,20 @@ async def test_no_daemon_is_given_up_after_a_while() -> None:
             await client.advance("orders-3", high_watermark=1)
 
 
+async def test_a_first_connection_is_given_up_with_the_longest_timeout() -> None:
+    """With a wrong address, waits raise Unavailable once the timeouts of all of them are over, and not before."""
+    async with FaultyProxy("127.0.0.1:1") as proxy, AsyncClient(proxy.address, give_up_after=LONG) as client:
+        began_s = asyncio.get_running_loop().time()
+        ended = await asyncio.gather(
+            client.produce({"orders-3": 42}, timeout=0.1),
+            client.produce_many(["orders-3"], offsets=[1, 2], timeouts_ms=[5, 1_500]),
+            return_exceptions=True,
+        )
+        assert [type(one) for one in ended] == [errors.Unavailable, errors.Unavailable]
+        assert asyncio.get_running_loop().time() - began_s > 1.499  # a timer may be early by the clock's resolution
+        assert client.pending == 0
+
+
 async def test_a_daemon_that_comes_late_still_serves(shared_daemon: DaemonProcess) -> None:
     """A wait that was submitted before the daemon could be reached is sent once it can."""
     async with FaultyProxy("127.0.0.1:1") as proxy, AsyncClient(proxy.address) as client:

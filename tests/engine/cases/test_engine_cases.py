@@ -58,6 +58,7 @@ def test_events_are_applied_in_slices() -> None:
     assert (first.next_index, list(first.ended)) == (2, [2, 2])
     second = engine.apply(batch, 0, first.next_index, 6)
     assert (second.next_index, list(second.ended)) == (3, [2])
+    assert engine.apply(batch, 0, 0, 14).unchanged == 3
 
 
 def test_cancel_says_which_were_pending() -> None:

@@ -133,6 +133,14 @@ def test_each_record_has_a_byte() -> None:
     assert (index.reach(10), index.reach(20)) == (10, 20)
 
 
+def test_a_position_without_a_segment_is_kept() -> None:
+    """A position counts from 0 on, and is one of the segment that has begun."""
+    index = PositionIndex()
+    index.add(3, -1, 0)
+    index.add(4, -1, 100)
+    assert (len(index), index.reach(3), index.reach(4)) == (3, 3, 100)
+
+
 @pytest.mark.parametrize(
     ("leo", "position", "segment", "is_refused"),
     [

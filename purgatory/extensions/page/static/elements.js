@@ -1,5 +1,7 @@
 // Builds elements from data. Text is always inserted as text; nothing here parses HTML.
 
+import { count, duration } from "./text.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 export function element(name, attributes = {}, ...children) {
@@ -128,11 +130,15 @@ export class Curve {
     this.fromZero = fromZero;
     this.area = drawn("path", { class: "area" });
     this.curve = drawn("path", { class: "curve" });
-    this.element = drawn("svg", { class: "chart", viewBox: "0 0 600 100", preserveAspectRatio: "none", role: "img", "aria-label": label }, this.area, this.curve);
+    this.notes = [element("span"), element("span"), element("span", {}, "now")];
+    this.element = element("figure", { class: "trend" },
+      drawn("svg", { class: "chart", viewBox: "0 0 600 100", preserveAspectRatio: "none", role: "img", "aria-label": label }, this.area, this.curve),
+      element("figcaption", {}, ...this.notes));
   }
 
   add(value) {
     const now = performance.now() / 1_000;
+    if (now - (this.points.at(-1)?.[0] ?? -1) < 1) return;  // drawing costs more than all the rest
     this.points.push([now, value]);
     while (this.points[0][0] < now - this.seconds) this.points.shift();
     const values = this.points.map(([, one]) => one);
@@ -143,6 +149,8 @@ export class Curve {
     const path = this.points
       .map(([at, one]) => `${(600 - ((now - at) / shown) * 600).toFixed(1)} ${(98 - ((one - low) / (high - low)) * 94).toFixed(1)}`)
       .join(" L ");
+    setText(this.notes[0], `${duration(shown * 1_000)} ago`);
+    setText(this.notes[1], `${count(Math.min(...values))} to ${count(Math.max(...values))}`);
     const first = 600 - ((now - this.points[0][0]) / shown) * 600;
     this.curve.setAttribute("d", `M ${path}`);
     this.area.setAttribute("d", `M ${first.toFixed(1)} 100 L ${path} L 600 100 Z`);

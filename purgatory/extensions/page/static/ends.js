@@ -2,7 +2,7 @@
 
 import { element, Table } from "./elements.js";
 import { itemsText } from "./pending.js";
-import { duration, nameText, offset, operationLink, operationName, spaced, timeOf } from "./text.js";
+import { duration, nameText, offset, operationLink, operationName, spaced, timeOf, unbroken } from "./text.js";
 
 // The item that explains the outcome: one with an error of its own before those that were only late.
 const worst = (row) => row.items.find((item) => ![0, 7].includes(item.error_code)) ?? row.items.find((item) => item.error_code) ?? row.items[0];
@@ -10,7 +10,7 @@ const worst = (row) => row.items.find((item) => ![0, 7].includes(item.error_code
 // The error as the command line prints it. Error 7 is that of an expired wait only.
 const reason = (row) => {
   const item = worst(row);
-  return item?.error && (item.error_code !== 7 || row.outcome === "expired") ? { text: item.error, className: "bad" } : "–";
+  return item?.error && (item.error_code !== 7 || row.outcome === "expired") ? { text: item.error, className: "bad whole" } : "–";
 };
 
 const verdict = (row) => {
@@ -31,7 +31,7 @@ export function showEnds(page) {
       const item = worst(row);
       if (!item) return "–";
       const far = `${offset(item.reached_offset)} of ${offset(item.required_offset)}`;
-      return row.items.length > 1 ? `${nameText(item.name)}: ${far}` : far;
+      return row.items.length > 1 ? `${nameText(item.name)}: ${far}` : unbroken({ text: far });
     } },
     { title: "Estimate", cell: verdict },
     { title: "Ended at", number: true, cell: (row) => timeOf(row.ended_at_ms) },

@@ -6,6 +6,7 @@ import { count, duration, rate, timeOf } from "./text.js";
 const HOUR_S = 3_600;
 const SHOWN_S_MIN = 300;
 const HEIGHT = 180;
+const TICKS_S = [60, 300, 600, 900, 1_800];
 const LOWEST_MS = 0.5;
 const MARKS_MS = [1, 10, 100, 1_000, 10_000, 60_000, 600_000];
 const PERCENTILES = (name) => [
@@ -53,7 +54,7 @@ export function showHour(page) {
     await loadPlot();
     if (page.signal.aborted) return;
     const points = picture.at.length;
-    setText(lead, points ? `A point every ten seconds, since ${timeOf(picture.at[0] * 1_000)}. Recorded without viewers too.` : "The first point appears ten seconds after the start of the daemon.");
+    setText(lead, points ? `A point every ten seconds, since ${timeOf(picture.at[0] * 1_000)}. Points are recorded even when no page is open.` : "The first point appears ten seconds after the start of the daemon.");
     const isFirst = !latest;
     latest = picture;
     if (isFirst) draw();
@@ -67,7 +68,7 @@ let loading = null;
 function loadPlot() {
   loading ??= new Promise((done, failed) => {
     document.head.append(element("link", { rel: "stylesheet", href: "/page/static/uPlot.min.css" }),
-      element("script", { src: "/page/static/uPlot.iife.min.js", onload: done, onerror: failed }));
+      element("script", { src: "/page/static/uPlot.iife.min.js", onload: done, onerror: (event) => { loading = null; failed(event); } }));
   });
   return loading;
 }
@@ -89,7 +90,11 @@ function plotted(chart, place, picture) {
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(name).trim();
   const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 }, font: "12px system-ui, sans-serif" };
-  const shown = (value) => (value === null || value === undefined ? "–" : chart.text(value));
+  // Without a cursor, the legend shows the latest point.
+  const legend = (text) => (plot, value, series, index) => {
+    const shown = index === null ? plot.data[series].at(-1) : value;
+    return shown === null || shown === undefined ? "–" : text(shown);
+  };
   return new window.uPlot({
     width: place.clientWidth,
     height: HEIGHT,
@@ -102,15 +107,15 @@ function plotted(chart, place, picture) {
         : { range: (_, low, high) => [0, Math.max(high ?? 0, 1) * 1.1] },
     },
     axes: [
-      { ...axis, space: 70, values: (_, splits) => splits.map((second) => timeOf(second * 1_000).slice(-8, second % 60 ? undefined : -3)) },
+      { ...axis, space: 45, incrs: TICKS_S, values: (_, splits) => splits.map((second) => timeOf(second * 1_000).slice(-8, -3)) },
       {
         ...axis, size: 72, values: (_, splits) => splits.map(chart.text), filter: (_, splits) => splits,
         ...(chart.bound && { splits: (_, __, low, high) => MARKS_MS.filter((mark) => mark >= low && mark <= high) }),
       },
     ],
     series: [
-      { label: "time", value: (_, second) => (second === null || second === undefined ? "–" : timeOf(second * 1_000)) },
-      ...chart.series.map((one) => ({ label: one.title, stroke: colour(one.colour), width: 1.5, value: (_, value) => shown(value) })),
+      { label: "time", value: legend((second) => timeOf(second * 1_000)) },
+      ...chart.series.map((one) => ({ label: one.title, stroke: colour(one.colour), width: 1.5, value: legend(chart.text) })),
     ],
   }, columns(chart, picture), place);
 }

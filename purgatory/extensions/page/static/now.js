@@ -2,6 +2,7 @@
 
 import { about } from "./app.js";
 import { Curve, element, Figures, setText, Table } from "./elements.js";
+import { firstWait } from "./first.js";
 import { count, duration, kindName, rate, spaced, visible, within } from "./text.js";
 
 const RATE_MS = 3_000;
@@ -10,6 +11,7 @@ export function showNow(page) {
   const pending = element("p", { class: "big", id: "pending" }, "–");
   const known = element("p", { class: "quiet" }, "operations pending");
   const curve = new Curve("Pending operations over the last two minutes");
+  const first = firstWait();
   const figures = new Figures(["registered / s", "satisfied / s", "failed / s", "expired / s", "events / s", "lateness p99", "event loop lag p99", "sessions"]);
   const wait = (share) => (row) => within(row.times?.[share]);
   const perSecond = (name) => (row) => rate(row.rates[name]);
@@ -40,6 +42,7 @@ export function showNow(page) {
   page.add(
     element("h1", {}, "Now"),
     element("div", { class: "headline" }, element("div", {}, pending, known), curve.element),
+    first,
     figures.element,
     element("h2", {}, "By kind"), kinds.element,
     element("h2", {}, "Sources"), sources.element,
@@ -51,22 +54,23 @@ export function showNow(page) {
     about(picture);
     before.push(picture);
     while (before.length > 2 && picture.now_ms - before[1].now_ms > RATE_MS) before.shift();
-    const [first] = before;
-    const seconds = (picture.now_ms - first.now_ms) / 1_000;
+    const [oldest] = before;
+    const seconds = (picture.now_ms - oldest.now_ms) / 1_000;
     const since = (now, then) => (seconds ? (now - then) / seconds : Number.NaN);
+    first.hidden = picture.pending > 0 || picture.kinds.some((kind) => kind.registered > 0);
     setText(pending, count(picture.pending));
     curve.add(picture.pending);
     const rows = picture.kinds.map((kind, place) => ({
       ...kind,
       times: picture.times[`${kind.kind} satisfied`],
-      rates: Object.fromEntries(["registered", "satisfied", "failed", "expired"].map((name) => [name, since(kind[name], first.kinds[place][name])])),
+      rates: Object.fromEntries(["registered", "satisfied", "failed", "expired"].map((name) => [name, since(kind[name], oldest.kinds[place][name])])),
     }));
     kinds.show(rows, (row) => row.kind);
     for (const name of ["registered", "satisfied", "failed", "expired"]) {
       const total = picture.kinds.reduce((sum, kind) => sum + kind[name], 0);
       figures.show(`${name} / s`, rate(rows.reduce((sum, row) => sum + row.rates[name], 0)), `${count(total)} in all`);
     }
-    figures.show("events / s", rate(since(picture.events, first.events)), `${count(picture.events)} in all`);
+    figures.show("events / s", rate(since(picture.events, oldest.events)), `${count(picture.events)} in all`);
     const late = picture.kinds.map((kind) => picture.times[`lateness ${kind.kind}`]).filter(Boolean);
     const latest = (share) => within(worst(late.map((one) => one[share])));
     figures.show("lateness p99", latest("p99"), late.length ? `p50 ${latest("p50")}` : "nothing expired recently");

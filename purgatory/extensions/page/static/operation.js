@@ -18,7 +18,7 @@ export function showOperation(page) {
   const lead = element("p", { class: "lead" }, "Loading …");
   const outcome = element("p", { id: "outcome" });
   const figures = new Figures(["kind", "waited", "left", "registered by"]);
-  const marks = new Paces();
+  const paces = new Paces();
   const terms = new Terms();
   const items = new Table("Required marks", [
     { title: "Topic and partition, or key", cell: (row) => ({ text: nameText(row.name), href: nameLink(row.name) }) },
@@ -29,17 +29,19 @@ export function showOperation(page) {
     { title: "Estimate", cell: (row) => verdict(row.estimated_remaining_ms, row.left_ms) },
     { title: "State", cell: stateOf },
   ], "");
+  const marks = element("div", {}, element("h2", {}, "Marks"), items.element);
   const button = element("button", { class: "grave", hidden: true, onclick: () => page.cancel(
     "Cancel this operation?", "Its caller gets the outcome cancelled. This cannot be undone.",
     { sessionId: parameters.session, principal: parameters.principal ?? "", operationIds: [parameters.id] }, "Cancel this operation") }, "Cancel this operation …");
   const session = parameters.session ? [element("p", {}, element("a", { href: sessionLink(parameters) }, "Its session"))] : [];
-  page.add(element("h1", {}, title), lead, ...session, outcome, figures.element, terms.element, element("h2", {}, "Marks"), items.element, element("p", {}, button));
+  page.add(element("h1", {}, title), lead, ...session, outcome, figures.element, terms.element, marks, element("p", {}, button));
   page.onRefused = (error) => {
     setText(lead, error.code === "not_found" ? "It is not pending, and it ended before a viewer connected." : visible(error.message));
-    button.hidden = true;
+    button.hidden = figures.element.hidden = marks.hidden = true;
   };
   page.follow("/page/live/operation", parameters, (row) => {
     const is_pending = row.state === "pending";
+    figures.element.hidden = marks.hidden = false;
     const held = row.held_back_by;
     setText(lead, is_pending ? `It is pending.${held ? ` Held back: ${visible(held)}.` : ""}` : `It ended at ${timeOf(row.ended_at_ms)}.`);
     setText(outcome, is_pending ? "" : `Outcome: ${row.outcome}${row.lateness_ms > 0 ? `, ${duration(row.lateness_ms)} late` : ""}${whyEnded(row)}.`);
@@ -52,7 +54,7 @@ export function showOperation(page) {
     figures.show("registered by", row.principal ? visible(row.principal) : row.session ? "a session" : "a call", row.session ? `session ${shortId(row.session).text}` : "");
     terms.show(row);
     // The terms of a composite may repeat a name.
-    items.show(row.items.map((item) => (is_pending ? { ...item, ...marks.of(row.kind, item), left_ms: row.left_ms } : { ...item, left_ms: 0 })), row.kind === "composite" ? undefined : (item) => nameText(item.name));
+    items.show(row.items.map((item) => (is_pending ? { ...item, ...paces.of(row.kind, item), left_ms: row.left_ms } : { ...item, left_ms: 0 })), row.kind === "composite" ? undefined : (item) => nameText(item.name));
   });
 }
 

@@ -93,7 +93,7 @@ function showWaiting(page, selection, filter, name) {
     `Cancel ${waiting === undefined ? "all operations" : counted(waiting, "operation")} waiting on ${name}?`,
     "The callers get the outcome cancelled, also for operations that have been registered in the meantime. This cannot be undone.",
     filter, waiting === undefined ? "Cancel all operations" : `Cancel ${counted(waiting, "operation")}`) });
-  const pending = followPending(page, "Operations that wait here: the first 50 in the order of a column", selection, (picture) => {
+  const pending = followPending(page, "Operations that wait here: the first 50 in the chosen order", selection, (picture) => {
     // With a filter, or without the role admin everywhere, only some of them are counted.
     waiting = picture.sees_all && !page.parameters.get("kind") ? picture.operations : undefined;
     cancel.hidden = !picture.may_cancel || waiting === 0;

@@ -27,7 +27,7 @@ export const operationColumns = (paces) => [
   { title: "Waited", number: true, sort: "waited", first: "-waited", cell: (row) => ({ text: duration(row.waited_ms), title: `registered ${timeOf(row.registered_at_ms)}` }) },
   { title: "Progress", number: true, cell: progress },
   { title: "Estimate", cell: (row) => estimate(row, paces) },
-  { title: "Held back by", cell: (row) => visible(row.held_back_by) },
+  { title: "Reason", cell: (row) => visible(row.held_back_by) },
 ];
 
 // Follows the pending operations of the view: those that its address selects (q, kind, order, names), and `fixed`.

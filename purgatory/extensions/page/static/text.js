@@ -31,7 +31,7 @@ export function duration(milliseconds) {
   for (const [size, unit] of UNITS) {
     if (ms >= size) {
       const value = ms / size;
-      return `${value < 10 && (unit !== "s" || value < 10) ? value.toFixed(1) : Math.floor(value)} ${unit}`;
+      return `${value < 10 ? Number(value.toFixed(1)) : Math.floor(value)} ${unit}`;
     }
   }
 }
@@ -56,11 +56,14 @@ export function shortId(id) {
   return text.length < 32 ? { text } : { text: `${text.slice(0, 8)}…${text.slice(-4)}`, title: text };
 }
 
+// A cell that is kept on one line if it is short.
+export const unbroken = (cell) => ({ ...cell, className: cell.text.length < 25 ? "whole" : "" });
+
 // A cell: the operation as the search takes it. A call belongs to no session.
 export function operationName(row) {
   if (!row.session) return { text: `call ${row.id}`, className: "whole" };
   const { text, title } = shortId(row.session);
-  return { text: `${text} / ${row.id}`, title: title && `${title} / ${row.id}`, className: "whole" };
+  return unbroken({ text: `${text} / ${row.id}`, title: title && `${title} / ${row.id}` });
 }
 
 export const operationLink = (row) => `#/operation?${new URLSearchParams({ session: row.session, principal: row.principal, id: row.id })}`;

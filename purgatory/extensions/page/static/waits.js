@@ -9,7 +9,7 @@ export function showWaits(page) {
   const sought = () => page.parameters.get("q") ?? "";
   const found = element("p", { class: "lead", id: "found" }, "Loading …");
   const nothing = element("p", { class: "notice", id: "nothing", hidden: true });
-  const hot = new Table("Partitions and keys with the most waits", [
+  const hot = new Table("The first 50 in the chosen order", [
     { title: "Topic and partition, or key", sort: "name", cell: (row) => ({ text: nameText(row), href: nameLink(row) }) },
     { title: "Waits", number: true, sort: "waits", first: "-waits", cell: (row) => count(row[2]) },
     { title: "Share of these operations", cell: (row) => ({ text: `${Math.round((100 * row[2]) / row[3])} % of these operations`, progress: row[2] / row[3] }) },
@@ -40,9 +40,10 @@ export function showWaits(page) {
         ", or ", element("a", { href: `#/partitions?${new URLSearchParams({ q: sought() })}` }, "look among all partitions"), ".");
     }
   };
-  const pending = followPending(page, "Pending operations: the first 50 in the order of a column", {}, showFound);
+  const pending = followPending(page, "Pending operations: the first 50 in the chosen order", {}, showFound);
   hot.sorted(page.parameters.get("names") || "-waits");
   hot.onSort = (names) => { hot.sorted(names); pending.select({ names }); };
   page.onSearch = (text) => pending.select({ q: text.trim() });
-  page.add(element("h1", {}, "Pending operations"), found, nothing, sessions.element, hot.element, element("h2", {}, "Operations"), pending.filter, pending.table.element);
+  page.add(element("h1", {}, "Pending operations"), found, nothing, sessions.element,
+    element("h2", {}, "Partitions and keys"), hot.element, element("h2", {}, "Operations"), pending.filter, pending.table.element);
 }

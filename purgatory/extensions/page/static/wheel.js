@@ -24,7 +24,7 @@ export function showWheel(page) {
     element("div", { class: "wheel" }, picture, element("div", {},
       element("ul", { class: "legend" },
         element("li", {}, element("strong", {}, "Fill. "), "A new operation is added to the innermost ring that covers its deadline. Fuller buckets have stronger colours:", scale.element),
-        element("li", {}, element("strong", {}, "Cascade. "), "When the hand of an outer ring reaches a bucket, its operations move to finer buckets of inner rings. The bucket flashes."),
+        element("li", {}, element("strong", {}, "Cascade. "), "When the hand of an outer ring reaches a bucket, its operations move to finer buckets of inner rings. The bucket flashes: ", element("span", { class: "swatch fell", "aria-hidden": "true" })),
         element("li", {}, element("strong", {}, "Fire. "), "A bucket of the innermost ring is one tick wide. Its operations expire when the tick is reached, never earlier. Satisfied operations are removed before that."),
       ),
       element("p", {}, moved, " a second fired or cascaded, ", expired, " a second expired."),
@@ -109,13 +109,14 @@ class Wheel {
     this.scale.fit(now.rings.flatMap((ring) => ring.counts));
     now.rings.forEach((ring, level) => {
       const known = this.rings[level];
+      const [sectors, at] = [ring.counts.length, Math.floor((now.now_ms / (ring.tick_ms * now.size)) * ring.counts.length)];
       ring.counts.forEach((held, place) => {
         const shape = known.sectors[place];
         const colour = this.scale.colour(held);
         if (shape.colour !== colour) shape.style.fill = shape.colour = colour;
-        shape.classList.toggle("fell", level > 0 && held === 0 && known.before[place] > 0);
+        shape.classList.toggle("fell", level > 0 && !known.isStill && held === 0 && known.before[place] > 0 && (at - place) % sectors < at - known.at);
       });
-      known.before = ring.counts;
+      Object.assign(known, { before: ring.counts, at });
     });
     this.turn(now);
   }

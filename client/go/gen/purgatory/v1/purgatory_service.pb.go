@@ -2461,9 +2461,8 @@ type PendingOperation struct {
 	RequiredTerms *int32 `protobuf:"varint,11,opt,name=required_terms,json=requiredTerms,proto3,oneof" json:"required_terms,omitempty"`
 	// Composite only: the last so many of `partitions` are the failure arm.
 	UnlessCount *int32 `protobuf:"varint,12,opt,name=unless_count,json=unlessCount,proto3,oneof" json:"unless_count,omitempty"`
-	// GetOperation only: for each of the first 100 `partitions`, why it has not been reached, as text: "in-sync replica 2 (at
-	// 40)". Empty once it is reached, and in the failure arm of
-	// a composite.
+	// GetOperation only: for each of the first 100 `partitions`, why it has not been reached, as text: "in-sync replica 2
+	// (at 40)". Empty once it is reached, and in the failure arm of a composite.
 	HeldBackBy    []string `protobuf:"bytes,13,rep,name=held_back_by,json=heldBackBy,proto3" json:"held_back_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3417,7 +3416,9 @@ type GetStatusResponse struct {
 	RemainingTime *RemainingTime `protobuf:"bytes,11,opt,name=remaining_time,json=remainingTime,proto3" json:"remaining_time,omitempty"`
 	// Attached and formerly attached sources, by name, limited to sources that feed a name on which the caller has the role
 	// observe.
-	Sources       []*SourceStatus `protobuf:"bytes,12,rep,name=sources,proto3" json:"sources,omitempty"`
+	Sources []*SourceStatus `protobuf:"bytes,12,rep,name=sources,proto3" json:"sources,omitempty"`
+	// Absent: the daemon does not deliver webhooks.
+	Webhooks      *WebhookStatus `protobuf:"bytes,13,opt,name=webhooks,proto3" json:"webhooks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3532,6 +3533,13 @@ func (x *GetStatusResponse) GetRemainingTime() *RemainingTime {
 func (x *GetStatusResponse) GetSources() []*SourceStatus {
 	if x != nil {
 		return x.Sources
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetWebhooks() *WebhookStatus {
+	if x != nil {
+		return x.Webhooks
 	}
 	return nil
 }
@@ -4354,7 +4362,7 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"partitions\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"9\n" +
 	"\x10GetStatusRequest\x12%\n" +
-	"\x0eremaining_time\x18\x01 \x01(\bR\rremainingTime\"\x91\x04\n" +
+	"\x0eremaining_time\x18\x01 \x01(\bR\rremainingTime\"\xca\x04\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
 	"\bcompiled\x18\x02 \x01(\bR\bcompiled\x12=\n" +
@@ -4371,7 +4379,8 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"\x16unacknowledged_results\x18\n" +
 	" \x01(\x03R\x15unacknowledgedResults\x12B\n" +
 	"\x0eremaining_time\x18\v \x01(\v2\x1b.purgatory.v1.RemainingTimeR\rremainingTime\x124\n" +
-	"\asources\x18\f \x03(\v2\x1a.purgatory.v1.SourceStatusR\asources\"\xad\x01\n" +
+	"\asources\x18\f \x03(\v2\x1a.purgatory.v1.SourceStatusR\asources\x127\n" +
+	"\bwebhooks\x18\r \x01(\v2\x1b.purgatory.v1.WebhookStatusR\bwebhooks\"\xad\x01\n" +
 	"\rRemainingTime\x12\"\n" +
 	"\n" +
 	"soonest_ms\x18\x01 \x01(\x03H\x00R\tsoonestMs\x88\x01\x01\x12 \n" +
@@ -4551,17 +4560,18 @@ var file_purgatory_v1_purgatory_service_proto_goTypes = []any{
 	(*timestamppb.Timestamp)(nil),     // 67: google.protobuf.Timestamp
 	(*PartitionResult)(nil),           // 68: purgatory.v1.PartitionResult
 	(*SourceStatus)(nil),              // 69: purgatory.v1.SourceStatus
-	(Outcome)(0),                      // 70: purgatory.v1.Outcome
-	(*AttachSourceRequest)(nil),       // 71: purgatory.v1.AttachSourceRequest
-	(*GetSourceEndsRequest)(nil),      // 72: purgatory.v1.GetSourceEndsRequest
-	(*ListDeadLettersRequest)(nil),    // 73: purgatory.v1.ListDeadLettersRequest
-	(*ResendDeadLettersRequest)(nil),  // 74: purgatory.v1.ResendDeadLettersRequest
-	(*DeleteDeadLettersRequest)(nil),  // 75: purgatory.v1.DeleteDeadLettersRequest
-	(*AttachSourceResponse)(nil),      // 76: purgatory.v1.AttachSourceResponse
-	(*GetSourceEndsResponse)(nil),     // 77: purgatory.v1.GetSourceEndsResponse
-	(*ListDeadLettersResponse)(nil),   // 78: purgatory.v1.ListDeadLettersResponse
-	(*ResendDeadLettersResponse)(nil), // 79: purgatory.v1.ResendDeadLettersResponse
-	(*DeleteDeadLettersResponse)(nil), // 80: purgatory.v1.DeleteDeadLettersResponse
+	(*WebhookStatus)(nil),             // 70: purgatory.v1.WebhookStatus
+	(Outcome)(0),                      // 71: purgatory.v1.Outcome
+	(*AttachSourceRequest)(nil),       // 72: purgatory.v1.AttachSourceRequest
+	(*GetSourceEndsRequest)(nil),      // 73: purgatory.v1.GetSourceEndsRequest
+	(*ListDeadLettersRequest)(nil),    // 74: purgatory.v1.ListDeadLettersRequest
+	(*ResendDeadLettersRequest)(nil),  // 75: purgatory.v1.ResendDeadLettersRequest
+	(*DeleteDeadLettersRequest)(nil),  // 76: purgatory.v1.DeleteDeadLettersRequest
+	(*AttachSourceResponse)(nil),      // 77: purgatory.v1.AttachSourceResponse
+	(*GetSourceEndsResponse)(nil),     // 78: purgatory.v1.GetSourceEndsResponse
+	(*ListDeadLettersResponse)(nil),   // 79: purgatory.v1.ListDeadLettersResponse
+	(*ResendDeadLettersResponse)(nil), // 80: purgatory.v1.ResendDeadLettersResponse
+	(*DeleteDeadLettersResponse)(nil), // 81: purgatory.v1.DeleteDeadLettersResponse
 }
 var file_purgatory_v1_purgatory_service_proto_depIdxs = []int32{
 	56, // 0: purgatory.v1.WaitRequest.operation:type_name -> purgatory.v1.Operation
@@ -4618,65 +4628,66 @@ var file_purgatory_v1_purgatory_service_proto_depIdxs = []int32{
 	49, // 51: purgatory.v1.GetStatusResponse.kinds:type_name -> purgatory.v1.KindStatus
 	48, // 52: purgatory.v1.GetStatusResponse.remaining_time:type_name -> purgatory.v1.RemainingTime
 	69, // 53: purgatory.v1.GetStatusResponse.sources:type_name -> purgatory.v1.SourceStatus
-	66, // 54: purgatory.v1.KindStatus.kind:type_name -> purgatory.v1.OperationKind
-	52, // 55: purgatory.v1.ListHotNamesResponse.names:type_name -> purgatory.v1.HotName
-	65, // 56: purgatory.v1.HotName.topic_partition:type_name -> purgatory.v1.TopicPartition
-	70, // 57: purgatory.v1.TailResultsRequest.outcomes:type_name -> purgatory.v1.Outcome
-	66, // 58: purgatory.v1.TailResultsRequest.kind:type_name -> purgatory.v1.OperationKind
-	55, // 59: purgatory.v1.TailResultsResponse.operations:type_name -> purgatory.v1.EndedOperation
-	66, // 60: purgatory.v1.EndedOperation.kind:type_name -> purgatory.v1.OperationKind
-	70, // 61: purgatory.v1.EndedOperation.outcome:type_name -> purgatory.v1.Outcome
-	67, // 62: purgatory.v1.EndedOperation.ended_time:type_name -> google.protobuf.Timestamp
-	68, // 63: purgatory.v1.EndedOperation.partitions:type_name -> purgatory.v1.PartitionResult
-	3,  // 64: purgatory.v1.PurgatoryService.Wait:input_type -> purgatory.v1.WaitRequest
-	5,  // 65: purgatory.v1.PurgatoryService.Session:input_type -> purgatory.v1.SessionRequest
-	18, // 66: purgatory.v1.PurgatoryService.Register:input_type -> purgatory.v1.RegisterRequest
-	20, // 67: purgatory.v1.PurgatoryService.StreamResults:input_type -> purgatory.v1.StreamResultsRequest
-	22, // 68: purgatory.v1.PurgatoryService.Acknowledge:input_type -> purgatory.v1.AcknowledgeRequest
-	24, // 69: purgatory.v1.PurgatoryService.CloseSession:input_type -> purgatory.v1.CloseSessionRequest
-	26, // 70: purgatory.v1.PurgatoryService.Advance:input_type -> purgatory.v1.AdvanceRequest
-	28, // 71: purgatory.v1.PurgatoryService.AdvanceStream:input_type -> purgatory.v1.AdvanceStreamRequest
-	31, // 72: purgatory.v1.PurgatoryService.Cancel:input_type -> purgatory.v1.CancelRequest
-	33, // 73: purgatory.v1.PurgatoryService.Extend:input_type -> purgatory.v1.ExtendRequest
-	36, // 74: purgatory.v1.PurgatoryService.GetOperation:input_type -> purgatory.v1.GetOperationRequest
-	38, // 75: purgatory.v1.PurgatoryService.ListOperations:input_type -> purgatory.v1.ListOperationsRequest
-	42, // 76: purgatory.v1.PurgatoryService.GetPartition:input_type -> purgatory.v1.GetPartitionRequest
-	44, // 77: purgatory.v1.PurgatoryService.ListPartitions:input_type -> purgatory.v1.ListPartitionsRequest
-	46, // 78: purgatory.v1.PurgatoryService.GetStatus:input_type -> purgatory.v1.GetStatusRequest
-	50, // 79: purgatory.v1.PurgatoryService.ListHotNames:input_type -> purgatory.v1.ListHotNamesRequest
-	53, // 80: purgatory.v1.PurgatoryService.TailResults:input_type -> purgatory.v1.TailResultsRequest
-	71, // 81: purgatory.v1.PurgatoryService.AttachSource:input_type -> purgatory.v1.AttachSourceRequest
-	72, // 82: purgatory.v1.PurgatoryService.GetSourceEnds:input_type -> purgatory.v1.GetSourceEndsRequest
-	73, // 83: purgatory.v1.PurgatoryService.ListDeadLetters:input_type -> purgatory.v1.ListDeadLettersRequest
-	74, // 84: purgatory.v1.PurgatoryService.ResendDeadLetters:input_type -> purgatory.v1.ResendDeadLettersRequest
-	75, // 85: purgatory.v1.PurgatoryService.DeleteDeadLetters:input_type -> purgatory.v1.DeleteDeadLettersRequest
-	4,  // 86: purgatory.v1.PurgatoryService.Wait:output_type -> purgatory.v1.WaitResponse
-	6,  // 87: purgatory.v1.PurgatoryService.Session:output_type -> purgatory.v1.SessionResponse
-	19, // 88: purgatory.v1.PurgatoryService.Register:output_type -> purgatory.v1.RegisterResponse
-	21, // 89: purgatory.v1.PurgatoryService.StreamResults:output_type -> purgatory.v1.StreamResultsResponse
-	23, // 90: purgatory.v1.PurgatoryService.Acknowledge:output_type -> purgatory.v1.AcknowledgeResponse
-	25, // 91: purgatory.v1.PurgatoryService.CloseSession:output_type -> purgatory.v1.CloseSessionResponse
-	27, // 92: purgatory.v1.PurgatoryService.Advance:output_type -> purgatory.v1.AdvanceResponse
-	29, // 93: purgatory.v1.PurgatoryService.AdvanceStream:output_type -> purgatory.v1.AdvanceStreamResponse
-	32, // 94: purgatory.v1.PurgatoryService.Cancel:output_type -> purgatory.v1.CancelResponse
-	34, // 95: purgatory.v1.PurgatoryService.Extend:output_type -> purgatory.v1.ExtendResponse
-	37, // 96: purgatory.v1.PurgatoryService.GetOperation:output_type -> purgatory.v1.GetOperationResponse
-	39, // 97: purgatory.v1.PurgatoryService.ListOperations:output_type -> purgatory.v1.ListOperationsResponse
-	43, // 98: purgatory.v1.PurgatoryService.GetPartition:output_type -> purgatory.v1.GetPartitionResponse
-	45, // 99: purgatory.v1.PurgatoryService.ListPartitions:output_type -> purgatory.v1.ListPartitionsResponse
-	47, // 100: purgatory.v1.PurgatoryService.GetStatus:output_type -> purgatory.v1.GetStatusResponse
-	51, // 101: purgatory.v1.PurgatoryService.ListHotNames:output_type -> purgatory.v1.ListHotNamesResponse
-	54, // 102: purgatory.v1.PurgatoryService.TailResults:output_type -> purgatory.v1.TailResultsResponse
-	76, // 103: purgatory.v1.PurgatoryService.AttachSource:output_type -> purgatory.v1.AttachSourceResponse
-	77, // 104: purgatory.v1.PurgatoryService.GetSourceEnds:output_type -> purgatory.v1.GetSourceEndsResponse
-	78, // 105: purgatory.v1.PurgatoryService.ListDeadLetters:output_type -> purgatory.v1.ListDeadLettersResponse
-	79, // 106: purgatory.v1.PurgatoryService.ResendDeadLetters:output_type -> purgatory.v1.ResendDeadLettersResponse
-	80, // 107: purgatory.v1.PurgatoryService.DeleteDeadLetters:output_type -> purgatory.v1.DeleteDeadLettersResponse
-	86, // [86:108] is the sub-list for method output_type
-	64, // [64:86] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	70, // 54: purgatory.v1.GetStatusResponse.webhooks:type_name -> purgatory.v1.WebhookStatus
+	66, // 55: purgatory.v1.KindStatus.kind:type_name -> purgatory.v1.OperationKind
+	52, // 56: purgatory.v1.ListHotNamesResponse.names:type_name -> purgatory.v1.HotName
+	65, // 57: purgatory.v1.HotName.topic_partition:type_name -> purgatory.v1.TopicPartition
+	71, // 58: purgatory.v1.TailResultsRequest.outcomes:type_name -> purgatory.v1.Outcome
+	66, // 59: purgatory.v1.TailResultsRequest.kind:type_name -> purgatory.v1.OperationKind
+	55, // 60: purgatory.v1.TailResultsResponse.operations:type_name -> purgatory.v1.EndedOperation
+	66, // 61: purgatory.v1.EndedOperation.kind:type_name -> purgatory.v1.OperationKind
+	71, // 62: purgatory.v1.EndedOperation.outcome:type_name -> purgatory.v1.Outcome
+	67, // 63: purgatory.v1.EndedOperation.ended_time:type_name -> google.protobuf.Timestamp
+	68, // 64: purgatory.v1.EndedOperation.partitions:type_name -> purgatory.v1.PartitionResult
+	3,  // 65: purgatory.v1.PurgatoryService.Wait:input_type -> purgatory.v1.WaitRequest
+	5,  // 66: purgatory.v1.PurgatoryService.Session:input_type -> purgatory.v1.SessionRequest
+	18, // 67: purgatory.v1.PurgatoryService.Register:input_type -> purgatory.v1.RegisterRequest
+	20, // 68: purgatory.v1.PurgatoryService.StreamResults:input_type -> purgatory.v1.StreamResultsRequest
+	22, // 69: purgatory.v1.PurgatoryService.Acknowledge:input_type -> purgatory.v1.AcknowledgeRequest
+	24, // 70: purgatory.v1.PurgatoryService.CloseSession:input_type -> purgatory.v1.CloseSessionRequest
+	26, // 71: purgatory.v1.PurgatoryService.Advance:input_type -> purgatory.v1.AdvanceRequest
+	28, // 72: purgatory.v1.PurgatoryService.AdvanceStream:input_type -> purgatory.v1.AdvanceStreamRequest
+	31, // 73: purgatory.v1.PurgatoryService.Cancel:input_type -> purgatory.v1.CancelRequest
+	33, // 74: purgatory.v1.PurgatoryService.Extend:input_type -> purgatory.v1.ExtendRequest
+	36, // 75: purgatory.v1.PurgatoryService.GetOperation:input_type -> purgatory.v1.GetOperationRequest
+	38, // 76: purgatory.v1.PurgatoryService.ListOperations:input_type -> purgatory.v1.ListOperationsRequest
+	42, // 77: purgatory.v1.PurgatoryService.GetPartition:input_type -> purgatory.v1.GetPartitionRequest
+	44, // 78: purgatory.v1.PurgatoryService.ListPartitions:input_type -> purgatory.v1.ListPartitionsRequest
+	46, // 79: purgatory.v1.PurgatoryService.GetStatus:input_type -> purgatory.v1.GetStatusRequest
+	50, // 80: purgatory.v1.PurgatoryService.ListHotNames:input_type -> purgatory.v1.ListHotNamesRequest
+	53, // 81: purgatory.v1.PurgatoryService.TailResults:input_type -> purgatory.v1.TailResultsRequest
+	72, // 82: purgatory.v1.PurgatoryService.AttachSource:input_type -> purgatory.v1.AttachSourceRequest
+	73, // 83: purgatory.v1.PurgatoryService.GetSourceEnds:input_type -> purgatory.v1.GetSourceEndsRequest
+	74, // 84: purgatory.v1.PurgatoryService.ListDeadLetters:input_type -> purgatory.v1.ListDeadLettersRequest
+	75, // 85: purgatory.v1.PurgatoryService.ResendDeadLetters:input_type -> purgatory.v1.ResendDeadLettersRequest
+	76, // 86: purgatory.v1.PurgatoryService.DeleteDeadLetters:input_type -> purgatory.v1.DeleteDeadLettersRequest
+	4,  // 87: purgatory.v1.PurgatoryService.Wait:output_type -> purgatory.v1.WaitResponse
+	6,  // 88: purgatory.v1.PurgatoryService.Session:output_type -> purgatory.v1.SessionResponse
+	19, // 89: purgatory.v1.PurgatoryService.Register:output_type -> purgatory.v1.RegisterResponse
+	21, // 90: purgatory.v1.PurgatoryService.StreamResults:output_type -> purgatory.v1.StreamResultsResponse
+	23, // 91: purgatory.v1.PurgatoryService.Acknowledge:output_type -> purgatory.v1.AcknowledgeResponse
+	25, // 92: purgatory.v1.PurgatoryService.CloseSession:output_type -> purgatory.v1.CloseSessionResponse
+	27, // 93: purgatory.v1.PurgatoryService.Advance:output_type -> purgatory.v1.AdvanceResponse
+	29, // 94: purgatory.v1.PurgatoryService.AdvanceStream:output_type -> purgatory.v1.AdvanceStreamResponse
+	32, // 95: purgatory.v1.PurgatoryService.Cancel:output_type -> purgatory.v1.CancelResponse
+	34, // 96: purgatory.v1.PurgatoryService.Extend:output_type -> purgatory.v1.ExtendResponse
+	37, // 97: purgatory.v1.PurgatoryService.GetOperation:output_type -> purgatory.v1.GetOperationResponse
+	39, // 98: purgatory.v1.PurgatoryService.ListOperations:output_type -> purgatory.v1.ListOperationsResponse
+	43, // 99: purgatory.v1.PurgatoryService.GetPartition:output_type -> purgatory.v1.GetPartitionResponse
+	45, // 100: purgatory.v1.PurgatoryService.ListPartitions:output_type -> purgatory.v1.ListPartitionsResponse
+	47, // 101: purgatory.v1.PurgatoryService.GetStatus:output_type -> purgatory.v1.GetStatusResponse
+	51, // 102: purgatory.v1.PurgatoryService.ListHotNames:output_type -> purgatory.v1.ListHotNamesResponse
+	54, // 103: purgatory.v1.PurgatoryService.TailResults:output_type -> purgatory.v1.TailResultsResponse
+	77, // 104: purgatory.v1.PurgatoryService.AttachSource:output_type -> purgatory.v1.AttachSourceResponse
+	78, // 105: purgatory.v1.PurgatoryService.GetSourceEnds:output_type -> purgatory.v1.GetSourceEndsResponse
+	79, // 106: purgatory.v1.PurgatoryService.ListDeadLetters:output_type -> purgatory.v1.ListDeadLettersResponse
+	80, // 107: purgatory.v1.PurgatoryService.ResendDeadLetters:output_type -> purgatory.v1.ResendDeadLettersResponse
+	81, // 108: purgatory.v1.PurgatoryService.DeleteDeadLetters:output_type -> purgatory.v1.DeleteDeadLettersResponse
+	87, // [87:109] is the sub-list for method output_type
+	65, // [65:87] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_purgatory_v1_purgatory_service_proto_init() }

@@ -142,7 +142,8 @@ type DeadLetter struct {
 	// The session's owner. Empty on a daemon without a policy.
 	Principal string  `protobuf:"bytes,4,opt,name=principal,proto3" json:"principal,omitempty"`
 	Result    *Result `protobuf:"bytes,5,opt,name=result,proto3" json:"result,omitempty"`
-	// Number of delivery attempts.
+	// Number of delivery attempts, including those of resends. Attempts of a series that a restart of the daemon
+	// interrupted are not counted.
 	Attempts int32 `protobuf:"varint,6,opt,name=attempts,proto3" json:"attempts,omitempty"`
 	// Error of the last attempt, as text.
 	LastError     string                 `protobuf:"bytes,7,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
@@ -544,6 +545,79 @@ func (x *DeleteDeadLettersResponse) GetUnknownWebhookIds() []string {
 	return nil
 }
 
+// The daemon's webhooks, of all callers.
+type WebhookStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Results of sessions with a callback that are neither delivered nor dead letters.
+	Undelivered int64 `protobuf:"varint,1,opt,name=undelivered,proto3" json:"undelivered,omitempty"`
+	// Deliveries that have failed and will be retried, including those of dead letters that are being resent.
+	Paused      int64 `protobuf:"varint,2,opt,name=paused,proto3" json:"paused,omitempty"`
+	DeadLetters int64 `protobuf:"varint,3,opt,name=dead_letters,json=deadLetters,proto3" json:"dead_letters,omitempty"`
+	// Age of the oldest delivery that has neither succeeded nor been given up, in milliseconds; a restart resets it.
+	// Absent: there is none.
+	OldestMs      *int64 `protobuf:"varint,4,opt,name=oldest_ms,json=oldestMs,proto3,oneof" json:"oldest_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WebhookStatus) Reset() {
+	*x = WebhookStatus{}
+	mi := &file_purgatory_v1_webhook_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WebhookStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WebhookStatus) ProtoMessage() {}
+
+func (x *WebhookStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_purgatory_v1_webhook_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WebhookStatus.ProtoReflect.Descriptor instead.
+func (*WebhookStatus) Descriptor() ([]byte, []int) {
+	return file_purgatory_v1_webhook_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *WebhookStatus) GetUndelivered() int64 {
+	if x != nil {
+		return x.Undelivered
+	}
+	return 0
+}
+
+func (x *WebhookStatus) GetPaused() int64 {
+	if x != nil {
+		return x.Paused
+	}
+	return 0
+}
+
+func (x *WebhookStatus) GetDeadLetters() int64 {
+	if x != nil {
+		return x.DeadLetters
+	}
+	return 0
+}
+
+func (x *WebhookStatus) GetOldestMs() int64 {
+	if x != nil && x.OldestMs != nil {
+		return *x.OldestMs
+	}
+	return 0
+}
+
 var File_purgatory_v1_webhook_proto protoreflect.FileDescriptor
 
 const file_purgatory_v1_webhook_proto_rawDesc = "" +
@@ -587,7 +661,14 @@ const file_purgatory_v1_webhook_proto_rawDesc = "" +
 	"webhookIds\"e\n" +
 	"\x19DeleteDeadLettersResponse\x12\x18\n" +
 	"\adeleted\x18\x01 \x01(\x05R\adeleted\x12.\n" +
-	"\x13unknown_webhook_ids\x18\x02 \x03(\tR\x11unknownWebhookIdsB*\n" +
+	"\x13unknown_webhook_ids\x18\x02 \x03(\tR\x11unknownWebhookIds\"\x9c\x01\n" +
+	"\rWebhookStatus\x12 \n" +
+	"\vundelivered\x18\x01 \x01(\x03R\vundelivered\x12\x16\n" +
+	"\x06paused\x18\x02 \x01(\x03R\x06paused\x12!\n" +
+	"\fdead_letters\x18\x03 \x01(\x03R\vdeadLetters\x12 \n" +
+	"\toldest_ms\x18\x04 \x01(\x03H\x00R\boldestMs\x88\x01\x01B\f\n" +
+	"\n" +
+	"_oldest_msB*\n" +
 	"\fpurgatory.v1P\x01Z\x18purgatory/v1;purgatoryv1b\x06proto3"
 
 var (
@@ -602,7 +683,7 @@ func file_purgatory_v1_webhook_proto_rawDescGZIP() []byte {
 	return file_purgatory_v1_webhook_proto_rawDescData
 }
 
-var file_purgatory_v1_webhook_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_purgatory_v1_webhook_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_purgatory_v1_webhook_proto_goTypes = []any{
 	(*WebhookPayload)(nil),            // 0: purgatory.v1.WebhookPayload
 	(*WebhookData)(nil),               // 1: purgatory.v1.WebhookData
@@ -613,14 +694,15 @@ var file_purgatory_v1_webhook_proto_goTypes = []any{
 	(*ResendDeadLettersResponse)(nil), // 6: purgatory.v1.ResendDeadLettersResponse
 	(*DeleteDeadLettersRequest)(nil),  // 7: purgatory.v1.DeleteDeadLettersRequest
 	(*DeleteDeadLettersResponse)(nil), // 8: purgatory.v1.DeleteDeadLettersResponse
-	(*Result)(nil),                    // 9: purgatory.v1.Result
-	(*timestamppb.Timestamp)(nil),     // 10: google.protobuf.Timestamp
+	(*WebhookStatus)(nil),             // 9: purgatory.v1.WebhookStatus
+	(*Result)(nil),                    // 10: purgatory.v1.Result
+	(*timestamppb.Timestamp)(nil),     // 11: google.protobuf.Timestamp
 }
 var file_purgatory_v1_webhook_proto_depIdxs = []int32{
 	1,  // 0: purgatory.v1.WebhookPayload.data:type_name -> purgatory.v1.WebhookData
-	9,  // 1: purgatory.v1.WebhookData.result:type_name -> purgatory.v1.Result
-	9,  // 2: purgatory.v1.DeadLetter.result:type_name -> purgatory.v1.Result
-	10, // 3: purgatory.v1.DeadLetter.given_up_time:type_name -> google.protobuf.Timestamp
+	10, // 1: purgatory.v1.WebhookData.result:type_name -> purgatory.v1.Result
+	10, // 2: purgatory.v1.DeadLetter.result:type_name -> purgatory.v1.Result
+	11, // 3: purgatory.v1.DeadLetter.given_up_time:type_name -> google.protobuf.Timestamp
 	2,  // 4: purgatory.v1.ListDeadLettersResponse.dead_letters:type_name -> purgatory.v1.DeadLetter
 	5,  // [5:5] is the sub-list for method output_type
 	5,  // [5:5] is the sub-list for method input_type
@@ -635,13 +717,14 @@ func file_purgatory_v1_webhook_proto_init() {
 		return
 	}
 	file_purgatory_v1_result_proto_init()
+	file_purgatory_v1_webhook_proto_msgTypes[9].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_purgatory_v1_webhook_proto_rawDesc), len(file_purgatory_v1_webhook_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

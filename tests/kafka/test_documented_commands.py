@@ -1,0 +1,91 @@
+"""The commands and fixtures of the documentation that need Kafka, with real brokers."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import StartDaemon
+from tests.daemon_process import daemon_environment
+from tests.docs.pages import commands_about, shell, sources_about, texts
+from tests.kafka.clients import ClusterClients
+
+PARTITIONS = 4
+RECORDS = 43
+UNTIL_KNOWN = "until purgatory caught-up kafka/billing/orders > /dev/null 2>&1; do sleep 0.1; done"
+"""The brokers may not know the end of a new topic yet."""
+BROKER = """
+from types import SimpleNamespace
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def broker():
+    return SimpleNamespace(address={!r})
+
+
+"""
+SERVICE = """
+import threading
+from types import SimpleNamespace as Order
+
+from tests.kafka.clients import ClusterClients
+
+clients, billed = ClusterClients({!r}), []
+
+
+def publish(order):
+    clients.produce("orders")
+    threading.Thread(target=bill, args=(order,)).start()
+
+
+def bill(order):
+    billed.append(order.id)
+    clients.commit("billing", {{("orders", 0): {}}})
+
+
+def bills():
+    return billed
+
+
+"""
+
+
+def processed_orders(clients: ClusterClients) -> None:
+    """The topic of the pages with 43 records in each partition, all of them processed by both groups."""
+    clients.create("orders", PARTITIONS, 3)
+    for partition in range(PARTITIONS):
+        clients.produce("orders", RECORDS, partition)
+    for group in ("billing", "billing-eu"):
+        clients.commit(group, {("orders", partition): RECORDS for partition in range(PARTITIONS)})
+
+
+def test_commands_and_test_kit_of_the_pages(clients: ClusterClients, start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """Each command on a Kafka mark succeeds with the sources of the pages, and so does the test of docs/test-kit.md."""
+    processed_orders(clients)
+    try:
+        daemon = start_daemon(*sources_about("kafka", clients.bootstrap))
+        commands = commands_about("kafka/", "group=billing", '"$token"')
+        script = "\n".join([UNTIL_KNOWN, "set -e", *commands]).replace("exec my-service", "true")
+        script = script.replace("127.0.0.1:7441", daemon.http_address)
+        environment = {"PURGATORY_ADDRESS": daemon.address, "PURGATORY_HTTP_URL": f"http://{daemon.http_address}"}
+        done = shell(script, tmp_path, environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert len(commands) > 8
+        run_the_test_kit(clients, tmp_path)
+    finally:
+        clients.delete("orders")
+
+
+def run_the_test_kit(clients: ClusterClients, folder: Path) -> None:
+    """Run the test and the first fixture of the page in a project whose service bills orders in a thread."""
+    test, arguments, own_daemon = texts("docs/test-kit.md", "python")
+    compile(own_daemon, "test-kit.md", "exec")  # tests/testing/test_pytest_plugin.py uses one like it
+    (folder / "conftest.py").write_text(BROKER.format(clients.bootstrap) + arguments)
+    (folder / "test_bills.py").write_text(SERVICE.format(clients.bootstrap, RECORDS + 1) + test)
+    environment = daemon_environment({"PYTHONPATH": os.pathsep.join(sys.path)})
+    environment = {name: text for name, text in environment.items() if not name.startswith("PYTEST_")}
+    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(run, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
