@@ -3,7 +3,7 @@
 Most columns of most answers are never read, so values stay in their messages until a column is accessed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate, count
 from operator import sub
 from typing import Any, Final, NamedTuple
@@ -131,6 +131,17 @@ def arrived_batch(batch: wire.ResultBatch) -> list[ResultsArrived]:
     if batch.WhichOneof("shape") == "rows":
         return [arrived_row(row) for row in batch.rows.results]
     return [ResultsArrived(batch.columns)]
+
+
+def refused_batch(operation_ids: Iterable[int], refusal: operation_pb2.OperationRefusal) -> wire.ResultBatch:
+    """Results of operations that were all refused for the same reason."""
+    results = wire.ResultBatch()
+    for operation_id in operation_ids:
+        results.columns.operation_id.append(operation_id)
+        results.columns.refusals.add().CopyFrom(refusal)
+        results.columns.refusals[-1].operation_id = operation_id
+    results.columns.outcome.append(Outcome.REFUSED.value)
+    return results
 
 
 def arrived_row(row: result_pb2.Result) -> ResultsArrived:

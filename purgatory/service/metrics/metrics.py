@@ -93,7 +93,7 @@ class Metrics(Listener):
         if len(completions) == 1 and outcomes[0] != EXPIRED:
             self.waits[kinds[0], outcomes[0]].observe(int(waits_ms[0]))
             return
-        # Three ways for one result. A batch in which all waits are alike, the usual case, takes a third of the time
+        # The same counts in three ways: a batch in which all waits are alike, the usual case, takes a third of the time
         # that counting them one by one takes.
         if not (is_uniform(bytes(kinds)) and is_uniform(bytes(outcomes))):
             ends = Counter(zip(kinds, outcomes, waits_ms, strict=True))
