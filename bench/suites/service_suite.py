@@ -74,15 +74,19 @@ def latency(lab: Lab) -> None:
     process, echo = lab.daemon(), lab.server(ECHO).address
     probe, ping, client = lab.worker(LATENCY), lab.worker(LATENCY, "ping"), lab.worker(CLIENT)
     pinging = run_of(ping, "ping", address=echo, count=scale.probes)
+    relaying = run_of(ping, "relay", address=lab.server("bench.peers.relay_server").address, count=scale.probes)
     probing = run_of(probe, "event-to-result", address=process.address, count=scale.probes)
-    lab.measure(
-        [
-            Figure("service/event-to-result/p50", "us", "p50_us", "p50_us"),
-            Figure("service/event-to-result/p99", "us", "p99_us", "p50_us"),
-        ],
-        ("daemon", probing),
-        {"echo": pinging},
-    )
+    at_the_wire = run_of(probe, "wire-to-wire", address=process.address, count=scale.probes)
+    for name, measured in (("event-to-result", probing), ("event-to-result-wire", at_the_wire)):
+        lab.measure(
+            [
+                Figure(f"service/{name}/p50", "us", "p50_us", "p50_us"),
+                Figure(f"service/{name}/p99", "us", "p99_us", "p50_us", ("echo",)),
+                Figure(f"service/{name}/p99", "us", "p99_us", "p99_us", ("relay",)),
+            ],
+            ("daemon", measured),
+            {"echo": pinging, "relay": relaying},
+        )
     work: dict[str, str | float] = {"address": process.address, "batch": 500, "lanes": LANES}
     lab.worker(PARKED).run("park", address=process.address, count=scale.total_pending, keys=1_000)
     best = client.run("columns", **work, seconds=scale.seconds)

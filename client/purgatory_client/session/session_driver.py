@@ -351,13 +351,16 @@ class SessionDriver:
         return True
 
     def _settle(self, ended: list[Ended]) -> None:
+        if ended:
+            self._set_answers(ended)
+            self._notify()
+
+    def _set_answers(self, ended: list[Ended]) -> None:
         if self._outbox is not None:
             self._outbox.settle_all(ended)
         else:
             for wait, answer in ended:
                 settle(wait, answer)
-        if ended:
-            self._notify()
 
     async def _read(self, call: Call) -> str:
         loop = asyncio.get_running_loop()
@@ -372,10 +375,14 @@ class SessionDriver:
             if self._outbox is not None and self._outbox.must_write_first(response):
                 self._outbox.write_message(response)
             else:
-                self._settle(self._core.receive(response, now))
+                self._set_answers(self._core.receive(response, now))
             if self._core.is_used_up:
                 raise OperationIdInUse(f"another client has used up the operation ids of session {self.session_id}")
-            self._notify()
+            # The writer need not run for each result: the acknowledgement that is due first has its timer.
+            if self._timer is not None and self._core.is_quiet(self._timer.when()):
+                self._changed.set()
+            else:
+                self._notify()
 
     async def _write(self, call: Call, stub: PurgatoryServiceStub) -> str:
         loop = asyncio.get_running_loop()
