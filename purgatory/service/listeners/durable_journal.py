@@ -466,6 +466,7 @@ class DurableJournal(Journal):
             # The number is in the journal's numbering, because the shift may have changed since the group was sealed.
             session.outbox.release(sequence + session.sequence_shift)
             session.wake()
-        # Not at once: whatever has arrived by now is still in this group, so groups are larger.
-        if self._changed:
+        if self._changed and self._is_sync:
+            self._commit()
+        elif self._changed:
             self._schedule_commit()
