@@ -136,7 +136,7 @@ def _handler(
     """Return a handler for one method.
 
     For gRPC every method reads a stream, at no extra cost: a call can then be refused before its request is read, and
-    the request is read and decoded when the call has its turn. A single answer is returned, not written: gRPC then sends
+    the request is read and decoded when the call has its turn. A single answer is returned and not written: gRPC sends
     it together with the status.
     """
     many_in, many_out = descriptor.client_streaming, descriptor.server_streaming
@@ -264,7 +264,7 @@ def _answers_one_request(method: Method) -> Method:
 
     async def answer(requests: Requests, call: Call) -> Message | None:
         # No variable may refer to the request: it would be kept for as long as the call waits.
-        return await method(await requests.read_only(), call)
+        return await method(sent(await requests.read()), call)
 
     return answer
 
@@ -273,12 +273,16 @@ def _reads_one_request(method: Method) -> Method:
     """Adapt a method with one request and many answers. See `Requests` for why the request is read like a stream's."""
 
     async def read(requests: Requests, call: Call) -> None:
-        request = await anext(requests, None)
-        if request is None:
-            raise invalid_argument("request", "was not sent")
-        await method(request, call)
+        await method(sent(await anext(requests, None)), call)
 
     return read
+
+
+def sent(request: Any) -> Any:  # noqa: ANN401 - of the call's own type
+    """Return the only message of a call. Raises `RpcError` if it was not sent."""
+    if request is None:
+        raise invalid_argument("request", "was not sent")
+    return request
 
 
 class Requests:
@@ -322,13 +326,6 @@ class Requests:
         self._turn = self._call.turn
         # After the turn: decoding a large message is work of this caller like any other.
         return self._decode(data)
-
-    async def read_only(self) -> Any:  # noqa: ANN401 - of the call's own type
-        """Return the only message of a call. Raises `RpcError` if it was not sent."""
-        request = await self.read()
-        if request is None:
-            raise invalid_argument("request", "was not sent")
-        return request
 
 
 async def uncancelled(work: Coroutine[Any, Any, T]) -> T:
