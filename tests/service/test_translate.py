@@ -16,12 +16,7 @@ from purgatory.service.errors import BatchRejected
 from purgatory.service.sessions.outbox import ResultSlice, slices_of
 from purgatory.service.sessions.refused import RefusedOperation, refused_completions
 from purgatory.service.translate.events import events_from_columns, events_from_rows
-from purgatory.service.translate.operations import (
-    BATCH_NAMES,
-    parts_from_columns,
-    parts_from_rows,
-    run_from_row,
-)
+from purgatory.service.translate.operations import parts_from_columns, parts_from_rows
 from purgatory.service.translate.results import MESSAGES_MAX, event_refusals, fill_columns, fill_rows
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
 from tests.service.serving import produce, signal
@@ -55,27 +50,6 @@ def test_every_result_column_is_in_all_messages() -> None:
         assert names <= set(message.DESCRIPTOR.fields_by_name), message.DESCRIPTOR.name
     read = {field for field, _ in results.COLUMNS.values()} | {"operation_id", "kind", "item_count"}
     assert {one.name for one in (*of_operation, *of_item, *FETCHED_COLUMNS)} <= read
-
-
-@pytest.mark.parametrize("stale_timeout_ms", [None, 7])
-def test_a_unary_wait_of_one_item_has_the_columns_of_its_row(stale_timeout_ms: int | None) -> None:
-    """For each kind, the run of a single row has the same columns as that of the row in a batch."""
-    at = operation_pb2.DeleteRecordsPartition(topic_partition=TOPIC_PARTITION, offset=4)
-    fetched = operation_pb2.FetchPartition(topic_partition=TOPIC_PARTITION, fetch_offset=3, throttled=True)
-    for row in (
-        produce(1, "a", 5),
-        signal(1, "k"),
-        operation_pb2.Operation(operation_id=1, fetch=operation_pb2.Fetch(partitions=[fetched], min_bytes=2)),
-        operation_pb2.Operation(operation_id=1, delete_records=operation_pb2.DeleteRecords(partitions=[at])),
-    ):
-        if stale_timeout_ms is not None:
-            row.stale_timeout_ms = stale_timeout_ms
-        run = run_from_row(row, 1, 30_000)
-        [([among], _, _)] = parts_from_rows([row], 30_000)
-        assert run is not None
-        assert (run.kind, run.index_of(0)) == (among.kind, among.index_of(0))
-        for name in ("partitions", *BATCH_NAMES.values()):
-            assert getattr(run.batch, name) == getattr(among.batch, name), name
 
 
 def test_rows_are_split_into_runs_of_one_kind() -> None:

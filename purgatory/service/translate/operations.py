@@ -231,35 +231,9 @@ def run_from_row(operation: operation_pb2.Operation, operation_id: int, timeout_
         fault = _term_fault(operation.composite)
         if fault is not None:
             raise invalid_argument(f"operation.{fault.field}", fault.message)
-    kind = CONDITION_KINDS[condition]
-    if condition != COMPOSITE and len(getattr(getattr(operation, condition), ROW_SHAPES[kind].items)) == 1:
-        return _run_of_one_item(kind, operation, operation_id, timeout_ms_default)
-    filling = _row_batch(kind, timeout_ms_default)
+    filling = _row_batch(CONDITION_KINDS[condition], timeout_ms_default)
     filling.add(0, operation_id, operation)
     return filling.finish()
-
-
-def _run_of_one_item(
-    kind: int, operation: operation_pb2.Operation, operation_id: int, timeout_ms_default: int
-) -> OperationRun:
-    """What `_ItemRows` makes of a row with one item, as nearly all unary waits have, without a list for each column
-    that an operation can have.
-    """
-    shape = ROW_SHAPES[kind]
-    condition = getattr(operation, shape.condition)
-    [item] = getattr(condition, shape.items)
-    columns: dict[str, list[Any]] = {field.batch_name: [field.of(condition)] for field in shape.of_condition}
-    for field in shape.of_item:
-        columns[field.batch_name] = [field.of(item)]
-    if shape.are_keys:
-        columns["keys"] = [item.key]
-    else:
-        columns["partitions"] = [(item.topic_partition.topic, item.topic_partition.partition)]
-    if operation.HasField("stale_timeout_ms"):
-        columns["stale_timeouts_ms"] = [operation.stale_timeout_ms]
-    timeout_ms = operation.timeout_ms if operation.HasField("timeout_ms") else timeout_ms_default
-    batch = OperationBatch([operation_id], item_indexes=[0], timeouts_ms=[timeout_ms], item_counts=[1], **columns)
-    return OperationRun(kind, batch, [0])
 
 
 def parts_from_rows(

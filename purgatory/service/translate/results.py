@@ -197,9 +197,7 @@ def fill_row(row: result_pb2.Result, part: ResultSlice, place: int, item: int, f
     """Write one result into an empty message. Its items start at `item`, and those of a fetch at `fetched`."""
     completions, kind = part.completions, part.kind
     for column in ROW_COLUMNS:
-        value = getattr(completions, column.attribute)[place]
-        if value:
-            setattr(row, column.name, value)
+        setattr(row, column.name, getattr(completions, column.attribute)[place])
     for within in range(completions.item_counts[place]):
         partition = row.partitions.add()
         fill_partition(partition, completions, item + within)
