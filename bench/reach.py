@@ -57,6 +57,7 @@ REACH: Final[dict[tuple[str, str | None], Reach]] = {
     ("service/columns/batch=500", "asyncio"): Reach(10),
     ("service/individual/in-flight=10000", "echo"): Reach(value_min=40_000),
     ("service/wait-satisfied", "echo"): Reach(0.8),
+    ("service/wait-satisfied/json", "grpc"): Reach(0.6),
     ("service/event-to-result/p50", "echo"): Reach(1 / 1.6),
     ("service/event-to-result/p99", "echo"): Reach(1 / 3),
     ("service/event-to-result/p50", "relay"): Reach(1 / 1.7),

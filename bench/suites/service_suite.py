@@ -17,7 +17,7 @@ PARKED: Final = "bench.drivers.parked"
 REDIS: Final = "bench.drivers.redis_load"
 ECHO: Final = "bench.peers.echo_server"
 LANES: Final = 8
-CALLERS: Final = 32
+CALLERS: Final = 64
 INTERVAL_MS: Final = 10
 ATTEMPTS: Final = 4
 CALIBRATION: Final = 4
@@ -28,7 +28,7 @@ def throughput(lab: Lab) -> None:
     """Operations per second: in columns, awaited one by one, and as unary calls."""
     scale = lab.scale
     seconds = 2 * scale.seconds
-    ours, echo = lab.daemon().address, lab.server(ECHO).address
+    ours, http, echo = lab.daemon().address, lab.daemon().http_address, lab.server(ECHO).address
     client, unary = lab.worker(CLIENT), lab.worker(UNARY)
     batches = {"batch": 500, "lanes": LANES, "seconds": seconds}
     conditions = lab.server("bench.peers.conditions_server").address
@@ -57,6 +57,11 @@ def throughput(lab: Lab) -> None:
         [Figure("service/wait-satisfied", "calls/s")],
         ("daemon", run_of(unary, "wait-satisfied", address=ours, **calls)),
         {"echo": run_of(unary, "empty", address=echo, **calls)},
+    )
+    lab.measure(
+        [Figure("service/wait-satisfied/json", "calls/s")],
+        ("daemon", run_of(unary, "wait-satisfied-json", address=ours, http=http, **calls)),
+        {"grpc": run_of(unary, "wait-satisfied", address=ours, **calls)},
     )
 
 

@@ -181,7 +181,3 @@ class Gate:
         if refusal is not None:
             self._count(refusal)
             raise from_refusal(refusal, "", self.next_expiry_ms())
-        refusal = self.memory_refusal(account, 1, 1)
-        if refusal is not None:
-            self._count(refusal)
-            raise from_refusal(refusal, "")
