@@ -1,7 +1,7 @@
 """The commands of `purgatory`: their names, groups and summaries. A command's module is imported when it is called."""
 
 import inspect
-import os
+import itertools
 import pkgutil
 import re
 import sys
@@ -11,8 +11,11 @@ from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from typer import Argument, Option
-from typer._completion_classes import add_completion_class  # type: ignore[attr-defined]  # its copy of click is private
-from typer.core import TyperCommand, TyperGroup
+from typer._completion_classes import (  # type: ignore[attr-defined]  # its copy of click is private
+    BashComplete,
+    add_completion_class,
+)
+from typer.core import CompletionItem, TyperCommand, TyperGroup  # type: ignore[attr-defined]  # as above
 
 from purgatory import __version__
 
@@ -43,12 +46,27 @@ class _PlainHelp:
 class Command(_PlainHelp, TyperCommand): ...
 
 
+class BashWords(BashComplete):
+    """Bash splits words at colons, which keys and sessions may contain, and replaces only what follows the last one."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        args, incomplete = super().get_completion_args()
+        words: list[str] = []
+        for before, word in itertools.pairwise(["", *args, incomplete]):
+            if words and ":" in {before, word}:
+                words[-1] += word
+            else:
+                words.append(word)
+        self.kept = len(words[-1]) - len(incomplete.lstrip(":"))
+        return words[:-1], words[-1]
+
+    def format_completion(self, item: CompletionItem) -> str:
+        return str(item.value)[self.kept :]
+
+
 class Commands(_PlainHelp, TyperGroup):
     def main(self, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - as typer has them
-        if "_PURGATORY_COMPLETE" in os.environ:
-            from purgatory.cli.completion import BashWords  # noqa: PLC0415 - slow
-
-            add_completion_class(BashWords, "bash")
+        add_completion_class(BashWords, "bash")
         return super().main(*given, **named)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - as above
