@@ -147,7 +147,7 @@ docs: $(STAMPS)/dev $(STAMPS)/stubs ## Write the generated pages: docs/configura
 
 .PHONY: docs-site
 docs-site: $(STAMPS)/site ## Write the documentation as a site into .build/docs/site; it needs no other host
-	@$(BIN)/python docs/build_site.py .build/docs
+	@rm -rf .build/docs && $(BIN)/python docs/build_site.py .build/docs
 	@echo .build/docs/site/index.html
 
 packages: wheel ## Build what a release publishes into dist/: wheel, sources, npm package, Maven artifact and chart

@@ -1,4 +1,4 @@
-"""Build the documentation as a site: `python docs/build_site.py FOLDER` writes FOLDER/site.
+"""Build the documentation as a site: `python docs/build_site.py FOLDER` writes FOLDER/site. FOLDER is new or empty.
 
 Zensical builds a copy of the pages, in FOLDER/docs. The copy has the reference of the API, which is made from the
 comments of the contract, and no links into the source tree, which is not part of the site.
@@ -23,7 +23,6 @@ Comments = dict[tuple[int, ...], str]
 def main(folder: Path) -> int:
     """Build the site. Returns the exit code of Zensical, which is 1 after a warning, such as a dead link."""
     pages = folder / "docs"
-    shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "docs", pages, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     for page in pages.rglob("*.md"):
         up = "../" * len(page.relative_to(pages).parts)

@@ -153,7 +153,7 @@ async def status(client: AsyncClient, watch: Watch = None) -> Exit:
 
 
 async def top(client: AsyncClient) -> Exit:
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout)):  # None: closed
         return await _snapshot(client)
     try:
         from purgatory.cli.top import Top  # noqa: PLC0415 - optional, and slow to import

@@ -193,7 +193,7 @@ def operation(one: PendingOperation) -> None:
 
 
 def _outlook(one: PendingOperation, item: PendingItem) -> list[str]:
-    """What holds an item of a pending operation back, and when it will be reached at its pace."""
+    """The reason why an item of a pending operation is not reached yet, and its estimate."""
     lines = [f"held back: {item.held_back_by}"] if item.held_back_by else []
     if item.estimated_remaining is not None and item.pace_per_second is not None:
         too_late = item.estimated_remaining - one.remaining
@@ -330,11 +330,11 @@ def span(seconds: float) -> str:
 
 def exact(seconds: float) -> str:
     """A measured duration: with milliseconds below a minute."""
-    return f"{seconds:.3f} s" if seconds < 60 else span(seconds)
+    return f"{seconds:.3f} s" if seconds < 59.9995 else span(seconds)
 
 
 def counted(count: int, noun: str) -> str:
-    """A number and what it counts: "1 partition", "200,006 partitions"."""
+    """A count with its noun: "1 partition", "200,006 partitions"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 

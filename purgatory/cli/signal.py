@@ -42,6 +42,8 @@ def _value(text: str) -> bytes:
     if not text.startswith("@"):
         return text.encode()
     if text == "@-":
+        if sys.stdin is None:
+            raise UsageError("cannot read the value: stdin is closed")
         return sys.stdin.buffer.read()
     try:
         return Path(text[1:]).read_bytes()

@@ -1,5 +1,6 @@
 """Why a pending operation has not ended yet: the replica, connector, mark or key that it waits for, in words."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from purgatory.engine.batches import PartitionName
@@ -9,7 +10,7 @@ from purgatory.service.host import Host
 
 REPLICAS_NAMED: Final = 5
 REASONS_MAX: Final = 100
-"""Maximum of items of an operation that are looked up, with their replicas."""
+"""Maximum number of items of an operation that are looked up, with their replicas."""
 
 
 def spelled(name: PartitionName) -> str:
@@ -17,21 +18,21 @@ def spelled(name: PartitionName) -> str:
     return f"{name[0]}-{name[1]}" if name[1] >= 0 else name[0]
 
 
-def awaited_item(view: PendingView, name: PartitionName | None) -> ItemView | None:
-    """The first item that is still waited for, of those with this name if one is given; None if there is none.
+def _required(view: PendingView) -> Sequence[ItemView]:
+    """The items without the failure arm of a composite, which holds nothing back."""
+    return view.items[: len(view.items) - max(0, view.unless_count)]
 
-    The failure arm of a composite holds nothing back.
-    """
-    items = view.items[: len(view.items) - max(0, view.unless_count)]
-    waiting = (one for one in items if one.error_code == REQUEST_TIMED_OUT and name in (None, one.name))
+
+def awaited_item(view: PendingView, name: PartitionName | None) -> ItemView | None:
+    """The first item that is still waited for, of those with this name if one is given; None if there is none."""
+    waiting = (one for one in _required(view) if one.error_code == REQUEST_TIMED_OUT and name in (None, one.name))
     return next(waiting, None)
 
 
 def held_back(host: Host, view: PendingView) -> list[str]:
-    """The reasons of the first items of an operation; empty for those that are reached."""
-    # The failure arm of a composite holds nothing back.
-    needed = view.items[: min(REASONS_MAX, len(view.items) - max(0, view.unless_count))]
-    return [held_back_by(host, view, item) if item.error_code == REQUEST_TIMED_OUT else "" for item in needed]
+    """The reason for each of the first items of an operation; an empty string if the item is reached."""
+    items = _required(view)[:REASONS_MAX]
+    return [held_back_by(host, view, item) if item.error_code == REQUEST_TIMED_OUT else "" for item in items]
 
 
 def held_back_by(host: Host, view: PendingView, item: ItemView) -> str:
@@ -60,7 +61,7 @@ def held_back_by(host: Host, view: PendingView, item: ItemView) -> str:
 def _mark_reason(partition: PartitionView, item: ItemView, connectors: str) -> str:
     required = item.required_offset
     if not (partition.replicas or partition.in_sync_replica_ids):
-        # Only the mark is known: whoever publishes it says nothing of replicas.
+        # Only the mark is known: its publisher does not report replicas.
         reached = item.reached_offset
         return f"connector {connectors} has reported {reached} so far" if connectors else f"the mark is at {reached}"
     if 0 <= partition.log_end_offset < required:

@@ -148,7 +148,7 @@ class GrpcSettings(SettingsGroup):
 
 
 class HttpSettings(SettingsGroup):
-    """HTTP site: metrics and probes."""
+    """HTTP: calls as JSON, the page, metrics and probes."""
 
     address: Address = setting("127.0.0.1:7441", "Address to serve HTTP on, host:port. Port 0: any free port.")
     allowed_hosts: HostNames = setting(

@@ -1,9 +1,11 @@
 """What the page keeps between pictures: samples of the last hour, and counts of the wheel's large buckets."""
 
+import time
+
 import pytest
 
 from purgatory.engine.ranking import WheelRing
-from purgatory.extensions.page import bucket_counts
+from purgatory.extensions.page import bucket_counts, last_hour
 from purgatory.extensions.page.bucket_counts import COUNTED_AT_ONCE, BucketCounts
 from purgatory.extensions.page.last_hour import SAMPLES_MAX, LastHour
 from purgatory.service.metrics.metrics import Metrics
@@ -11,8 +13,10 @@ from tests.engine.world import World
 from tests.service.serving import serving
 
 
-async def test_samples_become_rates_and_percentiles() -> None:
-    """Rates are per second between samples; percentiles cover that interval only, and are None if nothing ended."""
+async def test_samples_become_rates_and_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates are per second between samples, whatever happens to the wall clock; percentiles cover that interval only,
+    and are None if nothing ended.
+    """
     async with serving() as served:
         metrics = Metrics()
         hour = LastHour(served.host, metrics)
@@ -23,9 +27,11 @@ async def test_samples_become_rates_and_percentiles() -> None:
         metrics.lateness[1].observe(0, 7)
         metrics.event_results["high_watermark", "applied"] += 500
         hour.sample(1_010.0)
+        monkeypatch.setattr(last_hour, "wall_ms", lambda: 5_000_000)
         hour.sample(1_020.0)
         picture = hour.picture()
-        assert picture["at"] == [1_010.0, 1_020.0]
+        assert picture["at"][1] - picture["at"][0] == pytest.approx(10)
+        assert picture["at"][1] == pytest.approx(5_000 - time.monotonic() + 1_020, abs=60)
         assert picture["events"] == [50.0, 0.0]
         assert (picture["wait_p50"], picture["wait_p95"]) == ([5, None], [1_800_000, None])
         assert picture["late_p99"] == [0, None]
@@ -39,7 +45,8 @@ async def test_samples_are_an_hour_at_most() -> None:
         hour = LastHour(served.host, Metrics())
         for number in range(SAMPLES_MAX + 50):
             hour.sample(float(number))
-        assert hour.picture()["at"] == [float(number) for number in range(51, SAMPLES_MAX + 50)]
+        at = hour.picture()["at"]
+        assert (len(at), at[-1] - at[0]) == (SAMPLES_MAX - 1, pytest.approx(SAMPLES_MAX - 2))
 
 
 def held(rings: list[WheelRing]) -> int:

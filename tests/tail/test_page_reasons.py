@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,7 +11,10 @@ from purgatory_client.batches import WaitBatch, fetch, produce, signal
 from purgatory_client.batches import delete_records as delete
 from purgatory_client.sources.source_link import SourceState
 
-from purgatory.extensions.page.ranked_waits import RankedWaits, WaitsQuery
+from purgatory.clock import SystemClock
+from purgatory.extensions.page.operation_view import detailed_fields
+from purgatory.extensions.page.ranked_waits import KEPT_S, RankedWaits, WaitsQuery
+from purgatory.extensions.page.session_view import session_details
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import ServedHost, eventually, serving
@@ -124,10 +128,57 @@ async def test_a_search_finds_operations_and_sessions_by_id(served: ServedHost) 
         everything, count, _ = await found("Orders-3")
         assert (len(everything), count) == (6, 6)
         assert await found("9") == ([], 0, 0)
+        used_s = time.thread_time()
+        assert await found("a" + " " * 60_000 + "b") == ([], 0, 0)
+        assert time.thread_time() - used_s < 20, "the time must not grow with the square of the length"
         call = served.stub.Wait(wire.WaitRequest(operation=_unary()))
         await eventually(lambda: served.host.engine.pending == 7, "the call waits")
         assert await found("call 1") == ([("", 1)], 1, 0)
         call.cancel()
+
+
+async def test_searches_that_are_over_are_forgotten(served: ServedHost) -> None:
+    """A ranking without viewers is dropped at the next picture of another one, because each delays the others."""
+    account, ranked = served.host.sessions.accounts.nobody, RankedWaits(served.host)
+    for search in ("c", "ch", "che"):
+        await ranked.show(account, WaitsQuery(search))
+    assert len(ranked._kept) == 3
+    for kept in ranked._kept.values():
+        kept.shown_s -= 2 * KEPT_S
+    await ranked.show(account, WaitsQuery("che"))
+    assert [search for _, search, *_ in ranked._kept] == ["che"]
+
+
+async def test_the_failure_arm_holds_nothing_back() -> None:
+    """Each item of the success arm has a reason, those of the failure arm have none. Time goes on during a picture."""
+    async with serving(clock=_Restless()) as served:
+        partitions = [operation_pb2.TopicPartition(topic="orders", partition=place) for place in range(3)]
+        columns = operation_pb2.OperationColumns(
+            kind=operation_pb2.OPERATION_KIND_COMPOSITE, partitions=partitions, operation_id=[1, 2], item_count=[3],
+            item_index=[0, 1, 2] * 2, offset=[50], unless_count=[1], timeout_ms=[600_000],
+        )  # fmt: skip
+        batch = wire.RegisterBatch(columns=columns)
+        answer = await served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
+        assert answer.receipt.accepted == 2, answer
+        (session,) = served.host.sessions
+        view = served.host.engine.describe(session.owner, 1, served.host.time.now_ms())
+        assert view is not None
+        held = [item.get("held_back_by", "") for item in detailed_fields(served.host, view)["items"]]
+        assert held == [*(f"nothing has been reported for orders-{place} yet" for place in range(2)), ""]
+        assert [row["id"] for row in session_details(served.host, session, session.account)["waits"]] == [2, 1]
+
+
+class _Restless(SystemClock):
+    """A clock that shows a later time whenever it is read."""
+
+    reads = 0
+
+    def now_ms(self) -> int:
+        self.reads += 1
+        return super().now_ms() + self.reads
+
+    def ceiling_ms(self) -> int:
+        return self.now_ms() + 1
 
 
 def _unary() -> operation_pb2.Operation:

@@ -121,5 +121,5 @@ class _WithHistogram(Listener):
 async def test_the_page_shows_the_mean_of_a_histogram(served: ServedHost) -> None:
     """The page shows the mean, not the sum of buckets, count and total."""
     served.host.listeners.append(_WithHistogram())
-    shown = DaemonViews(served.host, Metrics(), "run").now()
+    shown = DaemonViews(served.host, Metrics()).now()
     assert shown["files"]["purgatory_journal_sync_seconds_mean"] == pytest.approx(0.02)

@@ -40,7 +40,6 @@ REFUSED_GIVE_UP: Final = 10.0
 """Seconds after which a call whose stream is still refused fails."""
 
 ADDRESS: Final = re.compile(r"(\[[^\]\s]+\]|[^:/\[\]\s]+):(\d{1,5})")
-"""host:port."""
 OTHER_TARGETS: Final = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:", "xds:")
 PORT_MAX: Final = 65_535
 

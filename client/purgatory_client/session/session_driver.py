@@ -251,11 +251,11 @@ class SessionDriver:
             if self.connections > before:
                 self._backoff.reset()
                 lost_at = loop.time()
-            give_up_at, now = self._give_up_at(lost_at), loop.time()
+            left = self._give_up_at(lost_at) - loop.time()
             delay = self._backoff.next_delay()
-            if not self.connections and now < give_up_at:
-                delay = min(delay, give_up_at - now)  # with one more attempt at the end
-            if now + delay > give_up_at:
+            if not self.connections and left > 0:
+                delay = min(delay, left)  # with one more attempt at the end
+            if delay > left:
                 waited = loop.time() - lost_at
                 self._end_session(Unavailable(f"no connection to {self._address} for {waited:.1f} s: {reason}"))
                 return

@@ -11,7 +11,7 @@ COUNTED_AT_ONCE: Final = 100
 COUNT_S: Final = 0.0015
 """Time per picture for larger buckets: with a million pending, their counts are a few seconds old."""
 COUNTED_MAX: Final = 100_000
-"""Operations counted in one bucket. Counting so many takes one to three milliseconds."""
+"""Operations counted in one bucket. Counting that number takes one to three milliseconds."""
 
 
 class BucketCounts:

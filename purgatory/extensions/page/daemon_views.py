@@ -26,12 +26,11 @@ SESSIONS_LOOKED_AT: Final = 20_000
 
 
 class DaemonViews:
-    """Pictures of a host. `run` differs for each start of the daemon."""
+    """Pictures of a host."""
 
-    def __init__(self, host: Host, metrics: Metrics, run: str) -> None:
+    def __init__(self, host: Host, metrics: Metrics) -> None:
         self._host: Final = host
         self._metrics: Final = metrics
-        self._run: Final = run
         self._docs: Final = documentation_url()
         self._times: Final = RecentTimes()
         self._buckets: Final = BucketCounts(host.engine)
@@ -48,7 +47,6 @@ class DaemonViews:
         late = {f"lateness {KIND_NAMES[kind]}": one for kind, one in metrics.lateness.items()}
         times = self._times.percentiles({**histograms, **waits, **late}, time.monotonic())
         return {
-            "run": self._run,
             "version": __version__,
             "compiled": COMPILED,
             "docs": self._docs,
@@ -81,18 +79,14 @@ class DaemonViews:
         folded = -(-size // SECTORS_MAX)
         ranges = [range(place, min(size, place + folded)) for place in range(0, size, folded)]
         return {
-            "run": self._run,
             "now_ms": self._host.time.now_ms(),
             "pending": engine.pending,
             "moved": engine.wheel_moves,
             "expired": sum(engine.counts(kind).expired for kind in KINDS),
             "size": size,
-            "folded": folded,
-            "next_ms": engine.next_expiration_ms(),
             "rings": [
                 {
                     "tick_ms": ring.tick_ms,
-                    "clock_ms": ring.clock_ms,
                     "counts": [sum(ring.counts[place] for place in places) for places in ranges],
                     "cut": [any(buckets.is_cut(ring, place) for place in places) for places in ranges],
                 }
@@ -112,7 +106,6 @@ class DaemonViews:
             if (sees_all or session.account is account) and search.lower() in session.session_id.lower():
                 rows.append(session_fields(host, session))
         return {
-            "run": self._run,
             "sessions": rows,
             "of": host.sessions.count if sees_all else account.sessions,
             "is_cut": looked_at < host.sessions.count,

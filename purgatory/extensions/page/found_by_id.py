@@ -1,6 +1,5 @@
-"""What a search finds by id: sessions, and operations. Every session is examined, in slices."""
+"""Searches for sessions and operations by id. Every session is examined, in slices."""
 
-import re
 import time
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,8 +15,7 @@ from purgatory.service.sessions.session import Session
 SESSIONS_PER_SLICE: Final = 5_000
 SESSIONS_SHOWN: Final = 20
 OPERATIONS_FOUND_MAX: Final = 50
-OPERATION: Final = re.compile(r"(?:(?P<session>.+?)\s*/\s*|call\s+)?(?P<id>[1-9][0-9]{0,17})")
-"""An operation as the page writes it: "checkout / 60", "call 17", or only its id."""
+DIGITS_MAX: Final = 18
 
 
 @dataclass
@@ -52,12 +50,9 @@ class FoundById:
 async def find_by_id(host: Host, account: Account, search: str) -> FoundById:
     """Search the account's own sessions; with the role admin on everything, all sessions. Ignores case."""
     text, sees_all = search.lower(), ADMIN in account.grants.everywhere
-    match = OPERATION.fullmatch(text)
     found = FoundById()
-    of_session = ""
-    if match is not None:
-        of_session = match["session"] or ""
-        found.operation_id, found.calls_too = int(match["id"]), not of_session
+    of_session, found.operation_id = _operation(text)
+    found.calls_too = not of_session
     sessions, watched = list(host.sessions), host.holds.of("page")
     for first in range(0, len(sessions), SESSIONS_PER_SLICE):
         began_ns = time.thread_time_ns()
@@ -74,3 +69,11 @@ async def find_by_id(host: Host, account: Account, search: str) -> FoundById:
         found.used_ns += time.thread_time_ns() - began_ns
         await next_loop_turn()
     return found
+
+
+def _operation(text: str) -> tuple[str, int]:
+    """Session and id of an operation as the page writes it: "checkout / 60", "call 17", or only its id. 0: no id."""
+    session, _, number = text.rpartition("/")
+    number = number.strip() if session else number.removeprefix("call ").strip()
+    is_id = number.isascii() and number.isdigit() and len(number) <= DIGITS_MAX
+    return session.strip(), int(number) if is_id else 0

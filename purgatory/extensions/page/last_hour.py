@@ -1,6 +1,7 @@
 """Counters of the last hour, sampled every few seconds; rates and percentiles are derived from them for viewers."""
 
 import asyncio
+import time
 from array import array
 from collections import deque
 from itertools import pairwise
@@ -26,17 +27,18 @@ class LastHour:
         self._host: Final = host
         self._metrics: Final = metrics
         self._samples: Final[deque[tuple[float, array[float]]]] = deque(maxlen=SAMPLES_MAX)
-        """Wall clock in seconds; then pending operations, and counters since the daemon started, see `sample`."""
+        """Monotonic time in seconds; then pending operations, and counters since the daemon started, see `sample`."""
         self._picture: tuple[float, dict[str, Any]] = (0.0, {})
         """The latest picture, and the time of its last sample."""
 
     async def run(self) -> None:
         """Take samples until cancelled."""
         while True:
-            self.sample(wall_ms() / 1_000)
+            self.sample(time.monotonic())
             await asyncio.sleep(SAMPLE_S)
 
     def sample(self, now_s: float) -> None:
+        """Copy the counters. `now_s` is monotonic."""
         engine, metrics = self._host.engine, self._metrics
         counts = [engine.counts(kind) for kind in KINDS]
         row = array("d", [engine.pending])
@@ -61,6 +63,8 @@ class LastHour:
         rows = [_derived(before, after) for before, after in pairwise(self._samples)]
         columns = zip(*rows, strict=True) if rows else ((),) * len(names)
         picture: dict[str, Any] = dict(zip(names, map(list, columns), strict=True))
+        ahead_s = wall_ms() / 1_000 - time.monotonic()
+        picture["at"] = [round(at_s + ahead_s, 1) for at_s in picture["at"]]
         picture["bounds"] = {name: bounds[-1] for name, bounds in HISTOGRAMS.items()}
         self._picture = self._samples[-1][0], picture
         return picture
@@ -69,9 +73,9 @@ class LastHour:
 def _derived(before: tuple[float, "array[float]"], after: tuple[float, "array[float]"]) -> list[float | None]:
     """The values of one interval, in the order of the columns of `picture`."""
     added = [now - then for now, then in zip(after[1], before[1], strict=True)]
-    seconds = max(after[0] - before[0], 0.001)  # the wall clock can be set back
+    seconds = max(after[0] - before[0], 0.001)
     at = 2 + len(RATES)
-    values: list[float | None] = [round(after[0], 1), after[1][0], *(round(one / seconds, 2) for one in added[1:at])]
+    values: list[float | None] = [after[0], after[1][0], *(round(one / seconds, 2) for one in added[1:at])]
     for bounds in HISTOGRAMS.values():
         totals = added[at : at + len(bounds) + 1]
         at += len(totals)

@@ -103,7 +103,7 @@ class LivePage:
         self._run: Final = secrets.token_hex(8)
         self.ends: Final = RecentEnds(host.time.now_ms)
         """A listener for the host."""
-        self._daemon: Final = DaemonViews(host, metrics, self._run)
+        self._daemon: Final = DaemonViews(host, metrics)
         self.hour: Final = LastHour(host, metrics)
         self._ranked: Final = RankedWaits(host)
         self._pictures: Final[dict[str, tuple[float, dict[str, Any]]]] = {}

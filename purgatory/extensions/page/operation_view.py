@@ -8,11 +8,9 @@ from purgatory.engine.codes import COMPOSITE, ERROR_NAMES, FETCH, KIND_NAMES, OU
 from purgatory.engine.views import ItemView, PendingView
 from purgatory.extensions.page.recent_ends import RecentEnd, wall_ms
 from purgatory.service.host import Host
-from purgatory.service.reasons import awaited_item, held_back_by
+from purgatory.service.reasons import REASONS_MAX, awaited_item, held_back, held_back_by
 
 ITEMS_IN_LISTS: Final = 3
-ITEMS_MAX: Final = 100
-"""Maximum of items shown for one operation; each is looked up with its replicas."""
 
 
 def pending_fields(
@@ -45,10 +43,9 @@ def pending_fields(
 
 def detailed_fields(host: Host, view: PendingView) -> dict[str, Any]:
     """The same fields, with the reason for each item."""
-    fields = pending_fields(host, view, ITEMS_MAX)
-    for shown, item in zip(fields["items"], view.items, strict=False):
-        if item.error_code == REQUEST_TIMED_OUT:
-            shown["held_back_by"] = held_back_by(host, view, item)
+    fields = pending_fields(host, view, REASONS_MAX)
+    for shown, reason in zip(fields["items"], held_back(host, view), strict=False):
+        shown["held_back_by"] = reason
     return fields
 
 

@@ -119,14 +119,15 @@ class RankedWaits:
 
     def _kept_for(self, key: tuple[object, ...]) -> "_Kept":
         now_s = time.monotonic()
-        kept = self._kept.get(key)
+        kept = self._kept.pop(key, None)
+        # Each ranking that is kept lets the others wait longer.
+        for old in [old for old, one in self._kept.items() if one.looking is None and now_s - one.shown_s > KEPT_S]:
+            del self._kept[old]
         if kept is None:
-            for old in [old for old, one in self._kept.items() if now_s - one.shown_s > KEPT_S]:
-                del self._kept[old]
             if len(self._kept) >= KEPT_MAX:
                 raise resource_exhausted("page", f"{KEPT_MAX} different searches and orders are on display; close one")
-            kept = self._kept[key] = _Kept()
-        kept.shown_s = now_s
+            kept = _Kept()
+        self._kept[key], kept.shown_s = kept, now_s
         return kept
 
     async def _refresh(self, kept: "_Kept", account: Account, query: WaitsQuery, *, is_due: bool) -> None:
@@ -134,6 +135,7 @@ class RankedWaits:
             kept.looking = asyncio.create_task(self._look(kept, account, query), name="page ranking")
         if kept.looking is not None:
             await asyncio.shield(kept.looking)  # continues for other viewers when one disconnects
+            kept.shown_s = time.monotonic()
 
     async def _look(self, kept: "_Kept", account: Account, query: WaitsQuery) -> None:
         name = query.name or ("", -1)

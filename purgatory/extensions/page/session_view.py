@@ -44,9 +44,10 @@ def session_details(host: Host, session: Session, account: Account) -> dict[str,
 
 
 def _pending(host: Host, session: Session) -> Iterator[dict[str, Any]]:
-    now_ms, ids = host.time.now_ms(), session.owner.ids
+    ids = session.owner.ids
     for place in range(len(ids) - 1, max(-1, len(ids) - 1 - LOOKED_AT_MAX), -1):
-        view = host.engine.describe(session.owner, ids[place], now_ms)
+        # At the present time, because the engine's time must not go back: the fields before this are read later.
+        view = host.engine.describe(session.owner, ids[place], host.time.now_ms())
         if view is not None:
             yield pending_fields(host, view)
 

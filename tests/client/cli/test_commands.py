@@ -137,7 +137,7 @@ def test_the_first_wait_of_the_readme(shared_daemon: DaemonProcess, run: Run, lo
 def test_an_expired_wait_says_how_far_it_came(shared_daemon: DaemonProcess, run: Run, looking: Client) -> None:
     """An expired wait exits with 11 on time and shows the offset reached and the estimate, also as JSON."""
     looking.advance("expires-1", high_watermark=10)
-    waiting = Background(shared_daemon.address, "wait", "expires-1@1000", "--timeout", "700ms")
+    waiting = Background(shared_daemon.address, "wait", "expires-1@1000", "--timeout", "3s")
     until_waiting(looking, "expires-1")
     looking.advance("expires-1", high_watermark=20)
     code, out, _ = waiting.end()

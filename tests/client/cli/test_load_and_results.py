@@ -13,7 +13,7 @@ from purgatory_client.views import RemainingTime
 
 from purgatory.cli.exit_codes import Exit, exit_of_outcomes
 from purgatory.cli.parsing import seconds
-from purgatory.cli.render import counted, remaining_line, span
+from purgatory.cli.render import counted, exact, remaining_line, span
 from tests.client.cli.test_commands import Background, Run, looking, run, until_waiting
 from tests.daemon_process import DaemonProcess
 
@@ -74,7 +74,7 @@ def test_a_load_that_expires_says_so(run: Run) -> None:
     )
     collected = run("results", "--session", "late")
     assert collected.returncode == 11
-    assert re.fullmatch(r"(\d+ expired after \d\.\d{3} s\n){50}", collected.stdout)
+    assert re.fullmatch(r"(\d+ expired after \d+\.\d{3} s\n){50}", collected.stdout)
 
 
 def test_an_interrupted_load_says_what_it_leaves(shared_daemon: DaemonProcess, looking: Client) -> None:
@@ -158,6 +158,7 @@ def test_durations_in_words() -> None:
         5_400: "1h 30m", 86_399: "1d", 90_000: "1d 1h", 8_640_000: "100d",
     }  # fmt: skip
     assert {one: span(one) for one in words} == words
+    assert (exact(59.9994), exact(59.9996)) == ("59.999 s", "1m"), "both forms round in the same place"
     assert [seconds(text) for text in words.values()] == pytest.approx(list(words), rel=0.01)
 
 

@@ -4,6 +4,7 @@
 """
 
 import re
+import subprocess
 import time
 from pathlib import Path
 from typing import Final
@@ -14,8 +15,9 @@ from purgatory_client import Client
 
 from purgatory import __version__
 from purgatory.cli.exit_codes import MEANINGS, Exit
-from tests.client.cli.test_commands import purgatory, run
+from tests.client.cli.test_commands import PROGRAM, purgatory, run
 from tests.client.cli.test_top import DEADLINE_S, PseudoTerminal, busy_daemon
+from tests.client.test_blocking import environment
 from tests.daemon_process import DaemonProcess
 
 __all__ = ["busy_daemon", "run"]
@@ -62,7 +64,7 @@ def test_help_explains_a_command() -> None:
 
 def test_version() -> None:
     """`--version` prints the version and exits, whatever follows."""
-    answer = purgatory("--version")
+    answer = purgatory("--version", "nonsense")
     assert (answer.returncode, answer.stdout) == (Exit.OK, f"purgatory {__version__}\n")
 
 
@@ -70,10 +72,11 @@ def test_exit_codes_have_one_page() -> None:
     """Each exit code is on the page of exit codes and in docs/cli.md, and on no other help page."""
     listed = purgatory("help", "exit-codes").stdout
     documented = (Path(__file__).parents[3] / "docs" / "cli.md").read_text("utf-8")
+    helped = " ".join(re.sub("│", " ", purgatory("wait", "--help").stdout + purgatory("--help").stdout).split())
     for code, meaning in MEANINGS.items():
         assert f"{code.value:>3}  {meaning}\n" in listed
         assert f"| {code.value} | {meaning} |" in documented
-        assert meaning not in purgatory("wait", "--help").stdout + purgatory("--help").stdout
+        assert meaning not in helped
     assert set(MEANINGS) == set(Exit)
 
 
@@ -103,6 +106,24 @@ def test_top_without_a_terminal(busy_daemon: tuple[DaemonProcess, Client]) -> No
     assert lines[0] == f"purgatory {__version__}: 2 pending"
     assert lines[2] == "waits: 2, all:"
     assert [line.split()[0] for line in lines[4:]] == ["busy", "busy"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [("top", Exit.OK, "2 pending"), ("signal closed --value @-", Exit.USAGE, "stdin is closed")],
+)
+def test_a_closed_stdin(busy_daemon: tuple[DaemonProcess, Client], arguments: str, code: Exit, said: str) -> None:
+    """`top` prints its snapshot, and a value that cannot be read is a usage error."""
+    command = [*PROGRAM, *arguments.split(), "--address", busy_daemon[0].address]
+    answer = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *command],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (answer.returncode, said in answer.stdout + answer.stderr) == (code, True), answer.stderr
 
 
 def without_times(shown: str) -> str:

@@ -1,7 +1,6 @@
 """The engine as a whole: unknown partitions, batches, cancellation, owners, shutdown, listing."""
 
 from purgatory.engine.batches import EventBatch, OperationBatch
-from purgatory.engine.completions import FETCHED_COLUMNS, RESULT_COLUMNS, RESULT_ITEM_COLUMNS
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from tests.engine import plain
@@ -60,13 +59,6 @@ def test_events_are_applied_in_slices() -> None:
     second = engine.apply(batch, 0, first.next_index, 6)
     assert (second.next_index, list(second.ended)) == (3, [2])
     assert engine.apply(batch, 0, 0, 14).unchanged == 3
-
-
-def test_result_columns_are_found_by_their_names() -> None:
-    """Each column of the results has a name of its own, in the singular or as the list is called."""
-    columns = (*RESULT_COLUMNS, *RESULT_ITEM_COLUMNS, *FETCHED_COLUMNS)
-    assert len({column.name for column in columns}) == len(columns)
-    assert all(column.name.split("_")[0] in column.attribute for column in columns)
 
 
 def test_cancel_says_which_were_pending() -> None:

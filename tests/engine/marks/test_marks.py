@@ -141,15 +141,6 @@ def test_a_position_without_a_segment_is_kept() -> None:
     assert (len(index), index.reach(3), index.reach(4)) == (3, 3, 100)
 
 
-def test_an_empty_log_has_a_high_watermark() -> None:
-    """If the logs of the leader and of its follower end at 0, so does what all of them have."""
-    world = World()
-    world.in_sync(P, 1, 2)
-    world.append(P, 0)
-    world.follower(P, 2, 0)
-    assert world.marks(P).high_watermark == 0
-
-
 @pytest.mark.parametrize(
     ("leo", "position", "segment", "is_refused"),
     [

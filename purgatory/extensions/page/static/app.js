@@ -1,5 +1,6 @@
 // Navigation between views, their streams, and the state of the connection.
 
+import { ask } from "./ask.js";
 import { call, follow, Refused, setToken } from "./calls.js";
 import { element, setText } from "./elements.js";
 import { showEnds } from "./ends.js";
@@ -99,14 +100,7 @@ class Page {
 
   // Asks for confirmation, cancels, and shows the result. `action` is what the button says.
   async cancel(what, why, request, action) {
-    const dialog = byId("confirm");
-    setText(byId("confirm-yes"), action);
-    setText(byId("confirm-what"), what);
-    setText(byId("confirm-why"), why);
-    dialog.returnValue = "no";
-    dialog.showModal();
-    await new Promise((done) => dialog.addEventListener("close", done, { once: true }));
-    if (dialog.returnValue !== "yes") return;
+    if (!await ask(what, why, action, "Keep waiting")) return;
     try {
       const answer = await call("Cancel", request);
       say(`${count(answer.cancelled ?? 0)} cancelled.`);

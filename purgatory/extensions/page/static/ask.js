@@ -5,10 +5,10 @@ import { element, setText } from "./elements.js";
 import { visible } from "./text.js";
 
 // Resolves to whether the answer was yes.
-export async function ask(what, why, yes) {
-  const dialog = element("dialog", { "aria-labelledby": "ask-what" }, element("form", { method: "dialog" },
-    element("h2", { id: "ask-what" }, what), element("p", {}, why),
-    element("p", { class: "buttons" }, element("button", { value: "no" }, "Keep it"), element("button", { value: "yes", class: "grave" }, yes))));
+export async function ask(what, why, yes, no = "Keep it") {
+  const dialog = element("dialog", { id: "confirm", "aria-labelledby": "confirm-what" }, element("form", { method: "dialog" },
+    element("h2", { id: "confirm-what" }, what), element("p", {}, why),
+    element("p", { class: "buttons" }, element("button", { value: "no" }, no), element("button", { value: "yes", class: "grave", id: "confirm-yes" }, yes))));
   document.body.append(dialog);
   dialog.returnValue = "no";
   dialog.showModal();

@@ -68,7 +68,7 @@ let loading = null;
 function loadPlot() {
   loading ??= new Promise((done, failed) => {
     document.head.append(element("link", { rel: "stylesheet", href: "/page/static/uPlot.min.css" }),
-      element("script", { src: "/page/static/uPlot.iife.min.js", onload: done, onerror: failed }));
+      element("script", { src: "/page/static/uPlot.iife.min.js", onload: done, onerror: (event) => { loading = null; failed(event); } }));
   });
   return loading;
 }

@@ -21,7 +21,7 @@ export function showSessions(page) {
     element("form", { class: "search", role: "search", onsubmit: (event) => event.preventDefault() }, element("label", { for: "search" }, "Id contains"), search),
     table.element);
   const ask = page.following("/page/live/sessions", (picture) => {
-    setText(found, `${count(picture.sessions.length)} shown of ${count(picture.of)}.`);
+    setText(found, `${count(picture.sessions.length)} shown of ${count(picture.of)}.${picture.is_cut && search.value ? " Older ones were not searched." : ""}`);
     table.show(picture.sessions, (row) => `${row.principal} ${row.session}`);
   });
   search.addEventListener("input", () => ask({ search: search.value }));
