@@ -1,5 +1,6 @@
 """The commands of `purgatory`: their names, groups and summaries. A command's module is imported when it is called."""
 
+import gc
 import inspect
 import itertools
 import pkgutil
@@ -20,12 +21,23 @@ from typer.core import CompletionItem, TyperCommand, TyperGroup  # type: ignore[
 from purgatory import __version__
 
 
+class _Given:
+    """Passes on text, and what has its type already: typer's check imports pydantic, which takes as long as gRPC."""
+
+    @staticmethod
+    def coerce(value: Any, param: Any, ctx: Any) -> Any:  # noqa: ANN401 - typer has a copy of click's classes
+        kind, is_list = param.type_descriptor.annotation, param.multiple or param.nargs == -1
+        if value is None or type(value) is kind:
+            return () if value is None and is_list else value
+        if kind == list[str]:
+            return list(value)
+        return type(param).get_runtime_param(param).coerce(value, param, ctx)
+
+
 class _PlainHelp:
-    """Writes the help with names instead of types: none for flags, N for numbers. Paragraphs are in one flow."""
+    """Quick to run, and to explain itself: help needs no `rich`. It has names instead of types: N for numbers."""
 
-    help: str | None
-
-    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer has a copy of click's classes
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - as above
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # a mixin
         for one in parameters:
             if one.param_type_name == "argument":
@@ -36,11 +48,20 @@ class _PlainHelp:
                 one.metavar = ""
             elif one.metavar is None:
                 one.metavar = "N"
+            one.get_runtime_param = _Given
         return parameters
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - as above
-        self.help = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.cleandoc(self.help or ""))
-        super().format_help(ctx, formatter)  # type: ignore[misc]  # a mixin
+    def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - as above
+        """Write parameters and commands, each under its heading."""
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for one in self.get_params(ctx):
+            heading = one.rich_help_panel or ("Arguments" if one.param_type_name == "argument" else "Options")
+            rows.setdefault(heading, []).append(one.get_help_record(ctx))
+        for name, one in getattr(self, "commands", {}).items():
+            rows.setdefault(one.rich_help_panel, []).append((name, one.help))
+        for heading, under in rows.items():
+            with formatter.section(heading):
+                formatter.write_dl(under)
 
 
 class Command(_PlainHelp, TyperCommand): ...
@@ -67,12 +88,17 @@ class BashWords(BashComplete):
 class Commands(_PlainHelp, TyperGroup):
     def main(self, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - as typer has them
         add_completion_class(BashWords, "bash")
+        gc.freeze()  # Python's end would look through all modules, which takes as long as importing some
         return super().main(*given, **named)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - as above
         """Replace the command of the list, which has no parameters, by that of its module."""
-        name, listed, rest = super().resolve_command(ctx, args)
-        return name, LOADERS[name]() if name in LOADERS else listed, rest
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in LOADERS:
+            command = LOADERS[name]()
+        gc.freeze()
+        gc.enable()
+        return name, command, rest
 
 
 app: Final = typer.Typer(
@@ -81,6 +107,7 @@ app: Final = typer.Typer(
     help="Waits as a service: wait for offsets and signals, report events, inspect pending operations.",
     epilog="purgatory help COMMAND explains a command, purgatory help exit-codes the exit codes.",
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
@@ -126,7 +153,7 @@ def _add(group: str, name: str, summary: str, load: Load) -> None:
 
 def _made(name: str, function: Callable[..., None], **settings: Any) -> Any:  # noqa: ANN401 - typer has a copy of click's
     """The command that typer makes of this function."""
-    alone = typer.Typer(add_completion=False)
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(name, **settings)(function)
     return typer.main.get_command(alone)
 
