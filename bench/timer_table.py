@@ -14,10 +14,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
-from bench.measure.processes import ROOT, Worker
-from bench.measure.worker import Numbers, resident_bytes
+from bench.measure.processes import ROOT, Worker, WorkerFailed
+from bench.measure.worker import Numbers
 from bench.peers.jvm import JvmMissing, jvm_command
 
 __all__ = ["measured", "table"]
@@ -47,10 +48,11 @@ PEERS: Final[dict[str, Callable[[], list[str]]]] = {
 
 
 def measured(peer: str, pending: int, samples: int) -> Numbers:
-    """The numbers of a timer, in a new process, and the memory of that. Raises LookupError or JvmMissing."""
+    """The numbers of a timer, and the peak memory of its process. Raises LookupError or JvmMissing."""
     with Worker(PEERS[peer]()) as worker:
         said = worker.run("timer-percentiles", pending=pending, samples=samples)
-        return {**said, "gigabytes": resident_bytes(worker.process_id) / 1e9}
+        status = Path(f"/proc/{worker.process_id}/status").read_text("utf-8")
+        return {**said, "gigabytes": int(status.partition("VmHWM:")[2].split()[0]) * 1_024 / 1e9}
 
 
 def line(peer: str, pending: int, said: Numbers) -> str:
@@ -71,7 +73,7 @@ def table(peers: list[str], pendings: list[int], samples: int) -> list[str]:
         for peer in peers:
             try:
                 lines.append(line(peer, pending, measured(peer, pending, samples)))
-            except (LookupError, JvmMissing) as missing:
+            except (LookupError, JvmMissing, WorkerFailed) as missing:
                 lines.append(f"{peer} is skipped: {missing}")
             print(lines[-1], flush=True)
     return lines

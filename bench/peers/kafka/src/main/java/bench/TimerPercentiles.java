@@ -36,7 +36,8 @@ final class TimerPercentiles {
     }
 
     static Map<String, Double> netty(Parameters parameters) throws Exception {
-        HashedWheelTimer timer = new HashedWheelTimer(1, TimeUnit.MILLISECONDS, 512);
+        int buckets = Math.max(512, parameters.integer("pending") / 512);
+        HashedWheelTimer timer = new HashedWheelTimer(1, TimeUnit.MILLISECONDS, buckets);
         return TimerPercentiles.<Timeout>measured(parameters, (delayMs, call) ->
             timer.newTimeout(timeout -> call.run(), delayMs, TimeUnit.MILLISECONDS), Timeout::cancel, () -> fired(timer));
     }
