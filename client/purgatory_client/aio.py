@@ -20,6 +20,7 @@ from purgatory_client.marks import Marks, events_of
 from purgatory_client.number_checks import milliseconds
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import Result, ResultColumns, already_satisfied
+from purgatory_client.session.addresses import pause_max
 from purgatory_client.session.backoff import Resumption
 from purgatory_client.session.channel import ChannelSecurity, Pem, Token
 from purgatory_client.session.detached_sessions import CALL_TIMEOUT, Collected, Collector, Registered, register
@@ -89,7 +90,8 @@ class AsyncClient(SingleCalls):
     Use it in `async with`, or `close` it. It does not survive a fork (docs/client.md, "Closing").
 
     Args:
-        address: The daemon's gRPC address, "host:port".
+        address: The daemon's gRPC address, "host:port". Several daemons of which one serves at a time: "a:7440,b:7440",
+            or "dns:///name:7440" for all addresses of a name (docs/client.md, "Several addresses").
         name: Prefix of the session's id, to find it in listings. Ignored with an outbox: its file stores the id.
         pending_max: Maximum number of pending operations in this client; exceeding it raises LimitExceeded.
         give_up_after: Seconds without a connection after which all pending waits raise Unavailable. None: never. With
@@ -275,7 +277,7 @@ class AsyncClient(SingleCalls):
             ClientClosed: The client was closed before or during the call.
         """
         request = purgatory_service_pb2.WaitRequest(operation=row_of_wait(wait))
-        resumption, began = Resumption(self._give_up_after), time.monotonic()
+        resumption, began = Resumption(self._give_up_after, pause_max(self.address)), time.monotonic()
         while True:
             limit = None
             if wait.timeout_ms is not None:

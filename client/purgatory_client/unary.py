@@ -17,8 +17,9 @@ from purgatory_client.base_errors import from_rpc_error
 from purgatory_client.errors import ClientClosed, InvalidRequest, NotFound, Unavailable
 from purgatory_client.partition_names import partition_name
 from purgatory_client.results import OperationKind, Outcome
+from purgatory_client.session.addresses import check_address, pause_max
 from purgatory_client.session.backoff import Resumption
-from purgatory_client.session.channel import ChannelSecurity, check_address, check_process, open_channel
+from purgatory_client.session.channel import ChannelSecurity, check_process, is_lost, open_channel
 from purgatory_client.session.detached_sessions import CALL_TIMEOUT, ClosedSession
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.sources.source_link import SourceLink
@@ -204,7 +205,7 @@ class SingleCalls:
         request = purgatory_service_pb2.TailResultsRequest(
             outcomes=[outcome.value for outcome in outcomes], kind=None if kind is None else kind.value
         )
-        resumption = Resumption(self._give_up_after)
+        resumption = Resumption(self._give_up_after, pause_max(self.address))
         while True:
             call = self._stub().TailResults(request)
             try:
@@ -311,7 +312,7 @@ class SingleCalls:
         if self._closed:
             raise ClientClosed("the client is closed")
         check_process()
-        if self._channel is None:
+        if self._channel is None or is_lost(self._channel):
             self._channel = open_channel(self.address, self._security)
         return PurgatoryServiceStub(self._channel)
 

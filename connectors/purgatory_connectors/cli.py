@@ -47,7 +47,8 @@ To = Annotated[
     typer.Option(
         "--to",
         envvar="PURGATORY_ADDRESS",
-        help="A daemon to publish to. Can be repeated; each daemon receives all marks.",
+        metavar="HOST:PORT[,...]",
+        help="A daemon to publish to, or several of which one serves. Can be repeated; each receives all marks.",
     ),
 ]
 Tls = Annotated[bool, typer.Option("--tls", help="Connect to the daemons with TLS; trusts public authorities.")]

@@ -20,7 +20,11 @@ T = TypeVar("T")
 
 _Option: Final = partial(Option, rich_help_panel="Connection")
 _ADDRESS: Final = _Option(
-    "--address", "-a", metavar="HOST:PORT", envvar="PURGATORY_ADDRESS", help="The daemon's gRPC address."
+    "--address",
+    "-a",
+    metavar="HOST:PORT",
+    envvar="PURGATORY_ADDRESS",
+    help="The daemon's gRPC address, or several: a:7440,b:7440.",
 )
 OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
     "as_json": (Annotated[bool, Option("--json", help="Print JSON instead of text.")], False),

@@ -126,7 +126,7 @@ class GrpcSettings(SettingsGroup):
         le=2**31 - 1,
     )
     ping_interval_min_ms: DurationMs = setting(
-        5_000, "Clients may send keepalive pings this often; those that ping faster are disconnected."
+        500, "Clients may send keepalive pings this often; those that ping faster are disconnected."
     )
     keepalive_interval_ms: DurationMs = setting(
         60_000, "Ping a silent connection this often, to notice that its peer is gone."

@@ -2,7 +2,7 @@
 
 import pytest
 from purgatory_client import AsyncClient, Client, errors
-from purgatory_client.session.channel import check_address
+from purgatory_client.session.addresses import check_address
 
 from purgatory.cli.exit_codes import Exit
 from tests.client.cli.test_commands import purgatory
@@ -11,6 +11,7 @@ from tests.daemon_process import DaemonProcess
 WRONG = [
     "", "127.0.0.1", "localhost", "127.0.0.1:WRONG", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:70000", ":7440",
     "http://127.0.0.1:7441", "https://daemon:7440", "127.0.0.1:7440/", "::1:7440", "a host:7440",
+    "a:7440,", "a:7440, b:7440", "a:7440,b", "a:7440,dns:///b:7440",
 ]  # fmt: skip
 
 
@@ -27,8 +28,15 @@ def test_an_address_that_can_never_be_connected_to(address: str) -> None:
 
 
 def test_addresses_that_grpc_accepts() -> None:
-    """Names, IPv6 in brackets, and gRPC's own targets are accepted."""
-    for address in ("127.0.0.1:1", "daemon.example.org:65535", "[::1]:7440", "unix:/run/p", "dns:///daemon:7440"):
+    """Names, IPv6 in brackets, lists, and gRPC's own targets are accepted."""
+    for address in (
+        "127.0.0.1:1",
+        "daemon.example.org:65535",
+        "[::1]:7440",
+        "unix:/run/p",
+        "dns:///daemon:7440",
+        "a:1,[::1]:2",
+    ):
         check_address(address)
 
 

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,18 @@ async def test_certificates_as_paths_and_as_bytes(
     ) as client:
         with pytest.raises(PermissionDenied):
             await client.advance("orders-1", high_watermark=8)
+
+
+async def test_several_addresses(run_daemon: RunDaemon, tls_folder: TlsFolder, access: list[str]) -> None:
+    """The certificate of the daemon that serves must be valid for the first address of the list."""
+    daemon = await run_daemon(*tls_folder.flags(client_auth=True), *access)
+    issued, authority = tls_folder.authority.issue("orders"), tls_folder.authority.certificate_pem
+    open_client = partial(AsyncClient, tls_ca=authority, tls_certificate=issued.certificate_pem, tls_key=issued.key_pem)
+    async with open_client(f"localhost:1,{daemon.address}") as client:
+        await use(client)
+    async with open_client(f"127.0.0.9:1,{daemon.address}") as client:
+        with pytest.raises(Unavailable, match="Hostname Verification Check failed"):
+            await client.status()
 
 
 @pytest.mark.parametrize(("form", "tls"), [("text", False), ("text", True), ("file", True), ("function", True)])

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from purgatory_client.errors import Unavailable
+from purgatory_client.session.addresses import PAUSE_MAX
 
 _RETRIED_CODES: Final = frozenset(
     (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -26,7 +27,7 @@ CONNECTED_MIN: Final = 1.0
 class Backoff:
     """Pauses in seconds. The ceiling starts at `base`, doubles with each attempt and stays at `cap`."""
 
-    def __init__(self, base: float = 0.05, cap: float = 5.0, generator: random.Random | None = None) -> None:
+    def __init__(self, base: float = 0.05, cap: float = PAUSE_MAX, generator: random.Random | None = None) -> None:
         assert 0 < base <= cap, f"base={base} cap={cap}"
         self.base: Final = base
         self.cap: Final = cap
@@ -45,12 +46,12 @@ class Backoff:
 
 class Retry:
     """The attempts of one call that may be repeated safely. `give_up_after`: seconds from the first attempt; None:
-    never.
+    never. `pause_max`: of the pauses, seconds.
     """
 
-    def __init__(self, give_up_after: float | None) -> None:
+    def __init__(self, give_up_after: float | None, pause_max: float = PAUSE_MAX) -> None:
         self._give_up_after: Final = give_up_after
-        self._backoff: Final = Backoff()
+        self._backoff: Final = Backoff(cap=pause_max)
         self._started_at: Final = asyncio.get_running_loop().time()
 
     async def pause(self, error: Exception) -> None:
@@ -68,12 +69,13 @@ class Retry:
 
 
 class Resumption:
-    """The attempts of a call that is resumed when its connection breaks. `give_up_after`: as for `Retry`, counted
-    from the moment at which the connection broke.
+    """The attempts of a call that is resumed when its connection breaks. Arguments as for `Retry`; `give_up_after`
+    counts from the moment at which the connection broke.
     """
 
-    def __init__(self, give_up_after: float | None) -> None:
+    def __init__(self, give_up_after: float | None, pause_max: float) -> None:
         self._give_up_after: Final = give_up_after
+        self._pause_max: Final = pause_max
         self._retry: Retry | None = None
         self._attempted_at: float = asyncio.get_running_loop().time()
 
@@ -89,7 +91,7 @@ class Resumption:
             raise error
         # An attempt that lasted this long was connected, so the pauses and the time until giving up start again.
         if self._retry is None or loop.time() - self._attempted_at > CONNECTED_MIN:
-            self._retry = Retry(self._give_up_after)
+            self._retry = Retry(self._give_up_after, self._pause_max)
         await self._retry.pause(error)
         self._attempted_at = loop.time()
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
@@ -22,6 +20,7 @@ import grpc.aio
 from grpc_status import rpc_status
 
 from purgatory_client.base_errors import ClientClosed, InvalidRequest
+from purgatory_client.session.addresses import is_loopback, options_of, target_of
 from purgatory_client.session.backoff import Retry
 
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -38,10 +37,6 @@ REFUSED_STREAM: Final = "RST_STREAM with error code 7"
 """Part of gRPC's message for a call that a proxy or an older daemon refused before processing it (RFC 9113, 8.7)."""
 REFUSED_GIVE_UP: Final = 10.0
 """Seconds after which a call whose stream is still refused fails."""
-
-ADDRESS: Final = re.compile(r"(\[[^\]\s]+\]|[^:/\[\]\s]+):(\d{1,5})")
-OTHER_TARGETS: Final = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:", "xds:")
-PORT_MAX: Final = 65_535
 
 Pem = str | os.PathLike[str] | bytes
 """The path of a PEM file, or its content."""
@@ -127,32 +122,32 @@ UNPROTECTED: Final = ChannelSecurity()
 """Neither TLS nor token, for a daemon on loopback without a policy."""
 
 
-def check_address(address: str) -> None:
-    """Raises InvalidRequest for an address that can never be connected to. gRPC would keep trying it."""
-    match = ADDRESS.fullmatch(address)
-    if address.startswith(OTHER_TARGETS) or (match is not None and 0 < int(match[2]) <= PORT_MAX):
-        return
-    expected = "expected the daemon's gRPC address as host:port, like 127.0.0.1:7440"
-    if "://" in address:
-        expected += ", not a URL; port 7441 is for HTTP"
-    raise InvalidRequest("address", f"cannot connect to {address!r}; {expected}")
-
-
 def open_channel(address: str, security: ChannelSecurity = UNPROTECTED) -> grpc.aio.Channel:
-    """Open a channel to "host:port" (or any gRPC target). Needs a running event loop; connects on first use.
+    """Open a channel to an address that `check_address` accepts. Needs a running event loop; connects on first use.
 
     Raises InvalidRequest for a file of `security` that cannot be read, and ClientClosed as `check_process` does.
     """
     check_process()
+    target, options = target_of(address), channel_options(address)
     if security.is_encrypted:
         # Credentials are read for each channel, so a reconnect uses certificates that were renewed in the meantime.
-        channel = grpc.aio.secure_channel(address, security.credentials(), options=OPTIONS)
+        channel = grpc.aio.secure_channel(target, security.credentials(), options=options)
     else:
-        channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        channel = grpc.aio.insecure_channel(target, options=options)
     _channels.add(channel)
-    if security.token is not None and not security.is_encrypted and not _is_loopback(address):
+    if security.token is not None and not security.is_encrypted and not is_loopback(address):
         _log.warning("the token for %s is sent unencrypted; use TLS (tls_ca=...)", address)
-    return cast("grpc.aio.Channel", _Channel(channel, security))
+    return cast("grpc.aio.Channel", _Channel(channel, security, address, target))
+
+
+def channel_options(address: str) -> tuple[tuple[str, int | str], ...]:
+    """The options of a channel to this address."""
+    return tuple({**dict(OPTIONS), **options_of(address)}.items())
+
+
+def is_lost(channel: grpc.aio.Channel) -> bool:
+    """Whether nothing serves at the addresses of a channel that `open_channel` made, and its names have others now."""
+    return cast("_Channel", channel).is_lost()
 
 
 class _Channel:
@@ -163,8 +158,10 @@ class _Channel:
     repeats a refused call only once, without a pause.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, security: ChannelSecurity) -> None:
+    def __init__(self, channel: grpc.aio.Channel, security: ChannelSecurity, address: str, target: str) -> None:
         self._channel: Final = channel
+        self._address: Final = address
+        self._target: Final = target
         self._security: Final = security
         self.unary_stream: Final = _showing(security, channel.unary_stream)
         self.stream_unary: Final = _showing(security, channel.stream_unary)
@@ -186,6 +183,11 @@ class _Channel:
                     await retry.pause(error)
 
         return call
+
+    def is_lost(self) -> bool:
+        if self._target == self._address or self._channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            return False
+        return target_of(self._address) != self._target
 
     async def __aenter__(self) -> Self:
         return self
@@ -228,13 +230,3 @@ def _pem(name: str, pem: Pem | None) -> bytes | None:
         return Path(pem).read_bytes()
     except OSError as error:
         raise InvalidRequest(name, f"cannot be read from {os.fspath(pem)}: {error.strerror or error}") from error
-
-
-def _is_loopback(address: str) -> bool:
-    if address.startswith("unix:"):
-        return True
-    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -35,6 +35,7 @@ from purgatory_client.errors import (
 )
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import Result, ResultColumns
+from purgatory_client.session.addresses import pause_max
 from purgatory_client.session.backoff import Backoff
 from purgatory_client.session.channel import UNPROTECTED, ChannelSecurity, check_process, open_channel
 from purgatory_client.session.overdue_waits import TURN, timeout_end
@@ -92,7 +93,7 @@ class SessionDriver:
         self._pending_max: Final = pending_max
         self._give_up_after: Final = give_up_after if outbox is None else None
         self._open_timeout: Final = open_timeout
-        self._backoff: Final = Backoff()
+        self._backoff: Final = Backoff(cap=pause_max(address))
         self._work: Final = asyncio.Event()
         self._changed: Final = asyncio.Event()
         self._opened: Final = asyncio.Event()

@@ -35,6 +35,7 @@ def server_options(settings: Settings, *, ages: bool = True) -> list[tuple[str, 
     - max_concurrent_streams: above `limits.calls_per_caller_max`, so that a call over that limit is refused; a stream
       over the limit of streams would be held back by its client until another ends, without an answer.
     - overload_protection: see `resets`.
+    - min_ping_interval_without_data_ms: what gRPC's core calls its minimum interval between received pings.
     - max_receive_message_length: applies to a message before and after decompression.
     """
     server, limits = settings.grpc, settings.limits
@@ -51,7 +52,7 @@ def server_options(settings: Settings, *, ages: bool = True) -> list[tuple[str, 
         ("grpc.http.overload_protection", 0),
         ("grpc.max_receive_message_length", largest_message_bytes(settings)),
         ("grpc.max_send_message_length", server.message_bytes_max),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", server.ping_interval_min_ms),
+        ("grpc.http2.min_ping_interval_without_data_ms", server.ping_interval_min_ms),
         ("grpc.keepalive_time_ms", server.keepalive_interval_ms),
         ("grpc.keepalive_timeout_ms", server.keepalive_timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),

@@ -12,6 +12,7 @@ from purgatory_client.errors import Unavailable
 from purgatory_client.waits import produce as produce_wait
 
 from purgatory.service.transport.resets import RESETS_MAX, ResetWatch, close_connection
+from tests.abuse.open_loop import ACK, GOAWAY, PING, frame
 from tests.abuse.requests.raw_bytes import PREFACE, SETTINGS
 from tests.client.until import until_pending
 from tests.conftest import StartDaemon
@@ -106,6 +107,31 @@ def test_connections_are_limited(start_daemon: StartDaemon) -> None:
         assert time.monotonic() < deadline, "there is no room though a connection has ended"
     for connection in others:
         connection.close()
+
+
+def kinds_after_pings(daemon: DaemonProcess, count: int, pause_s: float) -> set[int]:
+    """The kinds of frames that answer pings, each sent a pause after the answer to the one before."""
+    kinds: set[int] = set()
+    with connect(daemon) as connection, connection.makefile("rb") as received:
+        for _ in range(count):
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(frame(PING, 0, 0, bytes(8)))
+            while header := received.read(9):
+                kinds.add(header[3])
+                received.read(int.from_bytes(header[:3], "big"))
+                if (header[3], header[4]) == (PING, ACK):
+                    break
+            time.sleep(pause_s)
+    return kinds
+
+
+def test_a_client_that_pings_too_often_is_disconnected(start_daemon: StartDaemon) -> None:
+    """Pings at the allowed interval are answered for as long as they come; after a few that are faster, the
+    connection ends.
+    """
+    daemon = start_daemon("--grpc-ping-interval-min-ms", "100")
+    assert GOAWAY not in kinds_after_pings(daemon, 10, pause_s=0.11)
+    assert GOAWAY in kinds_after_pings(daemon, 10, pause_s=0.0)
 
 
 @pytest.mark.slow

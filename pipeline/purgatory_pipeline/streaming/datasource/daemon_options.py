@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 import grpc
-from purgatory_client.session.channel import OPTIONS, ChannelSecurity
+from purgatory_client.session.addresses import target_of
+from purgatory_client.session.channel import ChannelSecurity, channel_options
 
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_pipeline.errors import PipelineError
@@ -26,7 +27,7 @@ class DaemonOptions:
     """Plain values that are pickled to Spark's processes. Each process opens its own connection, on first use.
 
     Attributes:
-        address: The daemon's gRPC address.
+        address: The daemon's gRPC address, or several as in docs/client.md.
         sessions: `session`: the sessions to read, separated by commas. Each is read by its own task.
         rows_max: `maxRows`: most results of each session in one micro-batch.
         topic_prefix: `topicPrefix`: only pending operations with a topic or key that starts with this.
@@ -71,10 +72,11 @@ class DaemonConnection:
 
     def __init__(self, options: DaemonOptions) -> None:
         security = options.security
+        target, of_channel = target_of(options.address), channel_options(options.address)
         if security.is_encrypted:
-            self._channel = grpc.secure_channel(options.address, security.credentials(), options=OPTIONS)
+            self._channel = grpc.secure_channel(target, security.credentials(), options=of_channel)
         else:
-            self._channel = grpc.insecure_channel(options.address, options=OPTIONS)
+            self._channel = grpc.insecure_channel(target, options=of_channel)
         self._security: Final = security
         self.stub: Final = PurgatoryServiceStub(self._channel)
 
