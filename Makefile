@@ -164,12 +164,15 @@ wheel: $(STAMPS)/serving ## Build the wheel into dist/
 	@$(PIP) wheel -q --no-build-isolation --no-deps -w $(DIST) .
 	@rm -rf purgatory_waits.egg-info # otherwise Python, run from here, takes it for the installed package
 
-.PHONY: bench-quick bench-compare bench-pipeline bench-stream
+.PHONY: bench-quick bench-compare bench-pipeline bench-stream bench-timers
 bench: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure Purgatory beside its peers (ARGS="--only 'timer/*'")
 	@$(BIN)/python -m bench $(ARGS)
 
 bench-quick: $(STAMPS)/profiled ## The same in under a minute, with nothing written
 	@$(BIN)/python -m bench --quick $(ARGS)
+
+bench-timers: $(STAMPS)/engine ## Measure each operation of five timers (ARGS="--pending 100000")
+	@$(BIN)/python -m bench.timer_table $(ARGS)
 
 bench-pipeline: $(STAMPS)/pipeline $(STAMPS)/profiled ## Measure report and replay (ARGS="--operations 1M")
 	@$(BIN)/python -m bench.pipeline $(ARGS)

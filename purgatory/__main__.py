@@ -1,5 +1,6 @@
 """The command `purgatory`, also available as `python -m purgatory` if its script is not on the path."""
 
+import gc
 import sys
 
 from purgatory.startup_signals import handle_startup_signals
@@ -9,6 +10,7 @@ def main() -> None:
     """The entry point of the console script."""
     if sys.argv[1:2] == ["serve"]:
         handle_startup_signals()
+    gc.disable()  # imports leave nothing to collect; `resolve_command` enables it again
     from purgatory.cli import main as run  # noqa: PLC0415 - slow, and signals may arrive during the import
 
     run()

@@ -151,6 +151,7 @@ class Daemon:
             extension.start()
         opened.push_async_callback(self._host.stop)
         self._host.start()
+        await self._host.journal.confirmed()
         for server in self._servers:
             await server.start()
         for name in (health.OVERALL_HEALTH, SERVICE.full_name):
@@ -280,7 +281,8 @@ class Daemon:
             raise unauthenticated("a client certificate is needed")
 
     def _is_ready(self) -> bool:
-        return self._serving and not self._host.draining and self._host.journal.why_closed() is None
+        journal = self._host.journal
+        return self._serving and not self._host.draining and journal.why_closed() is None and journal.is_confirmed
 
     def _bind_grpc(self) -> str:
         address = self.settings.grpc.address

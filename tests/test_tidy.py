@@ -23,8 +23,7 @@ FILE_LINES_MAX = 500
 FOLDER_MODULES_MAX = 15
 ENTRY_POINTS = {
     "server",  # python server.py
-    "purgatory.cli.serve",  # `purgatory.cli.app` names it and the next two in a table, and imports them when asked for
-    "purgatory.journal.maintenance",
+    "purgatory.journal.maintenance",  # `purgatory.cli.app` names it and the next one, and imports them when asked for
     "purgatory.service.access.commands",
     "setup",  # the build
     "purgatory.fleet.log_writer",  # a pair of daemons will be built on these two
@@ -79,7 +78,7 @@ def modules() -> dict[str, tuple[Path, ast.Module]]:
 
 @functools.cache
 def imports_of(name: str) -> set[str]:
-    """Known modules that a module imports, anywhere in its code."""
+    """Known modules that a module imports, anywhere in its code, or names in a string, as "module:function"."""
     found: set[str] = set()
     for node in ast.walk(modules()[name][1]):
         if isinstance(node, ast.Import):
@@ -88,6 +87,8 @@ def imports_of(name: str) -> set[str]:
             assert not node.level, f"{name}: ruff rejects relative imports"
             full = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= (full & modules().keys()) or {node.module or ""}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and ":" in node.value:
+            found.add(node.value.partition(":")[0])
     return (found & modules().keys()) - {name}
 
 

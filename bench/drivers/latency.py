@@ -8,7 +8,15 @@ from typing import Final
 from purgatory_client import AsyncClient, errors, events
 from purgatory_client.session.channel import open_channel
 
-from bench.drivers.messages import TIMEOUT_MS, mark_request, new_topic
+from bench.drivers.messages import (
+    TIMEOUT_MS,
+    acknowledgement,
+    mark_request,
+    marks_of,
+    new_topic,
+    opening,
+    produce_batch,
+)
 from bench.measure.worker import Numbers, on_uvloop, serve
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
@@ -83,6 +91,54 @@ async def ping(address: str, count: int) -> Numbers:
 
 
 @on_uvloop
+async def wire_to_wire(address: str, count: int) -> Numbers:
+    """`event_to_result` without our client: the event is written to one bare stream, the result read from another."""
+    topic, taken = new_topic(), list[float]()
+    async with open_channel(address) as channel:
+        stub = PurgatoryServiceStub(channel)
+        session, sent = stub.Session(), stub.AdvanceStream()
+        await session.write(opening(topic))
+        await session.read()
+        while len(taken) < WARM_UP + count:
+            ids = range(len(taken) + 1, min(len(taken) + ROUND, WARM_UP + count) + 1)
+            batch = produce_batch(topic, 1, ids, places=[0], offsets=ids)
+            await session.write(wire.SessionRequest(register=batch))
+            await session.read()  # the receipt
+            for offset in ids:
+                event = wire.AdvanceStreamRequest(columns=marks_of(topic, 1, offset))
+                started = time.perf_counter()
+                await sent.write(event)
+                answer = await session.read()
+                taken.append(time.perf_counter() - started)
+                await sent.read()  # the receipt of the event
+            await session.write(acknowledgement(answer.results))
+        await sent.done_writing()
+        await session.done_writing()
+    return percentiles(taken[WARM_UP:])
+
+
+@on_uvloop
+async def relay(address: str, count: int) -> Numbers:
+    """The floor for `wire_to_wire`: a message is written to one stream, and a bare server answers on another."""
+    taken: list[float] = []
+    opened = wire.SessionRequest(heartbeat=wire.Heartbeat())
+    event = wire.AdvanceStreamRequest(columns=marks_of(new_topic(), 1, 1))
+    async with open_channel(address) as channel:
+        stub = PurgatoryServiceStub(channel)
+        session, sent = stub.Session(), stub.AdvanceStream()
+        await session.write(opened)
+        await session.read()
+        for _ in range(WARM_UP + count):
+            started = time.perf_counter()
+            await sent.write(event)
+            await session.read()
+            taken.append(time.perf_counter() - started)
+        await sent.done_writing()
+        await session.done_writing()
+    return percentiles(taken[WARM_UP:])
+
+
+@on_uvloop
 async def advances(address: str, interval_ms: int, start_s: float, seconds: float) -> Numbers:
     """Call `Advance` with one mark every `interval_ms` for `seconds`, and measure the time to each answer.
 
@@ -108,4 +164,12 @@ async def advances(address: str, interval_ms: int, start_s: float, seconds: floa
 
 
 if __name__ == "__main__":
-    serve({"event-to-result": event_to_result, "ping": ping, "advances": advances})
+    serve(
+        {
+            "event-to-result": event_to_result,
+            "wire-to-wire": wire_to_wire,
+            "relay": relay,
+            "ping": ping,
+            "advances": advances,
+        }
+    )

@@ -1,11 +1,13 @@
-"""Unary calls through the bare stub: a wait that is already satisfied, an empty call, and the condition-based
-service.
+"""Unary calls through the bare stub: a wait that is already satisfied, the same over HTTP/JSON, an empty call, and the
+condition-based service.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Final
 
+from google.protobuf import json_format
 from purgatory_client.session.channel import open_channel
 
 from bench.drivers.client import Lane, run_lanes
@@ -14,20 +16,22 @@ from bench.measure.worker import Numbers, measured, on_uvloop, serve
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 
+SERVICE: Final = wire.DESCRIPTOR.services_by_name["PurgatoryService"].full_name
 
-async def repeat(call: Callable[[], Awaitable[object]], callers: int, seconds: float) -> Numbers:
-    """Run `callers` concurrent loops, each making one call after another, for a number of seconds."""
+
+async def repeat(calls: list[Callable[[], Awaitable[object]]], seconds: float) -> Numbers:
+    """Run a loop for each of `calls`, which makes one call after another, for a number of seconds."""
     ended = 0
 
-    async def go_on(end_s: float) -> None:
+    async def go_on(call: Callable[[], Awaitable[object]], end_s: float) -> None:
         nonlocal ended
         while time.perf_counter() < end_s:
             await call()
             ended += 1
 
-    await call()
+    await calls[0]()
     started = time.perf_counter()
-    await asyncio.gather(*(go_on(started + seconds) for _ in range(callers)))
+    await asyncio.gather(*(go_on(call, started + seconds) for call in calls))
     return measured(time.perf_counter() - started, ended)
 
 
@@ -39,7 +43,36 @@ async def wait_satisfied(address: str, callers: int, seconds: float) -> Numbers:
         topic = new_topic()
         await stub.Advance(mark_request(topic, 0, 1_000))
         request = wait_request(topic, 0, 1_000)
-        return await repeat(lambda: stub.Wait(request), callers, seconds)
+        return await repeat([lambda: stub.Wait(request)] * callers, seconds)
+
+
+@on_uvloop
+async def wait_satisfied_json(address: str, http: str, callers: int, seconds: float) -> Numbers:
+    """The same over HTTP/1.1 and JSON at `http`, with a connection for each caller."""
+    topic = new_topic()
+    async with open_channel(address) as channel:
+        await PurgatoryServiceStub(channel).Advance(mark_request(topic, 0, 1_000))
+    body = json_format.MessageToJson(wait_request(topic, 0, 1_000), indent=None).encode()
+    head = f"POST /{SERVICE}/Wait HTTP/1.1\r\nHost: {http}\r\nContent-Type: application/json\r\n"
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    host, _, port = http.rpartition(":")
+    connections = [await asyncio.open_connection(host, int(port)) for _ in range(callers)]
+
+    def caller(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Callable[[], Awaitable[object]]:
+        async def call() -> None:
+            writer.write(request)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200"), answer
+            length = answer.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+            await reader.readexactly(int(length))
+
+        return call
+
+    try:
+        return await repeat([caller(*connection) for connection in connections], seconds)
+    finally:
+        for _, writer in connections:
+            writer.close()
 
 
 @on_uvloop
@@ -48,7 +81,7 @@ async def empty(address: str, callers: int, seconds: float) -> Numbers:
     async with open_channel(address) as channel:
         stub = PurgatoryServiceStub(channel)
         request = wire.AcknowledgeRequest()
-        return await repeat(lambda: stub.Acknowledge(request), callers, seconds)
+        return await repeat([lambda: stub.Acknowledge(request)] * callers, seconds)
 
 
 def unary_lane(stub: PurgatoryServiceStub, topic: str, partition: int, batch: int) -> Lane:
@@ -69,4 +102,11 @@ async def conditions(address: str, batch: int, lanes: int, seconds: float) -> Nu
 
 
 if __name__ == "__main__":
-    serve({"wait-satisfied": wait_satisfied, "empty": empty, "conditions": conditions})
+    serve(
+        {
+            "wait-satisfied": wait_satisfied,
+            "wait-satisfied-json": wait_satisfied_json,
+            "empty": empty,
+            "conditions": conditions,
+        }
+    )

@@ -12,7 +12,7 @@ from typing import Final
 
 from bench.measure.processes import ROOT, Worker
 
-__all__ = ["JvmMissing", "jvm_worker"]
+__all__ = ["JvmMissing", "jvm_command", "jvm_worker"]
 
 SOURCES: Final = ROOT / "bench" / "peers" / "kafka"
 BUILT: Final = ROOT / ".build" / "peers" / "jvm"
@@ -26,8 +26,13 @@ class JvmMissing(Exception):
 
 def jvm_worker(peer: str) -> Worker:
     """A worker with the workloads of "kafka" or "netty". Raises JvmMissing."""
+    return Worker(jvm_command(peer))
+
+
+def jvm_command(peer: str) -> list[str]:
+    """The command of that worker. Raises JvmMissing."""
     build()
-    return Worker(["java", HEAP, "-cp", f"{BUILT / 'classes'}:{BUILT / 'lib'}/*", "bench.Main", peer])
+    return ["java", HEAP, "-cp", f"{BUILT / 'classes'}:{BUILT / 'lib'}/*", "bench.Main", peer]
 
 
 @cache

@@ -17,7 +17,7 @@ PARKED: Final = "bench.drivers.parked"
 REDIS: Final = "bench.drivers.redis_load"
 ECHO: Final = "bench.peers.echo_server"
 LANES: Final = 8
-CALLERS: Final = 32
+CALLERS: Final = 64
 INTERVAL_MS: Final = 10
 ATTEMPTS: Final = 4
 CALIBRATION: Final = 4
@@ -28,7 +28,7 @@ def throughput(lab: Lab) -> None:
     """Operations per second: in columns, awaited one by one, and as unary calls."""
     scale = lab.scale
     seconds = 2 * scale.seconds
-    ours, echo = lab.daemon().address, lab.server(ECHO).address
+    ours, http, echo = lab.daemon().address, lab.daemon().http_address, lab.server(ECHO).address
     client, unary = lab.worker(CLIENT), lab.worker(UNARY)
     batches = {"batch": 500, "lanes": LANES, "seconds": seconds}
     conditions = lab.server("bench.peers.conditions_server").address
@@ -58,6 +58,11 @@ def throughput(lab: Lab) -> None:
         ("daemon", run_of(unary, "wait-satisfied", address=ours, **calls)),
         {"echo": run_of(unary, "empty", address=echo, **calls)},
     )
+    lab.measure(
+        [Figure("service/wait-satisfied/json", "calls/s")],
+        ("daemon", run_of(unary, "wait-satisfied-json", address=ours, http=http, **calls)),
+        {"grpc": run_of(unary, "wait-satisfied", address=ours, **calls)},
+    )
 
 
 def _redis_columns(lab: Lab, seconds: float, together: int) -> Measure | None:
@@ -74,15 +79,19 @@ def latency(lab: Lab) -> None:
     process, echo = lab.daemon(), lab.server(ECHO).address
     probe, ping, client = lab.worker(LATENCY), lab.worker(LATENCY, "ping"), lab.worker(CLIENT)
     pinging = run_of(ping, "ping", address=echo, count=scale.probes)
+    relaying = run_of(ping, "relay", address=lab.server("bench.peers.relay_server").address, count=scale.probes)
     probing = run_of(probe, "event-to-result", address=process.address, count=scale.probes)
-    lab.measure(
-        [
-            Figure("service/event-to-result/p50", "us", "p50_us", "p50_us"),
-            Figure("service/event-to-result/p99", "us", "p99_us", "p50_us"),
-        ],
-        ("daemon", probing),
-        {"echo": pinging},
-    )
+    at_the_wire = run_of(probe, "wire-to-wire", address=process.address, count=scale.probes)
+    for name, measured in (("event-to-result", probing), ("event-to-result-wire", at_the_wire)):
+        lab.measure(
+            [
+                Figure(f"service/{name}/p50", "us", "p50_us", "p50_us"),
+                Figure(f"service/{name}/p99", "us", "p99_us", "p50_us", ("echo",)),
+                Figure(f"service/{name}/p99", "us", "p99_us", "p99_us", ("relay",)),
+            ],
+            ("daemon", measured),
+            {"echo": pinging, "relay": relaying},
+        )
     work: dict[str, str | float] = {"address": process.address, "batch": 500, "lanes": LANES}
     lab.worker(PARKED).run("park", address=process.address, count=scale.total_pending, keys=1_000)
     best = client.run("columns", **work, seconds=scale.seconds)

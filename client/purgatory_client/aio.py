@@ -18,7 +18,6 @@ from purgatory_client.errors import Unavailable
 from purgatory_client.events import AdvanceReceipt, Event, signalled
 from purgatory_client.marks import Marks, events_of
 from purgatory_client.number_checks import milliseconds
-from purgatory_client.outbox.outbox_file import OutboxFile
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import Result, ResultColumns, already_satisfied
 from purgatory_client.session.addresses import pause_max
@@ -132,7 +131,7 @@ class AsyncClient(SingleCalls):
             pending_max=pending_max,
             give_up_after=give_up_after,
             open_timeout=open_timeout,
-            file=None if outbox is None else OutboxFile(outbox),
+            outbox=outbox,
             security=self._security,
         )
         self._events: Final = EventStream(lambda: self._stub().AdvanceStream())

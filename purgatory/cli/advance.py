@@ -63,7 +63,6 @@ async def advance(
     signal: Annotated[str | None, KeyOption(help="Signal this key instead of reporting on a partition.")] = None,
     count: Annotated[int, Option(help="Number of signals (with --signal).")] = 1,
 ) -> Exit:
-    """Report events of a partition, or signal a key. Prints the number of waits that ended."""
     # The parameters have the names of the marks, so `locals()` collects them; three marks are made from flags.
     is_leader = leads if leads or follows else None
     removed = "moved" if moved else deleted or None

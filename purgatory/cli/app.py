@@ -1,69 +1,43 @@
-"""The commands of `purgatory`: their arguments, and the client calls they make. `render` prints the results."""
+"""The commands of `purgatory`: their names, groups and summaries. A command's module is imported when it is called."""
 
+import gc
 import inspect
+import itertools
 import pkgutil
 import re
 import sys
-from collections.abc import AsyncIterator
-from typing import Annotated, Any, Final, NoReturn, TypeVar
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
-from purgatory_client.aio import AsyncClient
-from purgatory_client.unary import Filters
-from purgatory_client.views import OperationOrder
 from typer import Argument, Option
-from typer._completion_classes import add_completion_class  # type: ignore[attr-defined]  # its copy of click is private
-from typer.core import TyperCommand, TyperGroup
+from typer._completion_classes import (  # type: ignore[attr-defined]  # its copy of click is private
+    BashComplete,
+    add_completion_class,
+)
+from typer.core import CompletionItem, TyperCommand, TyperGroup  # type: ignore[attr-defined]  # as above
 
 from purgatory import __version__
-from purgatory.cli import render
-from purgatory.cli.advance import advance
-from purgatory.cli.completion import (
-    BashWords,
-    KeyOption,
-    Kind,
-    Operations,
-    PartitionOption,
-    SessionOption,
-    choice,
-    passed_on,
-    sessions,
-    shown_names,
-    topics,
-)
-from purgatory.cli.connection_options import with_client
-from purgatory.cli.dead_letters import dead_letters
-from purgatory.cli.exit_codes import MEANINGS, Exit
-from purgatory.cli.parsing import (
-    ORDERS,
-    Timeout,
-    UsageError,
-    checked_partition,
-    is_reference,
-    kind_of,
-    operation_reference,
-    order_of,
-    seconds,
-)
-from purgatory.cli.signal import signal as signal_key
-from purgatory.cli.tail import hot, tail
-from purgatory.cli.waiting.caught_up import caught_up
-from purgatory.cli.waiting.load import load, results
-from purgatory.cli.waiting.ready import ready
-from purgatory.cli.waiting.wait import wait
-from purgatory.cli.watching import Watch, shown
 
-T = TypeVar("T")
 
-SNAPSHOT_ROWS: Final = 20
+class _Given:
+    """Passes on text, and what has its type already: typer's check imports pydantic, which takes as long as gRPC."""
+
+    @staticmethod
+    def coerce(value: Any, param: Any, ctx: Any) -> Any:  # noqa: ANN401 - typer has a copy of click's classes
+        kind, is_list = param.type_descriptor.annotation, param.multiple or param.nargs == -1
+        if value is None or type(value) is kind:
+            return () if value is None and is_list else value
+        if kind == list[str]:
+            return list(value)
+        return type(param).get_runtime_param(param).coerce(value, param, ctx)
 
 
 class _PlainHelp:
-    """Writes the help with names instead of types: none for flags, N for numbers. Paragraphs are in one flow."""
+    """Quick to run, and to explain itself: help needs no `rich`. It has names instead of types: N for numbers."""
 
-    help: str | None
-
-    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer has a copy of click's classes
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - as above
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # a mixin
         for one in parameters:
             if one.param_type_name == "argument":
@@ -74,20 +48,57 @@ class _PlainHelp:
                 one.metavar = ""
             elif one.metavar is None:
                 one.metavar = "N"
+            one.get_runtime_param = _Given
         return parameters
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - as above
-        self.help = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.cleandoc(self.help or ""))
-        super().format_help(ctx, formatter)  # type: ignore[misc]  # a mixin
+    def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - as above
+        """Write parameters and commands, each under its heading."""
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for one in self.get_params(ctx):
+            heading = one.rich_help_panel or ("Arguments" if one.param_type_name == "argument" else "Options")
+            rows.setdefault(heading, []).append(one.get_help_record(ctx))
+        for name, one in getattr(self, "commands", {}).items():
+            rows.setdefault(one.rich_help_panel, []).append((name, one.help))
+        for heading, under in rows.items():
+            with formatter.section(heading):
+                formatter.write_dl(under)
 
 
 class Command(_PlainHelp, TyperCommand): ...
 
 
+class BashWords(BashComplete):
+    """Bash splits words at colons, which keys and sessions may contain, and replaces only what follows the last one."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        args, incomplete = super().get_completion_args()
+        words: list[str] = []
+        for before, word in itertools.pairwise(["", *args, incomplete]):
+            if words and ":" in {before, word}:
+                words[-1] += word
+            else:
+                words.append(word)
+        self.kept = len(words[-1]) - len(incomplete.lstrip(":"))
+        return words[:-1], words[-1]
+
+    def format_completion(self, item: CompletionItem) -> str:
+        return str(item.value)[self.kept :]
+
+
 class Commands(_PlainHelp, TyperGroup):
     def main(self, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - as typer has them
         add_completion_class(BashWords, "bash")
+        gc.freeze()  # Python's end would look through all modules, which takes as long as importing some
         return super().main(*given, **named)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - as above
+        """Replace the command of the list, which has no parameters, by that of its module."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in LOADERS:
+            command = LOADERS[name]()
+        gc.freeze()
+        gc.enable()
+        return name, command, rest
 
 
 app: Final = typer.Typer(
@@ -96,13 +107,14 @@ app: Final = typer.Typer(
     help="Waits as a service: wait for offsets and signals, report events, inspect pending operations.",
     epilog="purgatory help COMMAND explains a command, purgatory help exit-codes the exit codes.",
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
 
 def _print_version(is_given: bool) -> None:
     if is_given:
-        render.print_lines(f"purgatory {__version__}")
+        typer.echo(f"purgatory {__version__}")
         raise typer.Exit
 
 
@@ -115,167 +127,6 @@ def options(
     """The options that come before a command."""
 
 
-async def ls(
-    client: AsyncClient,
-    partitions: Annotated[bool, Option("--partitions", "-p", help="List partitions instead of operations.")] = False,
-    prefix: Annotated[
-        str, Option(metavar="TEXT", autocompletion=topics, help="Only topics with this prefix (with --partitions).")
-    ] = "",
-    kind: Kind = None,
-    partition: Annotated[str | None, PartitionOption(help="Only operations that wait on this partition.")] = None,
-    key: Annotated[str, KeyOption(help="Only operations that wait on this key.")] = "",
-    session: Annotated[str, SessionOption(help="Only this session.")] = "",
-    limit: Annotated[int, Option(min=1, help="Maximum number of entries.")] = 1_000,
-    sort: Annotated[
-        str | None,
-        Option(
-            metavar="remaining|waited",
-            autocompletion=choice(ORDERS),
-            help="Sort all operations by remaining or waited time, most urgent first; lists at most 1,000.",
-        ),
-    ] = None,
-    reverse: Annotated[bool, Option("--reverse", help="Least urgent first (with --sort).")] = False,
-    search: Annotated[
-        str, Option(metavar="TEXT", help="Only names that contain this text, ignoring case (with --sort).")
-    ] = "",
-    watch: Watch = None,
-) -> Exit:
-    """List pending operations, or known partitions."""
-    on = None if partition is None else checked_partition(partition)
-    filters: Filters = {"session_id": session, "kind": kind_of(kind), "partition": on, "key": key}
-    page = min(limit, 1_000)
-    order = None if sort is None else order_of(sort, reverse=reverse)
-    if order is None and (reverse or search):
-        raise UsageError("--reverse and --search need --sort")
-
-    async def show() -> None:
-        if order is not None:
-            ranked = await client.ranked_operations(order, limit=page, search=search, **filters)
-            render.operations(ranked.operations)
-            if ranked.matching > len(ranked.operations):
-                render.error_line(f"listed {len(ranked.operations):,} of {ranked.matching:,}; see --limit")
-        elif partitions:
-            render.partitions(await _up_to(limit, client.partitions(prefix=prefix, page_size=page)))
-        else:
-            render.operations(await _up_to(limit, client.operations(page_size=page, **filters)))
-
-    return await shown(watch, show)
-
-
-async def show(
-    client: AsyncClient,
-    what: Annotated[
-        str, Argument(metavar="PARTITION|SESSION/ID", autocompletion=shown_names, help="orders-3, or SESSION/17.")
-    ],
-) -> Exit:
-    """Show a partition, or a pending operation: its pace, what holds it back, and whether it will be in time."""
-    if is_reference(what):
-        render.operation(await client.operation(*operation_reference(what)))
-    else:
-        render.partition(await client.partition(checked_partition(what)))
-    return Exit.OK
-
-
-async def cancel(
-    client: AsyncClient,
-    operations: Annotated[list[str] | None, Operations(help="Operations to cancel.")] = None,
-    session: Annotated[str | None, SessionOption(help="Cancel all operations of this session.")] = None,
-    partition: Annotated[str | None, PartitionOption(help="Cancel all operations that wait on this partition.")] = None,
-    key: Annotated[str | None, KeyOption(help="Cancel all operations that wait on this key.")] = None,
-) -> Exit:
-    """Cancel pending operations. Exit code 16 if none was found."""
-    if [bool(operations), session is not None, partition is not None, key is not None].count(True) != 1:
-        raise UsageError("give exactly one of: operations (SESSION/ID), --session, --partition, --key")
-    count = 0
-    for session_id, operation_id in [operation_reference(text) for text in operations or []]:
-        count += await client.cancel([operation_id], session_id=session_id)
-    if not operations:
-        on = None if partition is None else checked_partition(partition)
-        count = await client.cancel(session_id=session, partition=on, key=key)
-    render.cancelled(count)
-    return Exit.OK if count else Exit.NOT_FOUND
-
-
-async def extend(
-    client: AsyncClient,
-    operations: Annotated[list[str], Operations(help="Operations, as shown by `purgatory ls`.")],
-    timeout: Timeout = "30s",  # noqa: ASYNC109 - the operations' own
-) -> Exit:
-    """Let pending operations wait for at least the timeout from now on. Exit code 16 if one of them was not found."""
-    references = [operation_reference(text) for text in operations]
-    by_session: dict[str, list[int]] = {}
-    for session_id, operation_id in references:
-        by_session.setdefault(session_id, []).append(operation_id)
-    gone = {
-        (session_id, operation_id)
-        for session_id, ids in by_session.items()
-        for operation_id in await client.extend(ids, seconds(timeout), session_id=session_id)
-    }
-    render.extended([(f"{session_id}/{number}", (session_id, number) not in gone) for session_id, number in references])
-    return Exit.NOT_FOUND if gone else Exit.OK
-
-
-async def close(
-    client: AsyncClient,
-    session: Annotated[str, Argument(metavar="SESSION", autocompletion=sessions, help="Session id.")],
-) -> Exit:
-    """Close a session: cancel its pending operations and drop its unacknowledged results."""
-    render.closed(await client.close_session(session))
-    return Exit.OK
-
-
-async def status(client: AsyncClient, watch: Watch = None) -> Exit:
-    """Show the daemon's version, its counters, and the remaining time of pending operations."""
-
-    async def show() -> None:
-        render.status(await client.status(remaining_time=True))
-
-    return await shown(watch, show)
-
-
-async def top(client: AsyncClient) -> Exit:
-    """Show a live view of pending operations, with keys to sort and filter. Without a terminal, print it once."""
-    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout)):  # None: closed
-        return await _snapshot(client)
-    try:
-        from purgatory.cli.top import Top  # noqa: PLC0415 - optional, and slow to import
-    except ModuleNotFoundError as error:
-        raise _missing("top", error, "top") from error
-    await Top(client).run_async()
-    return Exit.OK
-
-
-async def _snapshot(client: AsyncClient) -> Exit:
-    """Print what `top` shows first: the counts, and the operations that expire first."""
-    status = await client.status()
-    ranked = await client.ranked_operations(OperationOrder.LEAST_REMAINING, limit=SNAPSHOT_ROWS)
-    render.print_lines(render.pending_line(status), render.counts_line(status))
-    if ranked.operations:
-        listed = (
-            f"the {len(ranked.operations)} that expire first" if len(ranked.operations) < ranked.matching else "all"
-        )
-        render.print_lines(f"waits: {ranked.matching:,}, {listed}:")
-        render.operations(ranked.operations)
-    return Exit.OK
-
-
-def _missing(command: str, error: ModuleNotFoundError, extra: str, otherwise: str = "") -> typer.Exit:
-    """Print which package a command needs; returns what ends the program."""
-    advice = f"install it with: pip install 'purgatory-waits[{extra}]'{otherwise}"
-    render.error_line(f"`purgatory {command}` needs {error.name}; {advice}")
-    return typer.Exit(Exit.ERROR)
-
-
-async def mcp(client: AsyncClient) -> Exit:
-    """Serve waits as tools for agents, on stdin and stdout (Model Context Protocol)."""
-    try:
-        from purgatory.cli.mcp_server import serve as serve_tools  # noqa: PLC0415 - optional, and slow to import
-    except ModuleNotFoundError as error:
-        raise _missing("mcp", error, "mcp") from error
-    await serve_tools(client)
-    return Exit.OK
-
-
 _WAITS: Final = "a wait is cancelled at the daemon"
 _READS: Final = "nothing was changed"
 _WRITES: Final = "the daemon may have applied it"
@@ -283,32 +134,88 @@ _LOADS: Final = "the registered waits stay pending; cancel them with: purgatory 
 _COLLECTS: Final = "results that were not printed are still at the daemon"
 
 WAITING: Final = "Wait"
+REPORTING: Final = "Report progress"
+INSPECTING: Final = "Inspect"
+OPERATING: Final = "Operate"
+LOADING: Final = "Many waits at once"
 DAEMON: Final = "Run a daemon"
 
-# In the order of the help.
-for _group, _name, _function, _interrupted in (
-    (WAITING, "wait", wait, _WAITS),
-    (WAITING, "caught-up", caught_up, _WAITS),
-    ("Report progress", "advance", advance, _WRITES),
-    ("Report progress", "signal", signal_key, _WRITES),
-    ("Inspect", "status", status, _READS),
-    ("Inspect", "ls", ls, _READS),
-    ("Inspect", "show", show, _READS),
-    ("Inspect", "top", top, _READS),
-    ("Inspect", "tail", tail, _READS),
-    ("Inspect", "hot", hot, _READS),
-    ("Operate", "cancel", cancel, _WRITES),
-    ("Operate", "extend", extend, _WRITES),
-    ("Operate", "close", close, _WRITES),
-    ("Operate", "dead-letters", dead_letters, _WRITES),
-    ("Many waits at once", "load", load, _LOADS),
-    ("Many waits at once", "results", results, _COLLECTS),
-):
-    _command = with_client(_function, _interrupted, as_json=_name != "top")
-    app.command(_name, cls=Command, rich_help_panel=_group)(_command)
+Load = Callable[[], Any]
+LOADERS: Final[dict[str, Load]] = {}
+"""Make the commands whose modules are not imported yet."""
 
-app.command("ready", cls=Command, rich_help_panel=WAITING)(ready)
-app.command("mcp", cls=Command, rich_help_panel=WAITING)(with_client(mcp, _WAITS, as_json=False))
+
+def _add(group: str, name: str, summary: str, load: Load) -> None:
+    """List a command, which `load` makes when it is called."""
+    LOADERS[name] = load
+    app.command(name, cls=Command, help=summary, rich_help_panel=group)(lambda: None)
+
+
+def _made(name: str, function: Callable[..., None], **settings: Any) -> Any:  # noqa: ANN401 - typer has a copy of click's
+    """The command that typer makes of this function."""
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(name, **settings)(function)
+    return typer.main.get_command(alone)
+
+
+def _command(name: str, place: str, interrupted: str | None) -> Any:  # noqa: ANN401 - as above
+    """The command whose function is at module:function; with a client if it can be interrupted."""
+    from purgatory.cli.connection_options import with_client  # noqa: PLC0415 - slow
+
+    function = pkgutil.resolve_name(place)
+    text = f"{SUMMARIES[name]}\n\n{inspect.cleandoc(function.__doc__ or '')}"
+    if interrupted is not None:
+        function = with_client(function, interrupted, as_json=name not in {"top", "mcp"})
+    return _made(name, function, cls=Command, help=text)
+
+
+SUMMARIES: Final = {
+    "wait": "Wait until the targets are reached and print the result. Offsets are compared with high watermarks by "
+    "default.",
+    "caught-up": "Wait until everything written before this command, or before a time, has been processed or "
+    "replicated.",
+    "ready": "Wait until everything written before the first request under this name has been processed or replicated.",
+    "mcp": "Serve waits as tools for agents, on stdin and stdout (Model Context Protocol).",
+    "advance": "Report events of a partition, or signal a key. Prints the number of waits that ended.",
+    "signal": "Signal a key. Prints the number of waits that ended.",
+    "status": "Show the daemon's version, its counters, and the remaining time of pending operations.",
+    "ls": "List pending operations, or known partitions.",
+    "show": "Show a partition, or a pending operation: its pace, what holds it back, and whether it will be in time.",
+    "top": "Show a live view of pending operations, with keys to sort and filter. Without a terminal, print it once.",
+    "tail": "Print results as they arrive, until Ctrl-C: your own, or everyone's with the role admin.",
+    "hot": "List the partitions and keys that most operations wait on.",
+    "cancel": "Cancel pending operations. Exit code 16 if none was found.",
+    "extend": "Let pending operations wait for at least the timeout from now on. Exit code 16 if one of them was not "
+    "found.",
+    "close": "Close a session: cancel its pending operations and drop its unacknowledged results.",
+    "dead-letters": "List results that could not be delivered to their callbacks, or resend or delete them.",
+    "load": "Register many produce waits in one session, wait for their results, and print the throughput.",
+    "results": "Collect the results of a session until none of its operations is pending.",
+}
+"""The first paragraphs of the help. The docstring of the function has the others."""
+
+# In the order of the help.
+for _group, _name, _place, _interrupted in (
+    (WAITING, "wait", "purgatory.cli.waiting.wait:wait", _WAITS),
+    (WAITING, "caught-up", "purgatory.cli.waiting.caught_up:caught_up", _WAITS),
+    (WAITING, "ready", "purgatory.cli.waiting.ready:ready", None),
+    (WAITING, "mcp", "purgatory.cli.operations:mcp", _WAITS),
+    (REPORTING, "advance", "purgatory.cli.advance:advance", _WRITES),
+    (REPORTING, "signal", "purgatory.cli.signal:signal", _WRITES),
+    (INSPECTING, "status", "purgatory.cli.operations:status", _READS),
+    (INSPECTING, "ls", "purgatory.cli.operations:ls", _READS),
+    (INSPECTING, "show", "purgatory.cli.operations:show", _READS),
+    (INSPECTING, "top", "purgatory.cli.operations:top", _READS),
+    (INSPECTING, "tail", "purgatory.cli.tail:tail", _READS),
+    (INSPECTING, "hot", "purgatory.cli.tail:hot", _READS),
+    (OPERATING, "cancel", "purgatory.cli.operations:cancel", _WRITES),
+    (OPERATING, "extend", "purgatory.cli.operations:extend", _WRITES),
+    (OPERATING, "close", "purgatory.cli.operations:close", _WRITES),
+    (OPERATING, "dead-letters", "purgatory.cli.dead_letters:dead_letters", _WRITES),
+    (LOADING, "load", "purgatory.cli.waiting.load:load", _LOADS),
+    (LOADING, "results", "purgatory.cli.waiting.load:results", _COLLECTS),
+):
+    _add(_group, _name, SUMMARIES[_name], partial(_command, _name, _place, _interrupted))
 
 
 def _passing_on(name: str, run: str, parser: str, text: str) -> None:
@@ -318,16 +225,19 @@ def _passing_on(name: str, run: str, parser: str, text: str) -> None:
         try:
             called = pkgutil.resolve_name(run)
         except ModuleNotFoundError as error:
+            from purgatory.cli.operations import missing  # noqa: PLC0415 - slow
+
             remedy = f", or run: uvx 'purgatory-waits[server]' {name}"
-            raise _missing(name, error, "server", remedy) from error
+            raise missing(name, error, "server", remedy) from error
         raise typer.Exit(called(context.args))
 
-    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
-    text = f"{text}; see `purgatory {name} --help`."
-    added = app.command(
-        name, cls=passed_on(parser), help=text, add_help_option=False, context_settings=settings, rich_help_panel=DAEMON
-    )
-    added(command)
+    def load() -> Any:  # noqa: ANN401 - as above
+        from purgatory.cli.completion import passed_on  # noqa: PLC0415 - slow
+
+        settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+        return _made(name, command, cls=passed_on(parser), add_help_option=False, context_settings=settings)
+
+    _add(DAEMON, name, f"{text}; see `purgatory {name} --help`.", load)
 
 
 _ACCESS: Final = "purgatory.service.access.commands"
@@ -346,13 +256,16 @@ def show_help(
         str | None,
         Argument(
             metavar="TOPIC",
-            autocompletion=lambda: ["exit-codes", *(one.name or "" for one in app.registered_commands)],
+            autocompletion=lambda: ["exit-codes", *LOADERS, "help"],
             help="A command, or exit-codes.",
         ),
     ] = None,
 ) -> None:
     """Explain a command, or the exit codes that all commands have."""
     if topic == "exit-codes":
+        from purgatory.cli import render  # noqa: PLC0415 - slow
+        from purgatory.cli.exit_codes import MEANINGS  # noqa: PLC0415 - slow
+
         render.print_lines(*(f"{code.value:>3}  {meaning}" for code, meaning in MEANINGS.items()), soft_wrap=True)
     else:
         app(prog_name="purgatory", args=[*filter(None, [topic]), "--help"])
@@ -361,14 +274,3 @@ def show_help(
 def main() -> None:
     """The entry point of the console script."""
     app(prog_name="purgatory", args=sys.argv[1:])
-
-
-async def _up_to(limit: int, items: AsyncIterator[T]) -> list[T]:
-    """The first `limit` items. Prints a message on stderr if there are more."""
-    found: list[T] = []
-    async for item in items:
-        if len(found) == limit:
-            render.error_line(f"listed {limit:,}, and there are more; see --limit")
-            break
-        found.append(item)
-    return found

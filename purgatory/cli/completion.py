@@ -5,7 +5,6 @@ A value for which nothing is offered is completed by the shell, as a file name.
 
 import argparse
 import asyncio
-import itertools
 import os
 import pkgutil
 import re
@@ -18,7 +17,6 @@ from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
 from purgatory_client.errors import PurgatoryClientError
 from purgatory_client.views import OperationOrder
 from typer import Argument, Option
-from typer._completion_classes import BashComplete
 from typer.core import CompletionItem, TyperCommand  # type: ignore[attr-defined]  # its copy of click is private
 
 from purgatory.cli.connection_options import OPTIONS, connected
@@ -28,24 +26,6 @@ PATIENCE_S: Final = 2.0
 NAMES_MAX: Final = 1_000
 HARMLESS: Final = re.compile(r"[\w./:@-]+", re.ASCII)
 """Names are chosen by other callers, and shells evaluate what is offered to them."""
-
-
-class BashWords(BashComplete):
-    """Bash splits words at colons, which keys and sessions may contain, and replaces only what follows the last one."""
-
-    def get_completion_args(self) -> tuple[list[str], str]:
-        args, incomplete = super().get_completion_args()
-        words: list[str] = []
-        for before, word in itertools.pairwise(["", *args, incomplete]):
-            if words and ":" in {before, word}:
-                words[-1] += word
-            else:
-                words.append(word)
-        self.kept = len(words[-1]) - len(incomplete.lstrip(":"))
-        return words[:-1], words[-1]
-
-    def format_completion(self, item: CompletionItem) -> str:
-        return str(item.value)[self.kept :]
 
 
 Find = Callable[[AsyncClient, str], Awaitable[list[str]]]

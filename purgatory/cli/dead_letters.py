@@ -20,10 +20,7 @@ async def dead_letters(
         list[str] | None, LetterOption(help="Delete this letter; its result is lost. May be repeated.")
     ] = None,
 ) -> Exit:
-    """List results that could not be delivered to their callbacks, or resend or delete them.
-
-    Exit code 16 if a given ID does not exist, or there is nothing to resend.
-    """
+    """Exit code 16 if a given ID does not exist, or there is nothing to resend."""
     if [bool(resend), resend_all, bool(delete)].count(True) > 1:
         raise UsageError("--resend, --resend-all and --delete cannot be combined")
     if delete:

@@ -56,11 +56,11 @@ def printable(text: str) -> str:
 
 def clear() -> None:
     """Clear the screen if stdout is a terminal."""
-    Console(highlight=False).clear()
+    Console(emoji=False, highlight=False).clear()
 
 
 def error_line(message: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"purgatory: {escape(message)}")
+    Console(stderr=True, soft_wrap=True, emoji=False, highlight=False).print(f"purgatory: {escape(message)}")
 
 
 def result(answer: Result, wait: Wait | None = None) -> None:
@@ -405,8 +405,8 @@ def plain_table(*headings: str) -> Table:
 
 
 def console_for_data() -> Console:
-    console = Console(highlight=False, soft_wrap=False)
-    return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
+    console = Console(emoji=False, highlight=False, soft_wrap=False)
+    return console if console.is_terminal else Console(emoji=False, highlight=False, width=PLAIN_WIDTH)
 
 
 def print_either(document: dict[str, Any], *lines: str) -> None:

@@ -31,7 +31,6 @@ async def signal(
         bool, Option("--heartbeat", help="Send a heartbeat, which does not count (see wait --heartbeat).")
     ] = False,
 ) -> Exit:
-    """Signal a key. Prints the number of waits that ended."""
     if heartbeat and (value is not None or failed or count != 1):
         raise UsageError("--heartbeat cannot be combined with --count, --value or --failed")
     octets = b"" if value is None else _value(value)

@@ -31,7 +31,6 @@ async def tail(
     kind: Kind = None,
     count: Annotated[int | None, Option("--count", "-n", min=1, help="Exit after this many results.")] = None,
 ) -> Exit:
-    """Print results as they arrive, until Ctrl-C: your own, or everyone's with the role admin."""
     left = count
     async for ended in client.tail(outcomes=[outcome_of(name) for name in outcomes or ()], kind=kind_of(kind)):
         operations = ended.operations[:left]
@@ -52,8 +51,6 @@ async def hot(
     limit: Annotated[int, Option("--limit", "-n", min=1, max=1_000, help="Number of names.")] = 20,
     watch: Watch = None,
 ) -> Exit:
-    """List the partitions and keys that most operations wait on."""
-
     async def show() -> None:
         names = await client.hot_names(limit)
         if not render.print_as_json(names):

@@ -10,7 +10,7 @@ from typing import Final
 from librt.vecs import extend, vec
 from mypy_extensions import i64
 
-from purgatory.engine.batches import AsGiven, PartitionName
+from purgatory.engine.batches import AsGiven
 from purgatory.engine.kinds.operation_columns import INT32, INT64, ITEM, OPERATION
 
 __all__ = [
@@ -141,7 +141,7 @@ class Completions:
         # Items have an estimate of their own: with the one of operations, calls that end operations on five partitions
         # each doubled the columns three times.
         room = room_for(expected_items)
-        self.item_partitions: Final[list[PartitionName]] = [NOBODY] * room
+        self.item_partitions: Final[list[AsGiven]] = [NOBODY] * room
         """(topic, partition); for a signal's key: (key, -1)."""
         self.error_codes: vec[i64] = vec[i64]([0] * room)
         self.required_offsets: vec[i64] = vec[i64]([0] * room)

@@ -145,6 +145,14 @@ class FairQueue:
             is_call: This is the first turn of a call, which `refuse_waiting` may refuse.
         """
         now_us = self._now_us()
+        if self._first_turn_us is None and not self._order:
+            # Nothing waits, and nothing has run in this iteration: as below, without the calls.
+            self._virtual_us = max(caller.start_us, self._virtual_us)
+            caller.start_us = self._virtual_us + TURN_US_MIN
+            self._first_turn_us = self._running_since_us = now_us
+            self._running = caller
+            self._schedule()
+            return
         if self._may_run_now(caller, now_us):
             self._take(caller, now_us)
             self._begin(caller, now_us)
@@ -221,7 +229,7 @@ class FairQueue:
         # Before the grant, which chooses by the time that callers have used.
         self._charge(now_us)
         self._first_turn_us = None
-        if self._grant(now_us):
+        if self._order and self._grant(now_us):
             self._schedule()
 
     def _grant(self, now_us: int) -> bool:

@@ -4,7 +4,6 @@ A refusal states after what time to try again. If room depends on operations end
 expires. Events may make room earlier, at any time, so it is at most `RETRY_AFTER_MS_MAX`.
 """
 
-from collections.abc import Sequence
 from typing import Final
 
 from purgatory.clock import EngineTime
@@ -14,7 +13,7 @@ from purgatory.engine.engine import Engine
 from purgatory.service.access.account import Account
 from purgatory.service.budget.shares import Shares
 from purgatory.service.errors import RETRY_AFTER_MS, BatchRejected, from_refusal, unavailable
-from purgatory.service.listeners.listener import Journal, Listener
+from purgatory.service.listeners.listener import Journal, Listeners
 from purgatory.service.sessions.refused_ids import FULL
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import LimitsSettings
@@ -28,7 +27,7 @@ class Gate:
     """Checks limits, listeners and the journal. The index of a refusal is not set."""
 
     def __init__(
-        self, limits: LimitsSettings, listeners: Sequence[Listener], shares: Shares, engine: Engine, time: EngineTime
+        self, limits: LimitsSettings, listeners: Listeners, shares: Shares, engine: Engine, time: EngineTime
     ) -> None:
         self._limits: Final = limits
         self._listeners: Final = listeners
@@ -99,7 +98,11 @@ class Gate:
 
     def listeners_reason(self) -> Refusal | None:
         """Return the first reason that a listener gives for refusing work."""
-        return next((reason for listener in self._listeners if (reason := listener.reason_to_refuse())), None)
+        for reason_to_refuse in self._listeners.of("reason_to_refuse"):
+            reason: Refusal | None = reason_to_refuse()
+            if reason is not None:
+                return reason
+        return None
 
     def check_journal_writable(self) -> None:
         """Raise `BatchRejected` while the journal cannot be written, before any change that could not be stored."""
@@ -178,7 +181,3 @@ class Gate:
         if refusal is not None:
             self._count(refusal)
             raise from_refusal(refusal, "", self.next_expiry_ms())
-        refusal = self.memory_refusal(account, 1, 1)
-        if refusal is not None:
-            self._count(refusal)
-            raise from_refusal(refusal, "")

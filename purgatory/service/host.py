@@ -35,7 +35,7 @@ from purgatory.service.listeners.events import (
     Extended,
     FailedStale,
 )
-from purgatory.service.listeners.listener import Journal, Listener
+from purgatory.service.listeners.listener import Journal, Listener, Listeners
 from purgatory.service.listeners.refusal_log import RefusalLog
 from purgatory.service.listeners.result_tail import ResultTail
 from purgatory.service.loop_stalls import WORK_PER_SLICE, LoopStalls
@@ -66,7 +66,7 @@ class Host:
         self.time: Final = EngineTime(clock)
         """Engine time. Do not read the clock directly: it may be behind the engine."""
         self.settings: Final = settings
-        self.listeners: Final = list(listeners)
+        self.listeners: Final = Listeners(listeners)
         """Listeners, in notification order. Do not modify after `start`."""
         # The list itself, to which the tail adds itself while it has subscribers. It is changed between calls of the
         # host only.
@@ -94,7 +94,7 @@ class Host:
         # Set afterwards, because the budget is made before the things that it counts.
         self.shares.budget.calls = lambda: self.fair_queue.calls
         self.shares.budget.queues = lambda: (
-            sum(listener.held_bytes() for listener in self.listeners)
+            sum([held_bytes() for held_bytes in self.listeners.of("held_bytes")])
             + (self.source_links.held_bytes() if self.source_links.is_used else 0)
         )
         self.started_time: Final = time.time()
@@ -198,8 +198,8 @@ class Host:
             raise unreadable_batch(f"columns.{error.field}", error.message) from None
         replace_reasons(part.refusals, events.refusals)
         event = Applied(account.principal, batch, start, part, now_ms)
-        for listener in self.listeners:
-            listener.applied(event)
+        for applied in self.listeners.of("applied"):
+            applied(event)
         self.count_refused(part.refusals)
         self.deliver()
         self.reaper.deadline_may_be_earlier()
@@ -337,8 +337,8 @@ class Host:
             if account is not None:
                 self._notify_cancelled(None, completions, cancelled_ms)
                 event = Completed(None, account.principal, completions)
-                for listener in self.listeners:
-                    listener.completed(event)
+                for completed in self.listeners.of("completed"):
+                    completed(event)
                 self.journal.when_durable(partial(self.unary_waits.deliver, completions))
                 continue
             session = self.sessions.of_owner(completions.owner_id)
@@ -350,11 +350,11 @@ class Host:
                     listener.discarded(event)
                 continue
             # The outbox must come last: the journal derives sequence numbers from the outbox before these results.
-            for listener in self.listeners:
-                listener.completed(event)
+            for completed in self.listeners.of("completed"):
+                completed(event)
             session.deliver(completions)
-        for listener in self.listeners:
-            listener.call_finished()
+        for call_finished in self.listeners.of("call_finished"):
+            call_finished()
 
     def _notify_cancelled(self, session: Session | None, completions: Completions, cancelled_ms: int) -> None:
         if cancelled_ms >= 0:

@@ -13,6 +13,7 @@ from bench.measure.result_rows import Row, read_rows
 from bench.peers.jvm import JvmMissing
 from bench.render.page import with_table
 from bench.scale import Scale
+from bench.timer_table import table
 
 COUNTED = Row("instructions/x", "engine", None, 1_000.0, UNIT, None, 1, 1_000.0, 1_000.0, "valgrind, cc 12")
 RATIO = Row("guard/x", "engine", "self", 5e6, "ops/s", 2.0, 5, 1.8, 2.2, "here")
@@ -105,3 +106,11 @@ def test_a_suite_runs_to_its_end(monkeypatch: pytest.MonkeyPatch, suite: str) ->
     ((rows, skipped),) = measured
     assert rows
     assert [line for line in skipped if " failed: " in line] == []
+
+
+def test_the_timer_table_has_a_line_for_each_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each timer has percentiles of three operations; one whose tool is missing is named and skipped."""
+    monkeypatch.setattr("bench.timer_table.shutil.which", lambda _tool, **_path: None)
+    measured, skipped = table(["wheel", "go"], [200], 100)
+    assert re.fullmatch(r"\| wheel \| 200 \|( [\d,]+ / [\d,]+ / [\d,]+ \|){3} \d+ \| [\d.]+ \|", measured)
+    assert skipped == "go is skipped: go is not installed"

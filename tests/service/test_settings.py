@@ -5,10 +5,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from typer.core import TyperGroup
-from typer.main import get_command
 
-from purgatory.cli.app import app
+from purgatory.cli.app import LOADERS
 from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.flags import CommandLine, config_lines, read_command_line
 from purgatory.service.setting_sources import (
@@ -182,9 +180,7 @@ def test_misspelt_variables_are_found_but_foreign_ones_left_alone(monkeypatch: p
 
 def test_the_daemon_may_have_the_environment_of_its_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable of another command, such as `purgatory ready`, is read as a setting or reported as misspelt."""
-    commands = get_command(app)
-    assert isinstance(commands, TyperGroup)
-    options = [option for command in commands.commands.values() for option in command.params]
+    options = [option for load in LOADERS.values() for option in load().params]
     variables = {str(option.envvar) for option in options if option.envvar}
     assert "PURGATORY_ADDRESS" in variables
     for variable in variables:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from purgatory_client.errors import InvalidRequest, PermissionDenied, Unauthenti
 from purgatory_client.session.channel import ChannelSecurity, Token, open_channel
 
 from examples.secure_demo.authority import Authority
-from purgatory.cli.app import app
+from purgatory.cli.app import LOADERS
 from purgatory.service.access.tokens import HEAD, add_token
 from tests.conftest import StartDaemon
 from tests.daemon_process import daemon_environment
@@ -192,8 +191,7 @@ def test_blocking_client_and_command_line(
 
 def test_every_command_that_calls_the_daemon_can_be_secured() -> None:
     """Every command that takes an address also takes the options for TLS and tokens."""
-    callbacks = [command.callback for command in app.registered_commands]
-    parameters = [set(inspect.signature(callback).parameters) for callback in callbacks if callback is not None]
+    parameters = [{option.name for option in load().params} for load in LOADERS.values()]
     calling = [names for names in parameters if "address" in names]
     assert len(calling) >= 8
     assert all(names >= {"tls", "tls_ca", "tls_certificate", "tls_key", "token_file"} for names in calling)

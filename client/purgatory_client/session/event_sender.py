@@ -134,6 +134,9 @@ class EventSender:
 
 def _parts(events: Sequence[Event]) -> Iterator[Sequence[Event]]:
     """Cut the events of a call where they no longer fit in a message, and where columns and rows meet."""
+    if len(events) == 1:
+        yield events
+        return
     for _, run in groupby(events, key=lambda event: event.row is None):
         part = list(run)
         for start in range(0, len(part), EVENTS_PER_MESSAGE_MAX):

@@ -27,6 +27,12 @@ class EventStream:
         self._open_call: Final = open_call
         self._timeout: Final = timeout
         self._idle: Call | None = None
+        self._task: asyncio.Task[object] | None = None
+        """The task that waits for a receipt, until `_due_at`."""
+        self._due_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        """One timer for many messages: creating and cancelling one costs as much as encoding a message."""
+        self._is_late = False
 
     async def exchange(self, request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
         """Send a message and return its receipt. One call at a time. Raises Unavailable, or gRPC's error if refused."""
@@ -35,21 +41,43 @@ class EventStream:
         call, self._idle = self._idle, None
         if call is None or call.done():
             call = self._open_call()
+        self._start_timer()
         try:
-            async with asyncio.timeout(self._timeout):
-                # Repeating is safe only because None means that nothing was sent: a signal that is sent twice counts
-                # twice. The number is limited, because a daemon may end every stream at once.
-                reopened = 0
-                while (receipt := await _exchanged(call, request)) is None:
-                    if reopened == REOPENED_MAX:
-                        raise Unavailable(f"the stream of events ended {reopened + 1} times: {await call.details()}")
-                    reopened += 1
-                    call = self._open_call()
-        except TimeoutError:
+            # Repeating is safe only because None means that nothing was sent: a signal that is sent twice counts
+            # twice. The number is limited, because a daemon may end every stream at once.
+            reopened = 0
+            while (receipt := await _exchanged(call, request)) is None:
+                if reopened == REOPENED_MAX:
+                    raise Unavailable(f"the stream of events ended {reopened + 1} times: {await call.details()}")
+                reopened += 1
+                call = self._open_call()
+        except asyncio.CancelledError:
+            # Only the timer's own cancellation ends here. If the task was cancelled by others as well, propagate that.
+            if not self._is_late or self._task is None or self._task.uncancel() > 0:
+                raise
             call.cancel()
             raise Unavailable(f"the daemon did not answer these events within {self._timeout:g} s") from None
+        finally:
+            self._task = None
         self._idle = call
         return receipt
+
+    def _start_timer(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._task, self._is_late = asyncio.current_task(), False
+        self._due_at = loop.time() + self._timeout
+        if self._timer is None:
+            self._timer = loop.call_at(self._due_at, self._check_time, loop)
+
+    def _check_time(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._task is None:
+            return
+        if loop.time() < self._due_at:  # the timer was set for an earlier message
+            self._timer = loop.call_at(self._due_at, self._check_time, loop)
+        else:
+            self._is_late = True
+            self._task.cancel()
 
 
 _NOT_LET_IN: Final = frozenset((grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED))

@@ -57,6 +57,11 @@ class WaitChunk:
         return self.batch.ids_of(self.positions)
 
 
+def pending_ids(entry: Entry) -> Sequence[int]:
+    """Ids of the operations of a wait or batch that have not ended."""
+    return entry.ids_of(entry.pending_positions()) if isinstance(entry, WaitBatch) else [entry.operation_id]
+
+
 class PendingWaits:
     """Waits by operation id. Ids increase; each is assigned once, and stays with its wait across reconnects."""
 
@@ -107,7 +112,7 @@ class PendingWaits:
             place = start
             if columns.outcomes[place] == Outcome.REFUSED:
                 error = columns.refusals.get(place) or Unavailable("refused; the receipt with the reason was lost")
-                self.refuse(operation_ids[place], error, ended)
+                self.refuse([operation_ids[place]], error, ended)
                 continue
             while place < end:
                 entry = entries.get(operation_ids[place])
@@ -148,14 +153,15 @@ class PendingWaits:
                     "program uses a copy of this outbox. Give each program an outbox of its own"
                 )
 
-    def refuse(self, operation_id: int, error: PurgatoryClientError, ended: list[Ended]) -> None:
-        """End an operation that the daemon refused; ignored if it has already ended."""
-        entry = self._entries.get(operation_id)
-        if isinstance(entry, Wait):
-            self.take(entry)
-            ended.append((entry, error))
-        elif (batch := self._find_batch(operation_id)) is not None:
-            self._some_ended(batch, batch.set_refused(operation_id - batch.operation_id, error), ended)
+    def refuse(self, operation_ids: Iterable[int], error: PurgatoryClientError, ended: list[Ended]) -> None:
+        """End operations that the daemon refused; those that have already ended are ignored."""
+        for operation_id in operation_ids:
+            entry = self._entries.get(operation_id)
+            if isinstance(entry, Wait):
+                self.take(entry)
+                ended.append((entry, error))
+            elif (batch := self._find_batch(operation_id)) is not None:
+                self._some_ended(batch, batch.set_refused(operation_id - batch.operation_id, error), ended)
 
     def extend(self, operation_ids: Iterable[int], timeout_ms: int, default_ms: int, now: float) -> None:
         """Record that the daemon lets operations wait for at least `timeout_ms` from `now` (monotonic seconds)."""

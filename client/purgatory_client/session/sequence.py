@@ -65,11 +65,16 @@ class ResultSequence:
         unacknowledged = self.last - self._acknowledged
         if not unacknowledged or self._due_at is None:
             return None
-        if not (at_once or unacknowledged >= self.results_max or now >= self._due_at):
+        if not (at_once or self.is_due or now >= self._due_at):
             return None
         # Recorded when it is about to be sent. If that fails, the next opening acknowledges the same number.
         self._acknowledged, self._due_at = self.last, None
         return self.last
+
+    @property
+    def is_due(self) -> bool:
+        """Whether so many results are unacknowledged that the acknowledgement should not wait for its time."""
+        return self.last - self._acknowledged >= self.results_max
 
     @property
     def due_at(self) -> float | None:

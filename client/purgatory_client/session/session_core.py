@@ -28,9 +28,8 @@ from itertools import chain, islice
 from typing import Final
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_client.batches import Entry, WaitBatch
+from purgatory_client.batches import Entry
 from purgatory_client.errors import LimitExceeded, OperationIdInUse
-from purgatory_client.results import Outcome
 from purgatory_client.session.overdue_waits import GRACE, OverdueWaits, due_after, no_answer
 from purgatory_client.session.pending_waits import (
     OPERATIONS_PER_CHUNK_MAX,
@@ -39,9 +38,10 @@ from purgatory_client.session.pending_waits import (
     WaitChunk,
     batch_key,
     cut_into_chunks,
+    pending_ids,
 )
 from purgatory_client.session.sequence import ResultSequence
-from purgatory_client.wire.decode_results import ResultsArrived, arrived_row, refusal_error
+from purgatory_client.wire.decode_results import arrived_batch, refusal_error, refused_batch
 from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
 
 WINDOW: Final = 8
@@ -53,20 +53,17 @@ MESSAGE_BYTES_MAX: Final = 4 << 20
 
 
 class SessionCore:
-    """The state of one session.
-
-    Attributes:
-        opened: Whether the daemon has opened the session on the current connection.
-        going_away: Why the daemon is about to end the connection; None: it is not.
-    """
+    """The state of one session."""
 
     def __init__(self, session_id: str, pending_max: int) -> None:
         self.session_id: Final = session_id
         self.pending_max: Final = pending_max
         self.opened = False
+        """Whether the daemon has opened the session on the current connection."""
         self.incarnation = ""
         """The session's incarnation when it was last opened; empty if unknown."""
         self.going_away: int | None = None
+        """Why the daemon is about to end the connection; None: it is not."""
         self.heartbeat_interval = 1.0
         # A wait is in exactly one of `_unsent` and `_table`. Chunks refer to the table, and may hold ended waits.
         self._table = PendingWaits()
@@ -122,12 +119,11 @@ class SessionCore:
         A wait that is not pending is ignored: it may have ended, or been drained, at the same time.
         """
         if self._table.take(wait):
-            operation_ids = _pending_ids(wait)
+            operation_ids = pending_ids(wait)
             self._cancelling |= dict.fromkeys(operation_ids)
             self._cancels.extend(operation_ids)
-        elif wait in (queue := self._unsent.get(batch_key(wait), {})):
-            del queue[wait]
-            self._unsent_count -= wait.count
+        else:
+            self._forget_unsent(wait)
 
     def end(self) -> None:
         """Send outstanding cancels and the acknowledgement without delay, because the session is being closed."""
@@ -153,18 +149,21 @@ class SessionCore:
         Call it every `overdue_waits.TURN` seconds. `heard_at` is the time of the daemon's last message.
         """
         ended: list[Ended] = []
-        if not self.opened:
-            return ended
-        for wait in self._overdue.visit(self._due_at, heard_at):
+        for wait in self._overdue.visit(self._due_at, heard_at) if self.opened else ():
             error = no_answer()
             if wait in self._table:
-                for operation_id in _pending_ids(wait):
-                    self._table.refuse(operation_id, error, ended)
-            elif wait in (queue := self._unsent.get(batch_key(wait), {})):
-                del queue[wait]
-                self._unsent_count -= wait.count
+                self._table.refuse(pending_ids(wait), error, ended)
+            elif self._forget_unsent(wait):
                 ended.append((wait, error))
         return ended
+
+    def _forget_unsent(self, wait: Entry) -> bool:
+        queue = self._unsent.get(batch_key(wait), {})
+        if wait not in queue:
+            return False
+        del queue[wait]
+        self._unsent_count -= wait.count
+        return True
 
     def extended(self, operation_ids: Iterable[int], timeout_ms: int, now: float) -> None:
         """The daemon lets operations wait for at least `timeout_ms` from `now` on: they are overdue later."""
@@ -209,7 +208,7 @@ class SessionCore:
 
     def _refuse_too_large(self, chunk: WaitChunk, reason: str) -> None:
         error = LimitExceeded(f"the operation needs a message of {chunk.size_bytes} bytes; {reason}: split it")
-        self._table.refuse(chunk.last_id, error, self._too_large)
+        self._table.refuse([chunk.last_id], error, self._too_large)
 
     def drain(self) -> list[Entry]:
         """Forget all waits and return them. Sends nothing to the daemon."""
@@ -244,13 +243,13 @@ class SessionCore:
     def replay(self, batch: wire.ResultBatch) -> list[Ended]:
         """End waits with results stored in the outbox."""
         ended: list[Ended] = []
-        for arrived in _arrived(batch):
+        for arrived in arrived_batch(batch):
             self._table.end(arrived, 0, ended)
         return ended
 
     def check_names(self, batch: wire.ResultBatch) -> None:
         """Raise OutboxCopied if a result has other partitions or keys than the wait with its id."""
-        for arrived in _arrived(batch):
+        for arrived in arrived_batch(batch):
             self._table.check_names(arrived)
 
     def stage(self) -> list[Entry]:
@@ -266,14 +265,8 @@ class SessionCore:
 
     def refused_results(self, receipt: wire.Receipt) -> wire.ResultBatch:
         """The refusal of a whole batch in the form of results, for the outbox: the daemon does not store refusals."""
-        results = wire.ResultBatch()
         chunk = self._unreceipted.get(receipt.batch_id)
-        for operation_id in chunk.operation_ids() if chunk is not None else ():
-            results.columns.operation_id.append(operation_id)
-            results.columns.refusals.add().CopyFrom(receipt.batch_refusal)
-            results.columns.refusals[-1].operation_id = operation_id
-        results.columns.outcome.append(Outcome.REFUSED.value)
-        return results
+        return refused_batch(chunk.operation_ids() if chunk is not None else (), receipt.batch_refusal)
 
     # For the connection
 
@@ -335,6 +328,11 @@ class SessionCore:
         due_at = self._sequence.due_at
         return heartbeat_at if due_at is None else min(heartbeat_at, due_at)
 
+    def is_quiet(self, until: float) -> bool:
+        """Whether `next_message` would return nothing before `until` if nothing else happens."""
+        has_message = self._ending or self._sequence.is_due or self._cancels or self._plan or self._unsent
+        return not has_message and (self.wake_at() or 0.0) >= until
+
     # Messages in
 
     def _on_opened(self, opened: wire.SessionOpened, now: float) -> list[Ended]:
@@ -353,9 +351,7 @@ class SessionCore:
                 f"session {self.session_id} was created again by another client, which has used the ids up to {highest}"
             )
             for wait in self._table.entries():
-                for operation_id in _pending_ids(wait):
-                    if operation_id <= highest:
-                        self._table.refuse(operation_id, error, ended)
+                self._table.refuse([one for one in pending_ids(wait) if one <= highest], error, ended)
         self.incarnation = opened.incarnation
         self._known = self.opened = True
         self._opened_at = self._receipt_at = now
@@ -386,38 +382,32 @@ class SessionCore:
             self._receipted_id = max(self._receipted_id, chunk.last_id)
         ended: list[Ended] = []
         if receipt.HasField("batch_refusal") and chunk is not None:
-            error = refusal_error(receipt.batch_refusal)
-            for operation_id in chunk.operation_ids():
-                self._table.refuse(operation_id, error, ended)
+            self._table.refuse(chunk.operation_ids(), refusal_error(receipt.batch_refusal), ended)
         for refusal in receipt.refusals:
-            self._table.refuse(refusal.operation_id, refusal_error(refusal), ended)
+            self._table.refuse([refusal.operation_id], refusal_error(refusal), ended)
         if receipt.already_known and chunk is not None:
             # Each id is sent once per connection, if the daemon did not know it at the start. So another client has
             # used the lowest ids of this batch, and these operations would never get a result.
             error = OperationIdInUse(f"another client has used this operation id in session {self.session_id}")
-            for operation_id in islice(chunk.operation_ids(), receipt.already_known):
-                self._table.refuse(operation_id, error, ended)
+            self._table.refuse(islice(chunk.operation_ids(), receipt.already_known), error, ended)
             self._table.start_after(receipt.highest_operation_id)
         return ended
 
     def _on_results(self, message: wire.ResultBatch, now: float) -> list[Ended]:
         # Repeats after a reconnect are skipped by number. Results of cancelled waits are not repeats; the table ignores
         # them, because their ids are no longer in it.
-        arrived = _arrived(message)
+        arrived = arrived_batch(message)
         skip = self._sequence.arrive(message.first_sequence, sum(len(one.operation_ids) for one in arrived), now)
         ended: list[Ended] = []
         for one in arrived:
-            count = len(one.operation_ids)
-            if skip < count:
-                self._table.end(one, skip, ended)
-            skip = max(0, skip - count)
+            self._table.end(one, skip, ended)
+            skip = max(0, skip - len(one.operation_ids))
         return ended
 
     def _on_cancelled(self, receipt: wire.CancelReceipt) -> None:
         # Either list answers the cancel. A cancelled operation has no result: its wait was forgotten in `cancel`.
-        for operation_ids in (receipt.cancelled_operation_ids, receipt.not_pending_operation_ids):
-            for operation_id in operation_ids:
-                self._cancelling.pop(operation_id, None)
+        for operation_id in chain(receipt.cancelled_operation_ids, receipt.not_pending_operation_ids):
+            self._cancelling.pop(operation_id, None)
 
     # Messages out
 
@@ -487,14 +477,3 @@ class SessionCore:
                 self._plan.extend(cut_into_chunks(planned, self._chunk_max))
                 return planned
         return []
-
-
-def _pending_ids(wait: Entry) -> Sequence[int]:
-    """Ids of the operations of a wait or batch that have not ended."""
-    return wait.ids_of(wait.pending_positions()) if isinstance(wait, WaitBatch) else [wait.operation_id]
-
-
-def _arrived(batch: wire.ResultBatch) -> list[ResultsArrived]:
-    if batch.WhichOneof("shape") == "rows":
-        return [arrived_row(row) for row in batch.rows.results]
-    return [ResultsArrived(batch.columns)]

@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import uuid
 from collections.abc import Callable, Iterable
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import grpc
 import grpc.aio
@@ -32,8 +33,6 @@ from purgatory_client.errors import (
     SessionTakenOver,
     Unavailable,
 )
-from purgatory_client.outbox.outbox_file import OutboxFile
-from purgatory_client.outbox.outbox_gate import OutboxGate
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import Result, ResultColumns
 from purgatory_client.session.addresses import pause_max
@@ -42,6 +41,9 @@ from purgatory_client.session.channel import UNPROTECTED, ChannelSecurity, check
 from purgatory_client.session.overdue_waits import TURN, timeout_end
 from purgatory_client.session.pending_waits import Ended, settle
 from purgatory_client.session.session_core import SessionCore
+
+if TYPE_CHECKING:  # few clients have one
+    from purgatory_client.outbox.outbox_gate import OutboxGate
 
 Call = grpc.aio.StreamStreamCall[wire.SessionRequest, wire.SessionResponse]
 
@@ -82,21 +84,29 @@ class SessionDriver:
         pending_max: int,
         give_up_after: float | None,
         open_timeout: float = OPEN_TIMEOUT,
-        file: OutboxFile | None = None,
+        outbox: str | os.PathLike[str] | None = None,
         security: ChannelSecurity = UNPROTECTED,
     ) -> None:
         self._address: Final = address
         self._security: Final = security
         self._name: Final = name
         self._pending_max: Final = pending_max
-        self._give_up_after: Final = give_up_after if file is None else None
+        self._give_up_after: Final = give_up_after if outbox is None else None
         self._open_timeout: Final = open_timeout
         self._backoff: Final = Backoff(cap=pause_max(address))
         self._work: Final = asyncio.Event()
         self._changed: Final = asyncio.Event()
         self._opened: Final = asyncio.Event()
-        self._core = self._new_core() if file is None else SessionCore(file.session_id, pending_max)
-        self._outbox: Final = None if file is None else OutboxGate(file, self._core, self._notify)
+        if outbox is None:
+            self._core = self._new_core()
+            self._outbox = None
+        else:
+            from purgatory_client.outbox.outbox_file import OutboxFile  # noqa: PLC0415 - few clients have one
+            from purgatory_client.outbox.outbox_gate import OutboxGate  # noqa: PLC0415 - as above
+
+            file = OutboxFile(outbox)
+            self._core = SessionCore(file.session_id, pending_max)
+            self._outbox = OutboxGate(file, self._core, self._notify)
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._received_at = 0.0
@@ -144,7 +154,7 @@ class SessionDriver:
         """The daemon lets these operations wait for at least `timeout_ms` from now on."""
         self._core.extended(operation_ids, timeout_ms, asyncio.get_running_loop().time())
 
-    def outbox(self) -> OutboxGate:
+    def outbox(self) -> "OutboxGate":
         """The outbox, with its file loaded. Raises OutboxError if the client has none."""
         if self._outbox is None:
             raise OutboxError("this client has no outbox; create it with outbox=PATH")
@@ -352,13 +362,16 @@ class SessionDriver:
         return True
 
     def _settle(self, ended: list[Ended]) -> None:
+        if ended:
+            self._set_answers(ended)
+            self._notify()
+
+    def _set_answers(self, ended: list[Ended]) -> None:
         if self._outbox is not None:
             self._outbox.settle_all(ended)
         else:
             for wait, answer in ended:
                 settle(wait, answer)
-        if ended:
-            self._notify()
 
     async def _read(self, call: Call) -> str:
         loop = asyncio.get_running_loop()
@@ -373,10 +386,14 @@ class SessionDriver:
             if self._outbox is not None and self._outbox.must_write_first(response):
                 self._outbox.write_message(response)
             else:
-                self._settle(self._core.receive(response, now))
+                self._set_answers(self._core.receive(response, now))
             if self._core.is_used_up:
                 raise OperationIdInUse(f"another client has used up the operation ids of session {self.session_id}")
-            self._notify()
+            # The writer need not run for each result: the acknowledgement that is due first has its timer.
+            if self._timer is not None and self._core.is_quiet(self._timer.when()):
+                self._changed.set()
+            else:
+                self._notify()
 
     async def _write(self, call: Call, stub: PurgatoryServiceStub) -> str:
         loop = asyncio.get_running_loop()

@@ -3,7 +3,7 @@
 Most columns of most answers are never read, so values stay in their messages until a column is accessed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate, count
 from operator import sub
 from typing import Any, Final, NamedTuple
@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from google.protobuf.message import Message
 
 from purgatory.v1 import operation_pb2, result_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client.base_errors import ProtocolError, PurgatoryClientError, from_code
 from purgatory_client.results import COLUMNS, FETCH_COLUMNS, OPERATION_COLUMNS, Outcome, ResultColumns, item_columns
 
@@ -25,6 +26,10 @@ _MISSING: Final = {
 }  # fmt: skip
 """The values of an operation without a result, because it was refused; -1 in all other columns."""
 
+_IS_EACH_OPERATION: Final = {field: name in OPERATION_COLUMNS for name, (field, _) in COLUMNS.items()}
+"""The columns on the wire: whether they have a value for each operation, or for each item."""
+_PENDING: Final = Outcome.PENDING.value
+
 
 class ArrivedMessage:
     """A message of results that returns its columns at full length. In the message, one value may represent all, or
@@ -37,12 +42,13 @@ class ArrivedMessage:
         self._message: Final = message
         self._count: Final = count
         self._item_total: Final = item_total
-        lengths = {name: len(getattr(message, COLUMNS[name][0])) for name in OPERATION_COLUMNS}
-        items = {
-            name: len(getattr(message, COLUMNS[name][0])) for name in ("item_indexes", *item_columns(message.kind))
-        }
-        if not {0, 1, count}.issuperset(lengths.values()) or not {0, 1, item_total}.issuperset(items.values()):
-            raise ProtocolError(f"{count} results with {item_total} items have columns of lengths {lengths | items}")
+        # Of the sixteen columns a message has four or five.
+        for field, values in message.ListFields():
+            is_each = _IS_EACH_OPERATION.get(field.name)
+            if is_each is not None and len(values) not in (1, count if is_each else item_total):
+                raise ProtocolError(
+                    f"{count} results with {item_total} items have {len(values)} values in column {field.name}"
+                )
 
     def column(self, name: str) -> list[Any]:
         """One whole column; "names": the dictionary of partitions or keys."""
@@ -96,7 +102,7 @@ class ResultsArrived:
         self.message: Final = ArrivedMessage(message, len(ids), self.starts[-1])
         self.columns: Final = ResultColumns(message.kind, self.message.column)
         self.columns.item_counts = counts
-        if Outcome.PENDING.value in self.columns.outcomes:
+        if _PENDING in self.columns.outcomes:
             raise ProtocolError(f"operation {ids[self.columns.outcomes.index(0)]} ended without an outcome")
         if message.refusals:
             errors = {refusal.operation_id: refusal_error(refusal) for refusal in message.refusals}
@@ -109,7 +115,8 @@ class ResultsArrived:
         If one of the operations was refused, each result is a run of its own, because a refused one has no items.
         """
         ids = self.operation_ids
-        if len(ids) <= skip:
+        if len(ids) <= skip + 1:
+            yield from [(skip, len(ids))] if len(ids) > skip else ()
             return
         if Outcome.REFUSED.value in self.columns.outcomes:
             breaks: list[int] = list(range(skip + 1, len(ids)))
@@ -117,6 +124,24 @@ class ResultsArrived:
             differences = map(sub, ids[skip + 1 :], ids[skip:])
             breaks = [place for place, difference in enumerate(differences, skip + 1) if difference != 1]
         yield from zip([skip, *breaks], [*breaks, len(ids)], strict=True)
+
+
+def arrived_batch(batch: wire.ResultBatch) -> list[ResultsArrived]:
+    """Decode a batch in either shape."""
+    if batch.WhichOneof("shape") == "rows":
+        return [arrived_row(row) for row in batch.rows.results]
+    return [ResultsArrived(batch.columns)]
+
+
+def refused_batch(operation_ids: Iterable[int], refusal: operation_pb2.OperationRefusal) -> wire.ResultBatch:
+    """Results of operations that were all refused for the same reason."""
+    results = wire.ResultBatch()
+    for operation_id in operation_ids:
+        results.columns.operation_id.append(operation_id)
+        results.columns.refusals.add().CopyFrom(refusal)
+        results.columns.refusals[-1].operation_id = operation_id
+    results.columns.outcome.append(Outcome.REFUSED.value)
+    return results
 
 
 def arrived_row(row: result_pb2.Result) -> ResultsArrived:

@@ -1,6 +1,7 @@
 """Encodes events as columns, or as rows those types that have no column form, in messages of their own."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final
 
 from purgatory.v1 import event_pb2 as wire
@@ -10,13 +11,17 @@ from purgatory_client.number_checks import squeeze
 
 _OPTIONAL: Final = ("replica_id", "leader_epoch", "byte_position", "segment_base_offset", "log_start_offset")
 """Columns that are left out when no event has a value in them."""
+_OPTIONAL_OF: Final = attrgetter(*_OPTIONAL)
+_NONE_GIVEN: Final = (-1,) * len(_OPTIONAL)
 _NOT_GIVEN: Final = [-1]
 
 
 def advance_request(events: Sequence[Event]) -> service.AdvanceStreamRequest:
     """A message with these events. All of them have a column form, or none of them has."""
     request = service.AdvanceStreamRequest()
-    if events[0].row is None:
+    if len(events) == 1 and events[0].row is None:
+        _fill_one(request.columns, events[0])
+    elif events[0].row is None:
         _fill_columns(request.columns, events)
     else:
         request.rows.events.extend([event.row for event in events if event.row is not None])
@@ -27,6 +32,20 @@ def advance_request(events: Sequence[Event]) -> service.AdvanceStreamRequest:
 def receipt_of(message: service.AdvanceReceipt) -> AdvanceReceipt:
     refusals = [EventRefusal(one.index, one.code, one.error_code, one.field, one.message) for one in message.refusals]
     return AdvanceReceipt(list(message.ended), message.unchanged, refusals)
+
+
+def _fill_one(columns: wire.EventColumns, event: Event) -> None:
+    """The columns of one event, the usual message of a program that reports marks as they move."""
+    if event.name is None:
+        columns.keys.append(event.key)
+    else:
+        columns.partitions.add(topic=event.name[0], partition=event.name[1])
+    columns.type.append(event.type)
+    columns.offset.append(event.offset)
+    optional = _OPTIONAL_OF(event)
+    for field, value in zip(_OPTIONAL, optional, strict=True) if optional != _NONE_GIVEN else ():
+        if value != -1:
+            getattr(columns, field).append(value)
 
 
 def _fill_columns(columns: wire.EventColumns, events: Sequence[Event]) -> None:

@@ -29,9 +29,10 @@ _SHELL: Final = "pyspark-shell"
 _PYTHON_SETTING: Final = "spark.pyspark.python"
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 """For `-Dlog4j2.configurationFile`: keeps Spark quiet."""
+_JAVA_OPTIONS: Final = "spark.driver.defaultJavaOptions"
 _JVM_DEFAULTS: Final = {
     "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
-    "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
+    _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
 }
 _LOCAL_DEFAULTS: Final = {
     # One machine needs no network. By default Spark serves a page that can stop jobs on all interfaces, and its own
@@ -48,6 +49,17 @@ _DEFAULTS: Final = {
 }
 
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
+SMALL_ROWS: Final = 200_000
+"""Up to this many rows, Spark spends its time on starting, planning and compiling, and little of it on rows."""
+_SHORT_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_SMALL_JAVA: Final = f" {_SHORT_JAVA} -XX:MetaspaceSize=256m"
+"""Java that runs for seconds: one compiler, and no collection when the classes outgrow 21 MB."""
+_SMALL_DEFAULTS: Final = {
+    _SHUFFLE_PARTITIONS: "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 SHUFFLE_PARTITIONS_PER_CORE: Final = 4
 """On one machine, where each of Spark's default 200 partitions would cost more than its work. On a cluster at least
 those 200, since executors may join later; Spark coalesces small ones.
@@ -101,18 +113,23 @@ def started_by_spark() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def spark_session(name: str) -> SparkSession:
+def spark_session(name: str, *, rows: int | None = None) -> SparkSession:
     """A new session, in the Spark that is running or in a new one. A session that exists keeps its settings. Settings
     given to Spark (spark-submit --conf, spark-defaults) override ours.
+
+    `rows`, if known, is the number of rows to read: for few, nothing is compiled that would pay only later.
 
     Raises `JavaMissing`.
     """
     global _started  # noqa: PLW0603 -- a program has one session
     running = SparkSession.getActiveSession()
+    small = rows is not None and rows <= SMALL_ROWS
     if running is None and not started_by_spark():
         java_version()
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        ours = [word for key, value in _JVM_DEFAULTS.items() for word in ("--conf", f"{key}={value}")]
+        os.environ.setdefault("SPARK_LAUNCHER_OPTS", _SHORT_JAVA)  # for the Java that puts the other's command together
+        java = {_JAVA_OPTIONS: _JVM_DEFAULTS[_JAVA_OPTIONS] + _SMALL_JAVA * small}
+        ours = [word for key, value in {**_JVM_DEFAULTS, **java}.items() for word in ("--conf", f"{key}={value}")]
         os.environ[_SUBMIT_ARGS] = shlex.join([*ours, *_submit_words(), _SHELL])
         with without_startup_lines():
             session = SparkSession.builder.config(conf=_started_conf()).appName(name).getOrCreate()
@@ -120,11 +137,10 @@ def spark_session(name: str) -> SparkSession:
         session = own_session(running) if running else SparkSession.builder.appName(name).getOrCreate()
     _started = _started or running is None
     given = session.sparkContext.getConf()
-    for key, value in _DEFAULTS.items():
+    of_size = _SMALL_DEFAULTS if small else {_SHUFFLE_PARTITIONS: str(_shuffle_partitions(session))}
+    for key, value in {**_DEFAULTS, **of_size}.items():
         if not given.contains(key):
             session.conf.set(key, value)
-    if not given.contains(_SHUFFLE_PARTITIONS):
-        session.conf.set(_SHUFFLE_PARTITIONS, str(_shuffle_partitions(session)))
     return session
 
 

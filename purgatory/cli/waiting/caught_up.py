@@ -38,7 +38,6 @@ async def caught_up(
     ] = None,
     fail_when_stale: FailWhenStale = None,
 ) -> Exit:
-    """Wait until everything written before this command, or before a time, has been processed or replicated."""
     limit, began = seconds(timeout), time.monotonic()
     stale = optional_seconds(fail_when_stale)
     if token and stale is not None:

@@ -64,10 +64,7 @@ async def load(
         bool, Option("--detach", help="Exit after registering; collect with `purgatory results --session ID`.")
     ] = False,
 ) -> Exit:
-    """Register many produce waits in one session, wait for their results, and print the throughput.
-
-    The exit code is that of the most severe outcome; with --detach, 0 if the daemon accepted all waits.
-    """
+    """The exit code is that of the most severe outcome; with --detach, 0 if the daemon accepted all waits."""
     names = [checked_partition(f"{topic}-{number}") for number in range(partitions)]
     wanted = Load(session, operations, names, milliseconds(seconds(timeout)) or 0, batch, rate)
     known = {one.name: one.high_watermark async for one in client.partitions(prefix=topic)}
@@ -103,10 +100,8 @@ async def results(
     ],
     counts_only: Annotated[bool, Option("--counts", help="Print only the number of results per outcome.")] = False,
 ) -> Exit:
-    """Collect the results of a session until none of its operations is pending.
-
-    Each result is acknowledged after it was printed, and the daemon then drops it. After Ctrl-C the rest stays at the
-    daemon. The exit code is that of the most severe outcome.
+    """Each result is acknowledged after it was printed, and the daemon then drops it. After Ctrl-C the rest stays at
+    the daemon. The exit code is that of the most severe outcome.
     """
     outcomes = await _collect(client, session, None if counts_only else _print_collected)
     line = f"session {session}: {_outcome_counts(outcomes)}"

@@ -50,10 +50,8 @@ def ready(
     tls_ca: Annotated[Path | None, file_option("tls_ca")] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of text.")] = False,
 ) -> NoReturn:
-    """Wait until everything written before the first request under this name has been processed or replicated.
-
-    Once ready, the gate stays ready: a container that starts again and again does not wait for newer records. A daemon
-    that cannot be reached is asked again until the timeout.
+    """Once ready, the gate stays ready: a container that starts again and again does not wait for newer records. A
+    daemon that cannot be reached is asked again until the timeout.
     """
     render.AS_JSON.set(as_json)
     try:

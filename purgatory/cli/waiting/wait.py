@@ -73,7 +73,6 @@ async def wait(
     ] = None,
     fail_when_stale: FailWhenStale = None,
 ) -> Exit:
-    """Wait until the targets are reached and print the result. Offsets are compared with high watermarks by default."""
     if [fetch, delete_records, signal, record].count(True) > 1:
         raise UsageError("--fetch, --delete-records, --signal and --record cannot be combined")
     if (from_now or heartbeat is not None) and not signal:

@@ -179,28 +179,32 @@ class Partitions:
 class NamedPartitions:
     """The partitions of a batch's dictionary. Each is looked up by name once, and again if its name was removed.
 
-    The result is kept for the next batch if that has the same dictionary, as batches from one caller often do.
+    The result is kept for the next batch if that has the same name in the same place, as batches from one caller often
+    do. Names are compared when they are asked for: a small batch may have a large dictionary.
     """
 
     def __init__(self, partitions: Partitions) -> None:
         self._partitions: Final = partitions
         self._names: list[AsGiven] = []
+        self._looked_up: list[AsGiven] = []
+        """The name of each partition in `_found`, because the caller may reuse its list for the next batch."""
         self._found: list[Partition | None] = []
 
     def use(self, names: list[AsGiven]) -> None:
         """Set the dictionary that `at` refers to."""
-        if names != self._names:
-            # A copy, because the caller may reuse its list for the next batch.
-            self._names = list(names)
+        if len(names) != len(self._found):
+            self._looked_up = [None] * len(names)
             self._found = [None] * len(names)
+        self._names = names
 
     def at(self, place: i64) -> Partition | None:
         """The partition of the name at this index, or None if it is not known."""
         found = self._found[place]
+        name: AsGiven = self._names[place]
         # A removed partition still exists while waits hold it; its name may belong to a new one by now.
-        if found is None or not found.is_named:
-            found = self._partitions.get(self._names[place])
-            self._found[place] = found
+        if name is not self._looked_up[place] or found is None or not found.is_named:
+            found = self._partitions.get(name)
+            self._found[place], self._looked_up[place] = found, name
         return found
 
 

@@ -199,11 +199,11 @@ def is_steady(values: vec[i64]) -> bool:
     if not (-SPREAD_MAX < values[0] < SPREAD_MAX and -SPREAD_MAX < values[count - 1] < SPREAD_MAX):
         return False
     step = values[1] - values[0]
-    place: i64 = 2
-    while place < count:
-        if values[place] - values[place - 1] != step:
+    expected = values[0]
+    for value in values:
+        if value != expected:
             return False
-        place += 1
+        expected += step
     return True
 
 

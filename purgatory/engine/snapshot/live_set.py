@@ -3,7 +3,7 @@
 from typing import Final, cast
 
 from librt.vecs import vec
-from mypy_extensions import i64
+from mypy_extensions import i64, u8
 
 __all__ = ["LiveSet"]
 
@@ -26,7 +26,7 @@ class LiveSet:
         self.first: Final[i64] = ids[0]
         self.last: Final[i64] = ids[count - 1]
         self.left: i64 = count
-        self._gone: Final = bytearray((int(count) + 7) // 8)
+        self._gone: Final[vec[u8]] = vec[u8](bytes((int(count) + 7) // 8))
         self._hint: i64 = 0
         place: i64 = 0
         while place < count and place >> 3 < i64(len(gone)):
@@ -79,7 +79,7 @@ class LiveSet:
         byte: i64 = i64(self._gone[place >> 3])
         bit: i64 = 1 << (place & 7)
         if byte & bit == 0:
-            self._gone[place >> 3] = byte | bit
+            self._gone[place >> 3] = u8(byte | bit)
             self.left -= 1
 
     def remaining(self) -> list[int]:

@@ -23,8 +23,13 @@ def completions_to(completions: Completions) -> bytes:
     writer = ColumnWriter()
     names: dict[AsGiven, int] = {}
     places: vec[i64] = vec[i64]()
+    last: AsGiven = None
+    place: i64 = 0
     for name in completions.item_partitions:
-        places = append(places, i64(names.setdefault(name, len(names))))
+        if name is not last:  # mostly it is the same one again
+            place = i64(names.setdefault(name, len(names)))
+            last = name
+        places = append(places, place)
     add_names(writer, list(names))
     for column in RESULT_COLUMNS:
         writer.add(getattr(completions, column.attribute))

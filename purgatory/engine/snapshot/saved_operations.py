@@ -21,6 +21,8 @@ class SavedOperations:
         self.names: Final[list[AsGiven]] = []
         """Dictionary of partitions, or of keys as (key, -1)."""
         self._places: Final[dict[AsGiven, int]] = {}
+        self._last_name: AsGiven = None
+        self._last_place: i64 = 0
 
         self.operation_ids: vec[i64] = vec[i64]()
         self.kinds: vec[i64] = vec[i64]()
@@ -62,12 +64,15 @@ class SavedOperations:
 
     def place_of(self, name: AsGiven) -> i64:
         """The index of a name in the dictionary; a new name is added."""
-        place = self._places.get(name)
-        if place is None:
-            place = len(self.names)
-            self._places[name] = place
-            self.names.append(name)
-        return place
+        if name is not self._last_name:  # mostly it is the same one again
+            place = self._places.get(name)
+            if place is None:
+                place = len(self.names)
+                self._places[name] = place
+                self.names.append(name)
+            self._last_name = name
+            self._last_place = place
+        return self._last_place
 
     def add_operation(
         self, operation_id: i64, kind: i64, registered_ms: i64, deadline_ms: i64, items_left: i64, item_count: i64

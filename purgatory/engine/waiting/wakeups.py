@@ -10,7 +10,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from purgatory.engine.codes import COMPOSITE, KINDS
+from purgatory.engine.codes import COMPOSITE, DELETE_RECORDS, FETCH, KINDS, PRODUCE
 from purgatory.engine.kinds.composite import CompositeKind
 from purgatory.engine.kinds.delete_records import DeleteRecordsKind
 from purgatory.engine.kinds.fetch import FetchKind
@@ -56,14 +56,17 @@ class Wakeups:
         depend on it. Kinds are called one by one because this runs for every mark that moves: calls on a known class
         cost a third of those through a list.
         """
-        if fetches_first:
+        # Checked here because most engines have one kind, and each call costs 50 instructions.
+        watched = self.pending.watched_by_kind
+        if fetches_first and watched[FETCH] > 0:
             self.fetches.wake(partition, now_ms)
-        self._produces.wake(partition, now_ms)
-        if not fetches_first:
+        if watched[PRODUCE] > 0:
+            self._produces.wake(partition, now_ms)
+        if not fetches_first and watched[FETCH] > 0:
             self.fetches.wake(partition, now_ms)
-        self._deletes.wake(partition, now_ms)
-        # Checked here because most engines have no composite, and each call costs 50 instructions.
-        if self.pending.watched_by_kind[COMPOSITE] > 0:
+        if watched[DELETE_RECORDS] > 0:
+            self._deletes.wake(partition, now_ms)
+        if watched[COMPOSITE] > 0:
             self._composites.wake(partition, now_ms)
 
     def wake_key(self, key: SignalKey, now_ms: i64) -> None:

@@ -321,15 +321,18 @@ class HttpConnection(asyncio.Protocol):
             self._start = message  # written with the first part of the body, which may be the only one
             return
         data, is_last = message.get("body", b""), not message.get("more_body", False)
+        events: list[h11.Event] = []
         if self._start is not None:
-            self._write_start(self._start, len(data) if is_last else None)
+            events.append(self._response(self._start, len(data) if is_last else None))
             self._start = None
         if self._is_over():
             return
         if data and self._method != b"HEAD":
-            self._write(h11.Data(data=data))
+            events.append(h11.Data(data=data))
         if is_last:
-            self._write(h11.EndOfMessage())
+            events.append(h11.EndOfMessage())
+        self._write(*events)
+        if is_last:
             self._is_complete = True
             wake(self._readable)
         # The transport calls `pause_writing` within the writes above if the client does not read.
@@ -337,21 +340,20 @@ class HttpConnection(asyncio.Protocol):
             self._writable = asyncio.get_running_loop().create_future()
             await self._writable
 
-    def _write_start(self, start: Message, length: int | None) -> None:
+    def _response(self, start: Message, length: int | None) -> h11.Response:
         status, headers = start["status"], list(start.get("headers", ()))
         # Without a length h11 uses chunks.
         if length is not None and not any(name == b"content-length" for name, _ in headers):
             headers.append((b"content-length", str(length).encode()))
         if not self._is_whole:
             self._pull()  # the connection is kept if the rest of the body has arrived
-        if self._is_over():
-            return
         if not self._is_whole:
             headers.append((b"connection", b"close"))
-        self._write(h11.Response(status_code=status, headers=headers, reason=responses.get(status, "").encode()))
+        return h11.Response(status_code=status, headers=headers, reason=responses.get(status, "").encode())
 
-    def _write(self, event: h11.Event) -> None:
-        data = self._parser.send(event)
+    def _write(self, *events: h11.Event) -> None:
+        # Joined: each write costs as much as encoding its event.
+        data = b"".join([self._parser.send(event) or b"" for event in events])
         if data:
             self._transport.write(data)
 
@@ -367,10 +369,9 @@ class HttpConnection(asyncio.Protocol):
         headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
             headers.append(("retry-after", str(RETRY_AFTER_S)))
-        self._write(h11.Response(status_code=status, headers=headers, reason=status.phrase.encode()))
-        if self._method != b"HEAD":
-            self._write(h11.Data(data=body))
-        self._write(h11.EndOfMessage())
+        data = [] if self._method == b"HEAD" else [h11.Data(data=body)]
+        response = h11.Response(status_code=status, headers=headers, reason=status.phrase.encode())
+        self._write(response, *data, h11.EndOfMessage())
         self._close()
 
     def _close(self) -> None:

@@ -37,6 +37,11 @@ LOGGER: Final = logging.getLogger(__name__)
 ASYNC_CHANGES_MAX: Final = 100_000
 """In async mode: results and events that may be answered before they are durable; beyond, answers wait as in sync."""
 
+ASYNC_PAUSE_S: Final = 0.02
+"""In async mode: minimum time from one group to the next. No answer waits for it, and larger groups cost less for each
+change; a wait that ends within one is never written. A crash loses the changes of this time, too.
+"""
+
 CHANGE_BYTES: Final = 100
 """Estimated memory of a change that is collected for the next group."""
 
@@ -115,6 +120,7 @@ class DurableJournal(Journal):
         self._sealing: Final = sealing
         self._is_sync: Final = is_sync
         self._is_replicated: Final = is_replicated
+        self._pause_s: Final = 0.0 if is_sync else ASYNC_PAUSE_S
         self.durability = SYNC if is_sync else ASYNC
         self._group_number = number
         self._first_group_number: Final = number
@@ -370,13 +376,15 @@ class DurableJournal(Journal):
         self._schedule_commit()
 
     def _schedule_commit(self) -> None:
-        """Seal a group after the current callback, or when the group being committed is durable."""
+        """Seal a group after the current callback, or when the group being committed is durable; in async mode, not
+        before the pause is over.
+        """
         if not self._changed:
             self._changed, self._changed_s = True, self._loop.time()
         if self._committing is None and not self._is_scheduled and self._thread is not None:
             self._is_scheduled = True
             # Not at once: a batch that is registered, and what it completes, belong in one group.
-            self._loop.call_soon(self._commit)
+            self._loop.call_at(self._submitted_s + self._pause_s, self._commit)
 
     def _commit(self) -> None:
         self._is_scheduled = False
@@ -485,8 +493,10 @@ class DurableJournal(Journal):
             # The number is in the journal's numbering, because the shift may have changed since the group was sealed.
             session.outbox.release(sequence + session.sequence_shift)
             session.wake()
-        if self._changed:
+        if self._changed and self._is_sync:
             self._commit()
+        elif self._changed:
+            self._schedule_commit()
 
 
 def _boot_s() -> float:

@@ -7,15 +7,14 @@ with the number of operations. Listeners must not modify the batches, receipts a
 `now_ms` is the engine time of the call, in milliseconds. `ended` is the number of operations that the call ended.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, RegisterReceipt
 from purgatory.engine.completions import Completions
 from purgatory.service.sessions.session import Session
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
+class Registered(NamedTuple):
     """A batch of operations of one kind was registered, or was refused before the engine saw it."""
 
     session: Session | None
@@ -26,8 +25,7 @@ class Registered:
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(NamedTuple):
     """A slice of a batch of events was applied: the events from `start` up to, not including, `receipt.next_index`."""
 
     principal: str
@@ -37,8 +35,7 @@ class Applied:
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(NamedTuple):
     """Operations were cancelled by id. `operation_ids` may contain ids that were not pending."""
 
     session: Session | None
@@ -47,8 +44,7 @@ class Cancelled:
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class CancelledSession:
+class CancelledSession(NamedTuple):
     """All pending operations of a session were cancelled."""
 
     session: Session
@@ -56,8 +52,7 @@ class CancelledSession:
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class CancelledWaits:
+class CancelledWaits(NamedTuple):
     """All operations waiting on a partition, or on a key as `(key, -1)`, were cancelled."""
 
     name: PartitionName
@@ -65,8 +60,7 @@ class CancelledWaits:
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Extended:
+class Extended(NamedTuple):
     """Pending operations were given more time."""
 
     session: Session
@@ -75,8 +69,7 @@ class Extended:
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class FailedStale:
+class FailedStale(NamedTuple):
     """Operations were failed because the marks of the partitions in `stale` are stale."""
 
     session: Session | None
@@ -86,8 +79,7 @@ class FailedStale:
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(NamedTuple):
     """Operations of one owner have ended. Their results have no sequence numbers yet."""
 
     session: Session | None

@@ -8,7 +8,7 @@ A hook must not block, raise, or change the host. Hooks with more than two value
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from prometheus_client.core import Metric
 
@@ -137,6 +137,30 @@ class Listener:
 
     def reaper_failed(self) -> None:
         """A turn of the reaper raised an exception, which was logged. The reaper continues."""
+
+
+class Listeners(list[Listener]):
+    """The listeners of a host, in notification order. Changed only with `append` and `remove`."""
+
+    def __init__(self, listeners: Iterable[Listener]) -> None:
+        super().__init__(listeners)
+        self._by_hook: Final[dict[str, list[Callable[..., Any]]]] = {}
+
+    def of(self, hook: str) -> list[Callable[..., Any]]:
+        """Return this hook of each listener that overrides it, for hooks called with every event: few listeners do."""
+        hooks = self._by_hook.get(hook)
+        if hooks is None:
+            base, bound = getattr(Listener, hook), [getattr(listener, hook) for listener in self]
+            hooks = self._by_hook[hook] = [one for one in bound if getattr(one, "__func__", None) is not base]
+        return hooks
+
+    def append(self, listener: Listener) -> None:
+        super().append(listener)
+        self._by_hook.clear()
+
+    def remove(self, listener: Listener) -> None:
+        super().remove(listener)
+        self._by_hook.clear()
 
 
 class Journal(Listener):

@@ -16,7 +16,7 @@ def _no_check() -> None:
     """The recheck on a daemon without access control."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Call:
     """A call in flight. `account` is the caller's; `turn` is awaited before each slice of work."""
 

@@ -62,7 +62,8 @@ def _add_to_receipt(receipt: wire.AdvanceReceipt, events: IncomingEvents) -> Non
     receipt.ended.extend(done.ended)
     receipt.ended_total += sum(done.ended)
     receipt.unchanged += done.unchanged
-    receipt.refusals.extend(event_refusals(list(map(events.explain, done.refusals)), len(receipt.refusals)))
+    if done.refusals:
+        receipt.refusals.extend(event_refusals(list(map(events.explain, done.refusals)), len(receipt.refusals)))
 
 
 async def advance_durably(

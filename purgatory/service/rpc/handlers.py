@@ -135,8 +135,9 @@ def _handler(
 ) -> grpc.RpcMethodHandler[Any, Any]:
     """Return a handler for one method.
 
-    For gRPC every method is a stream, at no extra cost: a call can then be refused before its request is read, and the
-    request is read and decoded when the call has its turn.
+    For gRPC every method reads a stream, at no extra cost: a call can then be refused before its request is read, and
+    the request is read and decoded when the call has its turn. A single answer is returned and not written: gRPC sends
+    it together with the status.
     """
     many_in, many_out = descriptor.client_streaming, descriptor.server_streaming
     assert many_out or not many_in, f"{descriptor.full_name} answers a stream with one message"
@@ -146,7 +147,8 @@ def _handler(
         method = _reads_one_request(method)
     counts = gate.counts.of(descriptor)
     decode = _decoder(GetMessageClass(descriptor.input_type), counts)
-    return grpc.stream_stream_rpc_method_handler(
+    make = grpc.stream_stream_rpc_method_handler if many_out else grpc.stream_unary_rpc_method_handler
+    return make(
         _served(method, decode, work_of(descriptor), gate, identify(descriptor.name), counts, is_unary=not many_out),
         response_serializer=_encoder(GetMessageClass(descriptor.output_type), counts),
     )
@@ -189,32 +191,35 @@ def _served(
     counts: MethodCounts,
     *,
     is_unary: bool,
-) -> Callable[[Any, Context], Awaitable[None]]:
+) -> Callable[[Any, Context], Awaitable[Message | None]]:
     """Wrap a method for gRPC: identify the caller, apply the gate, and turn refusals into statuses."""
 
     def recheck(context: Context, account: Account) -> None:
         if account_of(context) is not account:
             raise unauthenticated("the credential now belongs to another principal")
 
-    async def serve(_requests: object, context: Context) -> None:
+    async def serve(_requests: object, context: Context) -> Message | None:
         try:
             # Before the gate, whose limits are per account. A caller without a credential takes no place.
             account = account_of(context)
             caller = gate.enter(context, account, work, is_unary=is_unary)
         except RpcError as refused:
             counts.add_ended(refused.code)
-            _refuse(context, refused)
-            return
+            await _refuse(context, refused)
+            return None
         # Counted in `finally`: an exception that none of the branches below expects leaves it at this.
         code = code_pb2.UNKNOWN  # gRPC's status for an unexpected exception
+        answer: Message | None = None
         incomplete = gate.incomplete_requests.call(caller.key)
         try:
             call = Call(context, account, partial(gate.queue.turn, caller, work), partial(recheck, context, account))
-            await method(Requests(call, decode, partial(gate.call_turn, context, caller, work), incomplete), call)
+            answer = await method(
+                Requests(call, decode, partial(gate.call_turn, context, caller, work), incomplete), call
+            )
             code = code_pb2.OK
         except RpcError as refused:
             code = refused.code
-            _refuse(context, refused)
+            await _refuse(context, refused)
         except asyncio.CancelledError:
             # The task is cancelled by gRPC, when its client is gone, or by `IncompleteRequests`, to free memory. In the
             # second case the call has to return normally: gRPC would not send the status of a cancelled one.
@@ -225,14 +230,15 @@ def _served(
                 if incomplete.is_first:
                     gate.resets.add(context.peer())
                 raise
-            _refuse(context, late)
-        # Only the standard services abort. Our own methods raise `RpcError`, see `_refuse`.
+            await _refuse(context, late)
+        # Only the standard services abort. Our own methods raise `RpcError`.
         except grpc.aio.AbortError as aborted:
-            aborted.__traceback__ = None  # gRPC keeps the error in the call, a reference cycle: see `_refuse`
+            _forget_frames(aborted)
             code = context.code().value[0]
         finally:
             counts.add_ended(code)
             gate.leave(caller, is_unary=is_unary)
+        return answer
 
     return serve
 
@@ -256,9 +262,9 @@ def _takes_context(method: Callable[[Any, Context], Any]) -> Method:
 
 def _answers_one_request(method: Method) -> Method:
 
-    async def answer(requests: Requests, call: Call) -> None:
+    async def answer(requests: Requests, call: Call) -> Message | None:
         # No variable may refer to the request: it would be kept for as long as the call waits.
-        await call.context.write(await method(await requests.read_only(), call))
+        return await method(sent(await requests.read()), call)
 
     return answer
 
@@ -267,12 +273,16 @@ def _reads_one_request(method: Method) -> Method:
     """Adapt a method with one request and many answers. See `Requests` for why the request is read like a stream's."""
 
     async def read(requests: Requests, call: Call) -> None:
-        request = await anext(requests, None)
-        if request is None:
-            raise invalid_argument("request", "was not sent")
-        await method(request, call)
+        await method(sent(await anext(requests, None)), call)
 
     return read
+
+
+def sent(request: Any) -> Any:  # noqa: ANN401 - of the call's own type
+    """Return the only message of a call. Raises `RpcError` if it was not sent."""
+    if request is None:
+        raise invalid_argument("request", "was not sent")
+    return request
 
 
 class Requests:
@@ -317,13 +327,6 @@ class Requests:
         # After the turn: decoding a large message is work of this caller like any other.
         return self._decode(data)
 
-    async def read_only(self) -> Any:  # noqa: ANN401 - of the call's own type
-        """Return the only message of a call. Raises `RpcError` if it was not sent."""
-        request = await self.read()
-        if request is None:
-            raise invalid_argument("request", "was not sent")
-        return request
-
 
 async def uncancelled(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` in its own task, which continues if the caller is cancelled, as when a client disconnects."""
@@ -344,13 +347,14 @@ def _retrieve_exception(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-def _refuse(context: Context, refused: RpcError) -> None:
-    """Set the status of a call that is about to return.
+async def _refuse(context: Context, refused: RpcError) -> None:
+    """Send the status of a call that is about to return. Without an answer before it, clients may repeat the call."""
+    try:
+        await context.abort_with_status(refused.to_grpc())
+    except grpc.aio.AbortError as aborted:
+        _forget_frames(aborted)
 
-    `context.abort` would create a cycle of its exception and the call, which keeps the request alive until the garbage
-    collector runs.
-    """
-    status = refused.to_grpc()
-    context.set_code(status.code)
-    context.set_details(status.details)
-    context.set_trailing_metadata(status.trailing_metadata)
+
+def _forget_frames(aborted: grpc.aio.AbortError) -> None:
+    """Break a reference cycle: gRPC keeps the error in the call, and would keep the request alive with it."""
+    aborted.__traceback__ = None

@@ -24,6 +24,7 @@ from purgatory.service.rpc.session_requests import cancel, extend, register, ser
 from purgatory.service.rpc.source_calls import serve_source, source_ends
 from purgatory.service.rpc.tail_calls import list_hot_names, tail_results
 from purgatory.service.sessions import session as sessions
+from purgatory.service.sessions.outbox import ResultSlice
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.translate.operations import NO_CONDITION, run_from_row
 from purgatory.service.translate.results import fill_row
@@ -53,17 +54,16 @@ class PurgatoryServicer(InspectionCalls):
         with self._host.unary_wait(call.account) as (operation_id, future):
             with watched:
                 self._register_unary_wait(request.operation, operation_id, call)
+                # The id in the engine is the daemon's own. The caller gets its number back in the result.
+                callers_id = request.operation.operation_id
+                if future.done():
+                    return _wait_response(future.result(), callers_id)
             # After the registration, which may fail: then there is no wait to check.
             self._host.waiting_callers.add(future, call.recheck)
-            # The id in the engine is the daemon's own. The caller gets its number back in the result.
-            callers_id = request.operation.operation_id
             del request  # thousands of calls wait here, and each keeps everything that its variables refer to
             part = await future
         with watched:
-            response = wire.WaitResponse()
-            fill_row(response.result, part, part.start, part.item_start, part.fetched_start)
-            response.result.operation_id = callers_id
-        return response
+            return _wait_response(part, callers_id)
 
     async def Session(self, requests: Requests, call: Call) -> None:
         """Receive registrations, cancels and acknowledgements, and send receipts and results, until either side ends
@@ -278,6 +278,13 @@ class PurgatoryServicer(InspectionCalls):
             await stream.run_writer(call.context.write, self._host.time.now_ms, call.turn)
         finally:
             self._host.sessions.detach(stream, self._host.time.now_ms())
+
+
+def _wait_response(part: ResultSlice, callers_id: int) -> wire.WaitResponse:
+    response = wire.WaitResponse()
+    fill_row(response.result, part, part.start, part.item_start, part.fetched_start)
+    response.result.operation_id = callers_id
+    return response
 
 
 def _check_read_by_clients(session: sessions.Session) -> None:

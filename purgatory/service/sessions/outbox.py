@@ -67,7 +67,7 @@ class ResultSlice:
     def held_bytes(self) -> int:
         """Estimated memory of the slice."""
         items = self.item_stop - self.item_start
-        held = SLICE_BYTES + len(self) * RESULT_BYTES + items * RESULT_ITEM_BYTES
+        held = SLICE_BYTES + (self.stop - self.start) * RESULT_BYTES + items * RESULT_ITEM_BYTES
         if self.kind == codes.FETCH:
             held += items * FETCHED_BYTES
         # By the items of the slice: there may be as many slices as results, and all of them share the dictionaries.
@@ -77,17 +77,17 @@ class ResultSlice:
         if given:
             values = [given[item] for item in range(self.item_start, self.item_stop) if item in given]
             held += len(values) * SIGNAL_VALUE_BYTES + sum(map(len, set(values)))
-        for refusal in self.refusals[self.start : self.stop]:
+        for refusal in self.refusals[self.start : self.stop] if self.refusals else ():
             held += REFUSAL_BYTES + len(refusal.message) + len(refusal.field)
         return held
 
     def count_within(self, results_max: int, items_max: int) -> int:
         """The number of leading results within both limits."""
-        count = min(len(self), results_max)
-        items = self.item_stop - self.item_start
+        size, items = self.stop - self.start, self.item_stop - self.item_start
+        count = min(size, results_max)
         if items <= items_max:
             return count
-        if items == len(self):  # almost always: one item each
+        if items == size:  # almost always: one item each
             return min(count, items_max)
         for place, item_count in enumerate(self.completions.item_counts[self.start : self.start + count]):
             items_max -= item_count
@@ -156,6 +156,10 @@ class Outbox:
         # one and before `_next_sequence`, `_unwritten` those from there on, without a gap.
         self._written: Final[deque[ResultSlice]] = deque()
         self._unwritten: Final[deque[ResultSlice]] = deque()
+        # Slices added to each queue since `_pack_tail` last looked at it: a look at each result would be a walk over
+        # the last slices for each.
+        self._unpacked_written = 0
+        self._unpacked_unwritten = 0
         self.last_sequence = 0
         """Sequence number of the newest result; 0: there was none."""
         self.acknowledged_sequence = 0
@@ -186,9 +190,12 @@ class Outbox:
         """Add results; they get the next sequence numbers."""
         self._unwritten.extend(slices)
         for part in slices:
-            self.last_sequence += len(part)
-        self._count(sum([part.held_bytes() for part in slices]))
-        self._pack_tail(self._unwritten)
+            self.last_sequence += part.stop - part.start
+            self._count(part.held_bytes())
+        self._unpacked_unwritten += len(slices)
+        if self._unpacked_unwritten >= PACKED_TOGETHER:
+            self._unpacked_unwritten = 0
+            self._pack_tail(self._unwritten)
 
     def hold(self) -> None:
         """Hold back results that are appended from now on until they are released."""
@@ -272,8 +279,6 @@ class Outbox:
         Returns:
             The sequence number of the first result, and the results.
         """
-        # Before taking, not after: `put_back` expects the slices that were taken last at the end of the queue.
-        self._pack_tail(self._written)
         first_sequence = self._next_sequence
         taken: list[ResultSlice] = []
         released = self._released_sequence
@@ -298,9 +303,10 @@ class Outbox:
                 # Not zero: each slice is counted with an overhead.
                 self._count(part.held_bytes() + rest.held_bytes() - whole.held_bytes())
             taken.append(part)
-            room -= len(part)
+            room -= count
             items_max -= part.item_stop - part.item_start
         self._written.extend(taken)
+        self._unpacked_written += len(taken)
         self._next_sequence += allowed - room
         return first_sequence, taken
 
@@ -310,6 +316,12 @@ class Outbox:
             assert self._written[-1] is part, "only what was taken last can be put back"
             self._unwritten.appendleft(self._written.pop())
             self._next_sequence -= len(part)
+
+    def pack_written(self) -> None:
+        """Save the memory of results that were written one by one. What was taken can no longer be put back."""
+        if self._unpacked_written >= PACKED_TOGETHER:
+            self._unpacked_written = 0
+            self._pack_tail(self._written)
 
     def discard(self) -> None:
         """Stop counting memory: the session has been dropped, although a stream may still write its results."""
@@ -369,15 +381,14 @@ class Outbox:
             tail.append(part)
             if len(tail) == PACKED_TOGETHER:
                 break
-        for part in tail:
+        for _ in tail:
             queue.pop()
-            self._count(-part.held_bytes())
         tail.reverse()
         # Such results then take a sixth of the memory: a set of columns costs a kilobyte, whatever it holds.
         together = packed(tail)
         whole = ResultSlice(together, kind, 0, len(together.kinds), 0, len(together.item_partitions), 0)
         queue.append(whole)
-        self._count(whole.held_bytes())
+        self._count(whole.held_bytes() - sum([part.held_bytes() for part in tail]))
 
     def _count(self, more_bytes: int) -> None:
         self.held_bytes += more_bytes

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from operator import attrgetter, getitem
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from purgatory.engine.batches import PartitionName
@@ -48,13 +49,14 @@ class ArrayCompletions:
 def packed(spans: Sequence[SliceSpan]) -> ArrayCompletions:
     """Concatenate the results of several spans, none of which are fetches."""
     found = ArrayCompletions()
+    completions = [span.completions for span in spans]
+    places = [slice(span.start, span.stop) for span in spans]
+    items = [slice(span.item_start, span.item_stop) for span in spans]
     # Slices of columns are buffers of 64-bit values, so joining them creates no Python number.
-    for column in RESULT_COLUMNS:
-        values = [getattr(span.completions, column.attribute)[span.start : span.stop] for span in spans]
-        getattr(found, column.attribute).frombytes(b"".join(values))
-    for column in RESULT_ITEM_COLUMNS:
-        values = [getattr(span.completions, column.attribute)[span.item_start : span.item_stop] for span in spans]
-        getattr(found, column.attribute).frombytes(b"".join(values))
+    for columns, parts in ((RESULT_COLUMNS, places), (RESULT_ITEM_COLUMNS, items)):
+        for column in columns:
+            values: Any = map(getitem, map(attrgetter(column.attribute), completions), parts)
+            getattr(found, column.attribute).frombytes(b"".join(values))
     found.item_partitions = [
         name for span in spans for name in span.completions.item_partitions[span.item_start : span.item_stop]
     ]

@@ -235,19 +235,21 @@ class ResultStream:
     async def _write_all(self, write: Write, now_ms: Callable[[], int], turn: Turn) -> None:
         has_turn = False
         while True:
-            if self._has_results and not has_turn:
+            if not has_turn and self._has_results:
                 await turn()
                 has_turn = True
             # Chosen after the turn: the stream may have ended in the meantime. Receipts that came in the meantime go
             # first, but the turn stays with the results: each wait for a turn lets in more receipts, and a session that
             # registered all the time got its results hundreds of milliseconds late on a busy daemon.
             message = self._next_message()
-            if isinstance(message, bytes):
-                has_turn = False
             if message is not None:
                 # Before the write, which may wait for the peer: it is then known when the next heartbeat is due.
                 self.last_write_ms = now_ms()
                 await write(message)
+                if isinstance(message, bytes):
+                    has_turn = False
+                    # Now, when the results are on their way, and no longer put back.
+                    self.session.outbox.pack_written()
             elif self._is_finished():
                 break
             else:
@@ -281,7 +283,8 @@ class ResultStream:
                 self._space.set()
             return message
         # A stream that was taken over must not take results: the new one has rewound the outbox and writes them all.
-        if self._last_message is not None or self.session.stream is not self:
+        session = self.session
+        if self._last_message is not None or session.stream is not self or not session.outbox.unwritten:
             return None
         # Without an await inside: the timer measures one uninterrupted piece of work.
         with self._writing:

@@ -40,6 +40,8 @@ ALL_COLUMNS: Final = {"item_index": "item_indexes"} | {
 }
 """Columns with a value for each event: the wire field, and the attribute of `EventBatch`."""
 
+COPIED: Final = {**ALL_COLUMNS, "keys": "keys"}
+
 
 class IncomingEvents:
     """A part of a batch of events, and the refusals found while decoding it, by index in the part.
@@ -90,13 +92,13 @@ def events_from_columns(columns: event_pb2.EventColumns, values_max: int) -> Ite
     Raises:
         BatchRejected: The batch is unreadable. Raised at once, not by the iterator.
     """
-    if fits_one_part(given_columns(columns, values_max)):
+    given = given_columns(columns, values_max)
+    if fits_one_part(given):
         types: list[int] = columns.type[:]
         batch = EventBatch(
             types,
             partitions=[(name.topic, name.partition) for name in columns.partitions],
-            keys=columns.keys[:],
-            **{name: getattr(columns, field)[:] for field, name in ALL_COLUMNS.items()},
+            **{COPIED[field]: values[:] for field, values in given.items() if field in COPIED},
         )
         return iter([IncomingEvents(batch, _refuse_row_only(types))])
     try:

@@ -67,19 +67,21 @@ def given_columns(columns: Any, values_max: int) -> dict[str, Any]:  # noqa: ANN
     Raises:
         BatchRejected: A column has more than `values_max` values.
     """
-    given = {field.name: values for field, values in columns.ListFields() if field.name != "kind"}
-    for name, values in given.items():
-        count = len(values)
-        if count > values_max:
-            raise unreadable_batch(
-                f"columns.{name}", f"has {count} values; at most {values_max} are allowed in one batch"
-            )
+    given = {field.name: values for field, values in columns.ListFields()}
+    given.pop("kind", None)
+    if longest(given) > values_max:
+        name, count = next((name, len(values)) for name, values in given.items() if len(values) > values_max)
+        raise unreadable_batch(f"columns.{name}", f"has {count} values; at most {values_max} are allowed in one batch")
     return given
+
+
+def longest(given: dict[str, Any]) -> int:
+    return max(map(len, given.values()), default=0)
 
 
 def fits_one_part(given: dict[str, Any]) -> bool:
     """Whether all these columns fit into one part."""
-    return all(len(values) <= VALUES_PER_PART for values in given.values())
+    return longest(given) <= VALUES_PER_PART
 
 
 def part_of(values: Any, start: int, stop: int) -> list[Any]:  # noqa: ANN401 - a repeated field

@@ -2,6 +2,8 @@
 
 from array import array
 from collections.abc import Sequence
+from itertools import compress, repeat
+from operator import attrgetter, getitem, ne
 from typing import Final, cast
 
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
@@ -29,6 +31,10 @@ ABSENT: Final = -1
 OPERATION_ID: Final = RESULT_COLUMNS[0]
 SHORTENED: Final = tuple(column for column in RESULT_COLUMNS if column.name not in ("operation_id", "kind"))
 """Columns with a single value if all are equal; ids are always complete, and a message has one kind."""
+SHORTENED_OF: Final = attrgetter(*(column.attribute for column in SHORTENED))
+ITEM_COLUMNS_OF: Final = attrgetter(*(column.attribute for column in RESULT_ITEM_COLUMNS))
+SINGLE_NAMES: Final = [column.name for column in (*SHORTENED, *RESULT_ITEM_COLUMNS)]
+SINGLE_DEFAULTS: Final = [column.default for column in (*SHORTENED, *RESULT_ITEM_COLUMNS)]
 ROW_COLUMNS: Final = tuple(column for column in RESULT_COLUMNS if column.name != "item_count")
 """Fields of a result's row."""
 
@@ -80,6 +86,8 @@ def fill_batch(
 def fill_columns(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
     """Write results of one kind as columns with one dictionary. A column of equal values is shortened."""
     kind = slices[0].kind
+    if len(slices) == 1 and _fill_single(columns, slices[0]):
+        return
     assert all(part.kind == kind for part in slices), f"one message has one kind: {[part.kind for part in slices]}"
     columns.kind = cast("operation_pb2.OperationKind", kind)
     operations = [(part.completions, part.start, part.stop) for part in slices]
@@ -101,8 +109,31 @@ def fill_columns(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice
             columns.refusals.append(operation_refusal(part.refusals[place], part.completions.operation_ids[place]))
 
 
+def _fill_single(columns: result_pb2.ResultColumns, part: ResultSlice) -> bool:
+    """Write a single result with a single item, as on an idle daemon, value by value. Returns False for others."""
+    completions, start, item = part.completions, part.start, part.item_start
+    if part.stop - start != 1 or part.item_stop - item != 1 or part.kind == codes.FETCH or part.refusals:
+        return False
+    if completions.stale_marks or completions.signal_values:
+        return False
+    columns.kind = cast("operation_pb2.OperationKind", part.kind)
+    columns.operation_id.append(completions.operation_ids[start])
+    values = [
+        *map(getitem, SHORTENED_OF(completions), repeat(start)),
+        *map(getitem, ITEM_COLUMNS_OF(completions), repeat(item)),
+    ]
+    for name, value in compress(zip(SINGLE_NAMES, values, strict=True), map(ne, values, SINGLE_DEFAULTS)):
+        getattr(columns, name).append(value)
+    topic, partition = completions.item_partitions[item]
+    if partition < 0:
+        columns.keys.append(topic)
+    else:
+        columns.partitions.add(topic=topic, partition=partition)
+    return True
+
+
 def _column(column: ResultColumn, spans: Sequence[tuple[Results, int, int]]) -> list[int] | list[float]:
-    """A column as the wire has it. A single value, as on an idle daemon, is read; many are compared as bytes."""
+    """A column as the wire has it. A single value is read; many are compared as bytes."""
     completions, start, stop = spans[0]
     if len(spans) == 1 and stop - start == 1:
         value = getattr(completions, column.attribute)[start]

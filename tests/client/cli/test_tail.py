@@ -21,8 +21,8 @@ from tests.client.cli.test_commands import DEADLINE_S, Answer, Background, purga
 from tests.client.test_blocking import environment
 from tests.daemon_process import DaemonProcess
 
-EVIL = "evil\x1b[31m\u202e[red]"
-SHOWN = "evil\\x1b[31m\\u202e[red]"
+EVIL = "evil:key:\x1b[31m\u202e[red]"  # ":key:" is an emoji to rich
+SHOWN = "evil:key:\\x1b[31m\\u202e[red]"
 
 
 @pytest.fixture(scope="module")

@@ -154,8 +154,8 @@ def test_fetches_with_several_items_keep_their_columns_together() -> None:
 @pytest.mark.parametrize(
     ("field", "values", "says"),
     [
-        ("waited_ms", [1], "'waited_ms': 3"),
-        ("error_code", [0], "'error_codes': 3"),
+        ("waited_ms", [1], "3 values in column waited_ms"),
+        ("error_code", [0], "3 values in column error_code"),
         ("item_count", [1, 1, 1], "3 counts of items"),
     ],
 )

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from purgatory_pipeline.analytics.archive import accounting, survey, unmatched_operations
 from purgatory_pipeline.analytics.archive import intake_account as names
-from purgatory_pipeline.analytics.archive import survey
 from purgatory_pipeline.analytics.archive.accounting import account
 from purgatory_pipeline.analytics.archive.catalog import find_archive
 from purgatory_pipeline.analytics.archive.daemon_runs import read_runs
@@ -18,6 +18,7 @@ from purgatory_pipeline.analytics.archive.findings import missing_files
 from purgatory_pipeline.analytics.archive.intake_account import IntakeAccount
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.notebook import report
+from purgatory_pipeline.spark.spark_session import SMALL_ROWS
 from pyspark.sql import SparkSession
 from rich.console import Console
 
@@ -114,12 +115,17 @@ CHANGES: list[tuple[Change, dict[str, int]]] = [
 ]
 
 
-def test_operations_without_both_ends_are_counted_by_reason(taken_in: TakeIn, tmp_path: Path) -> None:
+@pytest.mark.parametrize("small_rows", [0, SMALL_ROWS])
+def test_operations_without_both_ends_are_counted_by_reason(
+    small_rows: int, taken_in: TakeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In each run, an operation has one registration and one outcome, or is counted with the reason.
 
     The runs have the same sessions and operations, and both ends may be in files far apart. A refused registration
-    needs no outcome, and several items are one operation.
+    needs no outcome, and several items are one operation. Executors find as much as the driver, which reads few rows.
     """
+    for module in (accounting, unmatched_operations):
+        monkeypatch.setattr(module, "SMALL_ROWS", small_rows)
     expected: Counter[str] = Counter()
     for number, (change, findings) in enumerate(CHANGES):
         history = small_history(f"run-{number}", operations=40)

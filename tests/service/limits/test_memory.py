@@ -138,7 +138,7 @@ async def test_while_memory_is_short_marks_are_still_taken() -> None:
         host.gate.check_memory(nobody, 1, 1)
     for refused in (
         lambda: host.sessions.open("new", 0),
-        lambda: host.gate.check_unary_wait(nobody, 0),
+        lambda: host.gate.check_unary_items(nobody, 1),
         host.gate.check_answer,
     ):
         with pytest.raises(RpcError, match="memory") as raised:

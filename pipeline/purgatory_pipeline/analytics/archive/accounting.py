@@ -32,6 +32,7 @@ from purgatory_pipeline.analytics.archive.unmatched_operations import (
 )
 from purgatory_pipeline.engine_rows.integers import Flags
 from purgatory_pipeline.spark.failures import unwrapped_errors
+from purgatory_pipeline.spark.spark_session import SMALL_ROWS
 
 ROWS_PER_TASK: Final = 2_000_000
 SURVEYS_MAX: Final = 64
@@ -110,6 +111,8 @@ def _files_to_read(archive: ArchiveCatalog, since: datetime | None, until: datet
 
 
 def _survey(spark: SparkSession, uri: str, files: list[ArchiveFile], window: Selection) -> Survey:
+    if sum(file.rows for file in files) <= SMALL_ROWS:
+        return survey_files(uri, files, window)
     chunks = chunked(files, spark.sparkContext.defaultParallelism, SURVEYS_MAX)
     tasks = spark.sparkContext.parallelize(chunks, len(chunks))
     return tasks.map(lambda chunk: survey_files(uri, chunk, window)).reduce(Survey.add)

@@ -57,6 +57,10 @@ class ArchiveCatalog:
     def rows(self, table: str) -> int:
         return sum(file.rows for file in self.files(table))
 
+    @property
+    def all_rows(self) -> int:
+        return sum(file.rows for file in self.used)
+
     def lost_files(self, table: str, run_id: str) -> list[str]:
         """Paths of files that were set aside and whose names say that they contain rows of this run. Copies are left
         out: their rows are in another file.

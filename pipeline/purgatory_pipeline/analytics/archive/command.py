@@ -19,7 +19,7 @@ def check(
 
     start, end = parse_window(since, until)
     found = find_archive(archive)
-    intake = account(spark_session("check"), found, since=start, until=end, topics=topic or None)
+    intake = account(spark_session("check", rows=found.all_rows), found, since=start, until=end, topics=topic or None)
     intake.print()
     for file in found.set_aside:
         typer.echo(f"set aside {file.path}: {file.reason}: {file.detail}")

@@ -6,13 +6,15 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from purgatory.extensions.archive import schema
 from purgatory_pipeline.analytics.archive.footer import ArchiveFile
 from purgatory_pipeline.analytics.archive.survey import Selection, columns_of, operations_of, parts_of
 from purgatory_pipeline.engine_rows.integers import Flags
+from purgatory_pipeline.spark.spark_session import SMALL_ROWS
 
 NO_OUTCOME: Final = "no outcome"
 NO_REGISTRATION: Final = "no registration"
@@ -22,9 +24,14 @@ MARGIN_MS: Final = 60_000
 """Margin around a window, as the wall clock may have jumped between an operation's registration and its outcome."""
 
 _KEY: Final = ["run_id", "session_number", "operation_id"]
-_ROWS: Final = (
-    "run_id string, session_number bigint, operation_id bigint, call_number bigint, registered_at_ms bigint, "
-    "registered_ms bigint, ended boolean, inside boolean"
+_ROWS: Final = pa.schema(
+    {
+        "run_id": pa.string(),
+        **dict.fromkeys(
+            ("session_number", "operation_id", "call_number", "registered_at_ms", "registered_ms"), pa.int64()
+        ),
+        **dict.fromkeys(("ended", "inside"), pa.bool_()),
+    }
 )
 _NEVER: Final = 2**63 - 1
 
@@ -93,8 +100,7 @@ def find_unmatched(
     firsts = spark.createDataFrame(starts, "run_id string, first_ms bigint, started_ms bigint")
     ended = F.col("ended")
     operations = (
-        spark.range(0, len(reading.chunks), 1, len(reading.chunks))
-        .mapInArrow(reading, _ROWS)
+        _candidates(spark, reading)
         .groupBy(*_KEY)
         .agg(
             F.count_distinct(F.when(~ended, F.col("call_number"))).alias("registrations"),
@@ -119,6 +125,16 @@ def find_unmatched(
         .count()
     )
     return [UnmatchedCount(*row) for row in sorted(counted.collect())]
+
+
+def _candidates(spark: SparkSession, reading: CandidateReader) -> DataFrame:
+    """The operations to compare. The driver reads them if they are few, which starts no worker."""
+    chunks = len(reading.chunks)
+    if sum(file.rows for chunk in reading.chunks for file in chunk) > SMALL_ROWS:
+        return spark.range(0, chunks, 1, chunks).mapInArrow(reading, from_arrow_schema(_ROWS))
+    numbers = pa.record_batch({"id": range(chunks)})
+    found = pa.Table.from_batches(reading([numbers]), _ROWS)
+    return spark.createDataFrame(found.combine_chunks())  # Spark stops at an empty chunk
 
 
 def _what() -> Column:

@@ -50,7 +50,7 @@ def replay(
     policies = [UNCHANGED, *parse_policies(settings or [], slow_replica or [], sweep or [])]
     found = find_archive(archive)
     place = open_output(out)
-    spark = spark_session("replay")
+    spark = spark_session("replay", rows=found.all_rows)
     with ThreadPoolExecutor(2) as pool, unwrapped_errors():
         intake = pool.submit(account, spark, found)  # started first; the rest is prepared while its tasks run
         from purgatory_pipeline.analytics.page import document

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -74,7 +75,8 @@ def report(
     if not window:
         options = replace(options, window_ms=window_for(*_bounds(found, start, end)))
     place = open_output(out)
-    spark = spark_session("report")
+    ThreadPoolExecutor(1).submit(_prepare_page)  # while Java starts
+    spark = spark_session("report", rows=found.all_rows)
     intake = account(spark, found, since=start, until=end, topics=topic)
     intake.print()
     found = replace(found, doubled=intake.doubled)
@@ -113,6 +115,14 @@ def window_for(first: datetime | None, last: datetime | None) -> int:
         return WINDOWS_MS[-1]
     lasts_ms = (last - first).total_seconds() * 1_000
     return max((length for length in WINDOWS_MS if lasts_ms >= WINDOWS_MIN * length), default=WINDOWS_MS[0])
+
+
+def _prepare_page() -> None:
+    """Does what takes a second or two of the page, and needs no figures."""
+    from purgatory_pipeline.analytics.page import document
+    from purgatory_pipeline.analytics.report.page.report_page import write_page  # noqa: F401 -- imported for later
+
+    document.libraries()
 
 
 def _write_page(

@@ -23,7 +23,8 @@ final class KafkaRuns {
         Map.entry("zipf", KafkaPatterns::zipf),
         Map.entry("falling", KafkaPatterns::falling),
         Map.entry("timer-add-cancel", KafkaRuns::timerAddCancel),
-        Map.entry("timer-add-expire", KafkaRuns::timerAddExpire));
+        Map.entry("timer-add-expire", KafkaRuns::timerAddExpire),
+        Map.entry("timer-percentiles", TimerPercentiles::kafka));
 
     private static final long LONG_MS = 600_000;
 

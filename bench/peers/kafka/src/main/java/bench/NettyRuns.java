@@ -11,7 +11,8 @@ import java.util.concurrent.atomic.AtomicInteger;
 final class NettyRuns {
     static final Map<String, Main.Workload> WORKLOADS = Map.of(
         "timer-add-cancel", NettyRuns::timerAddCancel,
-        "timer-add-expire", NettyRuns::timerAddExpire);
+        "timer-add-expire", NettyRuns::timerAddExpire,
+        "timer-percentiles", TimerPercentiles::netty);
 
     private NettyRuns() {
     }
