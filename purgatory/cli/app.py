@@ -242,8 +242,10 @@ def _passing_on(name: str, run: str, parser: str, text: str) -> None:
 
 _ACCESS: Final = "purgatory.service.access.commands"
 _JOURNAL: Final = "purgatory.journal.maintenance"
+_FLEET: Final = "purgatory.extensions.fleet.commands"
 _passing_on("serve", "purgatory.cli.serve:serve", "purgatory.cli.serve:serve_parser", "Run the daemon")
 _passing_on("journal", f"{_JOURNAL}:main", f"{_JOURNAL}:journal_parser", "Check, export or import a journal")
+_passing_on("fleet", f"{_FLEET}:main", f"{_FLEET}:fleet_parser", "Create, inspect and leave a fleet of daemons")
 _passing_on("token", f"{_ACCESS}:run_token", f"{_ACCESS}:token_parser", "Create and list the daemon's bearer tokens")
 _passing_on(
     "policy", f"{_ACCESS}:run_policy", f"{_ACCESS}:policy_parser", "Check a policy file, or what it permits a caller"

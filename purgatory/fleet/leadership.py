@@ -39,8 +39,8 @@ class Leadership:
         elapsed_ms: Returns the time since that group.
         """
         self.epoch: Final = reign.state.epoch
-        self.appended_s = 0.0
-        """Duration of the last append, seconds."""
+        self.append_ms = 0.0
+        """Duration of the last append."""
         self.appended_bytes = 0
         """Content of all entries appended so far."""
         self._has_resigned = False
@@ -55,6 +55,11 @@ class Leadership:
     def position(self) -> int:
         """Position of the last entry."""
         return self._reign.state.position
+
+    @property
+    def void_entries(self) -> int:
+        """Void entries since the start."""
+        return self._reign.void_entries
 
     def open_store(self, directory: Directory, crash: CrashPoints) -> "LeaderStore":
         """Open the file whose groups are appended to the log."""
@@ -76,7 +81,7 @@ class Leadership:
                 self.exit(str(error))
             self._moment_ms = moment_ms
         self.appended_bytes += len(content)
-        self.appended_s = time.monotonic() - began_s
+        self.append_ms = (time.monotonic() - began_s) * 1_000
         return entry
 
     def place_after(self, before: LogPlace, entry: Entry) -> LogPlace:

@@ -29,6 +29,9 @@ READ_S: Final = 0.1
 RETRY_S: Final = 0.5
 """Pause after an error of the log."""
 
+PATIENCE: Final = 3
+"""Silences after which to claim although something seems to follow that cannot be read."""
+
 GROUPS_PER_MAINTENANCE: Final = 32
 
 
@@ -79,6 +82,11 @@ class Standby:
     @property
     def position(self) -> int:
         return self._reign.state.position
+
+    @property
+    def void_entries(self) -> int:
+        """Void entries since the start."""
+        return self._reign.void_entries
 
     def stop(self) -> None:
         """Let `lead` raise `Stopped`."""
@@ -148,20 +156,19 @@ class Standby:
         """Apply the next entries. Return whether one of them was valid."""
         if self._stopping.is_set():
             raise Stopped
-        has_valid = False
-        for entry in self._log.read(self.position + 1, READ_S):
-            valid = self._reign.accept(entry)
-            if valid is not None:
-                has_valid = True
-                self._apply(valid)
-        return has_valid
+        return bool(self._writer.follow(READ_S))
 
     def _must_claim(self) -> bool:
         writer = self._reign.state.writer
         # Nobody leads, or this daemon did before it was restarted.
         if not writer or writer == self._replica.place.own_writer:
             return True
-        return _boot_s() - self._heard_s >= self._silence_s
+        silent_s = _boot_s() - self._heard_s
+        if silent_s < self._silence_s:
+            return False
+        # The end is asked for: a Kafka client that has lost its broker reads nothing, without an error. But it need not
+        # be a position that an entry can have, if something else has written to the topic.
+        return self._log.end() == self.position + 1 or silent_s >= PATIENCE * self._silence_s
 
     def _claim(self) -> Leadership:
         claim = self._writer.claim(self._replica.moment_ms, *self._addresses)

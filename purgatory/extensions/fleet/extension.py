@@ -1,19 +1,18 @@
 """The fleet extension: stands by until this process leads, and then shows the log that it is alive."""
 
 import asyncio
-import json
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from prometheus_client.core import GaugeMetricFamily, Metric
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from purgatory.extension import Core, Extension, HttpParts, StartupError, own_settings
+from purgatory.extensions.fleet.fleet_view import FleetMetrics, FleetView, view_of_leader, view_of_standby
 from purgatory.extensions.fleet.settings import WithFleet
 from purgatory.extensions.fleet.standby_site import StandbySite
 from purgatory.fleet.errors import CutOff, FleetLogError
@@ -56,6 +55,11 @@ class FleetExtension(Extension):
                     f"{settings.journal.dir} is a copy of a fleet's log: set fleet.log, or run `purgatory fleet leave`"
                 )
             return None
+        if getattr(settings, "source", ()):
+            raise StartupError(
+                "fleet.log and source: run `purgatory-source URI --to ADDRESS` as a process of its own, which follows "
+                "the leader"
+            )
         if settings.journal.dir is None:
             raise StartupError("fleet.log needs journal.dir (--data-dir), for a copy of the log")
         if settings.journal.mode != "sync":
@@ -67,7 +71,7 @@ class FleetExtension(Extension):
             raise StartupError(str(error)) from None
         address = fleet.address or settings.grpc.address
         standby = Standby(settings.journal.dir, log, fleet.silence_ms / 1_000, address, settings.http.address)
-        site = StandbySite(settings, lambda: view_of(standby))
+        site = StandbySite(settings, lambda: view_of_standby(standby))
         leading = asyncio.create_task(asyncio.to_thread(standby.lead), name="standby")
         try:
             await site.start()
@@ -90,12 +94,16 @@ class FleetExtension(Extension):
         assert takeover is None or isinstance(takeover, Leadership), f"taken over by another extension: {takeover}"
         self._leadership: Final = takeover
         self._is_restored = False
-        self._snapshot_s = 0.0
+        self._snapshot_position = -1
         self._tasks: Final[list[asyncio.Task[None]]] = []
 
     @property
     def listener(self) -> Listener | None:
-        return None if self._leadership is None else _FleetMetrics(self._leadership)
+        return None if self._leadership is None else FleetMetrics(self._view)
+
+    def _view(self) -> FleetView:
+        assert self._leadership is not None, "only the leader has a view of it"
+        return view_of_leader(self._leadership, self._snapshot_position)
 
     def identify(self, identify: Identify) -> Identify:
         """Refuse calls while it is not certain that this daemon leads; its state could be old."""
@@ -119,11 +127,9 @@ class FleetExtension(Extension):
     def routes(self, _methods: HttpMethods) -> HttpParts:
         if self._leadership is None:
             return HttpParts()
-        leadership = self._leadership
 
         async def fleet(_request: Request) -> Response:
-            view = {"state": "leading", "epoch": leadership.epoch, "position": leadership.position}
-            return Response(json.dumps(view, indent=2) + "\n", media_type="application/json")
+            return JSONResponse(self._view().as_json())
 
         return HttpParts([Route("/fleet", fleet)])
 
@@ -162,13 +168,15 @@ class FleetExtension(Extension):
             added_bytes = leadership.appended_bytes - stored_bytes
             if added_bytes < self._settings.snapshot_bytes and loop.time() - stored_s < SNAPSHOT_S_MAX:
                 continue
-            stored_s, stored_bytes = loop.time(), leadership.appended_bytes
+            began_s, began_bytes = loop.time(), leadership.appended_bytes
             try:
-                position = await asyncio.to_thread(self._store_snapshot, database)
-                LOGGER.info("stored a snapshot of position %d, in %.1f s", position, loop.time() - stored_s)
-                self._snapshot_s = loop.time()
+                self._snapshot_position = await asyncio.to_thread(self._store_snapshot, database)
             except (FleetLogError, sqlite3.Error, OSError) as error:
                 LOGGER.warning("could not store a snapshot (%s); will be retried", error)
+            else:
+                stored_s, stored_bytes = began_s, began_bytes
+                taken_s = loop.time() - began_s
+                LOGGER.info("stored a snapshot of position %d, in %.1f s", self._snapshot_position, taken_s)
 
     def _store_snapshot(self, database: Path) -> int:
         # Not the log that the journal's thread uses.
@@ -177,22 +185,3 @@ class FleetExtension(Extension):
             return store_and_trim(database, log)
         finally:
             log.close()
-
-
-class _FleetMetrics(Listener):
-    def __init__(self, leadership: Leadership) -> None:
-        self._leadership: Final = leadership
-
-    def metrics(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily("purgatory_fleet_epoch", "Epoch in which this daemon leads.", self._leadership.epoch)
-
-
-def view_of(standby: Standby) -> dict[str, object]:
-    """The answer of a standby to `/fleet`."""
-    return {
-        "state": "standing by" if standby.is_caught_up else "catching up",
-        "is_caught_up": standby.is_caught_up,
-        "epoch": standby.epoch,
-        "position": standby.position,
-        "leader": standby.leader,
-    }

@@ -6,20 +6,22 @@ and callers with a single address need to learn which one to use.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
 
 from purgatory.extension import StartupError
+from purgatory.extensions.fleet.fleet_view import STANDING_BY, FleetMetrics, FleetView
 from purgatory.service.errors import RpcError, unavailable
 from purgatory.service.http.connect_errors import error_response
+from purgatory.service.http.metrics_page import MetricsPage
 from purgatory.service.http.site import HttpSite
 from purgatory.service.rpc.grpc_options import server_options, why_not_bindable
 from purgatory.service.rpc.handlers import SERVICE
@@ -30,14 +32,11 @@ HEALTH: Final = f"/{health.SERVICE_NAME}/"
 STOP_S: Final = 0.2
 METHODS: Final = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
-View = Callable[[], dict[str, object]]
-"""Returns the answer to `/fleet`: at least `state`, `is_caught_up` and `leader`."""
-
 
 class StandbySite:
     """Serves from `start` to `stop`."""
 
-    def __init__(self, settings: Settings, view: View) -> None:
+    def __init__(self, settings: Settings, view: Callable[[], FleetView]) -> None:
         """Raises `CannotUseCertificates`."""
         self._settings: Final = settings
         self._view: Final = view
@@ -76,21 +75,21 @@ class StandbySite:
         await self._server.stop(STOP_S)
 
     def _refusal(self) -> RpcError:
-        leader = self._view()["leader"]
+        leader = self._view().leader
         return unavailable(f"standby; {leader} leads" if leader else "standby; no daemon leads at the moment")
 
-    def _routes(self) -> list[Route]:
+    def _routes(self) -> list[BaseRoute]:
         async def healthz(_request: Request) -> Response:
             return PlainTextResponse("ok\n")
 
         async def readyz(_request: Request) -> Response:
             # Ready as a standby: rollouts and disruption budgets would otherwise wait for it forever.
-            if self._view()["is_caught_up"]:
+            if self._view().state == STANDING_BY:
                 return PlainTextResponse("ready\nstandby\n")
             return PlainTextResponse("not ready: catching up with the log\n", HTTPStatus.SERVICE_UNAVAILABLE)
 
         async def fleet(_request: Request) -> Response:
-            return Response(json.dumps(self._view(), indent=2) + "\n", media_type="application/json")
+            return JSONResponse(self._view().as_json())
 
         async def refuse(_request: Request) -> Response:
             return error_response(self._refusal())
@@ -98,11 +97,14 @@ class StandbySite:
         async def leaderz(_request: Request) -> Response:
             return PlainTextResponse(f"{self._refusal().message}\n", HTTPStatus.SERVICE_UNAVAILABLE)
 
+        registry = CollectorRegistry()
+        registry.register(FleetMetrics(self._view))
         return [
             Route("/healthz", healthz),
             Route("/readyz", readyz),
             Route("/leaderz", leaderz),
             Route("/fleet", fleet),
+            *MetricsPage(registry, self._settings.http.metrics_interval_ms).routes(),
             Route("/{path:path}", refuse, methods=METHODS),
         ]
 

@@ -1,0 +1,89 @@
+"""What a daemon of a fleet shows of itself, as the leader or as a standby: the answer to `/fleet`, and metrics."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from purgatory.fleet.leadership import Leadership
+from purgatory.fleet.standby import Standby
+from purgatory.service.listeners.listener import Listener
+
+CATCHING_UP: Final = "catching up"
+STANDING_BY: Final = "standing by"
+LEADING: Final = "leading"
+STATES: Final = (CATCHING_UP, STANDING_BY, LEADING)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """The state of one daemon. `position` is that of the last entry that it has read."""
+
+    state: str
+    epoch: int
+    position: int
+    void_entries: int
+    leader: str = ""
+    lag_entries: int = 0
+    append_ms: float = 0.0
+    snapshot_position: int = -1
+
+    def metrics(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily(
+            "purgatory_fleet_state",
+            "0: catching up with the log, 1: standing by, 2: leading.",
+            STATES.index(self.state),
+        )
+        yield GaugeMetricFamily("purgatory_fleet_epoch", "Epoch of the last claim.", self.epoch)
+        yield GaugeMetricFamily("purgatory_fleet_position", "Position of the last entry read.", self.position)
+        yield GaugeMetricFamily(
+            "purgatory_fleet_lag_entries", "Entries of the log that a standby has not applied yet.", self.lag_entries
+        )
+        yield GaugeMetricFamily(
+            "purgatory_fleet_append_seconds", "Duration of the leader's last append.", self.append_ms / 1_000
+        )
+        yield GaugeMetricFamily(
+            "purgatory_fleet_snapshot_position", "What the last snapshot includes; -1: none.", self.snapshot_position
+        )
+        yield CounterMetricFamily(
+            "purgatory_fleet_void_entries", "Entries of deposed leaders, and repeated ones.", self.void_entries
+        )
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def view_of_standby(standby: Standby) -> FleetView:
+    return FleetView(
+        STANDING_BY if standby.is_caught_up else CATCHING_UP,
+        standby.epoch,
+        standby.position,
+        standby.void_entries,
+        standby.leader,
+        standby.lag_entries,
+    )
+
+
+def view_of_leader(leadership: Leadership, snapshot_position: int) -> FleetView:
+    return FleetView(
+        LEADING,
+        leadership.epoch,
+        leadership.position,
+        leadership.void_entries,
+        append_ms=leadership.append_ms,
+        snapshot_position=snapshot_position,
+    )
+
+
+class FleetMetrics(Listener, Collector):
+    """Exports a view: as a listener on the leader, as a collector on a standby, which has no host."""
+
+    def __init__(self, view: Callable[[], FleetView]) -> None:
+        self._view: Final = view
+
+    def metrics(self) -> Iterable[Metric]:
+        return self._view().metrics()
+
+    collect = metrics
