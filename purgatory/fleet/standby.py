@@ -35,6 +35,11 @@ PATIENCE: Final = 3
 GROUPS_PER_MAINTENANCE: Final = 32
 
 
+def boot_s() -> float:
+    """Return a time in seconds, on a clock that also counts the time in which the machine is suspended."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class Stopped(Exception):
     """The standby was told to end."""
 
@@ -42,12 +47,21 @@ class Stopped(Exception):
 class Standby:
     """One standby. `lead` runs on a thread of its own; other threads may read the attributes and call `stop`."""
 
-    def __init__(self, folder: Path, log: ReplicatedLog, silence_s: float, address: str, http_address: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        log: ReplicatedLog,
+        silence_s: float,
+        address: str,
+        http_address: str,
+        now_s: Callable[[], float] = boot_s,
+    ) -> None:
         """Args:
-        folder: Where the file is.
-        silence_s: Time without an entry after which to claim.
-        address: gRPC address of this daemon, for people.
-        http_address: Its HTTP address.
+            folder: Where the file is.
+            silence_s: Time without an entry after which to claim.
+            address: gRPC address of this daemon, for people.
+            http_address: Its HTTP address.
+            now_s: A clock that cannot be set.
 
         Raises:
             JournalError: The folder cannot be used.
@@ -56,6 +70,7 @@ class Standby:
         self.lag_entries = 0
         """Entries of the log, at most, that are not in the file yet."""
         self._log: Final = log
+        self._now_s: Final = now_s
         self._silence_s: Final = silence_s
         self._addresses: Final = (address, http_address)
         self._stopping: Final = threading.Event()
@@ -133,7 +148,7 @@ class Standby:
             self.lag_entries = end - self.position - 1
             self._read()
         self._is_live = True
-        self.lag_entries, self._heard_s = 0, _boot_s()
+        self.lag_entries, self._heard_s = 0, self._now_s()
         if not self.is_caught_up:
             LOGGER.info("standing by: caught up with the log at position %d, epoch %d", self.position, self.epoch)
         self.is_caught_up = True
@@ -150,7 +165,7 @@ class Standby:
         """Return when it is time to claim."""
         while not self._must_claim():
             if self._read():
-                self._heard_s = _boot_s()
+                self._heard_s = self._now_s()
 
     def _read(self) -> bool:
         """Apply the next entries. Return whether one of them was valid."""
@@ -163,7 +178,7 @@ class Standby:
         # Nobody leads, or this daemon did before it was restarted.
         if not writer or writer == self._replica.place.own_writer:
             return True
-        silent_s = _boot_s() - self._heard_s
+        silent_s = self._now_s() - self._heard_s
         if silent_s < self._silence_s:
             return False
         # The end is asked for: a Kafka client that has lost its broker reads nothing, without an error. But it need not
@@ -172,7 +187,7 @@ class Standby:
 
     def _claim(self) -> Leadership:
         claim = self._writer.claim(self._replica.moment_ms, *self._addresses)
-        claimed_s = _boot_s()
+        claimed_s = self._now_s()
         self._crash.reached(AFTER_CLAIM)
         self._replica.note_lead(claim, self._reign.state)
         LOGGER.info("leading, epoch %d, from position %d", claim.epoch, claim.position)
@@ -190,7 +205,7 @@ class Standby:
             since_s, before_ms = self._group_heard_s, 0
         else:
             since_s, before_ms = claimed_s, max(0, claim.logged_ms - logged_ms) if logged_ms else 0
-        return lambda: before_ms + int((_boot_s() - since_s) * 1_000)
+        return lambda: before_ms + int((self._now_s() - since_s) * 1_000)
 
     def _apply(self, entry: Entry) -> None:
         if entry.more:
@@ -199,13 +214,9 @@ class Standby:
             self._replica.apply(entry, self._reign.resting)
             if entry.kind is Kind.GROUP:
                 # Here, because a claim also finds groups: with the time of an earlier one, too much would have passed.
-                self._group_heard_s = _boot_s() if self._is_live else None
+                self._group_heard_s = self._now_s() if self._is_live else None
             self._groups += 1
             if self._groups % GROUPS_PER_MAINTENANCE == 0:
                 self._replica.maintain(idle=False)
         except (sqlite3.Error, OSError) as error:
             Leadership.exit(f"cannot write the standby's file ({error})")
-
-
-def _boot_s() -> float:
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

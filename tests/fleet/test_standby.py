@@ -1,0 +1,142 @@
+"""A standby: when it claims, and how much time it says has passed. With a log in memory and a clock set by hand."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from purgatory.fleet.entry import Entry, Kind, pack_rows
+from purgatory.fleet.errors import LogUnavailable
+from purgatory.fleet.leadership import Leadership
+from purgatory.fleet.replicated_log import Place, Snapshot
+from purgatory.fleet.standby import Standby
+from purgatory.journal.group import Group, Moment
+from purgatory.journal.statements import StatementBuilder
+
+SILENCE_S = 2.0
+OTHER = b"o" * 16
+LAST = Moment(0, 0, 0, "")
+
+
+class MemoryLog:
+    """The log. Each read that finds nothing takes a tenth of a second."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+        self.ahead_s = 3_600.0
+        """The log's wall clock."""
+        self.entries: list[Entry] = []
+        self.before_claim: list[Entry] = []
+        """Entries that arrive between a standby's last read and its claim."""
+        self.outages = 0
+        """Number of reads that fail."""
+
+    def put(self, *entries: Entry) -> None:
+        for entry in entries:
+            self.entries.append(entry.at(len(self.entries), round((self.now_s + self.ahead_s) * 1_000)))
+
+    def create(self, shards: int) -> None: ...
+
+    def check(self, shards: int) -> None: ...
+
+    def end(self) -> int:
+        return len(self.entries)
+
+    def read(self, start: int, wait_s: float) -> list[Entry]:
+        if self.outages:
+            self.outages -= 1
+            self.now_s += 0.5
+            raise LogUnavailable("away")
+        if start >= len(self.entries):
+            self.now_s += wait_s
+        return self.entries[start:]
+
+    def append(self, entry: Entry, position: int, timeout_s: float, meanwhile: Callable[[], None]) -> Place | None:
+        self.put(*self.before_claim)
+        self.before_claim.clear()
+        self.put(entry)
+        meanwhile()
+        return Place(self.entries[-1].position, self.entries[-1].logged_ms)
+
+    def put_snapshot(self, position: int, chunks: Sequence[bytes]) -> None: ...
+
+    def last_snapshot(self) -> Snapshot | None:
+        return None
+
+    def trim(self, below: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    log = MemoryLog()
+    log.put(Entry(Kind.CLAIM, 1, OTHER, address="first:7440"))
+    return log
+
+
+def group(number: int, engine_ms: int) -> Entry:
+    rows = StatementBuilder().statements(Group(number, Moment(engine_ms, 0, 0, "")))
+    return Entry(Kind.GROUP, 1, OTHER, number, engine_ms, pack_rows(rows))
+
+
+def lead(log: MemoryLog, folder: Path) -> Leadership:
+    return Standby(folder, log, SILENCE_S, "second:7440", "second:7441", lambda: log.now_s).lead()
+
+
+def test_time_that_passed_is_measured_from_the_arrival_of_the_last_group(log: MemoryLog, tmp_path: Path) -> None:
+    """A standby that saw the last group arrive counts from there, by its own clock."""
+    reads = []
+    read = log.read
+
+    def read_and_write(start: int, wait_s: float) -> list[Entry]:
+        reads.append(start)
+        if len(reads) == 5:
+            log.put(group(1, 5_000))
+        return read(start, wait_s)
+
+    log.read = read_and_write  # type: ignore[method-assign]
+    leadership = lead(log, tmp_path)
+    log.now_s += 3
+    assert leadership.passed_ms(LAST) == pytest.approx((SILENCE_S + 3) * 1_000, abs=300)
+
+
+def test_a_group_that_the_claim_finds_is_the_last_one(log: MemoryLog, tmp_path: Path) -> None:
+    """A group that arrives just before the claim is applied, and no time has passed since: with the arrival of the
+    group before it, waits would end too early.
+    """
+    log.put(group(1, 5_000))
+    log.before_claim = [group(2, 6_900)]
+    leadership = lead(log, tmp_path)
+    assert [entry.kind for entry in log.entries[-2:]] == [Kind.GROUP, Kind.CLAIM]
+    assert leadership.passed_ms(LAST) == 0
+
+
+def test_time_before_a_standby_started_is_measured_by_the_log(log: MemoryLog, tmp_path: Path) -> None:
+    """A standby that read the last group later than it was written counts by the log's clock, however far that is off
+    the daemon's.
+    """
+    log.put(group(1, 5_000))
+    log.now_s += 60
+    leadership = lead(log, tmp_path)
+    assert leadership.passed_ms(LAST) == pytest.approx((60 + SILENCE_S) * 1_000, abs=300)
+
+
+def test_silence_counts_only_while_the_log_answers(log: MemoryLog, tmp_path: Path) -> None:
+    """While the log is away nobody is silent: the silence begins when it is back."""
+    standby = Standby(tmp_path, log, SILENCE_S, "", "", lambda: log.now_s)
+    log.put(group(1, 5_000))
+    log.outages = 3
+    began_s = log.now_s
+    standby.lead()
+    assert log.now_s - began_s >= 3 * 0.5 + SILENCE_S
+
+
+def test_a_resignation_needs_no_silence(log: MemoryLog, tmp_path: Path) -> None:
+    """After a resignation a standby claims at once, and so does the last leader after a restart."""
+    log.put(Entry(Kind.RESIGNATION, 1, OTHER, 1))
+    began_s = log.now_s
+    lead(log, tmp_path)
+    lead(log, tmp_path)
+    assert log.now_s == began_s
+    assert [entry.epoch for entry in log.entries if entry.kind is Kind.CLAIM] == [1, 2, 3]
