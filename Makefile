@@ -24,7 +24,7 @@ SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help packages test-core abuse stream-histories stream-kills result-kills run demo kafka-demo stream-demo postgres-demo read-your-writes test test-compiled test-pure lint format proto docs wheel clean bench mutants crash sim sim-long sim-daemon fleet-sim \
+.PHONY: help packages test-core abuse stream-histories stream-kills result-kills run demo kafka-demo stream-demo postgres-demo read-your-writes test test-compiled test-pure lint format proto docs wheel clean bench mutants crash sim sim-long sim-daemon fleet-demo fleet-crash fleet-sim \
 	check report replay screenshots page-figures notebook image-requirements sbom secure-demo
 
 help: ## List the targets
@@ -100,6 +100,12 @@ test-pure: $(STAMPS)/pipeline $(STAMPS)/stubs ## Run the tests of the engine unc
 
 sim-daemon: $(STAMPS)/dev $(STAMPS)/engine ## Simulate days of daemon and clients over broken connections (SEEDS=200 SEED=1 JOBS=2)
 	@GRPC_VERBOSITY=NONE $(BIN)/python -m tests.daemon_simulation --seeds $(SEEDS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+fleet-demo: $(STAMPS)/connectors $(STAMPS)/engine ## Two daemons over one log: one is killed, one stopped, one hands over (needs PostgreSQL; ARGS=--kafka: Java)
+	@$(BIN)/python -m examples.fleet_demo $(ARGS)
+
+fleet-crash: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/engine ## Kill, stop and hand over the daemons of a pair 200 times (ARGS="--faults 20 --seed 7 --kafka")
+	@$(BIN)/python -m tests.fleet $(ARGS)
 
 fleet-sim: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/stubs ## Simulate a million histories of daemons over one log, some 15 minutes (ARGS="--histories 10000 --seed 7")
 	@$(BIN)/python -m tests.fleet.simulation --jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(ARGS)
