@@ -23,11 +23,10 @@ FILE_LINES_MAX = 500
 FOLDER_MODULES_MAX = 15
 ENTRY_POINTS = {
     "server",  # python server.py
-    "purgatory.journal.maintenance",  # `purgatory.cli.app` names it and the next one, and imports them when asked for
+    "purgatory.extensions.fleet.commands",  # `purgatory.cli.app` names these three, and imports them when asked for
+    "purgatory.journal.maintenance",
     "purgatory.service.access.commands",
     "setup",  # the build
-    "purgatory.fleet.log_writer",  # a pair of daemons will be built on these two
-    "purgatory.fleet.open_log",
     "purgatory.embedded",  # public: for a program with threads and no daemon
     "purgatory.timer",  # public: the same program's timer
     "purgatory.testing",  # public: a clock and a daemon for other projects' tests

@@ -6,7 +6,6 @@ Silence counts only while the log can be read. Otherwise every daemon would clai
 import logging
 import sqlite3
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -19,6 +18,7 @@ from purgatory.fleet.reign import Reign
 from purgatory.fleet.replica import Replica
 from purgatory.fleet.replicated_log import ReplicatedLog
 from purgatory.fleet.snapshots import load_snapshot
+from purgatory.journal.continued_time import boot_ms
 from purgatory.journal.crash_points import AFTER_CLAIM, CrashPoints
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -36,8 +36,8 @@ GROUPS_PER_MAINTENANCE: Final = 32
 
 
 def boot_s() -> float:
-    """Return a time in seconds, on a clock that also counts the time in which the machine is suspended."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    """Return a time on a clock that cannot be set, in seconds."""
+    return boot_ms() / 1_000
 
 
 class Stopped(Exception):

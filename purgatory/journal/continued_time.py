@@ -33,11 +33,13 @@ ReadClocks = Callable[[], ClockReading]
 
 
 def read_clocks() -> ClockReading:
-    return ClockReading(time.time_ns() // NS_PER_MS, _boot_ms(), _boot_id())
+    return ClockReading(time.time_ns() // NS_PER_MS, boot_ms(), _boot_id())
 
 
-def _boot_ms() -> int:
-    # Unlike CLOCK_MONOTONIC, it also counts the time in which the machine is suspended, and timeouts keep running then.
+def boot_ms() -> int:
+    """The boot clock. Unlike CLOCK_MONOTONIC, it also counts the time in which the machine is suspended, and timeouts
+    keep running then.
+    """
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime_ns(clock) // NS_PER_MS
 

@@ -10,7 +10,6 @@ changes are not yet durable.
 
 import asyncio
 import logging
-import time as clocks
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -47,7 +46,7 @@ CHANGE_BYTES: Final = 100
 
 SYNC_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 30_000)
 
-CONFIRMED_S: Final = 1.5
+CONFIRMED_MS: Final = 1_500
 """With a replicated log: time after the start of a commit during which reads are answered without another one."""
 
 TICK_MS: Final = 10_000
@@ -145,8 +144,10 @@ class DurableJournal(Journal):
         """Time of the first change that is not sealed, on the loop's clock, seconds."""
         self._submitted_s = 0.0
         """Time at which the group being committed was submitted."""
-        self._submitted_boot_s = self._confirmed_boot_s = 0.0
-        """The same time, and that of the last durable group, on a clock that also counts suspension."""
+        self._confirmed_boot_ms = 0
+        """Time at which the last durable group was sealed. Not on the loop's clock, which stands still while the
+        machine is suspended and another daemon takes over.
+        """
         self._committing_since_s = 0.0
         """Time of its first change."""
         self._syncs: Final = Histogram(SYNC_BOUNDS_MS)
@@ -300,7 +301,7 @@ class DurableJournal(Journal):
 
     @property
     def is_confirmed(self) -> bool:
-        return not self._is_replicated or _boot_s() - self._confirmed_boot_s < CONFIRMED_S
+        return not self._is_replicated or self._read_clocks().boot_ms - self._confirmed_boot_ms < CONFIRMED_MS
 
     async def confirmed(self) -> None:
         if self._is_replicated:
@@ -394,7 +395,6 @@ class DurableJournal(Journal):
         with self._sealing:
             self._committing = self._seal()
         self._committing_since_s, self._submitted_s = self._changed_s, self._loop.time()
-        self._submitted_boot_s = _boot_s()
         self._thread.submit(self._committing)
 
     def _seal(self) -> Group:
@@ -482,7 +482,7 @@ class DurableJournal(Journal):
             self._failure = None
         if self._committing is not None:
             self._syncs.observe((self._loop.time() - self._submitted_s) * 1_000)
-            self._confirmed_boot_s = self._submitted_boot_s
+            self._confirmed_boot_ms = self._committing.moment.boot_ms
         # All of this is reset before the first answer, which may make changes and wait for the next group.
         self._committing = None
         answers, self._answers_committing = self._answers_committing, []
@@ -497,8 +497,3 @@ class DurableJournal(Journal):
             self._commit()
         elif self._changed:
             self._schedule_commit()
-
-
-def _boot_s() -> float:
-    """Not the loop's clock, which stands still while the machine is suspended and another daemon takes over."""
-    return clocks.clock_gettime(getattr(clocks, "CLOCK_BOOTTIME", clocks.CLOCK_MONOTONIC))
