@@ -135,7 +135,7 @@ class Daemon:
         site = self._site = self._make_site(methods, identify)
         opened.push_async_callback(site.stop)
         if self._journal is not None:
-            opened.push_async_callback(self._close_journal, self._journal)
+            opened.push_async_callback(self._close_journal)
         self.grpc_address = self._bind_grpc()
         self.http_address = await self._bind_http(site)
         for extension in self._extensions:
@@ -213,6 +213,10 @@ class Daemon:
             grace_s = 0.0 if self._hands_over else min(STREAMS_GRACE_S, self._grace_left_s())
             stopped = [server.stop(grace_s) for server in self._servers]
             await asyncio.gather(self._site.end_requests(grace_s), *stopped)
+            if self._hands_over:
+                # Before the extensions, which may take their time: until then nobody leads.
+                await self._host.stop()
+                await self._close_journal()
 
     async def exit_at_once(self, code: int) -> None:
         """End the process at once. Only receipted changes are still written to disk: in async mode they may not be
@@ -228,8 +232,9 @@ class Daemon:
     async def _close_extension(self, extension: Extension) -> None:
         await extension.close(self._grace_left_s())
 
-    async def _close_journal(self, journal: OpenJournal) -> None:
-        if not await journal.close(max(CLOSE_S_MIN, self._grace_left_s())):
+    async def _close_journal(self) -> None:
+        journal, self._journal = self._journal, None
+        if journal is not None and not await journal.close(max(CLOSE_S_MIN, self._grace_left_s())):
             LOGGER.error("the last changes could not be written to the journal")
 
     @property
