@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from purgatory_client import AsyncClient, Outcome, errors
 
 from examples.local_postgres import LocalPostgres
+from examples.secure_demo.authority import Authority
 from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.errors import LogTrimmed
 from purgatory.fleet.leadership import EXIT_REPLACED
@@ -125,6 +126,28 @@ async def test_handover_ends_no_wait(pair: tuple[Member, Member]) -> None:
         results = await asyncio.wait_for(waiting, PATIENCE_S)
     assert set(results.outcomes) == {Outcome.SATISFIED}
     assert "leading, epoch 2" in standby.log
+
+
+async def test_pair_over_tls(url: str, tmp_path: Path) -> None:
+    """With TLS a standby listens with the daemon's certificate, and a client that trusts it follows the leader."""
+    authority = Authority("The pair's authority")
+    certificate, key = authority.issue("purgatory", hosts=["127.0.0.1"]).write(tmp_path, "server")
+    flags = ("--tls-certificate-file", str(certificate), "--tls-key-file", str(key))
+    members = [Member("a", tmp_path, url, flags)]
+    try:
+        await asyncio.to_thread(wait_until, lambda: "HTTP on" in members[0].log, "the first daemon serves")
+        members.append(Member("b", tmp_path, url, flags))
+        await asyncio.to_thread(wait_until, lambda: "standing by" in members[1].log, "the second daemon stands by")
+        addresses = ",".join(member.grpc_address for member in members)
+        async with AsyncClient(addresses, tls_ca=authority.certificate_pem) as client:
+            waiting = asyncio.create_task(client.produce({"orders-0": 7}, timeout=600))
+            await until_pending(client, 1)
+            await asyncio.to_thread(members[0].end, signal.SIGTERM)
+            await advance_patiently(client, 7)
+            assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
+    finally:
+        for member in members:
+            member.end()
 
 
 async def test_new_daemon_starts_from_a_snapshot(pair: tuple[Member, Member], url: str, tmp_path: Path) -> None:
