@@ -14,28 +14,42 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run all tests with servers in one worker, so that servers are started once."""
+    """Run all tests with the same servers in one worker, so that servers are started once."""
     for item in items:
-        if HERE not in item.path.parents or "postgres" not in getattr(item, "fixturenames", ()):
+        if HERE not in item.path.parents:
             continue
-        item.add_marker(pytest.mark.xdist_group("postgres"))
-        item.add_marker(pytest.mark.slow)
+        for fixture in ("postgres", "log_servers"):
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group(fixture))
+                item.add_marker(pytest.mark.slow)
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[LocalPostgres]:
-    """A primary "p" with the replicas "r1" and "r2". Without PostgreSQL the test is skipped, or fails if required."""
+def not_started() -> LocalPostgres:
+    """Servers that are not running yet. Without PostgreSQL the test is skipped, or fails if required."""
     try:
-        servers = LocalPostgres()
+        return LocalPostgres()
     except NoPostgres as missing:
         if os.environ.get("PURGATORY_REQUIRE_POSTGRES") == "1":
             pytest.fail(f"PURGATORY_REQUIRE_POSTGRES=1: {missing}")
         pytest.skip(str(missing))
-    with servers:
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[LocalPostgres]:
+    """A primary "p" with the replicas "r1" and "r2"."""
+    with not_started() as servers:
         primary = servers.primary()
         primary.query("CREATE TABLE written (at int)")
         servers.replica("r1", primary)
         servers.replica("r2", primary)
+        yield servers
+
+
+@pytest.fixture(scope="session")
+def log_servers() -> Iterator[LocalPostgres]:
+    """A primary "p" for logs of fleets. A fleet writes much, and the tests with `postgres` expect short logs."""
+    with not_started() as servers:
+        servers.primary()
         yield servers
 
 

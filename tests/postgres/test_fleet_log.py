@@ -35,9 +35,9 @@ def group(number: int, content: bytes = b"") -> Entry:
 
 
 @pytest.fixture
-def url(postgres: LocalPostgres) -> str:
+def url(log_servers: LocalPostgres) -> str:
     """The address of a schema of the test's own."""
-    server, name = postgres.servers["p"], f"fleet_{uuid.uuid4().hex[:8]}"
+    server, name = log_servers.servers["p"], f"fleet_{uuid.uuid4().hex[:8]}"
     server.query(f"CREATE SCHEMA {name}")
     return f"postgresql://postgres@{server.address}/postgres?options=-csearch_path%3D{name}"
 
@@ -127,12 +127,12 @@ def test_many_entries_are_trimmed_in_steps(log: PostgresLog) -> None:
     assert log._query(b"SELECT count(*), min(position) FROM purgatory_log") == [(101, 2_400)]
 
 
-def test_an_unanswered_append_is_cut_off_and_may_count(log: PostgresLog, postgres: LocalPostgres) -> None:
+def test_an_unanswered_append_is_cut_off_and_may_count(log: PostgresLog, log_servers: LocalPostgres) -> None:
     """While the server hangs, an append ends after its deadline; the writer is then closed, `meanwhile` ran once."""
     reign, ran = Reign(), []
     writer = LogWriter(log, reign, ignore, cut_off_s=5)
     writer.claim(0)
-    server = postgres.servers["p"]
+    server = log_servers.servers["p"]
     server.signal_all(signal.SIGSTOP)
     try:
         with pytest.raises(CutOff, match="no answer for 5 s"):
@@ -214,7 +214,7 @@ def test_two_claims_at_once(log: PostgresLog) -> None:
         one.close()
 
 
-def test_a_server_that_is_away(log: PostgresLog, postgres: LocalPostgres) -> None:
+def test_a_server_that_is_away(log: PostgresLog, log_servers: LocalPostgres) -> None:
     """Nothing listens: every call raises LogUnavailable."""
     away = PostgresLog("postgresql://postgres@127.0.0.1:1/postgres")
     for call in (

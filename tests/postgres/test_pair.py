@@ -36,17 +36,17 @@ FAULTS = 4
 WAITS = 200
 
 
-def new_log(postgres: LocalPostgres) -> str:
+def new_log(log_servers: LocalPostgres) -> str:
     """The address of a log that does not exist yet."""
-    server, name = postgres.servers["p"], f"pair_{uuid.uuid4().hex[:8]}"
+    server, name = log_servers.servers["p"], f"pair_{uuid.uuid4().hex[:8]}"
     server.query(f"CREATE SCHEMA {name}")
     return f"postgresql://postgres@{server.address}/postgres?options=-csearch_path%3D{name}"
 
 
 @pytest.fixture
-def url(postgres: LocalPostgres) -> str:
+def url(log_servers: LocalPostgres) -> str:
     """The address of a new log."""
-    url = new_log(postgres)
+    url = new_log(log_servers)
     assert fleet_command(["init", url]) == 0
     return url
 
@@ -203,7 +203,7 @@ async def test_leader_without_its_log_exits(tmp_path: Path) -> None:
             member.end()
 
 
-async def test_journal_becomes_a_fleet_and_a_fleet_a_journal(postgres: LocalPostgres, tmp_path: Path) -> None:
+async def test_journal_becomes_a_fleet_and_a_fleet_a_journal(log_servers: LocalPostgres, tmp_path: Path) -> None:
     """`init --from` makes a journal the beginning of a log, which a daemon with an empty folder has; `leave` makes a
     copy a journal, which a daemon without a log serves.
     """
@@ -212,7 +212,7 @@ async def test_journal_becomes_a_fleet_and_a_fleet_a_journal(postgres: LocalPost
     async with AsyncClient(first.address) as client:
         await client.advance("orders-0", high_watermark=7)
     await asyncio.to_thread(first.stop)
-    url = new_log(postgres)
+    url = new_log(log_servers)
     assert fleet_command(["init", url, "--from", str(plain)]) == 0
     assert fleet_command(["init", url, "--from", str(plain)]) == 2, "a log has one beginning"
     member = Member("a", tmp_path, url)
