@@ -128,6 +128,28 @@ async def test_handover_ends_no_wait(pair: tuple[Member, Member]) -> None:
     assert "leading, epoch 2" in standby.log
 
 
+async def test_handover_by_call(pair: tuple[Member, Member], capfd: pytest.CaptureFixture[str]) -> None:
+    """`purgatory fleet handover` lets the standby lead, which ends no wait. The old leader exits with the code that
+    asks for a restart, and stands by. A standby and a daemon without a log refuse.
+    """
+    leader, standby = pair
+    handover = ["handover", "--address"]
+    async with AsyncClient(both(pair)) as client:
+        waiting = asyncio.create_task(client.produce({"orders-0": 7}, timeout=600))
+        await until_pending(client, 1)
+        assert await asyncio.to_thread(fleet_command, [*handover, standby.grpc_address]) == 2
+        assert f"standby; {leader.grpc_address}" in capfd.readouterr().err
+        assert await asyncio.to_thread(fleet_command, [*handover, both(pair)]) == 0
+        assert await asyncio.to_thread(leader.process.wait, PATIENCE_S) == EXIT_REPLACED
+        assert "HandOver: shutting down" in leader.log
+        leader.start_if_ended()
+        await asyncio.to_thread(wait_until, lambda: leader.answers("/readyz"), "the old leader stands by")
+        await asyncio.to_thread(wait_until, lambda: standby.answers("/leaderz"), "the standby leads")
+        await advance_patiently(client, 7)
+        assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
+    assert "leading, epoch 2" in standby.log
+
+
 async def test_pair_over_tls(url: str, tmp_path: Path) -> None:
     """With TLS a standby listens with the daemon's certificate, and a client that trusts it follows the leader."""
     authority = Authority("The pair's authority")
