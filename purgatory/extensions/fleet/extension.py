@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from purgatory.extension import Core, Extension, HttpParts, StartupError, own_settings
-from purgatory.extensions.fleet.fleet_view import FleetMetrics, FleetView, view_of_leader, view_of_standby
+from purgatory.extensions.fleet.fleet_view import FleetMetrics, FleetView, describe, view_of_leader, view_of_standby
 from purgatory.extensions.fleet.settings import WithFleet
 from purgatory.extensions.fleet.standby_site import StandbySite
 from purgatory.fleet.errors import CutOff, FleetLogError
@@ -72,7 +72,6 @@ class FleetExtension(Extension):
             raise StartupError("fleet.log needs journal.mode sync: async answers could be lost with the leader")
         try:
             log = open_log(fleet.log)
-            await asyncio.to_thread(log.check, 1)
         except FleetLogError as error:
             raise StartupError(str(error)) from None
         address = fleet.address or settings.grpc.address
@@ -102,6 +101,8 @@ class FleetExtension(Extension):
         self._is_restored = False
         self._snapshot_position = -1
         self._tasks: Final[list[asyncio.Task[None]]] = []
+        if takeover is not None:
+            core.host.fleet = lambda: describe(self._view().as_json())
 
     @property
     def listener(self) -> Listener | None:

@@ -5,10 +5,12 @@ import json
 import os
 import ssl
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.request import Request, urlopen
 
 from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
+
+from purgatory.extensions.fleet.fleet_view import describe
 
 ANSWER_S: Final = 5.0
 FILES: Final = {
@@ -73,14 +75,3 @@ def show_status(given: argparse.Namespace) -> int:
         leaders += view["state"] == "leading"
         print(f"{address}: {describe(view)}")
     return leaders
-
-
-def describe(view: dict[str, Any]) -> str:
-    """The answer of `/fleet` as one line."""
-    parts = [view["state"], f"epoch {view['epoch']}", f"position {view['position']}"]
-    if view["state"] == "leading":
-        parts.append(f"append {view['append_ms']:.1f} ms")
-        parts.append("no snapshot yet" if view["snapshot_position"] < 0 else f"snapshot {view['snapshot_position']}")
-    elif view["lag_entries"]:
-        parts.append(f"{view['lag_entries']} entries behind")
-    return ", ".join(parts)

@@ -3418,7 +3418,9 @@ type GetStatusResponse struct {
 	// observe.
 	Sources []*SourceStatus `protobuf:"bytes,12,rep,name=sources,proto3" json:"sources,omitempty"`
 	// Absent: the daemon does not deliver webhooks.
-	Webhooks      *WebhookStatus `protobuf:"bytes,13,opt,name=webhooks,proto3" json:"webhooks,omitempty"`
+	Webhooks *WebhookStatus `protobuf:"bytes,13,opt,name=webhooks,proto3" json:"webhooks,omitempty"`
+	// With a replicated log: state, epoch and position of the daemon, for people. Programs ask HTTP's /fleet.
+	Fleet         string `protobuf:"bytes,14,opt,name=fleet,proto3" json:"fleet,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3542,6 +3544,13 @@ func (x *GetStatusResponse) GetWebhooks() *WebhookStatus {
 		return x.Webhooks
 	}
 	return nil
+}
+
+func (x *GetStatusResponse) GetFleet() string {
+	if x != nil {
+		return x.Fleet
+	}
+	return ""
 }
 
 // How much time pending operations have left. They may end, and others may be registered, while they are counted.
@@ -4434,7 +4443,7 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"partitions\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"9\n" +
 	"\x10GetStatusRequest\x12%\n" +
-	"\x0eremaining_time\x18\x01 \x01(\bR\rremainingTime\"\xca\x04\n" +
+	"\x0eremaining_time\x18\x01 \x01(\bR\rremainingTime\"\xe0\x04\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
 	"\bcompiled\x18\x02 \x01(\bR\bcompiled\x12=\n" +
@@ -4452,7 +4461,8 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	" \x01(\x03R\x15unacknowledgedResults\x12B\n" +
 	"\x0eremaining_time\x18\v \x01(\v2\x1b.purgatory.v1.RemainingTimeR\rremainingTime\x124\n" +
 	"\asources\x18\f \x03(\v2\x1a.purgatory.v1.SourceStatusR\asources\x127\n" +
-	"\bwebhooks\x18\r \x01(\v2\x1b.purgatory.v1.WebhookStatusR\bwebhooks\"\xad\x01\n" +
+	"\bwebhooks\x18\r \x01(\v2\x1b.purgatory.v1.WebhookStatusR\bwebhooks\x12\x14\n" +
+	"\x05fleet\x18\x0e \x01(\tR\x05fleet\"\xad\x01\n" +
 	"\rRemainingTime\x12\"\n" +
 	"\n" +
 	"soonest_ms\x18\x01 \x01(\x03H\x00R\tsoonestMs\x88\x01\x01\x12 \n" +
