@@ -141,7 +141,7 @@ class FleetExtension(Extension):
             audit.refused(NAME, account.principal, role=ADMIN, name=EVERYTHING)
             raise permission_denied(ADMIN, EVERYTHING)
         if self._leadership is None:
-            raise RpcError(code_pb2.FAILED_PRECONDITION, "there is nobody to hand over to: fleet.log is not set")
+            raise RpcError(code_pb2.FAILED_PRECONDITION, "no other daemon can lead: fleet.log is not set")
         if account.principal:
             audit.acted("handed over", account.principal)
         # Once the answer has been sent.
