@@ -117,6 +117,12 @@ def test_standby_refuses_with_the_leaders_address(
     assert re.search(
         r"^fleet: leading, epoch 1, position \d+, append \d+\.\d ms, no snapshot yet$", shown, re.MULTILINE
     )
+    with urlopen(f"http://{leader.http_address}/page/live/now", timeout=PATIENCE_S) as stream:
+        pictures = (json.loads(line.removeprefix(b"data:")) for line in stream if line.startswith(b"data:"))
+        assert next(one for one in pictures if "fleet" in one)["fleet"].startswith("leading, epoch 1, ")
+    with pytest.raises(HTTPError) as error:
+        urlopen(f"http://{standby.http_address}/purgatory.v1.PurgatoryService/HandOver", b"{}", timeout=PATIENCE_S)
+    assert json.load(error.value)["code"] == "failed_precondition"
     with pytest.raises(HTTPError) as error:
         urlopen(f"http://{standby.http_address}/purgatory.v1.PurgatoryService/Advance", b"{}", timeout=PATIENCE_S)
     assert error.value.code == 503
