@@ -177,7 +177,7 @@ class TlsSettings(SettingsGroup):
     key_file: FilePath | None = setting(None, "The certificate's private key (PEM, without a passphrase).")
     client_ca_file: FilePath | None = setting(None, "Authorities to trust for client certificates (PEM).")
     client_auth: Literal["none", "required"] = setting(
-        "none", "required: clients must present a certificate, except to /healthz and /readyz."
+        "none", "required: clients must present a certificate, except to /healthz, /readyz and /leaderz."
     )
     crl_file: FilePath | None = setting(
         None, "Revocation lists of those authorities (PEM): callers with a revoked certificate are refused."

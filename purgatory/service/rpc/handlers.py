@@ -357,4 +357,4 @@ async def _refuse(context: Context, refused: RpcError) -> None:
 
 def _forget_frames(aborted: grpc.aio.AbortError) -> None:
     """Break a reference cycle: gRPC keeps the error in the call, and would keep the request alive with it."""
-    aborted.__traceback__ = None
+    aborted.__traceback__ = aborted.__context__ = None
