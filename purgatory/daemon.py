@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Final
 
@@ -65,9 +65,15 @@ class Daemon:
     """One daemon with its gRPC server, its HTTP site and its extensions."""
 
     def __init__(
-        self, settings: Settings, extensions: Sequence[type[Extension]] = (), takeover: Takeover | None = None
+        self,
+        settings: Settings,
+        extensions: Sequence[type[Extension]] = (),
+        takeover: Takeover | None = None,
+        end: Callable[[str, int], None] = lambda _reason, _code: None,
     ) -> None:
-        """`takeover`: returned by an extension. Raises `StartupError`, `JournalError` or `AccessError`."""
+        """`takeover`: returned by an extension. `end`: see `Core`. Raises `StartupError`, `JournalError` or
+        `AccessError`.
+        """
         self.settings: Final = settings
         self._hands_over: Final = takeover is not None
         self.grpc_address = settings.grpc.address
@@ -107,7 +113,7 @@ class Daemon:
         self._grace_until_s = 0.0
         """End of the grace period on the monotonic clock, once shutdown has begun."""
         self._access: Final = Access(settings.access, self._host.sessions.accounts, self._principal_of_peer)
-        core = Core(settings, self._host, self._metrics, self._access, self._journal, started_ms, takeover)
+        core = Core(settings, self._host, self._metrics, self._access, self._journal, started_ms, takeover, end)
         self._extensions: Final = [extension(core) for extension in extensions]
         self._servers: Final = [self._server, *(server for one in self._extensions for server in one.servers())]
 

@@ -15,7 +15,7 @@ The daemon takes a list of extension classes and imports none of them. For each 
                  start failed later.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import ClassVar, TypeVar
@@ -55,6 +55,8 @@ class Core:
     """Engine time at the start, milliseconds."""
     takeover: Takeover | None = None
     """What `stand_by` returned."""
+    end: Callable[[str, int], None] = lambda _reason, _code: None
+    """Lets the process shut down as at SIGTERM, and exit with this code."""
 
 
 @dataclass(frozen=True, slots=True)

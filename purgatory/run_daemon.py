@@ -37,8 +37,11 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 
 
-async def serve(settings: Settings, extensions: Sequence[type[Extension]]) -> None:
-    """Run a daemon until SIGTERM or SIGINT, and shut it down. Raises the errors of `Daemon` and `Daemon.start`."""
+async def serve(settings: Settings, extensions: Sequence[type[Extension]]) -> int:
+    """Run a daemon until SIGTERM, SIGINT or a call that ends it, and shut it down.
+
+    Returns the exit code. Raises the errors of `Daemon` and `Daemon.start`.
+    """
     loop = asyncio.get_running_loop()
     stopping = Stopping()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -49,15 +52,16 @@ async def serve(settings: Settings, extensions: Sequence[type[Extension]]) -> No
         standing_by.cancel()
         await asyncio.gather(standing_by, return_exceptions=True)
         LOGGER.info("stopped while standing by")
-        return
-    daemon = stopping.daemon = Daemon(settings, extensions, standing_by.result())
+        return 0
+    daemon = stopping.daemon = Daemon(settings, extensions, standing_by.result(), stopping.end)
     loop.add_signal_handler(signal.SIGHUP, daemon.reload)
     await daemon.start()
     _announce(daemon)
-    received = await stopping.asked
-    LOGGER.info("%s: shutting down, %d operations pending", received.name, daemon.pending)
+    reason = await stopping.asked
+    LOGGER.info("%s: shutting down, %d operations pending", reason, daemon.pending)
     await daemon.stop()
     LOGGER.info("stopped")
+    return stopping.exit_code
 
 
 async def _stand_by(settings: Settings, extensions: Sequence[type[Extension]]) -> Takeover | None:
@@ -89,11 +93,10 @@ def main(
     for name in unknown_variables(type(settings)):
         LOGGER.warning("%s is set, but there is no such setting; see --help", name)
     try:
-        uvloop.run(serve(settings, chosen(extensions, settings)), loop_factory=DaemonLoop)
+        return uvloop.run(serve(settings, chosen(extensions, settings)), loop_factory=DaemonLoop)
     except (StartupError, CannotUseCertificates, JournalError, AccessError) as error:
         LOGGER.critical("%s", error)
         return EXIT_FAILED
-    return 0
 
 
 def _announce(daemon: Daemon) -> None:
@@ -129,13 +132,23 @@ class Stopping:
     """Counts the signals: the first one asks for a shutdown, the second for an exit, the third for an exit at once."""
 
     def __init__(self) -> None:
-        self.asked: Final[asyncio.Future[signal.Signals]] = asyncio.get_running_loop().create_future()
+        self.asked: Final[asyncio.Future[str]] = asyncio.get_running_loop().create_future()
+        """The reason for the shutdown."""
+        self.exit_code = 0
         self.daemon: Daemon | None = None
+        self._signals = 0
         self._exiting: asyncio.Task[None] | None = None
 
-    def on_signal(self, number: signal.Signals) -> None:
+    def end(self, reason: str, code: int) -> None:
+        """Ask for a shutdown, as the first signal does, but with this exit code. It does not count as a signal."""
         if not self.asked.done():
-            self.asked.set_result(number)
+            self.exit_code = code
+            self.asked.set_result(reason)
+
+    def on_signal(self, number: signal.Signals) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            self.end(number.name, 0)
         elif self._exiting is None and self.daemon is not None:
             LOGGER.warning("second signal (%s): exiting at once", number.name)
             self._exiting = asyncio.create_task(self.daemon.exit_at_once(128 + number), name="exit at once")

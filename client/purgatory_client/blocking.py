@@ -170,6 +170,7 @@ class Client:
     dead_letters = _iterating(AsyncClient.dead_letters)
     resend_dead_letters = _blocking(AsyncClient.resend_dead_letters)
     delete_dead_letters = _blocking(AsyncClient.delete_dead_letters)
+    hand_over = _blocking(AsyncClient.hand_over)
     partitions = _iterating(AsyncClient.partitions)
     status = _blocking(AsyncClient.status)
     hot_names = _blocking(AsyncClient.hot_names)

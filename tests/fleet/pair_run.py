@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.leadership import EXIT_REPLACED
 from purgatory.journal.crash_points import FLEET_POINTS, NEVER, VARIABLE
 from tests.crash.crash_run import CrashRun, free_port
@@ -21,7 +22,7 @@ from tests.crash.wire_caller import Broken
 from tests.daemon_process import DEADLINE_S, daemon_environment
 
 SILENCE_MS: Final = 600
-FAULTS: Final = ("kill", "stop", "stop", "hand over", "crash point")
+FAULTS: Final = ("kill", "stop", "stop", "hand over", "hand over by call", "crash point")
 PAUSES_S: Final = (0.3, 1.5, 2.5)
 """How long a daemon is stopped: shorter and longer than the silence."""
 
@@ -145,6 +146,11 @@ class PairRun(CrashRun):
             member.process.send_signal(signal.SIGSTOP)
             await asyncio.sleep(self._random.choice(PAUSES_S))
             member.process.send_signal(signal.SIGCONT)
+            return
+        if kind == "hand over by call":
+            # The standby refuses. The leader is started again by the next check.
+            if await asyncio.to_thread(fleet_command, ["handover", "--address", member.grpc_address]) == 0:
+                await asyncio.to_thread(member.process.wait, DEADLINE_S)
             return
         if kind == "crash point":
             point = f"{self._random.choice(FLEET_POINTS)}:{self._random.randint(1, 20)}"

@@ -19,6 +19,7 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import PurgatoryClientError
 
 from examples.secure_demo.authority import Authority
+from purgatory.extensions.fleet.fleet_view import LEADING, FleetView
 from tests.daemon_process import DEADLINE_S, DaemonProcess
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
@@ -82,6 +83,13 @@ With `journal.dir` only. In sync mode every answer waits for its group, and `pur
 that the disk adds to each call. In async mode a crash loses the changes of the lag.
 
 table of journal recovered
+
+## Fleet
+
+With `fleet.log` only (docs/fleet.md). The standby serves these too, and no others. The log is slow if
+`purgatory_fleet_append_seconds` is: every answer waits for it.
+
+table of fleet
 
 ## Archive
 
@@ -191,10 +199,10 @@ def scraped_in(folder: Path) -> tuple[list[Metric], list[Metric]]:
 
 
 def metrics_page(families: list[Metric]) -> str:
-    """The page: the template with its tables filled in."""
+    """The page: the template with its tables filled in. Metrics of a fleet are added: this daemon has no log."""
     tables = [line for line in TEMPLATE.splitlines() if line.startswith(TABLE)]
     rows: dict[str, list[str]] = {line: [] for line in tables}
-    for family in sorted(families, key=lambda one: one.name):
+    for family in sorted([*families, *FleetView(LEADING, 0, 0, 0).metrics()], key=lambda one: one.name):
         suffix = "_total" if family.type == "counter" else ""
         labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
         shown = ", ".join(f"`{label}`" for label in labels) or "-"

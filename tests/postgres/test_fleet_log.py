@@ -86,6 +86,30 @@ def test_a_missing_table_is_refused(url: str) -> None:
     log.close()
 
 
+def test_a_daemon_needs_the_documented_permissions_only(postgres: LocalPostgres, log: PostgresLog, url: str) -> None:
+    """A role with SELECT, INSERT and DELETE on the two tables appends, reads, stores snapshots and trims."""
+    server, name = postgres.servers["p"], f"daemon_{uuid.uuid4().hex[:8]}"
+    schema = url.rpartition("%3D")[2]
+    server.query(f"CREATE ROLE {name} LOGIN")
+    server.query(f"GRANT USAGE ON SCHEMA {schema} TO {name}")
+    server.query(f"GRANT SELECT, INSERT, DELETE ON ALL TABLES IN SCHEMA {schema} TO {name}")
+    daemon = PostgresLog(url.replace("postgres@", f"{name}@"))
+    daemon.check(1)
+    for at in range(3):
+        assert daemon.append(group(at + 1), at, PATIENT_S, nothing) is not None
+    for position in (0, 1):
+        daemon.put_snapshot(position, [b"content"])
+    snapshot = daemon.last_snapshot()
+    assert snapshot is not None
+    assert (snapshot.position, b"".join(snapshot.read())) == (1, b"content")
+    daemon.trim(2)
+    assert [entry.number for entry in daemon.read(2, 0)] == [3]
+    with pytest.raises(LogTrimmed):
+        daemon.read(0, 0)
+    daemon.close()
+    server.query(f"DROP OWNED BY {name}")
+
+
 def test_a_database_without_synchronous_replicas_is_reported(
     log: PostgresLog, caplog: pytest.LogCaptureFixture
 ) -> None:

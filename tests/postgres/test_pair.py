@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import json
+import re
 import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,8 +94,12 @@ def test_no_fault_loses_repeats_or_hastens_anything(url: str, tmp_path: Path) ->
         assert check_files(log, [tmp_path / "a", tmp_path / "b"]) > FAULTS
 
 
-def test_standby_refuses_with_the_leaders_address(pair: tuple[Member, Member]) -> None:
-    """A standby is ready, but does not lead: health is NOT_SERVING, and calls over gRPC and HTTP name the leader."""
+def test_standby_refuses_with_the_leaders_address(
+    pair: tuple[Member, Member], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A standby is ready, but does not lead: health is NOT_SERVING, calls over gRPC and HTTP name the leader, and
+    `purgatory status` and `purgatory fleet status` show who leads.
+    """
     leader, standby = pair
     with grpc.insecure_channel(standby.grpc_address) as channel:
         request = health_pb2.HealthCheckRequest(service="purgatory.v1.PurgatoryService")
@@ -103,11 +110,26 @@ def test_standby_refuses_with_the_leaders_address(pair: tuple[Member, Member]) -
             stub.Advance(wire.AdvanceRequest(), timeout=PATIENCE_S)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     assert (leader.answers("/leaderz"), standby.answers("/leaderz")) == (True, False)
+    shown = subprocess.run(
+        [sys.executable, "-m", "purgatory", "status", "--address", leader.grpc_address],
+        check=True, capture_output=True, text=True, timeout=PATIENCE_S,
+    ).stdout  # fmt: skip
+    assert re.search(
+        r"^fleet: leading, epoch 1, position \d+, append \d+\.\d ms, no snapshot yet$", shown, re.MULTILINE
+    )
+    with urlopen(f"http://{leader.http_address}/page/live/now", timeout=PATIENCE_S) as stream:
+        pictures = (json.loads(line.removeprefix(b"data:")) for line in stream if line.startswith(b"data:"))
+        assert next(one for one in pictures if "fleet" in one)["fleet"].startswith("leading, epoch 1, ")
+    with pytest.raises(HTTPError) as error:
+        urlopen(f"http://{standby.http_address}/purgatory.v1.PurgatoryService/HandOver", b"{}", timeout=PATIENCE_S)
+    assert json.load(error.value)["code"] == "failed_precondition"
     with pytest.raises(HTTPError) as error:
         urlopen(f"http://{standby.http_address}/purgatory.v1.PurgatoryService/Advance", b"{}", timeout=PATIENCE_S)
     assert error.value.code == 503
     assert leader.grpc_address in json.load(error.value)["message"]
     assert fleet_command(["status", leader.http_address, standby.http_address]) == 0
+    states = [line.split(": ")[1].split(", ")[0] for line in capfd.readouterr().out.splitlines()]
+    assert states == ["leading", "standing by"]
 
 
 async def test_handover_ends_no_wait(pair: tuple[Member, Member]) -> None:
@@ -128,8 +150,32 @@ async def test_handover_ends_no_wait(pair: tuple[Member, Member]) -> None:
     assert "leading, epoch 2" in standby.log
 
 
+async def test_handover_by_call(pair: tuple[Member, Member], capfd: pytest.CaptureFixture[str]) -> None:
+    """`purgatory fleet handover` lets the standby lead, which ends no wait. The old leader exits with the code that
+    asks for a restart, and stands by. A standby and a daemon without a log refuse.
+    """
+    leader, standby = pair
+    handover = ["handover", "--address"]
+    async with AsyncClient(both(pair)) as client:
+        waiting = asyncio.create_task(client.produce({"orders-0": 7}, timeout=600))
+        await until_pending(client, 1)
+        assert await asyncio.to_thread(fleet_command, [*handover, standby.grpc_address]) == 2
+        assert f"standby; {leader.grpc_address}" in capfd.readouterr().err
+        assert await asyncio.to_thread(fleet_command, [*handover, both(pair)]) == 0
+        assert await asyncio.to_thread(leader.process.wait, PATIENCE_S) == EXIT_REPLACED
+        assert "HandOver: shutting down" in leader.log
+        leader.start_if_ended()
+        await asyncio.to_thread(wait_until, lambda: leader.answers("/readyz"), "the old leader stands by")
+        await asyncio.to_thread(wait_until, lambda: standby.answers("/leaderz"), "the standby leads")
+        await advance_patiently(client, 7)
+        assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
+    assert "leading, epoch 2" in standby.log
+
+
 async def test_pair_over_tls(url: str, tmp_path: Path) -> None:
-    """With TLS a standby listens with the daemon's certificate, and a client that trusts it follows the leader."""
+    """With TLS a standby listens with the daemon's certificate, and a client that trusts it follows the leader. So do
+    the commands.
+    """
     authority = Authority("The pair's authority")
     certificate, key = authority.issue("purgatory", hosts=["127.0.0.1"]).write(tmp_path, "server")
     flags = ("--tls-certificate-file", str(certificate), "--tls-key-file", str(key))
@@ -142,7 +188,13 @@ async def test_pair_over_tls(url: str, tmp_path: Path) -> None:
         async with AsyncClient(addresses, tls_ca=authority.certificate_pem) as client:
             waiting = asyncio.create_task(client.produce({"orders-0": 7}, timeout=600))
             await until_pending(client, 1)
-            await asyncio.to_thread(members[0].end, signal.SIGTERM)
+            (tmp_path / "ca.pem").write_bytes(authority.certificate_pem)
+            trusting = ["--tls-ca", str(tmp_path / "ca.pem")]
+            sites = [f"https://{member.http_address}" for member in members]
+            assert await asyncio.to_thread(fleet_command, ["status", *sites, *trusting]) == 0
+            assert await asyncio.to_thread(fleet_command, ["status", *sites]) == 1, "an unknown authority"
+            assert await asyncio.to_thread(fleet_command, ["handover", "--address", addresses, *trusting]) == 0
+            assert await asyncio.to_thread(members[0].process.wait, PATIENCE_S) == EXIT_REPLACED
             await advance_patiently(client, 7)
             assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
     finally:
@@ -195,6 +247,10 @@ async def test_leader_without_its_log_exits(tmp_path: Path) -> None:
             server.stop()
             assert await asyncio.to_thread(member.process.wait, PATIENCE_S) == EXIT_REPLACED
             member.start_if_ended()
+            # It waits for the log: with each further exit a supervisor would wait longer before it starts it again.
+            await asyncio.to_thread(wait_until, lambda: member.answers("/healthz"), "it has been started")
+            await asyncio.to_thread(wait_until, lambda: "the log does not answer" in member.log, "it tries")
+            assert not member.answers("/readyz")
             server.start()
             await asyncio.to_thread(wait_until, lambda: member.answers("/leaderz"), "it leads again")
             async with AsyncClient(member.grpc_address) as client:

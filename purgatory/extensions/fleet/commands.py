@@ -1,16 +1,17 @@
 """`purgatory fleet`: create, inspect and leave a fleet of daemons with one replicated log."""
 
 import argparse
-import json
+import asyncio
 import sqlite3
 import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final
-from urllib.error import URLError
-from urllib.request import urlopen
 
+from purgatory_client.errors import PurgatoryClientError
+
+from purgatory.extensions.fleet.live_commands import add_connection, add_status, hand_over, show_status
 from purgatory.fleet.entry import Entry, Kind
 from purgatory.fleet.errors import FleetLogError, LogRefused, LogTrimmed
 from purgatory.fleet.open_log import open_log
@@ -24,12 +25,12 @@ from purgatory.journal.integrity import faults
 
 EXIT_FAILED: Final = 2
 EXIT_WRONG: Final = 1
-ANSWER_S: Final = 5.0
 READ_S: Final = 1.0
 
 COMMANDS: Final = {
     "init": "Create the log, or check one that exists. With --from, a journal becomes its beginning.",
     "status": "Show what each daemon does: who leads, and how far the others are.",
+    "handover": "Let the standby lead. The leader exits, and its supervisor starts it again as a standby.",
     "verify": "Read the whole log, and report lost entries; exit code 1 if there are any.",
     "leave": "Turn the copy of a stopped daemon into a plain journal.",
 }
@@ -42,11 +43,13 @@ def main(arguments: Sequence[str] | None = None, program: str = "purgatory fleet
         if given.command == "leave":
             return _leave(given.folder)
         if given.command == "status":
-            return _status(given.addresses)
+            return EXIT_WRONG if show_status(given) != 1 else 0
+        if given.command == "handover":
+            return asyncio.run(hand_over(given))
         log = open_log(given.log)
         with closing(log):
             return _init(log, given.source) if given.command == "init" else _verify(log)
-    except (FleetLogError, JournalError, OSError, sqlite3.Error) as error:
+    except (FleetLogError, JournalError, PurgatoryClientError, OSError, sqlite3.Error) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return EXIT_FAILED
 
@@ -66,7 +69,9 @@ def fleet_parser(program: str = "purgatory fleet") -> argparse.ArgumentParser:
         elif name == "leave":
             command.add_argument("folder", metavar="DIR", type=Path, help="the daemon's data folder")
         elif name == "status":
-            command.add_argument("addresses", metavar="HOST:PORT", nargs="+", help="HTTP addresses of the daemons")
+            add_status(command)
+        elif name == "handover":
+            add_connection(command)
     return parser
 
 
@@ -145,17 +150,3 @@ def _before(entry: Entry) -> ReignState:
     if entry.kind is Kind.CLAIM:
         return ReignState(entry.position - 1, entry.epoch - 1)
     return ReignState(entry.position - 1, entry.epoch, entry.number - 1, entry.writer)
-
-
-def _status(addresses: Sequence[str]) -> int:
-    leaders = 0
-    for address in addresses:
-        try:
-            with urlopen(f"http://{address}/fleet", timeout=ANSWER_S) as answer:
-                view = json.load(answer)
-        except (URLError, OSError, ValueError) as error:
-            print(f"{address}: does not answer ({error})")
-            continue
-        leaders += view["state"] == "leading"
-        print(f"{address}: {view['state']}, epoch {view['epoch']}, position {view['position']}")
-    return 0 if leaders == 1 else EXIT_WRONG

@@ -3,31 +3,36 @@
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from google.rpc import code_pb2
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from purgatory.extension import Core, Extension, HttpParts, StartupError, own_settings
-from purgatory.extensions.fleet.fleet_view import FleetMetrics, FleetView, view_of_leader, view_of_standby
+from purgatory.extensions.fleet.fleet_view import FleetMetrics, FleetView, describe, view_of_leader, view_of_standby
 from purgatory.extensions.fleet.settings import WithFleet
 from purgatory.extensions.fleet.standby_site import StandbySite
 from purgatory.fleet.errors import CutOff, FleetLogError
-from purgatory.fleet.leadership import Leadership
+from purgatory.fleet.leadership import EXIT_REPLACED, Leadership
 from purgatory.fleet.open_log import open_log
 from purgatory.fleet.replica import is_copy
 from purgatory.fleet.snapshots import store_and_trim
 from purgatory.fleet.standby import Standby
 from purgatory.journal.directory import DATABASE
 from purgatory.service.access.account import Account
-from purgatory.service.errors import unavailable
+from purgatory.service.access.audit import NAME
+from purgatory.service.access.roles import ADMIN
+from purgatory.service.errors import RpcError, permission_denied, unavailable
 from purgatory.service.http.http_calls import HttpMethods
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.rpc.call import Context, Identify
+from purgatory.service.rpc.call import Call, Context, Identify
+from purgatory.service.rpc.handlers import Method
 from purgatory.service.settings import Settings
+from purgatory.v1.purgatory_service_pb2 import HandOverRequest, HandOverResponse
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -36,6 +41,7 @@ HEARTBEAT_S: Final = 0.5
 SNAPSHOT_S_MAX: Final = 3_600.0
 """Time after which a snapshot is stored, however little was appended."""
 SNAPSHOT_CHECK_S: Final = 5.0
+EVERYTHING: Final = "all topics and keys"
 
 
 class FleetExtension(Extension):
@@ -66,7 +72,6 @@ class FleetExtension(Extension):
             raise StartupError("fleet.log needs journal.mode sync: async answers could be lost with the leader")
         try:
             log = open_log(fleet.log)
-            await asyncio.to_thread(log.check, 1)
         except FleetLogError as error:
             raise StartupError(str(error)) from None
         address = fleet.address or settings.grpc.address
@@ -96,6 +101,8 @@ class FleetExtension(Extension):
         self._is_restored = False
         self._snapshot_position = -1
         self._tasks: Final[list[asyncio.Task[None]]] = []
+        if takeover is not None:
+            core.host.fleet = lambda: describe(self._view().as_json())
 
     @property
     def listener(self) -> Listener | None:
@@ -123,6 +130,24 @@ class FleetExtension(Extension):
             return account_if_leading
 
         return for_method
+
+    def calls(self) -> Mapping[str, Method]:
+        return {"HandOver": self._hand_over}
+
+    async def _hand_over(self, _request: HandOverRequest, call: Call) -> HandOverResponse:
+        """Answer, then end as at SIGTERM, but be started again."""
+        account, audit = call.account, self._core.host.sessions.accounts.audit
+        if ADMIN not in account.grants.everywhere:
+            audit.refused(NAME, account.principal, role=ADMIN, name=EVERYTHING)
+            raise permission_denied(ADMIN, EVERYTHING)
+        if self._leadership is None:
+            raise RpcError(code_pb2.FAILED_PRECONDITION, "no other daemon can lead: fleet.log is not set")
+        if account.principal:
+            audit.acted("handed over", account.principal)
+        # Once the answer has been sent.
+        on_end: Any = lambda _context: self._core.end("HandOver", EXIT_REPLACED)  # noqa: E731 - as in `held_answer`
+        call.context.add_done_callback(on_end)
+        return HandOverResponse()
 
     def routes(self, _methods: HttpMethods) -> HttpParts:
         if self._leadership is None:

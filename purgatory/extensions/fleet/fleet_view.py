@@ -1,8 +1,8 @@
 """What a daemon of a fleet shows of itself, as the leader or as a standby: the answer to `/fleet`, and metrics."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -53,6 +53,17 @@ class FleetView:
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)
+
+
+def describe(view: Mapping[str, Any]) -> str:
+    """The answer of `/fleet` as one line."""
+    parts = [view["state"], f"epoch {view['epoch']}", f"position {view['position']}"]
+    if view["state"] == LEADING:
+        parts.append(f"append {view['append_ms']:.1f} ms")
+        parts.append("no snapshot yet" if view["snapshot_position"] < 0 else f"snapshot {view['snapshot_position']}")
+    elif view["lag_entries"]:
+        parts.append(f"{view['lag_entries']} entries behind")
+    return ", ".join(parts)
 
 
 def view_of_standby(standby: Standby) -> FleetView:

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import grpc
+from google.rpc import code_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
@@ -74,9 +75,12 @@ class StandbySite:
         await self._http.stop()
         await self._server.stop(STOP_S)
 
-    def _refusal(self) -> RpcError:
+    def _refusal(self, path: str = "") -> RpcError:
         leader = self._view().leader
-        return unavailable(f"standby; {leader} leads" if leader else "standby; no daemon leads at the moment")
+        reason = f"standby; {leader} leads" if leader else "standby; no daemon leads at the moment"
+        # A repetition of this call would not help: it must not be repeated at the leader by itself.
+        is_hand_over = path == f"/{SERVICE.full_name}/HandOver"
+        return RpcError(code_pb2.FAILED_PRECONDITION, reason) if is_hand_over else unavailable(reason)
 
     def _routes(self) -> list[BaseRoute]:
         async def healthz(_request: Request) -> Response:
@@ -91,8 +95,8 @@ class StandbySite:
         async def fleet(_request: Request) -> Response:
             return JSONResponse(self._view().as_json())
 
-        async def refuse(_request: Request) -> Response:
-            return error_response(self._refusal())
+        async def refuse(request: Request) -> Response:
+            return error_response(self._refusal(request.url.path))
 
         async def leaderz(_request: Request) -> Response:
             return PlainTextResponse(f"{self._refusal().message}\n", HTTPStatus.SERVICE_UNAVAILABLE)
@@ -112,11 +116,14 @@ class StandbySite:
 class _RefuseCalls(grpc.GenericRpcHandler):
     """Ends every call except those of the health service."""
 
-    def __init__(self, refusal: Callable[[], RpcError]) -> None:
+    def __init__(self, refusal: Callable[[str], RpcError]) -> None:
         self._refusal: Final = refusal
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        return None if details.method.startswith(HEALTH) else grpc.stream_stream_rpc_method_handler(self._refuse)
+        if details.method.startswith(HEALTH):
+            return None
 
-    async def _refuse(self, _requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await context.abort_with_status(self._refusal().to_grpc())
+        async def refuse(_requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            await context.abort_with_status(self._refusal(details.method).to_grpc())
+
+        return grpc.stream_stream_rpc_method_handler(refuse)

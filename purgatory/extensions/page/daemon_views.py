@@ -53,6 +53,7 @@ class DaemonViews:
             "up_ms": round((time.time() - host.started_time) * 1_000),
             "now_ms": host.time.now_ms(),
             "draining": host.draining,
+            "fleet": host.fleet(),
             "pending": host.engine.pending,
             "partitions": host.engine.partition_count,
             "keys": host.engine.signal_key_count,

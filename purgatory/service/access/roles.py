@@ -39,6 +39,7 @@ CALLS: Final[Mapping[str, frozenset[Role]]] = {
     "ListDeadLetters": frozenset({WAIT, ADMIN}),
     "ResendDeadLetters": frozenset({WAIT, ADMIN}),
     "DeleteDeadLetters": frozenset({WAIT, ADMIN}),
+    "HandOver": frozenset({ADMIN}),
 }
 """Roles by method: a caller with none of these roles on any name is refused before its request is read."""
 

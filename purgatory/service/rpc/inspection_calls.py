@@ -259,6 +259,7 @@ class InspectionCalls:
             remaining_time=await self._remaining_times.get() if request.remaining_time else None,
             sources=await self._sources(call.account),
             webhooks=None if webhooks is None else webhooks._asdict(),
+            fleet=host.fleet(),
         )
 
     async def _sources(self, account: Account) -> list[source_wire.SourceStatus]:

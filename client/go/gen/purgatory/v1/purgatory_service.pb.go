@@ -3418,7 +3418,9 @@ type GetStatusResponse struct {
 	// observe.
 	Sources []*SourceStatus `protobuf:"bytes,12,rep,name=sources,proto3" json:"sources,omitempty"`
 	// Absent: the daemon does not deliver webhooks.
-	Webhooks      *WebhookStatus `protobuf:"bytes,13,opt,name=webhooks,proto3" json:"webhooks,omitempty"`
+	Webhooks *WebhookStatus `protobuf:"bytes,13,opt,name=webhooks,proto3" json:"webhooks,omitempty"`
+	// With a replicated log: state, epoch and position of the daemon, for people. Programs ask HTTP's /fleet.
+	Fleet         string `protobuf:"bytes,14,opt,name=fleet,proto3" json:"fleet,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3542,6 +3544,13 @@ func (x *GetStatusResponse) GetWebhooks() *WebhookStatus {
 		return x.Webhooks
 	}
 	return nil
+}
+
+func (x *GetStatusResponse) GetFleet() string {
+	if x != nil {
+		return x.Fleet
+	}
+	return ""
 }
 
 // How much time pending operations have left. They may end, and others may be registered, while they are counted.
@@ -4116,6 +4125,78 @@ func (x *EndedOperation) GetPartitionsLeftOut() int32 {
 	return 0
 }
 
+type HandOverRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HandOverRequest) Reset() {
+	*x = HandOverRequest{}
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HandOverRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HandOverRequest) ProtoMessage() {}
+
+func (x *HandOverRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HandOverRequest.ProtoReflect.Descriptor instead.
+func (*HandOverRequest) Descriptor() ([]byte, []int) {
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{53}
+}
+
+type HandOverResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HandOverResponse) Reset() {
+	*x = HandOverResponse{}
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HandOverResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HandOverResponse) ProtoMessage() {}
+
+func (x *HandOverResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HandOverResponse.ProtoReflect.Descriptor instead.
+func (*HandOverResponse) Descriptor() ([]byte, []int) {
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{54}
+}
+
 var File_purgatory_v1_purgatory_service_proto protoreflect.FileDescriptor
 
 const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
@@ -4362,7 +4443,7 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"partitions\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"9\n" +
 	"\x10GetStatusRequest\x12%\n" +
-	"\x0eremaining_time\x18\x01 \x01(\bR\rremainingTime\"\xca\x04\n" +
+	"\x0eremaining_time\x18\x01 \x01(\bR\rremainingTime\"\xe0\x04\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
 	"\bcompiled\x18\x02 \x01(\bR\bcompiled\x12=\n" +
@@ -4380,7 +4461,8 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	" \x01(\x03R\x15unacknowledgedResults\x12B\n" +
 	"\x0eremaining_time\x18\v \x01(\v2\x1b.purgatory.v1.RemainingTimeR\rremainingTime\x124\n" +
 	"\asources\x18\f \x03(\v2\x1a.purgatory.v1.SourceStatusR\asources\x127\n" +
-	"\bwebhooks\x18\r \x01(\v2\x1b.purgatory.v1.WebhookStatusR\bwebhooks\"\xad\x01\n" +
+	"\bwebhooks\x18\r \x01(\v2\x1b.purgatory.v1.WebhookStatusR\bwebhooks\x12\x14\n" +
+	"\x05fleet\x18\x0e \x01(\tR\x05fleet\"\xad\x01\n" +
 	"\rRemainingTime\x12\"\n" +
 	"\n" +
 	"soonest_ms\x18\x01 \x01(\x03H\x00R\tsoonestMs\x88\x01\x01\x12 \n" +
@@ -4437,7 +4519,9 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"partitions\x18\t \x03(\v2\x1d.purgatory.v1.PartitionResultR\n" +
 	"partitions\x12.\n" +
 	"\x13partitions_left_out\x18\n" +
-	" \x01(\x05R\x11partitionsLeftOut*h\n" +
+	" \x01(\x05R\x11partitionsLeftOut\"\x11\n" +
+	"\x0fHandOverRequest\"\x12\n" +
+	"\x10HandOverResponse*h\n" +
 	"\n" +
 	"Durability\x12\x1a\n" +
 	"\x16DURABILITY_UNSPECIFIED\x10\x00\x12\x13\n" +
@@ -4449,7 +4533,7 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"\x1fOPERATION_ORDER_LEAST_REMAINING\x10\x01\x12\"\n" +
 	"\x1eOPERATION_ORDER_MOST_REMAINING\x10\x02\x12\"\n" +
 	"\x1eOPERATION_ORDER_LONGEST_WAITED\x10\x03\x12#\n" +
-	"\x1fOPERATION_ORDER_SHORTEST_WAITED\x10\x042\x8b\x0f\n" +
+	"\x1fOPERATION_ORDER_SHORTEST_WAITED\x10\x042\xd6\x0f\n" +
 	"\x10PurgatoryService\x12=\n" +
 	"\x04Wait\x12\x19.purgatory.v1.WaitRequest\x1a\x1a.purgatory.v1.WaitResponse\x12J\n" +
 	"\aSession\x12\x1c.purgatory.v1.SessionRequest\x1a\x1d.purgatory.v1.SessionResponse(\x010\x01\x12I\n" +
@@ -4472,7 +4556,8 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"\rGetSourceEnds\x12\".purgatory.v1.GetSourceEndsRequest\x1a#.purgatory.v1.GetSourceEndsResponse\"\x03\x90\x02\x01\x12c\n" +
 	"\x0fListDeadLetters\x12$.purgatory.v1.ListDeadLettersRequest\x1a%.purgatory.v1.ListDeadLettersResponse\"\x03\x90\x02\x01\x12d\n" +
 	"\x11ResendDeadLetters\x12&.purgatory.v1.ResendDeadLettersRequest\x1a'.purgatory.v1.ResendDeadLettersResponse\x12d\n" +
-	"\x11DeleteDeadLetters\x12&.purgatory.v1.DeleteDeadLettersRequest\x1a'.purgatory.v1.DeleteDeadLettersResponseB*\n" +
+	"\x11DeleteDeadLetters\x12&.purgatory.v1.DeleteDeadLettersRequest\x1a'.purgatory.v1.DeleteDeadLettersResponse\x12I\n" +
+	"\bHandOver\x12\x1d.purgatory.v1.HandOverRequest\x1a\x1e.purgatory.v1.HandOverResponseB*\n" +
 	"\fpurgatory.v1P\x01Z\x18purgatory/v1;purgatoryv1b\x06proto3"
 
 var (
@@ -4488,7 +4573,7 @@ func file_purgatory_v1_purgatory_service_proto_rawDescGZIP() []byte {
 }
 
 var file_purgatory_v1_purgatory_service_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_purgatory_v1_purgatory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_purgatory_v1_purgatory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_purgatory_v1_purgatory_service_proto_goTypes = []any{
 	(Durability)(0),                   // 0: purgatory.v1.Durability
 	(OperationOrder)(0),               // 1: purgatory.v1.OperationOrder
@@ -4546,36 +4631,38 @@ var file_purgatory_v1_purgatory_service_proto_goTypes = []any{
 	(*TailResultsRequest)(nil),        // 53: purgatory.v1.TailResultsRequest
 	(*TailResultsResponse)(nil),       // 54: purgatory.v1.TailResultsResponse
 	(*EndedOperation)(nil),            // 55: purgatory.v1.EndedOperation
-	(*Operation)(nil),                 // 56: purgatory.v1.Operation
-	(*Result)(nil),                    // 57: purgatory.v1.Result
-	(*OperationRows)(nil),             // 58: purgatory.v1.OperationRows
-	(*OperationColumns)(nil),          // 59: purgatory.v1.OperationColumns
-	(*OperationRefusal)(nil),          // 60: purgatory.v1.OperationRefusal
-	(*ResultColumns)(nil),             // 61: purgatory.v1.ResultColumns
-	(*EventRows)(nil),                 // 62: purgatory.v1.EventRows
-	(*EventColumns)(nil),              // 63: purgatory.v1.EventColumns
-	(*EventRefusal)(nil),              // 64: purgatory.v1.EventRefusal
-	(*TopicPartition)(nil),            // 65: purgatory.v1.TopicPartition
-	(OperationKind)(0),                // 66: purgatory.v1.OperationKind
-	(*timestamppb.Timestamp)(nil),     // 67: google.protobuf.Timestamp
-	(*PartitionResult)(nil),           // 68: purgatory.v1.PartitionResult
-	(*SourceStatus)(nil),              // 69: purgatory.v1.SourceStatus
-	(*WebhookStatus)(nil),             // 70: purgatory.v1.WebhookStatus
-	(Outcome)(0),                      // 71: purgatory.v1.Outcome
-	(*AttachSourceRequest)(nil),       // 72: purgatory.v1.AttachSourceRequest
-	(*GetSourceEndsRequest)(nil),      // 73: purgatory.v1.GetSourceEndsRequest
-	(*ListDeadLettersRequest)(nil),    // 74: purgatory.v1.ListDeadLettersRequest
-	(*ResendDeadLettersRequest)(nil),  // 75: purgatory.v1.ResendDeadLettersRequest
-	(*DeleteDeadLettersRequest)(nil),  // 76: purgatory.v1.DeleteDeadLettersRequest
-	(*AttachSourceResponse)(nil),      // 77: purgatory.v1.AttachSourceResponse
-	(*GetSourceEndsResponse)(nil),     // 78: purgatory.v1.GetSourceEndsResponse
-	(*ListDeadLettersResponse)(nil),   // 79: purgatory.v1.ListDeadLettersResponse
-	(*ResendDeadLettersResponse)(nil), // 80: purgatory.v1.ResendDeadLettersResponse
-	(*DeleteDeadLettersResponse)(nil), // 81: purgatory.v1.DeleteDeadLettersResponse
+	(*HandOverRequest)(nil),           // 56: purgatory.v1.HandOverRequest
+	(*HandOverResponse)(nil),          // 57: purgatory.v1.HandOverResponse
+	(*Operation)(nil),                 // 58: purgatory.v1.Operation
+	(*Result)(nil),                    // 59: purgatory.v1.Result
+	(*OperationRows)(nil),             // 60: purgatory.v1.OperationRows
+	(*OperationColumns)(nil),          // 61: purgatory.v1.OperationColumns
+	(*OperationRefusal)(nil),          // 62: purgatory.v1.OperationRefusal
+	(*ResultColumns)(nil),             // 63: purgatory.v1.ResultColumns
+	(*EventRows)(nil),                 // 64: purgatory.v1.EventRows
+	(*EventColumns)(nil),              // 65: purgatory.v1.EventColumns
+	(*EventRefusal)(nil),              // 66: purgatory.v1.EventRefusal
+	(*TopicPartition)(nil),            // 67: purgatory.v1.TopicPartition
+	(OperationKind)(0),                // 68: purgatory.v1.OperationKind
+	(*timestamppb.Timestamp)(nil),     // 69: google.protobuf.Timestamp
+	(*PartitionResult)(nil),           // 70: purgatory.v1.PartitionResult
+	(*SourceStatus)(nil),              // 71: purgatory.v1.SourceStatus
+	(*WebhookStatus)(nil),             // 72: purgatory.v1.WebhookStatus
+	(Outcome)(0),                      // 73: purgatory.v1.Outcome
+	(*AttachSourceRequest)(nil),       // 74: purgatory.v1.AttachSourceRequest
+	(*GetSourceEndsRequest)(nil),      // 75: purgatory.v1.GetSourceEndsRequest
+	(*ListDeadLettersRequest)(nil),    // 76: purgatory.v1.ListDeadLettersRequest
+	(*ResendDeadLettersRequest)(nil),  // 77: purgatory.v1.ResendDeadLettersRequest
+	(*DeleteDeadLettersRequest)(nil),  // 78: purgatory.v1.DeleteDeadLettersRequest
+	(*AttachSourceResponse)(nil),      // 79: purgatory.v1.AttachSourceResponse
+	(*GetSourceEndsResponse)(nil),     // 80: purgatory.v1.GetSourceEndsResponse
+	(*ListDeadLettersResponse)(nil),   // 81: purgatory.v1.ListDeadLettersResponse
+	(*ResendDeadLettersResponse)(nil), // 82: purgatory.v1.ResendDeadLettersResponse
+	(*DeleteDeadLettersResponse)(nil), // 83: purgatory.v1.DeleteDeadLettersResponse
 }
 var file_purgatory_v1_purgatory_service_proto_depIdxs = []int32{
-	56, // 0: purgatory.v1.WaitRequest.operation:type_name -> purgatory.v1.Operation
-	57, // 1: purgatory.v1.WaitResponse.result:type_name -> purgatory.v1.Result
+	58, // 0: purgatory.v1.WaitRequest.operation:type_name -> purgatory.v1.Operation
+	59, // 1: purgatory.v1.WaitResponse.result:type_name -> purgatory.v1.Result
 	7,  // 2: purgatory.v1.SessionRequest.open:type_name -> purgatory.v1.OpenSession
 	9,  // 3: purgatory.v1.SessionRequest.register:type_name -> purgatory.v1.RegisterBatch
 	11, // 4: purgatory.v1.SessionRequest.cancel:type_name -> purgatory.v1.CancelOperations
@@ -4587,58 +4674,58 @@ var file_purgatory_v1_purgatory_service_proto_depIdxs = []int32{
 	12, // 10: purgatory.v1.SessionResponse.cancelled:type_name -> purgatory.v1.CancelReceipt
 	14, // 11: purgatory.v1.SessionResponse.heartbeat:type_name -> purgatory.v1.Heartbeat
 	15, // 12: purgatory.v1.SessionResponse.going_away:type_name -> purgatory.v1.GoingAway
-	58, // 13: purgatory.v1.RegisterBatch.rows:type_name -> purgatory.v1.OperationRows
-	59, // 14: purgatory.v1.RegisterBatch.columns:type_name -> purgatory.v1.OperationColumns
-	60, // 15: purgatory.v1.Receipt.refusals:type_name -> purgatory.v1.OperationRefusal
-	60, // 16: purgatory.v1.Receipt.batch_refusal:type_name -> purgatory.v1.OperationRefusal
+	60, // 13: purgatory.v1.RegisterBatch.rows:type_name -> purgatory.v1.OperationRows
+	61, // 14: purgatory.v1.RegisterBatch.columns:type_name -> purgatory.v1.OperationColumns
+	62, // 15: purgatory.v1.Receipt.refusals:type_name -> purgatory.v1.OperationRefusal
+	62, // 16: purgatory.v1.Receipt.batch_refusal:type_name -> purgatory.v1.OperationRefusal
 	0,  // 17: purgatory.v1.Receipt.durability:type_name -> purgatory.v1.Durability
 	2,  // 18: purgatory.v1.GoingAway.reason:type_name -> purgatory.v1.GoingAway.Reason
 	17, // 19: purgatory.v1.ResultBatch.rows:type_name -> purgatory.v1.ResultRows
-	61, // 20: purgatory.v1.ResultBatch.columns:type_name -> purgatory.v1.ResultColumns
-	57, // 21: purgatory.v1.ResultRows.results:type_name -> purgatory.v1.Result
+	63, // 20: purgatory.v1.ResultBatch.columns:type_name -> purgatory.v1.ResultColumns
+	59, // 21: purgatory.v1.ResultRows.results:type_name -> purgatory.v1.Result
 	9,  // 22: purgatory.v1.RegisterRequest.batch:type_name -> purgatory.v1.RegisterBatch
 	10, // 23: purgatory.v1.RegisterResponse.receipt:type_name -> purgatory.v1.Receipt
 	16, // 24: purgatory.v1.StreamResultsResponse.results:type_name -> purgatory.v1.ResultBatch
 	14, // 25: purgatory.v1.StreamResultsResponse.heartbeat:type_name -> purgatory.v1.Heartbeat
 	15, // 26: purgatory.v1.StreamResultsResponse.going_away:type_name -> purgatory.v1.GoingAway
 	8,  // 27: purgatory.v1.StreamResultsResponse.opened:type_name -> purgatory.v1.SessionOpened
-	62, // 28: purgatory.v1.AdvanceRequest.rows:type_name -> purgatory.v1.EventRows
-	63, // 29: purgatory.v1.AdvanceRequest.columns:type_name -> purgatory.v1.EventColumns
+	64, // 28: purgatory.v1.AdvanceRequest.rows:type_name -> purgatory.v1.EventRows
+	65, // 29: purgatory.v1.AdvanceRequest.columns:type_name -> purgatory.v1.EventColumns
 	30, // 30: purgatory.v1.AdvanceResponse.receipt:type_name -> purgatory.v1.AdvanceReceipt
-	62, // 31: purgatory.v1.AdvanceStreamRequest.rows:type_name -> purgatory.v1.EventRows
-	63, // 32: purgatory.v1.AdvanceStreamRequest.columns:type_name -> purgatory.v1.EventColumns
+	64, // 31: purgatory.v1.AdvanceStreamRequest.rows:type_name -> purgatory.v1.EventRows
+	65, // 32: purgatory.v1.AdvanceStreamRequest.columns:type_name -> purgatory.v1.EventColumns
 	30, // 33: purgatory.v1.AdvanceStreamResponse.receipt:type_name -> purgatory.v1.AdvanceReceipt
-	64, // 34: purgatory.v1.AdvanceReceipt.refusals:type_name -> purgatory.v1.EventRefusal
-	65, // 35: purgatory.v1.CancelRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
-	66, // 36: purgatory.v1.PendingOperation.kind:type_name -> purgatory.v1.OperationKind
-	67, // 37: purgatory.v1.PendingOperation.registered_time:type_name -> google.protobuf.Timestamp
-	67, // 38: purgatory.v1.PendingOperation.deadline_time:type_name -> google.protobuf.Timestamp
-	68, // 39: purgatory.v1.PendingOperation.partitions:type_name -> purgatory.v1.PartitionResult
+	66, // 34: purgatory.v1.AdvanceReceipt.refusals:type_name -> purgatory.v1.EventRefusal
+	67, // 35: purgatory.v1.CancelRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
+	68, // 36: purgatory.v1.PendingOperation.kind:type_name -> purgatory.v1.OperationKind
+	69, // 37: purgatory.v1.PendingOperation.registered_time:type_name -> google.protobuf.Timestamp
+	69, // 38: purgatory.v1.PendingOperation.deadline_time:type_name -> google.protobuf.Timestamp
+	70, // 39: purgatory.v1.PendingOperation.partitions:type_name -> purgatory.v1.PartitionResult
 	35, // 40: purgatory.v1.GetOperationResponse.operation:type_name -> purgatory.v1.PendingOperation
-	66, // 41: purgatory.v1.ListOperationsRequest.kind:type_name -> purgatory.v1.OperationKind
-	65, // 42: purgatory.v1.ListOperationsRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
+	68, // 41: purgatory.v1.ListOperationsRequest.kind:type_name -> purgatory.v1.OperationKind
+	67, // 42: purgatory.v1.ListOperationsRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
 	1,  // 43: purgatory.v1.ListOperationsRequest.order:type_name -> purgatory.v1.OperationOrder
 	35, // 44: purgatory.v1.ListOperationsResponse.operations:type_name -> purgatory.v1.PendingOperation
-	65, // 45: purgatory.v1.Partition.topic_partition:type_name -> purgatory.v1.TopicPartition
+	67, // 45: purgatory.v1.Partition.topic_partition:type_name -> purgatory.v1.TopicPartition
 	40, // 46: purgatory.v1.Partition.replicas:type_name -> purgatory.v1.Replica
-	65, // 47: purgatory.v1.GetPartitionRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
+	67, // 47: purgatory.v1.GetPartitionRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
 	41, // 48: purgatory.v1.GetPartitionResponse.partition:type_name -> purgatory.v1.Partition
 	41, // 49: purgatory.v1.ListPartitionsResponse.partitions:type_name -> purgatory.v1.Partition
-	67, // 50: purgatory.v1.GetStatusResponse.started_time:type_name -> google.protobuf.Timestamp
+	69, // 50: purgatory.v1.GetStatusResponse.started_time:type_name -> google.protobuf.Timestamp
 	49, // 51: purgatory.v1.GetStatusResponse.kinds:type_name -> purgatory.v1.KindStatus
 	48, // 52: purgatory.v1.GetStatusResponse.remaining_time:type_name -> purgatory.v1.RemainingTime
-	69, // 53: purgatory.v1.GetStatusResponse.sources:type_name -> purgatory.v1.SourceStatus
-	70, // 54: purgatory.v1.GetStatusResponse.webhooks:type_name -> purgatory.v1.WebhookStatus
-	66, // 55: purgatory.v1.KindStatus.kind:type_name -> purgatory.v1.OperationKind
+	71, // 53: purgatory.v1.GetStatusResponse.sources:type_name -> purgatory.v1.SourceStatus
+	72, // 54: purgatory.v1.GetStatusResponse.webhooks:type_name -> purgatory.v1.WebhookStatus
+	68, // 55: purgatory.v1.KindStatus.kind:type_name -> purgatory.v1.OperationKind
 	52, // 56: purgatory.v1.ListHotNamesResponse.names:type_name -> purgatory.v1.HotName
-	65, // 57: purgatory.v1.HotName.topic_partition:type_name -> purgatory.v1.TopicPartition
-	71, // 58: purgatory.v1.TailResultsRequest.outcomes:type_name -> purgatory.v1.Outcome
-	66, // 59: purgatory.v1.TailResultsRequest.kind:type_name -> purgatory.v1.OperationKind
+	67, // 57: purgatory.v1.HotName.topic_partition:type_name -> purgatory.v1.TopicPartition
+	73, // 58: purgatory.v1.TailResultsRequest.outcomes:type_name -> purgatory.v1.Outcome
+	68, // 59: purgatory.v1.TailResultsRequest.kind:type_name -> purgatory.v1.OperationKind
 	55, // 60: purgatory.v1.TailResultsResponse.operations:type_name -> purgatory.v1.EndedOperation
-	66, // 61: purgatory.v1.EndedOperation.kind:type_name -> purgatory.v1.OperationKind
-	71, // 62: purgatory.v1.EndedOperation.outcome:type_name -> purgatory.v1.Outcome
-	67, // 63: purgatory.v1.EndedOperation.ended_time:type_name -> google.protobuf.Timestamp
-	68, // 64: purgatory.v1.EndedOperation.partitions:type_name -> purgatory.v1.PartitionResult
+	68, // 61: purgatory.v1.EndedOperation.kind:type_name -> purgatory.v1.OperationKind
+	73, // 62: purgatory.v1.EndedOperation.outcome:type_name -> purgatory.v1.Outcome
+	69, // 63: purgatory.v1.EndedOperation.ended_time:type_name -> google.protobuf.Timestamp
+	70, // 64: purgatory.v1.EndedOperation.partitions:type_name -> purgatory.v1.PartitionResult
 	3,  // 65: purgatory.v1.PurgatoryService.Wait:input_type -> purgatory.v1.WaitRequest
 	5,  // 66: purgatory.v1.PurgatoryService.Session:input_type -> purgatory.v1.SessionRequest
 	18, // 67: purgatory.v1.PurgatoryService.Register:input_type -> purgatory.v1.RegisterRequest
@@ -4656,35 +4743,37 @@ var file_purgatory_v1_purgatory_service_proto_depIdxs = []int32{
 	46, // 79: purgatory.v1.PurgatoryService.GetStatus:input_type -> purgatory.v1.GetStatusRequest
 	50, // 80: purgatory.v1.PurgatoryService.ListHotNames:input_type -> purgatory.v1.ListHotNamesRequest
 	53, // 81: purgatory.v1.PurgatoryService.TailResults:input_type -> purgatory.v1.TailResultsRequest
-	72, // 82: purgatory.v1.PurgatoryService.AttachSource:input_type -> purgatory.v1.AttachSourceRequest
-	73, // 83: purgatory.v1.PurgatoryService.GetSourceEnds:input_type -> purgatory.v1.GetSourceEndsRequest
-	74, // 84: purgatory.v1.PurgatoryService.ListDeadLetters:input_type -> purgatory.v1.ListDeadLettersRequest
-	75, // 85: purgatory.v1.PurgatoryService.ResendDeadLetters:input_type -> purgatory.v1.ResendDeadLettersRequest
-	76, // 86: purgatory.v1.PurgatoryService.DeleteDeadLetters:input_type -> purgatory.v1.DeleteDeadLettersRequest
-	4,  // 87: purgatory.v1.PurgatoryService.Wait:output_type -> purgatory.v1.WaitResponse
-	6,  // 88: purgatory.v1.PurgatoryService.Session:output_type -> purgatory.v1.SessionResponse
-	19, // 89: purgatory.v1.PurgatoryService.Register:output_type -> purgatory.v1.RegisterResponse
-	21, // 90: purgatory.v1.PurgatoryService.StreamResults:output_type -> purgatory.v1.StreamResultsResponse
-	23, // 91: purgatory.v1.PurgatoryService.Acknowledge:output_type -> purgatory.v1.AcknowledgeResponse
-	25, // 92: purgatory.v1.PurgatoryService.CloseSession:output_type -> purgatory.v1.CloseSessionResponse
-	27, // 93: purgatory.v1.PurgatoryService.Advance:output_type -> purgatory.v1.AdvanceResponse
-	29, // 94: purgatory.v1.PurgatoryService.AdvanceStream:output_type -> purgatory.v1.AdvanceStreamResponse
-	32, // 95: purgatory.v1.PurgatoryService.Cancel:output_type -> purgatory.v1.CancelResponse
-	34, // 96: purgatory.v1.PurgatoryService.Extend:output_type -> purgatory.v1.ExtendResponse
-	37, // 97: purgatory.v1.PurgatoryService.GetOperation:output_type -> purgatory.v1.GetOperationResponse
-	39, // 98: purgatory.v1.PurgatoryService.ListOperations:output_type -> purgatory.v1.ListOperationsResponse
-	43, // 99: purgatory.v1.PurgatoryService.GetPartition:output_type -> purgatory.v1.GetPartitionResponse
-	45, // 100: purgatory.v1.PurgatoryService.ListPartitions:output_type -> purgatory.v1.ListPartitionsResponse
-	47, // 101: purgatory.v1.PurgatoryService.GetStatus:output_type -> purgatory.v1.GetStatusResponse
-	51, // 102: purgatory.v1.PurgatoryService.ListHotNames:output_type -> purgatory.v1.ListHotNamesResponse
-	54, // 103: purgatory.v1.PurgatoryService.TailResults:output_type -> purgatory.v1.TailResultsResponse
-	77, // 104: purgatory.v1.PurgatoryService.AttachSource:output_type -> purgatory.v1.AttachSourceResponse
-	78, // 105: purgatory.v1.PurgatoryService.GetSourceEnds:output_type -> purgatory.v1.GetSourceEndsResponse
-	79, // 106: purgatory.v1.PurgatoryService.ListDeadLetters:output_type -> purgatory.v1.ListDeadLettersResponse
-	80, // 107: purgatory.v1.PurgatoryService.ResendDeadLetters:output_type -> purgatory.v1.ResendDeadLettersResponse
-	81, // 108: purgatory.v1.PurgatoryService.DeleteDeadLetters:output_type -> purgatory.v1.DeleteDeadLettersResponse
-	87, // [87:109] is the sub-list for method output_type
-	65, // [65:87] is the sub-list for method input_type
+	74, // 82: purgatory.v1.PurgatoryService.AttachSource:input_type -> purgatory.v1.AttachSourceRequest
+	75, // 83: purgatory.v1.PurgatoryService.GetSourceEnds:input_type -> purgatory.v1.GetSourceEndsRequest
+	76, // 84: purgatory.v1.PurgatoryService.ListDeadLetters:input_type -> purgatory.v1.ListDeadLettersRequest
+	77, // 85: purgatory.v1.PurgatoryService.ResendDeadLetters:input_type -> purgatory.v1.ResendDeadLettersRequest
+	78, // 86: purgatory.v1.PurgatoryService.DeleteDeadLetters:input_type -> purgatory.v1.DeleteDeadLettersRequest
+	56, // 87: purgatory.v1.PurgatoryService.HandOver:input_type -> purgatory.v1.HandOverRequest
+	4,  // 88: purgatory.v1.PurgatoryService.Wait:output_type -> purgatory.v1.WaitResponse
+	6,  // 89: purgatory.v1.PurgatoryService.Session:output_type -> purgatory.v1.SessionResponse
+	19, // 90: purgatory.v1.PurgatoryService.Register:output_type -> purgatory.v1.RegisterResponse
+	21, // 91: purgatory.v1.PurgatoryService.StreamResults:output_type -> purgatory.v1.StreamResultsResponse
+	23, // 92: purgatory.v1.PurgatoryService.Acknowledge:output_type -> purgatory.v1.AcknowledgeResponse
+	25, // 93: purgatory.v1.PurgatoryService.CloseSession:output_type -> purgatory.v1.CloseSessionResponse
+	27, // 94: purgatory.v1.PurgatoryService.Advance:output_type -> purgatory.v1.AdvanceResponse
+	29, // 95: purgatory.v1.PurgatoryService.AdvanceStream:output_type -> purgatory.v1.AdvanceStreamResponse
+	32, // 96: purgatory.v1.PurgatoryService.Cancel:output_type -> purgatory.v1.CancelResponse
+	34, // 97: purgatory.v1.PurgatoryService.Extend:output_type -> purgatory.v1.ExtendResponse
+	37, // 98: purgatory.v1.PurgatoryService.GetOperation:output_type -> purgatory.v1.GetOperationResponse
+	39, // 99: purgatory.v1.PurgatoryService.ListOperations:output_type -> purgatory.v1.ListOperationsResponse
+	43, // 100: purgatory.v1.PurgatoryService.GetPartition:output_type -> purgatory.v1.GetPartitionResponse
+	45, // 101: purgatory.v1.PurgatoryService.ListPartitions:output_type -> purgatory.v1.ListPartitionsResponse
+	47, // 102: purgatory.v1.PurgatoryService.GetStatus:output_type -> purgatory.v1.GetStatusResponse
+	51, // 103: purgatory.v1.PurgatoryService.ListHotNames:output_type -> purgatory.v1.ListHotNamesResponse
+	54, // 104: purgatory.v1.PurgatoryService.TailResults:output_type -> purgatory.v1.TailResultsResponse
+	79, // 105: purgatory.v1.PurgatoryService.AttachSource:output_type -> purgatory.v1.AttachSourceResponse
+	80, // 106: purgatory.v1.PurgatoryService.GetSourceEnds:output_type -> purgatory.v1.GetSourceEndsResponse
+	81, // 107: purgatory.v1.PurgatoryService.ListDeadLetters:output_type -> purgatory.v1.ListDeadLettersResponse
+	82, // 108: purgatory.v1.PurgatoryService.ResendDeadLetters:output_type -> purgatory.v1.ResendDeadLettersResponse
+	83, // 109: purgatory.v1.PurgatoryService.DeleteDeadLetters:output_type -> purgatory.v1.DeleteDeadLettersResponse
+	57, // 110: purgatory.v1.PurgatoryService.HandOver:output_type -> purgatory.v1.HandOverResponse
+	88, // [88:111] is the sub-list for method output_type
+	65, // [65:88] is the sub-list for method input_type
 	65, // [65:65] is the sub-list for extension type_name
 	65, // [65:65] is the sub-list for extension extendee
 	0,  // [0:65] is the sub-list for field type_name
@@ -4746,7 +4835,7 @@ func file_purgatory_v1_purgatory_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_purgatory_v1_purgatory_service_proto_rawDesc), len(file_purgatory_v1_purgatory_service_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   53,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

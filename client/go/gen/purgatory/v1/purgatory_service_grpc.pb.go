@@ -53,6 +53,7 @@ const (
 	PurgatoryService_ListDeadLetters_FullMethodName   = "/purgatory.v1.PurgatoryService/ListDeadLetters"
 	PurgatoryService_ResendDeadLetters_FullMethodName = "/purgatory.v1.PurgatoryService/ResendDeadLetters"
 	PurgatoryService_DeleteDeadLetters_FullMethodName = "/purgatory.v1.PurgatoryService/DeleteDeadLetters"
+	PurgatoryService_HandOver_FullMethodName          = "/purgatory.v1.PurgatoryService/HandOver"
 )
 
 // PurgatoryServiceClient is the client API for PurgatoryService service.
@@ -126,6 +127,9 @@ type PurgatoryServiceClient interface {
 	ResendDeadLetters(ctx context.Context, in *ResendDeadLettersRequest, opts ...grpc.CallOption) (*ResendDeadLettersResponse, error)
 	// Deletes dead letters without sending them.
 	DeleteDeadLetters(ctx context.Context, in *DeleteDeadLettersRequest, opts ...grpc.CallOption) (*DeleteDeadLettersResponse, error)
+	// Lets the standby of a daemon with a replicated log lead. The leader answers, hands over, and exits with a code that
+	// makes its supervisor start it again, as a standby. FAILED_PRECONDITION from a standby, and from a daemon without a log.
+	HandOver(ctx context.Context, in *HandOverRequest, opts ...grpc.CallOption) (*HandOverResponse, error)
 }
 
 type purgatoryServiceClient struct {
@@ -383,6 +387,16 @@ func (c *purgatoryServiceClient) DeleteDeadLetters(ctx context.Context, in *Dele
 	return out, nil
 }
 
+func (c *purgatoryServiceClient) HandOver(ctx context.Context, in *HandOverRequest, opts ...grpc.CallOption) (*HandOverResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HandOverResponse)
+	err := c.cc.Invoke(ctx, PurgatoryService_HandOver_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PurgatoryServiceServer is the server API for PurgatoryService service.
 // All implementations must embed UnimplementedPurgatoryServiceServer
 // for forward compatibility.
@@ -454,6 +468,9 @@ type PurgatoryServiceServer interface {
 	ResendDeadLetters(context.Context, *ResendDeadLettersRequest) (*ResendDeadLettersResponse, error)
 	// Deletes dead letters without sending them.
 	DeleteDeadLetters(context.Context, *DeleteDeadLettersRequest) (*DeleteDeadLettersResponse, error)
+	// Lets the standby of a daemon with a replicated log lead. The leader answers, hands over, and exits with a code that
+	// makes its supervisor start it again, as a standby. FAILED_PRECONDITION from a standby, and from a daemon without a log.
+	HandOver(context.Context, *HandOverRequest) (*HandOverResponse, error)
 	mustEmbedUnimplementedPurgatoryServiceServer()
 }
 
@@ -529,6 +546,9 @@ func (UnimplementedPurgatoryServiceServer) ResendDeadLetters(context.Context, *R
 }
 func (UnimplementedPurgatoryServiceServer) DeleteDeadLetters(context.Context, *DeleteDeadLettersRequest) (*DeleteDeadLettersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteDeadLetters not implemented")
+}
+func (UnimplementedPurgatoryServiceServer) HandOver(context.Context, *HandOverRequest) (*HandOverResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method HandOver not implemented")
 }
 func (UnimplementedPurgatoryServiceServer) mustEmbedUnimplementedPurgatoryServiceServer() {}
 func (UnimplementedPurgatoryServiceServer) testEmbeddedByValue()                          {}
@@ -900,6 +920,24 @@ func _PurgatoryService_DeleteDeadLetters_Handler(srv interface{}, ctx context.Co
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PurgatoryService_HandOver_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HandOverRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PurgatoryServiceServer).HandOver(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PurgatoryService_HandOver_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PurgatoryServiceServer).HandOver(ctx, req.(*HandOverRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // PurgatoryService_ServiceDesc is the grpc.ServiceDesc for PurgatoryService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -974,6 +1012,10 @@ var PurgatoryService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteDeadLetters",
 			Handler:    _PurgatoryService_DeleteDeadLetters_Handler,
+		},
+		{
+			MethodName: "HandOver",
+			Handler:    _PurgatoryService_HandOver_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
