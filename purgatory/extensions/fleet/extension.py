@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -13,8 +13,10 @@ from starlette.routing import Route
 
 from purgatory.extension import Core, Extension, HttpParts, StartupError, own_settings
 from purgatory.extensions.fleet.fleet_view import FleetMetrics, FleetView, view_of_leader, view_of_standby
-from purgatory.extensions.fleet.settings import WithFleet
+from purgatory.extensions.fleet.settings import FleetSettings, WithFleet
+from purgatory.extensions.fleet.shards import GET_TOPOLOGY, Topology
 from purgatory.extensions.fleet.standby_site import StandbySite
+from purgatory.extensions.fleet.supervisor import Supervisor, end_with_stdin, shard_folders
 from purgatory.fleet.errors import CutOff, FleetLogError
 from purgatory.fleet.leadership import Leadership
 from purgatory.fleet.open_log import open_log
@@ -27,6 +29,7 @@ from purgatory.service.errors import unavailable
 from purgatory.service.http.http_calls import HttpMethods
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.call import Context, Identify
+from purgatory.service.rpc.handlers import Method
 from purgatory.service.settings import Settings
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -39,22 +42,30 @@ SNAPSHOT_CHECK_S: Final = 5.0
 
 
 class FleetExtension(Extension):
-    """Does nothing unless `fleet.log` is set."""
+    """Does nothing unless `fleet.log` or `fleet.shards` is set."""
 
     name = "fleet"
     settings = WithFleet
-    needed_for = "fleet.log"
+    needed_for = "fleet.log fleet.shards"
 
     @classmethod
     async def stand_by(cls, settings: Settings) -> Leadership | None:
-        """Follow the log until this process leads. The daemon's addresses are served meanwhile."""
-        fleet = own_settings(settings, WithFleet).fleet
+        """Follow the log until this process leads. The daemon's addresses are served meanwhile. With `--shards`, run
+        the daemons instead.
+        """
+        own = own_settings(settings, WithFleet)
+        fleet = own.fleet
+        if own.shards > 1:
+            await Supervisor(settings, fleet, own.shards).run()
+        if fleet.ends_with_stdin:
+            end_with_stdin()
         if not fleet.log:
-            if settings.journal.dir is not None and is_copy(settings.journal.dir):
-                raise StartupError(
-                    f"{settings.journal.dir} is a copy of a fleet's log: set fleet.log, or run `purgatory fleet leave`"
-                )
+            _check_folder(settings.journal.dir)
             return None
+        return await cls._follow(settings, fleet)
+
+    @classmethod
+    async def _follow(cls, settings: Settings, fleet: FleetSettings) -> Leadership:
         if getattr(settings, "source", ()):
             raise StartupError(
                 "fleet.log and source: run `purgatory-source URI --to ADDRESS` as a process of its own, which follows "
@@ -65,13 +76,13 @@ class FleetExtension(Extension):
         if settings.journal.mode != "sync":
             raise StartupError("fleet.log needs journal.mode sync: async answers could be lost with the leader")
         try:
-            log = open_log(fleet.log)
-            await asyncio.to_thread(log.check, 1)
+            log = open_log(fleet.log, fleet.shard)
+            await asyncio.to_thread(log.check, max(1, len(fleet.targets)))
         except FleetLogError as error:
             raise StartupError(str(error)) from None
         address = fleet.address or settings.grpc.address
         standby = Standby(settings.journal.dir, log, fleet.silence_ms / 1_000, address, settings.http.address)
-        site = StandbySite(settings, lambda: view_of_standby(standby))
+        site = StandbySite(settings, lambda: view_of_standby(standby), Topology(fleet.targets, fleet.shard))
         leading = asyncio.create_task(asyncio.to_thread(standby.lead), name="standby")
         try:
             await site.start()
@@ -90,6 +101,7 @@ class FleetExtension(Extension):
     def __init__(self, core: Core) -> None:
         self._core: Final = core
         self._settings: Final = own_settings(core.settings, WithFleet).fleet
+        self._topology: Final = Topology(self._settings.targets, self._settings.shard)
         takeover = core.takeover
         assert takeover is None or isinstance(takeover, Leadership), f"taken over by another extension: {takeover}"
         self._leadership: Final = takeover
@@ -105,6 +117,12 @@ class FleetExtension(Extension):
         assert self._leadership is not None, "only the leader has a view of it"
         return view_of_leader(self._leadership, self._snapshot_position)
 
+    def calls(self) -> Mapping[str, Method]:
+        return {GET_TOPOLOGY: self._topology.get}
+
+    def checked(self, methods: dict[str, Method]) -> dict[str, Method]:
+        return self._topology.checked(methods)
+
     def identify(self, identify: Identify) -> Identify:
         """Refuse calls while it is not certain that this daemon leads; its state could be old."""
         return identify if self._leadership is None else self._if_leading(identify)
@@ -114,6 +132,8 @@ class FleetExtension(Extension):
 
         def for_method(method: str) -> Callable[[Context], Account]:
             account_of = identify(method)
+            if method == GET_TOPOLOGY:
+                return account_of
 
             def account_if_leading(context: Context) -> Account:
                 if not host.journal.is_confirmed:
@@ -180,8 +200,16 @@ class FleetExtension(Extension):
 
     def _store_snapshot(self, database: Path) -> int:
         # Not the log that the journal's thread uses.
-        log = open_log(self._settings.log)
+        log = open_log(self._settings.log, self._settings.shard)
         try:
             return store_and_trim(database, log)
         finally:
             log.close()
+
+
+def _check_folder(folder: Path | None) -> None:
+    """Raise `StartupError` for a folder that a daemon without a log must not use as its journal."""
+    if folder is not None and is_copy(folder):
+        raise StartupError(f"{folder} is a copy of a fleet's log: set fleet.log, or run `purgatory fleet leave`")
+    if folder is not None and (there := shard_folders(folder)):
+        raise StartupError(f"{folder} has the journals of shards: start with --shards {len(there)}")

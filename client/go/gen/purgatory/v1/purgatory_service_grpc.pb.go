@@ -53,6 +53,7 @@ const (
 	PurgatoryService_ListDeadLetters_FullMethodName   = "/purgatory.v1.PurgatoryService/ListDeadLetters"
 	PurgatoryService_ResendDeadLetters_FullMethodName = "/purgatory.v1.PurgatoryService/ResendDeadLetters"
 	PurgatoryService_DeleteDeadLetters_FullMethodName = "/purgatory.v1.PurgatoryService/DeleteDeadLetters"
+	PurgatoryService_GetTopology_FullMethodName       = "/purgatory.v1.PurgatoryService/GetTopology"
 )
 
 // PurgatoryServiceClient is the client API for PurgatoryService service.
@@ -126,6 +127,13 @@ type PurgatoryServiceClient interface {
 	ResendDeadLetters(ctx context.Context, in *ResendDeadLettersRequest, opts ...grpc.CallOption) (*ResendDeadLettersResponse, error)
 	// Deletes dead letters without sending them.
 	DeleteDeadLetters(ctx context.Context, in *DeleteDeadLettersRequest, opts ...grpc.CallOption) (*DeleteDeadLettersResponse, error)
+	// How sessions are divided among several daemons. Standbys answer too. It changes only when daemons are configured
+	// anew. UNIMPLEMENTED: there is one shard.
+	//
+	// A session belongs to shard crc32(session_id in UTF-8) % shards, with the CRC of zlib. Calls that name a session are
+	// refused by other shards: FAILED_PRECONDITION with a google.rpc.ErrorInfo whose reason is OTHER_SHARD and whose
+	// metadata has `shard` and `target`. `Wait` may go to any shard. Inspection covers one shard.
+	GetTopology(ctx context.Context, in *GetTopologyRequest, opts ...grpc.CallOption) (*GetTopologyResponse, error)
 }
 
 type purgatoryServiceClient struct {
@@ -383,6 +391,16 @@ func (c *purgatoryServiceClient) DeleteDeadLetters(ctx context.Context, in *Dele
 	return out, nil
 }
 
+func (c *purgatoryServiceClient) GetTopology(ctx context.Context, in *GetTopologyRequest, opts ...grpc.CallOption) (*GetTopologyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetTopologyResponse)
+	err := c.cc.Invoke(ctx, PurgatoryService_GetTopology_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PurgatoryServiceServer is the server API for PurgatoryService service.
 // All implementations must embed UnimplementedPurgatoryServiceServer
 // for forward compatibility.
@@ -454,6 +472,13 @@ type PurgatoryServiceServer interface {
 	ResendDeadLetters(context.Context, *ResendDeadLettersRequest) (*ResendDeadLettersResponse, error)
 	// Deletes dead letters without sending them.
 	DeleteDeadLetters(context.Context, *DeleteDeadLettersRequest) (*DeleteDeadLettersResponse, error)
+	// How sessions are divided among several daemons. Standbys answer too. It changes only when daemons are configured
+	// anew. UNIMPLEMENTED: there is one shard.
+	//
+	// A session belongs to shard crc32(session_id in UTF-8) % shards, with the CRC of zlib. Calls that name a session are
+	// refused by other shards: FAILED_PRECONDITION with a google.rpc.ErrorInfo whose reason is OTHER_SHARD and whose
+	// metadata has `shard` and `target`. `Wait` may go to any shard. Inspection covers one shard.
+	GetTopology(context.Context, *GetTopologyRequest) (*GetTopologyResponse, error)
 	mustEmbedUnimplementedPurgatoryServiceServer()
 }
 
@@ -529,6 +554,9 @@ func (UnimplementedPurgatoryServiceServer) ResendDeadLetters(context.Context, *R
 }
 func (UnimplementedPurgatoryServiceServer) DeleteDeadLetters(context.Context, *DeleteDeadLettersRequest) (*DeleteDeadLettersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteDeadLetters not implemented")
+}
+func (UnimplementedPurgatoryServiceServer) GetTopology(context.Context, *GetTopologyRequest) (*GetTopologyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetTopology not implemented")
 }
 func (UnimplementedPurgatoryServiceServer) mustEmbedUnimplementedPurgatoryServiceServer() {}
 func (UnimplementedPurgatoryServiceServer) testEmbeddedByValue()                          {}
@@ -900,6 +928,24 @@ func _PurgatoryService_DeleteDeadLetters_Handler(srv interface{}, ctx context.Co
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PurgatoryService_GetTopology_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetTopologyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PurgatoryServiceServer).GetTopology(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PurgatoryService_GetTopology_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PurgatoryServiceServer).GetTopology(ctx, req.(*GetTopologyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // PurgatoryService_ServiceDesc is the grpc.ServiceDesc for PurgatoryService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -974,6 +1020,10 @@ var PurgatoryService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteDeadLetters",
 			Handler:    _PurgatoryService_DeleteDeadLetters_Handler,
+		},
+		{
+			MethodName: "GetTopology",
+			Handler:    _PurgatoryService_GetTopology_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
