@@ -17,7 +17,7 @@ The daemon takes a list of extension classes and imports none of them. For each 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from operator import attrgetter
 from typing import ClassVar, TypeVar
 
 import grpc
@@ -159,7 +159,7 @@ def chosen(extensions: Sequence[type[Extension]], settings: Settings) -> list[ty
     if unknown := [name for name in names if name not in known]:
         raise StartupError(f"extensions: unknown extension {unknown[0]!r}; known: all, none, {', '.join(known)}")
     for extension in extensions:
-        used = [name for name in extension.needed_for.split() if reduce(getattr, name.split("."), settings)]
+        used = [name for name in extension.needed_for.split() if attrgetter(name)(settings)]
         if used and extension.name not in names:
             raise StartupError(f"{used[0]} is set, but the extension {extension.name} is not loaded")
     return [extension for extension in extensions if extension.name in names]
