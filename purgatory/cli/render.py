@@ -6,7 +6,7 @@ Durations are in seconds, unknown offsets are -1, and missing values are null. `
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict
 from datetime import datetime
@@ -261,6 +261,18 @@ def status(answer: Status) -> None:
         console.print(_webhooks_line(answer.webhooks))
     if answer.remaining_time is not None:
         console.print(remaining_line(answer.remaining_time))
+
+
+def shards(found: Sequence[tuple[str, Status]]) -> None:
+    """The shards of a status, each with its address."""
+    if not AS_JSON.get():
+        print_lines(
+            *(
+                f"shard {number} at {address}: {sum(kind.pending for kind in one.kinds):,} pending, "
+                f"{counted(one.sessions, 'session')}"
+                for number, (address, one) in enumerate(found)
+            )
+        )
 
 
 def pending_line(answer: Status) -> str:

@@ -17,6 +17,7 @@ from purgatory.engine.batches import EventBatch, EventsReceipt, Refusal
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.extension import Core
+from purgatory.extensions.fleet.extension import FleetExtension
 from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.extensions.webhooks.extension import WebhooksExtension
 from purgatory.service.access.access import Access
@@ -151,10 +152,11 @@ async def serving(
 
 
 def all_methods(host: Host) -> dict[str, Method]:
-    """The methods of a daemon that has the extension `webhooks`."""
+    """The methods of a daemon that has the extensions `webhooks` and `fleet`."""
     access = Access(AccessSettings(), host.sessions.accounts, lambda _context: "")
-    webhooks = WebhooksExtension(Core(ALL_SETTINGS(), host, Metrics(), access, None, 0))
-    return service_methods(PurgatoryServicer(host), webhooks.calls())
+    core = Core(ALL_SETTINGS(), host, Metrics(), access, None, 0)
+    added = {**WebhooksExtension(core).calls(), **FleetExtension(core).calls()}
+    return service_methods(PurgatoryServicer(host), added)
 
 
 async def start_server(

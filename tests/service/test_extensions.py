@@ -46,7 +46,7 @@ async def test_daemon_with_these_extensions(run_daemon: RunDaemon, loaded: str) 
 
 def test_unknown_extension() -> None:
     """An unknown extension is refused, with the known names."""
-    with pytest.raises(StartupError, match="unknown extension 'webhook'; known: all, none, tracing, archive"):
+    with pytest.raises(StartupError, match="unknown extension 'webhook'; known: all, none, fleet, tracing, archive"):
         chosen(ALL, ALL_SETTINGS(extensions="page webhook"))
 
 
