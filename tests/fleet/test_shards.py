@@ -15,11 +15,13 @@ import pytest
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from purgatory_client import AsyncClient, Outcome, batches, errors
+from purgatory_client import AsyncClient, Outcome, batches, errors, waits
+from purgatory_client.session import shards as client_shards
 from purgatory_client.session.shards import shard_of
 from purgatory_client.unary import shards_of
 
 from examples.kafka_cluster import free_ports
+from purgatory.extensions.fleet import shards as daemon_shards
 from purgatory.journal.directory import DATABASE
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -28,6 +30,7 @@ from tests.conftest import StartDaemon
 from tests.daemon_process import DEADLINE_S, daemon_environment, is_running, run_to_end, wait_until
 from tests.fleet.shard_daemons import ShardSet, session_of, start_one
 from tests.service.serving import eventually
+from tests.sources.file_source import FileSourceProcess, write_positions
 
 pytestmark = pytest.mark.slow
 
@@ -67,9 +70,11 @@ def refusal_of(error: BaseException) -> error_details_pb2.ErrorInfo:
 
 
 def test_shard_of_a_session() -> None:
-    """The shard is the CRC-32 of zlib over UTF-8: both implementations agree with values computed elsewhere."""
-    assert [session_of(shard) for shard in range(2)] == ["session-1", "session-0"]
-    assert [shard_of(one, 64) for one in ("123456789", "Grüße", "")] == [0xCBF43926 % 64, 0xFBD37071 % 64, 0]
+    """The shard is the CRC-32 of zlib over UTF-8, at the daemon and in the client."""
+    assert [session_of(shard) for shard in range(2)] == ["session-0", "session-4"]
+    for module in (client_shards, daemon_shards):
+        found = [module.shard_of(one, 64) for one in ("123456789", "Grüße", "")]
+        assert found == [0xCBF43926 % 64, 0xFBD37071 % 64, 0]
 
 
 async def test_clients_use_all_shards(shards: ShardSet) -> None:
@@ -198,6 +203,23 @@ def test_commands_show_all_shards(shards: ShardSet) -> None:
     partition = json.loads(run("ls", "--partitions", "--prefix", "listed", "--json"))
     assert partition["watched"] == 2
     assert "2" in run("cancel", "--partition", "listed-0")
+
+
+async def test_sources_feed_each_shard(shards: ShardSet, tmp_path: Path) -> None:
+    """A source that is given every shard ends waits at all of them; one that misses a shard logs a warning."""
+    write_positions(tmp_path / "positions", {"t/fed": (5, "a")})
+    sources = [FileSourceProcess(tmp_path / "positions", tmp_path / "all", shards.targets)]
+    try:
+        for target in shards.targets:
+            async with AsyncClient(target) as client:
+                assert (await client.wait_once(waits.produce({"t/fed-0": 5}, timeout=PATIENCE_S))).satisfied
+        assert "shards" not in sources[0].log.read_text("utf-8")
+        sources.append(FileSourceProcess(tmp_path / "positions", tmp_path / "one", shards.targets[:1]))
+        warning = f"the daemon at {shards.targets[0]} is one of 2 shards"
+        await eventually(lambda: warning in sources[1].log.read_text("utf-8"), "the source warns")
+    finally:
+        for source in sources:
+            source.kill()
 
 
 async def test_dead_child_is_started_again(shards: ShardSet) -> None:
