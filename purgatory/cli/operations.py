@@ -6,7 +6,7 @@ from typing import Annotated, Final, TypeVar
 
 import typer
 from purgatory_client.aio import AsyncClient
-from purgatory_client.unary import Filters, SingleCalls
+from purgatory_client.unary import Filters
 from purgatory_client.views import OperationOrder
 from typer import Argument, Option
 
@@ -82,9 +82,9 @@ async def ls(
             if ranked.matching > len(ranked.operations):
                 render.error_line(f"listed {len(ranked.operations):,} of {ranked.matching:,}; see --limit")
         elif partitions:
-            render.partitions(await _up_to(limit, listed.partitions(prefix=prefix, page_size=page)))
+            render.partitions(await _up_to(limit, listed.partitions(prefix, page)))
         else:
-            render.operations(await _up_to(limit, listed.operations(page_size=page, **filters)))
+            render.operations(await _up_to(limit, listed.operations(page, **filters)))
 
     return await shown(watch, show)
 
@@ -150,12 +150,10 @@ async def close(
 async def status(client: AsyncClient, watch: Watch = None) -> Exit:
     async def show() -> None:
         counted = await over_shards(client)
-        if isinstance(counted, AllShards):
-            statuses = await counted.statuses(remaining_time=True)
-            render.status(merged(statuses))
-            render.shards([(one.address, status) for one, status in zip(counted.shards, statuses, strict=True)])
-        else:
-            render.status(await counted.status(remaining_time=True))
+        statuses = await counted.statuses(remaining_time=True)
+        render.status(merged(statuses))
+        if len(statuses) > 1:
+            render.shards((one.address, status) for one, status in zip(counted.shards, statuses, strict=True))
 
     return await shown(watch, show)
 
@@ -171,7 +169,7 @@ async def top(client: AsyncClient) -> Exit:
     return Exit.OK
 
 
-async def _snapshot(client: SingleCalls | AllShards) -> Exit:
+async def _snapshot(client: AllShards) -> Exit:
     """Print what `top` shows first: the counts, and the operations that expire first."""
     status = await client.status()
     ranked = await client.ranked_operations(OperationOrder.LEAST_REMAINING, limit=SNAPSHOT_ROWS)

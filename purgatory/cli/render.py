@@ -6,7 +6,7 @@ Durations are in seconds, unknown offsets are -1, and missing values are null. `
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import asdict
 from datetime import datetime
@@ -263,16 +263,12 @@ def status(answer: Status) -> None:
         console.print(remaining_line(answer.remaining_time))
 
 
-def shards(found: Sequence[tuple[str, Status]]) -> None:
+def shards(found: Iterable[tuple[str, Status]]) -> None:
     """The shards of a status, each with its address."""
-    if not AS_JSON.get():
-        print_lines(
-            *(
-                f"shard {number} at {address}: {sum(kind.pending for kind in one.kinds):,} pending, "
-                f"{counted(one.sessions, 'session')}"
-                for number, (address, one) in enumerate(found)
-            )
-        )
+    for number, (address, one) in enumerate(found):
+        pending = sum(kind.pending for kind in one.kinds)
+        if not AS_JSON.get():
+            print_lines(f"shard {number} at {address}: {pending:,} pending, {counted(one.sessions, 'session')}")
 
 
 def pending_line(answer: Status) -> str:

@@ -75,7 +75,7 @@ class Top(App[None]):
     ]
     ENABLE_COMMAND_PALETTE = False
 
-    def __init__(self, client: SingleCalls | AllShards) -> None:
+    def __init__(self, client: AllShards) -> None:
         super().__init__()
         self._client: Final = client
         self._ended: Final[deque[EndedOperation]] = deque(maxlen=ENDED_KEPT)
@@ -133,7 +133,8 @@ class Top(App[None]):
     def on_mount(self) -> None:
         self.query_one(DataTable).focus()
         self.run_worker(self._refresh_forever(), name="refresh")
-        self.run_worker(self._follow_forever(), name="tail")
+        for shard in self._client.shards:
+            self.run_worker(self._follow_forever(shard), name="tail")
 
     # Keys.
 
@@ -214,11 +215,11 @@ class Top(App[None]):
             self._rows = rows
             self._draw()
 
-    async def _follow_forever(self) -> None:
+    async def _follow_forever(self, shard: SingleCalls) -> None:
         """Keeps what has just ended; over a daemon that restarts, too."""
         while True:
             with contextlib.suppress(PurgatoryClientError):
-                async for ended in self._client.tail():
+                async for ended in shard.tail():
                     self._ended.extend(ended.operations)
             await asyncio.sleep(RETRY_S)
 
