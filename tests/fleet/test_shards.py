@@ -22,6 +22,7 @@ from purgatory_client.unary import shards_of
 
 from examples.kafka_cluster import free_ports
 from purgatory.extensions.fleet import shards as daemon_shards
+from purgatory.extensions.fleet.extension import SHARD_NOTE
 from purgatory.journal.directory import DATABASE
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -308,15 +309,21 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a target twice": (["--fleet-shards", "a:1 a:1"], "the same target twice"),
     "a target without a port": (["--fleet-shards", "a:1 b"], "b: must be host:port"),
     "any port": (["--shards", "2", "--grpc-address", "127.0.0.1:0"], "must not be 0"),
-    "no port left": (["--shards", "9", "--grpc-address", "127.0.0.1:65530"], "need ports above 65535"),
+    "no port left": (["--shards", "9", "--grpc-address", "127.0.0.1:65530"], "must end in a port from 0 to 65535"),
     "all interfaces": (
         ["--shards", "2", "--insecure", "--grpc-address", "0.0.0.0:7440"],
         "set fleet.address",
     ),
     "with a log": (["--shards", "2", "--fleet-log", "postgresql://host/db"], "cannot be used with fleet.log"),
-    "another number": (["--shards", "3", "--data-dir", "sharded"], "has 2 shards, and their number cannot be changed"),
-    "no longer shards": (["--data-dir", "sharded"], "has the journals of shards: start with --shards 2"),
-    "not shards before": (["--shards", "2", "--data-dir", "single"], "is the journal of a single daemon"),
+    "another number": (
+        ["--shards", "2", "--data-dir", "sharded"],
+        "of 3, and not of shard",
+    ),
+    "no longer shards": (["--data-dir", "sharded"], "has the journals of shards: start with --shards"),
+    "another shard": (["--fleet-shards", "a:1 b:2", "--data-dir", "sharded/1"], "is the journal of shard 1 of 3, and"),
+    "alone as a shard": (["--data-dir", "sharded/1"], "is the journal of shard 1 of 3, and not of a single daemon"),
+    "a shard as before": (["--fleet-shards", "a:1 b:2", "--data-dir", "single"], "is the journal of a single daemon"),
+    "shards as before": (["--shards", "2", "--data-dir", "single"], "is the journal of a single daemon"),
     "without the extension": (["--fleet-shards", "a:1 b:2", "--extensions", "none"], "fleet.shards is set, but"),
 }
 
@@ -324,8 +331,9 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_settings_are_refused(tmp_path: Path, case: str) -> None:
     """Settings that could lose sessions, or that nobody could connect by, end the start with their reason."""
-    for shard in ("0", "1"):
-        (tmp_path / "sharded" / shard).mkdir(parents=True)
+    for shard in range(3):
+        (tmp_path / "sharded" / str(shard)).mkdir(parents=True)
+        (tmp_path / "sharded" / str(shard) / SHARD_NOTE).write_text(f"shard {shard} of 3")
     (tmp_path / "single").mkdir()
     (tmp_path / "single" / DATABASE).touch()
     arguments, reason = REFUSED[case]

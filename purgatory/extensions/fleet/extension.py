@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from purgatory.extensions.fleet.fleet_view import FleetMetrics, FleetView, view_
 from purgatory.extensions.fleet.settings import FleetSettings, WithFleet
 from purgatory.extensions.fleet.shards import GET_TOPOLOGY, Topology
 from purgatory.extensions.fleet.standby_site import StandbySite
-from purgatory.extensions.fleet.supervisor import Supervisor, end_with_stdin, shard_folders
+from purgatory.extensions.fleet.supervisor import Supervisor, end_with_stdin
 from purgatory.fleet.errors import CutOff, FleetLogError
 from purgatory.fleet.leadership import Leadership
 from purgatory.fleet.open_log import open_log
@@ -39,6 +40,8 @@ HEARTBEAT_S: Final = 0.5
 SNAPSHOT_S_MAX: Final = 3_600.0
 """Time after which a snapshot is stored, however little was appended."""
 SNAPSHOT_CHECK_S: Final = 5.0
+SHARD_NOTE: Final = "shard"
+"""A file in the folder of a journal, if there are shards."""
 
 
 class FleetExtension(Extension):
@@ -59,10 +62,9 @@ class FleetExtension(Extension):
             await Supervisor(settings, fleet, own.shards).run()
         if fleet.ends_with_stdin:
             end_with_stdin()
-        if not fleet.log:
-            _check_folder(settings.journal.dir)
-            return None
-        return await cls._follow(settings, fleet)
+        if settings.journal.dir is not None:
+            _check_folder(settings.journal.dir, fleet)
+        return await cls._follow(settings, fleet) if fleet.log else None
 
     @classmethod
     async def _follow(cls, settings: Settings, fleet: FleetSettings) -> Leadership:
@@ -207,9 +209,26 @@ class FleetExtension(Extension):
             log.close()
 
 
-def _check_folder(folder: Path | None) -> None:
-    """Raise `StartupError` for a folder that a daemon without a log must not use as its journal."""
-    if folder is not None and is_copy(folder):
+def _check_folder(folder: Path, fleet: FleetSettings) -> None:
+    """Note in a folder to which shard it belongs. Raises `StartupError` if that is another one: its sessions would be
+    looked for elsewhere.
+    """
+    if not fleet.log and is_copy(folder):
         raise StartupError(f"{folder} is a copy of a fleet's log: set fleet.log, or run `purgatory fleet leave`")
-    if folder is not None and (there := shard_folders(folder)):
-        raise StartupError(f"{folder} has the journals of shards: start with --shards {len(there)}")
+    if (folder / "0").is_dir():
+        raise StartupError(f"{folder} has the journals of shards: start with --shards")
+    note, shards = folder / SHARD_NOTE, len(fleet.targets)
+    alone = "a single daemon"
+    try:
+        was = note.read_text("utf-8") if note.exists() else alone
+        now = f"shard {fleet.shard} of {shards}" if shards > 1 else alone
+        if was != now and (was != alone or (folder / DATABASE).exists()):
+            raise StartupError(f"{folder} is the journal of {was}, and not of {now}; use another folder")
+        if was != now:
+            folder.mkdir(parents=True, exist_ok=True)
+            with note.open("w", encoding="utf-8") as written:
+                written.write(now)
+                written.flush()
+                os.fsync(written.fileno())
+    except OSError as error:
+        raise StartupError(f"cannot use {folder} as data folder: {error.strerror or error}") from None

@@ -35,7 +35,9 @@ class Topology(NamedTuple):
     """That of this daemon."""
 
     def message(self) -> wire.GetTopologyResponse:
-        return wire.GetTopologyResponse(shards=max(1, len(self.targets)), targets=self.targets, shard=self.shard)
+        if len(self.targets) < 2:
+            return wire.GetTopologyResponse(shards=1)
+        return wire.GetTopologyResponse(shards=len(self.targets), targets=self.targets, shard=self.shard)
 
     async def get(self, _request: object, _call: Call) -> wire.GetTopologyResponse:
         """`GetTopology`."""

@@ -12,14 +12,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Final, NoReturn
 
 from purgatory.extension import StartupError
 from purgatory.extensions.fleet.settings import FleetSettings
 from purgatory.journal.directory import DATABASE
 from purgatory.service.budget.memory_budget import budget_bytes
-from purgatory.service.settings import MEMORY_BYTES_MIN, PORT_MAX, Settings, split_address
+from purgatory.service.settings import MEMORY_BYTES_MIN, Settings
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -101,70 +100,43 @@ def end_with_stdin() -> None:
 
 def _flags_of(settings: Settings, fleet: FleetSettings, shards: int) -> list[list[str]]:
     """Return the flags of each child, which override those of this process."""
-    grpc_host, grpc_ports, http_ports = _ports(settings, shards)
-    host = split_address(fleet.address)[0] if fleet.address else grpc_host
+    grpc_host, grpc_port = settings.grpc.address.rsplit(":", 1)
+    http_host, http_port = settings.http.address.rsplit(":", 1)
+    host = (fleet.address or settings.grpc.address).rpartition(":")[0]
     with suppress(ValueError):
         if ip_address(host.strip("[]")).is_unspecified:
             raise StartupError(f"shards: clients cannot connect to {host}; set fleet.address to a name of this machine")
-    host = f"[{host}]" if ":" in host else host
-    targets = " ".join(f"{host}:{port}" for port in grpc_ports)
+    folder, archive = settings.journal.dir, getattr(getattr(settings, "archive", None), "uri", None)
+    if folder is not None and (folder / DATABASE).exists():
+        raise StartupError(f"shards: {folder} is the journal of a single daemon; use another folder")
+    ports = _ports(int(grpc_port), int(http_port), shards)
     memory_bytes = max(MEMORY_BYTES_MIN, budget_bytes(settings.limits.memory_bytes_max) // shards)
-    common = ["--shards=1", "--fleet-ends-with-stdin", f"--fleet-shards={targets}"]
-    common.append(f"--limits-memory-bytes-max={memory_bytes}")
-    folders = _folders(settings.journal.dir, shards)
-    archive = getattr(getattr(settings, "archive", None), "uri", None)
     found = []
-    for shard in range(shards):
-        flags = [*common, f"--fleet-shard={shard}"]
-        flags.append(f"--grpc-address={_with_port(settings.grpc.address, grpc_ports[shard])}")
-        flags.append(f"--http-address={_with_port(settings.http.address, http_ports[shard])}")
-        if folders:
-            flags.append(f"--journal-dir={folders[shard]}")
+    for shard, port in enumerate(ports):
+        given: dict[str, object] = {
+            "shards": 1,
+            "fleet-shards": " ".join(f"{host}:{port}" for port, _ in ports),
+            "fleet-shard": shard,
+            "grpc-address": f"{grpc_host}:{port[0]}",
+            "http-address": f"{http_host}:{port[1]}",
+            "limits-memory-bytes-max": memory_bytes,
+        }
+        if folder is not None:
+            given["journal-dir"] = folder / str(shard)
         if archive:
-            flags.append(f"--archive-uri={archive.rstrip('/')}/{shard}")
+            given["archive-uri"] = f"{archive.rstrip('/')}/{shard}"
         if settings.ready_file is not None:
-            flags.append(f"--ready-file={settings.ready_file}.{shard}")
-        found.append(flags)
+            given["ready-file"] = f"{settings.ready_file}.{shard}"
+        found.append(["--fleet-ends-with-stdin", *(f"--{name}={value}" for name, value in given.items())])
     return found
 
 
-def _ports(settings: Settings, shards: int) -> tuple[str, range, range]:
-    """Return the host for gRPC, and the ports of all shards for gRPC and HTTP.
-
-    Consecutive ones, unless they would overlap: from 7440 and 7441, the next are 7442 and 7443.
+def _ports(grpc_port: int, http_port: int, shards: int) -> list[tuple[int, int]]:
+    """Return the ports of all shards, for gRPC and for HTTP. They are consecutive, unless they would overlap: from 7440
+    and 7441, the next are 7442 and 7443.
     """
-    host, grpc_port = split_address(settings.grpc.address)
-    _, http_port = split_address(settings.http.address)
     if not grpc_port or not http_port:
         raise StartupError("shards: the ports of grpc.address and http.address must not be 0")
     apart = abs(grpc_port - http_port)
     step = 1 if apart >= shards else apart + 1
-    ranges = [range(port, port + shards * step, step) for port in (grpc_port, http_port)]
-    if max(one[-1] for one in ranges) > PORT_MAX:
-        raise StartupError(f"shards: {shards} of them need ports above {PORT_MAX}")
-    return host, ranges[0], ranges[1]
-
-
-def _with_port(address: str, port: int) -> str:
-    return f"{address.rpartition(':')[0]}:{port}"
-
-
-def shard_folders(folder: Path) -> set[str]:
-    """Return the names of the folders of shards in a folder of journals."""
-    return {one.name for one in folder.iterdir() if one.name.isdigit()} if folder.is_dir() else set()
-
-
-def _folders(folder: Path | None, shards: int) -> list[Path]:
-    """Return the journals' folders, which are created. Raises `StartupError` for another number of shards: a session
-    would be looked for in another one.
-    """
-    if folder is None:
-        return []
-    if (folder / DATABASE).exists():
-        raise StartupError(f"shards: {folder} is the journal of a single daemon; use another folder")
-    names = [str(shard) for shard in range(shards)]
-    if (there := shard_folders(folder)) and there != set(names):
-        raise StartupError(f"shards: {folder} has {len(there)} shards, and their number cannot be changed")
-    for name in names:
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    return [folder / name for name in names]
+    return [(grpc_port + shard * step, http_port + shard * step) for shard in range(shards)]
