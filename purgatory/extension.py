@@ -4,7 +4,7 @@ The daemon takes a list of extension classes and imports none of them. For each 
 
     stand_by     before the daemon is built: waits until it may serve
     __init__     with the core, before an address is bound. Opens nothing that needs closing.
-    calls, routes, identify, servers, listener      its additions to the daemon; see each
+    calls, checked, routes, identify, servers, listener     its additions to the daemon; see each
     open         the addresses are bound; the journal has not been restored yet
     restore      before the journal is restored into the host; called only if there is a journal
     start        the host is about to start, and calls will be served
@@ -17,7 +17,7 @@ The daemon takes a list of extension classes and imports none of them. For each 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from operator import attrgetter
 from typing import ClassVar, TypeVar
 
 import grpc
@@ -75,7 +75,7 @@ class Extension:
     settings: ClassVar[type[BaseModel]] = BaseModel
     """Its settings: a model whose fields are added to those of the daemon. `own_settings` returns them."""
     needed_for: ClassVar[str] = ""
-    """The setting that has no effect without this extension, such as "archive.uri"."""
+    """Settings that have no effect without this extension, such as "archive.uri", separated by spaces."""
 
     @classmethod
     async def stand_by(cls, _settings: Settings) -> Takeover | None:
@@ -96,6 +96,10 @@ class Extension:
     def calls(self) -> Mapping[str, Method]:
         """Return the calls that it serves, by name. Without the extension they end with UNIMPLEMENTED."""
         return {}
+
+    def checked(self, methods: dict[str, Method]) -> dict[str, Method]:
+        """Wrap the service's calls, to refuse some requests."""
+        return methods
 
     def routes(self, _methods: HttpMethods) -> HttpParts:
         """Return its pages and streams on the HTTP site. `methods`: the service's calls, as served over HTTP."""
@@ -157,7 +161,7 @@ def chosen(extensions: Sequence[type[Extension]], settings: Settings) -> list[ty
     if unknown := [name for name in names if name not in known]:
         raise StartupError(f"extensions: unknown extension {unknown[0]!r}; known: all, none, {', '.join(known)}")
     for extension in extensions:
-        used = extension.needed_for and reduce(getattr, extension.needed_for.split("."), settings)
+        used = [name for name in extension.needed_for.split() if attrgetter(name)(settings)]
         if used and extension.name not in names:
-            raise StartupError(f"{extension.needed_for} is set, but the extension {extension.name} is not loaded")
+            raise StartupError(f"{used[0]} is set, but the extension {extension.name} is not loaded")
     return [extension for extension in extensions if extension.name in names]

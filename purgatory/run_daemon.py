@@ -51,7 +51,7 @@ async def serve(settings: Settings, extensions: Sequence[type[Extension]]) -> in
     if not standing_by.done():
         standing_by.cancel()
         await asyncio.gather(standing_by, return_exceptions=True)
-        LOGGER.info("stopped while standing by")
+        LOGGER.info("stopped")
         return 0
     daemon = stopping.daemon = Daemon(settings, extensions, standing_by.result(), stopping.end)
     loop.add_signal_handler(signal.SIGHUP, daemon.reload)

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
@@ -14,7 +14,7 @@ from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 from purgatory.v1 import purgatory_service_pb2
 from purgatory_client import batches, waits
 from purgatory_client.batches import Entry, WaitBatch
-from purgatory_client.errors import Unavailable
+from purgatory_client.errors import InvalidRequest, Unavailable
 from purgatory_client.events import AdvanceReceipt, Event, signalled
 from purgatory_client.marks import Marks, events_of
 from purgatory_client.number_checks import milliseconds
@@ -23,13 +23,14 @@ from purgatory_client.results import Result, ResultColumns, already_satisfied
 from purgatory_client.session.addresses import pause_max
 from purgatory_client.session.backoff import Resumption
 from purgatory_client.session.channel import ChannelSecurity, Pem, Token
-from purgatory_client.session.detached_sessions import CALL_TIMEOUT, Collected, Collector, Registered, register
+from purgatory_client.session.detached_sessions import CALL_TIMEOUT
 from purgatory_client.session.event_sender import EventSender
 from purgatory_client.session.event_stream import EventStream
 from purgatory_client.session.session_driver import OPEN_TIMEOUT, SessionDriver
+from purgatory_client.session.shards import Exchange, send_to_all, shard_refusal
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.sources.source_names import KAFKA, kafka_group
-from purgatory_client.unary import SingleCalls
+from purgatory_client.unary import SingleCalls, shards_of
 from purgatory_client.waits import ByPartition, Name, Wait
 from purgatory_client.wire.decode_results import arrived_row
 from purgatory_client.wire.encode_waits import row_of_wait
@@ -134,7 +135,8 @@ class AsyncClient(SingleCalls):
             outbox=outbox,
             security=self._security,
         )
-        self._events: Final = EventStream(lambda: self._stub().AdvanceStream())
+        self._exchanges = [_exchange_of(self)]
+        """Send events to a daemon; several once shards are known."""
         self._event_sender: Final = EventSender(self._send_events)
 
     async def __aenter__(self) -> Self:
@@ -363,54 +365,6 @@ class AsyncClient(SingleCalls):
         """
         await self._session.outbox().confirm(ticket)
 
-    # Detached sessions: one client registers, another collects the results.
-
-    async def register(
-        self, session_id: str, first_operation_id: int, batch: WaitBatch, *, incarnation: str = ""
-    ) -> Registered:
-        """Register a batch in a session other than this client's, without waiting. `results` collects the results.
-
-        The call is repeated until the daemon answers. That is safe, because the daemon skips ids that it already knows.
-
-        Args:
-            session_id: The session, new or known to the daemon.
-            first_operation_id: The id of the first operation; the others follow it. Ids must increase within a session.
-            batch: Made by a function of `purgatory_client.batches`.
-            incarnation: From the `Registered` of an earlier batch: register only if the session has not been created
-                again since then. Empty: not checked, and the session is created if it does not exist.
-
-        Returns:
-            The accepted, already known and refused operations, and the session's incarnation.
-
-        Raises:
-            NotFound: The session does not exist, or has a different incarnation.
-            Unavailable: No answer within `give_up_after` seconds.
-            PurgatoryClientError: The daemon refused the whole batch; the error is the refusal.
-        """
-        batch.operation_id = first_operation_id
-        return await self._answer(register(self._stub(), session_id, batch, self._give_up_after, incarnation))
-
-    async def results(self, session_id: str, *, incarnation: str = "") -> AsyncIterator[Collected]:
-        """Collect the results of a session without a connected client, until no operation is pending in it.
-
-        Requesting the next batch acknowledges the previous one, and the daemon then drops it.
-
-        Args:
-            session_id: The session. A client that has it open is disconnected with SessionTakenOver.
-            incarnation: From `Registered`: collect only results of this incarnation. Empty: of the present one.
-
-        Yields:
-            Results in the order in which the operations ended, a batch at a time.
-
-        Raises:
-            NotFound: The session does not exist or was created again, possibly between two batches.
-            Unavailable: No connection for `give_up_after` seconds.
-            SessionTakenOver: Another client opened the session during the call.
-        """
-        collector = Collector(session_id, self._give_up_after, incarnation)
-        while (collected := await self._answer(collector.next(self._stub()))) is not None:
-            yield collected
-
     # Events
 
     async def advance(self, partition: Name, **marks: Unpack[Marks]) -> AdvanceReceipt:
@@ -475,7 +429,7 @@ class AsyncClient(SingleCalls):
         timeout_ms = milliseconds(timeout) or 0
         chosen = self.session_id if session_id is None else session_id
         request = purgatory_service_pb2.ExtendRequest(session_id=chosen, operation_ids=ids, timeout_ms=timeout_ms)
-        response = await self._answer(self._stub().Extend(request, timeout=CALL_TIMEOUT))
+        response = await self._call_session("Extend", request)
         not_pending = list(response.not_pending_operation_ids)
         if chosen == self.session_id:
             self._session.extended(set(ids).difference(not_pending), timeout_ms)
@@ -494,4 +448,20 @@ class AsyncClient(SingleCalls):
     async def _send_events(
         self, request: purgatory_service_pb2.AdvanceStreamRequest
     ) -> purgatory_service_pb2.AdvanceReceipt:
-        return await self._answer(self._events.exchange(request))
+        if len(self._exchanges) == 1:
+            if self._is_source:
+                request.all_shards = True  # whoever runs sources runs one for each shard
+            try:
+                return await self._exchanges[0](request)
+            except InvalidRequest as error:
+                # Nothing was applied.
+                if shard_refusal(error.__cause__) is None or len(shards := await shards_of(self)) == 1:
+                    raise
+            self._exchanges = list(map(_exchange_of, shards))
+        return await send_to_all(self._exchanges, request)
+
+
+def _exchange_of(client: SingleCalls) -> Exchange:
+    """The stream of events to the daemon of a client."""
+    stream = EventStream(lambda: client._stub().AdvanceStream())  # noqa: SLF001 - of the same package
+    return lambda request: client._answer(stream.exchange(request))  # noqa: SLF001

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypedDict, TypeVar, Unpack
 
+import grpc
 import grpc.aio
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2, webhook_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import views
 from purgatory_client.base_errors import from_rpc_error
-from purgatory_client.errors import ClientClosed, InvalidRequest, NotFound, Unavailable
+from purgatory_client.batches import WaitBatch
+from purgatory_client.errors import ClientClosed, InvalidRequest, NotFound, PurgatoryClientError, Unavailable
 from purgatory_client.partition_names import partition_name
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.session.addresses import check_address, pause_max
 from purgatory_client.session.backoff import Resumption
 from purgatory_client.session.channel import ChannelSecurity, check_process, is_lost, open_channel
-from purgatory_client.session.detached_sessions import CALL_TIMEOUT, ClosedSession
+from purgatory_client.session.detached_sessions import (
+    CALL_TIMEOUT,
+    ClosedSession,
+    Collected,
+    Collector,
+    Registered,
+    register,
+)
+from purgatory_client.session.shards import shard_of, shard_refusal
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.sources.source_link import SourceLink
 from purgatory_client.waits import ByPartition, Name
@@ -28,6 +38,9 @@ from purgatory_client.waits import ByPartition, Name
 T = TypeVar("T")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 """The start of Unix time."""
+
+
+# ruff: noqa: SLF001 - of other clients of the same class
 
 
 class Filters(TypedDict, total=False):
@@ -49,6 +62,11 @@ class SingleCalls:
         self._give_up_after: Final = give_up_after
         self._channel: grpc.aio.Channel | None = None
         self._closed = False
+        self._is_source = False
+        self._is_alone = False
+        """Whether the daemon has said that there is one shard."""
+        self._shards: list[SingleCalls] = []
+        """A client of each shard, once they are known."""
 
     @property
     def session_id(self) -> str:
@@ -57,6 +75,8 @@ class SingleCalls:
 
     async def _close_channel(self) -> None:
         self._closed = True
+        for one in self._shards:
+            await one._close_channel()
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
@@ -75,8 +95,64 @@ class SingleCalls:
             Unavailable: The daemon could not be reached.
         """
         request = purgatory_service_pb2.CloseSessionRequest(session_id=session_id)
-        closed = await self._answer(self._stub().CloseSession(request, timeout=CALL_TIMEOUT))
+        closed = await self._call_session("CloseSession", request)
         return ClosedSession(closed.cancelled, closed.results_dropped)
+
+    # Detached sessions: one client registers, another collects the results.
+
+    async def register(
+        self, session_id: str, first_operation_id: int, batch: WaitBatch, *, incarnation: str = ""
+    ) -> Registered:
+        """Register a batch in a session other than this client's, without waiting. `results` collects the results.
+
+        The call is repeated until the daemon answers. That is safe, because the daemon skips ids that it already knows.
+
+        Args:
+            session_id: The session, new or known to the daemon.
+            first_operation_id: The id of the first operation; the others follow it. Ids must increase within a session.
+            batch: Made by a function of `purgatory_client.batches`.
+            incarnation: From the `Registered` of an earlier batch: register only if the session has not been created
+                again since then. Empty: not checked, and the session is created if it does not exist.
+
+        Returns:
+            The accepted, already known and refused operations, and the session's incarnation.
+
+        Raises:
+            NotFound: The session does not exist, or has a different incarnation.
+            Unavailable: No answer within `give_up_after` seconds.
+            PurgatoryClientError: The daemon refused the whole batch; the error is the refusal.
+        """
+        batch.operation_id = first_operation_id
+
+        async def call(one: SingleCalls) -> Registered:
+            return await one._answer(register(one._stub(), session_id, batch, self._give_up_after, incarnation))
+
+        return await self._at_shard(session_id, call)
+
+    async def results(self, session_id: str, *, incarnation: str = "") -> AsyncIterator[Collected]:
+        """Collect the results of a session without a connected client, until no operation is pending in it.
+
+        Requesting the next batch acknowledges the previous one, and the daemon then drops it.
+
+        Args:
+            session_id: The session. A client that has it open is disconnected with SessionTakenOver.
+            incarnation: From `Registered`: collect only results of this incarnation. Empty: of the present one.
+
+        Yields:
+            Results in the order in which the operations ended, a batch at a time.
+
+        Raises:
+            NotFound: The session does not exist or was created again, possibly between two batches.
+            Unavailable: No connection for `give_up_after` seconds.
+            SessionTakenOver: Another client opened the session during the call.
+        """
+        collector = Collector(session_id, self._give_up_after, incarnation)
+
+        async def call(one: SingleCalls) -> Collected | None:
+            return await one._answer(collector.next(one._stub()))
+
+        while (collected := await self._at_shard(session_id, call)) is not None:
+            yield collected
 
     def attach_source(self, name: str, topic_prefixes: Iterable[str]) -> SourceLink:
         """Attach a source of marks to the daemon: report its health, and receive the partitions that are waited on
@@ -86,9 +162,13 @@ class SingleCalls:
             name: The source's name in status and metrics. Must not contain secrets.
             topic_prefixes: The source feeds the partitions of all topics that start with one of these.
 
+        Where there are shards, a source attaches to each of them, by a client for each. From then on, this client
+        reports events to its own daemon only.
+
         Returns:
             The link, for use in `async with`.
         """
+        self._is_source = True
         return SourceLink(self._stub, name, topic_prefixes)
 
     async def ends(
@@ -127,7 +207,7 @@ class SingleCalls:
     async def operation(self, session_id: str, operation_id: int) -> views.PendingOperation:
         """One pending operation. Raises NotFound if it is not pending."""
         request = purgatory_service_pb2.GetOperationRequest(session_id=session_id, operation_id=operation_id)
-        response = await self._answer(self._stub().GetOperation(request, timeout=CALL_TIMEOUT))
+        response = await self._call_session("GetOperation", request)
         return views.pending_operation(response.operation)
 
     async def operations(
@@ -290,8 +370,12 @@ class SingleCalls:
         given = [operation_ids is not None or session_id is not None, partition is not None, key is not None]
         if given.count(True) != 1:
             raise InvalidRequest("cancel", "give exactly one of: operation ids (or a session), a partition, a key")
-        response = await self._answer(self._stub().Cancel(request, timeout=CALL_TIMEOUT))
-        return int(response.cancelled)
+        if request.session_id:
+            return int((await self._call_session("Cancel", request)).cancelled)
+        cancelled = 0
+        for one in await shards_of(self):
+            cancelled += (await one._answer(one._stub().Cancel(request, timeout=CALL_TIMEOUT))).cancelled
+        return cancelled
 
     async def _pages(self, method: str, request: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - messages of three kinds
         """The answers of a listing, page by page."""
@@ -301,6 +385,24 @@ class SingleCalls:
             request.page_token = page.next_page_token
             if not request.page_token:
                 return
+
+    async def _call_session(self, method: str, request: Any) -> Any:  # noqa: ANN401 - messages of several kinds
+        """The answer of a unary call that names a session, from its shard."""
+
+        async def call(one: SingleCalls) -> Any:  # noqa: ANN401 - as above
+            return await one._answer(getattr(one._stub(), method)(request, timeout=CALL_TIMEOUT))
+
+        return await self._at_shard(request.session_id, call)
+
+    async def _at_shard(self, session_id: str, call: Callable[[SingleCalls], Awaitable[T]]) -> T:
+        """Make a call that names a session at its shard. It is repeated only if another shard has refused it."""
+        if not self._shards:
+            try:
+                return await call(self)
+            except InvalidRequest as error:
+                if shard_refusal(error.__cause__) is None or len(await shards_of(self)) == 1:
+                    raise
+        return await call(self._shards[shard_of(session_id, len(self._shards))])
 
     async def _answer(self, call: Awaitable[T]) -> T:
         """The answer of a unary call. Raises this package's errors instead of gRPC's."""
@@ -322,6 +424,25 @@ class SingleCalls:
         if self._channel is None or is_lost(self._channel):
             self._channel = open_channel(self.address, self._security)
         return PurgatoryServiceStub(self._channel)
+
+
+async def shards_of(client: SingleCalls) -> Sequence[SingleCalls]:
+    """A client of each shard, in order, for calls that cover one of them; where there is one shard, the client itself.
+    They are closed with it.
+    """
+    if not client._shards and not client._is_alone:
+        request = purgatory_service_pb2.GetTopologyRequest()
+        try:
+            found = list((await client._answer(client._stub().GetTopology(request, timeout=CALL_TIMEOUT))).targets)
+        except PurgatoryClientError as error:
+            cause = error.__cause__
+            if not isinstance(cause, grpc.aio.AioRpcError) or cause.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+            found = []
+        client._is_alone = len(found) < 2
+        if not client._is_alone:
+            client._shards = [SingleCalls(target, client._security, client._give_up_after) for target in found]
+    return client._shards or [client]
 
 
 def milliseconds_of(as_of: datetime) -> int:

@@ -23,6 +23,8 @@ from purgatory.cli.completion import (
     topics,
 )
 from purgatory.cli.exit_codes import Exit
+from purgatory.cli.inspecting.all_shards import AllShards, merged, over_shards
+from purgatory.cli.inspecting.watching import Watch, shown
 from purgatory.cli.parsing import (
     ORDERS,
     Timeout,
@@ -34,7 +36,6 @@ from purgatory.cli.parsing import (
     order_of,
     seconds,
 )
-from purgatory.cli.watching import Watch, shown
 
 T = TypeVar("T")
 
@@ -74,15 +75,16 @@ async def ls(
         raise UsageError("--reverse and --search need --sort")
 
     async def show() -> None:
+        listed = await over_shards(client)
         if order is not None:
-            ranked = await client.ranked_operations(order, limit=page, search=search, **filters)
+            ranked = await listed.ranked_operations(order, limit=page, search=search, **filters)
             render.operations(ranked.operations)
             if ranked.matching > len(ranked.operations):
                 render.error_line(f"listed {len(ranked.operations):,} of {ranked.matching:,}; see --limit")
         elif partitions:
-            render.partitions(await _up_to(limit, client.partitions(prefix=prefix, page_size=page)))
+            render.partitions(await _up_to(limit, listed.partitions(prefix, page)))
         else:
-            render.operations(await _up_to(limit, client.operations(page_size=page, **filters)))
+            render.operations(await _up_to(limit, listed.operations(page, **filters)))
 
     return await shown(watch, show)
 
@@ -147,23 +149,27 @@ async def close(
 
 async def status(client: AsyncClient, watch: Watch = None) -> Exit:
     async def show() -> None:
-        render.status(await client.status(remaining_time=True))
+        counted = await over_shards(client)
+        statuses = await counted.statuses(remaining_time=True)
+        render.status(merged(statuses))
+        if len(statuses) > 1:
+            render.shards((one.address, status) for one, status in zip(counted.shards, statuses, strict=True))
 
     return await shown(watch, show)
 
 
 async def top(client: AsyncClient) -> Exit:
     if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout)):  # None: closed
-        return await _snapshot(client)
+        return await _snapshot(await over_shards(client))
     try:
         from purgatory.cli.top import Top  # noqa: PLC0415 - optional, and slow to import
     except ModuleNotFoundError as error:
         raise missing("top", error, "top") from error
-    await Top(client).run_async()
+    await Top(await over_shards(client)).run_async()
     return Exit.OK
 
 
-async def _snapshot(client: AsyncClient) -> Exit:
+async def _snapshot(client: AllShards) -> Exit:
     """Print what `top` shows first: the counts, and the operations that expire first."""
     status = await client.status()
     ranked = await client.ranked_operations(OperationOrder.LEAST_REMAINING, limit=SNAPSHOT_ROWS)

@@ -265,6 +265,14 @@ def status(answer: Status) -> None:
         console.print(remaining_line(answer.remaining_time))
 
 
+def shards(found: Iterable[tuple[str, Status]]) -> None:
+    """The shards of a status, each with its address."""
+    for number, (address, one) in enumerate(found):
+        pending = sum(kind.pending for kind in one.kinds)
+        if not AS_JSON.get():
+            print_lines(f"shard {number} at {address}: {pending:,} pending, {counted(one.sessions, 'session')}")
+
+
 def pending_line(answer: Status) -> str:
     """The daemon's version, and how many operations are pending."""
     return f"purgatory {answer.version}: {sum(kind.pending for kind in answer.kinds):,} pending"

@@ -11,9 +11,9 @@ from typer import Option
 from purgatory.cli import render
 from purgatory.cli.completion import Kind, choice
 from purgatory.cli.exit_codes import Exit
+from purgatory.cli.inspecting.watching import Watch, shown
 from purgatory.cli.parsing import OUTCOMES, kind_of, outcome_of
 from purgatory.cli.render import COLOURS, escape, outcome_text
-from purgatory.cli.watching import Watch, shown
 
 
 async def tail(

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Final
 
-from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import PurgatoryClientError
+from purgatory_client.unary import SingleCalls
 from purgatory_client.views import EndedOperation, OperationOrder, Status
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Static
 
+from purgatory.cli.inspecting.all_shards import AllShards
 from purgatory.cli.parsing import ORDERS
 from purgatory.cli.render import COLOURS, counts_line, outcome_text, pending_line, printable, span, waits_for
 from purgatory.cli.tail import waited_for
@@ -74,7 +75,7 @@ class Top(App[None]):
     ]
     ENABLE_COMMAND_PALETTE = False
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: AllShards) -> None:
         super().__init__()
         self._client: Final = client
         self._ended: Final[deque[EndedOperation]] = deque(maxlen=ENDED_KEPT)
@@ -132,7 +133,8 @@ class Top(App[None]):
     def on_mount(self) -> None:
         self.query_one(DataTable).focus()
         self.run_worker(self._refresh_forever(), name="refresh")
-        self.run_worker(self._follow_forever(), name="tail")
+        for shard in self._client.shards:
+            self.run_worker(self._follow_forever(shard), name="tail")
 
     # Keys.
 
@@ -213,11 +215,11 @@ class Top(App[None]):
             self._rows = rows
             self._draw()
 
-    async def _follow_forever(self) -> None:
+    async def _follow_forever(self, shard: SingleCalls) -> None:
         """Keeps what has just ended; over a daemon that restarts, too."""
         while True:
             with contextlib.suppress(PurgatoryClientError):
-                async for ended in self._client.tail():
+                async for ended in shard.tail():
                     self._ended.extend(ended.operations)
             await asyncio.sleep(RETRY_S)
 

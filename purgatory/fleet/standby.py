@@ -54,6 +54,7 @@ class Standby:
         silence_s: float,
         address: str,
         http_address: str,
+        shards: int = 1,
         now_s: Callable[[], float] = boot_s,
     ) -> None:
         """Args:
@@ -61,6 +62,7 @@ class Standby:
             silence_s: Time without an entry after which to claim.
             address: gRPC address of this daemon, for people.
             http_address: Its HTTP address.
+            shards: The number of shards that the log must have.
             now_s: A clock that cannot be set.
 
         Raises:
@@ -70,6 +72,7 @@ class Standby:
         self.lag_entries = 0
         """Entries of the log, at most, that are not in the file yet."""
         self._log: Final = log
+        self._shards: Final = shards
         self._now_s: Final = now_s
         self._silence_s: Final = silence_s
         self._addresses: Final = (address, http_address)
@@ -119,7 +122,7 @@ class Standby:
             while True:
                 try:
                     if not self.is_caught_up:
-                        self._log.check(1)
+                        self._log.check(self._shards)
                     if self.position < 0:
                         self._load_snapshot()  # quicker than reading the log, and it may be its beginning
                     self._catch_up()

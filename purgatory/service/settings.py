@@ -83,8 +83,10 @@ def _checked_hosts(hosts: str) -> str:
 FilePath = Annotated[Path, BeforeValidator(_checked_path)]
 """An empty path would mean the working directory."""
 
-HostNames = Annotated[str, BeforeValidator(_as_words), AfterValidator(_checked_hosts)]
-"""Names of hosts, separated by spaces; a list in the file."""
+Words = Annotated[str, BeforeValidator(_as_words)]
+"""Words, separated by spaces; a list in the file."""
+
+HostNames = Annotated[Words, AfterValidator(_checked_hosts)]
 
 Address = Annotated[str, AfterValidator(_checked_address)]
 Count = Annotated[int, Field(ge=1)]

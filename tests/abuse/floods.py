@@ -180,6 +180,7 @@ FLOODS: Final[dict[str, Callable[[int], Call]]] = {
     "HandOver": constant("HandOver", b""),
     "ListHotNames": constant("ListHotNames", wire.ListHotNamesRequest(limit=1_000).SerializeToString()),
     "TailResults": constant("TailResults", wire.TailResultsRequest().SerializeToString()),
+    "GetTopology": constant("GetTopology", b""),
     "GetStatus": constant("GetStatus", wire.GetStatusRequest(remaining_time=True).SerializeToString()),
 }
 """For each method, its n-th call."""

@@ -366,6 +366,12 @@ async def _get_status(caller: Caller) -> str:
     return OK
 
 
+@case("GetTopology", "everything", " ".join(ROLES), f"{' '.join(ROLES)} root")
+async def _get_topology(caller: Caller) -> str:
+    assert (await caller.call("GetTopology", wire.GetTopologyRequest())).shards == 1
+    return OK
+
+
 @both("AttachSource", "advance", "advance", DENIED)
 async def _attach_source(caller: Caller, name: str) -> str:
     stream = caller.stream("AttachSource")

@@ -81,7 +81,7 @@ def group(number: int, engine_ms: int) -> Entry:
 
 
 def lead(log: MemoryLog, folder: Path) -> Leadership:
-    return Standby(folder, log, SILENCE_S, "second:7440", "second:7441", lambda: log.now_s).lead()
+    return Standby(folder, log, SILENCE_S, "second:7440", "second:7441", now_s=lambda: log.now_s).lead()
 
 
 def test_time_that_passed_is_measured_from_the_arrival_of_the_last_group(log: MemoryLog, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_time_before_a_standby_started_is_measured_by_the_log(log: MemoryLog, tm
 
 def test_silence_counts_only_while_the_log_answers(log: MemoryLog, tmp_path: Path) -> None:
     """While the log is away nobody is silent: the silence begins when it is back."""
-    standby = Standby(tmp_path, log, SILENCE_S, "", "", lambda: log.now_s)
+    standby = Standby(tmp_path, log, SILENCE_S, "", "", now_s=lambda: log.now_s)
     log.put(group(1, 5_000))
     log.outages = 3
     began_s = log.now_s

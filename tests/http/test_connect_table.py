@@ -99,6 +99,7 @@ CASES = {
         lambda session: wire.TailResultsRequest(), lambda session: wire.TailResultsRequest(outcomes=[6])
     ),
     "GetStatus": ConnectCase(lambda session: wire.GetStatusRequest(), lambda session: wire.GetStatusRequest()),
+    "GetTopology": ConnectCase(lambda session: wire.GetTopologyRequest(), lambda session: wire.GetTopologyRequest()),
     "GetSourceEnds": ConnectCase(
         lambda session: source_pb2.GetSourceEndsRequest(topics=["kafka/orders"]),
         lambda session: source_pb2.GetSourceEndsRequest(topics=["elsewhere"]),
@@ -119,7 +120,7 @@ CASES = {
 }
 """The cases by method. `test_every_call_has_a_case` reports missing ones."""
 
-NEVER_REFUSED = {"GetStatus"}
+NEVER_REFUSED = {"GetStatus", "GetTopology"}
 LEFT_OUT = {("TailResults", "served"), ("HandOver", "served")}
 """Only the caller ends the first one; the second one needs a replicated log."""
 GRPC = "via grpc"

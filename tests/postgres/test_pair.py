@@ -132,6 +132,28 @@ def test_standby_refuses_with_the_leaders_address(
     assert states == ["leading", "standing by"]
 
 
+def test_pair_of_one_shard(url: str, tmp_path: Path) -> None:
+    """Each shard has its own part of the log, and a standby too tells the shards, and which is its own."""
+    shards = ("127.0.0.1:1,127.0.0.1:2", "127.0.0.1:3,127.0.0.1:4")
+    members: list[Member] = []
+    try:
+        for number, shard in enumerate((0, 1, 1)):
+            flags = ("--fleet-shards", " ".join(shards), "--fleet-shard", str(shard))
+            members.append(Member(f"m{number}", tmp_path, url, flags))
+            probe = "/leaderz" if number < 2 else "/readyz"
+            wait_until(lambda probe=probe: members[-1].answers(probe), f"{number} answers {probe}")  # type: ignore[misc]
+        for member, shard in zip(members, (0, 1, 1), strict=True):
+            with grpc.insecure_channel(member.grpc_address) as channel:
+                stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+                topology = stub.GetTopology(wire.GetTopologyRequest(), timeout=PATIENCE_S)
+            assert (topology.shards, tuple(topology.targets), topology.shard) == (2, shards, shard)
+        assert not members[2].answers("/leaderz")
+        assert fleet_command(["verify", url, "--shard", "1"]) == 0
+    finally:
+        for member in members:
+            member.end()
+
+
 async def test_handover_ends_no_wait(pair: tuple[Member, Member]) -> None:
     """After SIGTERM at the leader the standby continues all waits at once, without waiting for its silence."""
     leader, standby = pair

@@ -35,12 +35,13 @@ from purgatory_client.errors import (
 )
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import Result, ResultColumns
-from purgatory_client.session.addresses import pause_max
+from purgatory_client.session.addresses import check_address, pause_max
 from purgatory_client.session.backoff import Backoff
 from purgatory_client.session.channel import UNPROTECTED, ChannelSecurity, check_process, open_channel
 from purgatory_client.session.overdue_waits import TURN, timeout_end
 from purgatory_client.session.pending_waits import Ended, settle
 from purgatory_client.session.session_core import SessionCore
+from purgatory_client.session.shards import shard_refusal
 
 if TYPE_CHECKING:  # few clients have one
     from purgatory_client.outbox.outbox_gate import OutboxGate
@@ -88,6 +89,9 @@ class SessionDriver:
         security: ChannelSecurity = UNPROTECTED,
     ) -> None:
         self._address: Final = address
+        self._shard_address = ""
+        """The address of the session's shard, once another one has named it."""
+        self._must_move = False
         self._security: Final = security
         self._name: Final = name
         self._pending_max: Final = pending_max
@@ -252,6 +256,9 @@ class SessionDriver:
             if self.connections > before:
                 self._backoff.reset()
                 lost_at = loop.time()
+            if self._must_move:
+                self._must_move = False
+                continue
             left = self._give_up_at(lost_at) - loop.time()
             delay = self._backoff.next_delay()
             if not self.connections and left > 0:
@@ -286,7 +293,7 @@ class SessionDriver:
         if self._outbox is None:
             # Under a new id: what the daemon still has of the old session must not be taken for results of the waits
             # that follow.
-            self._core = self._new_core()
+            self._core, self._shard_address = self._new_core(), ""
         for wait in pending:
             settle(wait, error)
         self._changed.set()
@@ -297,7 +304,7 @@ class SessionDriver:
         The order at the end matters: results that are being written to the outbox belong to this connection, so the
         core must receive them before the next connection opens with the sequence number of the last result.
         """
-        channel = open_channel(self._address, self._security)
+        channel = open_channel(self._shard_address or self._address, self._security)
         stub = PurgatoryServiceStub(channel)
         call: Call = stub.Session()
         self._received_at = asyncio.get_running_loop().time()
@@ -339,6 +346,12 @@ class SessionDriver:
             if error is None:
                 return task.result()
             if isinstance(error, grpc.aio.AioRpcError):
+                moved = shard_refusal(error)
+                # Once: daemons that disagree about shards would send it to and fro.
+                if moved is not None and moved.target and not self._shard_address:
+                    check_address(moved.target)
+                    self._shard_address, self._must_move = moved.target, True
+                    return f"the session belongs to {moved.target}"
                 # A wrong port stays wrong; but a proxy that answered in gRPC before may be restarting.
                 is_wrong_port = not self.connections and HTTP1 in (error.details() or "")
                 if is_wrong_port or (error.code() not in _RETRIED_CODES and not self._was_too_large(error)):

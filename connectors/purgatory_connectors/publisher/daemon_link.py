@@ -13,6 +13,7 @@ from purgatory_client.errors import NotFound, PurgatoryClientError
 from purgatory_client.events import STALE_EPOCH
 from purgatory_client.session.backoff import Backoff
 from purgatory_client.sources.source_link import EndsWanted, SourceLink
+from purgatory_client.unary import shards_of
 from purgatory_client.views import Partition
 
 from purgatory_connectors.publisher.linked_source import LinkedSource
@@ -30,14 +31,15 @@ _logger = logging.getLogger("purgatory_connectors")
 
 
 class DaemonLink:
-    """The connection to one daemon. `open_client` opens a client of it."""
+    """The connection to one daemon. `open_client` opens a client of it; `links`: how many daemons the source feeds."""
 
-    def __init__(self, address: str, open_client: Callable[[], AsyncClient], source: LinkedSource) -> None:
+    def __init__(self, address: str, open_client: Callable[[], AsyncClient], source: LinkedSource, links: int) -> None:
         self.address: Final = address
         self.demand: set[MarkName] = set()
         self.is_connected = False
         self._open_client: Final = open_client
         self._source: Final = source
+        self._links: Final = links
         self._marks: Final = source.replicator.daemon()
         self._due: Final = asyncio.Event()
         self._health_changed: Final = asyncio.Event()
@@ -86,6 +88,7 @@ class DaemonLink:
             await self._report(link)
             tasks.create_task(self._heartbeat(link))
             tasks.create_task(self._listen(link, tasks))
+            await self._check_shards(client)
             # Nothing may be published before the daemon's marks are known: another source may have published more.
             await self._read_back(client)
             self.is_connected = True
@@ -93,6 +96,14 @@ class DaemonLink:
             self._last_error = ""
             _logger.info("publishing to the daemon at %s", self.address)
             await self._publish(client)
+
+    async def _check_shards(self, client: AsyncClient) -> None:
+        """Warn if other shards are left out. A source that its daemon runs is that daemon's own; it has a socket."""
+        if not self.address.startswith("unix:") and (shards := len(await shards_of(client))) > self._links:
+            _logger.warning(
+                "the daemon at %s is one of %d shards: waits at the others see no marks; add --to for each of them",
+                self.address, shards,
+            )  # fmt: skip
 
     # Marks.
 

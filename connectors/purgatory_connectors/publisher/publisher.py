@@ -98,7 +98,7 @@ class Publisher:
         self._demand: frozenset[MarkName] = frozenset()
         self._demand_changed = asyncio.Event()
         self._links: Final = [
-            DaemonLink(address, open_client, self._linked) for address, open_client in daemons.items()
+            DaemonLink(address, open_client, self._linked, len(daemons)) for address, open_client in daemons.items()
         ]
 
     # For the source.

@@ -46,9 +46,9 @@ def main(arguments: Sequence[str] | None = None, program: str = "purgatory fleet
             return EXIT_WRONG if show_status(given) != 1 else 0
         if given.command == "handover":
             return asyncio.run(hand_over(given))
-        log = open_log(given.log)
+        log = open_log(given.log, getattr(given, "shard", 0))
         with closing(log):
-            return _init(log, given.source) if given.command == "init" else _verify(log)
+            return _init(log, given.source, given.shards) if given.command == "init" else _verify(log, given.shards)
     except (FleetLogError, JournalError, PurgatoryClientError, OSError, sqlite3.Error) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -64,6 +64,9 @@ def fleet_parser(program: str = "purgatory fleet") -> argparse.ArgumentParser:
             command.add_argument(
                 "log", metavar="LOG", help="kafka://HOST:PORT/TOPIC or postgresql://HOST:PORT/DATABASE"
             )
+            command.add_argument("--shards", metavar="N", type=int, default=1, help="number of shards (default: 1)")
+        if name == "verify":
+            command.add_argument("--shard", metavar="N", type=int, default=0, help="which of them (default: 0)")
         if name == "init":
             command.add_argument("--from", dest="source", metavar="DIR", type=Path, help="of a stopped daemon")
         elif name == "leave":
@@ -75,9 +78,11 @@ def fleet_parser(program: str = "purgatory fleet") -> argparse.ArgumentParser:
     return parser
 
 
-def _init(log: ReplicatedLog, source: Path | None) -> int:
-    log.create(1)
-    log.check(1)
+def _init(log: ReplicatedLog, source: Path | None, shards: int) -> int:
+    if source is not None and shards != 1:
+        raise LogRefused("--from makes one shard of a journal; its sessions cannot be divided")
+    log.create(shards)
+    log.check(shards)
     if source is None:
         print("the log is ready")
         return 0
@@ -114,8 +119,8 @@ def _locked(folder: Path) -> Directory:
     return Directory(folder)
 
 
-def _verify(log: ReplicatedLog) -> int:
-    log.check(1)
+def _verify(log: ReplicatedLog, shards: int) -> int:
+    log.check(shards)
     snapshot = log.last_snapshot()
     counts = dict.fromkeys(Kind, 0)
     reign: Reign | None = None

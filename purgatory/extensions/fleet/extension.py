@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,8 +15,10 @@ from starlette.routing import Route
 
 from purgatory.extension import Core, Extension, HttpParts, StartupError, own_settings
 from purgatory.extensions.fleet.fleet_view import FleetMetrics, FleetView, describe, view_of_leader, view_of_standby
-from purgatory.extensions.fleet.settings import WithFleet
+from purgatory.extensions.fleet.settings import FleetSettings, WithFleet
+from purgatory.extensions.fleet.shards import GET_TOPOLOGY, Topology
 from purgatory.extensions.fleet.standby_site import StandbySite
+from purgatory.extensions.fleet.supervisor import Supervisor, end_with_stdin
 from purgatory.fleet.errors import CutOff, FleetLogError
 from purgatory.fleet.leadership import EXIT_REPLACED, Leadership
 from purgatory.fleet.open_log import open_log
@@ -42,25 +45,34 @@ SNAPSHOT_S_MAX: Final = 3_600.0
 """Time after which a snapshot is stored, however little was appended."""
 SNAPSHOT_CHECK_S: Final = 5.0
 EVERYTHING: Final = "all topics and keys"
+SHARD_NOTE: Final = "shard"
+"""A file in the folder of a journal, if there are shards."""
 
 
 class FleetExtension(Extension):
-    """Does nothing unless `fleet.log` is set."""
+    """Does nothing unless `fleet.log` or `fleet.shards` is set."""
 
     name = "fleet"
     settings = WithFleet
-    needed_for = "fleet.log"
+    needed_for = "fleet.log fleet.shards"
 
     @classmethod
     async def stand_by(cls, settings: Settings) -> Leadership | None:
-        """Follow the log until this process leads. The daemon's addresses are served meanwhile."""
-        fleet = own_settings(settings, WithFleet).fleet
-        if not fleet.log:
-            if settings.journal.dir is not None and is_copy(settings.journal.dir):
-                raise StartupError(
-                    f"{settings.journal.dir} is a copy of a fleet's log: set fleet.log, or run `purgatory fleet leave`"
-                )
-            return None
+        """Follow the log until this process leads. The daemon's addresses are served meanwhile. With `--shards`, run
+        the daemons instead.
+        """
+        own = own_settings(settings, WithFleet)
+        fleet = own.fleet
+        if own.shards > 1:
+            await Supervisor(settings, fleet, own.shards).run()
+        if fleet.ends_with_stdin:
+            end_with_stdin()
+        if settings.journal.dir is not None:
+            _check_folder(settings.journal.dir, fleet)
+        return await cls._follow(settings, fleet) if fleet.log else None
+
+    @classmethod
+    async def _follow(cls, settings: Settings, fleet: FleetSettings) -> Leadership:
         if getattr(settings, "source", ()):
             raise StartupError(
                 "fleet.log and source: run `purgatory-source URI --to ADDRESS` as a process of its own, which follows "
@@ -71,12 +83,13 @@ class FleetExtension(Extension):
         if settings.journal.mode != "sync":
             raise StartupError("fleet.log needs journal.mode sync: async answers could be lost with the leader")
         try:
-            log = open_log(fleet.log)
+            log = open_log(fleet.log, fleet.shard)
         except FleetLogError as error:
             raise StartupError(str(error)) from None
         address = fleet.address or settings.grpc.address
-        standby = Standby(settings.journal.dir, log, fleet.silence_ms / 1_000, address, settings.http.address)
-        site = StandbySite(settings, lambda: view_of_standby(standby))
+        shards = max(1, len(fleet.targets))
+        standby = Standby(settings.journal.dir, log, fleet.silence_ms / 1_000, address, settings.http.address, shards)
+        site = StandbySite(settings, lambda: view_of_standby(standby), Topology(fleet.targets, fleet.shard))
         leading = asyncio.create_task(asyncio.to_thread(standby.lead), name="standby")
         try:
             await site.start()
@@ -95,6 +108,7 @@ class FleetExtension(Extension):
     def __init__(self, core: Core) -> None:
         self._core: Final = core
         self._settings: Final = own_settings(core.settings, WithFleet).fleet
+        self._topology: Final = Topology(self._settings.targets, self._settings.shard)
         takeover = core.takeover
         assert takeover is None or isinstance(takeover, Leadership), f"taken over by another extension: {takeover}"
         self._leadership: Final = takeover
@@ -112,6 +126,9 @@ class FleetExtension(Extension):
         assert self._leadership is not None, "only the leader has a view of it"
         return view_of_leader(self._leadership, self._snapshot_position)
 
+    def checked(self, methods: dict[str, Method]) -> dict[str, Method]:
+        return self._topology.checked(methods)
+
     def identify(self, identify: Identify) -> Identify:
         """Refuse calls while it is not certain that this daemon leads; its state could be old."""
         return identify if self._leadership is None else self._if_leading(identify)
@@ -121,6 +138,8 @@ class FleetExtension(Extension):
 
         def for_method(method: str) -> Callable[[Context], Account]:
             account_of = identify(method)
+            if method == GET_TOPOLOGY:
+                return account_of
 
             def account_if_leading(context: Context) -> Account:
                 if not host.journal.is_confirmed:
@@ -132,7 +151,7 @@ class FleetExtension(Extension):
         return for_method
 
     def calls(self) -> Mapping[str, Method]:
-        return {"HandOver": self._hand_over}
+        return {GET_TOPOLOGY: self._topology.get, "HandOver": self._hand_over}
 
     async def _hand_over(self, _request: HandOverRequest, call: Call) -> HandOverResponse:
         """Answer, then end as at SIGTERM, but be started again."""
@@ -205,8 +224,33 @@ class FleetExtension(Extension):
 
     def _store_snapshot(self, database: Path) -> int:
         # Not the log that the journal's thread uses.
-        log = open_log(self._settings.log)
+        log = open_log(self._settings.log, self._settings.shard)
         try:
             return store_and_trim(database, log)
         finally:
             log.close()
+
+
+def _check_folder(folder: Path, fleet: FleetSettings) -> None:
+    """Note in a folder to which shard it belongs. Raises `StartupError` if that is another one: its sessions would be
+    looked for elsewhere.
+    """
+    if not fleet.log and is_copy(folder):
+        raise StartupError(f"{folder} is a copy of a fleet's log: set fleet.log, or run `purgatory fleet leave`")
+    if (folder / "0").is_dir():
+        raise StartupError(f"{folder} has the journals of shards: start with --shards")
+    note, shards = folder / SHARD_NOTE, len(fleet.targets)
+    alone = "a single daemon"
+    try:
+        was = note.read_text("utf-8") if note.exists() else alone
+        now = f"shard {fleet.shard} of {shards}" if shards > 1 else alone
+        if was != now and (was != alone or (folder / DATABASE).exists()):
+            raise StartupError(f"{folder} is the journal of {was}, and not of {now}; use another folder")
+        if was != now:
+            folder.mkdir(parents=True, exist_ok=True)
+            with note.open("w", encoding="utf-8") as written:
+                written.write(now)
+                written.flush()
+                os.fsync(written.fileno())
+    except OSError as error:
+        raise StartupError(f"cannot use {folder} as data folder: {error.strerror or error}") from None

@@ -1,12 +1,26 @@
 """Settings of the fleet."""
 
-from pydantic import BaseModel
+from typing import Annotated, Self
 
-from purgatory.service.settings import Count, DurationMs, SettingsGroup, setting
+from pydantic import AfterValidator, BaseModel, model_validator
+
+from purgatory.service.settings import Count, DurationMs, SettingsGroup, Words, setting, split_address
+
+SHARDS_MAX = 64
+
+
+def _checked_targets(targets: str) -> str:
+    for target in targets.split():
+        for address in target.removeprefix("dns:///").split(","):
+            try:
+                split_address(address)
+            except ValueError as error:
+                raise ValueError(f"{target}: {error}") from None
+    return targets
 
 
 class FleetSettings(SettingsGroup):
-    """Fleet: several daemons with one replicated log, of which one leads (docs/fleet.md)."""
+    """Fleet: several daemons with one replicated log, of which one leads; shards (docs/fleet.md)."""
 
     log: str = setting(
         "",
@@ -19,10 +33,42 @@ class FleetSettings(SettingsGroup):
         64 * 1024 * 1024,
         "The leader stores a snapshot after this much of the log, and trims the log before the last one.",
     )
-    address: str = setting("", "The leader's address in the refusals of a standby. Default: grpc.address.")
+    address: str = setting(
+        "",
+        "The address by which others reach this daemon: in the refusals of a standby, and with --shards. Default: "
+        "grpc.address.",
+    )
+    shards: Annotated[Words, AfterValidator(_checked_targets)] = setting(
+        "",
+        "The gRPC target of each shard, in order, separated by spaces: host:port, a:7440,b:7440 for a pair, or "
+        "dns:///name:7440. The same for all daemons. Empty: one shard.",
+    )
+    shard: int = setting(0, "This daemon's shard, from 0.", ge=0)
+    ends_with_stdin: bool = setting(
+        False, "Shut down when standard input closes, as with the supervisor that holds it. --shards sets it."
+    )
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return tuple(self.shards.split())
+
+    @model_validator(mode="after")
+    def _is_one_of_them(self) -> Self:
+        if self.shard >= max(1, len(self.targets)):
+            raise ValueError(f"shard is {self.shard}, and the last one of shards is {max(1, len(self.targets)) - 1}")
+        if len(set(self.targets)) < len(self.targets):
+            raise ValueError("shards: the same target twice")
+        return self
 
 
 class WithFleet(BaseModel):
     """The group, as the daemon's settings have it."""
 
     fleet: FleetSettings = FleetSettings()
+    shards: int = setting(
+        1,
+        "Run this many daemons as child processes, to use as many cores: shard 0 on the given ports, the others on the "
+        "ports that follow (docs/fleet.md).",
+        ge=1,
+        le=SHARDS_MAX,
+    )

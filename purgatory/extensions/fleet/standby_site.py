@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 
 from purgatory.extension import StartupError
 from purgatory.extensions.fleet.fleet_view import STANDING_BY, FleetMetrics, FleetView
+from purgatory.extensions.fleet.shards import GET_TOPOLOGY, Topology
 from purgatory.service.errors import RpcError, unavailable
 from purgatory.service.http.connect_errors import error_response
 from purgatory.service.http.metrics_page import MetricsPage
@@ -37,7 +38,7 @@ METHODS: Final = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 class StandbySite:
     """Serves from `start` to `stop`."""
 
-    def __init__(self, settings: Settings, view: Callable[[], FleetView]) -> None:
+    def __init__(self, settings: Settings, view: Callable[[], FleetView], topology: Topology) -> None:
         """Raises `CannotUseCertificates`."""
         self._settings: Final = settings
         self._view: Final = view
@@ -45,7 +46,7 @@ class StandbySite:
         self._server: Final = grpc.aio.server(options=server_options(settings))
         self._health: Final = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self._server.add_generic_rpc_handlers((_RefuseCalls(self._refusal),))
+        self._server.add_generic_rpc_handlers((_RefuseCalls(self._refusal, topology),))
         self._http: Final = HttpSite(settings.http, self._routes(), tls=self._tls)
 
     async def start(self) -> None:
@@ -114,12 +115,15 @@ class StandbySite:
 
 
 class _RefuseCalls(grpc.GenericRpcHandler):
-    """Ends every call except those of the health service."""
+    """Ends every call except those of the health service and `GetTopology`."""
 
-    def __init__(self, refusal: Callable[[str], RpcError]) -> None:
+    def __init__(self, refusal: Callable[[str], RpcError], topology: Topology) -> None:
         self._refusal: Final = refusal
+        self._topology: Final = topology.message().SerializeToString()
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        if details.method == f"/{SERVICE.full_name}/{GET_TOPOLOGY}":
+            return grpc.unary_unary_rpc_method_handler(self._tell_topology)
         if details.method.startswith(HEALTH):
             return None
 
@@ -127,3 +131,6 @@ class _RefuseCalls(grpc.GenericRpcHandler):
             await context.abort_with_status(self._refusal(details.method).to_grpc())
 
         return grpc.stream_stream_rpc_method_handler(refuse)
+
+    async def _tell_topology(self, _request: bytes, _context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        return self._topology

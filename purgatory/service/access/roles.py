@@ -32,6 +32,7 @@ CALLS: Final[Mapping[str, frozenset[Role]]] = {
     "GetPartition": frozenset({OBSERVE}),
     "ListPartitions": frozenset({OBSERVE}),
     "GetStatus": frozenset(ROLES),
+    "GetTopology": frozenset(ROLES),
     "ListHotNames": frozenset({OBSERVE}),
     "TailResults": frozenset({WAIT, ADMIN}),
     "AttachSource": frozenset({ADVANCE}),

@@ -200,7 +200,107 @@ func (x GoingAway_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GoingAway_Reason.Descriptor instead.
 func (GoingAway_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{12, 0}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{14, 0}
+}
+
+type GetTopologyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTopologyRequest) Reset() {
+	*x = GetTopologyRequest{}
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTopologyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTopologyRequest) ProtoMessage() {}
+
+func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTopologyRequest.ProtoReflect.Descriptor instead.
+func (*GetTopologyRequest) Descriptor() ([]byte, []int) {
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{0}
+}
+
+type GetTopologyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of shards: 1 or greater.
+	Shards int32 `protobuf:"varint,1,opt,name=shards,proto3" json:"shards,omitempty"`
+	// The gRPC target of each shard, in order: "host:port", several separated by commas of which one serves at a time, or
+	// "dns:///name:port". None if there is one shard.
+	Targets []string `protobuf:"bytes,2,rep,name=targets,proto3" json:"targets,omitempty"`
+	// The shard of this daemon, from 0.
+	Shard         int32 `protobuf:"varint,3,opt,name=shard,proto3" json:"shard,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTopologyResponse) Reset() {
+	*x = GetTopologyResponse{}
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTopologyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTopologyResponse) ProtoMessage() {}
+
+func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTopologyResponse.ProtoReflect.Descriptor instead.
+func (*GetTopologyResponse) Descriptor() ([]byte, []int) {
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *GetTopologyResponse) GetShards() int32 {
+	if x != nil {
+		return x.Shards
+	}
+	return 0
+}
+
+func (x *GetTopologyResponse) GetTargets() []string {
+	if x != nil {
+		return x.Targets
+	}
+	return nil
+}
+
+func (x *GetTopologyResponse) GetShard() int32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
 }
 
 type WaitRequest struct {
@@ -213,7 +313,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[0]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -225,7 +325,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[0]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -238,7 +338,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{0}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *WaitRequest) GetOperation() *Operation {
@@ -257,7 +357,7 @@ type WaitResponse struct {
 
 func (x *WaitResponse) Reset() {
 	*x = WaitResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[1]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -269,7 +369,7 @@ func (x *WaitResponse) String() string {
 func (*WaitResponse) ProtoMessage() {}
 
 func (x *WaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[1]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -282,7 +382,7 @@ func (x *WaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitResponse.ProtoReflect.Descriptor instead.
 func (*WaitResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{1}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *WaitResponse) GetResult() *Result {
@@ -308,7 +408,7 @@ type SessionRequest struct {
 
 func (x *SessionRequest) Reset() {
 	*x = SessionRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[2]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -320,7 +420,7 @@ func (x *SessionRequest) String() string {
 func (*SessionRequest) ProtoMessage() {}
 
 func (x *SessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[2]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -333,7 +433,7 @@ func (x *SessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionRequest.ProtoReflect.Descriptor instead.
 func (*SessionRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{2}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SessionRequest) GetMessage() isSessionRequest_Message {
@@ -439,7 +539,7 @@ type SessionResponse struct {
 
 func (x *SessionResponse) Reset() {
 	*x = SessionResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[3]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -451,7 +551,7 @@ func (x *SessionResponse) String() string {
 func (*SessionResponse) ProtoMessage() {}
 
 func (x *SessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[3]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -464,7 +564,7 @@ func (x *SessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionResponse.ProtoReflect.Descriptor instead.
 func (*SessionResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{3}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *SessionResponse) GetMessage() isSessionResponse_Message {
@@ -587,7 +687,7 @@ type OpenSession struct {
 
 func (x *OpenSession) Reset() {
 	*x = OpenSession{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[4]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -599,7 +699,7 @@ func (x *OpenSession) String() string {
 func (*OpenSession) ProtoMessage() {}
 
 func (x *OpenSession) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[4]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -612,7 +712,7 @@ func (x *OpenSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSession.ProtoReflect.Descriptor instead.
 func (*OpenSession) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{4}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *OpenSession) GetSessionId() string {
@@ -679,7 +779,7 @@ type SessionOpened struct {
 
 func (x *SessionOpened) Reset() {
 	*x = SessionOpened{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[5]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -691,7 +791,7 @@ func (x *SessionOpened) String() string {
 func (*SessionOpened) ProtoMessage() {}
 
 func (x *SessionOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[5]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -704,7 +804,7 @@ func (x *SessionOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionOpened.ProtoReflect.Descriptor instead.
 func (*SessionOpened) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{5}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SessionOpened) GetResumed() bool {
@@ -802,7 +902,7 @@ type RegisterBatch struct {
 
 func (x *RegisterBatch) Reset() {
 	*x = RegisterBatch{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[6]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -814,7 +914,7 @@ func (x *RegisterBatch) String() string {
 func (*RegisterBatch) ProtoMessage() {}
 
 func (x *RegisterBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[6]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -827,7 +927,7 @@ func (x *RegisterBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterBatch.ProtoReflect.Descriptor instead.
 func (*RegisterBatch) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{6}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RegisterBatch) GetBatchId() uint64 {
@@ -907,7 +1007,7 @@ type Receipt struct {
 
 func (x *Receipt) Reset() {
 	*x = Receipt{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[7]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -919,7 +1019,7 @@ func (x *Receipt) String() string {
 func (*Receipt) ProtoMessage() {}
 
 func (x *Receipt) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[7]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -932,7 +1032,7 @@ func (x *Receipt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Receipt.ProtoReflect.Descriptor instead.
 func (*Receipt) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{7}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Receipt) GetBatchId() uint64 {
@@ -993,7 +1093,7 @@ type CancelOperations struct {
 
 func (x *CancelOperations) Reset() {
 	*x = CancelOperations{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[8]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1005,7 +1105,7 @@ func (x *CancelOperations) String() string {
 func (*CancelOperations) ProtoMessage() {}
 
 func (x *CancelOperations) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[8]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1018,7 +1118,7 @@ func (x *CancelOperations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelOperations.ProtoReflect.Descriptor instead.
 func (*CancelOperations) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{8}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CancelOperations) GetOperationIds() []uint64 {
@@ -1040,7 +1140,7 @@ type CancelReceipt struct {
 
 func (x *CancelReceipt) Reset() {
 	*x = CancelReceipt{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[9]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1052,7 +1152,7 @@ func (x *CancelReceipt) String() string {
 func (*CancelReceipt) ProtoMessage() {}
 
 func (x *CancelReceipt) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[9]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1065,7 +1165,7 @@ func (x *CancelReceipt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelReceipt.ProtoReflect.Descriptor instead.
 func (*CancelReceipt) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{9}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CancelReceipt) GetCancelledOperationIds() []uint64 {
@@ -1092,7 +1192,7 @@ type AcknowledgeResults struct {
 
 func (x *AcknowledgeResults) Reset() {
 	*x = AcknowledgeResults{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[10]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1204,7 @@ func (x *AcknowledgeResults) String() string {
 func (*AcknowledgeResults) ProtoMessage() {}
 
 func (x *AcknowledgeResults) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[10]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1217,7 @@ func (x *AcknowledgeResults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeResults.ProtoReflect.Descriptor instead.
 func (*AcknowledgeResults) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{10}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AcknowledgeResults) GetSequence() uint64 {
@@ -1135,7 +1235,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[11]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1147,7 +1247,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[11]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1160,7 +1260,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{11}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{13}
 }
 
 // The stream ends after this message; reconnect to continue, unless the reason says otherwise.
@@ -1173,7 +1273,7 @@ type GoingAway struct {
 
 func (x *GoingAway) Reset() {
 	*x = GoingAway{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[12]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1185,7 +1285,7 @@ func (x *GoingAway) String() string {
 func (*GoingAway) ProtoMessage() {}
 
 func (x *GoingAway) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[12]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1198,7 +1298,7 @@ func (x *GoingAway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoingAway.ProtoReflect.Descriptor instead.
 func (*GoingAway) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{12}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GoingAway) GetReason() GoingAway_Reason {
@@ -1226,7 +1326,7 @@ type ResultBatch struct {
 
 func (x *ResultBatch) Reset() {
 	*x = ResultBatch{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[13]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1238,7 +1338,7 @@ func (x *ResultBatch) String() string {
 func (*ResultBatch) ProtoMessage() {}
 
 func (x *ResultBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[13]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1251,7 +1351,7 @@ func (x *ResultBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResultBatch.ProtoReflect.Descriptor instead.
 func (*ResultBatch) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{13}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ResultBatch) GetFirstSequence() uint64 {
@@ -1311,7 +1411,7 @@ type ResultRows struct {
 
 func (x *ResultRows) Reset() {
 	*x = ResultRows{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[14]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1323,7 +1423,7 @@ func (x *ResultRows) String() string {
 func (*ResultRows) ProtoMessage() {}
 
 func (x *ResultRows) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[14]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1336,7 +1436,7 @@ func (x *ResultRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResultRows.ProtoReflect.Descriptor instead.
 func (*ResultRows) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{14}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ResultRows) GetResults() []*Result {
@@ -1363,7 +1463,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[15]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1375,7 +1475,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[15]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1388,7 +1488,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{15}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RegisterRequest) GetSessionId() string {
@@ -1430,7 +1530,7 @@ type RegisterResponse struct {
 
 func (x *RegisterResponse) Reset() {
 	*x = RegisterResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[16]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1442,7 +1542,7 @@ func (x *RegisterResponse) String() string {
 func (*RegisterResponse) ProtoMessage() {}
 
 func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[16]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1455,7 +1555,7 @@ func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterResponse.ProtoReflect.Descriptor instead.
 func (*RegisterResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{16}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RegisterResponse) GetReceipt() *Receipt {
@@ -1488,7 +1588,7 @@ type StreamResultsRequest struct {
 
 func (x *StreamResultsRequest) Reset() {
 	*x = StreamResultsRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[17]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1500,7 +1600,7 @@ func (x *StreamResultsRequest) String() string {
 func (*StreamResultsRequest) ProtoMessage() {}
 
 func (x *StreamResultsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[17]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1513,7 +1613,7 @@ func (x *StreamResultsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamResultsRequest.ProtoReflect.Descriptor instead.
 func (*StreamResultsRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{17}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StreamResultsRequest) GetSessionId() string {
@@ -1559,7 +1659,7 @@ type StreamResultsResponse struct {
 
 func (x *StreamResultsResponse) Reset() {
 	*x = StreamResultsResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[18]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1571,7 +1671,7 @@ func (x *StreamResultsResponse) String() string {
 func (*StreamResultsResponse) ProtoMessage() {}
 
 func (x *StreamResultsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[18]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1584,7 +1684,7 @@ func (x *StreamResultsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamResultsResponse.ProtoReflect.Descriptor instead.
 func (*StreamResultsResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{18}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StreamResultsResponse) GetMessage() isStreamResultsResponse_Message {
@@ -1672,7 +1772,7 @@ type AcknowledgeRequest struct {
 
 func (x *AcknowledgeRequest) Reset() {
 	*x = AcknowledgeRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[19]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1684,7 +1784,7 @@ func (x *AcknowledgeRequest) String() string {
 func (*AcknowledgeRequest) ProtoMessage() {}
 
 func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[19]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1697,7 +1797,7 @@ func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{19}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AcknowledgeRequest) GetSessionId() string {
@@ -1729,7 +1829,7 @@ type AcknowledgeResponse struct {
 
 func (x *AcknowledgeResponse) Reset() {
 	*x = AcknowledgeResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[20]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1741,7 +1841,7 @@ func (x *AcknowledgeResponse) String() string {
 func (*AcknowledgeResponse) ProtoMessage() {}
 
 func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[20]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1754,7 +1854,7 @@ func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{20}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{22}
 }
 
 type CloseSessionRequest struct {
@@ -1766,7 +1866,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[21]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1778,7 +1878,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[21]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1791,7 +1891,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{21}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CloseSessionRequest) GetSessionId() string {
@@ -1813,7 +1913,7 @@ type CloseSessionResponse struct {
 
 func (x *CloseSessionResponse) Reset() {
 	*x = CloseSessionResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[22]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1825,7 +1925,7 @@ func (x *CloseSessionResponse) String() string {
 func (*CloseSessionResponse) ProtoMessage() {}
 
 func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[22]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1838,7 +1938,7 @@ func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
 func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{22}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CloseSessionResponse) GetCancelled() int64 {
@@ -1861,14 +1961,18 @@ type AdvanceRequest struct {
 	//
 	//	*AdvanceRequest_Rows
 	//	*AdvanceRequest_Columns
-	Shape         isAdvanceRequest_Shape `protobuf_oneof:"shape"`
+	Shape isAdvanceRequest_Shape `protobuf_oneof:"shape"`
+	// True: the caller sends these events to every shard (see GetTopology), so that no wait misses them. Where there is more
+	// than one shard, events without it are refused, with FAILED_PRECONDITION and the reason ALL_SHARDS_NEEDED: waits at
+	// the other shards would hang. Ignored where there is one.
+	AllShards     bool `protobuf:"varint,3,opt,name=all_shards,json=allShards,proto3" json:"all_shards,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AdvanceRequest) Reset() {
 	*x = AdvanceRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[23]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1880,7 +1984,7 @@ func (x *AdvanceRequest) String() string {
 func (*AdvanceRequest) ProtoMessage() {}
 
 func (x *AdvanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[23]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1893,7 +1997,7 @@ func (x *AdvanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceRequest.ProtoReflect.Descriptor instead.
 func (*AdvanceRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{23}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AdvanceRequest) GetShape() isAdvanceRequest_Shape {
@@ -1921,6 +2025,13 @@ func (x *AdvanceRequest) GetColumns() *EventColumns {
 	return nil
 }
 
+func (x *AdvanceRequest) GetAllShards() bool {
+	if x != nil {
+		return x.AllShards
+	}
+	return false
+}
+
 type isAdvanceRequest_Shape interface {
 	isAdvanceRequest_Shape()
 }
@@ -1946,7 +2057,7 @@ type AdvanceResponse struct {
 
 func (x *AdvanceResponse) Reset() {
 	*x = AdvanceResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[24]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1958,7 +2069,7 @@ func (x *AdvanceResponse) String() string {
 func (*AdvanceResponse) ProtoMessage() {}
 
 func (x *AdvanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[24]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1971,7 +2082,7 @@ func (x *AdvanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceResponse.ProtoReflect.Descriptor instead.
 func (*AdvanceResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{24}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AdvanceResponse) GetReceipt() *AdvanceReceipt {
@@ -1987,14 +2098,16 @@ type AdvanceStreamRequest struct {
 	//
 	//	*AdvanceStreamRequest_Rows
 	//	*AdvanceStreamRequest_Columns
-	Shape         isAdvanceStreamRequest_Shape `protobuf_oneof:"shape"`
+	Shape isAdvanceStreamRequest_Shape `protobuf_oneof:"shape"`
+	// As in AdvanceRequest.
+	AllShards     bool `protobuf:"varint,3,opt,name=all_shards,json=allShards,proto3" json:"all_shards,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AdvanceStreamRequest) Reset() {
 	*x = AdvanceStreamRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[25]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2006,7 +2119,7 @@ func (x *AdvanceStreamRequest) String() string {
 func (*AdvanceStreamRequest) ProtoMessage() {}
 
 func (x *AdvanceStreamRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[25]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2019,7 +2132,7 @@ func (x *AdvanceStreamRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceStreamRequest.ProtoReflect.Descriptor instead.
 func (*AdvanceStreamRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{25}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AdvanceStreamRequest) GetShape() isAdvanceStreamRequest_Shape {
@@ -2047,6 +2160,13 @@ func (x *AdvanceStreamRequest) GetColumns() *EventColumns {
 	return nil
 }
 
+func (x *AdvanceStreamRequest) GetAllShards() bool {
+	if x != nil {
+		return x.AllShards
+	}
+	return false
+}
+
 type isAdvanceStreamRequest_Shape interface {
 	isAdvanceStreamRequest_Shape()
 }
@@ -2072,7 +2192,7 @@ type AdvanceStreamResponse struct {
 
 func (x *AdvanceStreamResponse) Reset() {
 	*x = AdvanceStreamResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[26]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2084,7 +2204,7 @@ func (x *AdvanceStreamResponse) String() string {
 func (*AdvanceStreamResponse) ProtoMessage() {}
 
 func (x *AdvanceStreamResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[26]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2097,7 +2217,7 @@ func (x *AdvanceStreamResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceStreamResponse.ProtoReflect.Descriptor instead.
 func (*AdvanceStreamResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{26}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *AdvanceStreamResponse) GetReceipt() *AdvanceReceipt {
@@ -2124,7 +2244,7 @@ type AdvanceReceipt struct {
 
 func (x *AdvanceReceipt) Reset() {
 	*x = AdvanceReceipt{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[27]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2136,7 +2256,7 @@ func (x *AdvanceReceipt) String() string {
 func (*AdvanceReceipt) ProtoMessage() {}
 
 func (x *AdvanceReceipt) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[27]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2149,7 +2269,7 @@ func (x *AdvanceReceipt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceReceipt.ProtoReflect.Descriptor instead.
 func (*AdvanceReceipt) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{27}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AdvanceReceipt) GetEnded() []int32 {
@@ -2195,7 +2315,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[28]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2207,7 +2327,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[28]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2220,7 +2340,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{28}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CancelRequest) GetSessionId() string {
@@ -2270,7 +2390,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[29]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2282,7 +2402,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[29]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2295,7 +2415,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{29}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CancelResponse) GetCancelled() int64 {
@@ -2328,7 +2448,7 @@ type ExtendRequest struct {
 
 func (x *ExtendRequest) Reset() {
 	*x = ExtendRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[30]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2340,7 +2460,7 @@ func (x *ExtendRequest) String() string {
 func (*ExtendRequest) ProtoMessage() {}
 
 func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[30]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2353,7 +2473,7 @@ func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendRequest.ProtoReflect.Descriptor instead.
 func (*ExtendRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{30}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ExtendRequest) GetSessionId() string {
@@ -2396,7 +2516,7 @@ type ExtendResponse struct {
 
 func (x *ExtendResponse) Reset() {
 	*x = ExtendResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[31]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2408,7 +2528,7 @@ func (x *ExtendResponse) String() string {
 func (*ExtendResponse) ProtoMessage() {}
 
 func (x *ExtendResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[31]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2421,7 +2541,7 @@ func (x *ExtendResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendResponse.ProtoReflect.Descriptor instead.
 func (*ExtendResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{31}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ExtendResponse) GetExtended() int64 {
@@ -2470,7 +2590,7 @@ type PendingOperation struct {
 
 func (x *PendingOperation) Reset() {
 	*x = PendingOperation{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[32]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2482,7 +2602,7 @@ func (x *PendingOperation) String() string {
 func (*PendingOperation) ProtoMessage() {}
 
 func (x *PendingOperation) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[32]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2495,7 +2615,7 @@ func (x *PendingOperation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PendingOperation.ProtoReflect.Descriptor instead.
 func (*PendingOperation) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{32}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PendingOperation) GetSessionId() string {
@@ -2601,7 +2721,7 @@ type GetOperationRequest struct {
 
 func (x *GetOperationRequest) Reset() {
 	*x = GetOperationRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[33]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2613,7 +2733,7 @@ func (x *GetOperationRequest) String() string {
 func (*GetOperationRequest) ProtoMessage() {}
 
 func (x *GetOperationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[33]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2626,7 +2746,7 @@ func (x *GetOperationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetOperationRequest.ProtoReflect.Descriptor instead.
 func (*GetOperationRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{33}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetOperationRequest) GetSessionId() string {
@@ -2659,7 +2779,7 @@ type GetOperationResponse struct {
 
 func (x *GetOperationResponse) Reset() {
 	*x = GetOperationResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[34]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2671,7 +2791,7 @@ func (x *GetOperationResponse) String() string {
 func (*GetOperationResponse) ProtoMessage() {}
 
 func (x *GetOperationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[34]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2684,7 +2804,7 @@ func (x *GetOperationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetOperationResponse.ProtoReflect.Descriptor instead.
 func (*GetOperationResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{34}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GetOperationResponse) GetOperation() *PendingOperation {
@@ -2718,7 +2838,7 @@ type ListOperationsRequest struct {
 
 func (x *ListOperationsRequest) Reset() {
 	*x = ListOperationsRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[35]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2730,7 +2850,7 @@ func (x *ListOperationsRequest) String() string {
 func (*ListOperationsRequest) ProtoMessage() {}
 
 func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[35]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2743,7 +2863,7 @@ func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsRequest.ProtoReflect.Descriptor instead.
 func (*ListOperationsRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{35}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListOperationsRequest) GetSessionId() string {
@@ -2825,7 +2945,7 @@ type ListOperationsResponse struct {
 
 func (x *ListOperationsResponse) Reset() {
 	*x = ListOperationsResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[36]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2837,7 +2957,7 @@ func (x *ListOperationsResponse) String() string {
 func (*ListOperationsResponse) ProtoMessage() {}
 
 func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[36]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2850,7 +2970,7 @@ func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsResponse.ProtoReflect.Descriptor instead.
 func (*ListOperationsResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{36}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListOperationsResponse) GetOperations() []*PendingOperation {
@@ -2891,7 +3011,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[37]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2903,7 +3023,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[37]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2916,7 +3036,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{37}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Replica) GetReplicaId() int32 {
@@ -2993,7 +3113,7 @@ type Partition struct {
 
 func (x *Partition) Reset() {
 	*x = Partition{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[38]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3005,7 +3125,7 @@ func (x *Partition) String() string {
 func (*Partition) ProtoMessage() {}
 
 func (x *Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[38]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3018,7 +3138,7 @@ func (x *Partition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Partition.ProtoReflect.Descriptor instead.
 func (*Partition) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{38}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Partition) GetTopicPartition() *TopicPartition {
@@ -3156,7 +3276,7 @@ type GetPartitionRequest struct {
 
 func (x *GetPartitionRequest) Reset() {
 	*x = GetPartitionRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[39]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3168,7 +3288,7 @@ func (x *GetPartitionRequest) String() string {
 func (*GetPartitionRequest) ProtoMessage() {}
 
 func (x *GetPartitionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[39]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3181,7 +3301,7 @@ func (x *GetPartitionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPartitionRequest.ProtoReflect.Descriptor instead.
 func (*GetPartitionRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{39}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GetPartitionRequest) GetTopicPartition() *TopicPartition {
@@ -3200,7 +3320,7 @@ type GetPartitionResponse struct {
 
 func (x *GetPartitionResponse) Reset() {
 	*x = GetPartitionResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[40]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3212,7 +3332,7 @@ func (x *GetPartitionResponse) String() string {
 func (*GetPartitionResponse) ProtoMessage() {}
 
 func (x *GetPartitionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[40]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3225,7 +3345,7 @@ func (x *GetPartitionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPartitionResponse.ProtoReflect.Descriptor instead.
 func (*GetPartitionResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{40}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *GetPartitionResponse) GetPartition() *Partition {
@@ -3249,7 +3369,7 @@ type ListPartitionsRequest struct {
 
 func (x *ListPartitionsRequest) Reset() {
 	*x = ListPartitionsRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[41]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3261,7 +3381,7 @@ func (x *ListPartitionsRequest) String() string {
 func (*ListPartitionsRequest) ProtoMessage() {}
 
 func (x *ListPartitionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[41]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3274,7 +3394,7 @@ func (x *ListPartitionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPartitionsRequest.ProtoReflect.Descriptor instead.
 func (*ListPartitionsRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{41}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListPartitionsRequest) GetTopicPrefix() string {
@@ -3310,7 +3430,7 @@ type ListPartitionsResponse struct {
 
 func (x *ListPartitionsResponse) Reset() {
 	*x = ListPartitionsResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[42]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3322,7 +3442,7 @@ func (x *ListPartitionsResponse) String() string {
 func (*ListPartitionsResponse) ProtoMessage() {}
 
 func (x *ListPartitionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[42]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3335,7 +3455,7 @@ func (x *ListPartitionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPartitionsResponse.ProtoReflect.Descriptor instead.
 func (*ListPartitionsResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{42}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListPartitionsResponse) GetPartitions() []*Partition {
@@ -3363,7 +3483,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[43]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3375,7 +3495,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[43]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3388,7 +3508,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{43}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *GetStatusRequest) GetRemainingTime() bool {
@@ -3427,7 +3547,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[44]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3439,7 +3559,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[44]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3452,7 +3572,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{44}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GetStatusResponse) GetVersion() string {
@@ -3571,7 +3691,7 @@ type RemainingTime struct {
 
 func (x *RemainingTime) Reset() {
 	*x = RemainingTime{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[45]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3583,7 +3703,7 @@ func (x *RemainingTime) String() string {
 func (*RemainingTime) ProtoMessage() {}
 
 func (x *RemainingTime) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[45]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3596,7 +3716,7 @@ func (x *RemainingTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemainingTime.ProtoReflect.Descriptor instead.
 func (*RemainingTime) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{45}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RemainingTime) GetSoonestMs() int64 {
@@ -3646,7 +3766,7 @@ type KindStatus struct {
 
 func (x *KindStatus) Reset() {
 	*x = KindStatus{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[46]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3658,7 +3778,7 @@ func (x *KindStatus) String() string {
 func (*KindStatus) ProtoMessage() {}
 
 func (x *KindStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[46]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3671,7 +3791,7 @@ func (x *KindStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KindStatus.ProtoReflect.Descriptor instead.
 func (*KindStatus) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{46}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *KindStatus) GetKind() OperationKind {
@@ -3747,7 +3867,7 @@ type ListHotNamesRequest struct {
 
 func (x *ListHotNamesRequest) Reset() {
 	*x = ListHotNamesRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[47]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3759,7 +3879,7 @@ func (x *ListHotNamesRequest) String() string {
 func (*ListHotNamesRequest) ProtoMessage() {}
 
 func (x *ListHotNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[47]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3772,7 +3892,7 @@ func (x *ListHotNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHotNamesRequest.ProtoReflect.Descriptor instead.
 func (*ListHotNamesRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{47}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListHotNamesRequest) GetLimit() int32 {
@@ -3792,7 +3912,7 @@ type ListHotNamesResponse struct {
 
 func (x *ListHotNamesResponse) Reset() {
 	*x = ListHotNamesResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[48]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3804,7 +3924,7 @@ func (x *ListHotNamesResponse) String() string {
 func (*ListHotNamesResponse) ProtoMessage() {}
 
 func (x *ListHotNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[48]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3817,7 +3937,7 @@ func (x *ListHotNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHotNamesResponse.ProtoReflect.Descriptor instead.
 func (*ListHotNamesResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{48}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListHotNamesResponse) GetNames() []*HotName {
@@ -3842,7 +3962,7 @@ type HotName struct {
 
 func (x *HotName) Reset() {
 	*x = HotName{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[49]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3854,7 +3974,7 @@ func (x *HotName) String() string {
 func (*HotName) ProtoMessage() {}
 
 func (x *HotName) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[49]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3867,7 +3987,7 @@ func (x *HotName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HotName.ProtoReflect.Descriptor instead.
 func (*HotName) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{49}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *HotName) GetTopicPartition() *TopicPartition {
@@ -3903,7 +4023,7 @@ type TailResultsRequest struct {
 
 func (x *TailResultsRequest) Reset() {
 	*x = TailResultsRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[50]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3915,7 +4035,7 @@ func (x *TailResultsRequest) String() string {
 func (*TailResultsRequest) ProtoMessage() {}
 
 func (x *TailResultsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[50]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3928,7 +4048,7 @@ func (x *TailResultsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TailResultsRequest.ProtoReflect.Descriptor instead.
 func (*TailResultsRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{50}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *TailResultsRequest) GetOutcomes() []Outcome {
@@ -3959,7 +4079,7 @@ type TailResultsResponse struct {
 
 func (x *TailResultsResponse) Reset() {
 	*x = TailResultsResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[51]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3971,7 +4091,7 @@ func (x *TailResultsResponse) String() string {
 func (*TailResultsResponse) ProtoMessage() {}
 
 func (x *TailResultsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[51]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3984,7 +4104,7 @@ func (x *TailResultsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TailResultsResponse.ProtoReflect.Descriptor instead.
 func (*TailResultsResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{51}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *TailResultsResponse) GetOperations() []*EndedOperation {
@@ -4027,7 +4147,7 @@ type EndedOperation struct {
 
 func (x *EndedOperation) Reset() {
 	*x = EndedOperation{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[52]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4039,7 +4159,7 @@ func (x *EndedOperation) String() string {
 func (*EndedOperation) ProtoMessage() {}
 
 func (x *EndedOperation) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[52]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4052,7 +4172,7 @@ func (x *EndedOperation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndedOperation.ProtoReflect.Descriptor instead.
 func (*EndedOperation) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{52}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *EndedOperation) GetSessionId() string {
@@ -4133,7 +4253,7 @@ type HandOverRequest struct {
 
 func (x *HandOverRequest) Reset() {
 	*x = HandOverRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[53]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4145,7 +4265,7 @@ func (x *HandOverRequest) String() string {
 func (*HandOverRequest) ProtoMessage() {}
 
 func (x *HandOverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[53]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4158,7 +4278,7 @@ func (x *HandOverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HandOverRequest.ProtoReflect.Descriptor instead.
 func (*HandOverRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{53}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{55}
 }
 
 type HandOverResponse struct {
@@ -4169,7 +4289,7 @@ type HandOverResponse struct {
 
 func (x *HandOverResponse) Reset() {
 	*x = HandOverResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[54]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4181,7 +4301,7 @@ func (x *HandOverResponse) String() string {
 func (*HandOverResponse) ProtoMessage() {}
 
 func (x *HandOverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[54]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4194,14 +4314,19 @@ func (x *HandOverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HandOverResponse.ProtoReflect.Descriptor instead.
 func (*HandOverResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{54}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{56}
 }
 
 var File_purgatory_v1_purgatory_service_proto protoreflect.FileDescriptor
 
 const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"\n" +
-	"$purgatory/v1/purgatory_service.proto\x12\fpurgatory.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18purgatory/v1/event.proto\x1a\x1cpurgatory/v1/operation.proto\x1a\x19purgatory/v1/result.proto\x1a\x19purgatory/v1/source.proto\x1a\x1apurgatory/v1/webhook.proto\"D\n" +
+	"$purgatory/v1/purgatory_service.proto\x12\fpurgatory.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18purgatory/v1/event.proto\x1a\x1cpurgatory/v1/operation.proto\x1a\x19purgatory/v1/result.proto\x1a\x19purgatory/v1/source.proto\x1a\x1apurgatory/v1/webhook.proto\"\x14\n" +
+	"\x12GetTopologyRequest\"]\n" +
+	"\x13GetTopologyResponse\x12\x16\n" +
+	"\x06shards\x18\x01 \x01(\x05R\x06shards\x12\x18\n" +
+	"\atargets\x18\x02 \x03(\tR\atargets\x12\x14\n" +
+	"\x05shard\x18\x03 \x01(\x05R\x05shard\"D\n" +
 	"\vWaitRequest\x125\n" +
 	"\toperation\x18\x01 \x01(\v2\x17.purgatory.v1.OperationR\toperation\"<\n" +
 	"\fWaitResponse\x12,\n" +
@@ -4312,16 +4437,20 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\"]\n" +
 	"\x14CloseSessionResponse\x12\x1c\n" +
 	"\tcancelled\x18\x01 \x01(\x03R\tcancelled\x12'\n" +
-	"\x0fresults_dropped\x18\x02 \x01(\x03R\x0eresultsDropped\"\x80\x01\n" +
+	"\x0fresults_dropped\x18\x02 \x01(\x03R\x0eresultsDropped\"\x9f\x01\n" +
 	"\x0eAdvanceRequest\x12-\n" +
 	"\x04rows\x18\x01 \x01(\v2\x17.purgatory.v1.EventRowsH\x00R\x04rows\x126\n" +
-	"\acolumns\x18\x02 \x01(\v2\x1a.purgatory.v1.EventColumnsH\x00R\acolumnsB\a\n" +
+	"\acolumns\x18\x02 \x01(\v2\x1a.purgatory.v1.EventColumnsH\x00R\acolumns\x12\x1d\n" +
+	"\n" +
+	"all_shards\x18\x03 \x01(\bR\tallShardsB\a\n" +
 	"\x05shape\"I\n" +
 	"\x0fAdvanceResponse\x126\n" +
-	"\areceipt\x18\x01 \x01(\v2\x1c.purgatory.v1.AdvanceReceiptR\areceipt\"\x86\x01\n" +
+	"\areceipt\x18\x01 \x01(\v2\x1c.purgatory.v1.AdvanceReceiptR\areceipt\"\xa5\x01\n" +
 	"\x14AdvanceStreamRequest\x12-\n" +
 	"\x04rows\x18\x01 \x01(\v2\x17.purgatory.v1.EventRowsH\x00R\x04rows\x126\n" +
-	"\acolumns\x18\x02 \x01(\v2\x1a.purgatory.v1.EventColumnsH\x00R\acolumnsB\a\n" +
+	"\acolumns\x18\x02 \x01(\v2\x1a.purgatory.v1.EventColumnsH\x00R\acolumns\x12\x1d\n" +
+	"\n" +
+	"all_shards\x18\x03 \x01(\bR\tallShardsB\a\n" +
 	"\x05shape\"O\n" +
 	"\x15AdvanceStreamResponse\x126\n" +
 	"\areceipt\x18\x01 \x01(\v2\x1c.purgatory.v1.AdvanceReceiptR\areceipt\"\x9d\x01\n" +
@@ -4533,7 +4662,7 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"\x1fOPERATION_ORDER_LEAST_REMAINING\x10\x01\x12\"\n" +
 	"\x1eOPERATION_ORDER_MOST_REMAINING\x10\x02\x12\"\n" +
 	"\x1eOPERATION_ORDER_LONGEST_WAITED\x10\x03\x12#\n" +
-	"\x1fOPERATION_ORDER_SHORTEST_WAITED\x10\x042\xd6\x0f\n" +
+	"\x1fOPERATION_ORDER_SHORTEST_WAITED\x10\x042\xaf\x10\n" +
 	"\x10PurgatoryService\x12=\n" +
 	"\x04Wait\x12\x19.purgatory.v1.WaitRequest\x1a\x1a.purgatory.v1.WaitResponse\x12J\n" +
 	"\aSession\x12\x1c.purgatory.v1.SessionRequest\x1a\x1d.purgatory.v1.SessionResponse(\x010\x01\x12I\n" +
@@ -4557,7 +4686,8 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"\x0fListDeadLetters\x12$.purgatory.v1.ListDeadLettersRequest\x1a%.purgatory.v1.ListDeadLettersResponse\"\x03\x90\x02\x01\x12d\n" +
 	"\x11ResendDeadLetters\x12&.purgatory.v1.ResendDeadLettersRequest\x1a'.purgatory.v1.ResendDeadLettersResponse\x12d\n" +
 	"\x11DeleteDeadLetters\x12&.purgatory.v1.DeleteDeadLettersRequest\x1a'.purgatory.v1.DeleteDeadLettersResponse\x12I\n" +
-	"\bHandOver\x12\x1d.purgatory.v1.HandOverRequest\x1a\x1e.purgatory.v1.HandOverResponseB*\n" +
+	"\bHandOver\x12\x1d.purgatory.v1.HandOverRequest\x1a\x1e.purgatory.v1.HandOverResponse\x12W\n" +
+	"\vGetTopology\x12 .purgatory.v1.GetTopologyRequest\x1a!.purgatory.v1.GetTopologyResponse\"\x03\x90\x02\x01B*\n" +
 	"\fpurgatory.v1P\x01Z\x18purgatory/v1;purgatoryv1b\x06proto3"
 
 var (
@@ -4573,207 +4703,211 @@ func file_purgatory_v1_purgatory_service_proto_rawDescGZIP() []byte {
 }
 
 var file_purgatory_v1_purgatory_service_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_purgatory_v1_purgatory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_purgatory_v1_purgatory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_purgatory_v1_purgatory_service_proto_goTypes = []any{
 	(Durability)(0),                   // 0: purgatory.v1.Durability
 	(OperationOrder)(0),               // 1: purgatory.v1.OperationOrder
 	(GoingAway_Reason)(0),             // 2: purgatory.v1.GoingAway.Reason
-	(*WaitRequest)(nil),               // 3: purgatory.v1.WaitRequest
-	(*WaitResponse)(nil),              // 4: purgatory.v1.WaitResponse
-	(*SessionRequest)(nil),            // 5: purgatory.v1.SessionRequest
-	(*SessionResponse)(nil),           // 6: purgatory.v1.SessionResponse
-	(*OpenSession)(nil),               // 7: purgatory.v1.OpenSession
-	(*SessionOpened)(nil),             // 8: purgatory.v1.SessionOpened
-	(*RegisterBatch)(nil),             // 9: purgatory.v1.RegisterBatch
-	(*Receipt)(nil),                   // 10: purgatory.v1.Receipt
-	(*CancelOperations)(nil),          // 11: purgatory.v1.CancelOperations
-	(*CancelReceipt)(nil),             // 12: purgatory.v1.CancelReceipt
-	(*AcknowledgeResults)(nil),        // 13: purgatory.v1.AcknowledgeResults
-	(*Heartbeat)(nil),                 // 14: purgatory.v1.Heartbeat
-	(*GoingAway)(nil),                 // 15: purgatory.v1.GoingAway
-	(*ResultBatch)(nil),               // 16: purgatory.v1.ResultBatch
-	(*ResultRows)(nil),                // 17: purgatory.v1.ResultRows
-	(*RegisterRequest)(nil),           // 18: purgatory.v1.RegisterRequest
-	(*RegisterResponse)(nil),          // 19: purgatory.v1.RegisterResponse
-	(*StreamResultsRequest)(nil),      // 20: purgatory.v1.StreamResultsRequest
-	(*StreamResultsResponse)(nil),     // 21: purgatory.v1.StreamResultsResponse
-	(*AcknowledgeRequest)(nil),        // 22: purgatory.v1.AcknowledgeRequest
-	(*AcknowledgeResponse)(nil),       // 23: purgatory.v1.AcknowledgeResponse
-	(*CloseSessionRequest)(nil),       // 24: purgatory.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),      // 25: purgatory.v1.CloseSessionResponse
-	(*AdvanceRequest)(nil),            // 26: purgatory.v1.AdvanceRequest
-	(*AdvanceResponse)(nil),           // 27: purgatory.v1.AdvanceResponse
-	(*AdvanceStreamRequest)(nil),      // 28: purgatory.v1.AdvanceStreamRequest
-	(*AdvanceStreamResponse)(nil),     // 29: purgatory.v1.AdvanceStreamResponse
-	(*AdvanceReceipt)(nil),            // 30: purgatory.v1.AdvanceReceipt
-	(*CancelRequest)(nil),             // 31: purgatory.v1.CancelRequest
-	(*CancelResponse)(nil),            // 32: purgatory.v1.CancelResponse
-	(*ExtendRequest)(nil),             // 33: purgatory.v1.ExtendRequest
-	(*ExtendResponse)(nil),            // 34: purgatory.v1.ExtendResponse
-	(*PendingOperation)(nil),          // 35: purgatory.v1.PendingOperation
-	(*GetOperationRequest)(nil),       // 36: purgatory.v1.GetOperationRequest
-	(*GetOperationResponse)(nil),      // 37: purgatory.v1.GetOperationResponse
-	(*ListOperationsRequest)(nil),     // 38: purgatory.v1.ListOperationsRequest
-	(*ListOperationsResponse)(nil),    // 39: purgatory.v1.ListOperationsResponse
-	(*Replica)(nil),                   // 40: purgatory.v1.Replica
-	(*Partition)(nil),                 // 41: purgatory.v1.Partition
-	(*GetPartitionRequest)(nil),       // 42: purgatory.v1.GetPartitionRequest
-	(*GetPartitionResponse)(nil),      // 43: purgatory.v1.GetPartitionResponse
-	(*ListPartitionsRequest)(nil),     // 44: purgatory.v1.ListPartitionsRequest
-	(*ListPartitionsResponse)(nil),    // 45: purgatory.v1.ListPartitionsResponse
-	(*GetStatusRequest)(nil),          // 46: purgatory.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),         // 47: purgatory.v1.GetStatusResponse
-	(*RemainingTime)(nil),             // 48: purgatory.v1.RemainingTime
-	(*KindStatus)(nil),                // 49: purgatory.v1.KindStatus
-	(*ListHotNamesRequest)(nil),       // 50: purgatory.v1.ListHotNamesRequest
-	(*ListHotNamesResponse)(nil),      // 51: purgatory.v1.ListHotNamesResponse
-	(*HotName)(nil),                   // 52: purgatory.v1.HotName
-	(*TailResultsRequest)(nil),        // 53: purgatory.v1.TailResultsRequest
-	(*TailResultsResponse)(nil),       // 54: purgatory.v1.TailResultsResponse
-	(*EndedOperation)(nil),            // 55: purgatory.v1.EndedOperation
-	(*HandOverRequest)(nil),           // 56: purgatory.v1.HandOverRequest
-	(*HandOverResponse)(nil),          // 57: purgatory.v1.HandOverResponse
-	(*Operation)(nil),                 // 58: purgatory.v1.Operation
-	(*Result)(nil),                    // 59: purgatory.v1.Result
-	(*OperationRows)(nil),             // 60: purgatory.v1.OperationRows
-	(*OperationColumns)(nil),          // 61: purgatory.v1.OperationColumns
-	(*OperationRefusal)(nil),          // 62: purgatory.v1.OperationRefusal
-	(*ResultColumns)(nil),             // 63: purgatory.v1.ResultColumns
-	(*EventRows)(nil),                 // 64: purgatory.v1.EventRows
-	(*EventColumns)(nil),              // 65: purgatory.v1.EventColumns
-	(*EventRefusal)(nil),              // 66: purgatory.v1.EventRefusal
-	(*TopicPartition)(nil),            // 67: purgatory.v1.TopicPartition
-	(OperationKind)(0),                // 68: purgatory.v1.OperationKind
-	(*timestamppb.Timestamp)(nil),     // 69: google.protobuf.Timestamp
-	(*PartitionResult)(nil),           // 70: purgatory.v1.PartitionResult
-	(*SourceStatus)(nil),              // 71: purgatory.v1.SourceStatus
-	(*WebhookStatus)(nil),             // 72: purgatory.v1.WebhookStatus
-	(Outcome)(0),                      // 73: purgatory.v1.Outcome
-	(*AttachSourceRequest)(nil),       // 74: purgatory.v1.AttachSourceRequest
-	(*GetSourceEndsRequest)(nil),      // 75: purgatory.v1.GetSourceEndsRequest
-	(*ListDeadLettersRequest)(nil),    // 76: purgatory.v1.ListDeadLettersRequest
-	(*ResendDeadLettersRequest)(nil),  // 77: purgatory.v1.ResendDeadLettersRequest
-	(*DeleteDeadLettersRequest)(nil),  // 78: purgatory.v1.DeleteDeadLettersRequest
-	(*AttachSourceResponse)(nil),      // 79: purgatory.v1.AttachSourceResponse
-	(*GetSourceEndsResponse)(nil),     // 80: purgatory.v1.GetSourceEndsResponse
-	(*ListDeadLettersResponse)(nil),   // 81: purgatory.v1.ListDeadLettersResponse
-	(*ResendDeadLettersResponse)(nil), // 82: purgatory.v1.ResendDeadLettersResponse
-	(*DeleteDeadLettersResponse)(nil), // 83: purgatory.v1.DeleteDeadLettersResponse
+	(*GetTopologyRequest)(nil),        // 3: purgatory.v1.GetTopologyRequest
+	(*GetTopologyResponse)(nil),       // 4: purgatory.v1.GetTopologyResponse
+	(*WaitRequest)(nil),               // 5: purgatory.v1.WaitRequest
+	(*WaitResponse)(nil),              // 6: purgatory.v1.WaitResponse
+	(*SessionRequest)(nil),            // 7: purgatory.v1.SessionRequest
+	(*SessionResponse)(nil),           // 8: purgatory.v1.SessionResponse
+	(*OpenSession)(nil),               // 9: purgatory.v1.OpenSession
+	(*SessionOpened)(nil),             // 10: purgatory.v1.SessionOpened
+	(*RegisterBatch)(nil),             // 11: purgatory.v1.RegisterBatch
+	(*Receipt)(nil),                   // 12: purgatory.v1.Receipt
+	(*CancelOperations)(nil),          // 13: purgatory.v1.CancelOperations
+	(*CancelReceipt)(nil),             // 14: purgatory.v1.CancelReceipt
+	(*AcknowledgeResults)(nil),        // 15: purgatory.v1.AcknowledgeResults
+	(*Heartbeat)(nil),                 // 16: purgatory.v1.Heartbeat
+	(*GoingAway)(nil),                 // 17: purgatory.v1.GoingAway
+	(*ResultBatch)(nil),               // 18: purgatory.v1.ResultBatch
+	(*ResultRows)(nil),                // 19: purgatory.v1.ResultRows
+	(*RegisterRequest)(nil),           // 20: purgatory.v1.RegisterRequest
+	(*RegisterResponse)(nil),          // 21: purgatory.v1.RegisterResponse
+	(*StreamResultsRequest)(nil),      // 22: purgatory.v1.StreamResultsRequest
+	(*StreamResultsResponse)(nil),     // 23: purgatory.v1.StreamResultsResponse
+	(*AcknowledgeRequest)(nil),        // 24: purgatory.v1.AcknowledgeRequest
+	(*AcknowledgeResponse)(nil),       // 25: purgatory.v1.AcknowledgeResponse
+	(*CloseSessionRequest)(nil),       // 26: purgatory.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),      // 27: purgatory.v1.CloseSessionResponse
+	(*AdvanceRequest)(nil),            // 28: purgatory.v1.AdvanceRequest
+	(*AdvanceResponse)(nil),           // 29: purgatory.v1.AdvanceResponse
+	(*AdvanceStreamRequest)(nil),      // 30: purgatory.v1.AdvanceStreamRequest
+	(*AdvanceStreamResponse)(nil),     // 31: purgatory.v1.AdvanceStreamResponse
+	(*AdvanceReceipt)(nil),            // 32: purgatory.v1.AdvanceReceipt
+	(*CancelRequest)(nil),             // 33: purgatory.v1.CancelRequest
+	(*CancelResponse)(nil),            // 34: purgatory.v1.CancelResponse
+	(*ExtendRequest)(nil),             // 35: purgatory.v1.ExtendRequest
+	(*ExtendResponse)(nil),            // 36: purgatory.v1.ExtendResponse
+	(*PendingOperation)(nil),          // 37: purgatory.v1.PendingOperation
+	(*GetOperationRequest)(nil),       // 38: purgatory.v1.GetOperationRequest
+	(*GetOperationResponse)(nil),      // 39: purgatory.v1.GetOperationResponse
+	(*ListOperationsRequest)(nil),     // 40: purgatory.v1.ListOperationsRequest
+	(*ListOperationsResponse)(nil),    // 41: purgatory.v1.ListOperationsResponse
+	(*Replica)(nil),                   // 42: purgatory.v1.Replica
+	(*Partition)(nil),                 // 43: purgatory.v1.Partition
+	(*GetPartitionRequest)(nil),       // 44: purgatory.v1.GetPartitionRequest
+	(*GetPartitionResponse)(nil),      // 45: purgatory.v1.GetPartitionResponse
+	(*ListPartitionsRequest)(nil),     // 46: purgatory.v1.ListPartitionsRequest
+	(*ListPartitionsResponse)(nil),    // 47: purgatory.v1.ListPartitionsResponse
+	(*GetStatusRequest)(nil),          // 48: purgatory.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),         // 49: purgatory.v1.GetStatusResponse
+	(*RemainingTime)(nil),             // 50: purgatory.v1.RemainingTime
+	(*KindStatus)(nil),                // 51: purgatory.v1.KindStatus
+	(*ListHotNamesRequest)(nil),       // 52: purgatory.v1.ListHotNamesRequest
+	(*ListHotNamesResponse)(nil),      // 53: purgatory.v1.ListHotNamesResponse
+	(*HotName)(nil),                   // 54: purgatory.v1.HotName
+	(*TailResultsRequest)(nil),        // 55: purgatory.v1.TailResultsRequest
+	(*TailResultsResponse)(nil),       // 56: purgatory.v1.TailResultsResponse
+	(*EndedOperation)(nil),            // 57: purgatory.v1.EndedOperation
+	(*HandOverRequest)(nil),           // 58: purgatory.v1.HandOverRequest
+	(*HandOverResponse)(nil),          // 59: purgatory.v1.HandOverResponse
+	(*Operation)(nil),                 // 60: purgatory.v1.Operation
+	(*Result)(nil),                    // 61: purgatory.v1.Result
+	(*OperationRows)(nil),             // 62: purgatory.v1.OperationRows
+	(*OperationColumns)(nil),          // 63: purgatory.v1.OperationColumns
+	(*OperationRefusal)(nil),          // 64: purgatory.v1.OperationRefusal
+	(*ResultColumns)(nil),             // 65: purgatory.v1.ResultColumns
+	(*EventRows)(nil),                 // 66: purgatory.v1.EventRows
+	(*EventColumns)(nil),              // 67: purgatory.v1.EventColumns
+	(*EventRefusal)(nil),              // 68: purgatory.v1.EventRefusal
+	(*TopicPartition)(nil),            // 69: purgatory.v1.TopicPartition
+	(OperationKind)(0),                // 70: purgatory.v1.OperationKind
+	(*timestamppb.Timestamp)(nil),     // 71: google.protobuf.Timestamp
+	(*PartitionResult)(nil),           // 72: purgatory.v1.PartitionResult
+	(*SourceStatus)(nil),              // 73: purgatory.v1.SourceStatus
+	(*WebhookStatus)(nil),             // 74: purgatory.v1.WebhookStatus
+	(Outcome)(0),                      // 75: purgatory.v1.Outcome
+	(*AttachSourceRequest)(nil),       // 76: purgatory.v1.AttachSourceRequest
+	(*GetSourceEndsRequest)(nil),      // 77: purgatory.v1.GetSourceEndsRequest
+	(*ListDeadLettersRequest)(nil),    // 78: purgatory.v1.ListDeadLettersRequest
+	(*ResendDeadLettersRequest)(nil),  // 79: purgatory.v1.ResendDeadLettersRequest
+	(*DeleteDeadLettersRequest)(nil),  // 80: purgatory.v1.DeleteDeadLettersRequest
+	(*AttachSourceResponse)(nil),      // 81: purgatory.v1.AttachSourceResponse
+	(*GetSourceEndsResponse)(nil),     // 82: purgatory.v1.GetSourceEndsResponse
+	(*ListDeadLettersResponse)(nil),   // 83: purgatory.v1.ListDeadLettersResponse
+	(*ResendDeadLettersResponse)(nil), // 84: purgatory.v1.ResendDeadLettersResponse
+	(*DeleteDeadLettersResponse)(nil), // 85: purgatory.v1.DeleteDeadLettersResponse
 }
 var file_purgatory_v1_purgatory_service_proto_depIdxs = []int32{
-	58, // 0: purgatory.v1.WaitRequest.operation:type_name -> purgatory.v1.Operation
-	59, // 1: purgatory.v1.WaitResponse.result:type_name -> purgatory.v1.Result
-	7,  // 2: purgatory.v1.SessionRequest.open:type_name -> purgatory.v1.OpenSession
-	9,  // 3: purgatory.v1.SessionRequest.register:type_name -> purgatory.v1.RegisterBatch
-	11, // 4: purgatory.v1.SessionRequest.cancel:type_name -> purgatory.v1.CancelOperations
-	13, // 5: purgatory.v1.SessionRequest.acknowledge:type_name -> purgatory.v1.AcknowledgeResults
-	14, // 6: purgatory.v1.SessionRequest.heartbeat:type_name -> purgatory.v1.Heartbeat
-	8,  // 7: purgatory.v1.SessionResponse.opened:type_name -> purgatory.v1.SessionOpened
-	10, // 8: purgatory.v1.SessionResponse.receipt:type_name -> purgatory.v1.Receipt
-	16, // 9: purgatory.v1.SessionResponse.results:type_name -> purgatory.v1.ResultBatch
-	12, // 10: purgatory.v1.SessionResponse.cancelled:type_name -> purgatory.v1.CancelReceipt
-	14, // 11: purgatory.v1.SessionResponse.heartbeat:type_name -> purgatory.v1.Heartbeat
-	15, // 12: purgatory.v1.SessionResponse.going_away:type_name -> purgatory.v1.GoingAway
-	60, // 13: purgatory.v1.RegisterBatch.rows:type_name -> purgatory.v1.OperationRows
-	61, // 14: purgatory.v1.RegisterBatch.columns:type_name -> purgatory.v1.OperationColumns
-	62, // 15: purgatory.v1.Receipt.refusals:type_name -> purgatory.v1.OperationRefusal
-	62, // 16: purgatory.v1.Receipt.batch_refusal:type_name -> purgatory.v1.OperationRefusal
+	60, // 0: purgatory.v1.WaitRequest.operation:type_name -> purgatory.v1.Operation
+	61, // 1: purgatory.v1.WaitResponse.result:type_name -> purgatory.v1.Result
+	9,  // 2: purgatory.v1.SessionRequest.open:type_name -> purgatory.v1.OpenSession
+	11, // 3: purgatory.v1.SessionRequest.register:type_name -> purgatory.v1.RegisterBatch
+	13, // 4: purgatory.v1.SessionRequest.cancel:type_name -> purgatory.v1.CancelOperations
+	15, // 5: purgatory.v1.SessionRequest.acknowledge:type_name -> purgatory.v1.AcknowledgeResults
+	16, // 6: purgatory.v1.SessionRequest.heartbeat:type_name -> purgatory.v1.Heartbeat
+	10, // 7: purgatory.v1.SessionResponse.opened:type_name -> purgatory.v1.SessionOpened
+	12, // 8: purgatory.v1.SessionResponse.receipt:type_name -> purgatory.v1.Receipt
+	18, // 9: purgatory.v1.SessionResponse.results:type_name -> purgatory.v1.ResultBatch
+	14, // 10: purgatory.v1.SessionResponse.cancelled:type_name -> purgatory.v1.CancelReceipt
+	16, // 11: purgatory.v1.SessionResponse.heartbeat:type_name -> purgatory.v1.Heartbeat
+	17, // 12: purgatory.v1.SessionResponse.going_away:type_name -> purgatory.v1.GoingAway
+	62, // 13: purgatory.v1.RegisterBatch.rows:type_name -> purgatory.v1.OperationRows
+	63, // 14: purgatory.v1.RegisterBatch.columns:type_name -> purgatory.v1.OperationColumns
+	64, // 15: purgatory.v1.Receipt.refusals:type_name -> purgatory.v1.OperationRefusal
+	64, // 16: purgatory.v1.Receipt.batch_refusal:type_name -> purgatory.v1.OperationRefusal
 	0,  // 17: purgatory.v1.Receipt.durability:type_name -> purgatory.v1.Durability
 	2,  // 18: purgatory.v1.GoingAway.reason:type_name -> purgatory.v1.GoingAway.Reason
-	17, // 19: purgatory.v1.ResultBatch.rows:type_name -> purgatory.v1.ResultRows
-	63, // 20: purgatory.v1.ResultBatch.columns:type_name -> purgatory.v1.ResultColumns
-	59, // 21: purgatory.v1.ResultRows.results:type_name -> purgatory.v1.Result
-	9,  // 22: purgatory.v1.RegisterRequest.batch:type_name -> purgatory.v1.RegisterBatch
-	10, // 23: purgatory.v1.RegisterResponse.receipt:type_name -> purgatory.v1.Receipt
-	16, // 24: purgatory.v1.StreamResultsResponse.results:type_name -> purgatory.v1.ResultBatch
-	14, // 25: purgatory.v1.StreamResultsResponse.heartbeat:type_name -> purgatory.v1.Heartbeat
-	15, // 26: purgatory.v1.StreamResultsResponse.going_away:type_name -> purgatory.v1.GoingAway
-	8,  // 27: purgatory.v1.StreamResultsResponse.opened:type_name -> purgatory.v1.SessionOpened
-	64, // 28: purgatory.v1.AdvanceRequest.rows:type_name -> purgatory.v1.EventRows
-	65, // 29: purgatory.v1.AdvanceRequest.columns:type_name -> purgatory.v1.EventColumns
-	30, // 30: purgatory.v1.AdvanceResponse.receipt:type_name -> purgatory.v1.AdvanceReceipt
-	64, // 31: purgatory.v1.AdvanceStreamRequest.rows:type_name -> purgatory.v1.EventRows
-	65, // 32: purgatory.v1.AdvanceStreamRequest.columns:type_name -> purgatory.v1.EventColumns
-	30, // 33: purgatory.v1.AdvanceStreamResponse.receipt:type_name -> purgatory.v1.AdvanceReceipt
-	66, // 34: purgatory.v1.AdvanceReceipt.refusals:type_name -> purgatory.v1.EventRefusal
-	67, // 35: purgatory.v1.CancelRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
-	68, // 36: purgatory.v1.PendingOperation.kind:type_name -> purgatory.v1.OperationKind
-	69, // 37: purgatory.v1.PendingOperation.registered_time:type_name -> google.protobuf.Timestamp
-	69, // 38: purgatory.v1.PendingOperation.deadline_time:type_name -> google.protobuf.Timestamp
-	70, // 39: purgatory.v1.PendingOperation.partitions:type_name -> purgatory.v1.PartitionResult
-	35, // 40: purgatory.v1.GetOperationResponse.operation:type_name -> purgatory.v1.PendingOperation
-	68, // 41: purgatory.v1.ListOperationsRequest.kind:type_name -> purgatory.v1.OperationKind
-	67, // 42: purgatory.v1.ListOperationsRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
+	19, // 19: purgatory.v1.ResultBatch.rows:type_name -> purgatory.v1.ResultRows
+	65, // 20: purgatory.v1.ResultBatch.columns:type_name -> purgatory.v1.ResultColumns
+	61, // 21: purgatory.v1.ResultRows.results:type_name -> purgatory.v1.Result
+	11, // 22: purgatory.v1.RegisterRequest.batch:type_name -> purgatory.v1.RegisterBatch
+	12, // 23: purgatory.v1.RegisterResponse.receipt:type_name -> purgatory.v1.Receipt
+	18, // 24: purgatory.v1.StreamResultsResponse.results:type_name -> purgatory.v1.ResultBatch
+	16, // 25: purgatory.v1.StreamResultsResponse.heartbeat:type_name -> purgatory.v1.Heartbeat
+	17, // 26: purgatory.v1.StreamResultsResponse.going_away:type_name -> purgatory.v1.GoingAway
+	10, // 27: purgatory.v1.StreamResultsResponse.opened:type_name -> purgatory.v1.SessionOpened
+	66, // 28: purgatory.v1.AdvanceRequest.rows:type_name -> purgatory.v1.EventRows
+	67, // 29: purgatory.v1.AdvanceRequest.columns:type_name -> purgatory.v1.EventColumns
+	32, // 30: purgatory.v1.AdvanceResponse.receipt:type_name -> purgatory.v1.AdvanceReceipt
+	66, // 31: purgatory.v1.AdvanceStreamRequest.rows:type_name -> purgatory.v1.EventRows
+	67, // 32: purgatory.v1.AdvanceStreamRequest.columns:type_name -> purgatory.v1.EventColumns
+	32, // 33: purgatory.v1.AdvanceStreamResponse.receipt:type_name -> purgatory.v1.AdvanceReceipt
+	68, // 34: purgatory.v1.AdvanceReceipt.refusals:type_name -> purgatory.v1.EventRefusal
+	69, // 35: purgatory.v1.CancelRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
+	70, // 36: purgatory.v1.PendingOperation.kind:type_name -> purgatory.v1.OperationKind
+	71, // 37: purgatory.v1.PendingOperation.registered_time:type_name -> google.protobuf.Timestamp
+	71, // 38: purgatory.v1.PendingOperation.deadline_time:type_name -> google.protobuf.Timestamp
+	72, // 39: purgatory.v1.PendingOperation.partitions:type_name -> purgatory.v1.PartitionResult
+	37, // 40: purgatory.v1.GetOperationResponse.operation:type_name -> purgatory.v1.PendingOperation
+	70, // 41: purgatory.v1.ListOperationsRequest.kind:type_name -> purgatory.v1.OperationKind
+	69, // 42: purgatory.v1.ListOperationsRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
 	1,  // 43: purgatory.v1.ListOperationsRequest.order:type_name -> purgatory.v1.OperationOrder
-	35, // 44: purgatory.v1.ListOperationsResponse.operations:type_name -> purgatory.v1.PendingOperation
-	67, // 45: purgatory.v1.Partition.topic_partition:type_name -> purgatory.v1.TopicPartition
-	40, // 46: purgatory.v1.Partition.replicas:type_name -> purgatory.v1.Replica
-	67, // 47: purgatory.v1.GetPartitionRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
-	41, // 48: purgatory.v1.GetPartitionResponse.partition:type_name -> purgatory.v1.Partition
-	41, // 49: purgatory.v1.ListPartitionsResponse.partitions:type_name -> purgatory.v1.Partition
-	69, // 50: purgatory.v1.GetStatusResponse.started_time:type_name -> google.protobuf.Timestamp
-	49, // 51: purgatory.v1.GetStatusResponse.kinds:type_name -> purgatory.v1.KindStatus
-	48, // 52: purgatory.v1.GetStatusResponse.remaining_time:type_name -> purgatory.v1.RemainingTime
-	71, // 53: purgatory.v1.GetStatusResponse.sources:type_name -> purgatory.v1.SourceStatus
-	72, // 54: purgatory.v1.GetStatusResponse.webhooks:type_name -> purgatory.v1.WebhookStatus
-	68, // 55: purgatory.v1.KindStatus.kind:type_name -> purgatory.v1.OperationKind
-	52, // 56: purgatory.v1.ListHotNamesResponse.names:type_name -> purgatory.v1.HotName
-	67, // 57: purgatory.v1.HotName.topic_partition:type_name -> purgatory.v1.TopicPartition
-	73, // 58: purgatory.v1.TailResultsRequest.outcomes:type_name -> purgatory.v1.Outcome
-	68, // 59: purgatory.v1.TailResultsRequest.kind:type_name -> purgatory.v1.OperationKind
-	55, // 60: purgatory.v1.TailResultsResponse.operations:type_name -> purgatory.v1.EndedOperation
-	68, // 61: purgatory.v1.EndedOperation.kind:type_name -> purgatory.v1.OperationKind
-	73, // 62: purgatory.v1.EndedOperation.outcome:type_name -> purgatory.v1.Outcome
-	69, // 63: purgatory.v1.EndedOperation.ended_time:type_name -> google.protobuf.Timestamp
-	70, // 64: purgatory.v1.EndedOperation.partitions:type_name -> purgatory.v1.PartitionResult
-	3,  // 65: purgatory.v1.PurgatoryService.Wait:input_type -> purgatory.v1.WaitRequest
-	5,  // 66: purgatory.v1.PurgatoryService.Session:input_type -> purgatory.v1.SessionRequest
-	18, // 67: purgatory.v1.PurgatoryService.Register:input_type -> purgatory.v1.RegisterRequest
-	20, // 68: purgatory.v1.PurgatoryService.StreamResults:input_type -> purgatory.v1.StreamResultsRequest
-	22, // 69: purgatory.v1.PurgatoryService.Acknowledge:input_type -> purgatory.v1.AcknowledgeRequest
-	24, // 70: purgatory.v1.PurgatoryService.CloseSession:input_type -> purgatory.v1.CloseSessionRequest
-	26, // 71: purgatory.v1.PurgatoryService.Advance:input_type -> purgatory.v1.AdvanceRequest
-	28, // 72: purgatory.v1.PurgatoryService.AdvanceStream:input_type -> purgatory.v1.AdvanceStreamRequest
-	31, // 73: purgatory.v1.PurgatoryService.Cancel:input_type -> purgatory.v1.CancelRequest
-	33, // 74: purgatory.v1.PurgatoryService.Extend:input_type -> purgatory.v1.ExtendRequest
-	36, // 75: purgatory.v1.PurgatoryService.GetOperation:input_type -> purgatory.v1.GetOperationRequest
-	38, // 76: purgatory.v1.PurgatoryService.ListOperations:input_type -> purgatory.v1.ListOperationsRequest
-	42, // 77: purgatory.v1.PurgatoryService.GetPartition:input_type -> purgatory.v1.GetPartitionRequest
-	44, // 78: purgatory.v1.PurgatoryService.ListPartitions:input_type -> purgatory.v1.ListPartitionsRequest
-	46, // 79: purgatory.v1.PurgatoryService.GetStatus:input_type -> purgatory.v1.GetStatusRequest
-	50, // 80: purgatory.v1.PurgatoryService.ListHotNames:input_type -> purgatory.v1.ListHotNamesRequest
-	53, // 81: purgatory.v1.PurgatoryService.TailResults:input_type -> purgatory.v1.TailResultsRequest
-	74, // 82: purgatory.v1.PurgatoryService.AttachSource:input_type -> purgatory.v1.AttachSourceRequest
-	75, // 83: purgatory.v1.PurgatoryService.GetSourceEnds:input_type -> purgatory.v1.GetSourceEndsRequest
-	76, // 84: purgatory.v1.PurgatoryService.ListDeadLetters:input_type -> purgatory.v1.ListDeadLettersRequest
-	77, // 85: purgatory.v1.PurgatoryService.ResendDeadLetters:input_type -> purgatory.v1.ResendDeadLettersRequest
-	78, // 86: purgatory.v1.PurgatoryService.DeleteDeadLetters:input_type -> purgatory.v1.DeleteDeadLettersRequest
-	56, // 87: purgatory.v1.PurgatoryService.HandOver:input_type -> purgatory.v1.HandOverRequest
-	4,  // 88: purgatory.v1.PurgatoryService.Wait:output_type -> purgatory.v1.WaitResponse
-	6,  // 89: purgatory.v1.PurgatoryService.Session:output_type -> purgatory.v1.SessionResponse
-	19, // 90: purgatory.v1.PurgatoryService.Register:output_type -> purgatory.v1.RegisterResponse
-	21, // 91: purgatory.v1.PurgatoryService.StreamResults:output_type -> purgatory.v1.StreamResultsResponse
-	23, // 92: purgatory.v1.PurgatoryService.Acknowledge:output_type -> purgatory.v1.AcknowledgeResponse
-	25, // 93: purgatory.v1.PurgatoryService.CloseSession:output_type -> purgatory.v1.CloseSessionResponse
-	27, // 94: purgatory.v1.PurgatoryService.Advance:output_type -> purgatory.v1.AdvanceResponse
-	29, // 95: purgatory.v1.PurgatoryService.AdvanceStream:output_type -> purgatory.v1.AdvanceStreamResponse
-	32, // 96: purgatory.v1.PurgatoryService.Cancel:output_type -> purgatory.v1.CancelResponse
-	34, // 97: purgatory.v1.PurgatoryService.Extend:output_type -> purgatory.v1.ExtendResponse
-	37, // 98: purgatory.v1.PurgatoryService.GetOperation:output_type -> purgatory.v1.GetOperationResponse
-	39, // 99: purgatory.v1.PurgatoryService.ListOperations:output_type -> purgatory.v1.ListOperationsResponse
-	43, // 100: purgatory.v1.PurgatoryService.GetPartition:output_type -> purgatory.v1.GetPartitionResponse
-	45, // 101: purgatory.v1.PurgatoryService.ListPartitions:output_type -> purgatory.v1.ListPartitionsResponse
-	47, // 102: purgatory.v1.PurgatoryService.GetStatus:output_type -> purgatory.v1.GetStatusResponse
-	51, // 103: purgatory.v1.PurgatoryService.ListHotNames:output_type -> purgatory.v1.ListHotNamesResponse
-	54, // 104: purgatory.v1.PurgatoryService.TailResults:output_type -> purgatory.v1.TailResultsResponse
-	79, // 105: purgatory.v1.PurgatoryService.AttachSource:output_type -> purgatory.v1.AttachSourceResponse
-	80, // 106: purgatory.v1.PurgatoryService.GetSourceEnds:output_type -> purgatory.v1.GetSourceEndsResponse
-	81, // 107: purgatory.v1.PurgatoryService.ListDeadLetters:output_type -> purgatory.v1.ListDeadLettersResponse
-	82, // 108: purgatory.v1.PurgatoryService.ResendDeadLetters:output_type -> purgatory.v1.ResendDeadLettersResponse
-	83, // 109: purgatory.v1.PurgatoryService.DeleteDeadLetters:output_type -> purgatory.v1.DeleteDeadLettersResponse
-	57, // 110: purgatory.v1.PurgatoryService.HandOver:output_type -> purgatory.v1.HandOverResponse
-	88, // [88:111] is the sub-list for method output_type
-	65, // [65:88] is the sub-list for method input_type
+	37, // 44: purgatory.v1.ListOperationsResponse.operations:type_name -> purgatory.v1.PendingOperation
+	69, // 45: purgatory.v1.Partition.topic_partition:type_name -> purgatory.v1.TopicPartition
+	42, // 46: purgatory.v1.Partition.replicas:type_name -> purgatory.v1.Replica
+	69, // 47: purgatory.v1.GetPartitionRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
+	43, // 48: purgatory.v1.GetPartitionResponse.partition:type_name -> purgatory.v1.Partition
+	43, // 49: purgatory.v1.ListPartitionsResponse.partitions:type_name -> purgatory.v1.Partition
+	71, // 50: purgatory.v1.GetStatusResponse.started_time:type_name -> google.protobuf.Timestamp
+	51, // 51: purgatory.v1.GetStatusResponse.kinds:type_name -> purgatory.v1.KindStatus
+	50, // 52: purgatory.v1.GetStatusResponse.remaining_time:type_name -> purgatory.v1.RemainingTime
+	73, // 53: purgatory.v1.GetStatusResponse.sources:type_name -> purgatory.v1.SourceStatus
+	74, // 54: purgatory.v1.GetStatusResponse.webhooks:type_name -> purgatory.v1.WebhookStatus
+	70, // 55: purgatory.v1.KindStatus.kind:type_name -> purgatory.v1.OperationKind
+	54, // 56: purgatory.v1.ListHotNamesResponse.names:type_name -> purgatory.v1.HotName
+	69, // 57: purgatory.v1.HotName.topic_partition:type_name -> purgatory.v1.TopicPartition
+	75, // 58: purgatory.v1.TailResultsRequest.outcomes:type_name -> purgatory.v1.Outcome
+	70, // 59: purgatory.v1.TailResultsRequest.kind:type_name -> purgatory.v1.OperationKind
+	57, // 60: purgatory.v1.TailResultsResponse.operations:type_name -> purgatory.v1.EndedOperation
+	70, // 61: purgatory.v1.EndedOperation.kind:type_name -> purgatory.v1.OperationKind
+	75, // 62: purgatory.v1.EndedOperation.outcome:type_name -> purgatory.v1.Outcome
+	71, // 63: purgatory.v1.EndedOperation.ended_time:type_name -> google.protobuf.Timestamp
+	72, // 64: purgatory.v1.EndedOperation.partitions:type_name -> purgatory.v1.PartitionResult
+	5,  // 65: purgatory.v1.PurgatoryService.Wait:input_type -> purgatory.v1.WaitRequest
+	7,  // 66: purgatory.v1.PurgatoryService.Session:input_type -> purgatory.v1.SessionRequest
+	20, // 67: purgatory.v1.PurgatoryService.Register:input_type -> purgatory.v1.RegisterRequest
+	22, // 68: purgatory.v1.PurgatoryService.StreamResults:input_type -> purgatory.v1.StreamResultsRequest
+	24, // 69: purgatory.v1.PurgatoryService.Acknowledge:input_type -> purgatory.v1.AcknowledgeRequest
+	26, // 70: purgatory.v1.PurgatoryService.CloseSession:input_type -> purgatory.v1.CloseSessionRequest
+	28, // 71: purgatory.v1.PurgatoryService.Advance:input_type -> purgatory.v1.AdvanceRequest
+	30, // 72: purgatory.v1.PurgatoryService.AdvanceStream:input_type -> purgatory.v1.AdvanceStreamRequest
+	33, // 73: purgatory.v1.PurgatoryService.Cancel:input_type -> purgatory.v1.CancelRequest
+	35, // 74: purgatory.v1.PurgatoryService.Extend:input_type -> purgatory.v1.ExtendRequest
+	38, // 75: purgatory.v1.PurgatoryService.GetOperation:input_type -> purgatory.v1.GetOperationRequest
+	40, // 76: purgatory.v1.PurgatoryService.ListOperations:input_type -> purgatory.v1.ListOperationsRequest
+	44, // 77: purgatory.v1.PurgatoryService.GetPartition:input_type -> purgatory.v1.GetPartitionRequest
+	46, // 78: purgatory.v1.PurgatoryService.ListPartitions:input_type -> purgatory.v1.ListPartitionsRequest
+	48, // 79: purgatory.v1.PurgatoryService.GetStatus:input_type -> purgatory.v1.GetStatusRequest
+	52, // 80: purgatory.v1.PurgatoryService.ListHotNames:input_type -> purgatory.v1.ListHotNamesRequest
+	55, // 81: purgatory.v1.PurgatoryService.TailResults:input_type -> purgatory.v1.TailResultsRequest
+	76, // 82: purgatory.v1.PurgatoryService.AttachSource:input_type -> purgatory.v1.AttachSourceRequest
+	77, // 83: purgatory.v1.PurgatoryService.GetSourceEnds:input_type -> purgatory.v1.GetSourceEndsRequest
+	78, // 84: purgatory.v1.PurgatoryService.ListDeadLetters:input_type -> purgatory.v1.ListDeadLettersRequest
+	79, // 85: purgatory.v1.PurgatoryService.ResendDeadLetters:input_type -> purgatory.v1.ResendDeadLettersRequest
+	80, // 86: purgatory.v1.PurgatoryService.DeleteDeadLetters:input_type -> purgatory.v1.DeleteDeadLettersRequest
+	58, // 87: purgatory.v1.PurgatoryService.HandOver:input_type -> purgatory.v1.HandOverRequest
+	3,  // 88: purgatory.v1.PurgatoryService.GetTopology:input_type -> purgatory.v1.GetTopologyRequest
+	6,  // 89: purgatory.v1.PurgatoryService.Wait:output_type -> purgatory.v1.WaitResponse
+	8,  // 90: purgatory.v1.PurgatoryService.Session:output_type -> purgatory.v1.SessionResponse
+	21, // 91: purgatory.v1.PurgatoryService.Register:output_type -> purgatory.v1.RegisterResponse
+	23, // 92: purgatory.v1.PurgatoryService.StreamResults:output_type -> purgatory.v1.StreamResultsResponse
+	25, // 93: purgatory.v1.PurgatoryService.Acknowledge:output_type -> purgatory.v1.AcknowledgeResponse
+	27, // 94: purgatory.v1.PurgatoryService.CloseSession:output_type -> purgatory.v1.CloseSessionResponse
+	29, // 95: purgatory.v1.PurgatoryService.Advance:output_type -> purgatory.v1.AdvanceResponse
+	31, // 96: purgatory.v1.PurgatoryService.AdvanceStream:output_type -> purgatory.v1.AdvanceStreamResponse
+	34, // 97: purgatory.v1.PurgatoryService.Cancel:output_type -> purgatory.v1.CancelResponse
+	36, // 98: purgatory.v1.PurgatoryService.Extend:output_type -> purgatory.v1.ExtendResponse
+	39, // 99: purgatory.v1.PurgatoryService.GetOperation:output_type -> purgatory.v1.GetOperationResponse
+	41, // 100: purgatory.v1.PurgatoryService.ListOperations:output_type -> purgatory.v1.ListOperationsResponse
+	45, // 101: purgatory.v1.PurgatoryService.GetPartition:output_type -> purgatory.v1.GetPartitionResponse
+	47, // 102: purgatory.v1.PurgatoryService.ListPartitions:output_type -> purgatory.v1.ListPartitionsResponse
+	49, // 103: purgatory.v1.PurgatoryService.GetStatus:output_type -> purgatory.v1.GetStatusResponse
+	53, // 104: purgatory.v1.PurgatoryService.ListHotNames:output_type -> purgatory.v1.ListHotNamesResponse
+	56, // 105: purgatory.v1.PurgatoryService.TailResults:output_type -> purgatory.v1.TailResultsResponse
+	81, // 106: purgatory.v1.PurgatoryService.AttachSource:output_type -> purgatory.v1.AttachSourceResponse
+	82, // 107: purgatory.v1.PurgatoryService.GetSourceEnds:output_type -> purgatory.v1.GetSourceEndsResponse
+	83, // 108: purgatory.v1.PurgatoryService.ListDeadLetters:output_type -> purgatory.v1.ListDeadLettersResponse
+	84, // 109: purgatory.v1.PurgatoryService.ResendDeadLetters:output_type -> purgatory.v1.ResendDeadLettersResponse
+	85, // 110: purgatory.v1.PurgatoryService.DeleteDeadLetters:output_type -> purgatory.v1.DeleteDeadLettersResponse
+	59, // 111: purgatory.v1.PurgatoryService.HandOver:output_type -> purgatory.v1.HandOverResponse
+	4,  // 112: purgatory.v1.PurgatoryService.GetTopology:output_type -> purgatory.v1.GetTopologyResponse
+	89, // [89:113] is the sub-list for method output_type
+	65, // [65:89] is the sub-list for method input_type
 	65, // [65:65] is the sub-list for extension type_name
 	65, // [65:65] is the sub-list for extension extendee
 	0,  // [0:65] is the sub-list for field type_name
@@ -4789,14 +4923,14 @@ func file_purgatory_v1_purgatory_service_proto_init() {
 	file_purgatory_v1_result_proto_init()
 	file_purgatory_v1_source_proto_init()
 	file_purgatory_v1_webhook_proto_init()
-	file_purgatory_v1_purgatory_service_proto_msgTypes[2].OneofWrappers = []any{
+	file_purgatory_v1_purgatory_service_proto_msgTypes[4].OneofWrappers = []any{
 		(*SessionRequest_Open)(nil),
 		(*SessionRequest_Register)(nil),
 		(*SessionRequest_Cancel)(nil),
 		(*SessionRequest_Acknowledge)(nil),
 		(*SessionRequest_Heartbeat)(nil),
 	}
-	file_purgatory_v1_purgatory_service_proto_msgTypes[3].OneofWrappers = []any{
+	file_purgatory_v1_purgatory_service_proto_msgTypes[5].OneofWrappers = []any{
 		(*SessionResponse_Opened)(nil),
 		(*SessionResponse_Receipt)(nil),
 		(*SessionResponse_Results)(nil),
@@ -4804,38 +4938,38 @@ func file_purgatory_v1_purgatory_service_proto_init() {
 		(*SessionResponse_Heartbeat)(nil),
 		(*SessionResponse_GoingAway)(nil),
 	}
-	file_purgatory_v1_purgatory_service_proto_msgTypes[6].OneofWrappers = []any{
+	file_purgatory_v1_purgatory_service_proto_msgTypes[8].OneofWrappers = []any{
 		(*RegisterBatch_Rows)(nil),
 		(*RegisterBatch_Columns)(nil),
 	}
-	file_purgatory_v1_purgatory_service_proto_msgTypes[13].OneofWrappers = []any{
+	file_purgatory_v1_purgatory_service_proto_msgTypes[15].OneofWrappers = []any{
 		(*ResultBatch_Rows)(nil),
 		(*ResultBatch_Columns)(nil),
 	}
-	file_purgatory_v1_purgatory_service_proto_msgTypes[18].OneofWrappers = []any{
+	file_purgatory_v1_purgatory_service_proto_msgTypes[20].OneofWrappers = []any{
 		(*StreamResultsResponse_Results)(nil),
 		(*StreamResultsResponse_Heartbeat)(nil),
 		(*StreamResultsResponse_GoingAway)(nil),
 		(*StreamResultsResponse_Opened)(nil),
 	}
-	file_purgatory_v1_purgatory_service_proto_msgTypes[23].OneofWrappers = []any{
+	file_purgatory_v1_purgatory_service_proto_msgTypes[25].OneofWrappers = []any{
 		(*AdvanceRequest_Rows)(nil),
 		(*AdvanceRequest_Columns)(nil),
 	}
-	file_purgatory_v1_purgatory_service_proto_msgTypes[25].OneofWrappers = []any{
+	file_purgatory_v1_purgatory_service_proto_msgTypes[27].OneofWrappers = []any{
 		(*AdvanceStreamRequest_Rows)(nil),
 		(*AdvanceStreamRequest_Columns)(nil),
 	}
-	file_purgatory_v1_purgatory_service_proto_msgTypes[32].OneofWrappers = []any{}
-	file_purgatory_v1_purgatory_service_proto_msgTypes[38].OneofWrappers = []any{}
-	file_purgatory_v1_purgatory_service_proto_msgTypes[45].OneofWrappers = []any{}
+	file_purgatory_v1_purgatory_service_proto_msgTypes[34].OneofWrappers = []any{}
+	file_purgatory_v1_purgatory_service_proto_msgTypes[40].OneofWrappers = []any{}
+	file_purgatory_v1_purgatory_service_proto_msgTypes[47].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_purgatory_v1_purgatory_service_proto_rawDesc), len(file_purgatory_v1_purgatory_service_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   55,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

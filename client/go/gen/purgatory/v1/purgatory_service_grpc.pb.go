@@ -54,6 +54,7 @@ const (
 	PurgatoryService_ResendDeadLetters_FullMethodName = "/purgatory.v1.PurgatoryService/ResendDeadLetters"
 	PurgatoryService_DeleteDeadLetters_FullMethodName = "/purgatory.v1.PurgatoryService/DeleteDeadLetters"
 	PurgatoryService_HandOver_FullMethodName          = "/purgatory.v1.PurgatoryService/HandOver"
+	PurgatoryService_GetTopology_FullMethodName       = "/purgatory.v1.PurgatoryService/GetTopology"
 )
 
 // PurgatoryServiceClient is the client API for PurgatoryService service.
@@ -130,6 +131,13 @@ type PurgatoryServiceClient interface {
 	// Lets the standby of a daemon with a replicated log lead. The leader answers, hands over, and exits with a code that
 	// makes its supervisor start it again, as a standby. FAILED_PRECONDITION from a standby, and from a daemon without a log.
 	HandOver(ctx context.Context, in *HandOverRequest, opts ...grpc.CallOption) (*HandOverResponse, error)
+	// How sessions are divided among several daemons. Standbys answer too. It changes only when daemons are configured
+	// anew. UNIMPLEMENTED: there is one shard.
+	//
+	// A session belongs to shard crc32(session_id in UTF-8) % shards, with the CRC of zlib. Calls that name a session are
+	// refused by other shards: FAILED_PRECONDITION with a google.rpc.ErrorInfo whose reason is OTHER_SHARD and whose
+	// metadata has `shard` and `target`. `Wait` may go to any shard. Inspection covers one shard.
+	GetTopology(ctx context.Context, in *GetTopologyRequest, opts ...grpc.CallOption) (*GetTopologyResponse, error)
 }
 
 type purgatoryServiceClient struct {
@@ -397,6 +405,16 @@ func (c *purgatoryServiceClient) HandOver(ctx context.Context, in *HandOverReque
 	return out, nil
 }
 
+func (c *purgatoryServiceClient) GetTopology(ctx context.Context, in *GetTopologyRequest, opts ...grpc.CallOption) (*GetTopologyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetTopologyResponse)
+	err := c.cc.Invoke(ctx, PurgatoryService_GetTopology_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PurgatoryServiceServer is the server API for PurgatoryService service.
 // All implementations must embed UnimplementedPurgatoryServiceServer
 // for forward compatibility.
@@ -471,6 +489,13 @@ type PurgatoryServiceServer interface {
 	// Lets the standby of a daemon with a replicated log lead. The leader answers, hands over, and exits with a code that
 	// makes its supervisor start it again, as a standby. FAILED_PRECONDITION from a standby, and from a daemon without a log.
 	HandOver(context.Context, *HandOverRequest) (*HandOverResponse, error)
+	// How sessions are divided among several daemons. Standbys answer too. It changes only when daemons are configured
+	// anew. UNIMPLEMENTED: there is one shard.
+	//
+	// A session belongs to shard crc32(session_id in UTF-8) % shards, with the CRC of zlib. Calls that name a session are
+	// refused by other shards: FAILED_PRECONDITION with a google.rpc.ErrorInfo whose reason is OTHER_SHARD and whose
+	// metadata has `shard` and `target`. `Wait` may go to any shard. Inspection covers one shard.
+	GetTopology(context.Context, *GetTopologyRequest) (*GetTopologyResponse, error)
 	mustEmbedUnimplementedPurgatoryServiceServer()
 }
 
@@ -549,6 +574,9 @@ func (UnimplementedPurgatoryServiceServer) DeleteDeadLetters(context.Context, *D
 }
 func (UnimplementedPurgatoryServiceServer) HandOver(context.Context, *HandOverRequest) (*HandOverResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method HandOver not implemented")
+}
+func (UnimplementedPurgatoryServiceServer) GetTopology(context.Context, *GetTopologyRequest) (*GetTopologyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetTopology not implemented")
 }
 func (UnimplementedPurgatoryServiceServer) mustEmbedUnimplementedPurgatoryServiceServer() {}
 func (UnimplementedPurgatoryServiceServer) testEmbeddedByValue()                          {}
@@ -938,6 +966,24 @@ func _PurgatoryService_HandOver_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PurgatoryService_GetTopology_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetTopologyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PurgatoryServiceServer).GetTopology(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PurgatoryService_GetTopology_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PurgatoryServiceServer).GetTopology(ctx, req.(*GetTopologyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // PurgatoryService_ServiceDesc is the grpc.ServiceDesc for PurgatoryService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1016,6 +1062,10 @@ var PurgatoryService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "HandOver",
 			Handler:    _PurgatoryService_HandOver_Handler,
+		},
+		{
+			MethodName: "GetTopology",
+			Handler:    _PurgatoryService_GetTopology_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -1,0 +1,111 @@
+"""What the commands that inspect show of several shards: their answers as one."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any, Final, TypeVar, Unpack
+
+from purgatory_client.unary import Filters, SingleCalls, shards_of
+from purgatory_client.views import (
+    HotName,
+    OperationOrder,
+    Partition,
+    PendingOperation,
+    RankedOperations,
+    RemainingTime,
+    Status,
+)
+
+View = TypeVar("View")
+
+KEYS: Final[dict[OperationOrder, Callable[[PendingOperation], float]]] = {
+    OperationOrder.LEAST_REMAINING: lambda one: one.remaining,
+    OperationOrder.MOST_REMAINING: lambda one: -one.remaining,
+    OperationOrder.LONGEST_WAITED: lambda one: -one.waited,
+    OperationOrder.SHORTEST_WAITED: lambda one: one.waited,
+}
+
+
+class AllShards:
+    """The calls of a client that list and count, over all shards; often there is one."""
+
+    def __init__(self, shards: Sequence[SingleCalls]) -> None:
+        self.shards: Final = shards
+
+    async def statuses(self, *, remaining_time: bool = False) -> list[Status]:
+        return await asyncio.gather(*(one.status(remaining_time=remaining_time) for one in self.shards))
+
+    async def status(self) -> Status:
+        return merged(await self.statuses())
+
+    async def operations(self, page_size: int, **filters: Unpack[Filters]) -> AsyncIterator[PendingOperation]:
+        for shard in self.shards:
+            async for one in shard.operations(page_size=page_size, **filters):
+                yield one
+
+    async def ranked_operations(
+        self, order: OperationOrder, *, limit: int, search: str = "", **filters: Unpack[Filters]
+    ) -> RankedOperations:
+        calls = (one.ranked_operations(order, limit=limit, search=search, **filters) for one in self.shards)
+        ranked = await asyncio.gather(*calls)
+        found = sorted((one for part in ranked for one in part.operations), key=KEYS[order])
+        return RankedOperations(found[:limit], sum(part.matching for part in ranked))
+
+    async def partitions(self, prefix: str, page_size: int) -> AsyncIterator[Partition]:
+        """Those that the first shard knows are one with those of others, which have the same marks."""
+        others: dict[str, Partition] = {}
+        for shard in self.shards[1:]:
+            async for one in shard.partitions(prefix=prefix, page_size=page_size):
+                watched = one.watched + (others[one.name].watched if one.name in others else 0)
+                others[one.name] = replace(one, watched=watched)
+        async for one in self.shards[0].partitions(prefix=prefix, page_size=page_size):
+            other = others.pop(one.name, None)
+            yield one if other is None else replace(one, watched=one.watched + other.watched)
+        for one in others.values():
+            yield one
+
+    async def hot_names(self, limit: int) -> list[HotName]:
+        watched: Counter[tuple[str, bool]] = Counter()
+        for names in await asyncio.gather(*(one.hot_names(limit) for one in self.shards)):
+            watched.update({(one.name, one.is_key): one.watched for one in names})
+        return [HotName(name, is_key, count) for (name, is_key), count in watched.most_common(limit)]
+
+
+async def over_shards(client: SingleCalls) -> AllShards:
+    """The calls over all shards of the fleet to which the client's daemon belongs."""
+    return AllShards(await shards_of(client))
+
+
+def merged(statuses: Sequence[Status]) -> Status:
+    """One status of all shards. Each knows the same partitions and keys."""
+    webhooks = [one.webhooks for one in statuses if one.webhooks is not None]
+    oldest = [one.oldest for one in webhooks if one.oldest is not None]
+    left = [one.remaining_time for one in statuses if one.remaining_time is not None]
+    return _added(
+        statuses,
+        draining=any(one.draining for one in statuses),
+        kinds=[_added(same) for same in zip(*(one.kinds for one in statuses), strict=True)],
+        partitions=max(one.partitions for one in statuses),
+        signal_keys=max(one.signal_keys for one in statuses),
+        sources=[source for one in statuses for source in one.sources],
+        webhooks=_added(webhooks, oldest=max(oldest, default=None)) if webhooks else None,
+        remaining_time=_remaining(left) if left else None,
+    )
+
+
+def _added(views: Sequence[View], **given: Any) -> View:  # noqa: ANN401 - values of fields
+    """The first view with the sums of all counts, and the `given` fields."""
+    first: Any = views[0]
+    counts = [one.name for one in fields(first) if type(getattr(first, one.name)) is int and one.name not in given]
+    sums = {name: sum(getattr(one, name) for one in views) for name in counts}
+    return replace(first, **sums, **given)  # type: ignore[no-any-return]
+
+
+def _remaining(all_of: Sequence[RemainingTime]) -> RemainingTime:
+    return RemainingTime(
+        min((one.soonest for one in all_of if one.soonest is not None), default=None),
+        max((one.latest for one in all_of if one.latest is not None), default=None),
+        all_of[0].bounds,
+        [sum(counts) for counts in zip(*(one.operations for one in all_of), strict=True)],
+    )

@@ -1,0 +1,89 @@
+"""Daemons with shards for tests: `--shards N` as a process, and daemons that know each other by `fleet.shards`."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from examples.kafka_cluster import free_ports
+from purgatory.extensions.fleet.shards import shard_of
+from tests.daemon_process import DEADLINE_S, DaemonProcess, children_of, daemon_environment, is_running, wait_until
+
+
+def session_of(shard: int, shards: int = 2, name: str = "session") -> str:
+    """An id of a session that belongs to this shard."""
+    return next(one for one in (f"{name}-{number}" for number in range(1_000)) if shard_of(one, shards) == shard)
+
+
+class ShardSet:
+    """`purgatory serve --shards N`, once all of them serve."""
+
+    def __init__(self, folder: Path, shards: int = 2, more: tuple[str, ...] = ()) -> None:
+        first = free_row(2 * shards)
+        self.targets: Final = [f"127.0.0.1:{first + 2 * shard}" for shard in range(shards)]
+        self.log_path: Final = folder / "shards.log"
+        self._ready: Final = [folder / f"ready.{shard}" for shard in range(shards)]
+        command = [sys.executable, "-m", "purgatory", "serve", "--shards", str(shards), "--data-dir", str(folder / "d")]
+        command += ["--grpc-address", self.targets[0], "--http-address", f"127.0.0.1:{first + 1}"]
+        command += ["--ready-file", str(folder / "ready"), *more]
+        with self.log_path.open("a", encoding="utf-8") as log:
+            self.process: Final = subprocess.Popen(
+                command, cwd=folder, env=daemon_environment(), stdout=log, stderr=subprocess.STDOUT
+            )
+        try:
+            wait_until(self._is_ready, f"all shards serve; their log is {self.log_path}")
+        except BaseException:
+            self.kill()
+            raise
+
+    def _is_ready(self) -> bool:
+        assert self.process.poll() is None, self.log
+        return all(path.exists() for path in self._ready)
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text("utf-8")
+
+    def pid_of(self, shard: int) -> int:
+        """The process of a shard, as it was ready last."""
+        return int(json.loads(self._ready[shard].read_text("utf-8"))["pid"])
+
+    def stop(self) -> int:
+        """End it with SIGTERM; returns its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(DEADLINE_S)
+
+    def kill(self) -> None:
+        """End it with SIGKILL, and return when its children have ended."""
+        if self.process.poll() is None:
+            children = children_of(self.process.pid)
+            self.process.kill()
+            self.process.wait(DEADLINE_S)
+            wait_until(lambda: not any(map(is_running, children)), "the children end with their supervisor")
+
+
+def free_row(count: int) -> int:
+    """The first of `count` consecutive ports that are free."""
+    while True:
+        (first,) = free_ports(1)
+        if first + count < 65_536 and all(map(_is_free, range(first, first + count))):
+            return first
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as bound:
+        try:
+            bound.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def start_one(folder: Path, targets: list[str], shard: int) -> DaemonProcess:
+    """Start the daemon of one shard, without a supervisor."""
+    return DaemonProcess(
+        folder, ("--grpc-address", targets[shard], "--fleet-shards", " ".join(targets), "--fleet-shard", str(shard))
+    )

@@ -1,0 +1,347 @@
+"""Shards: sessions are divided among real daemons, events reach all of them, and `--shards` runs one for each core."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from purgatory_client import AsyncClient, Outcome, batches, errors, waits
+from purgatory_client.session import shards as client_shards
+from purgatory_client.session.shards import shard_of
+from purgatory_client.unary import shards_of
+
+from examples.kafka_cluster import free_ports
+from purgatory.extensions.fleet import shards as daemon_shards
+from purgatory.extensions.fleet.extension import SHARD_NOTE
+from purgatory.journal.directory import DATABASE
+from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from tests.conftest import StartDaemon
+from tests.daemon_process import DEADLINE_S, daemon_environment, is_running, run_to_end, wait_until
+from tests.fleet.shard_daemons import ShardSet, session_of, start_one
+from tests.service.serving import eventually
+from tests.sources.file_source import FileSourceProcess, write_positions
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_S = 60.0
+CLIENTS = 12
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardSet]:
+    """Two shards with journals. Tests use sessions and partitions of their own."""
+    started = ShardSet(tmp_path_factory.mktemp("shards"))
+    yield started
+    started.kill()
+
+
+def events(topic: str, offset: int) -> event_pb2.EventRows:
+    partition = operation_pb2.TopicPartition(topic=topic)
+    mark = event_pb2.HighWatermark(offset=offset)
+    return event_pb2.EventRows(events=[event_pb2.Event(topic_partition=partition, high_watermark=mark)])
+
+
+def produce_of(topic: str, operation_id: int = 1, timeout_ms: int = 600_000) -> operation_pb2.Operation:
+    partition = operation_pb2.ProducePartition(
+        topic_partition=operation_pb2.TopicPartition(topic=topic), required_offset=1
+    )
+    return operation_pb2.Operation(
+        operation_id=operation_id, timeout_ms=timeout_ms, produce=operation_pb2.Produce(partitions=[partition])
+    )
+
+
+def refusal_of(error: BaseException) -> error_details_pb2.ErrorInfo:
+    """The cause of a FAILED_PRECONDITION."""
+    assert isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.FAILED_PRECONDITION, error  # noqa: PT018
+    info = error_details_pb2.ErrorInfo()
+    assert rpc_status.from_call(error).details[0].Unpack(info)
+    return info
+
+
+def test_shard_of_a_session() -> None:
+    """The shard is the CRC-32 of zlib over UTF-8, at the daemon and in the client."""
+    assert [session_of(shard) for shard in range(2)] == ["session-0", "session-4"]
+    for module in (client_shards, daemon_shards):
+        found = [module.shard_of(one, 64) for one in ("123456789", "Grüße", "")]
+        assert found == [0xCBF43926 % 64, 0xFBD37071 % 64, 0]
+
+
+async def test_clients_use_all_shards(shards: ShardSet) -> None:
+    """Clients with the address of one shard have sessions at both, and one report ends the waits of all of them."""
+    clients = [AsyncClient(shards.targets[0], name=f"client-{number}") for number in range(CLIENTS)]
+    try:
+        waiting = [asyncio.create_task(one.produce({"everywhere-0": 5}, timeout=600)) for one in clients]
+        of_shards = await shards_of(clients[0])
+
+        async def all_wait() -> bool:
+            watched = [await one.hot_names() for one in of_shards]
+            return sum(name.watched for names in watched for name in names if name.name == "everywhere-0") == CLIENTS
+
+        await eventually(all_wait, "all waits are registered")
+        receipt = await clients[0].advance("everywhere-0", high_watermark=5)
+        assert receipt.ended == [CLIENTS]
+        results = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_S)
+        assert {one.outcome for one in results} == {Outcome.SATISFIED}
+        places = {shard_of(one.session_id, 2) for one in clients}
+        counts = [(await one.status()).sessions_connected for one in of_shards]
+        assert len(places) == sum(count > 0 for count in counts)
+    finally:
+        for one in clients:
+            await one.close()
+
+
+async def test_detached_session_through_another_shard(shards: ShardSet) -> None:
+    """Calls that name a session reach its shard, whichever daemon the client knows."""
+    for shard in range(2):
+        session_id = session_of(shard, name="detached")
+        async with AsyncClient(shards.targets[1 - shard]) as client:
+            batch = batches.produce(["detached-0"], offsets=[1, 2], timeouts_ms=[600_000])
+            assert (await client.register(session_id, 1, batch)).accepted == 2
+            assert (await client.operation(session_id, 2)).operation_id == 2
+            assert await client.extend([1, 2], 900, session_id=session_id) == []
+            assert await client.cancel([1], session_id=session_id) == 1
+            assert await client.cancel(partition="detached-0") == 1
+            collected = [number async for one in client.results(session_id) for number in one.operation_ids]
+            assert sorted(collected) == [1, 2]
+            with pytest.raises(errors.NotFound):
+                await client.close_session(session_of(shard, name="unknown"))
+
+
+CALLS: list[tuple[str, Message]] = [
+    ("Register", wire.RegisterRequest(session_id="{}")),
+    ("StreamResults", wire.StreamResultsRequest(session_id="{}")),
+    ("Acknowledge", wire.AcknowledgeRequest(session_id="{}", sequence=1)),
+    ("CloseSession", wire.CloseSessionRequest(session_id="{}")),
+    ("Cancel", wire.CancelRequest(session_id="{}")),
+    ("Extend", wire.ExtendRequest(session_id="{}", operation_ids=[1], timeout_ms=1)),
+    ("GetOperation", wire.GetOperationRequest(session_id="{}", operation_id=1)),
+    ("Session", wire.SessionRequest(open=wire.OpenSession(session_id="{}"))),
+]
+
+
+def first_answer(target: str, method: str, request: Any) -> Any:  # noqa: ANN401 - of any call
+    """Make a call; return the first message of its answer."""
+    with grpc.insecure_channel(target) as channel:
+        call = getattr(PurgatoryServiceStub(channel), method)
+        is_stream = method in {"Session", "StreamResults", "AdvanceStream"}
+        answer = call(iter([request]) if method in {"Session", "AdvanceStream"} else request, timeout=PATIENCE_S)
+        return next(answer) if is_stream else answer
+
+
+@pytest.mark.parametrize(("method", "request_of"), CALLS, ids=[name for name, _ in CALLS])
+def test_another_shard_refuses_a_session(shards: ShardSet, method: str, request_of: Any) -> None:  # noqa: ANN401
+    """A call that names a session of another shard is refused with that shard and its target, and by its own shard
+    for no such reason.
+    """
+    request = type(request_of)()
+    request.CopyFrom(request_of)
+    (request.open if method == "Session" else request).session_id = session_of(1, name="refused")
+    with pytest.raises(grpc.RpcError, match="belongs to shard 1") as refused:
+        first_answer(shards.targets[0], method, request)
+    info = refusal_of(refused.value)
+    assert (info.reason, dict(info.metadata)) == ("OTHER_SHARD", {"shard": "1", "target": shards.targets[1]})
+    code = grpc.StatusCode.OK
+    try:
+        first_answer(shards.targets[1], method, request)
+    except grpc.RpcError as error:
+        code = error.code()
+    assert code in {grpc.StatusCode.OK, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT}
+
+
+@pytest.mark.parametrize("method", ["Advance", "AdvanceStream"])
+def test_events_for_one_shard_are_refused(shards: ShardSet, method: str) -> None:
+    """Events without `all_shards` are refused before anything is applied, and with it they are applied."""
+    kind = getattr(wire, f"{method}Request")
+    with pytest.raises(grpc.RpcError, match="send them to every target") as refused:
+        first_answer(shards.targets[1], method, kind(rows=events(method, 5)))
+    assert refusal_of(refused.value).reason == "ALL_SHARDS_NEEDED"
+    receipt = first_answer(shards.targets[1], method, kind(rows=events(method, 5), all_shards=True)).receipt
+    assert (list(receipt.ended), receipt.unchanged) == ([0], 0)
+
+
+def test_topology_and_unary_waits(shards: ShardSet, start_daemon: StartDaemon) -> None:
+    """Each shard tells the number, all targets and its own number; each serves `Wait`. A single daemon is one shard."""
+    for shard, target in enumerate(shards.targets):
+        topology = first_answer(target, "GetTopology", wire.GetTopologyRequest())
+        assert (topology.shards, list(topology.targets), topology.shard) == (2, shards.targets, shard)
+        waited = first_answer(target, "Wait", wire.WaitRequest(operation=produce_of("unary", timeout_ms=0)))
+        assert waited.result.outcome == Outcome.EXPIRED
+    alone = first_answer(start_daemon().address, "GetTopology", wire.GetTopologyRequest())
+    assert (alone.shards, list(alone.targets), alone.shard) == (1, [], 0)
+
+
+def test_commands_show_all_shards(shards: ShardSet) -> None:
+    """`purgatory status`, `ls` and `top` add up what the shards have, whichever is asked."""
+
+    def run(*command: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-m", "purgatory", *command, "--address", shards.targets[1]],
+            env=daemon_environment({"COLUMNS": "200"}), capture_output=True, text=True, timeout=DEADLINE_S, check=True,
+        ).stdout  # fmt: skip
+
+    sessions = [session_of(shard, name="listed") for shard in range(2)]
+    for shard, session_id in enumerate(sessions):
+        batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=[produce_of("listed")]))
+        first_answer(shards.targets[shard], "Register", wire.RegisterRequest(session_id=session_id, batch=batch))
+    lines = run("status").splitlines()
+    for shard, target in enumerate(shards.targets):
+        assert any(line.startswith(f"shard {shard} at {target}: 1 pending") for line in lines), lines
+    assert sum(kind["pending"] for kind in json.loads(run("status", "--json"))["kinds"]) == 2
+    for command in (["ls"], ["ls", "--sort", "remaining"], ["top"]):
+        assert all(session_id in run(*command) for session_id in sessions), command
+    partition = json.loads(run("ls", "--partitions", "--prefix", "listed", "--json"))
+    assert partition["watched"] == 2
+    assert "2" in run("cancel", "--partition", "listed-0")
+
+
+async def test_sources_feed_each_shard(shards: ShardSet, tmp_path: Path) -> None:
+    """A source that is given every shard ends waits at all of them; one that misses a shard logs a warning."""
+    write_positions(tmp_path / "positions", {"t/fed": (5, "a")})
+    sources = [FileSourceProcess(tmp_path / "positions", tmp_path / "all", shards.targets)]
+    try:
+        for target in shards.targets:
+            async with AsyncClient(target) as client:
+                assert (await client.wait_once(waits.produce({"t/fed-0": 5}, timeout=PATIENCE_S))).satisfied
+        assert "shards" not in sources[0].log.read_text("utf-8")
+        sources.append(FileSourceProcess(tmp_path / "positions", tmp_path / "one", shards.targets[:1]))
+        warning = f"the daemon at {shards.targets[0]} is one of 2 shards"
+        await eventually(lambda: warning in sources[1].log.read_text("utf-8"), "the source warns")
+    finally:
+        for source in sources:
+            source.kill()
+
+
+async def test_dead_child_is_started_again(shards: ShardSet) -> None:
+    """A shard that is killed comes back with its journal, and its sessions resume."""
+    async with AsyncClient(shards.targets[0], name="kill") as client:
+        waiting = asyncio.create_task(client.produce({"killed-0": 1}, timeout=600))
+        shard = 0
+
+        async def is_registered() -> bool:
+            nonlocal shard
+            names = [await one.hot_names() for one in await shards_of(client)]
+            found = [number for number, named in enumerate(names) if any(one.name == "killed-0" for one in named)]
+            shard = found[0] if found else 0
+            return bool(found)
+
+        await eventually(is_registered, "the wait is registered")
+        killed = shards.pid_of(shard)
+        os.kill(killed, signal.SIGKILL)
+        await asyncio.to_thread(wait_until, lambda: shards.pid_of(shard) != killed, "the shard is back")
+        await client.advance("killed-0", high_watermark=1)
+        assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
+    assert f"shard {shard} ended with -9" in shards.log
+
+
+def test_children_end_with_their_supervisor(tmp_path: Path) -> None:
+    """SIGTERM ends all shards in an orderly way, with exit code 0; so does the death of their supervisor."""
+    ended = ShardSet(tmp_path)
+    children = [ended.pid_of(shard) for shard in range(2)]
+    assert ended.stop() == 0, ended.log
+    assert not any(map(is_running, children))
+    assert ended.log.count("SIGTERM: shutting down") == 2
+    assert "second signal" not in ended.log
+    (tmp_path / "second").mkdir()
+    killed = ShardSet(tmp_path / "second")
+    killed.kill()
+    assert killed.log.count("standard input is closed: shutting down") == 2
+
+
+async def test_daemons_that_disagree(tmp_path: Path) -> None:
+    """A client that each of two daemons sends to the other fails with a refusal, instead of going to and fro."""
+    a, b, c = (f"127.0.0.1:{port}" for port in free_ports(3))
+    daemons = [start_one(tmp_path / "a", [a, b], 0), start_one(tmp_path / "b", [c, b, a], 1)]
+    try:
+        async with AsyncClient(a, name="x") as client:
+            # Shard 1 of 2, and shard 0 or 2 of 3.
+            while shard_of(client.session_id, 2) == 0 or shard_of(client.session_id, 3) == 1:
+                client._session._core = client._session._new_core()
+            with pytest.raises(errors.InvalidRequest, match="belongs to shard"):
+                await client.produce({"orders-0": 1}, timeout=600)
+    finally:
+        for daemon in daemons:
+            daemon.kill()
+
+
+async def test_marks_while_a_shard_is_down(tmp_path: Path) -> None:
+    """A report that one shard has not answered raises an error that names the others; sent again, it ends all waits."""
+    targets = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    daemons = [await asyncio.to_thread(start_one, tmp_path / str(shard), targets, shard) for shard in range(2)]
+    try:
+        async with AsyncClient(targets[0]) as client:
+            assert (await client.advance("orders-0", high_watermark=1)).ended == [0]
+            await asyncio.to_thread(daemons[1].kill)
+            with pytest.raises(errors.Unavailable, match=r"shard 1 of 2: .*; shards that have applied these events: 0"):
+                await client.advance("orders-0", high_watermark=2)
+            daemons[1] = await asyncio.to_thread(start_one, tmp_path / "again", targets, 1)
+            waiting = asyncio.create_task(client.produce({"orders-0": 3}, timeout=600))
+
+            async def reported() -> bool:
+                try:
+                    return (await client.advance("orders-0", high_watermark=3)).ended == [0]
+                except errors.Unavailable:
+                    return False
+
+            await eventually(reported, "both shards have applied the report")
+            assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
+    finally:
+        for daemon in daemons:
+            daemon.kill()
+
+
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "no such shard": (
+        ["--fleet-shards", "a:1 b:2", "--fleet-shard", "2"],
+        "shard is 2, and the last one",
+    ),
+    "a target twice": (["--fleet-shards", "a:1 a:1"], "the same target twice"),
+    "a target without a port": (["--fleet-shards", "a:1 b"], "b: must be host:port"),
+    "any port": (["--shards", "2", "--grpc-address", "127.0.0.1:0"], "must not be 0"),
+    "no port left": (["--shards", "9", "--grpc-address", "127.0.0.1:65530"], "must end in a port from 0 to 65535"),
+    "all interfaces": (
+        ["--shards", "2", "--insecure", "--grpc-address", "0.0.0.0:7440"],
+        "set fleet.address",
+    ),
+    "with a log": (["--shards", "2", "--fleet-log", "postgresql://host/db"], "cannot be used with fleet.log"),
+    "another number": (
+        ["--shards", "2", "--data-dir", "sharded"],
+        "of 3, and not of shard",
+    ),
+    "no longer shards": (["--data-dir", "sharded"], "has the journals of shards: start with --shards"),
+    "another shard": (["--fleet-shards", "a:1 b:2", "--data-dir", "sharded/1"], "is the journal of shard 1 of 3, and"),
+    "alone as a shard": (["--data-dir", "sharded/1"], "is the journal of shard 1 of 3, and not of a single daemon"),
+    "a shard as before": (["--fleet-shards", "a:1 b:2", "--data-dir", "single"], "is the journal of a single daemon"),
+    "shards as before": (["--shards", "2", "--data-dir", "single"], "is the journal of a single daemon"),
+    "without the extension": (["--fleet-shards", "a:1 b:2", "--extensions", "none"], "fleet.shards is set, but"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_settings_are_refused(tmp_path: Path, case: str) -> None:
+    """Settings that could lose sessions, or that nobody could connect by, end the start with their reason."""
+    for shard in range(3):
+        (tmp_path / "sharded" / str(shard)).mkdir(parents=True)
+        (tmp_path / "sharded" / str(shard) / SHARD_NOTE).write_text(f"shard {shard} of 3")
+    (tmp_path / "single").mkdir()
+    (tmp_path / "single" / DATABASE).touch()
+    arguments, reason = REFUSED[case]
+    ended = run_to_end(tmp_path, arguments)
+    assert (ended.returncode != 0, reason in ended.stderr + ended.stdout) == (True, True), ended
+
+
+def test_child_that_cannot_start(tmp_path: Path) -> None:
+    """If a shard cannot start, all of them end, with the exit code of a daemon that cannot."""
+    with pytest.raises(AssertionError, match=r"shard . did not start"):
+        ShardSet(tmp_path, more=("--tls-certificate-file", "missing.pem", "--tls-key-file", "missing.pem"))
