@@ -43,16 +43,12 @@ def populate(host: Host) -> None:
     """Each principal has a session "s" with operation 1 on an authorized name, 2 on an unauthorized one, and 3, which
     has expired; `OTHER` also has a session "theirs". No other operation is pending, and two partitions are known.
     """
-    accounts = host.sessions.accounts
+    accounts, names = host.sessions.accounts, [("mine-1", 0), ("yours-1", 0)]
     for principal in (*CALLERS, OTHER):
         for session_id in ("s", "theirs") if principal == OTHER else ("s",):
             session, _ = host.sessions.open(session_id, host.time.now_ms(), accounts.of(principal))
             batch = OperationBatch(
-                [1, 2, 3],
-                partitions=[("mine-1", 0), ("yours-1", 0)],
-                item_indexes=[0, 1, 0],
-                offsets=[9, 9, 9],
-                timeouts_ms=[600_000, 600_000, 0],
+                [1, 2, 3], partitions=names, item_indexes=[0, 1, 0], offsets=[9] * 3, timeouts_ms=[600_000, 600_000, 0]
             )
             Registration(host, session).register([OperationRun(codes.PRODUCE, batch)], [])
 
@@ -368,8 +364,7 @@ async def _get_status(caller: Caller) -> str:
 
 @case("GetTopology", "everything", " ".join(ROLES), f"{' '.join(ROLES)} root")
 async def _get_topology(caller: Caller) -> str:
-    assert (await caller.call("GetTopology", wire.GetTopologyRequest())).shards == 1
-    return OK
+    return OK if (await caller.call("GetTopology", wire.GetTopologyRequest())).shards == 1 else "wrong"
 
 
 @both("AttachSource", "advance", "advance", DENIED)
