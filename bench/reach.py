@@ -56,6 +56,8 @@ REACH: Final[dict[tuple[str, str | None], Reach]] = {
     ("service/columns/batch=500", "redis"): Reach(10),
     ("service/columns/batch=500", "asyncio"): Reach(10),
     ("service/individual/in-flight=10000", "echo"): Reach(value_min=40_000),
+    ("fleet/processor-postgres/batch=500", "sync"): Reach(1 / 1.35),
+    ("fleet/receipt-p50-postgres/rate=10000", "insert"): Reach(1 / 1.5),
     ("service/wait-satisfied", "echo"): Reach(0.8),
     ("service/wait-satisfied/json", "grpc"): Reach(0.6),
     ("service/event-to-result/p50", "echo"): Reach(1 / 1.6),
