@@ -79,6 +79,8 @@ def test_every_setting_can_be_given_as_a_variable(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PURGATORY_INSECURE", "false")
     monkeypatch.setenv("PURGATORY_WEBHOOKS_ALLOWED_HOSTS", "example.org")  # the default is empty, as if it were not set
     monkeypatch.setenv("PURGATORY_HTTP_ALLOWED_HOSTS", "example.org")  # the same
+    monkeypatch.setenv("PURGATORY_FLEET_LOG", "kafka://127.0.0.1:9092/log")  # the same
+    monkeypatch.setenv("PURGATORY_FLEET_ADDRESS", "127.0.0.1:7440")  # the same
     monkeypatch.setenv("PURGATORY_SOURCE", "kafka://127.0.0.1:9092")
     monkeypatch.setenv("PURGATORY_EXTENSIONS", "all")
     monkeypatch.setenv("PURGATORY_READY_FILE", str(tmp_path / "ready"))
