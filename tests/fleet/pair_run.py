@@ -108,7 +108,6 @@ class PairRun(CrashRun):
                 kind = self._random.choice(FAULTS)
                 counts[kind] += 1
                 await self._fault(kind, self._random.choice(self._members))
-                self._check_members()
                 self._check_tasks()
             for member in self._members:
                 member.start_if_ended()
@@ -159,6 +158,10 @@ class PairRun(CrashRun):
             return
         await asyncio.to_thread(member.end, signal.SIGKILL if kind == "kill" else signal.SIGTERM)
         member.start_if_ended()
+
+    def _check_tasks(self) -> None:
+        super()._check_tasks()
+        self._check_members()  # also at the end, while the last operations are awaited
 
     def _check_members(self) -> None:
         """Start what has ended; raise `Broken` if it ended in a way that it must not."""

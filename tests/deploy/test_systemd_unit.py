@@ -1,0 +1,24 @@
+"""The unit of docs/fleet.md, as systemd reads it."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "fleet.md"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd")
+def test_the_unit_is_accepted(tmp_path: Path) -> None:
+    """Systemd finds no unknown setting and no invalid value, and always starts the daemon again."""
+    found = re.search(r"^```text\n(\[Unit\].*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert found is not None
+    # This machine has neither the program nor the user.
+    unit = found[1].replace("/opt/purgatory/bin/purgatory", shutil.which("true") or "").replace("User=purgatory\n", "")
+    assert {"Restart=always", "StartLimitIntervalSec=0"} <= set(unit.splitlines())
+    path = tmp_path / "purgatory.service"
+    path.write_text(unit, "utf-8")
+    ran = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
