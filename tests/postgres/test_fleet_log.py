@@ -86,9 +86,9 @@ def test_a_missing_table_is_refused(url: str) -> None:
     log.close()
 
 
-def test_a_daemon_needs_the_documented_permissions_only(postgres: LocalPostgres, log: PostgresLog, url: str) -> None:
+def test_a_daemon_needs_the_documented_permissions_only(log_servers: LocalPostgres, log: PostgresLog, url: str) -> None:
     """A role with SELECT, INSERT and DELETE on the two tables appends, reads, stores snapshots and trims."""
-    server, name = postgres.servers["p"], f"daemon_{uuid.uuid4().hex[:8]}"
+    server, name = log_servers.servers["p"], f"daemon_{uuid.uuid4().hex[:8]}"
     schema = url.rpartition("%3D")[2]
     server.query(f"CREATE ROLE {name} LOGIN")
     server.query(f"GRANT USAGE ON SCHEMA {schema} TO {name}")
