@@ -200,9 +200,9 @@ async def _stream_results(caller: Caller) -> str:
 @case("StreamResults", "foreign session", "wait", "wait root")
 async def _stream_results_foreign(caller: Caller) -> str:
     stream = caller.stream("StreamResults", wire.StreamResultsRequest(session_id="theirs"))
-    registered = wire.RegisterRequest(session_id="theirs", batch=batch("mine"))
-    await caller.call("Register", registered)
+    # Before the next call: that one must not be refused while this one still is.
     assert (await asyncio.wait_for(stream.read(), PATIENCE_S)).HasField("opened")
+    await caller.call("Register", wire.RegisterRequest(session_id="theirs", batch=batch("mine")))
     message = await asyncio.wait_for(stream.read(), PATIENCE_S)
     # Not operation 3 of the other session "theirs".
     assert [one.operation_id for one in message.results.rows.results] == [100]
