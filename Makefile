@@ -102,7 +102,7 @@ sim-daemon: $(STAMPS)/dev $(STAMPS)/engine ## Simulate days of daemon and client
 	@GRPC_VERBOSITY=NONE $(BIN)/python -m tests.daemon_simulation --seeds $(SEEDS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 fleet-demo: $(STAMPS)/connectors $(STAMPS)/engine ## Two daemons over one log: one is killed, one stopped, one hands over (needs PostgreSQL; ARGS=--kafka: Java)
-	@$(BIN)/python -m examples.fleet_demo $(ARGS)
+	@GRPC_VERBOSITY=NONE $(BIN)/python -m examples.fleet_demo $(ARGS)
 
 fleet-crash: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/engine ## Kill, stop and hand over the daemons of a pair 200 times (ARGS="--faults 20 --seed 7 --kafka")
 	@$(BIN)/python -m tests.fleet $(ARGS)
