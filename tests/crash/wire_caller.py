@@ -16,6 +16,7 @@ from google.rpc import code_pb2
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.crash.history import History, Told
 
 TOPICS: Final = ("t0", "t1", "t2")
 SATISFIED: Final = result_pb2.OUTCOME_SATISFIED
@@ -53,7 +54,14 @@ class WireCaller:
     """One session, over any number of connections and daemons."""
 
     def __init__(
-        self, name: str, marks: PushedMarks, seed: int, *, is_sync: bool = True, may_refuse: bool = False
+        self,
+        name: str,
+        marks: PushedMarks,
+        seed: int,
+        *,
+        is_sync: bool = True,
+        may_refuse: bool = False,
+        history: History | None = None,
     ) -> None:
         self.name: Final = name
         self.asked: Final[dict[int, Asked]] = {}
@@ -75,6 +83,7 @@ class WireCaller:
         self._is_sync: Final = is_sync
         self._may_refuse: Final = may_refuse
         self._marks: Final = marks
+        self._history: Final = history or History()
         self._random: Final = random.Random(seed)
         self._next_id = 1
         self.is_quiet = False
@@ -106,6 +115,7 @@ class WireCaller:
         await call.write(wire.SessionRequest(open=opening))
         answer = await self._read(call)
         opened = answer.opened
+        self._history.opened(self.name, opened.highest_operation_id)
         if opened.highest_operation_id < self.receipted and self._is_sync:
             raise Broken(f"{self.name}: receipted up to {self.receipted}, known up to {opened.highest_operation_id}")
         if not opened.resumed:
@@ -164,7 +174,8 @@ class WireCaller:
             for topic in topics:
                 item = operation.produce.partitions.add(required_offset=max(0, required))
                 item.topic_partition.topic = topic
-            self.asked[number] = Asked(operation, max(0, required), time.monotonic())
+            self.asked[number] = asked = Asked(operation, max(0, required), time.monotonic())
+            self._history.asked(self.name, number, timeout_ms, asked.at_s)
         return ids
 
     async def _register(self, call: Any, ids: list[int]) -> None:  # noqa: ANN401 - as above
@@ -192,15 +203,19 @@ class WireCaller:
         if not receipt.HasField("batch_refusal"):
             self.accepted_batches += 1
             self.receipted = max(self.receipted, receipt.highest_operation_id)
+            self._history.receipted(self.name, receipt.highest_operation_id)
             return
         if not (self._may_refuse and receipt.batch_refusal.code in NO_ROOM):
             raise Broken(f"{self.name}: a batch was refused: {receipt.batch_refusal.message}")
         self.refused_batches += 1
+        self._history.refused(self.name, ids)
         for number in ids:
             del self.asked[number]
 
     def _take_result(self, sequence: int, row: result_pb2.Result) -> None:
         number, outcome = row.operation_id, int(row.outcome)
+        told = Told(number, outcome, row.waited_ms, row.SerializeToString(deterministic=True))
+        self._history.told(self.name, self.incarnation, sequence, told, time.monotonic())
         if number not in self.asked:
             raise Broken(f"{self.name}: a result of {number}, which was never asked")
         if sequence > self.last_sequence + 1:
