@@ -1,4 +1,4 @@
-"""A checker of everything that callers were told, over all connections and daemons of a run. It does no I/O.
+"""A checker of everything that callers received, over all connections and daemons of a run. It does no I/O.
 
 The calls must come in the order in which the callers saw the events; all times are seconds of the callers' clock.
 Nothing is repaired or forgotten: each broken rule adds a line to `complaints`.
@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 
 from purgatory.v1 import result_pb2
 
-CLOCK_S: Final = 0.001
+CLOCK_MS: Final = 1.0
 """The daemon counts whole milliseconds, rounded up at registration."""
 
 
-class Told(NamedTuple):
+class ReportedResult(NamedTuple):
     """A result. `content` is all of it, with `operation_id` and `outcome`."""
 
     operation_id: int
@@ -23,19 +23,19 @@ class Told(NamedTuple):
     content: bytes
 
 
-class _Asked(NamedTuple):
+class _Registration(NamedTuple):
     timeout_ms: int
     at_s: float
 
 
 class _Session:
     def __init__(self) -> None:
-        self.asked: Final[dict[int, _Asked]] = {}
+        self.registrations: Final[dict[int, _Registration]] = {}
         self.receipted = 0
-        self.told: Final[dict[tuple[str, int], Told]] = {}
+        self.results: Final[dict[tuple[str, int], ReportedResult]] = {}
         """By incarnation of the session and sequence number."""
         self.places: Final[dict[int, tuple[str, int]]] = {}
-        """Where the first result of each operation is in `told`."""
+        """Where the first result of each operation is in `results`."""
 
 
 class _Total:
@@ -60,16 +60,16 @@ class History:
 
     # Operations.
 
-    def asked(self, session: str, operation_id: int, timeout_ms: int, at_s: float) -> None:
+    def registering(self, session: str, operation_id: int, timeout_ms: int, at_s: float) -> None:
         """An operation is about to be registered for the first time."""
-        self._sessions[session].asked[operation_id] = _Asked(timeout_ms, at_s)
+        self._sessions[session].registrations[operation_id] = _Registration(timeout_ms, at_s)
 
     def refused(self, session: str, operation_ids: Iterable[int]) -> None:
         """A batch was refused: its operations must not end."""
         for operation_id in operation_ids:
-            del self._sessions[session].asked[operation_id]
+            del self._sessions[session].registrations[operation_id]
 
-    def receipted(self, session: str, highest_operation_id: int) -> None:
+    def receipt(self, session: str, highest_operation_id: int) -> None:
         """Everything up to this id was acknowledged as registered."""
         seen = self._sessions[session]
         seen.receipted = max(seen.receipted, highest_operation_id)
@@ -80,25 +80,26 @@ class History:
         if highest_operation_id < receipted:
             self._complain(session, f"{receipted} was receipted, but it opens with {highest_operation_id}")
 
-    def told(self, session: str, incarnation: str, sequence: int, told: Told, at_s: float) -> None:
+    def reported(self, session: str, incarnation: str, sequence: int, result: ReportedResult, at_s: float) -> None:
         """A result arrived."""
         self.reports += 1
-        seen = self._sessions[session]
-        before = seen.told.setdefault((incarnation, sequence), told)
-        if before != told:
-            self._complain(session, f"result {sequence} was {before}, and later {told}")
-        place = seen.places.setdefault(told.operation_id, (incarnation, sequence))
-        if place != (incarnation, sequence):
-            self._complain(session, f"operation {told.operation_id} ended as {place}, and as {(incarnation, sequence)}")
-        asked = seen.asked.get(told.operation_id)
-        if asked is None:
-            self._complain(session, f"operation {told.operation_id} ended, but was never registered")
+        seen, place = self._sessions[session], (incarnation, sequence)
+        before = seen.results.setdefault(place, result)
+        if before != result:
+            self._complain(session, f"result {sequence} was {before}, and later {result}")
+        first = seen.places.setdefault(result.operation_id, place)
+        if first != place:
+            self._complain(session, f"operation {result.operation_id} ended as {first}, and as {place}")
+        registration = seen.registrations.get(result.operation_id)
+        if registration is None:
+            self._complain(session, f"operation {result.operation_id} ended, but was never registered")
             return
-        passed_s = at_s - asked.at_s
-        if told.waited_ms / 1_000 > passed_s + CLOCK_S:
-            self._complain(session, f"{told} waited for longer than the {passed_s:.3f} s since it was registered")
-        if told.outcome == result_pb2.OUTCOME_EXPIRED and min(passed_s * 1_000, told.waited_ms) < asked.timeout_ms:
-            self._complain(session, f"{told} expired after {passed_s:.3f} s of {asked.timeout_ms} ms")
+        passed_ms = (at_s - registration.at_s) * 1_000
+        if result.waited_ms > passed_ms + CLOCK_MS:
+            self._complain(session, f"{result} waited for longer than the {passed_ms:.0f} ms since its registration")
+        is_expired = result.outcome == result_pb2.OUTCOME_EXPIRED
+        if is_expired and min(passed_ms, result.waited_ms) < registration.timeout_ms:
+            self._complain(session, f"{result} expired after {passed_ms:.0f} of {registration.timeout_ms} ms")
 
     # Marks and counts.
 
@@ -117,7 +118,7 @@ class History:
         mark.known = max(mark.known, total)
 
     def at_least(self, name: str) -> int:
-        """What a read that begins now must return at least. Also what it returned is then known."""
+        """What a read that begins now must return at least: also what an earlier one has returned."""
         return self._totals[name].known
 
     def read(self, name: str, value: int, at_least: int) -> None:
@@ -130,14 +131,14 @@ class History:
     def check_end(self) -> None:
         """At the end each operation has a result, and no sequence number is missing."""
         for session, seen in self._sessions.items():
-            missing = seen.asked.keys() - seen.places.keys()
+            missing = seen.registrations.keys() - seen.places.keys()
             if missing:
                 self._complain(session, f"{len(missing)} operations never ended, such as {min(missing)}")
             last: dict[str, int] = defaultdict(int)
-            for incarnation, sequence in seen.told:
+            for incarnation, sequence in seen.results:
                 last[incarnation] = max(last[incarnation], sequence)
-            if sum(last.values()) != len(seen.told):
-                self._complain(session, f"{len(seen.told)} results, numbered up to {sum(last.values())}")
+            if sum(last.values()) != len(seen.results):
+                self._complain(session, f"{len(seen.results)} results, numbered up to {sum(last.values())}")
 
     def _complain(self, where: str, what: str) -> None:
         self.complaints.append(f"{where}: {what}")

@@ -16,7 +16,7 @@ from google.rpc import code_pb2
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.crash.history import History, Told
+from tests.crash.history import History, ReportedResult
 
 TOPICS: Final = ("t0", "t1", "t2")
 SATISFIED: Final = result_pb2.OUTCOME_SATISFIED
@@ -175,7 +175,7 @@ class WireCaller:
                 item = operation.produce.partitions.add(required_offset=max(0, required))
                 item.topic_partition.topic = topic
             self.asked[number] = asked = Asked(operation, max(0, required), time.monotonic())
-            self._history.asked(self.name, number, timeout_ms, asked.at_s)
+            self._history.registering(self.name, number, timeout_ms, asked.at_s)
         return ids
 
     async def _register(self, call: Any, ids: list[int]) -> None:  # noqa: ANN401 - as above
@@ -203,7 +203,7 @@ class WireCaller:
         if not receipt.HasField("batch_refusal"):
             self.accepted_batches += 1
             self.receipted = max(self.receipted, receipt.highest_operation_id)
-            self._history.receipted(self.name, receipt.highest_operation_id)
+            self._history.receipt(self.name, receipt.highest_operation_id)
             return
         if not (self._may_refuse and receipt.batch_refusal.code in NO_ROOM):
             raise Broken(f"{self.name}: a batch was refused: {receipt.batch_refusal.message}")
@@ -214,8 +214,8 @@ class WireCaller:
 
     def _take_result(self, sequence: int, row: result_pb2.Result) -> None:
         number, outcome = row.operation_id, int(row.outcome)
-        told = Told(number, outcome, row.waited_ms, row.SerializeToString(deterministic=True))
-        self._history.told(self.name, self.incarnation, sequence, told, time.monotonic())
+        reported = ReportedResult(number, outcome, row.waited_ms, row.SerializeToString(deterministic=True))
+        self._history.reported(self.name, self.incarnation, sequence, reported, time.monotonic())
         if number not in self.asked:
             raise Broken(f"{self.name}: a result of {number}, which was never asked")
         if sequence > self.last_sequence + 1:
