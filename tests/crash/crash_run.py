@@ -23,7 +23,7 @@ from tests.crash.history import History
 from tests.crash.limited_disk import LimitedDisk, fold_log
 from tests.crash.outbox_caller import OutboxCaller
 from tests.crash.power_cut import Power
-from tests.crash.wire_caller import TOPICS, Broken, PushedMarks, WireCaller
+from tests.crash.wire_caller import TOPICS, Broken, PushedMarks, WireCaller, channel_to
 from tests.daemon_process import DaemonProcess
 from tests.service.serving import high_watermark
 
@@ -208,7 +208,7 @@ class CrashRun:
     async def _repeat(self, once: Callable[[Stub], Awaitable[None]]) -> None:
         """Make calls until cancelled, over a new connection after each error."""
         while True:
-            async with grpc.aio.insecure_channel(self._address) as channel:
+            async with channel_to(self._address) as channel:
                 stub = Stub(channel)
                 try:
                     while True:

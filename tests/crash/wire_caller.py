@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import grpc
 from google.rpc import code_pb2
+from purgatory_client.session.addresses import CHOOSING
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -32,6 +33,12 @@ NO_ROOM: Final = {code_pb2.RESOURCE_EXHAUSTED, code_pb2.UNAVAILABLE}
 
 class Broken(AssertionError):
     pass
+
+
+def channel_to(address: str) -> grpc.aio.Channel:
+    """A channel with a connection of its own. Of several addresses it chooses the one that serves, as clients do."""
+    options = {"grpc.use_local_subchannel_pool": 1, **CHOOSING} if "," in address else {}
+    return grpc.aio.insecure_channel(address, options=list(options.items()))
 
 
 class Asked(NamedTuple):
@@ -101,7 +108,7 @@ class WireCaller:
     async def run(self, address: str) -> None:
         """Connect repeatedly until cancelled."""
         while True:
-            async with grpc.aio.insecure_channel(address) as channel:
+            async with channel_to(address) as channel:
                 stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, EOFError):
                     await self._connection(stub.Session())
