@@ -98,11 +98,7 @@ class CrashRun:
                         self._room.free()
                         fold_log(self._data)
                 if self._random.random() < 0.2:
-                    caller = self._random.choice(self._callers)
-                    tasks[caller].cancel()
-                    await asyncio.gather(tasks[caller], return_exceptions=True)
-                    caller.forget()
-                    tasks[caller] = asyncio.create_task(caller.run(self._address))
+                    await self._restart_caller()
                 self._check_tasks()
             daemon = await asyncio.to_thread(self._start, "never")
             assert daemon is not None, "it had no crash point"
@@ -183,6 +179,13 @@ class CrashRun:
             if time.monotonic() > deadline_s:
                 raise Broken(f"timed out waiting for all callers {what}; the daemon's log:\n{daemon.log[-4_000:]}")
             await asyncio.sleep(0.02)
+
+    async def _restart_caller(self) -> None:
+        tasks, caller = self._tasks, self._random.choice(self._callers)
+        tasks[caller].cancel()
+        await asyncio.gather(tasks[caller], return_exceptions=True)
+        caller.forget()
+        tasks[caller] = asyncio.create_task(caller.run(self._address))
 
     def _check_tasks(self) -> None:
         """Raise the error of a caller or of the advancer, if one has failed, or the first complaint."""

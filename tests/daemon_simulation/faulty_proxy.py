@@ -63,8 +63,11 @@ class FaultyProxy:
         assert self._server is not None
         self._server.close()
         self.heal()
-        self.drop_all()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _ in range(4):
+            await asyncio.sleep(0)  # until `_serve` has begun for a connection that was accepted just now
+        while self._tasks:  # a connection that is being made adds more
+            self.drop_all()
+            await asyncio.wait(self._tasks)
 
     async def inflict(self, kind: str, amount: int) -> None:
         """Cause one fault and wait for its end. `amount`: bytes for "cut", otherwise milliseconds."""
@@ -128,6 +131,9 @@ class FaultyProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
+        connecting = asyncio.current_task()
+        assert connecting is not None, "the server runs this as a task"
+        self._track(connecting)
         target = self.target if isinstance(self.target, str) else self.target()
         host, _, port = target.rpartition(":")
         try:
@@ -140,9 +146,11 @@ class FaultyProxy:
         pipe = _Pipe(writer, far_writer)
         self._pipes.add(pipe)
         for way, source, sink in (("up", reader, far_writer), ("down", far_reader, writer)):
-            task = asyncio.create_task(self._pump(source, sink, pipe, self._passing[way]))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._track(asyncio.create_task(self._pump(source, sink, pipe, self._passing[way])))
+
+    def _track(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _pump(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, pipe: _Pipe, passing: asyncio.Event

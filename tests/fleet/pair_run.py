@@ -23,7 +23,8 @@ from purgatory.fleet.leadership import EXIT_REPLACED
 from purgatory.journal.crash_points import FLEET_POINTS, NEVER, VARIABLE
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.crash.crash_run import CALL_S, CrashRun, Stub, free_port
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub as Stub
+from tests.crash.crash_run import CALL_S, CrashRun, free_port
 from tests.crash.limited_disk import NotPossibleHere
 from tests.crash.power_cut import WallClock, build_library
 from tests.crash.wire_caller import TOPICS, Broken
@@ -47,6 +48,8 @@ PAUSES_S: Final = (0.3, 1.5, 2.5)
 """How long a daemon is stopped, or both are away: shorter and longer than the silence."""
 WALL_STEPS_S: Final = (-3_600, -3, 0, 3, 3_600)
 NAMES: Final = ("a", "b")
+CALLER_RESTARTED: Final = 0.5
+"""Share of faults after which a caller is restarted; it has lost what it did not acknowledge."""
 KEYS: Final = ("k0", "k1")
 NEVER_REACHED: Final = 2**40
 
@@ -141,7 +144,7 @@ class PairRun(CrashRun):
         lacking = set() if self._links[0].can_cut_log else {"cut from the log"}
         try:
             library = build_library(folder)
-            self._clocks += [WallClock(library, folder / f"wall-step-{name}") for name in NAMES]
+            self._clocks.extend(WallClock(library, folder / f"wall-step-{name}") for name in NAMES)
         except NotPossibleHere:
             lacking.add("set clock")
         self._kinds: Final = [kind for kind in kinds if kind not in lacking]
@@ -161,6 +164,8 @@ class PairRun(CrashRun):
                     counts[kind] += 1
                     await self._fault(kind, self._random.choice(self._members))
                     self._check_tasks()
+                    if self._random.random() < CALLER_RESTARTED:
+                        await self._restart_caller()
                 await self._settle()
             finally:
                 for task in self._tasks.values():

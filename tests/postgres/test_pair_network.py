@@ -1,0 +1,228 @@
+"""A pair over a log in real PostgreSQL: its network is cut, and its daemons' wall clocks are wrong."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import time
+from collections.abc import AsyncIterator, Set
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from purgatory_client import AsyncClient
+
+from examples.local_postgres import LocalPostgres
+from purgatory.extensions.fleet.commands import main as fleet_command
+from purgatory.fleet.leadership import EXIT_REPLACED
+from tests.client.until import until_pending
+from tests.crash.limited_disk import NotPossibleHere
+from tests.crash.power_cut import WallClock, build_library
+from tests.daemon_process import wait_until
+from tests.daemon_simulation.faulty_proxy import BOTH, DOWN, UP
+from tests.fleet.links import CUTS, Links
+from tests.fleet.pair_run import Member, PairRun
+from tests.journal.kit import PATIENCE_S
+from tests.postgres.test_pair import advance_patiently, new_log
+from tests.service.serving import eventually
+
+pytestmark = pytest.mark.slow
+
+WAYS = pytest.mark.parametrize("ways", [UP, DOWN, BOTH], ids="+".join)
+CALM_MS = 600_000
+"""A silence after which the standby never takes over."""
+FAULTS = 4
+TIMEOUT_S = 600
+AWAY_S = 5.0
+LATE_S_MAX = 2.0
+"""How long an entry may be on its way on a busy machine: a takeover may count this much too little."""
+ROUNDED_S = 0.01
+
+
+class Pair:
+    """A leader and its standby, with proxies for all of their connections."""
+
+    def __init__(self, folder: Path, url: str, silence_ms: int, clocks: tuple[WallClock, ...] = ()) -> None:
+        self.links = [Links(url) for _ in "ab"]
+        self.address = ",".join(links.address for links in self.links)
+        self.members: list[Member] = []
+        self._folder = folder
+        self._flags = ("--fleet-silence-ms", str(silence_ms))
+        self._environments = [clock.environment for clock in clocks] or [{}, {}]
+
+    async def start(self) -> tuple[Member, Member]:
+        for name, links, environment in zip("ab", self.links, self._environments, strict=True):
+            address = links.daemon_address
+            member = Member(
+                name, self._folder, links.log_uri, self._flags, grpc_address=address, environment=environment
+            )
+            self.members.append(member)
+            await until_answers(member, "/readyz" if name == "b" else "/leaderz")
+        return self.members[0], self.members[1]
+
+
+@pytest.fixture
+def url(log_servers: LocalPostgres) -> str:
+    """The address of a new log."""
+    url = new_log(log_servers)
+    assert fleet_command(["init", url]) == 0
+    return url
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path, url: str, silence_ms: int, clocks: tuple[WallClock, ...] = ()) -> AsyncIterator[Pair]:
+    pair = Pair(folder, url, silence_ms, clocks)
+    async with pair.links[0], pair.links[1]:
+        try:
+            await pair.start()
+            yield pair
+        finally:
+            for member in pair.members:
+                await asyncio.to_thread(member.end)
+
+
+async def until_answers(member: Member, path: str) -> None:
+    await asyncio.to_thread(wait_until, lambda: member.answers(path), f"{member.grpc_address} answers {path}")
+
+
+async def position(member: Member) -> int:
+    """The position of the last entry that a daemon has read."""
+
+    def ask() -> int:
+        with urlopen(f"http://{member.http_address}/fleet", timeout=PATIENCE_S) as answer:
+            return int(json.load(answer)["position"])
+
+    return await asyncio.to_thread(ask)
+
+
+async def until_equal(behind: Member, ahead: Member) -> None:
+    """Wait until one daemon has read what another one has read now."""
+    end = await position(ahead)
+
+    async def is_reached() -> bool:
+        return await position(behind) >= end
+
+    await eventually(is_reached, f"{behind.grpc_address} has caught up")
+
+
+def test_no_cut_loses_repeats_or_hastens_anything(url: str, tmp_path: Path) -> None:
+    """While either daemon is cut off from the log or from callers, in one direction or both, each acknowledged wait
+    ends once and not too early, and every read of a mark or count is right.
+    """
+    assert asyncio.run(PairRun(tmp_path, url, 1, CUTS).run_faults(FAULTS)).operations > FAULTS
+
+
+@WAYS
+async def test_leader_cut_off_from_its_log(url: str, tmp_path: Path, ways: Set[str]) -> None:
+    """It exits with the code that asks for a restart, and the standby leads. The old leader does not become ready until
+    the network heals; then it has everything.
+    """
+    async with running(tmp_path, url, 600) as pair, AsyncClient(pair.address) as client:
+        waiting = asyncio.create_task(client.produce({"orders-0": 7}, timeout=TIMEOUT_S))
+        await until_pending(client, 1)
+        old, new = pair.members
+        pair.links[0].log.hold(ways)
+        assert await asyncio.to_thread(old.process.wait, PATIENCE_S) == EXIT_REPLACED
+        await until_answers(new, "/leaderz")
+        old.start_if_ended()
+        await asyncio.to_thread(wait_until, lambda: "the log does not answer" in old.log, "it tries")
+        assert not old.answers("/readyz")
+        await advance_patiently(client, 7)
+        assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
+        pair.links[0].log.hold(frozenset())
+        await until_answers(old, "/readyz")
+        await asyncio.to_thread(new.end, signal.SIGTERM)
+        await until_answers(old, "/leaderz")
+        async with AsyncClient(old.grpc_address) as direct:
+            assert (await direct.partition("orders-0")).high_watermark == 7
+
+
+async def test_standby_cut_off_from_the_log(url: str, tmp_path: Path) -> None:
+    """It does not claim: silence counts only while the log can be read. Once the network heals, it reads what it has
+    missed, and can take over.
+    """
+    silence_ms = 4_000
+    async with running(tmp_path, url, silence_ms) as pair, AsyncClient(pair.address) as client:
+        leader, standby = pair.members
+        pair.links[1].log.hold(DOWN)
+        until_s = time.monotonic() + 2 * silence_ms / 1_000
+        await client.advance("orders-0", high_watermark=7)
+        await asyncio.to_thread(wait_until, lambda: time.monotonic() > until_s, "more than the silence has passed")
+        assert "the log does not answer" in standby.log
+        pair.links[1].log.hold(frozenset())
+        await until_equal(standby, leader)
+        assert "leading" not in standby.log
+        await asyncio.to_thread(leader.end, signal.SIGTERM)
+        await until_answers(standby, "/leaderz")
+        async with AsyncClient(standby.grpc_address) as direct:
+            assert (await direct.partition("orders-0")).high_watermark == 7
+
+
+@WAYS
+async def test_callers_cut_off_from_the_leader(url: str, tmp_path: Path, ways: Set[str]) -> None:
+    """The leader continues to lead, and its other callers are served. The callers that were cut off get their results
+    when the network heals.
+    """
+    async with running(tmp_path, url, CALM_MS) as pair, AsyncClient(pair.address) as client:
+        leader, proxy = pair.members[0], pair.links[0].callers
+        async with AsyncClient(leader.grpc_address) as direct:
+            waiting = asyncio.create_task(client.produce({"orders-0": 7}, timeout=TIMEOUT_S))
+            await until_pending(direct, 1)
+            accepted = proxy.accepted
+            proxy.hold(ways)
+            await eventually(lambda: proxy.accepted > accepted, "the client has given up its connection")
+            await direct.advance("orders-0", high_watermark=7)
+            await until_pending(direct, 0)
+            assert not waiting.done()
+            proxy.hold(frozenset())
+            assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
+        assert leader.answers("/leaderz")
+
+
+class Timed:
+    """A pending wait, whose remaining time must follow the caller's clock."""
+
+    def __init__(self, registering_s: float) -> None:
+        self._registering_s = registering_s
+        self._registered_s = time.monotonic()
+
+    async def check(self, address: str, late_s: float) -> None:
+        """Check the time that the daemon counts: at most what has passed, and less by `late_s` at most."""
+        async with AsyncClient(address) as client:
+            least_s = time.monotonic() - self._registered_s - late_s
+            (pending,) = [operation async for operation in client.operations()]
+            passed_s = TIMEOUT_S - pending.remaining
+            assert least_s - ROUNDED_S <= passed_s <= time.monotonic() - self._registering_s + ROUNDED_S
+
+
+@pytest.mark.parametrize("step_s", [3, 3_600])
+async def test_wall_clocks_decide_nothing(url: str, tmp_path: Path, step_s: int) -> None:
+    """The daemons' wall clocks differ, and are set while they run. A wait continues as its caller's clock does: over a
+    takeover by the daemon whose clock is ahead, and while both are away, until the one whose clock is behind starts.
+    """
+    try:
+        library = build_library(tmp_path)
+    except NotPossibleHere as error:
+        pytest.skip(str(error))
+    clocks = WallClock(library, tmp_path / "step-a"), WallClock(library, tmp_path / "step-b")
+    clocks[0].step(-step_s)
+    clocks[1].step(step_s)
+    async with running(tmp_path, url, 1_000, clocks) as pair, AsyncClient(pair.address) as client:
+        a, b = pair.members
+        registering_s = time.monotonic()
+        waiting = asyncio.create_task(client.produce({"orders-0": 7}, timeout=TIMEOUT_S))
+        await until_pending(client, 1)
+        wait = Timed(registering_s)
+        await until_equal(b, a)
+        await asyncio.to_thread(a.end)
+        await until_answers(b, "/leaderz")
+        await wait.check(b.grpc_address, LATE_S_MAX)
+        for wrong_s in (-step_s, step_s):
+            clocks[1].step(wrong_s)
+            await wait.check(b.grpc_address, LATE_S_MAX)
+        await asyncio.to_thread(b.end)
+        await asyncio.sleep(AWAY_S)
+        a.start_if_ended()
+        await until_answers(a, "/leaderz")
+        await wait.check(a.grpc_address, 2 * LATE_S_MAX)
+        waiting.cancel()
