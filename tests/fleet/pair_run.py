@@ -7,6 +7,7 @@ reads marks and the numbers of signals.
 """
 
 import asyncio
+import random
 import signal
 import subprocess
 import sys
@@ -149,6 +150,8 @@ class PairRun(CrashRun):
             lacking.add("set clock")
         self._kinds: Final = [kind for kind in kinds if kind not in lacking]
         self._members: Final[list[Member]] = []
+        self._draw: Final = random.Random(seed)
+        """For the faults only: callers use the other one at times of their own."""
 
     async def run_faults(self, faults: int) -> PairTally:
         """Raises `Broken`."""
@@ -159,12 +162,12 @@ class PairRun(CrashRun):
             try:
                 await self._start_all()
                 for _ in range(faults):
-                    await asyncio.sleep(self._random.uniform(0.2, 2.0))
-                    kind = self._random.choice(self._kinds)
+                    await asyncio.sleep(self._draw.uniform(0.2, 2.0))
+                    kind = self._draw.choice(self._kinds)
                     counts[kind] += 1
-                    await self._fault(kind, self._random.choice(self._members))
+                    await self._fault(kind, self._draw.choice(self._members))
                     self._check_tasks()
-                    if self._random.random() < CALLER_RESTARTED:
+                    if self._draw.random() < CALLER_RESTARTED:
                         await self._restart_caller()
                 await self._settle()
             finally:
@@ -214,18 +217,18 @@ class PairRun(CrashRun):
         place = self._members.index(member)
         if kind == "stop":
             member.process.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(self._random.choice(PAUSES_S))
+            await asyncio.sleep(self._draw.choice(PAUSES_S))
             member.process.send_signal(signal.SIGCONT)
             return
         if kind in CUTS:
             await self._cut(self._links[place].log if kind == "cut from the log" else self._links[place].callers)
             return
         if kind == "set clock":
-            self._clocks[place].step(self._random.choice(WALL_STEPS_S))
+            self._clocks[place].step(self._draw.choice(WALL_STEPS_S))
             return
         if kind == "kill both":
             await asyncio.gather(*(asyncio.to_thread(one.end) for one in self._members))
-            await asyncio.sleep(self._random.choice(PAUSES_S))
+            await asyncio.sleep(self._draw.choice(PAUSES_S))
             return
         if kind == "hand over by call":
             # The standby refuses. The leader is started again by the next check.
@@ -233,7 +236,7 @@ class PairRun(CrashRun):
                 await asyncio.to_thread(member.process.wait, DEADLINE_S)
             return
         if kind == "crash point":
-            point = f"{self._random.choice(FLEET_POINTS)}:{self._random.randint(1, 20)}"
+            point = f"{self._draw.choice(FLEET_POINTS)}:{self._draw.randint(1, 20)}"
             await asyncio.to_thread(member.end)
             member.start_if_ended(point)
             return
@@ -242,13 +245,13 @@ class PairRun(CrashRun):
 
     async def _cut(self, proxy: FaultyProxy) -> None:
         """Delay one direction or both, then deliver the bytes, or reset the connections."""
-        proxy.hold(self._random.choice(WAYS))
-        until_s = time.monotonic() + self._random.choice(CUTS_S)
+        proxy.hold(self._draw.choice(WAYS))
+        until_s = time.monotonic() + self._draw.choice(CUTS_S)
         while time.monotonic() < until_s:
             self._check_members()
             await asyncio.sleep(0.05)
         proxy.hold(frozenset())
-        if self._random.random() < 0.5:
+        if self._draw.random() < 0.5:
             proxy.drop_all()
 
     async def _signal_once(self, stub: Stub) -> None:

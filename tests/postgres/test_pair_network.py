@@ -28,7 +28,7 @@ from tests.service.serving import eventually
 
 pytestmark = pytest.mark.slow
 
-WAYS = pytest.mark.parametrize("ways", [UP, DOWN, BOTH], ids="+".join)
+WAYS = pytest.mark.parametrize("ways", [UP, DOWN, BOTH], ids=["up", "down", "both"])
 CALM_MS = 600_000
 """A silence after which the standby never takes over."""
 FAULTS = 4
