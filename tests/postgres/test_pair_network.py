@@ -10,12 +10,13 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from purgatory_client import AsyncClient
+from purgatory_client import AsyncClient, errors
 
 from examples.local_postgres import LocalPostgres
 from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.leadership import EXIT_REPLACED
 from tests.client.until import until_pending
+from tests.crash.history import History
 from tests.crash.limited_disk import NotPossibleHere
 from tests.crash.power_cut import WallClock, build_library
 from tests.daemon_process import wait_until
@@ -32,6 +33,7 @@ WAYS = pytest.mark.parametrize("ways", [UP, DOWN, BOTH], ids=["up", "down", "bot
 CALM_MS = 600_000
 """A silence after which the standby never takes over."""
 FAULTS = 4
+TOP = 1_000_000
 TIMEOUT_S = 600
 AWAY_S = 5.0
 LATE_S_MAX = 2.0
@@ -114,27 +116,54 @@ def test_no_cut_loses_repeats_or_hastens_anything(url: str, tmp_path: Path) -> N
 
 @WAYS
 async def test_leader_cut_off_from_its_log(url: str, tmp_path: Path, ways: Set[str]) -> None:
-    """It exits with the code that asks for a restart, and the standby leads. The old leader does not become ready until
-    the network heals; then it has everything.
+    """It answers no read with an old mark, and exits with the code that asks for a restart. The standby leads. The old
+    leader does not become ready until the network heals; then it has everything.
     """
     async with running(tmp_path, url, 600) as pair, AsyncClient(pair.address) as client:
-        waiting = asyncio.create_task(client.produce({"orders-0": 7}, timeout=TIMEOUT_S))
+        waiting = asyncio.create_task(client.produce({"orders-0": TOP}, timeout=TIMEOUT_S))
         await until_pending(client, 1)
+        await client.advance("orders-0", high_watermark=1)
         old, new = pair.members
         pair.links[0].log.hold(ways)
-        assert await asyncio.to_thread(old.process.wait, PATIENCE_S) == EXIT_REPLACED
+        await check_reads(old, new)
+        assert old.process.returncode == EXIT_REPLACED
         await until_answers(new, "/leaderz")
         old.start_if_ended()
         await asyncio.to_thread(wait_until, lambda: "the log does not answer" in old.log, "it tries")
         assert not old.answers("/readyz")
-        await advance_patiently(client, 7)
+        await advance_patiently(client, TOP)
         assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
         pair.links[0].log.hold(frozenset())
         await until_answers(old, "/readyz")
         await asyncio.to_thread(new.end, signal.SIGTERM)
         await until_answers(old, "/leaderz")
         async with AsyncClient(old.grpc_address) as direct:
-            assert (await direct.partition("orders-0")).high_watermark == 7
+            assert (await direct.partition("orders-0")).high_watermark == TOP
+
+
+async def check_reads(old: Member, new: Member) -> None:
+    """Until the old leader has exited, it must not return less than the new one has acknowledged before."""
+    history = History()
+
+    async def advance(client: AsyncClient) -> None:
+        for mark in range(2, TOP):
+            history.sending("orders-0", mark)
+            with contextlib.suppress(errors.PurgatoryClientError):
+                await client.advance("orders-0", high_watermark=mark)
+                history.acknowledged("orders-0", mark)
+            await asyncio.sleep(0.01)
+
+    async with AsyncClient(old.grpc_address) as at_old, AsyncClient(new.grpc_address) as at_new:
+        advancing = asyncio.create_task(advance(at_new))
+        deadline_s = time.monotonic() + PATIENCE_S
+        while old.process.poll() is None:
+            assert time.monotonic() < deadline_s, "the old leader does not exit"
+            at_least = history.at_least("orders-0")
+            with contextlib.suppress(errors.PurgatoryClientError):
+                history.read("orders-0", (await at_old.partition("orders-0")).high_watermark, at_least)
+            await asyncio.sleep(0.01)
+        advancing.cancel()
+    assert history.complaints == []
 
 
 async def test_standby_cut_off_from_the_log(url: str, tmp_path: Path) -> None:
