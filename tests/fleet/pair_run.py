@@ -34,6 +34,7 @@ from tests.daemon_simulation.faulty_proxy import FaultyProxy
 from tests.fleet.links import CUTS, CUTS_S, WAYS, Links
 
 SILENCE_MS: Final = 600
+"""Less than the default, so that there are more takeovers."""
 FAULTS: Final = (
     "kill",
     "kill both",
@@ -84,7 +85,7 @@ class Member:
         self.exit_codes: Final[list[int]] = []
         self._arguments: Final = [
             "--grpc-address", self.grpc_address, "--http-address", self.http_address, "--data-dir", str(self.data),
-            "--fleet-log", log_uri, "--fleet-silence-ms", str(SILENCE_MS), *more,
+            "--fleet-log", log_uri, *more,
         ]  # fmt: skip
         self._environment: Final = environment or {}
         self.process = self._start(NEVER)
@@ -193,7 +194,8 @@ class PairRun(CrashRun):
                 self._clocks[place].step(WALL_STEPS_S[-place])
                 environment = self._clocks[place].environment
             address = links.daemon_address
-            member = Member(name, self._folder, links.log_uri, grpc_address=address, environment=environment)
+            flags = ("--fleet-silence-ms", str(SILENCE_MS))
+            member = Member(name, self._folder, links.log_uri, flags, grpc_address=address, environment=environment)
             self._members.append(member)
         tasks = self._tasks
         tasks[None] = asyncio.create_task(self._advance())
