@@ -68,7 +68,7 @@ class CrashRun:
         self._power: Final = power
         self._data: Final = (folder if room is None else room.folder) / "data"
         self._random: Final = random.Random(seed)
-        self._address: Final = address or f"127.0.0.1:{free_port()}"
+        self._address = address or f"127.0.0.1:{free_port()}"
         self._marks: Final = PushedMarks()
         self._history: Final = History()
         is_sync, may_refuse = mode == "sync", room is not None

@@ -29,14 +29,13 @@ class _Pipe:
 
 
 class FaultyProxy:
-    """Listens on a port of 127.0.0.1, by default a free one, and forwards bytes to `target`: the daemon's address, or
-    a function that returns the present one.
+    """Listens on a free port of 127.0.0.1 and forwards bytes to `target`: the daemon's address, or a function that
+    returns the present one.
     """
 
-    def __init__(self, target: str | Callable[[], str], port: int = 0) -> None:
+    def __init__(self, target: str | Callable[[], str]) -> None:
         self.target = target
         self.address = ""
-        self._port = port
         self.accepted = 0
         """The number of accepted connections."""
         self.faults = 0
@@ -52,7 +51,7 @@ class FaultyProxy:
         self.hold(frozenset())
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()
         self.address = f"{host}:{port}"
         return self

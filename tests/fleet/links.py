@@ -20,15 +20,17 @@ class Links:
     """
 
     def __init__(self, log_uri: str) -> None:
-        port = free_port()
-        self.address: Final = f"127.0.0.1:{port}"
-        """Where callers connect."""
         self.daemon_address: Final = f"127.0.0.1:{free_port()}"
         """Where the daemon should listen."""
-        self.callers: Final = FaultyProxy(self.daemon_address, port)
+        self.callers: Final = FaultyProxy(self.daemon_address)
         self._uri: Final = log_uri
         self._login, _, log_address = urlsplit(log_uri).netloc.rpartition("@")
         self.log: Final = FaultyProxy(log_address)
+
+    @property
+    def address(self) -> str:
+        """Where callers connect."""
+        return self.callers.address
 
     @property
     def can_cut_log(self) -> bool:

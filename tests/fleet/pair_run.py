@@ -141,7 +141,7 @@ class PairRun(CrashRun):
         kinds: Faults to draw from.
         """
         self._links: Final = [Links(log_uri) for _ in NAMES]
-        super().__init__(folder, seed, address="ipv4:" + ",".join(links.address for links in self._links))
+        super().__init__(folder, seed, address="the address of the proxies, once they listen")
         self._clocks: Final[list[WallClock]] = []
         lacking = set() if self._links[0].can_cut_log else {"cut from the log"}
         try:
@@ -160,6 +160,7 @@ class PairRun(CrashRun):
         async with AsyncExitStack() as stack:
             for links in self._links:
                 await stack.enter_async_context(links)
+            self._address = "ipv4:" + ",".join(links.address for links in self._links)
             try:
                 await self._start_all()
                 for _ in range(faults):

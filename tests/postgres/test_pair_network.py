@@ -5,9 +5,9 @@ import contextlib
 import json
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.request import urlopen
 
 import pytest
@@ -44,26 +44,15 @@ LATE_S_MAX = 2.0
 ROUNDED_S = 0.01
 
 
-class Pair:
-    """A leader and its standby, with proxies for all of their connections."""
+class Pair(NamedTuple):
+    """A leader and its standby, in this order, with the proxies of their connections."""
 
-    def __init__(self, folder: Path, url: str, silence_ms: int, clocks: tuple[WallClock, ...] = ()) -> None:
-        self.links = [Links(url) for _ in "ab"]
-        self.address = ",".join(links.address for links in self.links)
-        self.members: list[Member] = []
-        self._folder = folder
-        self._flags = ("--fleet-silence-ms", str(silence_ms))
-        self._environments = [clock.environment for clock in clocks] or [{}, {}]
+    members: list[Member]
+    links: list[Links]
 
-    async def start(self) -> tuple[Member, Member]:
-        for name, links, environment in zip("ab", self.links, self._environments, strict=True):
-            address = links.daemon_address
-            member = Member(
-                name, self._folder, links.log_uri, self._flags, grpc_address=address, environment=environment
-            )
-            self.members.append(member)
-            await until_answers(member, "/readyz" if name == "b" else "/leaderz")
-        return self.members[0], self.members[1]
+    @property
+    def address(self) -> str:
+        return ",".join(links.address for links in self.links)
 
 
 @pytest.fixture
@@ -75,11 +64,18 @@ def url(log_servers: LocalPostgres) -> str:
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path, url: str, silence_ms: int, clocks: tuple[WallClock, ...] = ()) -> AsyncIterator[Pair]:
-    pair = Pair(folder, url, silence_ms, clocks)
+async def running(folder: Path, url: str, silence_ms: int, clocks: Sequence[WallClock] = ()) -> AsyncIterator[Pair]:
+    """Start a pair, which ends with the block."""
+    pair = Pair([], [Links(url), Links(url)])
+    flags = ("--fleet-silence-ms", str(silence_ms))
+    environments = [clock.environment for clock in clocks] or [{}, {}]
     async with pair.links[0], pair.links[1]:
         try:
-            await pair.start()
+            for name, probe, links, shown in zip("ab", ("/leaderz", "/readyz"), pair.links, environments, strict=True):
+                address = links.daemon_address
+                member = Member(name, folder, links.log_uri, flags, grpc_address=address, environment=shown)
+                pair.members.append(member)
+                await until_answers(member, probe)
             yield pair
         finally:
             for member in pair.members:
