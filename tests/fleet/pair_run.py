@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -156,17 +157,16 @@ class PairRun(CrashRun):
 
     async def run_faults(self, faults: int) -> PairTally:
         """Raises `Broken`."""
-        counts = dict.fromkeys(self._kinds, 0)
+        rounds = faults // len(self._kinds) + 1
+        drawn = [kind for _ in range(rounds) for kind in self._draw.sample(self._kinds, len(self._kinds))][:faults]
         async with AsyncExitStack() as stack:
             for links in self._links:
                 await stack.enter_async_context(links)
             self._address = "ipv4:" + ",".join(links.address for links in self._links)
             try:
                 await self._start_all()
-                for _ in range(faults):
+                for kind in drawn:
                     await asyncio.sleep(self._draw.uniform(0.2, 2.0))
-                    kind = self._draw.choice(self._kinds)
-                    counts[kind] += 1
                     await self._fault(kind, self._draw.choice(self._members))
                     self._check_tasks()
                     if self._draw.random() < CALLER_RESTARTED:
@@ -181,7 +181,7 @@ class PairRun(CrashRun):
         self._check_end()
         logs = "".join(member.log for member in self._members)
         return PairTally(
-            counts,
+            dict(Counter(drawn)),
             sum(len(caller.asked) for caller in self._callers),
             sum(caller.repeats for caller in self._callers),
             logs.count("leading, epoch"),
