@@ -53,8 +53,6 @@ class History:
 
     def __init__(self) -> None:
         self.complaints: Final[list[str]] = []
-        self.reports = 0
-        """The number of results, including repeated ones."""
         self._sessions: Final[defaultdict[str, _Session]] = defaultdict(_Session)
         self._totals: Final[defaultdict[str, _Total]] = defaultdict(_Total)
 
@@ -82,7 +80,6 @@ class History:
 
     def reported(self, session: str, incarnation: str, sequence: int, result: ReportedResult, at_s: float) -> None:
         """A result arrived."""
-        self.reports += 1
         seen, place = self._sessions[session], (incarnation, sequence)
         before = seen.results.setdefault(place, result)
         if before != result:

@@ -44,12 +44,13 @@ FAULTS: Final = (
     "hand over",
     "hand over by call",
     "crash point",
-    "set clock",
+    "set clocks",
     *CUTS,
 )
 PAUSES_S: Final = (0.3, 1.5, 2.5)
 """How long a daemon is stopped, or both are away: shorter and longer than the silence."""
-WALL_STEPS_S: Final = (-3_600, -3, 0, 3, 3_600)
+WALL_STEPS_S: Final = (-3_600, -3, 3, 3_600)
+"""How far one daemon's wall clock is ahead. The other's is behind by the same."""
 NAMES: Final = ("a", "b")
 CALLER_RESTARTED: Final = 0.5
 """Share of faults after which a caller is restarted; it has lost what it did not acknowledge."""
@@ -149,7 +150,7 @@ class PairRun(CrashRun):
             library = build_library(folder)
             self._clocks.extend(WallClock(library, folder / f"wall-step-{name}") for name in NAMES)
         except NotPossibleHere:
-            lacking.add("set clock")
+            lacking.add("set clocks")
         self._kinds: Final = [kind for kind in kinds if kind not in lacking]
         self._members: Final[list[Member]] = []
         self._draw: Final = random.Random(seed)
@@ -188,11 +189,17 @@ class PairRun(CrashRun):
             logs.count("no longer the leader"),
         )
 
+    def _set_clocks(self) -> None:
+        step_s = self._draw.choice(WALL_STEPS_S)
+        for sign, clock in zip((1, -1), self._clocks, strict=True):
+            clock.step(sign * step_s)
+
     async def _start_all(self) -> None:
+        if self._clocks:
+            self._set_clocks()
         for place, (name, links) in enumerate(zip(NAMES, self._links, strict=True)):
-            environment = {}
+            environment: dict[str, str] = {}
             if self._clocks:
-                self._clocks[place].step(WALL_STEPS_S[-place])
                 environment = self._clocks[place].environment
             address = links.daemon_address
             flags = ("--fleet-silence-ms", str(SILENCE_MS))
@@ -226,11 +233,12 @@ class PairRun(CrashRun):
         if kind in CUTS:
             await self._cut(self._links[place].log if kind == "cut from the log" else self._links[place].callers)
             return
-        if kind == "set clock":
-            self._clocks[place].step(self._draw.choice(WALL_STEPS_S))
+        if kind == "set clocks":
+            self._set_clocks()
             return
         if kind == "kill both":
-            await asyncio.gather(*(asyncio.to_thread(one.end) for one in self._members))
+            for one in self._members:
+                await asyncio.to_thread(one.end)
             await asyncio.sleep(self._draw.choice(PAUSES_S))
             return
         if kind == "hand over by call":
