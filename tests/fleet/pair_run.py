@@ -23,16 +23,14 @@ from urllib.request import urlopen
 from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.leadership import EXIT_REPLACED
 from purgatory.journal.crash_points import FLEET_POINTS, NEVER, VARIABLE
-from purgatory.v1 import event_pb2, operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub as Stub
-from tests.crash.crash_run import CALL_S, CrashRun, free_port
+from tests.crash.crash_run import CrashRun, free_port
 from tests.crash.limited_disk import NotPossibleHere
 from tests.crash.power_cut import WallClock, build_library
-from tests.crash.wire_caller import TOPICS, Broken
+from tests.crash.wire_caller import Broken
 from tests.daemon_process import DEADLINE_S, daemon_environment
 from tests.daemon_simulation.faulty_proxy import FaultyProxy
 from tests.fleet.links import CUTS, CUTS_S, WAYS, Links
+from tests.fleet.observer import Observer
 
 SILENCE_MS: Final = 600
 """Less than the default, so that there are more takeovers."""
@@ -54,14 +52,13 @@ WALL_STEPS_S: Final = (-3_600, -3, 3, 3_600)
 NAMES: Final = ("a", "b")
 CALLER_RESTARTED: Final = 0.5
 """Share of faults after which a caller is restarted; it has lost what it did not acknowledge."""
-KEYS: Final = ("k0", "k1")
-NEVER_REACHED: Final = 2**40
 
 
 class PairTally(NamedTuple):
     faults: dict[str, int]
     operations: int
     repeats: int
+    reads: int
     reigns: int
     replaced: int
     """Daemons that found another one leading, and exited."""
@@ -153,6 +150,7 @@ class PairRun(CrashRun):
             lacking.add("set clocks")
         self._kinds: Final = [kind for kind in kinds if kind not in lacking]
         self._members: Final[list[Member]] = []
+        self._observer: Final = Observer(self._history, self._random)
         self._draw: Final = random.Random(seed)
         """For the faults only: callers use the other one at times of their own."""
 
@@ -185,6 +183,7 @@ class PairRun(CrashRun):
             dict(Counter(drawn)),
             sum(len(caller.asked) for caller in self._callers),
             sum(caller.repeats for caller in self._callers),
+            self._observer.reads,
             logs.count("leading, epoch"),
             logs.count("no longer the leader"),
         )
@@ -207,8 +206,8 @@ class PairRun(CrashRun):
             self._members.append(member)
         tasks = self._tasks
         tasks[None] = asyncio.create_task(self._advance())
-        tasks["signals"] = asyncio.create_task(self._repeat(self._signal_once))
-        tasks["reads"] = asyncio.create_task(self._repeat(self._read_once))
+        tasks["signals"] = asyncio.create_task(self._repeat(self._observer.signal_once))
+        tasks["reads"] = asyncio.create_task(self._repeat(self._observer.read_once))
         tasks.update((caller, asyncio.create_task(caller.run(self._address))) for caller in self._callers)
         await self.until_led()
 
@@ -264,32 +263,6 @@ class PairRun(CrashRun):
         proxy.hold(frozenset())
         if self._draw.random() < 0.5:
             proxy.drop_all()
-
-    async def _signal_once(self, stub: Stub) -> None:
-        history, key, count = self._history, self._random.choice(KEYS), self._random.randint(1, 3)
-        before = history.at_least(key)
-        history.sending(key, history.sent(key) + count)
-        event = event_pb2.Event(key_signalled=event_pb2.KeySignalled(key=key, count=count))
-        rows = event_pb2.EventRows(events=[event])
-        await stub.Advance(wire.AdvanceRequest(rows=rows), timeout=CALL_S)  # never repeated: it could count twice
-        history.acknowledged(key, before + count)
-
-    async def _read_once(self, stub: Stub) -> None:
-        history, name = self._history, self._random.choice((*TOPICS, *KEYS))
-        at_least = history.at_least(name)
-        if not at_least:
-            return
-        if name in TOPICS:
-            partition = operation_pb2.TopicPartition(topic=name)
-            answer = await stub.GetPartition(wire.GetPartitionRequest(topic_partition=partition), timeout=CALL_S)
-            value = answer.partition.high_watermark
-        else:
-            # A wait that expires at once reports the count.
-            keys = [operation_pb2.SignalKey(key=name, required_count=NEVER_REACHED)]
-            operation = operation_pb2.Operation(timeout_ms=0, signal=operation_pb2.Signal(keys=keys))
-            ended = await stub.Wait(wire.WaitRequest(operation=operation), timeout=CALL_S)
-            value = ended.result.partitions[0].reached_offset
-        history.read(name, value, at_least)
 
     def _check_tasks(self) -> None:
         super()._check_tasks()
