@@ -24,6 +24,9 @@ from purgatory.journal.statements import Statements
 
 LOGGER: Final = logging.getLogger(__name__)
 
+CONFIRMED_MS_MAX: Final = 1_500
+HEARTBEAT_S_MAX: Final = 0.5
+
 EXIT_REPLACED: Final = 75
 """EX_TEMPFAIL: the supervisor starts the daemon again, as a standby."""
 
@@ -31,13 +34,19 @@ EXIT_REPLACED: Final = 75
 class Leadership:
     """Appends a leader's entries, on one thread at a time. Implements `recovery.Takeover`."""
 
-    def __init__(self, reign: Reign, writer: LogWriter, started_ms: int, elapsed_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, reign: Reign, writer: LogWriter, started_ms: int, elapsed_ms: Callable[[], int], silence_s: float
+    ) -> None:
         """Args:
         reign: At the claim.
         writer: Has claimed.
         started_ms: The engine's time of the last group, milliseconds.
         elapsed_ms: Returns the time since that group.
+        silence_s: Time without an entry after which a standby claims.
         """
+        # A standby hears three heartbeats in its silence, and claims some time after the last moment of a read here.
+        self.heartbeat_s: Final = min(HEARTBEAT_S_MAX, silence_s / 4)
+        self.confirmed_ms = min(CONFIRMED_MS_MAX, int(silence_s * 750))
         self.epoch: Final = reign.state.epoch
         self.append_ms = 0.0
         """Duration of the last append."""

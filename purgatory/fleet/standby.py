@@ -197,7 +197,7 @@ class Standby:
         self._replica.note_lead(claim, self._reign.state)
         LOGGER.info("leading, epoch %d, from position %d", claim.epoch, claim.position)
         elapsed_ms = self._elapsed_ms(claim, claimed_s)
-        return Leadership(self._reign, self._writer, self._replica.moment_ms, elapsed_ms)
+        return Leadership(self._reign, self._writer, self._replica.moment_ms, elapsed_ms, self._silence_s)
 
     def _elapsed_ms(self, claim: Entry, claimed_s: float) -> Callable[[], int]:
         """Return the function that returns the time since the last group: never more than has passed.

@@ -37,7 +37,13 @@ REPORT_S: Final = 1.0
 
 
 class Takeover(Protocol):
-    """What a daemon that leads by a replicated log has, and one with a plain journal has not."""
+    """What a daemon that leads by a replicated log has, and one with a plain journal has not.
+
+    Attributes:
+        confirmed_ms: See `DurableJournal`.
+    """
+
+    confirmed_ms: int
 
     def open_store(self, directory: Directory, crash: CrashPoints) -> Store:
         """Return a store whose `commit` also appends to the log. Raises `JournalError`."""
@@ -55,7 +61,7 @@ class OpenJournal:
         self, folder: Path, *, is_sync: bool, clocks: ReadClocks = read_clocks, takeover: Takeover | None = None
     ) -> None:
         """Raises `JournalError`."""
-        self._is_replicated: Final = takeover is not None
+        self._confirmed_ms: Final = None if takeover is None else takeover.confirmed_ms
         self._read_clocks: Final = clocks
         self._is_sync: Final = is_sync
         self._crash: Final = CrashPoints.from_environment()
@@ -101,7 +107,7 @@ class OpenJournal:
             self._read_clocks,
             host.holds.of("journal"),
             is_sync=self._is_sync,
-            is_replicated=self._is_replicated,
+            confirmed_ms=self._confirmed_ms,
             number=number,
         )
         # Before anything is restored: overdue operations end during the restore, and their results must be recorded.

@@ -9,19 +9,21 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import grpc
 
 from purgatory.journal.crash_points import POINTS, VARIABLE
-from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
+from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub as Stub
+from tests.crash.history import History
 from tests.crash.limited_disk import LimitedDisk, fold_log
 from tests.crash.outbox_caller import OutboxCaller
 from tests.crash.power_cut import Power
-from tests.crash.wire_caller import TOPICS, Broken, PushedMarks, WireCaller
+from tests.crash.wire_caller import TOPICS, Broken, PushedMarks, WireCaller, channel_to
 from tests.daemon_process import DaemonProcess
 from tests.service.serving import high_watermark
 
@@ -66,16 +68,20 @@ class CrashRun:
         self._power: Final = power
         self._data: Final = (folder if room is None else room.folder) / "data"
         self._random: Final = random.Random(seed)
-        self._address: Final = address or f"127.0.0.1:{free_port()}"
+        self._address = address or f"127.0.0.1:{free_port()}"
         self._marks: Final = PushedMarks()
-        may_refuse = room is not None
+        self._history: Final = History()
+        is_sync, may_refuse = mode == "sync", room is not None
         self._callers: Final = [
-            WireCaller(f"caller-{place}", self._marks, seed + place, is_sync=mode == "sync", may_refuse=may_refuse)
+            WireCaller(
+                f"caller-{place}", self._marks, seed + place,
+                is_sync=is_sync, may_refuse=may_refuse, history=self._history,
+            )
             for place in range(CALLERS)
-        ]
+        ]  # fmt: skip
         self._outbox: Final = OutboxCaller(folder / "outbox", seed)
-        self._tasks: Final[dict[WireCaller | None, asyncio.Task[None]]] = {}
-        """The tasks of the callers and of the advancer (None)."""
+        self._tasks: Final[dict[WireCaller | str | None, asyncio.Task[None]]] = {}
+        """The tasks of the callers, of the advancer (None), and of others by name."""
 
     async def run(self, kills: int) -> CrashTally:
         tasks = self._tasks
@@ -92,11 +98,7 @@ class CrashRun:
                         self._room.free()
                         fold_log(self._data)
                 if self._random.random() < 0.2:
-                    caller = self._random.choice(self._callers)
-                    tasks[caller].cancel()
-                    await asyncio.gather(tasks[caller], return_exceptions=True)
-                    caller.forget()
-                    tasks[caller] = asyncio.create_task(caller.run(self._address))
+                    await self._restart_caller()
                 self._check_tasks()
             daemon = await asyncio.to_thread(self._start, "never")
             assert daemon is not None, "it had no crash point"
@@ -110,8 +112,7 @@ class CrashRun:
             await asyncio.gather(*tasks.values(), return_exceptions=True)
             if daemon is not None:
                 await asyncio.to_thread(daemon.kill)
-        for caller in self._callers:
-            caller.check_end()
+        self._check_end()
         return CrashTally(
             kills,
             sum(len(caller.asked) for caller in self._callers),
@@ -179,25 +180,47 @@ class CrashRun:
                 raise Broken(f"timed out waiting for all callers {what}; the daemon's log:\n{daemon.log[-4_000:]}")
             await asyncio.sleep(0.02)
 
+    async def _restart_caller(self) -> None:
+        tasks, caller = self._tasks, self._random.choice(self._callers)
+        tasks[caller].cancel()
+        await asyncio.gather(tasks[caller], return_exceptions=True)
+        caller.forget()
+        tasks[caller] = asyncio.create_task(caller.run(self._address))
+
     def _check_tasks(self) -> None:
-        """Raise the error of a caller or of the advancer, if one has failed."""
+        """Raise the error of a caller or of the advancer, if one has failed, or the first complaint."""
         for task in self._tasks.values():
             if task.done():
                 task.result()
+        self._check_history()
+
+    def _check_history(self) -> None:
+        if self._mode == "sync" and self._history.complaints:
+            raise Broken("\n".join(self._history.complaints[:10]))
+
+    def _check_end(self) -> None:
+        for caller in self._callers:
+            caller.check_end()
+        self._history.check_end()
+        self._check_history()
 
     async def _advance(self) -> None:
         """Push marks until cancelled. Acknowledged marks must never fall."""
+        await self._repeat(self._advance_once)
+
+    async def _repeat(self, once: Callable[[Stub], Awaitable[None]]) -> None:
+        """Make calls until cancelled, over a new connection after each error."""
         while True:
-            async with grpc.aio.insecure_channel(self._address) as channel:
-                stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+            async with channel_to(self._address) as channel:
+                stub = Stub(channel)
                 try:
                     while True:
-                        await self._advance_once(stub)
+                        await once(stub)
                         await asyncio.sleep(ADVANCE_S)
                 except grpc.aio.AioRpcError:
                     await asyncio.sleep(ADVANCE_S)
 
-    async def _advance_once(self, stub: purgatory_service_pb2_grpc.PurgatoryServiceStub) -> None:
+    async def _advance_once(self, stub: Stub) -> None:
         marks = self._marks
         topic = self._random.choice(TOPICS)
         name = operation_pb2.TopicPartition(topic=topic)
@@ -209,9 +232,11 @@ class CrashRun:
             return
         marks.sent[topic] += self._random.randint(0, 10)
         offset = marks.sent[topic]
+        self._history.sending(topic, offset)
         rows = event_pb2.EventRows(events=[high_watermark(topic, offset)])
         await stub.Advance(wire.AdvanceRequest(rows=rows), timeout=CALL_S)
         marks.answered[topic] = max(marks.answered[topic], offset)
+        self._history.acknowledged(topic, offset)
 
     async def _settle(self) -> None:
         """Stop registering while marks keep rising, so that all operations must end."""

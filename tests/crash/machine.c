@@ -1,13 +1,16 @@
-// A machine that misbehaves, preloaded into the daemon by tests/crash/power.py. Copies a journal's file whenever it has
-// been synced: what is in DURABLE_FOLDER is what a power cut would leave. The wall clock is off by WALL_STEP_S.
+// A machine that misbehaves, preloaded into the daemon by tests/crash/power_cut.py. Copies a journal's file whenever it
+// has been synced: what is in DURABLE_FOLDER is what a power cut would leave. The wall clock is off by the seconds that
+// are in WALL_STEP_FILE at the moment, as a number of 8 bytes.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -54,17 +57,30 @@ static void keep(int synced)
 SYNC(fsync)
 SYNC(fdatasync)
 
+static volatile const int64_t *shared_step(void)
+{
+    static const int64_t none;
+    const char *path = getenv("WALL_STEP_FILE");
+    if (!path)
+        return &none;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    void *step = file < 0 ? MAP_FAILED : mmap(NULL, sizeof none, PROT_READ, MAP_SHARED, file, 0);
+    if (step == MAP_FAILED)
+        fail(path);
+    close(file);
+    return step;
+}
+
 int clock_gettime(clockid_t clock, struct timespec *now)
 {
     static int (*real)(clockid_t, struct timespec *);
-    static time_t step_s;
+    static volatile const int64_t *step_s;
     if (!real) {
-        const char *step = getenv("WALL_STEP_S");
-        step_s = step ? atol(step) : 0;
+        step_s = shared_step();
         real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
     }
     int result = real(clock, now);
     if (!result && clock == CLOCK_REALTIME)
-        now->tv_sec += step_s;
+        now->tv_sec += *step_s;
     return result;
 }

@@ -13,9 +13,11 @@ from typing import Any, Final, NamedTuple
 
 import grpc
 from google.rpc import code_pb2
+from purgatory_client.session.addresses import CHOOSING
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.crash.history import History, ReportedResult
 
 TOPICS: Final = ("t0", "t1", "t2")
 SATISFIED: Final = result_pb2.OUTCOME_SATISFIED
@@ -31,6 +33,12 @@ NO_ROOM: Final = {code_pb2.RESOURCE_EXHAUSTED, code_pb2.UNAVAILABLE}
 
 class Broken(AssertionError):
     pass
+
+
+def channel_to(address: str) -> grpc.aio.Channel:
+    """A channel with a connection of its own. Of several addresses it chooses the one that serves, as clients do."""
+    options = {"grpc.use_local_subchannel_pool": 1, **CHOOSING} if "," in address else {}
+    return grpc.aio.insecure_channel(address, options=list(options.items()))
 
 
 class Asked(NamedTuple):
@@ -53,7 +61,14 @@ class WireCaller:
     """One session, over any number of connections and daemons."""
 
     def __init__(
-        self, name: str, marks: PushedMarks, seed: int, *, is_sync: bool = True, may_refuse: bool = False
+        self,
+        name: str,
+        marks: PushedMarks,
+        seed: int,
+        *,
+        is_sync: bool = True,
+        may_refuse: bool = False,
+        history: History | None = None,
     ) -> None:
         self.name: Final = name
         self.asked: Final[dict[int, Asked]] = {}
@@ -75,6 +90,7 @@ class WireCaller:
         self._is_sync: Final = is_sync
         self._may_refuse: Final = may_refuse
         self._marks: Final = marks
+        self._history: Final = history or History()
         self._random: Final = random.Random(seed)
         self._next_id = 1
         self.is_quiet = False
@@ -92,7 +108,7 @@ class WireCaller:
     async def run(self, address: str) -> None:
         """Connect repeatedly until cancelled."""
         while True:
-            async with grpc.aio.insecure_channel(address) as channel:
+            async with channel_to(address) as channel:
                 stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, EOFError):
                     await self._connection(stub.Session())
@@ -106,6 +122,7 @@ class WireCaller:
         await call.write(wire.SessionRequest(open=opening))
         answer = await self._read(call)
         opened = answer.opened
+        self._history.opened(self.name, opened.highest_operation_id)
         if opened.highest_operation_id < self.receipted and self._is_sync:
             raise Broken(f"{self.name}: receipted up to {self.receipted}, known up to {opened.highest_operation_id}")
         if not opened.resumed:
@@ -164,7 +181,8 @@ class WireCaller:
             for topic in topics:
                 item = operation.produce.partitions.add(required_offset=max(0, required))
                 item.topic_partition.topic = topic
-            self.asked[number] = Asked(operation, max(0, required), time.monotonic())
+            self.asked[number] = asked = Asked(operation, max(0, required), time.monotonic())
+            self._history.registering(self.name, number, timeout_ms, asked.at_s)
         return ids
 
     async def _register(self, call: Any, ids: list[int]) -> None:  # noqa: ANN401 - as above
@@ -192,15 +210,19 @@ class WireCaller:
         if not receipt.HasField("batch_refusal"):
             self.accepted_batches += 1
             self.receipted = max(self.receipted, receipt.highest_operation_id)
+            self._history.receipt(self.name, receipt.highest_operation_id)
             return
         if not (self._may_refuse and receipt.batch_refusal.code in NO_ROOM):
             raise Broken(f"{self.name}: a batch was refused: {receipt.batch_refusal.message}")
         self.refused_batches += 1
+        self._history.refused(self.name, ids)
         for number in ids:
             del self.asked[number]
 
     def _take_result(self, sequence: int, row: result_pb2.Result) -> None:
         number, outcome = row.operation_id, int(row.outcome)
+        reported = ReportedResult(number, outcome, row.waited_ms, row.SerializeToString(deterministic=True))
+        self._history.reported(self.name, self.incarnation, sequence, reported, time.monotonic())
         if number not in self.asked:
             raise Broken(f"{self.name}: a result of {number}, which was never asked")
         if sequence > self.last_sequence + 1:

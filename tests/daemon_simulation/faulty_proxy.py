@@ -3,10 +3,17 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 NOBODY = "127.0.0.1:1"
+
+UP: Final = frozenset({"up"})
+"""Toward the target."""
+DOWN: Final = frozenset({"down"})
+"""From the target."""
+BOTH: Final = UP | DOWN
 
 
 class _Pipe:
@@ -36,12 +43,12 @@ class FaultyProxy:
         self.silent = False
         """Whether bytes are read and discarded while connections stay open."""
         self._refusing = False
-        self._passing = asyncio.Event()
-        self._passing.set()
+        self._passing = {way: asyncio.Event() for way in BOTH}
         self._bytes_left = -1
         self._pipes: set[_Pipe] = set()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self.hold(frozenset())
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -55,8 +62,11 @@ class FaultyProxy:
         assert self._server is not None
         self._server.close()
         self.heal()
-        self.drop_all()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _ in range(4):
+            await asyncio.sleep(0)  # until `_serve` has begun for a connection that was accepted just now
+        while self._tasks:  # a connection that is being made adds more
+            self.drop_all()
+            await asyncio.wait(self._tasks)
 
     async def inflict(self, kind: str, amount: int) -> None:
         """Cause one fault and wait for its end. `amount`: bytes for "cut", otherwise milliseconds."""
@@ -66,9 +76,9 @@ class FaultyProxy:
         elif kind == "cut":
             self._bytes_left = amount
         elif kind == "hold":
-            self._passing.clear()
+            self.hold(BOTH)
             await asyncio.sleep(amount / 1_000)
-            self._passing.set()
+            self.hold(frozenset())
         elif kind == "swallow":
             self.silent = True
             await asyncio.sleep(amount / 1_000)
@@ -83,12 +93,23 @@ class FaultyProxy:
         else:
             self._half_close(far=kind == "half_close_up")
 
+    def hold(self, ways: AbstractSet[str]) -> None:
+        """Delay all bytes in these directions, also of new connections, until the next call: as in a network that is
+        cut, where TCP sends everything again once it is whole. With `drop_all` directly after that call the bytes are
+        lost instead, as if the cut had outlived the connections.
+        """
+        for way, passing in self._passing.items():
+            if way in ways:
+                passing.clear()
+            else:
+                passing.set()
+
     def heal(self) -> None:
         """End all faults and forward the delayed bytes."""
         swallowed, self.silent = self.silent, False
         self._refusing = False
         self._bytes_left = -1
-        self._passing.set()
+        self.hold(frozenset())
         if swallowed:
             self.drop_all()
 
@@ -109,6 +130,9 @@ class FaultyProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
+        connecting = asyncio.current_task()
+        assert connecting is not None, "the server runs this as a task"
+        self._track(connecting)
         target = self.target if isinstance(self.target, str) else self.target()
         host, _, port = target.rpartition(":")
         try:
@@ -120,15 +144,22 @@ class FaultyProxy:
             return
         pipe = _Pipe(writer, far_writer)
         self._pipes.add(pipe)
-        for source, sink in ((reader, far_writer), (far_reader, writer)):
-            task = asyncio.create_task(self._pump(source, sink, pipe))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        for way, source, sink in (("up", reader, far_writer), ("down", far_reader, writer)):
+            self._track(asyncio.create_task(self._pump(source, sink, pipe, self._passing[way])))
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, pipe: _Pipe) -> None:
+    def _track(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, pipe: _Pipe, passing: asyncio.Event
+    ) -> None:
         try:
-            while data := await source.read(65_536):
-                await self._passing.wait()
+            while True:
+                data = await source.read(65_536)
+                await passing.wait()
+                if not data:
+                    break
                 if self.silent:
                     continue
                 if 0 <= self._bytes_left < len(data):

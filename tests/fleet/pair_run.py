@@ -1,14 +1,20 @@
-"""A crash test over a pair of daemons with one log: both are killed, stopped and continued, and handed over.
+"""A crash test over a pair of daemons with one log: they are killed, stopped and continued, handed over, cut off from
+the log and from callers, and their wall clocks are set.
 
 The callers are those of the crash test of one daemon. They check every answer: nothing acknowledged is lost, nothing
-ends twice or otherwise, nothing ends early, and no sequence number is missing.
+ends twice or otherwise, nothing ends early, and no sequence number is missing. Another caller signals keys, and a third
+reads marks and the numbers of signals.
 """
 
 import asyncio
+import random
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.error import URLError
@@ -18,19 +24,41 @@ from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.leadership import EXIT_REPLACED
 from purgatory.journal.crash_points import FLEET_POINTS, NEVER, VARIABLE
 from tests.crash.crash_run import CrashRun, free_port
+from tests.crash.limited_disk import NotPossibleHere
+from tests.crash.power_cut import WallClock, build_library
 from tests.crash.wire_caller import Broken
 from tests.daemon_process import DEADLINE_S, daemon_environment
+from tests.daemon_simulation.faulty_proxy import FaultyProxy
+from tests.fleet.links import CUTS, CUTS_S, WAYS, Links
+from tests.fleet.observer import Observer
 
 SILENCE_MS: Final = 600
-FAULTS: Final = ("kill", "stop", "stop", "hand over", "hand over by call", "crash point")
+"""Less than the default, so that there are more takeovers."""
+FAULTS: Final = (
+    "kill",
+    "kill both",
+    "stop",
+    "stop",
+    "hand over",
+    "hand over by call",
+    "crash point",
+    "set clocks",
+    *CUTS,
+)
 PAUSES_S: Final = (0.3, 1.5, 2.5)
-"""How long a daemon is stopped: shorter and longer than the silence."""
+"""How long a daemon is stopped, or both are away: shorter and longer than the silence."""
+WALL_STEPS_S: Final = (-3_600, -3, 3, 3_600)
+"""How far one daemon's wall clock is ahead. The other's is behind by the same."""
+NAMES: Final = ("a", "b")
+CALLER_RESTARTED: Final = 0.5
+"""Share of faults after which a caller is restarted; it has lost what it did not acknowledge."""
 
 
 class PairTally(NamedTuple):
     faults: dict[str, int]
     operations: int
     repeats: int
+    reads: int
     reigns: int
     replaced: int
     """Daemons that found another one leading, and exited."""
@@ -39,23 +67,33 @@ class PairTally(NamedTuple):
 class Member:
     """One of the two daemons: a process that is started again whenever it has ended."""
 
-    def __init__(self, name: str, folder: Path, log_uri: str, more: tuple[str, ...] = ()) -> None:
-        self.grpc_address: Final = f"127.0.0.1:{free_port()}"
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        log_uri: str,
+        more: tuple[str, ...] = (),
+        *,
+        grpc_address: str = "",
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.grpc_address: Final = grpc_address or f"127.0.0.1:{free_port()}"
         self.http_address: Final = f"127.0.0.1:{free_port()}"
         self.data: Final = folder / name
         self.log_path: Final = folder / f"{name}.log"
         self.exit_codes: Final[list[int]] = []
         self._arguments: Final = [
             "--grpc-address", self.grpc_address, "--http-address", self.http_address, "--data-dir", str(self.data),
-            "--fleet-log", log_uri, "--fleet-silence-ms", str(SILENCE_MS), *more,
+            "--fleet-log", log_uri, *more,
         ]  # fmt: skip
+        self._environment: Final = environment or {}
         self.process = self._start(NEVER)
 
     def _start(self, crash_at: str) -> "subprocess.Popen[bytes]":
         with self.log_path.open("a", encoding="utf-8") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "purgatory", "serve", *self._arguments],
-                env=daemon_environment({VARIABLE: crash_at}),
+                env=daemon_environment({**self._environment, VARIABLE: crash_at}),
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -89,45 +127,89 @@ class Member:
 
 
 class PairRun(CrashRun):
-    """Only the advancer, the checks and the settling of a crash run are used."""
+    """Only the advancer, the checks and the settling of a crash run are used.
 
-    def __init__(self, folder: Path, log_uri: str, seed: int) -> None:
-        self._members: Final = [Member(name, folder, log_uri) for name in ("a", "b")]
-        addresses = ",".join(member.grpc_address for member in self._members)
-        super().__init__(folder, seed, address=f"ipv4:{addresses}")
+    Without a C compiler, no clock is set.
+    """
+
+    def __init__(self, folder: Path, log_uri: str, seed: int, kinds: Sequence[str] = FAULTS) -> None:
+        """Args:
+        folder: For the daemons' files.
+        log_uri: The address of the log.
+        seed: Draws the faults.
+        kinds: Faults to draw from.
+        """
+        self._links: Final = [Links(log_uri) for _ in NAMES]
+        super().__init__(folder, seed, address="the address of the proxies, once they listen")
+        self._clocks: Final[list[WallClock]] = []
+        lacking = set() if self._links[0].can_cut_log else {"cut from the log"}
+        try:
+            library = build_library(folder)
+            self._clocks.extend(WallClock(library, folder / f"wall-step-{name}") for name in NAMES)
+        except NotPossibleHere:
+            lacking.add("set clocks")
+        self._kinds: Final = [kind for kind in kinds if kind not in lacking]
+        self._members: Final[list[Member]] = []
+        self._observer: Final = Observer(self._history, self._random)
+        self._draw: Final = random.Random(seed)
+        """For the faults only: callers use the other one at times of their own."""
 
     async def run_faults(self, faults: int) -> PairTally:
         """Raises `Broken`."""
-        tasks, counts = self._tasks, dict.fromkeys(FAULTS, 0)
-        tasks[None] = asyncio.create_task(self._advance())
-        tasks.update((caller, asyncio.create_task(caller.run(self._address))) for caller in self._callers)
-        try:
-            await self.until_led()
-            for _ in range(faults):
-                await asyncio.sleep(self._random.uniform(0.2, 2.0))
-                kind = self._random.choice(FAULTS)
-                counts[kind] += 1
-                await self._fault(kind, self._random.choice(self._members))
-                self._check_tasks()
-            for member in self._members:
-                member.start_if_ended()
-            await self._settle()
-        finally:
-            for task in tasks.values():
-                task.cancel()
-            await asyncio.gather(*tasks.values(), return_exceptions=True)
-            for member in self._members:
-                member.end()
-        for caller in self._callers:
-            caller.check_end()
+        rounds = faults // len(self._kinds) + 1
+        drawn = [kind for _ in range(rounds) for kind in self._draw.sample(self._kinds, len(self._kinds))][:faults]
+        async with AsyncExitStack() as stack:
+            for links in self._links:
+                await stack.enter_async_context(links)
+            self._address = "ipv4:" + ",".join(links.address for links in self._links)
+            try:
+                await self._start_all()
+                for kind in drawn:
+                    await asyncio.sleep(self._draw.uniform(0.2, 2.0))
+                    await self._fault(kind, self._draw.choice(self._members))
+                    self._check_tasks()
+                    if self._draw.random() < CALLER_RESTARTED:
+                        await self._restart_caller()
+                await self._settle()
+            finally:
+                for task in self._tasks.values():
+                    task.cancel()
+                await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+                for member in self._members:
+                    member.end()
+        self._check_end()
         logs = "".join(member.log for member in self._members)
         return PairTally(
-            counts,
+            dict(Counter(drawn)),
             sum(len(caller.asked) for caller in self._callers),
             sum(caller.repeats for caller in self._callers),
+            self._observer.reads,
             logs.count("leading, epoch"),
             logs.count("no longer the leader"),
         )
+
+    def _set_clocks(self) -> None:
+        step_s = self._draw.choice(WALL_STEPS_S)
+        for sign, clock in zip((1, -1), self._clocks, strict=True):
+            clock.step(sign * step_s)
+
+    async def _start_all(self) -> None:
+        if self._clocks:
+            self._set_clocks()
+        for place, (name, links) in enumerate(zip(NAMES, self._links, strict=True)):
+            environment: dict[str, str] = {}
+            if self._clocks:
+                environment = self._clocks[place].environment
+            address = links.daemon_address
+            flags = ("--fleet-silence-ms", str(SILENCE_MS))
+            member = Member(name, self._folder, links.log_uri, flags, grpc_address=address, environment=environment)
+            self._members.append(member)
+        tasks = self._tasks
+        tasks[None] = asyncio.create_task(self._advance())
+        tasks["signals"] = asyncio.create_task(self._repeat(self._observer.signal_once))
+        tasks["reads"] = asyncio.create_task(self._repeat(self._observer.read_once))
+        tasks.update((caller, asyncio.create_task(caller.run(self._address))) for caller in self._callers)
+        await self.until_led()
 
     async def until_led(self) -> Member:
         """Wait until a daemon leads, and return it."""
@@ -141,10 +223,22 @@ class PairRun(CrashRun):
         raise Broken("no daemon leads:\n" + "".join(member.log[-3_000:] for member in self._members))
 
     async def _fault(self, kind: str, member: Member) -> None:
+        place = self._members.index(member)
         if kind == "stop":
             member.process.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(self._random.choice(PAUSES_S))
+            await asyncio.sleep(self._draw.choice(PAUSES_S))
             member.process.send_signal(signal.SIGCONT)
+            return
+        if kind in CUTS:
+            await self._cut(self._links[place].log if kind == "cut from the log" else self._links[place].callers)
+            return
+        if kind == "set clocks":
+            self._set_clocks()
+            return
+        if kind == "kill both":
+            for one in self._members:
+                await asyncio.to_thread(one.end)
+            await asyncio.sleep(self._draw.choice(PAUSES_S))
             return
         if kind == "hand over by call":
             # The standby refuses. The leader is started again by the next check.
@@ -152,12 +246,23 @@ class PairRun(CrashRun):
                 await asyncio.to_thread(member.process.wait, DEADLINE_S)
             return
         if kind == "crash point":
-            point = f"{self._random.choice(FLEET_POINTS)}:{self._random.randint(1, 20)}"
+            point = f"{self._draw.choice(FLEET_POINTS)}:{self._draw.randint(1, 20)}"
             await asyncio.to_thread(member.end)
             member.start_if_ended(point)
             return
         await asyncio.to_thread(member.end, signal.SIGKILL if kind == "kill" else signal.SIGTERM)
         member.start_if_ended()
+
+    async def _cut(self, proxy: FaultyProxy) -> None:
+        """Delay one direction or both, then deliver the bytes, or reset the connections."""
+        proxy.hold(self._draw.choice(WAYS))
+        until_s = time.monotonic() + self._draw.choice(CUTS_S)
+        while time.monotonic() < until_s:
+            self._check_members()
+            await asyncio.sleep(0.05)
+        proxy.hold(frozenset())
+        if self._draw.random() < 0.5:
+            proxy.drop_all()
 
     def _check_tasks(self) -> None:
         super()._check_tasks()

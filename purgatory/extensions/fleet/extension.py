@@ -39,8 +39,6 @@ from purgatory.v1.purgatory_service_pb2 import HandOverRequest, HandOverResponse
 
 LOGGER: Final = logging.getLogger(__name__)
 
-HEARTBEAT_S: Final = 0.5
-"""A standby of the shortest silence that is allowed still hears three of them."""
 SNAPSHOT_S_MAX: Final = 3_600.0
 """Time after which a snapshot is stored, however little was appended."""
 SNAPSHOT_CHECK_S: Final = 5.0
@@ -196,13 +194,13 @@ class FleetExtension(Extension):
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _beat(self, leadership: Leadership) -> None:
-        """Append something every `HEARTBEAT_S`. On the event loop: if that hangs, the heartbeat must stop."""
+        """Append something every `heartbeat_s`. On the event loop: if that hangs, the heartbeat must stop."""
         while True:
             if self._is_restored:
                 self._core.host.journal.heartbeat()
             else:
                 await asyncio.to_thread(leadership.heartbeat)
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(leadership.heartbeat_s)
 
     async def _store_snapshots(self, leadership: Leadership, database: Path) -> None:
         loop = asyncio.get_running_loop()

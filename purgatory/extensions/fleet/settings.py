@@ -28,7 +28,9 @@ class FleetSettings(SettingsGroup):
         "Empty: this daemon is alone, and its journal is a file.",
         is_secret=True,  # PostgreSQL's may contain a password
     )
-    silence_ms: DurationMs = setting(2_000, "A standby takes over when the log has had no entry for this long.")
+    silence_ms: DurationMs = setting(
+        2_000, "A standby takes over when the log has had no entry for this long. The same for all daemons."
+    )
     snapshot_bytes: Count = setting(
         64 * 1024 * 1024,
         "The leader stores a snapshot after this much of the log, and trims the log before the last one.",

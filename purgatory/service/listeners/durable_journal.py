@@ -46,9 +46,6 @@ CHANGE_BYTES: Final = 100
 
 SYNC_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 30_000)
 
-CONFIRMED_MS: Final = 1_500
-"""With a replicated log: time after the start of a commit during which reads are answered without another one."""
-
 TICK_MS: Final = 10_000
 POLL_AT_END_S: Final = 0.005
 
@@ -102,12 +99,13 @@ class DurableJournal(Journal):
         sealing: StallTimer,
         *,
         is_sync: bool,
-        is_replicated: bool,
+        confirmed_ms: int | None,
         number: int,
     ) -> None:
         """Args:
         session_of: Returns the session of an engine owner.
-        is_replicated: Whether a commit also shows that no other daemon has taken over.
+        confirmed_ms: With a replicated log: time after the start of a commit during which no other daemon can have
+            taken over, and reads are answered without another commit. None: there is no other daemon.
         number: Number of the last group in the journal.
         """
         # Before anything is restored or registered: progress and forgotten keys are recorded only from here on.
@@ -118,7 +116,7 @@ class DurableJournal(Journal):
         self._read_clocks: Final = read_clocks
         self._sealing: Final = sealing
         self._is_sync: Final = is_sync
-        self._is_replicated: Final = is_replicated
+        self._confirmed_ms: Final = confirmed_ms
         self._pause_s: Final = 0.0 if is_sync else ASYNC_PAUSE_S
         self.durability = SYNC if is_sync else ASYNC
         self._group_number = number
@@ -301,10 +299,11 @@ class DurableJournal(Journal):
 
     @property
     def is_confirmed(self) -> bool:
-        return not self._is_replicated or self._read_clocks().boot_ms - self._confirmed_boot_ms < CONFIRMED_MS
+        confirmed_ms = self._confirmed_ms
+        return confirmed_ms is None or self._read_clocks().boot_ms - self._confirmed_boot_ms < confirmed_ms
 
     async def confirmed(self) -> None:
-        if self._is_replicated:
+        if self._confirmed_ms is not None:
             # The next group, not the one being committed: that one may have been appended before this call arrived.
             self.heartbeat()
             await self.durable()

@@ -1,0 +1,52 @@
+"""Callers of a pair, one that signals keys and one that reads marks and the numbers of signals, for the history."""
+
+import random
+from typing import Final
+
+from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub as Stub
+from tests.crash.crash_run import CALL_S
+from tests.crash.history import History
+from tests.crash.wire_caller import TOPICS
+
+KEYS: Final = ("k0", "k1")
+NEVER_REACHED: Final = 2**40
+
+
+class Observer:
+    """Makes one call at a time of each kind. gRPC's errors are raised."""
+
+    def __init__(self, history: History, rng: random.Random) -> None:
+        self._history: Final = history
+        self._random: Final = rng
+        self.reads = 0
+
+    async def signal_once(self, stub: Stub) -> None:
+        """Signal a key. Never repeated: it could count twice."""
+        history, key, count = self._history, self._random.choice(KEYS), self._random.randint(1, 3)
+        before = history.at_least(key)
+        history.sending(key, history.sent(key) + count)
+        event = event_pb2.Event(key_signalled=event_pb2.KeySignalled(key=key, count=count))
+        rows = event_pb2.EventRows(events=[event])
+        await stub.Advance(wire.AdvanceRequest(rows=rows), timeout=CALL_S)
+        history.acknowledged(key, before + count)
+
+    async def read_once(self, stub: Stub) -> None:
+        """Read a mark, or how often a key was signalled."""
+        history, name = self._history, self._random.choice((*TOPICS, *KEYS))
+        at_least = history.at_least(name)
+        if not at_least:
+            return
+        if name in TOPICS:
+            partition = operation_pb2.TopicPartition(topic=name)
+            answer = await stub.GetPartition(wire.GetPartitionRequest(topic_partition=partition), timeout=CALL_S)
+            value = answer.partition.high_watermark
+        else:
+            # A wait that expires at once reports the count.
+            keys = [operation_pb2.SignalKey(key=name, required_count=NEVER_REACHED)]
+            operation = operation_pb2.Operation(timeout_ms=0, signal=operation_pb2.Signal(keys=keys))
+            ended = await stub.Wait(wire.WaitRequest(operation=operation), timeout=CALL_S)
+            value = ended.result.partitions[0].reached_offset
+        history.read(name, value, at_least)
+        self.reads += 1

@@ -1,0 +1,266 @@
+"""A pair over a log in real PostgreSQL: its network is cut, and its daemons' wall clocks are wrong."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+from urllib.request import urlopen
+
+import pytest
+from purgatory_client import AsyncClient, errors
+
+from examples.local_postgres import LocalPostgres
+from purgatory.extensions.fleet.commands import main as fleet_command
+from purgatory.fleet.leadership import EXIT_REPLACED
+from tests.client.until import until_pending
+from tests.crash.history import History
+from tests.crash.limited_disk import NotPossibleHere
+from tests.crash.power_cut import WallClock, build_library
+from tests.daemon_process import wait_until
+from tests.daemon_simulation.faulty_proxy import BOTH, DOWN, UP
+from tests.fleet.links import CUTS, Links
+from tests.fleet.pair_run import SILENCE_MS, Member, PairRun
+from tests.journal.kit import PATIENCE_S
+from tests.postgres.test_pair import advance_patiently, new_log
+from tests.service.serving import eventually
+
+pytestmark = pytest.mark.slow
+
+WAYS = pytest.mark.parametrize("ways", [UP, DOWN, BOTH], ids=["up", "down", "both"])
+Answer = TypeVar("Answer")
+
+CALM_MS = 600_000
+"""A silence after which the standby never takes over."""
+FAULTS = 4
+TOP = 1_000_000
+TIMEOUT_S = 600
+AWAY_S = 5.0
+LATE_S_MAX = 2.0
+"""How long an entry may be on its way on a busy machine: a takeover may count this much too little."""
+ROUNDED_S = 0.01
+
+
+class Pair(NamedTuple):
+    """A leader and its standby, in this order, with the proxies of their connections."""
+
+    members: list[Member]
+    links: list[Links]
+
+    @property
+    def address(self) -> str:
+        return ",".join(links.address for links in self.links)
+
+
+@pytest.fixture
+def url(log_servers: LocalPostgres) -> str:
+    """The address of a new log."""
+    url = new_log(log_servers)
+    assert fleet_command(["init", url]) == 0
+    return url
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path, url: str, silence_ms: int, clocks: Sequence[WallClock] = ()) -> AsyncIterator[Pair]:
+    """Start a pair, which ends with the block."""
+    pair = Pair([], [Links(url), Links(url)])
+    flags = ("--fleet-silence-ms", str(silence_ms))
+    environments = [clock.environment for clock in clocks] or [{}, {}]
+    async with pair.links[0], pair.links[1]:
+        try:
+            for name, probe, links, shown in zip("ab", ("/leaderz", "/readyz"), pair.links, environments, strict=True):
+                address = links.daemon_address
+                member = Member(name, folder, links.log_uri, flags, grpc_address=address, environment=shown)
+                pair.members.append(member)
+                await until_answers(member, probe)
+            yield pair
+        finally:
+            for member in pair.members:
+                await asyncio.to_thread(member.end)
+
+
+async def until_answers(member: Member, path: str) -> None:
+    await asyncio.to_thread(wait_until, lambda: member.answers(path), f"{member.grpc_address} answers {path}")
+
+
+async def patiently(call: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Repeat a call for as long as the daemon is not certain that it leads, as on a busy machine."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with contextlib.suppress(errors.Unavailable):
+                return await call()
+            await asyncio.sleep(0.05)
+
+
+async def position(member: Member) -> int:
+    """The position of the last entry that a daemon has read."""
+
+    def ask() -> int:
+        with urlopen(f"http://{member.http_address}/fleet", timeout=PATIENCE_S) as answer:
+            return int(json.load(answer)["position"])
+
+    return await asyncio.to_thread(ask)
+
+
+async def until_equal(behind: Member, ahead: Member) -> None:
+    """Wait until one daemon has read what another one has read now."""
+    end = await position(ahead)
+
+    async def is_reached() -> bool:
+        return await position(behind) >= end
+
+    await eventually(is_reached, f"{behind.grpc_address} has caught up")
+
+
+def test_no_cut_loses_repeats_or_hastens_anything(url: str, tmp_path: Path) -> None:
+    """While either daemon is cut off from the log or from callers, in one direction or both, each acknowledged wait
+    ends once and not too early, and every read of a mark or count is right.
+    """
+    tally = asyncio.run(PairRun(tmp_path, url, 1, CUTS).run_faults(FAULTS))
+    assert min(tally.operations, tally.reads) > FAULTS
+
+
+@WAYS
+async def test_leader_cut_off_from_its_log(url: str, tmp_path: Path, ways: Set[str]) -> None:
+    """It answers no read with an old mark, and exits with the code that asks for a restart. The standby leads. The old
+    leader does not become ready until the network heals; then it has everything.
+    """
+    async with running(tmp_path, url, SILENCE_MS) as pair, AsyncClient(pair.address) as client:
+        waiting = asyncio.create_task(client.produce({"orders-0": TOP}, timeout=TIMEOUT_S))
+        await patiently(lambda: until_pending(client, 1))
+        await advance_patiently(client, 1)
+        old, new = pair.members
+        pair.links[0].log.hold(ways)
+        await check_reads(old, new)
+        assert old.process.returncode == EXIT_REPLACED
+        await until_answers(new, "/leaderz")
+        old.start_if_ended()
+        await asyncio.to_thread(wait_until, lambda: "the log does not answer" in old.log, "it tries")
+        assert not old.answers("/readyz")
+        await advance_patiently(client, TOP)
+        assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
+        pair.links[0].log.hold(frozenset())
+        await until_answers(old, "/readyz")
+        await asyncio.to_thread(new.end, signal.SIGTERM)
+        await until_answers(old, "/leaderz")
+        async with AsyncClient(old.grpc_address) as direct:
+            assert (await patiently(lambda: direct.partition("orders-0"))).high_watermark == TOP
+
+
+async def check_reads(old: Member, new: Member) -> None:
+    """Until the old leader has exited, it must not return less than the new one has acknowledged before."""
+    history = History()
+
+    async def advance(client: AsyncClient) -> None:
+        for mark in range(2, TOP):
+            history.sending("orders-0", mark)
+            with contextlib.suppress(errors.PurgatoryClientError):
+                await client.advance("orders-0", high_watermark=mark)
+                history.acknowledged("orders-0", mark)
+            await asyncio.sleep(0.01)
+
+    async with AsyncClient(old.grpc_address) as at_old, AsyncClient(new.grpc_address) as at_new:
+        advancing = asyncio.create_task(advance(at_new))
+        deadline_s = time.monotonic() + PATIENCE_S
+        while old.process.poll() is None:
+            assert time.monotonic() < deadline_s, "the old leader does not exit"
+            at_least = history.at_least("orders-0")
+            with contextlib.suppress(errors.PurgatoryClientError):
+                history.read("orders-0", (await at_old.partition("orders-0")).high_watermark, at_least)
+            await asyncio.sleep(0.01)
+        advancing.cancel()
+    assert history.complaints == []
+
+
+async def test_standby_cut_off_from_the_log(url: str, tmp_path: Path) -> None:
+    """It does not claim: silence counts only while the log can be read. Once the network heals, it reads what it has
+    missed, and can take over.
+    """
+    silence_ms = 4_000
+    async with running(tmp_path, url, silence_ms) as pair, AsyncClient(pair.address) as client:
+        leader, standby = pair.members
+        pair.links[1].log.hold(DOWN)
+        until_s = time.monotonic() + 2 * silence_ms / 1_000
+        await client.advance("orders-0", high_watermark=7)
+        await asyncio.to_thread(wait_until, lambda: time.monotonic() > until_s, "more than the silence has passed")
+        assert "the log does not answer" in standby.log
+        pair.links[1].log.hold(frozenset())
+        await until_equal(standby, leader)
+        assert "leading" not in standby.log
+        await asyncio.to_thread(leader.end, signal.SIGTERM)
+        await until_answers(standby, "/leaderz")
+        async with AsyncClient(standby.grpc_address) as direct:
+            assert (await direct.partition("orders-0")).high_watermark == 7
+
+
+@WAYS
+async def test_callers_cut_off_from_the_leader(url: str, tmp_path: Path, ways: Set[str]) -> None:
+    """The leader continues to lead, and its other callers are served. The callers that were cut off get their results
+    when the network heals.
+    """
+    async with running(tmp_path, url, CALM_MS) as pair, AsyncClient(pair.address) as client:
+        leader, proxy = pair.members[0], pair.links[0].callers
+        async with AsyncClient(leader.grpc_address) as direct:
+            waiting = asyncio.create_task(client.produce({"orders-0": 7}, timeout=TIMEOUT_S))
+            await until_pending(direct, 1)
+            accepted = proxy.accepted
+            proxy.hold(ways)
+            await eventually(lambda: proxy.accepted > accepted, "the client has given up its connection")
+            await direct.advance("orders-0", high_watermark=7)
+            await until_pending(direct, 0)
+            assert not waiting.done()
+            proxy.hold(frozenset())
+            assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
+        assert leader.answers("/leaderz")
+
+
+class Timed:
+    """A pending wait, whose remaining time must follow the caller's clock."""
+
+    def __init__(self, registering_s: float) -> None:
+        self._registering_s = registering_s
+        self._registered_s = time.monotonic()
+
+    async def check(self, address: str, late_s: float) -> None:
+        """Check the time that the daemon counts: at most what has passed, and less by `late_s` at most."""
+        async with AsyncClient(address) as client:
+            least_s = time.monotonic() - self._registered_s - late_s
+            (pending,) = [operation async for operation in client.operations()]
+            passed_s = TIMEOUT_S - pending.remaining
+            assert least_s - ROUNDED_S <= passed_s <= time.monotonic() - self._registering_s + ROUNDED_S
+
+
+@pytest.mark.parametrize("step_s", [3, 3_600])
+async def test_wall_clocks_decide_nothing(url: str, tmp_path: Path, step_s: int) -> None:
+    """The daemons' wall clocks differ, and are set while they run. A wait continues as its caller's clock does: over a
+    takeover by the daemon whose clock is ahead, and while both are away, until the one whose clock is behind starts.
+    """
+    try:
+        library = build_library(tmp_path)
+    except NotPossibleHere as error:
+        pytest.skip(str(error))
+    clocks = WallClock(library, tmp_path / "step-a"), WallClock(library, tmp_path / "step-b")
+    clocks[0].step(-step_s)
+    clocks[1].step(step_s)
+    async with running(tmp_path, url, 2_000, clocks) as pair, AsyncClient(pair.address) as client:
+        a, b = pair.members
+        registering_s = time.monotonic()
+        waiting = asyncio.create_task(client.produce({"orders-0": 7}, timeout=TIMEOUT_S))
+        await until_pending(client, 1)
+        wait = Timed(registering_s)
+        await until_equal(b, a)
+        await asyncio.to_thread(a.end)
+        await until_answers(b, "/leaderz")
+        await wait.check(b.grpc_address, LATE_S_MAX)
+        for wrong_s in (-step_s, step_s):
+            clocks[1].step(wrong_s)
+            await wait.check(b.grpc_address, LATE_S_MAX)
+        await asyncio.to_thread(b.end)
+        await asyncio.sleep(AWAY_S)
+        a.start_if_ended()
+        await until_answers(a, "/leaderz")
+        await wait.check(a.grpc_address, 2 * LATE_S_MAX)
+        waiting.cancel()
