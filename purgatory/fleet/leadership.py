@@ -43,6 +43,8 @@ class Leadership:
         """Duration of the last append."""
         self.appended_bytes = 0
         """Content of all entries appended so far."""
+        self.logged_ms = 0
+        """When the last entry was appended, by the log's clock; 0: none yet."""
         self._has_resigned = False
         self._reign: Final = reign
         self._writer: Final = writer
@@ -81,6 +83,7 @@ class Leadership:
                 self.exit(str(error))
             self._moment_ms = moment_ms
         self.appended_bytes += len(content)
+        self.logged_ms = entry.logged_ms
         self.append_ms = (time.monotonic() - began_s) * 1_000
         return entry
 

@@ -26,6 +26,9 @@ LOGGER: Final = logging.getLogger(__name__)
 READ_S: Final = 0.1
 """How long one read waits for the next entry."""
 
+END_S: Final = 1.0
+"""How often the log is asked for its end."""
+
 RETRY_S: Final = 0.5
 """Pause after an error of the log."""
 
@@ -69,8 +72,8 @@ class Standby:
             JournalError: The folder cannot be used.
         """
         self.is_caught_up = False
-        self.lag_entries = 0
-        """Entries of the log, at most, that are not in the file yet."""
+        self.logged_ms = 0
+        """When the last entry read was appended, by the log's clock; 0: none yet."""
         self._log: Final = log
         self._shards: Final = shards
         self._now_s: Final = now_s
@@ -80,6 +83,10 @@ class Standby:
         self._crash: Final = CrashPoints.from_environment()
         self._replica: Final = Replica(folder)
         self._groups = 0
+        self._end = 0
+        """The log's end when it was last asked for, at `_asked_s`."""
+        self._asked_s = self._at_end_s = now_s()
+        """`_at_end_s`: everything that was in the log then has been read."""
         self._is_live = False
         """Whether entries are read soon after they are appended."""
         self._heard_s = 0.0
@@ -105,6 +112,18 @@ class Standby:
     def void_entries(self) -> int:
         """Void entries since the start."""
         return self._reign.void_entries
+
+    @property
+    def lag_entries(self) -> int:
+        """Entries of the log that have not been read yet, as far as is known."""
+        return max(0, self._end - self.position - 1)
+
+    @property
+    def lag_s(self) -> float:
+        """Everything that was in the log this many seconds ago has been read. About `END_S` if all is well; it also
+        rises while the log does not answer.
+        """
+        return max(0.0, self._now_s() - self._at_end_s)
 
     def stop(self) -> None:
         """Let `lead` raise `Stopped`."""
@@ -148,12 +167,11 @@ class Standby:
 
     def _catch_up(self) -> None:
         self._is_live = False
-        end = self._log.end()
-        while self.position + 1 < end:
-            self.lag_entries = end - self.position - 1
+        self._ask_end()
+        while self.lag_entries:
             self._read()
         self._is_live = True
-        self.lag_entries, self._heard_s = 0, self._now_s()
+        self._at_end_s, self._heard_s = self._asked_s, self._now_s()
         if not self.is_caught_up:
             LOGGER.info("standing by: caught up with the log at position %d, epoch %d", self.position, self.epoch)
         self.is_caught_up = True
@@ -169,14 +187,24 @@ class Standby:
     def _follow(self) -> None:
         """Return when it is time to claim."""
         while not self._must_claim():
+            if self._now_s() - self._asked_s >= END_S:
+                self._ask_end()
             if self._read():
                 self._heard_s = self._now_s()
+            if not self.lag_entries:
+                self._at_end_s = self._asked_s
+
+    def _ask_end(self) -> None:
+        asked_s = self._now_s()
+        self._end, self._asked_s = self._log.end(), asked_s
 
     def _read(self) -> bool:
         """Apply the next entries. Return whether one of them was valid."""
         if self._stopping.is_set():
             raise Stopped
-        return bool(self._writer.follow(READ_S))
+        entries = self._writer.follow(READ_S)
+        self.logged_ms = entries[-1].logged_ms if entries else self.logged_ms
+        return bool(entries)
 
     def _must_claim(self) -> bool:
         writer = self._reign.state.writer

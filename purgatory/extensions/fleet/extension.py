@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -17,13 +16,13 @@ from purgatory.extension import Core, Extension, HttpParts, StartupError, own_se
 from purgatory.extensions.fleet.fleet_view import FleetMetrics, FleetView, describe, view_of_leader, view_of_standby
 from purgatory.extensions.fleet.settings import FleetSettings, WithFleet
 from purgatory.extensions.fleet.shards import GET_TOPOLOGY, Topology
+from purgatory.extensions.fleet.snapshot_task import SnapshotTask
 from purgatory.extensions.fleet.standby_site import StandbySite
 from purgatory.extensions.fleet.supervisor import Supervisor, end_with_stdin
 from purgatory.fleet.errors import CutOff, FleetLogError
 from purgatory.fleet.leadership import EXIT_REPLACED, Leadership
 from purgatory.fleet.open_log import open_log
 from purgatory.fleet.replica import is_copy
-from purgatory.fleet.snapshots import store_and_trim
 from purgatory.fleet.standby import Standby
 from purgatory.journal.directory import DATABASE
 from purgatory.service.access.account import Account
@@ -41,9 +40,6 @@ LOGGER: Final = logging.getLogger(__name__)
 
 HEARTBEAT_S: Final = 0.5
 """A standby of the shortest silence that is allowed still hears three of them."""
-SNAPSHOT_S_MAX: Final = 3_600.0
-"""Time after which a snapshot is stored, however little was appended."""
-SNAPSHOT_CHECK_S: Final = 5.0
 EVERYTHING: Final = "all topics and keys"
 SHARD_NOTE: Final = "shard"
 """A file in the folder of a journal, if there are shards."""
@@ -89,8 +85,11 @@ class FleetExtension(Extension):
         address = fleet.address or settings.grpc.address
         shards = max(1, len(fleet.targets))
         standby = Standby(settings.journal.dir, log, fleet.silence_ms / 1_000, address, settings.http.address, shards)
-        site = StandbySite(settings, lambda: view_of_standby(standby), Topology(fleet.targets, fleet.shard))
+        snapshots = SnapshotTask(fleet)
+        topology = Topology(fleet.targets, fleet.shard)
+        site = StandbySite(settings, lambda: view_of_standby(standby, snapshots.last), topology)
         leading = asyncio.create_task(asyncio.to_thread(standby.lead), name="standby")
+        following = asyncio.create_task(snapshots.follow(), name="fleet snapshots")
         try:
             await site.start()
             leadership = await asyncio.shield(leading)
@@ -101,7 +100,8 @@ class FleetExtension(Extension):
         finally:
             # Also if this task is cancelled: the thread must end before the process does.
             standby.stop()
-            await asyncio.gather(leading, return_exceptions=True)
+            following.cancel()
+            await asyncio.gather(leading, following, return_exceptions=True)
             await site.stop()
         return leadership
 
@@ -113,7 +113,7 @@ class FleetExtension(Extension):
         assert takeover is None or isinstance(takeover, Leadership), f"taken over by another extension: {takeover}"
         self._leadership: Final = takeover
         self._is_restored = False
-        self._snapshot_position = -1
+        self._snapshots: Final = SnapshotTask(self._settings)
         self._tasks: Final[list[asyncio.Task[None]]] = []
         if takeover is not None:
             core.host.fleet = lambda: describe(self._view().as_json())
@@ -124,7 +124,7 @@ class FleetExtension(Extension):
 
     def _view(self) -> FleetView:
         assert self._leadership is not None, "only the leader has a view of it"
-        return view_of_leader(self._leadership, self._snapshot_position)
+        return view_of_leader(self._leadership, self._snapshots.last)
 
     def checked(self, methods: dict[str, Method]) -> dict[str, Method]:
         return self._topology.checked(methods)
@@ -187,8 +187,8 @@ class FleetExtension(Extension):
     def serving(self) -> None:
         folder = self._core.settings.journal.dir
         if self._leadership is not None and folder is not None:
-            snapshots = self._store_snapshots(self._leadership, folder / DATABASE)
-            self._tasks.append(asyncio.create_task(snapshots, name="fleet snapshots"))
+            storing = self._snapshots.store(self._leadership, folder / DATABASE)
+            self._tasks.append(asyncio.create_task(storing, name="fleet snapshots"))
 
     async def close(self, _grace_s: float) -> None:
         for task in self._tasks:
@@ -203,32 +203,6 @@ class FleetExtension(Extension):
             else:
                 await asyncio.to_thread(leadership.heartbeat)
             await asyncio.sleep(HEARTBEAT_S)
-
-    async def _store_snapshots(self, leadership: Leadership, database: Path) -> None:
-        loop = asyncio.get_running_loop()
-        stored_s, stored_bytes = loop.time(), leadership.appended_bytes
-        while True:
-            await asyncio.sleep(SNAPSHOT_CHECK_S)
-            added_bytes = leadership.appended_bytes - stored_bytes
-            if added_bytes < self._settings.snapshot_bytes and loop.time() - stored_s < SNAPSHOT_S_MAX:
-                continue
-            began_s, began_bytes = loop.time(), leadership.appended_bytes
-            try:
-                self._snapshot_position = await asyncio.to_thread(self._store_snapshot, database)
-            except (FleetLogError, sqlite3.Error, OSError) as error:
-                LOGGER.warning("could not store a snapshot (%s); will be retried", error)
-            else:
-                stored_s, stored_bytes = began_s, began_bytes
-                taken_s = loop.time() - began_s
-                LOGGER.info("stored a snapshot of position %d, in %.1f s", self._snapshot_position, taken_s)
-
-    def _store_snapshot(self, database: Path) -> int:
-        # Not the log that the journal's thread uses.
-        log = open_log(self._settings.log, self._settings.shard)
-        try:
-            return store_and_trim(database, log)
-        finally:
-            log.close()
 
 
 def _check_folder(folder: Path, fleet: FleetSettings) -> None:
