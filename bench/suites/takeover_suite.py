@@ -5,23 +5,21 @@ restore for a handover.
 """
 
 import contextlib
-import json
 import signal
 import sqlite3
-import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from bench.measure.lab import Lab
+from bench.measure.pair import Pair
 from bench.measure.pairing import Figure, Measure
-from bench.measure.processes import Process, WorkerFailed, daemon
+from bench.measure.processes import daemon
 from bench.measure.worker import Numbers
 from bench.suites.fleet_suite import primary_of, url_of
 from bench.suites.journal_suite import KEPT, KEYS
-from examples.local_postgres import NoPostgres, free_port
+from examples.local_postgres import NoPostgres
 from purgatory.fleet.replica import forget_place
 from purgatory.journal.directory import DATABASE
 
@@ -32,80 +30,13 @@ SILENCE_S: Final = 2.0
 """The default of `fleet.silence_ms`."""
 HANDOVER_S: Final = 0.5
 RATIO_MAX: Final = 1.3
-PATIENCE_S: Final = 120.0
-POLL_S: Final = 0.05
-
-
-class Member:
-    """One daemon of the pair, which is started again after it has ended."""
-
-    def __init__(self, folder: Path, log: str) -> None:
-        self.address: Final = f"127.0.0.1:{free_port()}"
-        self.data: Final = folder
-        http_address = f"127.0.0.1:{free_port()}"
-        self._url: Final = f"http://{http_address}/fleet"
-        self._command: Final = [
-            sys.executable, "-m", "purgatory", "serve", "--grpc-address", self.address, "--http-address",
-            http_address, "--data-dir", str(folder), "--fleet-log", log, "--log-level", "error",
-        ]  # fmt: skip
-        self.process = Process(self._command, wants_input=False)
-
-    def restart(self) -> None:
-        self.process.kill()
-        self.process.stop()
-        self.process = Process(self._command, wants_input=False)
-
-    def view(self) -> dict[str, Any]:
-        """The answer of `/fleet`; empty while there is none."""
-        with contextlib.suppress(OSError), urllib.request.urlopen(self._url, timeout=PATIENCE_S) as answer:  # noqa: S310
-            found: dict[str, Any] = json.load(answer)
-            return found
-        return {}
-
-
-class Pair:
-    """A leader and its standby, in this order."""
-
-    def __init__(self, folder: Path, log: str) -> None:
-        self.members: Final = [Member(folder / "a", log)]
-        try:
-            self._wait("leading", 0)
-            self.members.append(Member(folder / "b", log))
-            self.settle()
-        except BaseException:
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        for member in self.members:
-            member.process.kill()
-            member.process.stop()
-
-    def settle(self) -> None:
-        """Wait until one leads, and the other one has everything."""
-        led = self._wait("leading", 0)
-        self._wait("standing by", led["position"])
-
-    def _wait(self, state: str, position: int) -> dict[str, Any]:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline_s:
-            for at, member in enumerate(self.members):
-                view = member.view()
-                if view.get("state") == state and view["position"] >= position:
-                    if state == "leading":
-                        self.members.insert(0, self.members.pop(at))
-                    return view
-            time.sleep(POLL_S)
-        raise WorkerFailed(f"no daemon of the pair is {state}")
 
 
 def takeover(lab: Lab) -> None:
     """Kill, stop and hand over the leader with a million operations pending, and restore the same million alone."""
     count = lab.scale.total_pending
     try:
-        with primary_of(lab) as server, contextlib.ExitStack() as ended:
-            pair = Pair(lab.folder(), url_of(server))
-            ended.callback(pair.stop)
+        with primary_of(lab) as server, Pair(lab.folder(), url_of(server)) as pair:
             lab.worker(KEPT).run("fill", address=pair.members[0].address, count=count, keys=KEYS, name="kept")
             driver = lab.worker("bench.drivers.outage")
 
@@ -132,7 +63,7 @@ def takeover(lab: Lab) -> None:
 
             for fault in FAULTS:
                 is_planned = fault == "handover"
-                peer = "restore" if is_planned else "silence + restore"
+                peer = "0.4 s + restore" if is_planned else "silence + restore"
                 # So that the target of all three is a ratio.
                 before_s = HANDOVER_S / RATIO_MAX if is_planned else SILENCE_S
                 lab.measure(
