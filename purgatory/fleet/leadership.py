@@ -38,7 +38,7 @@ class Leadership:
         started_ms: The engine's time of the last group, milliseconds.
         elapsed_ms: Returns the time since that group.
         """
-        self.epoch: Final = reign.state.epoch
+        self.reign: Final = reign
         self.append_ms = 0.0
         """Duration of the last append."""
         self.appended_bytes = 0
@@ -46,22 +46,11 @@ class Leadership:
         self.logged_ms = 0
         """When the last entry was appended, by the log's clock; 0: none yet."""
         self._has_resigned = False
-        self._reign: Final = reign
         self._writer: Final = writer
         self._moment_ms = started_ms
         self._elapsed_ms: Final = elapsed_ms
         self._lock: Final = threading.Lock()
         """Heartbeats during the restore come from another thread than the journal's first group."""
-
-    @property
-    def position(self) -> int:
-        """Position of the last entry."""
-        return self._reign.state.position
-
-    @property
-    def void_entries(self) -> int:
-        """Void entries since the start."""
-        return self._reign.void_entries
 
     def open_store(self, directory: Directory, crash: CrashPoints) -> "LeaderStore":
         """Open the file whose groups are appended to the log."""
@@ -89,7 +78,7 @@ class Leadership:
 
     def place_after(self, before: LogPlace, entry: Entry) -> LogPlace:
         """The place of a file that includes the group just appended."""
-        return before.at(self._reign.resting)._replace(logged_ms=entry.logged_ms)
+        return before.at(self.reign.resting)._replace(logged_ms=entry.logged_ms)
 
     def heartbeat(self) -> None:
         """Show that this process is alive while the journal is being restored."""
@@ -102,7 +91,7 @@ class Leadership:
             self._has_resigned = True
             try:
                 self._writer.append(Kind.RESIGNATION, self._moment_ms)
-                LOGGER.info("resigned from epoch %d", self.epoch)
+                LOGGER.info("resigned from epoch %d", self.reign.state.epoch)
             except FleetLogError as error:
                 LOGGER.warning("could not resign (%s); a standby takes over after its silence", error)
 

@@ -101,22 +101,9 @@ class Standby:
         return self._replica.place.leader
 
     @property
-    def epoch(self) -> int:
-        return self._reign.state.epoch
-
-    @property
-    def position(self) -> int:
-        return self._reign.state.position
-
-    @property
-    def void_entries(self) -> int:
-        """Void entries since the start."""
-        return self._reign.void_entries
-
-    @property
     def lag_entries(self) -> int:
         """Entries of the log that have not been read yet, as far as is known."""
-        return max(0, self._end - self.position - 1)
+        return max(0, self._end - self._position - 1)
 
     @property
     def lag_s(self) -> float:
@@ -142,7 +129,7 @@ class Standby:
                 try:
                     if not self.is_caught_up:
                         self._log.check(self._shards)
-                    if self.position < 0:
+                    if self._position < 0:
                         self._load_snapshot()  # quicker than reading the log, and it may be its beginning
                     self._catch_up()
                     self._follow()
@@ -161,9 +148,14 @@ class Standby:
 
     # Inside.
 
+    @property
+    def _position(self) -> int:
+        return self.reign.state.position
+
     def _begin(self) -> None:
-        self._reign = Reign(self._replica.place.state)
-        self._writer = LogWriter(self._log, self._reign, self._apply)
+        self.reign = Reign(self._replica.place.state)
+        """Who leads, as far as the log has been read."""
+        self._writer = LogWriter(self._log, self.reign, self._apply)
 
     def _catch_up(self) -> None:
         self._is_live = False
@@ -173,7 +165,8 @@ class Standby:
         self._is_live = True
         self._at_end_s, self._heard_s = self._asked_s, self._now_s()
         if not self.is_caught_up:
-            LOGGER.info("standing by: caught up with the log at position %d, epoch %d", self.position, self.epoch)
+            now = self.reign.state
+            LOGGER.info("standing by: caught up with the log at position %d, epoch %d", now.position, now.epoch)
         self.is_caught_up = True
 
     def _load_snapshot(self) -> bool:
@@ -207,7 +200,7 @@ class Standby:
         return bool(entries)
 
     def _must_claim(self) -> bool:
-        writer = self._reign.state.writer
+        writer = self.reign.state.writer
         # Nobody leads, or this daemon did before it was restarted.
         if not writer or writer == self._replica.place.own_writer:
             return True
@@ -216,16 +209,16 @@ class Standby:
             return False
         # The end is asked for: a Kafka client that has lost its broker reads nothing, without an error. But it need not
         # be a position that an entry can have, if something else has written to the topic.
-        return self._log.end() == self.position + 1 or silent_s >= PATIENCE * self._silence_s
+        return self._log.end() == self._position + 1 or silent_s >= PATIENCE * self._silence_s
 
     def _claim(self) -> Leadership:
         claim = self._writer.claim(self._replica.moment_ms, *self._addresses)
         claimed_s = self._now_s()
         self._crash.reached(AFTER_CLAIM)
-        self._replica.note_lead(claim, self._reign.state)
+        self._replica.note_lead(claim, self.reign.state)
         LOGGER.info("leading, epoch %d, from position %d", claim.epoch, claim.position)
         elapsed_ms = self._elapsed_ms(claim, claimed_s)
-        return Leadership(self._reign, self._writer, self._replica.moment_ms, elapsed_ms)
+        return Leadership(self.reign, self._writer, self._replica.moment_ms, elapsed_ms)
 
     def _elapsed_ms(self, claim: Entry, claimed_s: float) -> Callable[[], int]:
         """Return the function that returns the time since the last group: never more than has passed.
@@ -244,7 +237,7 @@ class Standby:
         if entry.more:
             return
         try:
-            self._replica.apply(entry, self._reign.resting)
+            self._replica.apply(entry, self.reign.resting)
             if entry.kind is Kind.GROUP:
                 # Here, because a claim also finds groups: with the time of an earlier one, too much would have passed.
                 self._group_heard_s = self._now_s() if self._is_live else None

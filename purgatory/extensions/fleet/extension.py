@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from google.rpc import code_pb2
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from purgatory.extension import Core, Extension, HttpParts, StartupError, own_settings
-from purgatory.extensions.fleet.fleet_view import FleetMetrics, FleetView, describe, view_of_leader, view_of_standby
+from purgatory.extensions.fleet.fleet_view import (
+    FleetMetrics,
+    FleetView,
+    describe,
+    fleet_route,
+    view_of_leader,
+    view_of_standby,
+)
 from purgatory.extensions.fleet.settings import FleetSettings, WithFleet
 from purgatory.extensions.fleet.shards import GET_TOPOLOGY, Topology
 from purgatory.extensions.fleet.snapshot_task import SnapshotTask
@@ -131,24 +135,19 @@ class FleetExtension(Extension):
 
     def identify(self, identify: Identify) -> Identify:
         """Refuse calls while it is not certain that this daemon leads; its state could be old."""
-        return identify if self._leadership is None else self._if_leading(identify)
-
-    def _if_leading(self, identify: Identify) -> Identify:
         host = self._core.host
 
         def for_method(method: str) -> Callable[[Context], Account]:
             account_of = identify(method)
-            if method == GET_TOPOLOGY:
-                return account_of
 
             def account_if_leading(context: Context) -> Account:
                 if not host.journal.is_confirmed:
                     raise unavailable("the log does not answer; another daemon may lead")
                 return account_of(context)
 
-            return account_if_leading
+            return account_of if method == GET_TOPOLOGY else account_if_leading
 
-        return for_method
+        return identify if self._leadership is None else for_method
 
     def calls(self) -> Mapping[str, Method]:
         return {GET_TOPOLOGY: self._topology.get, "HandOver": self._hand_over}
@@ -169,13 +168,7 @@ class FleetExtension(Extension):
         return HandOverResponse()
 
     def routes(self, _methods: HttpMethods) -> HttpParts:
-        if self._leadership is None:
-            return HttpParts()
-
-        async def fleet(_request: Request) -> Response:
-            return JSONResponse(self._view().as_json())
-
-        return HttpParts([Route("/fleet", fleet)])
+        return HttpParts() if self._leadership is None else HttpParts([fleet_route(self._view)])
 
     async def open(self) -> None:
         if self._leadership is not None:
