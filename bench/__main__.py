@@ -40,7 +40,8 @@ SUITES: Final[dict[str, Callable[[Lab], None]]] = {
     "archive/columns": journal_suite.archived,
     "fleet/columns": fleet_suite.columns,
     "fleet/receipt": fleet_suite.receipts,
-    "fleet/takeover": takeover_suite.takeover,
+    "fleet/takeover-postgres": takeover_suite.takeover_postgres,
+    "fleet/takeover-kafka": takeover_suite.takeover_kafka,
 }
 
 
