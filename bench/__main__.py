@@ -21,7 +21,7 @@ from bench.measure.processes import ROOT, WorkerFailed
 from bench.measure.result_rows import Row, table, write_rows
 from bench.render.page import write_table
 from bench.scale import FULL, QUICK, Scale
-from bench.suites import engine_suite, fleet_suite, journal_suite, service_suite
+from bench.suites import engine_suite, fleet_suite, journal_suite, service_suite, takeover_suite
 
 RESULTS: Final = ROOT / "bench" / "results"
 PAGE: Final = ROOT / "docs" / "performance.md"
@@ -40,6 +40,8 @@ SUITES: Final[dict[str, Callable[[Lab], None]]] = {
     "archive/columns": journal_suite.archived,
     "fleet/columns": fleet_suite.columns,
     "fleet/receipt": fleet_suite.receipts,
+    "fleet/takeover-postgres": takeover_suite.takeover_postgres,
+    "fleet/takeover-kafka": takeover_suite.takeover_kafka,
 }
 
 

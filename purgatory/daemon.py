@@ -19,7 +19,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 
 from purgatory.clock import Clock, ContinuedClock, SystemClock
-from purgatory.extension import Core, Extension, HttpParts, StartupError
+from purgatory.extension import Core, Extension, HttpParts
+from purgatory.listening import bind_grpc, bind_http
 from purgatory.service.access.access import Access
 from purgatory.service.budget import garbage
 from purgatory.service.budget.memory_watch import MemoryWatch
@@ -37,7 +38,7 @@ from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.recovery import OpenJournal, Takeover
 from purgatory.service.rpc.call import Context, Identify
 from purgatory.service.rpc.call_gate import CallGate
-from purgatory.service.rpc.grpc_options import largest_message_bytes, server_options, why_not_bindable
+from purgatory.service.rpc.grpc_options import largest_message_bytes, server_options
 from purgatory.service.rpc.handlers import (
     SERVICE,
     Method,
@@ -49,7 +50,7 @@ from purgatory.service.rpc.handlers import (
 )
 from purgatory.service.rpc.reflection import V1, V1ALPHA, reflection_servicer
 from purgatory.service.rpc.servicer import PurgatoryServicer
-from purgatory.service.settings import Settings, is_loopback, split_address
+from purgatory.service.settings import Settings, is_loopback
 from purgatory.service.transport.peer import PeerCertificate
 from purgatory.service.transport.tls import Tls
 
@@ -142,8 +143,8 @@ class Daemon:
         opened.push_async_callback(site.stop)
         if self._journal is not None:
             opened.push_async_callback(self._close_journal)
-        self.grpc_address = self._bind_grpc()
-        self.http_address = await self._bind_http(site)
+        self.grpc_address = bind_grpc(self._server, self.settings.grpc.address, self._tls)
+        self.http_address = await bind_http(site, self.settings.http.address)
         for extension in self._extensions:
             opened.push_async_callback(self._close_extension, extension)
             await extension.open()
@@ -297,26 +298,3 @@ class Daemon:
     def _is_ready(self) -> bool:
         journal = self._host.journal
         return self._serving and not self._host.draining and journal.why_closed() is None and journal.is_confirmed
-
-    def _bind_grpc(self) -> str:
-        address = self.settings.grpc.address
-        reason = why_not_bindable(address)
-        if reason is None:
-            try:
-                if self._tls is None:
-                    port = self._server.add_insecure_port(address)
-                else:
-                    port = self._server.add_secure_port(address, self._tls.grpc_credentials())
-                return f"{address.rpartition(':')[0]}:{port}"
-            except RuntimeError as error:
-                reason = str(error)
-        raise StartupError(f"cannot listen on {address} (grpc.address): {reason}")
-
-    async def _bind_http(self, site: HttpSite) -> str:
-        address = self.settings.http.address
-        host, port = split_address(address)
-        try:
-            bound = await site.start(host, port)
-        except OSError as error:
-            raise StartupError(f"cannot listen on {address} (http.address): {error.strerror or error}") from None
-        return f"{address.rpartition(':')[0]}:{bound}"

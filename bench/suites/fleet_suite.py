@@ -1,4 +1,6 @@
-"""The cost of a replicated log in PostgreSQL, compared with the local journal and with the bare log."""
+"""The cost of a replicated log in PostgreSQL, compared with the local journal and with the bare log; and that of a
+standby, compared with its leader.
+"""
 
 import contextlib
 import os
@@ -8,6 +10,7 @@ from typing import Final
 
 from bench.drivers.latency import WARM_UP
 from bench.measure.lab import Lab
+from bench.measure.pair import Pair
 from bench.measure.pairing import Figure, Measure
 from bench.measure.processes import DaemonProcess
 from bench.measure.worker import Numbers
@@ -70,8 +73,35 @@ def columns(lab: Lab) -> None:
                 ("daemon", loading(leader(lab, server))),
                 {"sync": loading(local)},
             )
+            lab.close()
+            with Pair(lab.folder(), url_of(server)) as pair:
+                standby_cost(lab, pair)
     except NoPostgres as missing:
         lab.skip(str(missing))
+
+
+def standby_cost(lab: Lab, pair: Pair) -> None:
+    """The processor time of a standby for each operation, next to its leader's in the same runs."""
+    client, leader_us = lab.worker("bench.drivers.client"), 0.0
+
+    def measure() -> Numbers:
+        nonlocal leader_us
+        before_s = [processor_s(member.process.process_id) for member in pair.members]
+        numbers = client.run(
+            "columns", address=pair.members[0].address, batch=500, lanes=LANES, seconds=2 * lab.scale.seconds
+        )
+        pair.settle()
+        used_s = [processor_s(member.process.process_id) for member in pair.members]
+        leader_us, standby_us = (
+            (used - before) * 1e6 / numbers["operations"] for used, before in zip(used_s, before_s, strict=True)
+        )
+        return {"processor_us": standby_us}
+
+    lab.measure(
+        [Figure("fleet/standby-processor-postgres/batch=500", "us", "processor_us")],
+        ("standby", measure),
+        {"leader": lambda: {"processor_us": leader_us}},
+    )
 
 
 def receipts(lab: Lab) -> None:

@@ -47,28 +47,19 @@ class Leadership:
         # A standby hears three heartbeats in its silence, and claims some time after the last moment of a read here.
         self.heartbeat_s: Final = min(HEARTBEAT_S_MAX, silence_s / 4)
         self.confirmed_ms = min(CONFIRMED_MS_MAX, int(silence_s * 750))
-        self.epoch: Final = reign.state.epoch
+        self.reign: Final = reign
         self.append_ms = 0.0
         """Duration of the last append."""
         self.appended_bytes = 0
         """Content of all entries appended so far."""
+        self.logged_ms = 0
+        """When the last entry was appended, by the log's clock; 0: none yet."""
         self._has_resigned = False
-        self._reign: Final = reign
         self._writer: Final = writer
         self._moment_ms = started_ms
         self._elapsed_ms: Final = elapsed_ms
         self._lock: Final = threading.Lock()
         """Heartbeats during the restore come from another thread than the journal's first group."""
-
-    @property
-    def position(self) -> int:
-        """Position of the last entry."""
-        return self._reign.state.position
-
-    @property
-    def void_entries(self) -> int:
-        """Void entries since the start."""
-        return self._reign.void_entries
 
     def open_store(self, directory: Directory, crash: CrashPoints) -> "LeaderStore":
         """Open the file whose groups are appended to the log."""
@@ -90,12 +81,13 @@ class Leadership:
                 self.exit(str(error))
             self._moment_ms = moment_ms
         self.appended_bytes += len(content)
+        self.logged_ms = entry.logged_ms
         self.append_ms = (time.monotonic() - began_s) * 1_000
         return entry
 
     def place_after(self, before: LogPlace, entry: Entry) -> LogPlace:
         """The place of a file that includes the group just appended."""
-        return before.at(self._reign.resting)._replace(logged_ms=entry.logged_ms)
+        return before.at(self.reign.resting)._replace(logged_ms=entry.logged_ms)
 
     def heartbeat(self) -> None:
         """Show that this process is alive while the journal is being restored."""
@@ -108,7 +100,7 @@ class Leadership:
             self._has_resigned = True
             try:
                 self._writer.append(Kind.RESIGNATION, self._moment_ms)
-                LOGGER.info("resigned from epoch %d", self.epoch)
+                LOGGER.info("resigned from epoch %d", self.reign.state.epoch)
             except FleetLogError as error:
                 LOGGER.warning("could not resign (%s); a standby takes over after its silence", error)
 

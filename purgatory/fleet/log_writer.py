@@ -59,12 +59,6 @@ class AppendRules:
         self._part_bytes_max: Final = part_bytes_max
         self._is_open = True
 
-    def catch_up(self) -> Steps[None]:
-        end = yield End()
-        while self._reign.state.position + 1 < end:
-            for read in (yield Read(self._reign.state.position + 1)):
-                self.take(read)
-
     def claim(self, moment_ms: int, address: str = "", http_address: str = "") -> Steps[Entry]:
         epoch = self._reign.state.epoch + 1
         claim = Entry(Kind.CLAIM, epoch, self._writer, 0, moment_ms, address=address, http_address=http_address)
@@ -151,16 +145,6 @@ class LogWriter:
         self._reign: Final = reign
         self._cut_off_s: Final = cut_off_s
 
-    def catch_up(self) -> None:
-        """Read and apply everything up to the end of the log as of now.
-
-        Raises:
-            LogUnavailable: The log does not answer.
-            LogTrimmed: Start from a snapshot first.
-            LogLost, EntryTooNew: See `Reign.accept`.
-        """
-        self._run(self._rules.catch_up(), float("inf"))
-
     def follow(self, wait_s: float) -> list[Entry]:
         """Read and apply the next entries.
 
@@ -172,7 +156,9 @@ class LogWriter:
             Kafka does not report a broker that is away.
 
         Raises:
-            FleetLogError: See `catch_up`.
+            LogUnavailable: The log does not answer.
+            LogTrimmed: Start from a snapshot first.
+            LogLost, EntryTooNew: See `Reign.accept`.
         """
         judged = [self._rules.take(read) for read in self._log.read(self._reign.state.position + 1, wait_s)]
         return [entry for entry in judged if entry is not None]
@@ -191,7 +177,7 @@ class LogWriter:
         Raises:
             Fenced: Another claim came first. Everything up to it has been applied; the daemon remains a standby.
             CutOff: The log does not answer, and the claim may count all the same; the daemon exits.
-            FleetLogError: See `catch_up`.
+            FleetLogError: See `follow`.
         """
         return self._run(self._rules.claim(moment_ms, address, http_address), self._cut_off_s)
 

@@ -6,7 +6,7 @@ import sqlite3
 import tempfile
 import zlib
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from purgatory.fleet.entry import PART_BYTES_MAX
 from purgatory.fleet.replica import Replica, read_place
@@ -15,16 +15,37 @@ from purgatory.fleet.replicated_log import ReplicatedLog
 FASTEST: Final = 1
 """Level of compression: higher ones make it a tenth smaller and take three times as long."""
 
+READ_S: Final = 2.0
+"""How long to wait for one entry."""
 
-def store_snapshot(database: Path, log: ReplicatedLog) -> int:
+
+class LastSnapshot(NamedTuple):
+    """How far the last snapshot reaches."""
+
+    position: int = -1
+    """Position of the last entry that it includes; -1: there is no snapshot."""
+    logged_ms: int = 0
+    """When that entry was appended, by the log's clock; without a snapshot, the first entry. 0: not known."""
+
+    def age_s(self, logged_ms: int) -> float:
+        """Its age when another entry was appended. By the log's clock, as those of the daemons may differ."""
+        return max(0, logged_ms - self.logged_ms) / 1_000 if self.logged_ms else 0.0
+
+
+def find_last(log: ReplicatedLog) -> LastSnapshot:
+    """Return how far the last snapshot reaches. Raises `FleetLogError`."""
+    snapshot = log.last_snapshot()
+    position = -1 if snapshot is None else snapshot.position
+    entries = log.read(max(0, position), READ_S)  # trimming keeps it
+    return LastSnapshot(position, entries[0].logged_ms if entries else 0)
+
+
+def store_snapshot(database: Path, log: ReplicatedLog) -> None:
     """Store a snapshot of a journal's file that may be in use.
 
     Args:
         database: The file.
         log: Used by this thread only.
-
-    Returns:
-        The position of the last entry that it includes.
 
     Raises:
         LogUnavailable: Nothing was stored that a reader would use.
@@ -45,19 +66,18 @@ def store_snapshot(database: Path, log: ReplicatedLog) -> int:
             copied.close()
         content = zlib.compress(copy.read_bytes(), FASTEST)
     log.put_snapshot(position, [content[at : at + PART_BYTES_MAX] for at in range(0, len(content), PART_BYTES_MAX)])
-    return position
 
 
-def store_and_trim(database: Path, log: ReplicatedLog) -> int:
+def store_and_trim(database: Path, log: ReplicatedLog) -> LastSnapshot:
     """Store a snapshot, and delete what is before the previous one. It stays, as a reader may be loading it.
 
-    Arguments, result and errors as in `store_snapshot`.
+    Arguments and errors as in `store_snapshot`, result as in `find_last`.
     """
     previous = log.last_snapshot()
-    position = store_snapshot(database, log)
+    store_snapshot(database, log)
     if previous is not None:
         log.trim(previous.position + 1)
-    return position
+    return find_last(log)
 
 
 def load_snapshot(log: ReplicatedLog, replica: Replica) -> bool:

@@ -26,6 +26,9 @@ LOGGER: Final = logging.getLogger(__name__)
 READ_S: Final = 0.1
 """How long one read waits for the next entry."""
 
+END_S: Final = 1.0
+"""How often the log is asked for its end."""
+
 RETRY_S: Final = 0.5
 """Pause after an error of the log."""
 
@@ -69,8 +72,8 @@ class Standby:
             JournalError: The folder cannot be used.
         """
         self.is_caught_up = False
-        self.lag_entries = 0
-        """Entries of the log, at most, that are not in the file yet."""
+        self.logged_ms = 0
+        """When the last entry read was appended, by the log's clock; 0: none yet."""
         self._log: Final = log
         self._shards: Final = shards
         self._now_s: Final = now_s
@@ -80,6 +83,10 @@ class Standby:
         self._crash: Final = CrashPoints.from_environment()
         self._replica: Final = Replica(folder)
         self._groups = 0
+        self._end = 0
+        """The log's end when it was last asked for, at `_asked_s`."""
+        self._asked_s = self._at_end_s = now_s()
+        """`_at_end_s`: everything that was in the log then has been read."""
         self._is_live = False
         """Whether entries are read soon after they are appended."""
         self._heard_s = 0.0
@@ -94,17 +101,16 @@ class Standby:
         return self._replica.place.leader
 
     @property
-    def epoch(self) -> int:
-        return self._reign.state.epoch
+    def lag_entries(self) -> int:
+        """Entries of the log that have not been read yet, as far as is known."""
+        return max(0, self._end - self._position - 1)
 
     @property
-    def position(self) -> int:
-        return self._reign.state.position
-
-    @property
-    def void_entries(self) -> int:
-        """Void entries since the start."""
-        return self._reign.void_entries
+    def lag_s(self) -> float:
+        """Everything that was in the log this many seconds ago has been read. About `END_S` if all is well; it also
+        rises while the log does not answer.
+        """
+        return max(0.0, self._now_s() - self._at_end_s)
 
     def stop(self) -> None:
         """Let `lead` raise `Stopped`."""
@@ -123,7 +129,7 @@ class Standby:
                 try:
                     if not self.is_caught_up:
                         self._log.check(self._shards)
-                    if self.position < 0:
+                    if self._position < 0:
                         self._load_snapshot()  # quicker than reading the log, and it may be its beginning
                     self._catch_up()
                     self._follow()
@@ -142,20 +148,25 @@ class Standby:
 
     # Inside.
 
+    @property
+    def _position(self) -> int:
+        return self.reign.state.position
+
     def _begin(self) -> None:
-        self._reign = Reign(self._replica.place.state)
-        self._writer = LogWriter(self._log, self._reign, self._apply)
+        self.reign = Reign(self._replica.place.state)
+        """Who leads, as far as the log has been read."""
+        self._writer = LogWriter(self._log, self.reign, self._apply)
 
     def _catch_up(self) -> None:
         self._is_live = False
-        end = self._log.end()
-        while self.position + 1 < end:
-            self.lag_entries = end - self.position - 1
+        self._ask_end()
+        while self.lag_entries:
             self._read()
         self._is_live = True
-        self.lag_entries, self._heard_s = 0, self._now_s()
+        self._at_end_s, self._heard_s = self._asked_s, self._now_s()
         if not self.is_caught_up:
-            LOGGER.info("standing by: caught up with the log at position %d, epoch %d", self.position, self.epoch)
+            now = self.reign.state
+            LOGGER.info("standing by: caught up with the log at position %d, epoch %d", now.position, now.epoch)
         self.is_caught_up = True
 
     def _load_snapshot(self) -> bool:
@@ -169,17 +180,27 @@ class Standby:
     def _follow(self) -> None:
         """Return when it is time to claim."""
         while not self._must_claim():
+            if self._now_s() - self._asked_s >= END_S:
+                self._ask_end()
             if self._read():
                 self._heard_s = self._now_s()
+            if not self.lag_entries:
+                self._at_end_s = self._asked_s
+
+    def _ask_end(self) -> None:
+        asked_s = self._now_s()
+        self._end, self._asked_s = self._log.end(), asked_s
 
     def _read(self) -> bool:
         """Apply the next entries. Return whether one of them was valid."""
         if self._stopping.is_set():
             raise Stopped
-        return bool(self._writer.follow(READ_S))
+        entries = self._writer.follow(READ_S)
+        self.logged_ms = entries[-1].logged_ms if entries else self.logged_ms
+        return bool(entries)
 
     def _must_claim(self) -> bool:
-        writer = self._reign.state.writer
+        writer = self.reign.state.writer
         # Nobody leads, or this daemon did before it was restarted.
         if not writer or writer == self._replica.place.own_writer:
             return True
@@ -188,16 +209,16 @@ class Standby:
             return False
         # The end is asked for: a Kafka client that has lost its broker reads nothing, without an error. But it need not
         # be a position that an entry can have, if something else has written to the topic.
-        return self._log.end() == self.position + 1 or silent_s >= PATIENCE * self._silence_s
+        return self._log.end() == self._position + 1 or silent_s >= PATIENCE * self._silence_s
 
     def _claim(self) -> Leadership:
         claim = self._writer.claim(self._replica.moment_ms, *self._addresses)
         claimed_s = self._now_s()
         self._crash.reached(AFTER_CLAIM)
-        self._replica.note_lead(claim, self._reign.state)
+        self._replica.note_lead(claim, self.reign.state)
         LOGGER.info("leading, epoch %d, from position %d", claim.epoch, claim.position)
         elapsed_ms = self._elapsed_ms(claim, claimed_s)
-        return Leadership(self._reign, self._writer, self._replica.moment_ms, elapsed_ms, self._silence_s)
+        return Leadership(self.reign, self._writer, self._replica.moment_ms, elapsed_ms, self._silence_s)
 
     def _elapsed_ms(self, claim: Entry, claimed_s: float) -> Callable[[], int]:
         """Return the function that returns the time since the last group: never more than has passed.
@@ -216,7 +237,7 @@ class Standby:
         if entry.more:
             return
         try:
-            self._replica.apply(entry, self._reign.resting)
+            self._replica.apply(entry, self.reign.resting)
             if entry.kind is Kind.GROUP:
                 # Here, because a claim also finds groups: with the time of an earlier one, too much would have passed.
                 self._group_heard_s = self._now_s() if self._is_live else None

@@ -63,7 +63,7 @@ class Player:
         log, reign = open_log(self._url), Reign()
         writer = LogWriter(log, reign, lambda _: None)
         try:
-            writer.catch_up()
+            catch_up(writer, log)
             while self._follow(writer, reign):
                 pass
             claim = writer.claim(0, address="127.0.0.1:1")
@@ -98,6 +98,13 @@ class Player:
 
     def _note(self, *words: str) -> None:
         self._notes.write(" ".join(words) + "\n")
+
+
+def catch_up(writer: LogWriter, log: ReplicatedLog) -> None:
+    """Read and apply everything up to the end of the log as of now."""
+    end = log.end()
+    while writer._reign.state.position + 1 < end:
+        writer.follow(1.0)
 
 
 def read_all(log: ReplicatedLog) -> Iterator[Entry]:

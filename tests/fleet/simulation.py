@@ -112,7 +112,10 @@ class Daemon:
         rules = history.rules.append(reign, writer, apply, PART_BYTES)
         while True:
             try:
-                yield from rules.catch_up()
+                end = yield End()
+                while reign.state.position + 1 < end:
+                    for entry in (yield Read(reign.state.position + 1)):
+                        rules.take(entry)
                 while chance.random() < 0.6:
                     for entry in (yield Read(reign.state.position + 1)):
                         judged = reign.accept(entry)

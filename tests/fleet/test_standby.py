@@ -9,7 +9,7 @@ from purgatory.fleet.entry import Entry, Kind, pack_rows
 from purgatory.fleet.errors import LogUnavailable
 from purgatory.fleet.leadership import Leadership
 from purgatory.fleet.replicated_log import Place, Snapshot
-from purgatory.fleet.standby import Standby
+from purgatory.fleet.standby import END_S, Standby
 from purgatory.journal.group import Group, Moment
 from purgatory.journal.statements import StatementBuilder
 
@@ -130,6 +130,33 @@ def test_silence_counts_only_while_the_log_answers(log: MemoryLog, tmp_path: Pat
     began_s = log.now_s
     standby.lead()
     assert log.now_s - began_s >= 3 * 0.5 + SILENCE_S
+
+
+def test_lag_is_the_time_since_everything_was_read(log: MemoryLog, tmp_path: Path) -> None:
+    """While the log has entries that a standby cannot read, its lag rises; once they are read it falls again, and while
+    nothing is appended it does not rise.
+    """
+    standby = Standby(tmp_path, log, SILENCE_S, "", "", now_s=lambda: log.now_s)
+    lags: list[float] = []
+    entries: list[int] = []
+    read = log.read
+
+    def read_late(start: int, wait_s: float) -> list[Entry]:
+        lags.append(standby.lag_s)
+        entries.append(standby.lag_entries)
+        if len(lags) == 5:
+            log.put(group(1, 5_000))
+        if 5 <= len(lags) < 45:
+            log.now_s += wait_s
+            return []
+        return read(start, wait_s)
+
+    log.read = read_late  # type: ignore[method-assign]
+    standby.lead()
+    assert max(lags) == pytest.approx(lags[44])
+    assert lags[44] == pytest.approx(4, abs=END_S)
+    assert (max(entries), entries[45]) == (1, 0)
+    assert max(*lags[:5], *lags[46:]) <= END_S + 0.2
 
 
 def test_a_resignation_needs_no_silence(log: MemoryLog, tmp_path: Path) -> None:

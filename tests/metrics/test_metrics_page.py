@@ -202,7 +202,7 @@ def metrics_page(families: list[Metric]) -> str:
     """The page: the template with its tables filled in. Metrics of a fleet are added: this daemon has no log."""
     tables = [line for line in TEMPLATE.splitlines() if line.startswith(TABLE)]
     rows: dict[str, list[str]] = {line: [] for line in tables}
-    for family in sorted([*families, *FleetView(LEADING, 0, 0, 0).metrics()], key=lambda one: one.name):
+    for family in sorted([*families, *FleetView(LEADING, 0, 0, 0, -1, 0.0).metrics()], key=lambda one: one.name):
         suffix = "_total" if family.type == "counter" else ""
         labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
         shown = ", ".join(f"`{label}`" for label in labels) or "-"

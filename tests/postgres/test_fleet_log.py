@@ -19,7 +19,7 @@ from purgatory.fleet.log_writer import LogWriter
 from purgatory.fleet.open_log import open_log
 from purgatory.fleet.postgres_log import PostgresLog
 from purgatory.fleet.reign import Reign
-from tests.fleet.duel import duel
+from tests.fleet.duel import catch_up, duel
 
 PATIENT_S = 60.0
 
@@ -168,7 +168,7 @@ def test_an_unanswered_append_is_cut_off_and_may_count(log: PostgresLog, log_ser
         writer.append(Kind.GROUP, 0, b"another")
     reader = Reign()
     next_one = LogWriter(log, reader, ignore, PATIENT_S)
-    next_one.catch_up()
+    catch_up(next_one, log)
     assert reader.state.number in {0, 1}
     next_one.claim(0)
     assert next_one.append(Kind.GROUP, 0, b"next").epoch == 2
@@ -198,7 +198,7 @@ def test_a_deposed_leader_is_fenced(log: PostgresLog) -> None:
     seen: list[Entry] = []
     old, new = LogWriter(log, first, ignore, PATIENT_S), LogWriter(log, second, seen.append, PATIENT_S)
     old.claim(0)
-    new.catch_up()
+    catch_up(new, log)
     old.append(Kind.GROUP, 7, b"x" * 2_000_000)
     new.claim(0)  # finds the group on its way, and applies it
     assert [(entry.kind, len(entry.content)) for entry in seen if not entry.more] == [
@@ -218,7 +218,7 @@ def test_two_claims_at_once(log: PostgresLog) -> None:
     barrier, won = threading.Barrier(4), []
 
     def claim(index: int) -> None:
-        writers[index].catch_up()
+        catch_up(writers[index], logs[index])
         barrier.wait(60)
         try:
             writers[index].claim(0)

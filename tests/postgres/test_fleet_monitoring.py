@@ -25,7 +25,13 @@ def test_alerts_and_panels_of_a_fleet(prometheus: tuple[Path, str], url: str, tm
     """
     targets, address = prometheus
     members: list[Member] = []
-    alerts = ("PurgatoryNoLeader", "PurgatoryNoStandby", "PurgatoryStandbyBehind", "PurgatoryAppendSlow")
+    alerts = (
+        "PurgatoryNoLeader",
+        "PurgatoryNoStandby",
+        "PurgatoryStandbyBehind",
+        "PurgatorySnapshotOld",
+        "PurgatoryAppendSlow",
+    )
     try:
         for name, probe in (("a", "/leaderz"), ("b", "/readyz")):
             members.append(Member(name, tmp_path, url, ("--fleet-silence-ms", "600000")))

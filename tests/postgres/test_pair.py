@@ -232,7 +232,7 @@ async def test_pair_over_tls(url: str, tmp_path: Path) -> None:
 
 async def test_new_daemon_starts_from_a_snapshot(pair: tuple[Member, Member], url: str, tmp_path: Path) -> None:
     """The leader stores snapshots and trims the log; a daemon with an empty folder starts from the last snapshot, and
-    continues all waits when it takes over.
+    continues all waits when it takes over. It knows the snapshot's age as a standby and as the leader.
     """
     leader, standby = pair
     standby.end()
@@ -250,13 +250,23 @@ async def test_new_daemon_starts_from_a_snapshot(pair: tuple[Member, Member], ur
         try:
             await asyncio.to_thread(wait_until, lambda: other.answers("/readyz"), "the new daemon stands by")
             assert "loaded the snapshot" in other.log
+            await asyncio.to_thread(wait_until, lambda: knows_snapshot(other), "the standby knows the snapshot's age")
             leader.end()
             await asyncio.to_thread(wait_until, lambda: other.answers("/leaderz"), "the new daemon leads")
+            await asyncio.to_thread(wait_until, lambda: knows_snapshot(other), "so does the new leader")
+            assert "stored a snapshot" not in other.log
             async with AsyncClient(other.grpc_address) as direct:
                 await until_pending(direct, 1)
         finally:
             other.end()
         kept.cancel()
+
+
+def knows_snapshot(member: Member) -> bool:
+    """Whether a daemon shows the position and the age of the last snapshot."""
+    with urlopen(f"http://{member.http_address}/fleet", timeout=PATIENCE_S) as answer:
+        view = json.load(answer)
+    return view["snapshot_position"] >= 0 and 0 < view["snapshot_age_s"] < PATIENCE_S
 
 
 async def test_leader_without_its_log_exits(tmp_path: Path) -> None:

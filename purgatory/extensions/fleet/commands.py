@@ -2,16 +2,21 @@
 
 import argparse
 import asyncio
+import json
+import os
 import sqlite3
+import ssl
 import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final
+from urllib.request import Request, urlopen
 
+from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
 from purgatory_client.errors import PurgatoryClientError
 
-from purgatory.extensions.fleet.live_commands import add_connection, add_status, hand_over, show_status
+from purgatory.extensions.fleet.fleet_view import describe
 from purgatory.fleet.entry import Entry, Kind
 from purgatory.fleet.errors import FleetLogError, LogRefused, LogTrimmed
 from purgatory.fleet.open_log import open_log
@@ -26,6 +31,13 @@ from purgatory.journal.integrity import faults
 EXIT_FAILED: Final = 2
 EXIT_WRONG: Final = 1
 READ_S: Final = 1.0
+ANSWER_S: Final = 5.0
+FILES: Final = {
+    "tls_ca": "certificate authorities to trust (PEM file)",
+    "tls_certificate": "client certificate (PEM file)",
+    "tls_key": "private key of the client certificate (PEM file)",
+    "token_file": "file with the bearer token",
+}
 
 COMMANDS: Final = {
     "init": "Create the log, or check one that exists. With --from, a journal becomes its beginning.",
@@ -43,9 +55,9 @@ def main(arguments: Sequence[str] | None = None, program: str = "purgatory fleet
         if given.command == "leave":
             return _leave(given.folder)
         if given.command == "status":
-            return EXIT_WRONG if show_status(given) != 1 else 0
+            return EXIT_WRONG if _show_status(given) != 1 else 0
         if given.command == "handover":
-            return asyncio.run(hand_over(given))
+            return asyncio.run(_hand_over(given))
         log = open_log(given.log, getattr(given, "shard", 0))
         with closing(log):
             return _init(log, given.source, given.shards) if given.command == "init" else _verify(log, given.shards)
@@ -57,25 +69,59 @@ def main(arguments: Sequence[str] | None = None, program: str = "purgatory fleet
 def fleet_parser(program: str = "purgatory fleet") -> argparse.ArgumentParser:
     """The parser of the command's arguments."""
     parser = argparse.ArgumentParser(program, description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text)
-        if name in {"init", "verify"}:
-            command.add_argument(
-                "log", metavar="LOG", help="kafka://HOST:PORT/TOPIC or postgresql://HOST:PORT/DATABASE"
-            )
-            command.add_argument("--shards", metavar="N", type=int, default=1, help="number of shards (default: 1)")
-        if name == "verify":
-            command.add_argument("--shard", metavar="N", type=int, default=0, help="which of them (default: 0)")
-        if name == "init":
-            command.add_argument("--from", dest="source", metavar="DIR", type=Path, help="of a stopped daemon")
-        elif name == "leave":
-            command.add_argument("folder", metavar="DIR", type=Path, help="the daemon's data folder")
-        elif name == "status":
-            add_status(command)
-        elif name == "handover":
-            add_connection(command)
+    subparsers = parser.add_subparsers(dest="command", required=True)
+    of = {name: subparsers.add_parser(name, help=text, description=text) for name, text in COMMANDS.items()}
+    for name in ("init", "verify"):
+        of[name].add_argument("log", metavar="LOG", help="kafka://HOST:PORT/TOPIC or postgresql://HOST:PORT/DATABASE")
+        of[name].add_argument("--shards", metavar="N", type=int, default=1, help="number of shards (default: 1)")
+    of["verify"].add_argument("--shard", metavar="N", type=int, default=0, help="which of them (default: 0)")
+    of["init"].add_argument("--from", dest="source", metavar="DIR", type=Path, help="of a stopped daemon")
+    of["leave"].add_argument("folder", metavar="DIR", type=Path, help="the daemon's data folder")
+    with_tls = "HTTP address of a daemon; with TLS: https://HOST:PORT"
+    of["status"].add_argument("addresses", metavar="HOST:PORT", nargs="+", help=with_tls)
+    of["handover"].add_argument(
+        "--address", "-a", metavar="HOST:PORT", default=os.environ.get("PURGATORY_ADDRESS", DEFAULT_ADDRESS),
+        help="the leader's gRPC address, or those of all daemons: a:7440,b:7440",
+    )  # fmt: skip
+    of["handover"].add_argument(
+        "--tls", action="store_true", help="use TLS and trust the public certificate authorities"
+    )
+    for name in ("status", "handover"):
+        for file, text in FILES.items():
+            default, flag = os.environ.get(f"PURGATORY_{file.upper()}"), f"--{file.replace('_', '-')}"
+            of[name].add_argument(flag, metavar="FILE", type=Path, default=default, help=text)
     return parser
+
+
+async def _hand_over(given: argparse.Namespace) -> int:
+    """Raises `PurgatoryClientError`."""
+    files = {name: getattr(given, name) for name in FILES if name != "token_file"}
+    async with AsyncClient(given.address, name="cli", tls=given.tls, token=given.token_file, **files) as client:
+        await client.hand_over()
+    print("handing over: the leader ends, and a standby claims")
+    return 0
+
+
+def _show_status(given: argparse.Namespace) -> int:
+    """Print a line for each daemon, and return how many of them lead. Raises OSError for a file that cannot be read."""
+    trusted = ssl.create_default_context(cafile=given.tls_ca)
+    if given.tls_certificate is not None:
+        trusted.load_cert_chain(given.tls_certificate, given.tls_key)
+    token = given.token_file and given.token_file.read_text("utf-8").strip()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    leaders = 0
+    for address in given.addresses:
+        url = address if address.startswith("https://") else f"http://{address.removeprefix('http://')}"
+        request = Request(f"{url.rstrip('/')}/fleet", headers=headers)  # noqa: S310 - as above
+        try:
+            with urlopen(request, timeout=ANSWER_S, context=trusted) as answer:  # noqa: S310 - as above
+                view = json.load(answer)
+        except (OSError, ValueError) as error:
+            print(f"{address}: does not answer ({error})")
+            continue
+        leaders += view["state"] == "leading"
+        print(f"{address}: {describe(view)}")
+    return leaders
 
 
 def _init(log: ReplicatedLog, source: Path | None, shards: int) -> int:

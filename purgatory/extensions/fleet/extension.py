@@ -3,27 +3,30 @@
 import asyncio
 import logging
 import os
-import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from google.rpc import code_pb2
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from purgatory.extension import Core, Extension, HttpParts, StartupError, own_settings
-from purgatory.extensions.fleet.fleet_view import FleetMetrics, FleetView, describe, view_of_leader, view_of_standby
+from purgatory.extensions.fleet.fleet_view import (
+    FleetMetrics,
+    FleetView,
+    describe,
+    fleet_route,
+    view_of_leader,
+    view_of_standby,
+)
 from purgatory.extensions.fleet.settings import FleetSettings, WithFleet
 from purgatory.extensions.fleet.shards import GET_TOPOLOGY, Topology
+from purgatory.extensions.fleet.snapshot_task import SnapshotTask
 from purgatory.extensions.fleet.standby_site import StandbySite
 from purgatory.extensions.fleet.supervisor import Supervisor, end_with_stdin
 from purgatory.fleet.errors import CutOff, FleetLogError
 from purgatory.fleet.leadership import EXIT_REPLACED, Leadership
 from purgatory.fleet.open_log import open_log
 from purgatory.fleet.replica import is_copy
-from purgatory.fleet.snapshots import store_and_trim
 from purgatory.fleet.standby import Standby
 from purgatory.journal.directory import DATABASE
 from purgatory.service.access.account import Account
@@ -39,9 +42,6 @@ from purgatory.v1.purgatory_service_pb2 import HandOverRequest, HandOverResponse
 
 LOGGER: Final = logging.getLogger(__name__)
 
-SNAPSHOT_S_MAX: Final = 3_600.0
-"""Time after which a snapshot is stored, however little was appended."""
-SNAPSHOT_CHECK_S: Final = 5.0
 EVERYTHING: Final = "all topics and keys"
 SHARD_NOTE: Final = "shard"
 """A file in the folder of a journal, if there are shards."""
@@ -87,8 +87,11 @@ class FleetExtension(Extension):
         address = fleet.address or settings.grpc.address
         shards = max(1, len(fleet.targets))
         standby = Standby(settings.journal.dir, log, fleet.silence_ms / 1_000, address, settings.http.address, shards)
-        site = StandbySite(settings, lambda: view_of_standby(standby), Topology(fleet.targets, fleet.shard))
+        snapshots = SnapshotTask(fleet)
+        topology = Topology(fleet.targets, fleet.shard)
+        site = StandbySite(settings, lambda: view_of_standby(standby, snapshots.last), topology)
         leading = asyncio.create_task(asyncio.to_thread(standby.lead), name="standby")
+        following = asyncio.create_task(snapshots.follow(), name="fleet snapshots")
         try:
             await site.start()
             leadership = await asyncio.shield(leading)
@@ -99,7 +102,8 @@ class FleetExtension(Extension):
         finally:
             # Also if this task is cancelled: the thread must end before the process does.
             standby.stop()
-            await asyncio.gather(leading, return_exceptions=True)
+            following.cancel()
+            await asyncio.gather(leading, following, return_exceptions=True)
             await site.stop()
         return leadership
 
@@ -111,7 +115,7 @@ class FleetExtension(Extension):
         assert takeover is None or isinstance(takeover, Leadership), f"taken over by another extension: {takeover}"
         self._leadership: Final = takeover
         self._is_restored = False
-        self._snapshot_position = -1
+        self._snapshots: Final = SnapshotTask(self._settings)
         self._tasks: Final[list[asyncio.Task[None]]] = []
         if takeover is not None:
             core.host.fleet = lambda: describe(self._view().as_json())
@@ -122,31 +126,26 @@ class FleetExtension(Extension):
 
     def _view(self) -> FleetView:
         assert self._leadership is not None, "only the leader has a view of it"
-        return view_of_leader(self._leadership, self._snapshot_position)
+        return view_of_leader(self._leadership, self._snapshots.last)
 
     def checked(self, methods: dict[str, Method]) -> dict[str, Method]:
         return self._topology.checked(methods)
 
     def identify(self, identify: Identify) -> Identify:
         """Refuse calls while it is not certain that this daemon leads; its state could be old."""
-        return identify if self._leadership is None else self._if_leading(identify)
-
-    def _if_leading(self, identify: Identify) -> Identify:
         host = self._core.host
 
         def for_method(method: str) -> Callable[[Context], Account]:
             account_of = identify(method)
-            if method == GET_TOPOLOGY:
-                return account_of
 
             def account_if_leading(context: Context) -> Account:
                 if not host.journal.is_confirmed:
                     raise unavailable("the log does not answer; another daemon may lead")
                 return account_of(context)
 
-            return account_if_leading
+            return account_of if method == GET_TOPOLOGY else account_if_leading
 
-        return for_method
+        return identify if self._leadership is None else for_method
 
     def calls(self) -> Mapping[str, Method]:
         return {GET_TOPOLOGY: self._topology.get, "HandOver": self._hand_over}
@@ -167,13 +166,7 @@ class FleetExtension(Extension):
         return HandOverResponse()
 
     def routes(self, _methods: HttpMethods) -> HttpParts:
-        if self._leadership is None:
-            return HttpParts()
-
-        async def fleet(_request: Request) -> Response:
-            return JSONResponse(self._view().as_json())
-
-        return HttpParts([Route("/fleet", fleet)])
+        return HttpParts() if self._leadership is None else HttpParts([fleet_route(self._view)])
 
     async def open(self) -> None:
         if self._leadership is not None:
@@ -185,8 +178,8 @@ class FleetExtension(Extension):
     def serving(self) -> None:
         folder = self._core.settings.journal.dir
         if self._leadership is not None and folder is not None:
-            snapshots = self._store_snapshots(self._leadership, folder / DATABASE)
-            self._tasks.append(asyncio.create_task(snapshots, name="fleet snapshots"))
+            storing = self._snapshots.store(self._leadership, folder / DATABASE)
+            self._tasks.append(asyncio.create_task(storing, name="fleet snapshots"))
 
     async def close(self, _grace_s: float) -> None:
         for task in self._tasks:
@@ -201,32 +194,6 @@ class FleetExtension(Extension):
             else:
                 await asyncio.to_thread(leadership.heartbeat)
             await asyncio.sleep(leadership.heartbeat_s)
-
-    async def _store_snapshots(self, leadership: Leadership, database: Path) -> None:
-        loop = asyncio.get_running_loop()
-        stored_s, stored_bytes = loop.time(), leadership.appended_bytes
-        while True:
-            await asyncio.sleep(SNAPSHOT_CHECK_S)
-            added_bytes = leadership.appended_bytes - stored_bytes
-            if added_bytes < self._settings.snapshot_bytes and loop.time() - stored_s < SNAPSHOT_S_MAX:
-                continue
-            began_s, began_bytes = loop.time(), leadership.appended_bytes
-            try:
-                self._snapshot_position = await asyncio.to_thread(self._store_snapshot, database)
-            except (FleetLogError, sqlite3.Error, OSError) as error:
-                LOGGER.warning("could not store a snapshot (%s); will be retried", error)
-            else:
-                stored_s, stored_bytes = began_s, began_bytes
-                taken_s = loop.time() - began_s
-                LOGGER.info("stored a snapshot of position %d, in %.1f s", self._snapshot_position, taken_s)
-
-    def _store_snapshot(self, database: Path) -> int:
-        # Not the log that the journal's thread uses.
-        log = open_log(self._settings.log, self._settings.shard)
-        try:
-            return store_and_trim(database, log)
-        finally:
-            log.close()
 
 
 def _check_folder(folder: Path, fleet: FleetSettings) -> None:

@@ -1,13 +1,18 @@
 """What a daemon of a fleet shows of itself, as the leader or as a standby: the answer to `/fleet`, and metrics."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from purgatory.fleet.leadership import Leadership
+from purgatory.fleet.reign import Reign
+from purgatory.fleet.snapshots import LastSnapshot
 from purgatory.fleet.standby import Standby
 from purgatory.service.listeners.listener import Listener
 
@@ -15,38 +20,44 @@ CATCHING_UP: Final = "catching up"
 STANDING_BY: Final = "standing by"
 LEADING: Final = "leading"
 STATES: Final = (CATCHING_UP, STANDING_BY, LEADING)
+LAG_USUAL_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """The state of one daemon. `position` is that of the last entry that it has read."""
+    """The state of one daemon. `position` is that of the last entry that it has read; the other fields are described
+    with the metrics.
+    """
 
     state: str
     epoch: int
     position: int
     void_entries: int
+    snapshot_position: int
+    snapshot_age_s: float
     leader: str = ""
     lag_entries: int = 0
+    lag_s: float = 0.0
     append_ms: float = 0.0
-    snapshot_position: int = -1
 
     def metrics(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily(
-            "purgatory_fleet_state",
-            "0: catching up with the log, 1: standing by, 2: leading.",
-            STATES.index(self.state),
-        )
-        yield GaugeMetricFamily("purgatory_fleet_epoch", "Epoch of the last claim.", self.epoch)
-        yield GaugeMetricFamily("purgatory_fleet_position", "Position of the last entry read.", self.position)
-        yield GaugeMetricFamily(
-            "purgatory_fleet_lag_entries", "Entries of the log that a standby has not applied yet.", self.lag_entries
-        )
-        yield GaugeMetricFamily(
-            "purgatory_fleet_append_seconds", "Duration of the leader's last append.", self.append_ms / 1_000
-        )
-        yield GaugeMetricFamily(
-            "purgatory_fleet_snapshot_position", "What the last snapshot includes; -1: none.", self.snapshot_position
-        )
+        for name, value, text in (
+            ("state", STATES.index(self.state), "0: catching up with the log, 1: standing by, 2: leading."),
+            ("epoch", self.epoch, "Epoch of the last claim."),
+            ("lag_entries", self.lag_entries, "Entries of the log that a standby has not applied yet."),
+            (
+                "lag_seconds",
+                self.lag_s,
+                "A standby has applied all that was in the log this long ago. It asks once a second, so 1 is usual.",
+            ),
+            ("append_seconds", self.append_ms / 1_000, "Duration of the leader's last append."),
+            (
+                "snapshot_age_seconds",
+                self.snapshot_age_s,
+                "Age of the last snapshot's content, by the log's clock; without one, of the log's first entry.",
+            ),
+        ):
+            yield GaugeMetricFamily(f"purgatory_fleet_{name}", text, value)
         yield CounterMetricFamily(
             "purgatory_fleet_void_entries", "Entries of deposed leaders, and repeated ones.", self.void_entries
         )
@@ -60,32 +71,35 @@ def describe(view: Mapping[str, Any]) -> str:
     parts = [view["state"], f"epoch {view['epoch']}", f"position {view['position']}"]
     if view["state"] == LEADING:
         parts.append(f"append {view['append_ms']:.1f} ms")
-        parts.append("no snapshot yet" if view["snapshot_position"] < 0 else f"snapshot {view['snapshot_position']}")
-    elif view["lag_entries"]:
-        parts.append(f"{view['lag_entries']} entries behind")
+    elif view["lag_s"] > LAG_USUAL_S:
+        parts.append(f"{view['lag_s']:.0f} s and {view['lag_entries']} entries behind")
+    has_snapshot = view["snapshot_position"] >= 0
+    parts.append(f"snapshot {view['snapshot_age_s'] / 60:.0f} min old" if has_snapshot else "no snapshot yet")
     return ", ".join(parts)
 
 
-def view_of_standby(standby: Standby) -> FleetView:
-    return FleetView(
-        STANDING_BY if standby.is_caught_up else CATCHING_UP,
-        standby.epoch,
-        standby.position,
-        standby.void_entries,
-        standby.leader,
-        standby.lag_entries,
-    )
+def view_of_standby(standby: Standby, snapshot: LastSnapshot) -> FleetView:
+    state = STANDING_BY if standby.is_caught_up else CATCHING_UP
+    view = _view(state, standby.reign, snapshot, standby.logged_ms)
+    return replace(view, leader=standby.leader, lag_entries=standby.lag_entries, lag_s=standby.lag_s)
 
 
-def view_of_leader(leadership: Leadership, snapshot_position: int) -> FleetView:
-    return FleetView(
-        LEADING,
-        leadership.epoch,
-        leadership.position,
-        leadership.void_entries,
-        append_ms=leadership.append_ms,
-        snapshot_position=snapshot_position,
-    )
+def view_of_leader(leadership: Leadership, snapshot: LastSnapshot) -> FleetView:
+    return replace(_view(LEADING, leadership.reign, snapshot, leadership.logged_ms), append_ms=leadership.append_ms)
+
+
+def _view(state: str, reign: Reign, snapshot: LastSnapshot, logged_ms: int) -> FleetView:
+    age_s, now = snapshot.age_s(logged_ms), reign.state
+    return FleetView(state, now.epoch, now.position, reign.void_entries, snapshot.position, age_s)
+
+
+def fleet_route(view: Callable[[], FleetView]) -> Route:
+    """The route `/fleet`."""
+
+    async def fleet(_request: Request) -> Response:
+        return JSONResponse(view().as_json())
+
+    return Route("/fleet", fleet)
 
 
 class FleetMetrics(Listener, Collector):

@@ -7,7 +7,6 @@ and callers with a single address need to learn which one to use.
 from __future__ import annotations
 
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Any, Final
 
 import grpc
@@ -15,19 +14,20 @@ from google.rpc import code_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from purgatory.extension import StartupError
-from purgatory.extensions.fleet.fleet_view import STANDING_BY, FleetMetrics, FleetView
+from purgatory.extensions.fleet.fleet_view import STANDING_BY, FleetMetrics, FleetView, fleet_route
 from purgatory.extensions.fleet.shards import GET_TOPOLOGY, Topology
+from purgatory.listening import bind_grpc, bind_http
 from purgatory.service.errors import RpcError, unavailable
 from purgatory.service.http.connect_errors import error_response
 from purgatory.service.http.metrics_page import MetricsPage
+from purgatory.service.http.probes import probe_routes
 from purgatory.service.http.site import HttpSite
-from purgatory.service.rpc.grpc_options import server_options, why_not_bindable
+from purgatory.service.rpc.grpc_options import server_options
 from purgatory.service.rpc.handlers import SERVICE
-from purgatory.service.settings import Settings, split_address
+from purgatory.service.settings import Settings
 from purgatory.service.transport.tls import Tls
 
 HEALTH: Final = f"/{health.SERVICE_NAME}/"
@@ -51,22 +51,8 @@ class StandbySite:
 
     async def start(self) -> None:
         """Raises `StartupError` if an address cannot be bound."""
-        address = self._settings.grpc.address
-        try:
-            reason = why_not_bindable(address)
-            if reason is None and self._tls is None:
-                self._server.add_insecure_port(address)
-            elif reason is None and self._tls is not None:
-                self._server.add_secure_port(address, self._tls.grpc_credentials())
-        except RuntimeError as error:
-            reason = str(error)
-        if reason is not None:
-            raise StartupError(f"cannot listen on {address} (grpc.address): {reason}")
-        address = self._settings.http.address
-        try:
-            await self._http.start(*split_address(address))
-        except OSError as error:
-            raise StartupError(f"cannot listen on {address} (http.address): {error.strerror or error}") from None
+        bind_grpc(self._server, self._settings.grpc.address, self._tls)
+        await bind_http(self._http, self._settings.http.address)
         for name in (health.OVERALL_HEALTH, SERVICE.full_name):
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._server.start()
@@ -76,6 +62,9 @@ class StandbySite:
         await self._http.stop()
         await self._server.stop(STOP_S)
 
+    def _is_ready(self) -> bool:
+        return self._view().state == STANDING_BY
+
     def _refusal(self, path: str = "") -> RpcError:
         leader = self._view().leader
         reason = f"standby; {leader} leads" if leader else "standby; no daemon leads at the moment"
@@ -84,31 +73,15 @@ class StandbySite:
         return RpcError(code_pb2.FAILED_PRECONDITION, reason) if is_hand_over else unavailable(reason)
 
     def _routes(self) -> list[BaseRoute]:
-        async def healthz(_request: Request) -> Response:
-            return PlainTextResponse("ok\n")
-
-        async def readyz(_request: Request) -> Response:
-            # Ready as a standby: rollouts and disruption budgets would otherwise wait for it forever.
-            if self._view().state == STANDING_BY:
-                return PlainTextResponse("ready\nstandby\n")
-            return PlainTextResponse("not ready: catching up with the log\n", HTTPStatus.SERVICE_UNAVAILABLE)
-
-        async def fleet(_request: Request) -> Response:
-            return JSONResponse(self._view().as_json())
-
         async def refuse(request: Request) -> Response:
             return error_response(self._refusal(request.url.path))
-
-        async def leaderz(_request: Request) -> Response:
-            return PlainTextResponse(f"{self._refusal().message}\n", HTTPStatus.SERVICE_UNAVAILABLE)
 
         registry = CollectorRegistry()
         registry.register(FleetMetrics(self._view))
         return [
-            Route("/healthz", healthz),
-            Route("/readyz", readyz),
-            Route("/leaderz", leaderz),
-            Route("/fleet", fleet),
+            # Ready as a standby: rollouts and disruption budgets would otherwise wait for it forever.
+            *probe_routes(self._is_ready, lambda: ["standby"], lambda: self._refusal().message),
+            fleet_route(self._view),
             *MetricsPage(registry, self._settings.http.metrics_interval_ms).routes(),
             Route("/{path:path}", refuse, methods=METHODS),
         ]

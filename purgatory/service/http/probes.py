@@ -17,9 +17,13 @@ PROBES: Final = frozenset(("/healthz", "/readyz", "/leaderz"))
 """Answered without credentials: probes have none. The answers reveal nothing about operations."""
 
 
-def probe_routes(is_ready: Callable[[], bool], details: Callable[[], Sequence[str]] = tuple) -> list[BaseRoute]:
-    """Both functions are called for each probe. `details` are lines that follow "ready"; they do not change the status:
-    a daemon with a stale connector still serves all other waits.
+def probe_routes(
+    is_ready: Callable[[], bool],
+    details: Callable[[], Sequence[str]] = tuple,
+    why_not_leading: Callable[[], str] | None = None,
+) -> list[BaseRoute]:
+    """All functions are called for each probe. `details` are lines that follow "ready"; they do not change the status:
+    a daemon with a stale connector still serves all other waits. With `why_not_leading`, this daemon does not lead.
     """
 
     async def healthz(_request: Request) -> Response:
@@ -31,8 +35,9 @@ def probe_routes(is_ready: Callable[[], bool], details: Callable[[], Sequence[st
         return PlainTextResponse("".join(f"{line}\n" for line in ("ready", *details())))
 
     async def leaderz(_request: Request) -> Response:
-        is_leading = is_ready()
-        status = HTTPStatus.OK if is_leading else HTTPStatus.SERVICE_UNAVAILABLE
-        return PlainTextResponse("leading\n" if is_leading else "not ready\n", status)
+        if why_not_leading is None and is_ready():
+            return PlainTextResponse("leading\n")
+        reason = "not ready" if why_not_leading is None else why_not_leading()
+        return PlainTextResponse(f"{reason}\n", HTTPStatus.SERVICE_UNAVAILABLE)
 
     return [Route("/healthz", healthz), Route("/readyz", readyz), Route("/leaderz", leaderz)]

@@ -15,7 +15,7 @@ from purgatory.fleet.kafka_log import KafkaLog
 from purgatory.fleet.log_writer import LogWriter
 from purgatory.fleet.open_log import open_log
 from purgatory.fleet.reign import Reign
-from tests.fleet.duel import duel, read_all
+from tests.fleet.duel import catch_up, duel, read_all
 from tests.kafka.clients import ClusterClients
 
 pytestmark = pytest.mark.slow
@@ -78,7 +78,7 @@ def test_parts_of_a_large_group(log: KafkaLog) -> None:
     writer, reader = LogWriter(log, Reign(), ignore, PATIENT_S), LogWriter(log, Reign(), seen.append)
     writer.claim(0)
     assert writer.append(Kind.GROUP, 7, b"x" * 2_000_000).number == 3
-    patient(reader.catch_up)
+    patient(lambda: catch_up(reader, log))
     assert [len(one.content) for one in seen if not one.more] == [0, 2_000_000]
 
 
@@ -148,7 +148,7 @@ def test_a_deposed_leader_is_fenced(log: KafkaLog, three_brokers: KafkaCluster, 
     old, reign = LogWriter(log, Reign(), ignore, PATIENT_S), Reign()
     new = LogWriter(other, reign, seen.append, PATIENT_S)
     old.claim(0)
-    patient(new.catch_up)
+    patient(lambda: catch_up(new, other))
     old.append(Kind.GROUP, 7, b"once")
     new.claim(0)  # finds the group on its way, and applies it
     assert [entry.content for entry in seen] == [b"", b"once"]
@@ -179,7 +179,7 @@ def test_brokers_that_are_away(log: KafkaLog, three_brokers: KafkaCluster) -> No
         three_brokers.start(2, 3)
     assert len(ran) == reign.state.number + 1
     reader = Reign()
-    patient(LogWriter(log, reader, ignore).catch_up)
+    patient(lambda: catch_up(LogWriter(log, reader, ignore), log))
     assert reader.state.number - reign.state.number in {0, 1}
 
 
