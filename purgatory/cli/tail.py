@@ -11,6 +11,7 @@ from typer import Option
 from purgatory.cli import render
 from purgatory.cli.completion import Kind, choice
 from purgatory.cli.exit_codes import Exit
+from purgatory.cli.inspecting.all_shards import over_shards
 from purgatory.cli.inspecting.watching import Watch, shown
 from purgatory.cli.parsing import OUTCOMES, kind_of, outcome_of
 from purgatory.cli.render import COLOURS, escape, outcome_text
@@ -32,7 +33,8 @@ async def tail(
     count: Annotated[int | None, Option("--count", "-n", min=1, help="Exit after this many results.")] = None,
 ) -> Exit:
     left = count
-    async for ended in client.tail(outcomes=[outcome_of(name) for name in outcomes or ()], kind=kind_of(kind)):
+    chosen = [outcome_of(name) for name in outcomes or ()], kind_of(kind)
+    async for ended in (await over_shards(client)).tail(*chosen):
         operations = ended.operations[:left]
         if not render.print_as_json(operations):
             render.print_lines(*map(_ended_line, operations), soft_wrap=True)
@@ -52,7 +54,7 @@ async def hot(
     watch: Watch = None,
 ) -> Exit:
     async def show() -> None:
-        names = await client.hot_names(limit)
+        names = await (await over_shards(client)).hot_names(limit)
         if not render.print_as_json(names):
             table = render.plain_table("watched", "what", "name")
             for one in names:

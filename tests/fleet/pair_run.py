@@ -39,12 +39,16 @@ class PairTally(NamedTuple):
 class Member:
     """One of the two daemons: a process that is started again whenever it has ended."""
 
-    def __init__(self, name: str, folder: Path, log_uri: str, more: tuple[str, ...] = ()) -> None:
-        self.grpc_address: Final = f"127.0.0.1:{free_port()}"
+    def __init__(
+        self, name: str, folder: Path, log_uri: str, more: tuple[str, ...] = (), grpc_address: str = ""
+    ) -> None:
+        self.grpc_address: Final = grpc_address or f"127.0.0.1:{free_port()}"
         self.http_address: Final = f"127.0.0.1:{free_port()}"
         self.data: Final = folder / name
         self.log_path: Final = folder / f"{name}.log"
         self.exit_codes: Final[list[int]] = []
+        self.module = "purgatory"
+        """The program that the next start runs."""
         self._arguments: Final = [
             "--grpc-address", self.grpc_address, "--http-address", self.http_address, "--data-dir", str(self.data),
             "--fleet-log", log_uri, "--fleet-silence-ms", str(SILENCE_MS), *more,
@@ -54,7 +58,7 @@ class Member:
     def _start(self, crash_at: str) -> "subprocess.Popen[bytes]":
         with self.log_path.open("a", encoding="utf-8") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "purgatory", "serve", *self._arguments],
+                [sys.executable, "-m", self.module, "serve", *self._arguments],
                 env=daemon_environment({VARIABLE: crash_at}),
                 stdout=log,
                 stderr=subprocess.STDOUT,
