@@ -1,5 +1,6 @@
 """`purgatory tail` shows operations as they end; `purgatory hot` shows the most watched partitions and keys."""
 
+import contextlib
 import sys
 from typing import Annotated
 
@@ -34,17 +35,18 @@ async def tail(
 ) -> Exit:
     left = count
     chosen = [outcome_of(name) for name in outcomes or ()], kind_of(kind)
-    async for ended in (await over_shards(client)).tail(*chosen):
-        operations = ended.operations[:left]
-        if not render.print_as_json(operations):
-            render.print_lines(*map(_ended_line, operations), soft_wrap=True)
-        sys.stdout.flush()
-        if ended.left_out:
-            render.error_line(f"{render.counted(ended.left_out, 'result')} left out because they arrived too fast")
-        if left is not None:
-            left -= len(operations)
-            if left <= 0:
-                break
+    async with contextlib.aclosing((await over_shards(client)).tail(*chosen)) as stream:
+        async for ended in stream:
+            operations = ended.operations[:left]
+            if not render.print_as_json(operations):
+                render.print_lines(*map(_ended_line, operations), soft_wrap=True)
+            sys.stdout.flush()
+            if ended.left_out:
+                render.error_line(f"{render.counted(ended.left_out, 'result')} left out because they arrived too fast")
+            if left is not None:
+                left -= len(operations)
+                if left <= 0:
+                    break
     return Exit.OK
 
 

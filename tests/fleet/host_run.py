@@ -46,7 +46,10 @@ class HostRun:
             await self._check_wrong_shards()
             async with contextlib.AsyncExitStack() as stack:
                 # All of them know shard 0 only, before they ask.
-                found = [await client_of(n, len(self.targets), self.targets[0]) for n in range(len(self.targets))]
+                found = [
+                    await client_of(n, len(self.targets), self.targets[0], give_up_after=None)
+                    for n in range(len(self.targets))
+                ]
                 clients = [await stack.enter_async_context(client) for client in found]
                 await self._lose_a_shard(clients)
                 await self._lose_a_host(clients)
@@ -142,13 +145,23 @@ class HostRun:
         await _advance(clients[-1], 2, waiting)
 
     async def _hand_over(self, clients: list[AsyncClient]) -> None:
-        """`purgatory fleet handover` lets the other daemon of one shard lead, and no wait ends."""
+        """`purgatory fleet handover` lets the other daemon of one shard lead; with `--balance`, the first of each shard
+        leads again. No wait ends.
+        """
         waiting = await self._wait_for(clients, 3)
         for shard, target in enumerate(self.targets):
             leader = await self._leader(shard)
             while await asyncio.to_thread(fleet_command, ["handover", "--address", target]) != 0:
                 leader = await self._leader(shard)  # on a busy machine, the standby may just have taken over
             await self._leader(shard, leader)
+        balance = ["handover", "--balance", "--address", self.targets[0]]
+
+        async def is_balanced() -> bool:
+            return await asyncio.to_thread(fleet_command, balance) == 0
+
+        await eventually(is_balanced, "those that have handed over are back")
+        for first, _ in self._pairs:
+            await _until_answers(first, "/leaderz")
         assert not any(one.done() for one in waiting)
         await _advance(clients[0], 3, waiting)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final, TypeVar, Unpack
 
@@ -73,7 +73,7 @@ class AllShards:
             watched.update({(one.name, one.is_key): one.watched for one in names})
         return [HotName(name, is_key, count) for (name, is_key), count in watched.most_common(limit)]
 
-    async def tail(self, outcomes: Collection[Outcome], kind: OperationKind | None) -> AsyncIterator[EndedTogether]:
+    async def tail(self, outcomes: Collection[Outcome], kind: OperationKind | None) -> AsyncGenerator[EndedTogether]:
         """What ends at any shard, as it arrives."""
         streams = [aiter(one.tail(outcomes=outcomes, kind=kind)) for one in self.shards]
         reading = {_next(stream): stream for stream in streams}
@@ -88,6 +88,7 @@ class AllShards:
         finally:
             for task in reading:
                 task.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
 
 
 async def over_shards(client: SingleCalls) -> AllShards:

@@ -1,6 +1,7 @@
 """The commands for running daemons: `purgatory fleet status`, over HTTP, and `purgatory fleet handover`, over gRPC."""
 
 import argparse
+import contextlib
 import json
 import os
 import ssl
@@ -9,6 +10,8 @@ from typing import Final
 from urllib.request import Request, urlopen
 
 from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
+from purgatory_client.errors import InvalidRequest, Unavailable
+from purgatory_client.unary import shards_of
 
 from purgatory.extensions.fleet.fleet_view import describe
 
@@ -37,6 +40,11 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
         help="the leader's gRPC address, or those of all daemons: a:7440,b:7440",
     )
     parser.add_argument("--tls", action="store_true", help="use TLS and trust the public certificate authorities")
+    parser.add_argument(
+        "--balance",
+        action="store_true",
+        help="in each shard, let the daemon lead that its target names first",
+    )
     _add_files(parser)
 
 
@@ -48,11 +56,35 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
 
 async def hand_over(given: argparse.Namespace) -> int:
     """Raises `PurgatoryClientError`."""
-    files = {name: getattr(given, name) for name in FILES if name != "token_file"}
-    async with AsyncClient(given.address, name="cli", tls=given.tls, token=given.token_file, **files) as client:
+    async with _client(given, given.address) as client:
+        if given.balance:
+            return max([await _balance(given, n, one.address) for n, one in enumerate(await shards_of(client))])
         await client.hand_over()
     print("handing over: the leader ends, and a standby claims")
     return 0
+
+
+async def _balance(given: argparse.Namespace, shard: int, target: str) -> int:
+    """Let the leader of a shard hand over if it is not the first daemon of the target."""
+    first, *others = target.split(",")
+    try:
+        async with _client(given, first) as client:
+            await shards_of(client)  # answered by standbys too
+    except Unavailable as error:
+        print(f"shard {shard}: {first} cannot lead: {error}")
+        return 1
+    for other in others:
+        # A standby refuses; one that is down does not lead.
+        with contextlib.suppress(InvalidRequest, Unavailable):
+            async with _client(given, other) as client:
+                await client.hand_over()
+            print(f"shard {shard}: {other} hands over")
+    return 0
+
+
+def _client(given: argparse.Namespace, address: str) -> AsyncClient:
+    files = {name: getattr(given, name) for name in FILES if name != "token_file"}
+    return AsyncClient(address, name="cli", tls=given.tls, token=given.token_file, **files)
 
 
 def show_status(given: argparse.Namespace) -> int:
