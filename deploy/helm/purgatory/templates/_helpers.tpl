@@ -12,12 +12,12 @@ purgatory-shard: {{ .shard | quote }}
 {{- end }}
 {{- end }}
 
-{{- /* Renders `template` once, or for each of several shards with its number as `shard`. */ -}}
+{{- /* Renders `template` once, or for each of several shards with its number as `shard`: a text, as `merge` replaces 0. */ -}}
 {{- define "purgatory.shards" -}}
 {{- $shards := int .root.Values.fleet.shards }}
 {{- range $shard := until $shards }}
 ---
-{{ include $.template (gt $shards 1 | ternary (merge (dict "shard" $shard) $.root) $.root) }}
+{{ include $.template (gt $shards 1 | ternary (merge (dict "shard" (toString $shard)) $.root) $.root) }}
 {{- end }}
 {{- end }}
 
