@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -51,7 +51,7 @@ class CountedShard:
 
     def set_counting(self, *, on: bool) -> None:
         state = "--instr=on" if on else "--instr=off"
-        subprocess.run(["callgrind_control", state, str(self._process.pid)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["callgrind_control", state, str(self._process.pid)], check=True, capture_output=True)
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -69,27 +69,26 @@ def main() -> None:
     parser.add_argument("--shards", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--batches", type=int, default=40, help=f"of {BATCH} operations, at each shard (default: 40)")
     given = parser.parse_args()
-    for count in given.shards:
-        found = [instructions / (given.batches * BATCH) for instructions in counted(count, given.batches)]
+    asyncio.run(run(given.shards, given.batches))
+
+
+async def run(counts: Sequence[int], batches: int) -> None:
+    for count in counts:
+        found = [instructions / (batches * BATCH) for instructions in await counted(count, batches)]
         print(f"{count} shards: {', '.join(f'{each:,.0f}' for each in found)} {UNIT}", flush=True)
 
 
-def counted(count: int, batches: int) -> list[int]:
+async def counted(count: int, batches: int) -> list[int]:
     """The instructions of each shard for so many batches."""
     targets = [f"127.0.0.1:{port}" for port in free_ports(count)]
     with tempfile.TemporaryDirectory(prefix="purgatory-bench-") as folder:
-        with running([CountedShard(Path(folder), targets, shard) for shard in range(count)]) as shards:
-            asyncio.run(load(targets, shards, batches))
+        shards = [CountedShard(Path(folder), targets, shard) for shard in range(count)]
+        try:
+            await load(targets, shards, batches)
+        finally:
+            for shard in shards:
+                shard.stop()
         return [shard.instructions() for shard in shards]
-
-
-@contextlib.contextmanager
-def running(shards: list[CountedShard]) -> Iterator[list[CountedShard]]:
-    try:
-        yield shards
-    finally:
-        for shard in shards:
-            shard.stop()
 
 
 async def load(targets: Sequence[str], shards: Sequence[CountedShard], batches: int) -> None:
@@ -111,7 +110,7 @@ async def load(targets: Sequence[str], shards: Sequence[CountedShard], batches: 
         await steps.run(batches)
         for shard in shards:
             await asyncio.to_thread(shard.set_counting, on=False)
-        steps.cancel()
+        await steps.cancel()
 
 
 class Steps:
@@ -128,9 +127,10 @@ class Steps:
             *(one.produce_many([PARTITION], offsets=offsets, timeouts_ms=[TIMEOUT_MS]) for one in self._clients)
         )
 
-    def cancel(self) -> None:
+    async def cancel(self) -> None:
         """Give up the batch that is still registered."""
         self._pending.cancel()
+        await asyncio.gather(self._pending, return_exceptions=True)
 
     async def run(self, batches: int) -> None:
         for _ in range(batches):

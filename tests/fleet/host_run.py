@@ -154,12 +154,8 @@ class HostRun:
             while await asyncio.to_thread(fleet_command, ["handover", "--address", target]) != 0:
                 leader = await self._leader(shard)  # on a busy machine, the standby may just have taken over
             await self._leader(shard, leader)
-        balance = ["handover", "--balance", "--address", self.targets[0]]
-
-        async def is_balanced() -> bool:
-            return await asyncio.to_thread(fleet_command, balance) == 0
-
-        await eventually(is_balanced, "those that have handed over are back")
+        await self._bring_back()
+        await asyncio.to_thread(fleet_command, ["handover", "--balance", "--address", self.targets[0]])
         for first, _ in self._pairs:
             await _until_answers(first, "/leaderz")
         assert not any(one.done() for one in waiting)

@@ -195,8 +195,8 @@ def test_commands_show_all_shards(shards: ShardSet) -> None:
     for shard, target in enumerate(shards.targets):
         host, _, port = target.rpartition(":")
         with urlopen(f"http://{host}:{int(port) + 1}/page/live/now", timeout=PATIENCE_S) as stream:
-            lines = (line for line in stream if line.startswith(b"data:"))
-            assert next(one for one in lines if b'"fleet"' in one).count(b'"shard %d of 2"' % shard) == 1
+            picture = next(json.loads(line[5:]) for line in stream if line.startswith(b"data:") and b'"fleet"' in line)
+        assert picture["fleet"] == f"shard {shard} of 2"
     assert "2" in run("cancel", "--partition", "listed-0")
 
 
