@@ -201,7 +201,7 @@ class WebhookStatus:
 @dataclass(frozen=True, slots=True)
 class Status:
     """The daemon's counts and version. `remaining_time` is None unless it was asked for; `webhooks` is None if the
-    daemon does not deliver any; `fleet` is empty unless it has a replicated log.
+    daemon does not deliver any; `fleet` is empty unless it has a replicated log or shards.
     """
 
     version: str

@@ -1,5 +1,6 @@
 """`purgatory tail` shows operations as they end; `purgatory hot` shows the most watched partitions and keys."""
 
+import contextlib
 import sys
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from typer import Option
 from purgatory.cli import render
 from purgatory.cli.completion import Kind, choice
 from purgatory.cli.exit_codes import Exit
+from purgatory.cli.inspecting.all_shards import over_shards
 from purgatory.cli.inspecting.watching import Watch, shown
 from purgatory.cli.parsing import OUTCOMES, kind_of, outcome_of
 from purgatory.cli.render import COLOURS, escape, outcome_text
@@ -32,17 +34,19 @@ async def tail(
     count: Annotated[int | None, Option("--count", "-n", min=1, help="Exit after this many results.")] = None,
 ) -> Exit:
     left = count
-    async for ended in client.tail(outcomes=[outcome_of(name) for name in outcomes or ()], kind=kind_of(kind)):
-        operations = ended.operations[:left]
-        if not render.print_as_json(operations):
-            render.print_lines(*map(_ended_line, operations), soft_wrap=True)
-        sys.stdout.flush()
-        if ended.left_out:
-            render.error_line(f"{render.counted(ended.left_out, 'result')} left out because they arrived too fast")
-        if left is not None:
-            left -= len(operations)
-            if left <= 0:
-                break
+    chosen = [outcome_of(name) for name in outcomes or ()], kind_of(kind)
+    async with contextlib.aclosing((await over_shards(client)).tail(*chosen)) as stream:
+        async for ended in stream:
+            operations = ended.operations[:left]
+            if not render.print_as_json(operations):
+                render.print_lines(*map(_ended_line, operations), soft_wrap=True)
+            sys.stdout.flush()
+            if ended.left_out:
+                render.error_line(f"{render.counted(ended.left_out, 'result')} left out because they arrived too fast")
+            if left is not None:
+                left -= len(operations)
+                if left <= 0:
+                    break
     return Exit.OK
 
 
@@ -52,7 +56,7 @@ async def hot(
     watch: Watch = None,
 ) -> Exit:
     async def show() -> None:
-        names = await client.hot_names(limit)
+        names = await (await over_shards(client)).hot_names(limit)
         if not render.print_as_json(names):
             table = render.plain_table("watched", "what", "name")
             for one in names:

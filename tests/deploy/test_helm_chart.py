@@ -68,12 +68,17 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     return {one["kind"]: one for one in yaml.safe_load_all(ran.stdout)}
 
 
-def rendered(helm: str, *options: str, release: str = "purgatory") -> dict[str, dict[str, Any]]:
-    """The chart's manifests by kind."""
+def documents(helm: str, *options: str, release: str = "purgatory") -> list[dict[str, Any]]:
+    """The chart's manifests."""
     command = [helm, "template", release, str(CHART), *options]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert ran.returncode == 0, ran.stderr
-    return {one["kind"]: one for one in yaml.safe_load_all(ran.stdout) if one}
+    return [one for one in yaml.safe_load_all(ran.stdout) if one]
+
+
+def rendered(helm: str, *options: str, release: str = "purgatory") -> dict[str, dict[str, Any]]:
+    """The chart's manifests by kind."""
+    return {one["kind"]: one for one in documents(helm, *options, release=release)}
 
 
 def without_helms_own(value: Any) -> Any:  # noqa: ANN401 - YAML
@@ -130,6 +135,36 @@ def test_schemas_of_a_pair(helm: str, pair: dict[str, dict[str, Any]], version: 
     pod = charted["StatefulSet"]["spec"]["template"]["spec"]
     assert pod["affinity"] == {"podAntiAffinity": {}}
     assert by_name(pod["containers"][0]["env"])["PURGATORY_FLEET_ADDRESS"]["value"] == "$(POD).eu-purgatory:7440"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_shard_is_a_pair(helm: str, version: str) -> None:
+    """With `fleet.shards`, each shard has two pods on different nodes, a name with the addresses of both, and a budget;
+    all have the same targets.
+    """
+    found = documents(helm, "--set", "fleet.log.secretName=purgatory-log,fleet.shards=2", "--namespace", "waits")
+    assert len(found) == 7
+    for one in found:
+        assert kubernetes_validate.validate(one, version, strict=True) == version
+    (policy,) = (one["spec"] for one in found if one["kind"] == "NetworkPolicy")
+    for shard in range(2):
+        name = f"purgatory-{shard}"
+        specs = {one["kind"]: one["spec"] for one in found if one["metadata"]["name"] == name}
+        spec, service, budget = (specs.pop(kind) for kind in ("StatefulSet", "Service", "PodDisruptionBudget"))
+        pod, labels = spec["template"]["spec"], spec["template"]["metadata"]["labels"]
+        (rule,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        selectors = [one["selector"]["matchLabels"] for one in (spec, budget)]
+        assert [*selectors, service["selector"], rule["labelSelector"]["matchLabels"]] == [labels] * 4
+        assert labels["purgatory-shard"] == str(shard)
+        assert policy["podSelector"]["matchLabels"].items() < labels.items()
+        assert (spec["replicas"], spec["podManagementPolicy"], spec["serviceName"]) == (2, "Parallel", name)
+        assert (service["publishNotReadyAddresses"], budget["maxUnavailable"]) == (True, 1)
+        values = {
+            one["name"].removeprefix("PURGATORY_FLEET_"): one.get("value", "") for one in pod["containers"][0]["env"]
+        }
+        fleet = FleetSettings(shards=values["SHARDS"], shard=int(values["SHARD"]))
+        assert (fleet.shard, fleet.targets) == (shard, tuple(f"dns:///purgatory-{n}.waits.svc:7440" for n in range(2)))
+        assert values["ADDRESS"] == f"$(POD).{name}:7440"
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -15,6 +15,7 @@ from examples.local_postgres import LocalPostgres
 from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.open_log import open_log
 from tests.fleet.file_audit import check_files
+from tests.fleet.host_run import HostRun
 from tests.fleet.pair_run import PairRun
 
 
@@ -35,13 +36,22 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=random.randrange(2**31))
     parser.add_argument("--kafka", action="store_true", help="a log in three brokers; otherwise in PostgreSQL")
+    parser.add_argument(
+        "--shards", type=int, default=1, help="2 or more: pairs on two hosts, each of which is lost once"
+    )
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as name, real_log(is_kafka=given.kafka, folder=Path(name)) as url:
-        assert fleet_command(["init", url]) == 0, "a new server accepts it"
+        assert fleet_command(["init", url, "--shards", str(given.shards)]) == 0, "a new server accepts it"
         members = Path(name) / "members"
         members.mkdir()
+        if given.shards > 1:
+            groups = asyncio.run(HostRun(members, url, given.shards).run())
+            print(
+                f"{given.shards} shards, {groups} groups, all files as the log says; {time.monotonic() - began_s:.0f} s"
+            )
+            return
         tally = asyncio.run(PairRun(members, url, given.seed).run_faults(given.faults))
         with contextlib.closing(open_log(url)) as log:
             groups = check_files(log, [members / "a", members / "b"])

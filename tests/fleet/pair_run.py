@@ -82,6 +82,8 @@ class Member:
         self.data: Final = folder / name
         self.log_path: Final = folder / f"{name}.log"
         self.exit_codes: Final[list[int]] = []
+        self.module = "purgatory"
+        """The program that the next start runs."""
         self._arguments: Final = [
             "--grpc-address", self.grpc_address, "--http-address", self.http_address, "--data-dir", str(self.data),
             "--fleet-log", log_uri, *more,
@@ -92,7 +94,7 @@ class Member:
     def _start(self, crash_at: str) -> "subprocess.Popen[bytes]":
         with self.log_path.open("a", encoding="utf-8") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "purgatory", "serve", *self._arguments],
+                [sys.executable, "-m", self.module, "serve", *self._arguments],
                 env=daemon_environment({**self._environment, VARIABLE: crash_at}),
                 stdout=log,
                 stderr=subprocess.STDOUT,

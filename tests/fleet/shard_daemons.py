@@ -6,16 +6,48 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from purgatory_client import AsyncClient
 
 from examples.kafka_cluster import free_ports
 from purgatory.extensions.fleet.shards import shard_of
+from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.daemon_process import DEADLINE_S, DaemonProcess, children_of, daemon_environment, is_running, wait_until
 
 
 def session_of(shard: int, shards: int = 2, name: str = "session") -> str:
     """An id of a session that belongs to this shard."""
     return next(one for one in (f"{name}-{number}" for number in range(1_000)) if shard_of(one, shards) == shard)
+
+
+async def client_of(shard: int, shards: int, address: str, **options: Any) -> AsyncClient:  # noqa: ANN401 - arguments
+    """A client whose session belongs to this shard. It is given the address of any."""
+    while True:
+        client = AsyncClient(address, **options)
+        if shard_of(client.session_id, shards) == shard:
+            return client
+        await client.close()
+
+
+def first_answer(target: str, method: str, request: Any) -> Any:  # noqa: ANN401 - of any call
+    """Make a call; return the first message of its answer."""
+    with grpc.insecure_channel(target) as channel:
+        call = getattr(PurgatoryServiceStub(channel), method)
+        is_stream = method in {"Session", "StreamResults", "AdvanceStream"}
+        answer = call(iter([request]) if method in {"Session", "AdvanceStream"} else request, timeout=DEADLINE_S)
+        return next(answer) if is_stream else answer
+
+
+def refusal_of(error: BaseException) -> error_details_pb2.ErrorInfo:
+    """The cause of a FAILED_PRECONDITION."""
+    assert isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.FAILED_PRECONDITION, error  # noqa: PT018
+    info = error_details_pb2.ErrorInfo()
+    assert rpc_status.from_call(error).details[0].Unpack(info)
+    return info
 
 
 class ShardSet:

@@ -1,6 +1,8 @@
 """Shards: sessions are divided among real daemons, events reach all of them, and `--shards` runs one for each core."""
 
 import asyncio
+import contextlib
+import itertools
 import json
 import os
 import signal
@@ -9,27 +11,27 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import grpc
 import pytest
 from google.protobuf.message import Message
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 from purgatory_client import AsyncClient, Outcome, batches, errors, waits
 from purgatory_client.session import shards as client_shards
 from purgatory_client.session.shards import shard_of
 from purgatory_client.unary import shards_of
 
 from examples.kafka_cluster import free_ports
+from examples.secure_demo.authority import Authority
 from purgatory.extensions.fleet import shards as daemon_shards
 from purgatory.extensions.fleet.extension import SHARD_NOTE
 from purgatory.journal.directory import DATABASE
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from tests.client.until import until_pending
 from tests.conftest import StartDaemon
 from tests.daemon_process import DEADLINE_S, daemon_environment, is_running, run_to_end, wait_until
-from tests.fleet.shard_daemons import ShardSet, session_of, start_one
+from tests.fleet.shard_daemons import ShardSet, client_of, first_answer, refusal_of, session_of, start_one
 from tests.service.serving import eventually
 from tests.sources.file_source import FileSourceProcess, write_positions
 
@@ -60,14 +62,6 @@ def produce_of(topic: str, operation_id: int = 1, timeout_ms: int = 600_000) -> 
     return operation_pb2.Operation(
         operation_id=operation_id, timeout_ms=timeout_ms, produce=operation_pb2.Produce(partitions=[partition])
     )
-
-
-def refusal_of(error: BaseException) -> error_details_pb2.ErrorInfo:
-    """The cause of a FAILED_PRECONDITION."""
-    assert isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.FAILED_PRECONDITION, error  # noqa: PT018
-    info = error_details_pb2.ErrorInfo()
-    assert rpc_status.from_call(error).details[0].Unpack(info)
-    return info
 
 
 def test_shard_of_a_session() -> None:
@@ -131,15 +125,6 @@ CALLS: list[tuple[str, Message]] = [
 ]
 
 
-def first_answer(target: str, method: str, request: Any) -> Any:  # noqa: ANN401 - of any call
-    """Make a call; return the first message of its answer."""
-    with grpc.insecure_channel(target) as channel:
-        call = getattr(PurgatoryServiceStub(channel), method)
-        is_stream = method in {"Session", "StreamResults", "AdvanceStream"}
-        answer = call(iter([request]) if method in {"Session", "AdvanceStream"} else request, timeout=PATIENCE_S)
-        return next(answer) if is_stream else answer
-
-
 @pytest.mark.parametrize(("method", "request_of"), CALLS, ids=[name for name, _ in CALLS])
 def test_another_shard_refuses_a_session(shards: ShardSet, method: str, request_of: Any) -> None:  # noqa: ANN401
     """A call that names a session of another shard is refused with that shard and its target, and by its own shard
@@ -183,7 +168,9 @@ def test_topology_and_unary_waits(shards: ShardSet, start_daemon: StartDaemon) -
 
 
 def test_commands_show_all_shards(shards: ShardSet) -> None:
-    """`purgatory status`, `ls` and `top` add up what the shards have, whichever is asked."""
+    """`purgatory status`, `ls`, `top` and `hot` add up what the shards have, whichever is asked. The page says which
+    shard it shows.
+    """
 
     def run(*command: str) -> str:
         return subprocess.run(
@@ -203,7 +190,40 @@ def test_commands_show_all_shards(shards: ShardSet) -> None:
         assert all(session_id in run(*command) for session_id in sessions), command
     partition = json.loads(run("ls", "--partitions", "--prefix", "listed", "--json"))
     assert partition["watched"] == 2
+    hot = list(map(json.loads, run("hot", "--json").splitlines()))
+    assert [one["watched"] for one in hot if one["name"] == "listed-0"] == [2]
+    for shard, target in enumerate(shards.targets):
+        host, _, port = target.rpartition(":")
+        with urlopen(f"http://{host}:{int(port) + 1}/page/live/now", timeout=PATIENCE_S) as stream:
+            picture = next(json.loads(line[5:]) for line in stream if line.startswith(b"data:") and b'"fleet"' in line)
+        assert picture["fleet"] == f"shard {shard} of 2"
     assert "2" in run("cancel", "--partition", "listed-0")
+
+
+def test_tail_of_all_shards(shards: ShardSet, tmp_path: Path) -> None:
+    """`purgatory tail` shows what ends at any shard."""
+    sessions = [session_of(shard, name="tailed") for shard in range(2)]
+    numbers = itertools.count(1)
+
+    def all_are_shown() -> bool:
+        number = next(numbers)
+        for shard, session_id in enumerate(sessions):
+            expired = operation_pb2.OperationRows(operations=[produce_of("tailed", number, timeout_ms=0)])
+            request = wire.RegisterRequest(session_id=session_id, batch=wire.RegisterBatch(rows=expired))
+            first_answer(shards.targets[shard], "Register", request)
+        return all(session_id in shown.read_text("utf-8") for session_id in sessions)
+
+    shown = tmp_path / "shown"
+    with shown.open("w", encoding="utf-8") as output:
+        tail = subprocess.Popen(
+            [sys.executable, "-m", "purgatory", "tail", "--address", shards.targets[0]],
+            env=daemon_environment(), stdout=output,
+        )  # fmt: skip
+    try:
+        wait_until(all_are_shown, "operations of both shards are shown")
+    finally:
+        tail.kill()
+        tail.wait(DEADLINE_S)
 
 
 async def test_sources_feed_each_shard(shards: ShardSet, tmp_path: Path) -> None:
@@ -221,6 +241,30 @@ async def test_sources_feed_each_shard(shards: ShardSet, tmp_path: Path) -> None
     finally:
         for source in sources:
             source.kill()
+
+
+async def test_shards_over_tls(tmp_path: Path) -> None:
+    """With one certificate for all shards, clients and commands that trust its authority reach all of them."""
+    authority = Authority("The shards' authority")
+    certificate, key = authority.issue("purgatory", hosts=["127.0.0.1"]).write(tmp_path, "server")
+    (tmp_path / "ca.pem").write_bytes(authority.certificate_pem)
+    flags = ("--tls-certificate-file", str(certificate), "--tls-key-file", str(key))
+    shards = await asyncio.to_thread(ShardSet, tmp_path, more=flags)
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            found = [await client_of(n, 2, shards.targets[1 - n], tls_ca=authority.certificate_pem) for n in range(2)]
+            clients = [await stack.enter_async_context(client) for client in found]
+            waiting = [asyncio.create_task(one.produce({"tls-0": 1}, timeout=600)) for one in clients]
+            for one in await shards_of(clients[0]):
+                await until_pending(one, 1)
+            command = [sys.executable, "-m", "purgatory", "status", "--address", shards.targets[0]]
+            command += ["--tls-ca", str(tmp_path / "ca.pem")]
+            shown = await asyncio.to_thread(subprocess.check_output, command, env=daemon_environment(), text=True)
+            assert shown.count(": 1 pending, 1 session") == 2
+            assert (await clients[0].advance("tls-0", high_watermark=1)).ended == [2]
+            assert all(one.satisfied for one in await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_S))
+    finally:
+        await asyncio.to_thread(shards.kill)
 
 
 async def test_dead_child_is_started_again(shards: ShardSet) -> None:

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final, TypeVar, Unpack
 
+from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.unary import Filters, SingleCalls, shards_of
 from purgatory_client.views import (
+    EndedTogether,
     HotName,
     OperationOrder,
     Partition,
@@ -71,10 +73,32 @@ class AllShards:
             watched.update({(one.name, one.is_key): one.watched for one in names})
         return [HotName(name, is_key, count) for (name, is_key), count in watched.most_common(limit)]
 
+    async def tail(self, outcomes: Collection[Outcome], kind: OperationKind | None) -> AsyncGenerator[EndedTogether]:
+        """What ends at any shard, as it arrives."""
+        streams = [aiter(one.tail(outcomes=outcomes, kind=kind)) for one in self.shards]
+        reading = {_next(stream): stream for stream in streams}
+        try:
+            while reading:
+                done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    stream, ended = reading.pop(task), task.result()
+                    if ended is not None:
+                        yield ended
+                        reading[_next(stream)] = stream
+        finally:
+            for task in reading:
+                task.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
+
 
 async def over_shards(client: SingleCalls) -> AllShards:
     """The calls over all shards of the fleet to which the client's daemon belongs."""
     return AllShards(await shards_of(client))
+
+
+def _next(stream: AsyncIterator[EndedTogether]) -> "asyncio.Future[EndedTogether | None]":
+    """The next item of a stream; None at its end."""
+    return asyncio.ensure_future(anext(stream, None))
 
 
 def merged(statuses: Sequence[Status]) -> Status:
@@ -91,6 +115,7 @@ def merged(statuses: Sequence[Status]) -> Status:
         sources=[source for one in statuses for source in one.sources],
         webhooks=_added(webhooks, oldest=max(oldest, default=None)) if webhooks else None,
         remaining_time=_remaining(left) if left else None,
+        fleet=statuses[0].fleet if len(statuses) == 1 else "",  # each has its own
     )
 
 

@@ -2,19 +2,20 @@
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import sqlite3
 import ssl
 import sys
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Final
 from urllib.request import Request, urlopen
 
 from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
-from purgatory_client.errors import PurgatoryClientError
+from purgatory_client.errors import InvalidRequest, PurgatoryClientError, Unavailable
+from purgatory_client.unary import shards_of
 
 from purgatory.extensions.fleet.fleet_view import describe
 from purgatory.fleet.entry import Entry, Kind
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "purgatory fleet
         if given.command == "handover":
             return asyncio.run(_hand_over(given))
         log = open_log(given.log, getattr(given, "shard", 0))
-        with closing(log):
+        with contextlib.closing(log):
             return _init(log, given.source, given.shards) if given.command == "init" else _verify(log, given.shards)
     except (FleetLogError, JournalError, PurgatoryClientError, OSError, sqlite3.Error) as error:
         print(f"{program}: {error}", file=sys.stderr)
@@ -86,6 +87,9 @@ def fleet_parser(program: str = "purgatory fleet") -> argparse.ArgumentParser:
     of["handover"].add_argument(
         "--tls", action="store_true", help="use TLS and trust the public certificate authorities"
     )
+    of["handover"].add_argument(
+        "--balance", action="store_true", help="in each shard, let the daemon lead that its target names first"
+    )
     for name in ("status", "handover"):
         for file, text in FILES.items():
             default, flag = os.environ.get(f"PURGATORY_{file.upper()}"), f"--{file.replace('_', '-')}"
@@ -95,11 +99,35 @@ def fleet_parser(program: str = "purgatory fleet") -> argparse.ArgumentParser:
 
 async def _hand_over(given: argparse.Namespace) -> int:
     """Raises `PurgatoryClientError`."""
-    files = {name: getattr(given, name) for name in FILES if name != "token_file"}
-    async with AsyncClient(given.address, name="cli", tls=given.tls, token=given.token_file, **files) as client:
+    async with _client(given, given.address) as client:
+        if given.balance:
+            return max([await _balance(given, n, one.address) for n, one in enumerate(await shards_of(client))])
         await client.hand_over()
     print("handing over: the leader ends, and a standby claims")
     return 0
+
+
+async def _balance(given: argparse.Namespace, shard: int, target: str) -> int:
+    """Let the leader of a shard hand over if it is not the first daemon of the target."""
+    first, *others = target.split(",")
+    try:
+        async with _client(given, first) as client:
+            await shards_of(client)  # answered by standbys too
+    except Unavailable as error:
+        print(f"shard {shard}: {first} cannot lead: {error}")
+        return EXIT_WRONG
+    for other in others:
+        # A standby refuses; one that is down does not lead.
+        with contextlib.suppress(InvalidRequest, Unavailable):
+            async with _client(given, other) as client:
+                await client.hand_over()
+            print(f"shard {shard}: {other} hands over")
+    return 0
+
+
+def _client(given: argparse.Namespace, address: str) -> AsyncClient:
+    files = {name: getattr(given, name) for name in FILES if name != "token_file"}
+    return AsyncClient(address, name="cli", tls=given.tls, token=given.token_file, **files)
 
 
 def _show_status(given: argparse.Namespace) -> int:

@@ -117,8 +117,7 @@ class FleetExtension(Extension):
         self._is_restored = False
         self._snapshots: Final = SnapshotTask(self._settings)
         self._tasks: Final[list[asyncio.Task[None]]] = []
-        if takeover is not None:
-            core.host.fleet = lambda: describe(self._view().as_json())
+        core.host.fleet = self._described
 
     @property
     def listener(self) -> Listener | None:
@@ -127,6 +126,10 @@ class FleetExtension(Extension):
     def _view(self) -> FleetView:
         assert self._leadership is not None, "only the leader has a view of it"
         return view_of_leader(self._leadership, self._snapshots.last)
+
+    def _described(self) -> str:
+        parts = [f"shard {self._topology.shard} of {shards}"] if (shards := len(self._topology.targets)) > 1 else []
+        return ", ".join([*parts, describe(self._view().as_json())] if self._leadership is not None else parts)
 
     def checked(self, methods: dict[str, Method]) -> dict[str, Method]:
         return self._topology.checked(methods)

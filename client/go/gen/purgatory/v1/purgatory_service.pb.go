@@ -3539,7 +3539,7 @@ type GetStatusResponse struct {
 	Sources []*SourceStatus `protobuf:"bytes,12,rep,name=sources,proto3" json:"sources,omitempty"`
 	// Absent: the daemon does not deliver webhooks.
 	Webhooks *WebhookStatus `protobuf:"bytes,13,opt,name=webhooks,proto3" json:"webhooks,omitempty"`
-	// With a replicated log: state, epoch and position of the daemon, for people. Programs ask HTTP's /fleet.
+	// With shards or a replicated log: shard, state, epoch and position, for people. Programs ask HTTP's /fleet.
 	Fleet         string `protobuf:"bytes,14,opt,name=fleet,proto3" json:"fleet,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1,0 +1,100 @@
+"""The upgrade of a pair by handover, under load, to a later release whose journal has a further table."""
+
+import asyncio
+import contextlib
+import sqlite3
+from pathlib import Path
+
+import pytest
+from purgatory_client import AsyncClient, Outcome, errors
+
+from examples.local_postgres import LocalPostgres
+from purgatory.extensions.fleet.commands import main as fleet_command
+from purgatory.fleet.entry import TABLES
+from purgatory.fleet.leadership import EXIT_REPLACED
+from purgatory.fleet.open_log import open_log
+from purgatory.journal.directory import DATABASE
+from tests.client.until import until_pending
+from tests.daemon_process import DEADLINE_S, wait_until
+from tests.fleet.file_audit import check_files
+from tests.fleet.pair_run import Member
+from tests.journal.kit import PATIENCE_S
+from tests.postgres.test_pair import new_log
+
+pytestmark = pytest.mark.slow
+
+CALM = ("--fleet-silence-ms", "600000")
+NEXT_RELEASE = "tests.fleet.next_release"
+WAITS = 200
+
+
+async def load(client: AsyncClient, answered: list[int]) -> None:
+    """Register and end waits for ever. One at a time fails where no daemon leads; its wait resumes."""
+    while True:
+        number = len(answered) + 1
+        wait = asyncio.create_task(client.produce({"load-0": number}, timeout=600))
+        while not wait.done():
+            with contextlib.suppress(errors.Unavailable):
+                await client.advance("load-0", high_watermark=number)
+            await asyncio.sleep(0.01)
+        assert wait.result().satisfied
+        answered.append(number)
+
+
+def hand_over(leader: Member, other: Member) -> None:
+    """Let the other one lead. The leader has ended afterwards."""
+    assert fleet_command(["handover", "--address", leader.grpc_address]) == 0
+    assert leader.process.wait(DEADLINE_S) == EXIT_REPLACED
+    wait_until(lambda: other.answers("/leaderz"), f"{other.log_path} leads")
+
+
+def upgrade(standby: Member) -> None:
+    """Start the later release in place of a daemon, on the same folder; returns once it stands by."""
+    standby.end()
+    standby.module = NEXT_RELEASE
+    standby.start_if_ended()
+    wait_until(lambda: standby.answers("/readyz"), f"{standby.log_path} stands by")
+
+
+async def test_upgrade_by_handover(log_servers: LocalPostgres, tmp_path: Path) -> None:
+    """The later release takes over a log of the earlier one, and all waits continue. From then on the earlier one stops
+    at its start and says why, until it is upgraded too.
+    """
+    url = new_log(log_servers)
+    assert fleet_command(["init", url]) == 0
+    members: list[Member] = []
+    try:
+        for name, probe in (("a", "/leaderz"), ("b", "/readyz")):
+            members.append(Member(name, tmp_path, url, CALM))
+            await asyncio.to_thread(wait_until, lambda probe=probe: members[-1].answers(probe), probe)  # type: ignore[misc]
+        a, b = members
+        answered: list[int] = []
+        async with AsyncClient(f"{a.grpc_address},{b.grpc_address}", give_up_after=None) as client:
+            batch = client.produce_many(["kept-0"], offsets=range(1, WAITS + 1), timeouts_ms=[600_000])
+            waiting = asyncio.create_task(batch)
+            await until_pending(client, WAITS)
+            loading = asyncio.create_task(load(client, answered))
+            await asyncio.to_thread(upgrade, b)
+            await asyncio.to_thread(hand_over, a, b)
+            a.start_if_ended()
+            assert await asyncio.to_thread(a.process.wait, DEADLINE_S) == 1
+            assert f"has version {TABLES + 1} of the journal's tables" in a.log
+            await asyncio.to_thread(upgrade, a)
+            await asyncio.to_thread(hand_over, b, a)
+            before = len(answered)
+            await asyncio.to_thread(wait_until, lambda: len(answered) > before or loading.done(), "waits are answered")
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+            assert loading.cancelled(), loading
+            assert not waiting.done()
+            await client.advance("kept-0", high_watermark=WAITS)
+            results = await asyncio.wait_for(waiting, PATIENCE_S)
+        assert set(results.outcomes) == {Outcome.SATISFIED}
+    finally:
+        for member in members:
+            member.end()
+    for member in members:
+        with contextlib.closing(sqlite3.connect(member.data / DATABASE)) as database:
+            assert database.execute("PRAGMA user_version").fetchone() == (TABLES + 1,)
+    with contextlib.closing(open_log(url)) as log:
+        assert check_files(log, [member.data for member in members]) > 0
