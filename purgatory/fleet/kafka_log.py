@@ -304,10 +304,13 @@ class KafkaLog(ReplicatedLog):
 
     def _stored(self) -> list[_Stored]:
         found: dict[bytes, _Stored] = {}
-        for message in self._scan(*self._bounds(self._snapshots)):
-            chunk = pb.SnapshotChunk.FromString(message.value() or b"")
-            stored = found.setdefault(chunk.snapshot, _Stored(chunk.position, chunk.chunks, {}))
-            stored.offsets.setdefault(chunk.chunk, _offset(message))
+        try:
+            for message in self._scan(*self._bounds(self._snapshots)):
+                chunk = pb.SnapshotChunk.FromString(message.value() or b"")
+                stored = found.setdefault(chunk.snapshot, _Stored(chunk.position, chunk.chunks, {}))
+                stored.offsets.setdefault(chunk.chunk, _offset(message))
+        except LogTrimmed:
+            return self._stored()  # the leader has trimmed it since the bounds were read
         return list(found.values())
 
 
