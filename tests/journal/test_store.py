@@ -132,8 +132,7 @@ async def test_nothing_follows_the_last_group(tmp_path: Path) -> None:
     thread = journal._thread
     assert thread is not None
     ending = asyncio.create_task(daemon.opened.close(PATIENCE_S))
-    while not thread._closing.is_set():
-        await asyncio.sleep(0)
+    assert await asyncio.to_thread(thread._closing.wait, PATIENCE_S)
     while not ending.done():
         journal.heartbeat()
         await asyncio.sleep(0)
