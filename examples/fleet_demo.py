@@ -114,6 +114,7 @@ class Load:
 @contextlib.contextmanager
 def log_in(folder: Path, *, is_kafka: bool) -> Iterator[str]:
     """Start the servers of the log, and return its address."""
+    print("starting three Kafka brokers" if is_kafka else "starting PostgreSQL and a replica of it", flush=True)
     if is_kafka:
         with KafkaCluster(folder / "kafka", 3) as cluster:
             yield f"kafka://{cluster.bootstrap}/purgatory"

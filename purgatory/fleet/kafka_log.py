@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
 from purgatory.fleet.entry import Entry
@@ -34,6 +34,9 @@ REQUIRED: Final = {
     "unclean.leader.election.enable": "false",
 }
 AT_LEAST: Final = {"min.insync.replicas": 2, "max.message.bytes": 1_000_000}
+TO_READ: Final = (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.READ)
+TO_LEAD: Final = (*TO_READ, AclOperation.WRITE, AclOperation.DELETE)
+"""Permissions on both topics. A standby needs those of a leader, and would otherwise miss them when it takes over."""
 DEFAULTS: Final[dict[str, Any]] = {
     "client.id": "purgatory-fleet",
     "socket.timeout.ms": 4_000,  # give up on a broker that hangs; the library's default is a minute
@@ -86,13 +89,16 @@ class KafkaLog(ReplicatedLog):
         self._topic: Final = name
         self._snapshots: Final = f"{name}-snapshots"
         self._shard: Final = shard
+        self._connection_error = ""
+        """The last one of the administrative client."""
         # The default may be changed for services without idempotence, and only a producer has it.
         idempotence = {"enable.idempotence": given.pop("enable.idempotence", True)}
         common = {**DEFAULTS, "bootstrap.servers": brokers, "logger": log, **given}
         try:
             self._producer: Final = Producer(common | idempotence | PRODUCER)
             self._consumer: Final = Consumer(common | CONSUMER)
-            self._admin: Final = AdminClient(common | {"socket.timeout.ms": round(ADMIN_S * 1_000)})
+            administrative = {"socket.timeout.ms": round(ADMIN_S * 1_000), "error_cb": self._note_error}
+            self._admin: Final = AdminClient(common | administrative)
         except KafkaException as error:
             raise LogRefused(f"a setting for Kafka is invalid: {error.args[0].str()}") from None
         self._next: tuple[str, int] | None = None
@@ -105,10 +111,10 @@ class KafkaLog(ReplicatedLog):
             try:
                 future.result()
             except KafkaException as error:
-                code, reason = error.args[0].code(), error.args[0].str()
+                code = error.args[0].code()
                 if code != KafkaError.TOPIC_ALREADY_EXISTS:
                     kind = LogUnavailable if code < 0 else LogRefused  # negative: an error of the library
-                    raise kind(f"topic {topic} cannot be created: {reason}") from None
+                    raise kind(f"topic {topic} cannot be created: {self._reason(error)}") from None
         until = time.monotonic() + ADMIN_S
         while True:  # a new topic is not known to every broker at once
             try:
@@ -120,28 +126,44 @@ class KafkaLog(ReplicatedLog):
                     raise
                 time.sleep(0.1)
 
-    def check(self, shards: int) -> None:
+    def check(self, shards: int | None) -> None:
+        needed = TO_READ if shards is None else TO_LEAD
         for topic in (self._topic, self._snapshots):
-            resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-            try:
-                found = self._admin.list_topics(topic, timeout=ANSWER_S).topics[topic]
-                if found.error is not None:
-                    raise LogRefused(f"topic {topic}: {found.error.str()}. `purgatory fleet init` creates it")
-                entries = self._admin.describe_configs([resource])[resource].result()
-            except KafkaException as error:
-                raise LogUnavailable(f"Kafka does not describe topic {topic}: {error.args[0].str()}") from None
-            config = {key: entry.value for key, entry in entries.items()}
-            replicas = min((len(at.replicas) for at in found.partitions.values()), default=0)
+            partitions, config = self._describe(topic, needed)
+            replicas = min((len(at.replicas) for at in partitions), default=0)
             facts = [(key, config.get(key), value) for key, value in REQUIRED.items()]
             wrong = [f"{key}={is_now}, must be {value}" for key, is_now, value in facts if is_now != value]
             counts = [(key, int(config.get(key) or 0), least) for key, least in AT_LEAST.items()]
             for name, count, least in [*counts, ("replicas", replicas, REPLICAS)]:
                 if count < least:
                     wrong.append(f"{name}={count}, must be at least {least}")
-            if len(found.partitions) != shards:
-                wrong.append(f"partitions={len(found.partitions)}, must be {shards}, the number of shards")
+            if shards is not None and len(partitions) != shards:
+                wrong.append(f"partitions={len(partitions)}, must be {shards}, the number of shards")
+            elif self._shard >= len(partitions):
+                wrong.append(f"partitions={len(partitions)}, so there is no shard {self._shard}")
             if wrong:
                 raise LogRefused(f"topic {topic}: {'; '.join(wrong)}")
+
+    def _describe(self, topic: str, needed: Sequence[AclOperation]) -> tuple[list[Any], dict[str, str | None]]:
+        """The partitions of a topic, and its settings. Raises LogRefused if it or one of the permissions is missing."""
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        try:
+            found = self._admin.describe_topics(
+                TopicCollection([topic]), include_authorized_operations=True, request_timeout=ANSWER_S
+            )[topic].result()
+            # None: this service does not tell them.
+            missing = [one for one in needed if one not in (found.authorized_operations or needed)]
+            if missing:
+                raise _lacking(topic, missing)
+            config = self._admin.describe_configs([resource], request_timeout=ANSWER_S)[resource].result()
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise LogRefused(f"topic {topic}: does not exist. `purgatory fleet init` creates it") from None
+            if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise _lacking(topic, needed) from None
+            raise LogUnavailable(f"Kafka does not describe topic {topic}: {self._reason(error)}") from None
+        return found.partitions, {key: entry.value for key, entry in config.items()}
 
     def end(self) -> int:
         return self._bounds(self._topic)[1]
@@ -199,6 +221,15 @@ class KafkaLog(ReplicatedLog):
         self._consumer.close()
         self._producer.purge()
 
+    def _note_error(self, error: KafkaError) -> None:
+        self._connection_error = error.str()
+
+    def _reason(self, error: KafkaException) -> str:
+        """Why a request has failed. With a wrong password it only times out: the connection's error has the cause."""
+        self._admin.poll(0)
+        failure, cause = error.args[0], self._connection_error
+        return f"{failure.str()} ({cause})" if failure.code() == KafkaError._TIMED_OUT and cause else failure.str()  # noqa: SLF001
+
     def _produce(
         self, topic: str, content: bytes, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
     ) -> Message:
@@ -243,6 +274,8 @@ class KafkaLog(ReplicatedLog):
         first = self._consumer.poll(wait_s)
         # Not `consume(500, wait_s)`, which waits until it has 500.
         found = [] if first is None else [first, *self._consumer.consume(READ_ENTRIES_MAX, 0)]
+        # librdkafka looks for the coordinator of its group, although nothing needs it.
+        found = [one for one in found if _code(one) != KafkaError.GROUP_AUTHORIZATION_FAILED]
         for at, message in enumerate(found):
             error = message.error()
             if error is not None and at > 0:
@@ -271,13 +304,26 @@ class KafkaLog(ReplicatedLog):
 
     def _stored(self) -> list[_Stored]:
         found: dict[bytes, _Stored] = {}
-        for message in self._scan(*self._bounds(self._snapshots)):
-            chunk = pb.SnapshotChunk.FromString(message.value() or b"")
-            stored = found.setdefault(chunk.snapshot, _Stored(chunk.position, chunk.chunks, {}))
-            stored.offsets.setdefault(chunk.chunk, _offset(message))
+        try:
+            for message in self._scan(*self._bounds(self._snapshots)):
+                chunk = pb.SnapshotChunk.FromString(message.value() or b"")
+                stored = found.setdefault(chunk.snapshot, _Stored(chunk.position, chunk.chunks, {}))
+                stored.offsets.setdefault(chunk.chunk, _offset(message))
+        except LogTrimmed:
+            return self._stored()  # the leader has trimmed it since the bounds were read
         return list(found.values())
 
 
 def _offset(message: Message) -> int:
     offset = message.offset()
     return -1 if offset is None else offset
+
+
+def _code(message: Message) -> int:
+    error = message.error()
+    return KafkaError.NO_ERROR if error is None else error.code()
+
+
+def _lacking(topic: str, permissions: Sequence[AclOperation]) -> LogRefused:
+    names = ", ".join(one.name.title().replace("_", "") for one in permissions)
+    return LogRefused(f"topic {topic}: this daemon's login lacks permissions on it: {names}")

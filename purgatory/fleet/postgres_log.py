@@ -96,7 +96,7 @@ class PostgresLog(ReplicatedLog):
         self._query(CREATE_LOG)
         self._query(CREATE_SNAPSHOTS)
 
-    def check(self, shards: int) -> None:  # noqa: ARG002
+    def check(self, shards: int | None) -> None:  # noqa: ARG002
         self.end()
         ((commit, names),) = self._query(
             b"SELECT current_setting('synchronous_commit'), current_setting('synchronous_standby_names')"

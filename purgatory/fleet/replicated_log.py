@@ -52,14 +52,14 @@ class ReplicatedLog(Protocol):
         """
         ...
 
-    def check(self, shards: int) -> None:
+    def check(self, shards: int | None) -> None:
         """Check that the log exists and has the settings on which the promises depend. Weak ones are logged.
 
         Args:
-            shards: Number of shards that it should have.
+            shards: Number of shards that it should have. None: any number, and the caller only reads.
 
         Raises:
-            LogRefused: It is missing, or a setting is wrong; the message contains that setting.
+            LogRefused: The log or a permission is missing, or a setting is wrong; the message names it.
         """
         ...
 

@@ -15,7 +15,7 @@ from purgatory.journal.store import PAGE_BYTES, Store
 from purgatory.service.host import Host
 from purgatory.service.listeners.durable_journal import DurableJournal, JournalStatistics
 from purgatory.service.sessions.session import Session
-from tests.journal.kit import JournaledHost, high_watermark, register
+from tests.journal.kit import PATIENCE_S, JournaledHost, high_watermark, register
 from tests.service.serving import apply_events
 
 PAGES_MAX = 20
@@ -122,6 +122,21 @@ async def test_sealing_a_group_is_watched(tmp_path: Path) -> None:
     await daemon.host.journal.durable()
     assert watched.longest_ns > 0
     await daemon.stop()
+
+
+async def test_nothing_follows_the_last_group(tmp_path: Path) -> None:
+    """Heartbeats while the journal ends add no group that would not be written."""
+    daemon = await JournaledHost.start(tmp_path / "data")
+    journal = daemon.host.journal
+    assert isinstance(journal, DurableJournal)
+    thread = journal._thread
+    assert thread is not None
+    ending = asyncio.create_task(daemon.opened.close(PATIENCE_S))
+    assert await asyncio.to_thread(thread._closing.wait, PATIENCE_S)
+    while not ending.done():
+        journal.heartbeat()
+        await asyncio.sleep(0)
+    assert ending.result()
 
 
 @pytest.mark.parametrize("by_tick", [True, False])

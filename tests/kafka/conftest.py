@@ -38,6 +38,7 @@ def three_brokers(kafka_brokers: Path, tmp_path_factory: pytest.TempPathFactory)
     """Three brokers. A test that stops one starts it again."""
     settings: dict[str, object] = {"broker.session.timeout.ms": 3000, "offsets.topic.num.partitions": 12}
     settings |= {"offsets.retention.check.interval.ms": 500, "log.cleaner.backoff.ms": 200}
+    settings |= {"auto.leader.rebalance.enable": "false"}  # a test moves the lead itself
     settings |= {"unclean.leader.election.enable": "false", "transaction.state.log.num.partitions": 4}
     with KafkaCluster(tmp_path_factory.mktemp("kafka"), 3, settings) as cluster:
         yield cluster

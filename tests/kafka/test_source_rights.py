@@ -5,6 +5,7 @@ reason, until the right is granted.
 import asyncio
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,13 +20,13 @@ from tests.kafka.clients import ClusterClients
 from tests.kafka.recording_publisher import RecordingPublisher, running_source
 
 PASSWORD_VARIABLE = "PURGATORY_KAFKA_SASL_PASSWORD"
-PASSWORDS = {"admin": "of-the-admin", "watcher": "of-the-watcher"}
+PASSWORDS = {"admin": "of-the-admin", "watcher": "of-the-watcher", "daemon": "of-the-daemon"}
 TOPIC, GROUP = ResourceType.TOPIC, ResourceType.GROUP
 DESCRIBE, READ = AclOperation.DESCRIBE, AclOperation.READ
 
 
 class GuardedBroker:
-    """One broker that requires TLS and a password, and grants rights only to its admin."""
+    """A cluster that requires TLS and a password, and grants rights only to its admin."""
 
     def __init__(self, cluster: KafkaCluster, folder: Path) -> None:
         self.cluster = cluster
@@ -52,10 +53,9 @@ class GuardedBroker:
         return path
 
 
-@pytest.fixture(scope="module")
-def guarded(kafka_brokers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedBroker]:
-    """The broker with a topic and a group of each kind used in the tests."""
-    folder = tmp_path_factory.mktemp("guarded")
+@contextmanager
+def guarded_cluster(folder: Path, brokers: int) -> Iterator[GuardedBroker]:
+    """Start brokers that are configured in this way."""
     authority = Authority("The broker's authority")
     issued = authority.issue("broker", hosts=["localhost", "127.0.0.1"])
     (folder / "authority.pem").write_bytes(authority.certificate_pem)
@@ -76,8 +76,14 @@ def guarded(kafka_brokers: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:admin;User:ANONYMOUS",  # connections to the controllers' listener are anonymous
     }
-    with KafkaCluster(folder / "cluster", 1, settings, listener="SASL_SSL") as cluster:
-        broker = GuardedBroker(cluster, folder)
+    with KafkaCluster(folder / "cluster", brokers, settings, listener="SASL_SSL") as cluster:
+        yield GuardedBroker(cluster, folder)
+
+
+@pytest.fixture(scope="module")
+def guarded(kafka_brokers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedBroker]:
+    """The broker with a topic and a group of each kind used in the tests."""
+    with guarded_cluster(tmp_path_factory.mktemp("guarded"), 1) as broker:
         for topic in ("orders", "secret"):
             broker.clients.create(topic)
             broker.clients.produce(topic, 5)

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "purgatory fleet
             return asyncio.run(_hand_over(given))
         log = open_log(given.log, getattr(given, "shard", 0))
         with contextlib.closing(log):
-            return _init(log, given.source, given.shards) if given.command == "init" else _verify(log, given.shards)
+            return _init(log, given.source, given.shards) if given.command == "init" else _verify(log)
     except (FleetLogError, JournalError, PurgatoryClientError, OSError, sqlite3.Error) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -74,8 +74,8 @@ def fleet_parser(program: str = "purgatory fleet") -> argparse.ArgumentParser:
     of = {name: subparsers.add_parser(name, help=text, description=text) for name, text in COMMANDS.items()}
     for name in ("init", "verify"):
         of[name].add_argument("log", metavar="LOG", help="kafka://HOST:PORT/TOPIC or postgresql://HOST:PORT/DATABASE")
-        of[name].add_argument("--shards", metavar="N", type=int, default=1, help="number of shards (default: 1)")
-    of["verify"].add_argument("--shard", metavar="N", type=int, default=0, help="which of them (default: 0)")
+    of["init"].add_argument("--shards", metavar="N", type=int, default=1, help="number of shards (default: 1)")
+    of["verify"].add_argument("--shard", metavar="N", type=int, default=0, help="which shard (default: 0)")
     of["init"].add_argument("--from", dest="source", metavar="DIR", type=Path, help="of a stopped daemon")
     of["leave"].add_argument("folder", metavar="DIR", type=Path, help="the daemon's data folder")
     with_tls = "HTTP address of a daemon; with TLS: https://HOST:PORT"
@@ -193,8 +193,8 @@ def _locked(folder: Path) -> Directory:
     return Directory(folder)
 
 
-def _verify(log: ReplicatedLog, shards: int) -> int:
-    log.check(shards)
+def _verify(log: ReplicatedLog) -> int:
+    log.check(None)
     snapshot = log.last_snapshot()
     counts = dict.fromkeys(Kind, 0)
     reign: Reign | None = None

@@ -329,10 +329,11 @@ class DurableJournal(Journal):
         # If changes are missing on disk, the shutdown must not count as clean: the next daemon has to expect that
         # clients have results which it does not know.
         last.is_last = not self._failure
-        self._thread.submit(last)
+        thread, self._thread = self._thread, None  # nothing may follow the last group, not even a heartbeat
+        thread.submit(last)
         left_s = max(0.0, deadline_s - self._loop.time())
         # On a thread: the loop has to stay free for the reports of the last groups.
-        return await asyncio.to_thread(self._thread.close, left_s) and not self._failure
+        return await asyncio.to_thread(thread.close, left_s) and not self._failure
 
     async def commit_receipted(self, timeout_s: float) -> None:
         """Wait until everything that was answered is on disk or the disk has failed. In sync mode that is always so."""
@@ -388,9 +389,8 @@ class DurableJournal(Journal):
 
     def _commit(self) -> None:
         self._is_scheduled = False
-        if self._committing is not None or not self._changed:
+        if self._committing is not None or not self._changed or self._thread is None:
             return
-        assert self._thread is not None, "the journal was never started"
         with self._sealing:
             self._committing = self._seal()
         self._committing_since_s, self._submitted_s = self._changed_s, self._loop.time()

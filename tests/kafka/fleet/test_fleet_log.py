@@ -108,8 +108,10 @@ def test_settings_on_which_the_promises_depend_are_refused(tmp_path: Path) -> No
         open_log(f"kafka://127.0.0.1:1/x?config={tmp_path / 'kafka.properties'}")
 
 
-def test_snapshots_and_trimming(log: KafkaLog) -> None:
-    """The newest complete snapshot is found and read; trimming keeps what follows it."""
+def test_snapshots_and_trimming(log: KafkaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest complete snapshot is found and read; trimming keeps what follows it, and does not disturb a reader
+    that has just found older ones.
+    """
     writer = LogWriter(log, Reign(), ignore, PATIENT_S)
     writer.claim(0)
     positions = [writer.append(Kind.GROUP, 0).position for _ in range(5)]
@@ -128,8 +130,12 @@ def test_snapshots_and_trimming(log: KafkaLog) -> None:
     with pytest.raises(LogLost, match=f"ends at position {end}, before position {end + 4}"):
         wait_for_entries(log, end + 4)
     assert patient(log.end) == end
-    first, _ = patient(lambda: log._bounds(log._snapshots))
+    first, end = patient(lambda: log._bounds(log._snapshots))
     assert first > 0
+    bounds, before = log._bounds, [(0, end)]
+    monkeypatch.setattr(log, "_bounds", lambda topic: before.pop() if before else bounds(topic))
+    found = patient(log.last_snapshot)
+    assert (found and found.position, before) == (positions[3], [])
     assert patient(lambda: list(newest.read())) == [b"\0" * 900_000, b"end"]
 
 

@@ -1,0 +1,47 @@
+"""Load for daemons that should store snapshots soon."""
+
+import contextlib
+import uuid
+from typing import Final
+
+import grpc
+
+from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.daemon_process import wait_until
+from tests.fleet.pair_run import Member
+from tests.service.serving import high_watermark
+
+SNAPSHOTS: Final = ("--fleet-snapshot-bytes", "20000")
+CALM: Final = ("--fleet-silence-ms", "600000")
+"""A standby takes over only if the leader resigns, however busy the machine is."""
+
+
+def until_answers(member: Member, path: str) -> None:
+    """Wait until a daemon answers a probe. It is started again if it ends: the log may be slow."""
+
+    def answers() -> bool:
+        member.start_if_ended()
+        return member.answers(path)
+
+    wait_until(answers, f"{path} is answered:\n{member.log[-2_000:]}")
+
+
+def until_trimmed(leader: Member) -> None:
+    """Report marks of new partitions until two snapshots have been stored, so that the log has been trimmed."""
+
+    def is_trimmed() -> bool:
+        leader.start_if_ended()
+        report(leader, 50)
+        # A line of its own, after both the snapshot and trimming.
+        return leader.log.count("stored a snapshot") >= 2
+
+    wait_until(is_trimmed, "two snapshots are stored")
+
+
+def report(leader: Member, count: int) -> None:
+    """Report as many marks to one daemon, in one call."""
+    rows = event_pb2.EventRows(events=[high_watermark(f"mark-{uuid.uuid4()}", 1) for _ in range(count)])
+    with grpc.insecure_channel(leader.grpc_address) as channel, contextlib.suppress(grpc.RpcError):
+        stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+        stub.Advance(wire.AdvanceRequest(rows=rows, all_shards=True), timeout=5)

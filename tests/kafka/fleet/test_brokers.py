@@ -1,0 +1,160 @@
+"""Two daemons over one log while its brokers are killed, hang, and move the lead of the log's partition."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final
+
+import pytest
+from confluent_kafka import KafkaException
+
+from examples.kafka_cluster import KafkaCluster
+from purgatory.extensions.fleet.commands import main as fleet_command
+from purgatory.fleet.leadership import EXIT_REPLACED
+from purgatory.fleet.open_log import open_log
+from tests.crash.wire_caller import Broken
+from tests.fleet.file_audit import check_files
+from tests.fleet.pair_run import Member, PairRun
+from tests.kafka.clients import ClusterClients
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_S: Final = 120.0
+IMPATIENT: Final = {"socket.timeout.ms": "2000"}
+"""The broker that is asked may hang."""
+
+
+class BrokerRun(PairRun):
+    """The faults are those of brokers. After each one, all callers are served again."""
+
+    def __init__(self, folder: Path, log_uri: str, cluster: KafkaCluster, topic: str) -> None:
+        super().__init__(folder, log_uri, seed=1)
+        self._cluster: Final = cluster
+        self._topic: Final = topic
+        self._clients: Final = ClusterClients(cluster.bootstrap, IMPATIENT)
+        self.steps: Final = (self._kill_leading, self._move_lead, self._hang_leading, self._kill_two)
+        self._left: Final[Iterator[Callable[[], Awaitable[None]]]] = iter(self.steps)
+
+    async def _fault(self, kind: str, member: Member) -> None:
+        await next(self._left)()
+
+    async def _kill_leading(self) -> None:
+        """Two brokers of three are enough. The lead moves to one of them."""
+        broker = await self._until_led_by(lambda leader: leader > 0)
+        self._cluster.kill(broker)
+        began_s = time.monotonic()
+        await self._until_led_by(lambda leader: leader not in {broker, -1})
+        await self._until_served("the broker that led was killed", began_s)
+        await self._during(self._cluster.start, broker)
+
+    async def _move_lead(self) -> None:
+        """The lead moves back to the preferred broker, which was killed before."""
+        before = await self._until_led_by(lambda leader: leader > 0)
+        await self._until(self._is_in_sync, "the preferred broker is in sync again")
+        began_s = time.monotonic()
+        await self._during(self._elect_preferred)
+        await self._until_led_by(lambda leader: leader not in {before, -1})
+        await self._until_served("the lead moved to another broker", began_s)
+
+    async def _hang_leading(self) -> None:
+        """The lead moves, and the broker that led finds out when it is continued."""
+        broker = await self._until_led_by(lambda leader: leader > 0)
+        self._cluster.hang(broker)
+        try:
+            began_s = time.monotonic()
+            await self._until_led_by(lambda leader: leader not in {broker, -1})
+            await self._until_served("the broker that led hangs", began_s)
+        finally:
+            self._cluster.wake(broker)
+        await self._until_served("it was continued", time.monotonic())
+
+    async def _kill_two(self) -> None:
+        """One broker of three is not enough: no daemon leads, and each exits to be restarted, until two are back."""
+        broker = await self._until_led_by(lambda leader: leader > 0)
+        victims = (broker, broker % len(self._cluster.brokers) + 1)
+        exits = self._exits()
+        self._cluster.kill(*victims)
+        await self._until(lambda: self._exits() > exits, "the leader exits")
+        await self._until(lambda: not any(one.answers("/leaderz") for one in self._members), "no daemon leads")
+        await self._during(self._cluster.start, *victims)
+        await self._until_served("two of three brokers were started again", time.monotonic())
+
+    def _exits(self) -> int:
+        return sum(member.exit_codes.count(EXIT_REPLACED) for member in self._members)
+
+    def _leader(self) -> int:
+        """The broker that leads the partition; -1: none, or nobody answers."""
+        with suppress(KafkaException):
+            return self._clients.leader(self._topic)
+        return -1
+
+    def _is_in_sync(self) -> bool:
+        with suppress(KafkaException):
+            topic = self._clients.admin.list_topics(self._topic, timeout=10).topics[self._topic]
+            return len(topic.partitions[0].isrs) == len(self._cluster.brokers)
+        return False
+
+    def _elect_preferred(self) -> None:
+        self._cluster.tool(
+            "org.apache.kafka.tools.LeaderElectionCommand", "--bootstrap-server", self._cluster.bootstrap,
+            "--election-type", "preferred", "--topic", self._topic, "--partition", "0",
+        )  # fmt: skip
+
+    async def _during(self, call: Callable[..., None], *arguments: int) -> None:
+        """Make a call that blocks, as a supervisor of the daemons."""
+        running = asyncio.create_task(asyncio.to_thread(call, *arguments))
+        await self._until(running.done, f"{call} returns")
+        await running
+
+    async def _until_led_by(self, is_right: Callable[[int], bool]) -> int:
+        """Wait until the right broker leads the partition, and return it."""
+        seen: list[int] = []
+
+        def leads() -> bool:
+            seen.append(self._leader())
+            return is_right(seen[-1])
+
+        await self._until(leads, "the right broker leads")
+        return seen[-1]
+
+    async def _until_served(self, what: str, since_s: float) -> None:
+        """Wait until batches of each caller have been accepted from now on."""
+        before = [caller.accepted_batches for caller in self._callers]
+
+        def are_served() -> bool:
+            return all(caller.accepted_batches > old for caller, old in zip(self._callers, before, strict=True))
+
+        await self._until(are_served, f"all callers are served ({what})")
+        print(f"{what}: all callers served after {time.monotonic() - since_s:.1f} s, {self._exits()} exits so far")
+
+    async def _until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait, as a supervisor of the daemons."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not await asyncio.to_thread(condition):
+            self._check_tasks()
+            if time.monotonic() > deadline_s:
+                raise Broken(
+                    f"not within {PATIENCE_S} s: {what}\n" + "".join(one.log[-3_000:] for one in self._members)
+                )
+            await asyncio.sleep(0.05)
+
+
+def test_no_fault_of_a_broker_loses_repeats_or_hastens_anything(three_brokers: KafkaCluster, tmp_path: Path) -> None:
+    """The broker that leads the partition is killed, gives the lead away, hangs, and is killed together with another.
+    Each acknowledged wait ends once and not too early, all callers are served once two brokers are in sync, and each
+    daemon's file has exactly the rows that the log says.
+    """
+    topic = f"brokers-{uuid.uuid4().hex[:8]}"
+    url = f"kafka://{three_brokers.bootstrap}/{topic}"
+    assert fleet_command(["init", url]) == 0
+    run = BrokerRun(tmp_path, url, three_brokers, topic)
+    try:
+        print(asyncio.run(run.run_faults(len(run.steps))))
+    finally:
+        three_brokers.start()
+    with closing(open_log(url)) as log:
+        assert check_files(log, [tmp_path / "a", tmp_path / "b"]) > len(run.steps)
+    assert fleet_command(["verify", url]) == 0
