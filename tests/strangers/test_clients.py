@@ -36,11 +36,13 @@ def client(request: pytest.FixtureRequest) -> list[str]:
 
 
 @contextmanager
-def started(command: list[str], address: str, count: int, folder: Path) -> Iterator[Callable[[], list[list[str]]]]:
+def started(
+    command: list[str], address: str, count: int, folder: Path, topic: str = "strangers"
+) -> Iterator[Callable[[], list[list[str]]]]:
     """Runs a client; yields what waits for its end and returns the words of its lines."""
     out, err = folder / "out", folder / "err"
     with out.open("w") as out_file, err.open("w") as err_file:
-        process = subprocess.Popen([*command, address, "strangers", str(count)], stdout=out_file, stderr=err_file)
+        process = subprocess.Popen([*command, address, topic, str(count)], stdout=out_file, stderr=err_file)
 
     def ended() -> list[list[str]]:
         assert process.wait(DEADLINE_S) == 0, err.read_text()
