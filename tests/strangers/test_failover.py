@@ -100,11 +100,10 @@ def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 @pytest.fixture
-def pair(daemons: Pair) -> Iterator[Pair]:
+def pair(daemons: Pair) -> Pair:
     """A leader and its standby, which has caught up."""
     daemons.until_ready()
-    yield daemons
-    daemons.until_ready()
+    return daemons
 
 
 @FAULT
