@@ -15,7 +15,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	_ "google.golang.org/grpc/health" // the checks of ServiceConfig
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -32,11 +31,6 @@ const (
 	refusedPause    = time.Second
 	silentIntervals = 3
 )
-
-// ServiceConfig makes a channel find the daemon that serves among all addresses of its target, such as
-// "dns:///purgatory:7440". It is for grpc.WithDefaultServiceConfig.
-const ServiceConfig = `{"loadBalancingConfig": [{"round_robin": {}}],
-	"healthCheckConfig": {"serviceName": "purgatory.v1.PurgatoryService"}}`
 
 // ErrTakenOver means that another client opened the session, which now belongs to it.
 var ErrTakenOver = errors.New("another client opened the session")

@@ -32,7 +32,7 @@ from tests.docs.pages import ROOT, Block, blocks, comparable, play, shell, texts
 from tests.docs.where_blocks_run import NOT_RUN, PARSED, RUN_ELSEWHERE, SESSIONS, SESSIONS_ELSEWHERE, SHELL_PAGES
 from tests.played_source import played_source
 
-LANGUAGES: Final = {"console", "go", "java", "json", "nginx", "python", "sh", "sql", "text", "toml", "ts"}
+LANGUAGES: Final = {"console", "go", "haproxy", "java", "json", "nginx", "python", "sh", "sql", "text", "toml", "ts"}
 APPS: Final = {"purgatory": purgatory_app, "purgatory-pipeline": pipeline_app, "purgatory-source": source_app}
 
 

@@ -13,6 +13,7 @@ RUN_ELSEWHERE: Final = {
     ("docs/start/typescript.md", "sh"): "tests/docs/test_site.py",
     ("docs/start/python.md", "python"): "tests/docs/test_site.py",
     ("README.md", "python"): "tests/docs/test_site.py",
+    ("docs/fleet.md", "haproxy"): "tests/strangers/test_failover.py",
     ("docs/grpc.md", "sh"): "tests/strangers/test_generic_tools.py",
     ("docs/grpc.md", "go"): "tests/strangers/test_programs.py",
     ("docs/grpc.md", "java"): "tests/strangers/test_programs.py",

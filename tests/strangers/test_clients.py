@@ -5,11 +5,13 @@ forgets the session. Single cases are tested in tests/conformance.
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -36,11 +38,13 @@ def client(request: pytest.FixtureRequest) -> list[str]:
 
 
 @contextmanager
-def started(command: list[str], address: str, count: int, folder: Path) -> Iterator[Callable[[], list[list[str]]]]:
+def started(
+    command: list[str], address: str, count: int, folder: Path, topic: str = "strangers"
+) -> Iterator[Callable[[], list[list[str]]]]:
     """Runs a client; yields what waits for its end and returns the words of its lines."""
     out, err = folder / "out", folder / "err"
     with out.open("w") as out_file, err.open("w") as err_file:
-        process = subprocess.Popen([*command, address, "strangers", str(count)], stdout=out_file, stderr=err_file)
+        process = subprocess.Popen([*command, address, topic, str(count)], stdout=out_file, stderr=err_file)
 
     def ended() -> list[list[str]]:
         assert process.wait(DEADLINE_S) == 0, err.read_text()
@@ -115,3 +119,46 @@ def test_a_daemon_that_has_forgotten_the_session_is_told_of_what_is_pending(
         lines = ended()
     proxy.close()
     assert as_expected(lines) == expected_lines(count)
+
+
+class Standby(grpc.GenericRpcHandler):
+    """A daemon that stands by: its health is NOT_SERVING, and it refuses calls. Those are kept in `calls`."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self._server = grpc.server(ThreadPoolExecutor(8))
+        checks = health.HealthServicer()
+        checks.set("purgatory.v1.PurgatoryService", health_pb2.HealthCheckResponse.NOT_SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(checks, self._server)
+        self._server.add_generic_rpc_handlers([self])
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self._server.start()
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        self.calls.append(handler_call_details.method.rpartition("/")[2])
+        return grpc.stream_stream_rpc_method_handler(self._refuse)
+
+    @staticmethod
+    def _refuse(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        context.abort(grpc.StatusCode.UNAVAILABLE, "stands by")
+        yield b""
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
+
+
+def test_of_several_daemons_the_one_that_serves_is_used(
+    client: list[str], start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """Given a daemon that stands by, an unknown name, and the daemon that serves, a client waits at the latter. In Go
+    and Java health checks find it, without a call to the standby. In TypeScript the session tries one after the other.
+    """
+    daemon, standby = start_daemon(), Standby()
+    try:
+        addresses = f"localhost:{standby.port},gone.invalid:7440,{daemon.address}"
+        with started(client, addresses, 10, tmp_path) as ended:
+            advance(daemon, 10)
+            assert as_expected(ended()) == expected_lines(10)
+    finally:
+        standby.stop()
+    assert set(standby.calls) == ({"StreamResults"} if client[0] == "node" else set())

@@ -1,13 +1,15 @@
 // Waits for the high watermark of a partition to reach each of the offsets 1 to COUNT, and prints a line for each result:
-//   node dist/resume.js ADDRESS TOPIC COUNT
+//   node dist/resume.js ADDRESS[,ADDRESS] TOPIC COUNT
 import { createGrpcTransport } from "@connectrpc/connect-node";
 import { Outcome } from "./gen/purgatory/v1/result_pb.js";
 import { Session } from "./session.js";
 
-const [address, topic, count] = process.argv.slice(2);
-if (!address || !topic || !count) throw new Error("usage: resume ADDRESS TOPIC COUNT");
-const transport = createGrpcTransport({ baseUrl: `http://${address}` });
-const session = new Session(transport, `node-${crypto.randomUUID()}`);
+const [addresses, topic, count] = process.argv.slice(2);
+if (!addresses || !topic || !count) throw new Error("usage: resume ADDRESS[,ADDRESS] TOPIC COUNT");
+// Pings notice a daemon that hangs.
+const pings = { pingIntervalMs: 1_000, pingTimeoutMs: 1_000 };
+const transports = addresses.split(",").map((one) => createGrpcTransport({ baseUrl: `http://${one}`, ...pings }));
+const session = new Session(transports, `node-${crypto.randomUUID()}`);
 const waits: Promise<void>[] = [];
 for (let offset = 1; offset <= Number(count); offset++) {
   const requiredOffset = BigInt(offset);

@@ -67,7 +67,9 @@ class AbortListener {
  * are acknowledged.
  */
 export class Session {
-  private readonly client: Client<typeof PurgatoryService>;
+  private readonly clients: Client<typeof PurgatoryService>[];
+  /** Of the last connection. */
+  private client: Client<typeof PurgatoryService>;
   private readonly giveUpAfterMs: number;
   private readonly openTimeoutMs: number;
   private readonly pending = new Map<bigint, Wait>();
@@ -99,9 +101,14 @@ export class Session {
   private wake: () => void = () => {};
   private endPause: () => void = () => {};
 
-  /** Begins a session. The id must be unique among all clients, such as a UUID. */
-  constructor(transport: Transport, readonly id: string, options: SessionOptions = {}) {
-    this.client = createClient(PurgatoryService, transport);
+  /**
+   * Begins a session. The id must be unique among all clients, such as a UUID. Where one of several daemons serves, give it a
+   * transport to each: they are tried in turn, for each connection.
+   */
+  constructor(transport: Transport | Transport[], readonly id: string, options: SessionOptions = {}) {
+    this.clients = [transport].flat().map((one) => createClient(PurgatoryService, one));
+    if (!this.clients.length) throw new TypeError("a session needs a transport");
+    this.client = this.clients[0]!;
     this.giveUpAfterMs = options.giveUpAfterMs ?? 30_000;
     this.openTimeoutMs = options.openTimeoutMs ?? 10_000;
     this.ended = this.run();
@@ -156,11 +163,17 @@ export class Session {
     this.end(new SessionEnded("closed", "the session is closed"));
     await this.ended;
     if (this.error instanceof SessionEnded && this.error.reason === "taken_over") return;
-    try {
-      await this.client.closeSession({ sessionId: this.id }, { timeoutMs: CALL_TIMEOUT_MS });
-    } catch (error) {
-      if (ConnectError.from(error).code !== Code.NotFound) throw error;
+    let failure: unknown;
+    for (const client of new Set([this.client, ...this.clients])) {
+      try {
+        await client.closeSession({ sessionId: this.id }, { timeoutMs: CALL_TIMEOUT_MS });
+        return;
+      } catch (error) {
+        if (ConnectError.from(error).code === Code.NotFound) return;
+        failure ??= error;
+      }
     }
+    throw failure;
   }
 
   private end(error: Error): void {
@@ -175,7 +188,8 @@ export class Session {
   private async run(): Promise<void> {
     const patienceMs = Math.min(this.openTimeoutMs, this.giveUpAfterMs);
     let ceiling = PAUSE_MS_MIN;
-    while (!this.error) {
+    for (let attempt = 0; !this.error; attempt++) {
+      this.client = this.clients[attempt % this.clients.length]!;
       const before = this.opened;
       let cause: ConnectError | undefined;
       try {
@@ -190,7 +204,8 @@ export class Session {
         this.end(new SessionEnded("unreachable", `no connection for ${this.giveUpAfterMs} ms: ${cause?.message}`));
       }
       if (!this.error) await this.pause(Math.random() * ceiling);
-      ceiling = Math.min(2 * ceiling, PAUSE_MS_MAX, patienceMs);
+      // Longer pauses once every daemon has been tried.
+      if (this.client === this.clients.at(-1)) ceiling = Math.min(2 * ceiling, PAUSE_MS_MAX, patienceMs);
     }
   }
 

@@ -63,7 +63,7 @@ func open(address string, pairs []string) *purgatory.Session {
 		token := purgatory.Token(options["token"])
 		dial = []grpc.DialOption{grpc.WithTransportCredentials(tls), grpc.WithPerRPCCredentials(token)}
 	}
-	conn, err := grpc.NewClient("passthrough:///"+address, dial...)
+	conn, err := grpc.NewClient(purgatory.Scheme+":///"+address, dial...)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -1,6 +1,6 @@
 // Waits for the high watermark of a partition to reach each of the offsets 1 to COUNT, and prints a line for each result.
 //
-//	resume ADDRESS TOPIC COUNT
+//	resume ADDRESS[,ADDRESS] TOPIC COUNT
 package main
 
 import (
@@ -10,9 +10,11 @@ import (
 	"log"
 	"os"
 	"strconv"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 
 	purgatory "purgatory.example/client"
 	pb "purgatory.example/client/gen/purgatory/v1"
@@ -20,15 +22,15 @@ import (
 
 func main() {
 	if len(os.Args) != 4 {
-		log.Fatal("usage: resume ADDRESS TOPIC COUNT")
+		log.Fatal("usage: resume ADDRESS[,ADDRESS] TOPIC COUNT")
 	}
 	address, topic := os.Args[1], os.Args[2]
 	count, err := strconv.ParseInt(os.Args[3], 10, 64)
 	if err != nil {
 		log.Fatal(err)
 	}
-	conn, err := grpc.NewClient("dns:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultServiceConfig(purgatory.ServiceConfig))
+	conn, err := grpc.NewClient(purgatory.Scheme+":///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: time.Second}))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -68,7 +68,7 @@ public final class Conformance {
       Metadata.Key<String> authorization = Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER);
       headers.put(authorization, "Bearer " + options.get("token"));
     }
-    var channel = Grpc.newChannelBuilder(words.get(1), credentials).build();
+    var channel = Grpc.newChannelBuilder("purgatory:///" + words.get(1), credentials).build();
     Duration giveUpAfter = Duration.ofMillis(Long.parseLong(options.getOrDefault("give_up_after_ms", "30000")));
     Duration openTimeout = Duration.ofMillis(Long.parseLong(options.getOrDefault("open_timeout_ms", "10000")));
     return new Session(

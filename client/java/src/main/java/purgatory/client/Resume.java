@@ -7,6 +7,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
 import purgatory.v1.Operation;
 import purgatory.v1.Produce;
 import purgatory.v1.ProducePartition;
@@ -15,18 +16,22 @@ import purgatory.v1.TopicPartition;
 
 /**
  * Waits for the high watermark of a partition to reach each of the offsets 1 to COUNT, and prints a line for each result:
- * {@code java -cp 'target/classes:target/lib/*' purgatory.client.Resume ADDRESS TOPIC COUNT}.
+ * {@code java -cp 'target/classes:target/lib/*' purgatory.client.Resume ADDRESS[,ADDRESS] TOPIC COUNT}.
  */
 public final class Resume {
   private Resume() {}
 
   public static void main(String[] arguments) {
     if (arguments.length != 3) {
-      throw new IllegalArgumentException("usage: Resume ADDRESS TOPIC COUNT");
+      throw new IllegalArgumentException("usage: Resume ADDRESS[,ADDRESS] TOPIC COUNT");
     }
     String topic = arguments[1];
     long count = Long.parseLong(arguments[2]);
-    ManagedChannel channel = Grpc.newChannelBuilder(arguments[0], InsecureChannelCredentials.create()).build();
+    ManagedChannel channel =
+        Grpc.newChannelBuilder("purgatory:///" + arguments[0], InsecureChannelCredentials.create())
+            .keepAliveTime(10, TimeUnit.SECONDS)
+            .keepAliveTimeout(1, TimeUnit.SECONDS)
+            .build();
     String id = "java-" + UUID.randomUUID();
     try (Session session = new Session(channel, id, Session.Options.DEFAULT)) {
       List<CompletableFuture<Result>> results = new ArrayList<>();
