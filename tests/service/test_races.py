@@ -1,15 +1,12 @@
 """The race table of docs/semantics.md: two causes reach one operation at the same instant, in either order.
 
-The first cause decides, and the second has no effect. This is tested first on the real host with a clock that does not
-advance, so that "the same instant" is exact; then over a real server, where the order is unknown, and all reports must
-agree.
+The first cause decides, and the second has no effect. This is tested on the real host with a clock that does not
+advance, so that "the same instant" is exact. tests/daemon_simulation checks the reports of a real server, where the
+order is unknown.
 """
 
-import asyncio
-from collections import Counter
-from itertools import combinations, permutations
+from itertools import permutations
 
-import grpc
 import pytest
 
 from purgatory.engine import codes
@@ -23,16 +20,7 @@ from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
-from purgatory.v1 import event_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.service.serving import (
-    Peer,
-    ServedHost,
-    apply_events,
-    eventually,
-    serving,
-    signal,
-)
+from tests.service.serving import apply_events
 
 TIMEOUT_MS = 1_000
 PARTITION = ("orders", 3)
@@ -186,174 +174,3 @@ async def test_the_first_cause_decides_a_unary_wait(first: str, second: str) -> 
 async def end_unary(race: Race, cause: str) -> int:
     """Apply one cause to a unary wait; return the number of operations that it has ended."""
     return await (race.host.cancel_waits(PARTITION) if cause == "cancel" else race.happen(cause))
-
-
-# Over a real server.
-
-STREAM_ENDED = (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError)
-"""The errors by which grpc.aio reports that a stream has ended. One of the causes here ends the stream."""
-
-COUNT = 40
-IDS = range(1, COUNT + 1)
-PAIRS = [
-    pytest.param(one, other, id=f"{one}-and-{other}")
-    for one, other in combinations(("event", "expiry", "cancel", "disconnect", "shutdown"), 2)
-]
-
-
-class Contest:
-    """`COUNT` waits of one session over a real server, each on its own key, and all reports about them."""
-
-    def __init__(self, served: ServedHost, clock: ManualClock, peer: Peer) -> None:
-        self.served = served
-        self.host = served.host
-        self.clock = clock
-        self.peer = peer
-        self.outcomes: dict[int, int] = {}
-        self.cancelled: set[int] = set()
-        self.not_cancelled: set[int] = set()
-        self.ended_by_events: set[int] = set()
-        self.happened: set[str] = set()
-        """Causes that have been applied."""
-        self.read_all = False
-        """Whether the stream has ended."""
-        self._last_sequence = 0
-        self._writing = asyncio.Lock()
-        """gRPC accepts one write at a time."""
-
-    async def happen(self, cause: str, other: str = "") -> None:
-        """Apply one cause to all of them. Causes that apply one by one start from opposite ends and meet in the middle;
-        those that apply to all at once do so after half of the others.
-        """
-        if cause == "event":
-            await self._signal_all(other)
-        elif cause == "cancel":
-            await self._cancel_all()
-        elif other in {"event", "cancel"}:
-            await eventually(lambda: self.host.engine.pending <= COUNT // 2, "half is over")
-        if cause == "expiry":
-            self.clock.jump(TIMEOUT_MS)
-            self.host.reaper.wake()
-        elif cause == "disconnect":
-            self.peer.cancel()
-            await eventually(lambda: self.host.sessions.connected == 0, "the stream is detached")
-            self.clock.jump(1)
-            await eventually(lambda: self.host.sessions.count == 0, "the session is dropped")
-        elif cause == "shutdown":
-            await drain(self.host, 5.0)
-        self.happened.add(cause)
-
-    async def _signal_all(self, other: str) -> None:
-        for operation_id in IDS:
-            if operation_id == IDS[3 * COUNT // 4] and other in {"disconnect", "shutdown"}:
-                # On a busy machine, all events would otherwise be applied before the disconnect is noticed.
-                await eventually(lambda: other in self.happened, f"the {other} has happened")
-            signalled = event_pb2.Event(key_signalled=event_pb2.KeySignalled(key=f"k{operation_id}"))
-            rows = event_pb2.EventRows(events=[signalled])
-            try:
-                answer: wire.AdvanceResponse = await self.served.stub.Advance(wire.AdvanceRequest(rows=rows))
-            except grpc.aio.AioRpcError as error:
-                # Shutdown refuses calls that wait for their turn, so this event and those after it are too late.
-                if error.code() is grpc.StatusCode.UNAVAILABLE and self.host.draining:
-                    return
-                raise
-            if answer.receipt.ended_total:
-                self.ended_by_events.add(operation_id)
-
-    async def _cancel_all(self) -> None:
-        for operation_id in reversed(IDS):
-            try:
-                async with self._writing:
-                    await self.peer.send(cancel=wire.CancelOperations(operation_ids=[operation_id]))
-            except STREAM_ENDED:
-                return
-            await eventually(lambda one=operation_id: self._is_over(one), "a cancel is answered")
-
-    def _is_over(self, operation_id: int) -> bool:
-        return operation_id in self.cancelled | self.not_cancelled or self.read_all
-
-    async def read(self) -> None:
-        """Read and acknowledge until the stream ends, or every result has been received and every cancel answered."""
-        try:
-            while (message := await self.peer.read_raw()) is not grpc.aio.EOF:
-                self.cancelled.update(message.cancelled.cancelled_operation_ids)
-                self.not_cancelled.update(message.cancelled.not_pending_operation_ids)
-                if message.HasField("results"):
-                    await self._take(message.results)
-        except STREAM_ENDED:
-            return
-        finally:
-            self.read_all = True
-
-    async def _take(self, batch: wire.ResultBatch) -> None:
-        for place, result in enumerate(batch.rows.results):
-            assert batch.first_sequence + place == self._last_sequence + 1
-            assert result.operation_id not in self.outcomes, "a second result"
-            self.outcomes[result.operation_id] = result.outcome
-            self._last_sequence += 1
-        async with self._writing:
-            await self.peer.acknowledge(self._last_sequence)
-
-
-@pytest.mark.parametrize(("one", "other"), PAIRS)
-async def test_all_that_is_told_agrees(one: str, other: str) -> None:
-    """Two causes at once over a real server: every wait ends once, by one of them, and all receipts agree."""
-    clock = ManualClock(1)
-    gone = "disconnect" in {one, other}
-    settings = HostSettings(
-        session=SessionSettings(heartbeat_interval_ms=8 if gone else 3_600_000, ttl_ms=1 if gone else 3_600_000)
-    )
-    async with serving(settings, clock=clock) as served:
-        peer = await Peer(served, "s").open()
-        await peer.register(*(signal(operation_id, f"k{operation_id}", TIMEOUT_MS) for operation_id in IDS))
-        await eventually(lambda: served.host.engine.pending == COUNT, "all are pending")
-        contest = Contest(served, clock, peer)
-        reader = asyncio.create_task(contest.read())
-        await asyncio.gather(contest.happen(one, other), contest.happen(other, one))
-        await eventually(lambda: served.host.engine.pending == 0, "all have ended")
-        if not gone and "shutdown" not in {one, other}:
-            await eventually(lambda: len(contest.outcomes) == COUNT, "every result has come")
-            if "cancel" in {one, other}:
-                await eventually(lambda: contest.cancelled | contest.not_cancelled == set(IDS), "cancels are answered")
-            peer.cancel()
-        await reader
-        counted = outcomes_of(served.host, codes.SIGNAL)
-        assert sum(counted.values()) == COUNT
-        assert counted.keys() <= {FIRST_DECIDES[one], FIRST_DECIDES[other]}
-        if FIRST_DECIDES[one] != FIRST_DECIDES[other] and {one, other} & {"event", "cancel"}:
-            assert len(counted) == 2, "one was always first: this shows nothing"
-        if not gone:
-            assert Counter(contest.outcomes.values()) == counted
-            by_outcome = {outcome: {i for i in IDS if contest.outcomes[i] == outcome} for outcome in codes.OUTCOMES}
-            assert contest.ended_by_events == by_outcome[codes.SATISFIED]
-            assert contest.cancelled == by_outcome[codes.CANCELLED]
-            assert not contest.cancelled & contest.not_cancelled
-
-
-@pytest.mark.parametrize("cause", ["event", "expiry", "cancel"])
-async def test_what_ends_while_nobody_is_connected_is_told_once_on_return(cause: str) -> None:
-    """A broken stream ends nothing while its session lives: on reconnecting, each result is received exactly once."""
-    clock = ManualClock(1)
-    async with serving(HostSettings(), clock=clock) as served:
-        peer = await Peer(served, "s").open()
-        await peer.register(*(signal(operation_id, f"k{operation_id}", TIMEOUT_MS) for operation_id in IDS))
-        await eventually(lambda: served.host.engine.pending == COUNT, "all are pending")
-        peer.cancel()
-        await eventually(lambda: served.host.sessions.connected == 0, "nobody is connected")
-        contest = Contest(served, clock, peer)
-        if cause == "cancel":
-            await served.stub.Cancel(wire.CancelRequest(session_id="s"))
-        else:
-            await contest.happen(cause)
-        await eventually(lambda: served.host.engine.pending == 0, "all have ended")
-        back = await Peer(served, "s").open()
-        told = (await back.results()).rows.results
-        assert {result.operation_id: result.outcome for result in told} == dict.fromkeys(IDS, FIRST_DECIDES[cause])
-        assert len(told) == COUNT
-        back.cancel()
-        again = await Peer(served, "s").open(last_sequence=COUNT)
-        key = "k1" if cause == "event" else "other"
-        assert (await again.registered(signal(COUNT + 1, key, 1), batch_id=2)).accepted == 1
-        clock.jump(1)
-        served.host.reaper.wake()
-        assert [result.operation_id for result in (await again.results()).rows.results] == [COUNT + 1]

@@ -1,21 +1,17 @@
-"""The targets of fuzzed requests: a servicer in this process, a daemon, daemons with tiny limits, and the host without
-gRPC. Each run ends with checks of the target's state.
+"""The targets of fuzzed requests: a daemon, daemons with tiny limits, and the host without gRPC. Each run ends with
+checks of the target's state.
 """
 
 import asyncio
-import logging
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from purgatory.engine.limits import EngineLimits
-from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from tests.abuse.requests.caller import SERVICE, FuzzingCaller
 from tests.abuse.requests.crowd import fuzz_crowd
 from tests.abuse.requests.direct import fuzz_direct
@@ -25,7 +21,6 @@ from tests.abuse.requests.tally import Tally
 from tests.abuse.requests.verdict import CHANNEL_OPTIONS, check_metrics, check_serves, faults_in, wait_until_tidy
 from tests.abuse.result import Result, memory_mb
 from tests.daemon_process import DaemonProcess
-from tests.service.serving import serving
 
 # Low limits, so that each of them is reached, and the daemon's state reaches its maximum early in a run.
 ENGINE_LIMITS: Final = {
@@ -45,60 +40,11 @@ SESSION_TTL_MS: Final = 1_500
 TIDY_INTERVAL_MS: Final = 1_000
 HEARTBEAT_INTERVAL_MS: Final = 400
 WARM_UP_SHARE: Final = 0.3
-SERVICER_SHARE: Final = 0.2
 CROWD_SHARE: Final = 0.1
 """Share of the requests that this target gets, because it is slower; the others get all of them."""
 REQUESTS_PER_LIFE: Final = 5_000
 GROWTH_MAX: Final = 0.05
 """Maximum growth of the daemon's memory after its warm-up."""
-
-
-class Records(logging.Handler):
-    """Records errors logged in this process as findings."""
-
-    def __init__(self, tally: Tally) -> None:
-        super().__init__(logging.ERROR)
-        self._tally: Final = tally
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._tally.find(f"logged: {logging.Formatter().format(record)}")
-
-
-@asynccontextmanager
-async def faults_noted(tally: Tally) -> AsyncIterator[None]:
-    """While the block runs, logged errors and exceptions that reach the event loop are findings."""
-    loop = asyncio.get_running_loop()
-
-    def note(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # grpc.aio has one completion queue per process. An event of an earlier test's call, whose loop has been closed
-        # since, surfaces on the running loop, which is not closed.
-        if isinstance(error := context.get("exception"), RuntimeError) and str(error) == "Event loop is closed":
-            return
-        tally.find(f"unhandled: {context.get('message')}: {error!r}")
-
-    handler = Records(tally)
-    logging.getLogger().addHandler(handler)
-    loop.set_exception_handler(note)
-    try:
-        yield
-    finally:
-        loop.set_exception_handler(None)
-        logging.getLogger().removeHandler(handler)
-
-
-async def fuzz_servicer(seed: int, requests: int, tally: Tally) -> None:
-    """Fuzz the real servicer and host in this process, over a loopback channel."""
-    settings = HostSettings(
-        limits=LimitsSettings(**HOST_LIMITS),
-        session=SessionSettings(ttl_ms=SESSION_TTL_MS, heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS),
-    )
-    async with (
-        faults_noted(tally),
-        serving(settings, EngineLimits(**ENGINE_LIMITS)) as served,
-        grpc.aio.insecure_channel(served.address, CHANNEL_OPTIONS) as channel,
-    ):
-        await FuzzingCaller(channel, PlausibleValues(seed), tally).run(requests)
-        await check_serves(channel)
 
 
 async def fuzz_daemon(seed: int, requests: int, tally: Tally, *, warm_up: int) -> str:
@@ -164,11 +110,6 @@ def fuzz(name: str, seed: int, requests: int, folder: Path) -> Result:
     return result
 
 
-def _servicer(seed: int, requests: int, tally: Tally, _folder: Path) -> str:
-    asyncio.run(fuzz_servicer(seed, round(requests * SERVICER_SHARE), tally))
-    return ""
-
-
 def _daemon(seed: int, requests: int, tally: Tally, _folder: Path) -> str:
     warm_up = round(requests * WARM_UP_SHARE)
     return f"{asyncio.run(fuzz_daemon(seed, requests - warm_up, tally, warm_up=warm_up))}; "
@@ -190,7 +131,6 @@ def _direct(seed: int, requests: int, tally: Tally, _folder: Path) -> str:
 
 
 TARGETS: Final[dict[str, Callable[[int, int, Tally, Path], str]]] = {
-    "requests-servicer": _servicer,
     "requests-daemon": _daemon,
     "requests-crowd": _crowd,
     "requests-direct": _direct,

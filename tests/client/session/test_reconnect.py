@@ -1,18 +1,20 @@
-"""Waits across lost connections and restarted daemons: each ends, and none is lost. Pauses between attempts."""
+"""Waits of a session that is taken over or used by another client, and without a daemon. Pauses between attempts.
+
+Lost connections and restarted daemons are subjects of tests/conformance, tests/daemon_simulation and
+`test_daemon_restart`.
+"""
 
 import asyncio
 import random
-from pathlib import Path
 
 import grpc.aio
 import pytest
-from purgatory_client import AsyncClient, Outcome, Result, batches, errors
+from purgatory_client import AsyncClient, Outcome, batches, errors
 from purgatory_client.session.backoff import Backoff
 
 from purgatory.v1 import purgatory_service_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.client.until import until_pending
-from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
 from tests.daemon_simulation.faulty_proxy import FaultyProxy
 from tests.service.serving import eventually
@@ -20,102 +22,6 @@ from tests.service.serving import eventually
 pytestmark = pytest.mark.sockets
 
 LONG = 120.0
-TOTAL = 3_000
-IN_COLUMNS = 1_000
-NEVER = 300
-"""The number of single waits that are never satisfied, and expire."""
-
-
-@pytest.mark.slow
-async def test_thousands_of_waits_through_a_connection_that_breaks(daemon: DaemonProcess) -> None:
-    """Connections are dropped at random during 3,000 waits: each ends once, with the right outcome."""
-    generator = random.Random(8131)
-    singles = TOTAL - IN_COLUMNS
-    async with FaultyProxy(daemon.address) as proxy, AsyncClient(daemon.address) as direct:
-        async with AsyncClient(proxy.address) as client:
-            ends = [0] * singles
-
-            async def wait_for(place: int) -> Result:
-                offset, timeout = (10**9, 1.0) if place < NEVER else (place + 1, LONG)
-                result = await client.produce({"orders-3": offset}, timeout=timeout)
-                ends[place] += 1
-                return result
-
-            tasks: list[asyncio.Task[Result]] = []
-            offsets = list(range(1, IN_COLUMNS + 1))
-            many = asyncio.create_task(client.produce_many(["orders-4"], offsets=offsets, timeouts_ms=[120_000]))
-            drops = 0
-            for step in range(30):
-                chunk = range(len(tasks), min(singles, len(tasks) + 100))
-                tasks.extend(asyncio.create_task(wait_for(place)) for place in chunk)
-                await asyncio.sleep(generator.uniform(0, 0.05))
-                if generator.random() < 0.4:
-                    drops += proxy.drop_all()
-                await direct.advance("orders-3", high_watermark=min(singles, (step + 1) * singles // 30))
-                await direct.advance("orders-4", high_watermark=(step + 1) * IN_COLUMNS // 30)
-            await direct.advance("orders-4", high_watermark=IN_COLUMNS)
-            results = await asyncio.gather(*tasks)
-            answer = await many
-        assert drops >= 3, "the proxy has hardly dropped anything; this run shows nothing"
-        assert ends == [1] * singles
-        assert [result.outcome for result in results[:NEVER]] == [Outcome.EXPIRED] * NEVER
-        assert all(result.satisfied for result in results[NEVER:])
-        assert answer.count(Outcome.SATISFIED) == IN_COLUMNS
-        produce = (await direct.status()).kinds[0]
-        assert (produce.registered, produce.pending) == (TOTAL, 0)
-        assert (produce.satisfied, produce.expired) == (TOTAL - NEVER, NEVER)
-
-
-async def test_waits_outlive_a_daemon_that_forgets(tmp_path: Path) -> None:
-    """An in-memory daemon that is restarted after a crash gets every pending wait again, with its remaining time."""
-    first = DaemonProcess(tmp_path / "first")
-    async with FaultyProxy(first.address) as proxy, AsyncClient(proxy.address) as client:
-        waiting = [asyncio.create_task(client.produce({f"p-{i}": 1}, timeout=LONG)) for i in range(100)]
-        many = asyncio.create_task(client.produce_many(["p-0"], offsets=[1] * 100, timeouts_ms=[120_000]))
-        await until_pending(client, 200)
-        await client.advance("p-7", high_watermark=1)
-        assert (await waiting[7]).satisfied
-        first.kill()
-        second = DaemonProcess(tmp_path / "second")
-        try:
-            proxy.target = second.address
-            async with AsyncClient(second.address) as direct:
-                await until_pending(direct, 199)
-                longest = max([one.remaining async for one in direct.operations()])
-                assert longest < LONG
-                for i in range(100):
-                    await direct.advance(f"p-{i}", high_watermark=1)
-                assert all(result.satisfied for result in await asyncio.gather(*waiting))
-                assert (await many).satisfied
-        finally:
-            second.kill()
-
-
-async def test_a_silent_connection_is_replaced(start_daemon: StartDaemon) -> None:
-    """A connection without a message for three heartbeat intervals is replaced, although it never broke."""
-    daemon = start_daemon("--session-heartbeat-interval-ms", "100")
-    async with (
-        FaultyProxy(daemon.address) as proxy,
-        AsyncClient(daemon.address) as direct,
-        AsyncClient(proxy.address) as client,
-    ):
-        waiting = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
-        await until_pending(direct, 1)
-        accepted = proxy.accepted
-        proxy.silent = True
-        await direct.advance("orders-3", high_watermark=42)
-        await eventually(lambda: proxy.accepted > accepted, "the client has come back")
-        proxy.silent = False
-        proxy.drop_all()
-        assert (await waiting).satisfied
-
-
-async def test_an_idle_session_stays_connected(start_daemon: StartDaemon) -> None:
-    """Heartbeats keep an idle session: after several intervals the same connection still works."""
-    daemon = start_daemon("--session-heartbeat-interval-ms", "200")
-    async with FaultyProxy(daemon.address) as proxy, AsyncClient(proxy.address) as client:
-        assert (await client.produce({"orders-3": 42}, timeout=1.5)).outcome is Outcome.EXPIRED
-        assert proxy.accepted == 1
 
 
 async def test_a_session_that_is_taken_over_says_so(daemon: DaemonProcess) -> None:
