@@ -76,7 +76,7 @@ class HostRun:
             for shard, pair in enumerate(self._pairs):
                 flags = (*SILENCE, "--fleet-shards", " ".join(self.targets), "--fleet-shard", str(shard))
                 name, place = f"{shard}{'ab'[host]}", self._places[shard][host]
-                pair.append(Member(name, self._folder, self._log_uri, flags, place))
+                pair.append(Member(name, self._folder, self._log_uri, flags, grpc_address=place))
             for shard, pair in enumerate(self._pairs):
                 await _until_answers(pair[host], "/readyz")
                 await self._leader(shard)
