@@ -1,7 +1,9 @@
 """Counts what an operation costs each of several shards: `python -m bench.shards`, some ten minutes on two cores.
 
 Each daemon runs under callgrind, which counts while a load runs and not while the daemon starts. All shards get the
-same marks, and each has as many operations as a single daemon has: only the number of shards differs.
+same marks, and each has as many operations as a single daemon has: only the number of shards differs. What an idle
+daemon does in that time is subtracted, because on the same cores several take longer than one. On a busy machine that
+is too much, because there an idle daemon does less.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from purgatory.extensions.fleet.shards import shard_of
 
 BATCH: Final = 500
 WARM_UP: Final = 4
+IDLE_S: Final = 20.0
 PARTITION: Final = "bench-0"
 
 
@@ -73,26 +76,30 @@ def main() -> None:
 
 
 async def run(counts: Sequence[int], batches: int) -> None:
+    (idle,), seconds = await counted(1, 0)
+    idle_per_s = idle / seconds
+    print(f"idle: {idle_per_s:,.0f} instructions/s", flush=True)
     for count in counts:
-        found = [instructions / (batches * BATCH) for instructions in await counted(count, batches)]
-        print(f"{count} shards: {', '.join(f'{each:,.0f}' for each in found)} {UNIT}", flush=True)
+        found, seconds = await counted(count, batches)
+        each = ", ".join(f"{(one - idle_per_s * seconds) / (batches * BATCH):,.0f}" for one in found)
+        print(f"{count} shards: {each} {UNIT}, in {seconds:.0f} s", flush=True)
 
 
-async def counted(count: int, batches: int) -> list[int]:
-    """The instructions of each shard for so many batches."""
+async def counted(count: int, batches: int) -> tuple[list[int], float]:
+    """The instructions of each shard for these batches, and how many seconds they took. Without any: of idle shards."""
     targets = [f"127.0.0.1:{port}" for port in free_ports(count)]
     with tempfile.TemporaryDirectory(prefix="purgatory-bench-") as folder:
         shards = [CountedShard(Path(folder), targets, shard) for shard in range(count)]
         try:
-            await load(targets, shards, batches)
+            seconds = await load(targets, shards, batches)
         finally:
             for shard in shards:
                 shard.stop()
-        return [shard.instructions() for shard in shards]
+        return [shard.instructions() for shard in shards], seconds
 
 
-async def load(targets: Sequence[str], shards: Sequence[CountedShard], batches: int) -> None:
-    """Register batches at all shards, and end each of them with one mark, which all shards get."""
+async def load(targets: Sequence[str], shards: Sequence[CountedShard], batches: int) -> float:
+    """Register batches at all shards, and end each of them with one mark, which all shards get. Return the seconds."""
     for shard in shards:
         await asyncio.to_thread(shard.wait_ready)
     async with contextlib.AsyncExitStack() as stack:
@@ -105,12 +112,17 @@ async def load(targets: Sequence[str], shards: Sequence[CountedShard], batches: 
                 clients.append(client)
         steps = Steps(clients)
         await steps.run(WARM_UP)
+        began_s = time.monotonic()
         for shard in shards:
             await asyncio.to_thread(shard.set_counting, on=True)
         await steps.run(batches)
+        if not batches:
+            await asyncio.sleep(IDLE_S)
+        seconds = time.monotonic() - began_s
         for shard in shards:
             await asyncio.to_thread(shard.set_counting, on=False)
         await steps.cancel()
+    return seconds
 
 
 class Steps:
