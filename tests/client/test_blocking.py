@@ -95,15 +95,6 @@ def test_a_program_that_forgets_to_close_still_ends(shared_daemon: DaemonProcess
         assert list(client.operations(key="forgets")) == []
 
 
-def test_a_client_from_before_a_fork_says_so(shared_daemon: DaemonProcess) -> None:
-    """A client that was carried across a fork raises instead of hanging."""
-    with Client(shared_daemon.address) as client:
-        client._pid += 1
-        with pytest.raises(errors.ClientClosed, match="fork"):
-            client.status()
-        client._pid -= 1
-
-
 FORKING = """
 import asyncio, os, sys, threading, time
 from purgatory_client import AsyncClient, Client

@@ -87,18 +87,6 @@ async def test_an_expired_wait_names_only_what_was_missing(client: AsyncClient) 
             expired.raise_for_outcome()
 
 
-async def test_both_arms_at_once_fail(client: AsyncClient) -> None:
-    """If both arms are true at registration, or by one event, the failure arm wins, in a session and by one call."""
-    await client.advance("both-0", high_watermark=5)
-    for call in (client.wait, lambda *terms, **named: client.wait_once(waits.wait(*terms, **named))):
-        result = await call(mark("both-0", 5), unless=mark("both-0", 3), timeout=LONG)
-        assert (result.outcome, decided(result)) == (Outcome.FAILED, [("both-0", UNLESS_REACHED, 5)])
-    waiting = asyncio.create_task(client.wait(mark("both-0", 8), unless=mark("both-0", 9), timeout=LONG))
-    await until_pending(client, 1)
-    await client.advance("both-0", high_watermark=9)
-    assert (await waiting).outcome is Outcome.FAILED
-
-
 async def test_lost_terms(client: AsyncClient) -> None:
     """A removed partition fails a wait that needs it, with its error; one that can spare it goes on."""
     needs = asyncio.create_task(client.wait(all_of(mark("lost-0", 9), signal("lost-job")), timeout=LONG))

@@ -35,7 +35,6 @@ EQUIVALENT: Final[tuple[tuple[str, str, str], ...]] = (
         "the rest finds nothing to raise",
     ),
     ("*Events*_apply_plain", r"^\+.*epoch not in \(", "what does not take the short way takes the long one"),
-    ("*WatchList*lowest_threshold", r"^\+.*top_key\(\) <= ", "an equal threshold is the same"),
     ("*LiveSet*_remove_one", r"^\+.*found <= count", "callers stop at an id outside, so it is never equal"),
     ("*ProduceKind*_items_to_wait_for", r"^\+.*item -= 1", "a row that is seen twice takes the full check"),
     ("*PendingRanking*add", r"^\+.*<= self\._(oldest|soonest)_max", "which of equal ones is left out is not specified"),

@@ -152,6 +152,18 @@ async def test_a_silent_host_has_one_place_and_others_have_theirs() -> None:
     await world.deliveries.close(0.0, start_more=False)
 
 
+async def test_a_silent_host_rests_after_an_attempt() -> None:
+    """The next delivery to it waits for a pause of the host, besides the pause of the one that was tried."""
+    world = TriedPosts()
+    world.answer = lambda _host: Attempt(UNREACHABLE)
+    world.awake.clear()
+    for number in range(3):
+        world.add("a", "s", f"{number}")
+    await world.until(lambda: len(world.pauses) == 2)
+    assert world.tried == ["0"]
+    await world.deliveries.close(0.0, start_more=False)
+
+
 async def test_silent_hosts_have_half_of_the_places() -> None:
     """70 hosts that never respond use half of 64 slots. A host that has responded before is served immediately, with
     all of its slots. A new host gets a slot as soon as an attempt ends, before the hosts that have been tried.

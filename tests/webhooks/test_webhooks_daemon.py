@@ -1,7 +1,6 @@
 """Webhooks end to end: a real daemon, and real HTTP servers that accept, refuse, redirect, hang or die."""
 
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -305,22 +304,3 @@ def test_a_private_address_is_refused_at_the_connection(start_daemon: StartDaemo
         caller.until(lambda: len(caller.dead_letters()) == 1)
         assert "not public" in caller.dead_letters()[0].last_error
         assert not receiver.received
-
-
-def test_a_hanging_host_takes_one_place_and_nobody_elses(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """While 2,000 results wait for a host that hangs, results for another host and calls of a client are served, and
-    the hanging host has received no more requests than it has slots.
-    """
-    daemon = start_daemon(*webhook_flags(tmp_path, "--shutdown-grace-ms", "100"))
-    with WebhookReceiver(lambda _received: HANG) as hanging, WebhookReceiver() as honest:
-        with CallbackCaller(daemon.address) as caller:
-            keys = [f"hang-{number}" for number in range(MANY)]
-            caller.register("hanging", hanging.url(), keys)
-            caller.register("honest", f"http://localhost:{honest.port}/hook", [f"honest-{n}" for n in range(100)])
-            caller.signal(*keys)
-            caller.signal(*(f"honest-{number}" for number in range(100)))
-            received = honest.wait_for(lambda all_: len(all_) == 100)
-            assert len({one.operation_id for one in received}) == 100
-            caller.until(lambda: caller.unacknowledged() == MANY)
-            assert 1 <= len(hanging.received) <= 4
-        assert daemon.stop(signal.SIGTERM) == 0

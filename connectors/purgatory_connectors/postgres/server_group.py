@@ -90,7 +90,6 @@ class ServerGroup:
 
     def __init__(self, settings: GroupSettings, told: Mapping[str, int], identity: str, now: float) -> None:
         self._settings: Final = settings
-        self._told_at_start: Final = dict(told)
         earlier = Timelines.of_identity(identity)
         self._is_other_system = earlier is not None and settings.system_id not in (None, earlier.system_id)
         self.lineage: Timelines | None = None if self._is_other_system else earlier

@@ -115,14 +115,6 @@ class WatchList:
             self._drop_head()
         return ref
 
-    def lowest_threshold(self) -> i64:
-        """The threshold of the first entry, which may be stale; -1 if there are none."""
-        if self._overflow.size > 0 and self._overflow.top_key() < self._thresholds[self._head]:
-            return self._overflow.top_key()
-        if self._head < i64(len(self._refs)):
-            return self._thresholds[self._head]
-        return -1
-
     def wants_compaction(self) -> bool:
         """Whether more than half of the stored entries are dead, and more than SLACK."""
         return i64(len(self._refs)) - self._head + self._overflow.size > 2 * self.live + SLACK

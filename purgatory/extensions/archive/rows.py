@@ -42,11 +42,6 @@ def make_rows(table: str, records: Sequence[Record], names: Sequence[PartitionNa
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema.names)
 
 
-def rows_by_table(records: Iterable[Record], names: Sequence[PartitionName]) -> dict[str, pa.RecordBatch]:
-    """Rows of all tables that occur in a frame's records."""
-    return {table: make_rows(table, some, names) for table, some in records_by_table(records).items()}
-
-
 def records_by_table(records: Iterable[Record]) -> dict[str, list[Record]]:
     """The records of each table that occurs, in their original order."""
     found: dict[str, list[Record]] = {table: [] for table in TABLES}

@@ -10,7 +10,7 @@ from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
-from tests.service.serving import DaemonChannel, eventually, high_watermark, produce
+from tests.service.serving import DaemonChannel, eventually, produce
 
 SESSIONS_MAX = 50
 FEW = ("--limits-sessions-max", str(SESSIONS_MAX))
@@ -60,17 +60,6 @@ async def test_a_full_table_is_told_to_caller_and_operator(start_daemon: StartDa
         await serve_an_honest_wait(daemon)
 
 
-async def test_short_lived_callers_leave_nothing_behind(start_daemon: StartDaemon) -> None:
-    """A hundred honest programs, one after the other, each with a client that it closes: the table stays empty."""
-    daemon = start_daemon(*FEW)
-    async with DaemonChannel(daemon.address) as looking:
-        await looking.stub.Advance(_reached("orders"))
-        for _ in range(2 * SESSIONS_MAX):
-            async with AsyncClient(daemon.address) as client:
-                assert (await client.produce({"orders-0": 42}, timeout=LONG)).satisfied
-        assert await sessions(looking) == 0
-
-
 async def test_a_stranger_who_uses_up_my_ids_cannot_make_me_hang(shared_daemon: DaemonProcess) -> None:
     """A stranger registers the highest possible id in my session. My waits then fail with the reason long before their
     timeout, and my client starts another session.
@@ -85,9 +74,3 @@ async def test_a_stranger_who_uses_up_my_ids_cannot_make_me_hang(shared_daemon: 
             await client.produce({"orders-3": 42}, timeout=10 * LONG)
         await eventually(lambda: client.session_id != before, "another session")
         assert (await client.produce({"orders-3": 42}, timeout=0)).outcome is Outcome.EXPIRED
-
-
-def _reached(topic: str) -> wire.AdvanceRequest:
-    request = wire.AdvanceRequest()
-    request.rows.events.append(high_watermark(topic, 42))
-    return request

@@ -14,7 +14,7 @@ from purgatory_client.views import RemainingTime
 from purgatory.cli.exit_codes import Exit, exit_of_outcomes
 from purgatory.cli.parsing import seconds
 from purgatory.cli.render import counted, exact, remaining_line, span
-from tests.client.cli.test_commands import Background, Run, looking, run, until_waiting
+from tests.client.cli.test_commands import Background, Run, looking, purgatory, run, until_waiting
 from tests.daemon_process import DaemonProcess
 
 __all__ = ["looking", "run"]
@@ -167,3 +167,38 @@ def test_numbers_have_their_nouns() -> None:
     assert [counted(count, "partition") for count in (0, 1, 200_006)] == [
         "0 partitions", "1 partition", "200,006 partitions",
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_load_outlives_the_daemon(tmp_path: Path) -> None:
+    """After `load --detach`, a kill and a restart, `status` shows the remaining time, and `results` returns each
+    result once.
+    """
+
+    def next_daemon(number: int) -> DaemonProcess:
+        return DaemonProcess(tmp_path / f"daemon-{number}", ["--data-dir", str(tmp_path / "journal")])
+
+    daemon = next_daemon(0)
+    try:
+        left = purgatory(
+            "load", "-n", "2000", "--session", "s", "--partitions", "2", "--detach", address=daemon.address
+        )
+        assert left.returncode == Exit.OK
+        daemon.kill()
+        daemon = next_daemon(1)
+        shown = purgatory("status", "--json", address=daemon.address)
+        left_over = json.loads(shown.stdout)["remaining_time"]
+        assert sum(left_over["operations"]) == 2_000
+        assert 0 < left_over["soonest"] <= left_over["latest"] < 600
+        with Client(daemon.address) as client:
+            client.advance("load-0", high_watermark=1_000)
+            client.advance("load-1", high_watermark=1_000)
+        daemon.kill()
+        daemon = next_daemon(2)
+        collected = purgatory("results", "--session", "s", "--json", address=daemon.address)
+        assert collected.returncode == Exit.OK
+        ids = [json.loads(line)["operation_id"] for line in collected.stdout.splitlines()]
+        assert sorted(ids) == list(range(1, 2_001))
+        assert purgatory("results", "--session", "s", address=daemon.address).stdout == ""
+    finally:
+        daemon.kill()

@@ -10,7 +10,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.extensions.archive import records, schema
 from purgatory.extensions.archive.files import ArchiveWriter, open_archive
-from purgatory.extensions.archive.rows import make_rows, rows_by_table
+from purgatory.extensions.archive.rows import make_rows, records_by_table
 from purgatory.extensions.archive.run_details import RunDetails
 from purgatory.extensions.archive.vocabulary import NO_SESSION, CallStamp, Registrant
 from tests.pipeline.history.plan import RunPlan
@@ -107,8 +107,8 @@ class Recorder:
             self._write()
 
     def _write(self) -> None:
-        for table, rows in rows_by_table(self._records, list(self._names)).items():
-            self._writer.write(table, rows)
+        for table, some in records_by_table(self._records).items():
+            self._writer.write(table, make_rows(table, some, list(self._names)))
         self._records.clear()
         self._names.clear()
 

@@ -5,11 +5,9 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, OperationBatch, Refusal
+from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.waiting.tables import Owner
@@ -22,7 +20,6 @@ from purgatory.service.host import Host
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.rpc.grpc_options import largest_message_bytes
 from purgatory.service.sessions.outbox import Outbox, slices_of
-from purgatory.service.sessions.refused import RefusedOperation, refused_completions
 from purgatory.service.settings import GrpcSettings, HostSettings, LimitsSettings, Settings
 from purgatory.service.translate.parts import size_of
 from purgatory.testing import ManualClock
@@ -268,38 +265,6 @@ def test_the_size_of_a_batch_is_told_from_the_message() -> None:
     operations, most_items = size_of(wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=[row])))
     assert operations == 1
     assert most_items >= 50
-
-
-@given(st.lists(st.integers(1, 4), max_size=8), st.lists(st.tuples(st.booleans(), st.integers(1, 5)), max_size=12))
-def test_an_outbox_counts_what_it_holds(added: list[int], steps: list[tuple[bool, int]]) -> None:
-    """After any sequence of appends, splits and acknowledgements, the outbox counts the bytes of its slices, and
-    reports each change.
-    """
-    told = [0]
-
-    def hold(more: int) -> None:
-        told[0] += more
-
-    outbox = Outbox(hold)
-    next_id = 1
-    for count in added:
-        refused = [
-            RefusedOperation(
-                Refusal(0, codes.INVALID_ARGUMENT, "field", "why" * number), next_id + number, codes.PRODUCE
-            )
-            for number in range(count)
-        ]
-        next_id += count
-        outbox.append(slices_of(refused_completions(refused), [entry.refusal for entry in refused]))
-    for acknowledges, count in steps:
-        if acknowledges:
-            outbox.acknowledge(min(outbox.acknowledged_sequence + count, outbox.last_sequence))
-        else:
-            outbox.take(count)
-        parts = [*outbox._written, *outbox._unwritten]
-        assert outbox.held_bytes == told[0] == sum(part.held_bytes() for part in parts)
-    outbox.discard()
-    assert told[0] == 0
 
 
 def test_the_estimate_of_results_is_near_what_they_take() -> None:

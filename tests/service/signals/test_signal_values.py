@@ -15,7 +15,6 @@ from purgatory_client.results import HEARTBEAT_MISSED, SIGNAL_FAILED, Outcome, R
 from purgatory_client.terms import all_of, mark
 from purgatory_client.terms import signal as term
 
-from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.until import until_pending
@@ -164,22 +163,6 @@ async def test_a_heartbeat_that_stops(is_once: bool) -> None:
         await until_pending(client, 1)
         await client.signal_key("other")
         assert (await other).satisfied
-
-
-async def test_heartbeats_keep_a_wait_alive() -> None:
-    """While heartbeats arrive, the wait outlives its heartbeat timeout many times; then it is reached."""
-    clock = ManualClock(1)
-    async with serving(clock=clock) as served, AsyncClient(served.address) as client:
-        wait = asyncio.create_task(client.signal({"job": 1}, timeout=60, heartbeat_timeout=2))
-        await until_pending(client, 1)
-        for _ in range(20):
-            clock.jump(1_500)
-            await client.signal_key("job", 0)
-            served.host.reaper.turn()
-        assert served.host.engine.wheel_moves > 0, "its timer has been set again"
-        assert served.host.engine.pending == 1
-        await client.signal_key("job")
-        assert (await wait).satisfied
 
 
 async def test_heartbeat_timeouts_of_a_batch() -> None:

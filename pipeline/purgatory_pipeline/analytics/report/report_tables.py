@@ -39,12 +39,11 @@ _ARROW: Final = {
 
 @dataclass(frozen=True)
 class ResultColumn:
-    """`unit` is one of the words above; `nullable` columns are empty where they do not apply."""
+    """`unit` is one of the words above. Columns are empty where they do not apply."""
 
     name: str
     unit: str
     meaning: str
-    nullable: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class ReportInfo:
 
 
 _TOPIC: Final = ResultColumn("topic", TEXT, "topic, or the key of a signal")
-_TOPIC_OR_ALL: Final = ResultColumn("topic", TEXT, "topic, or the key of a signal; empty: all together", nullable=True)
+_TOPIC_OR_ALL: Final = ResultColumn("topic", TEXT, "topic, or the key of a signal; empty: all together")
 _PARTITION: Final = ResultColumn("partition", NUMBER, "partition; -1: a signal")
 _KIND: Final = ResultColumn("kind", TEXT, "produce, fetch, delete_records or signal")
 _PRINCIPAL: Final = ResultColumn("principal", TEXT, "the caller; empty text: none was recorded")
@@ -108,21 +107,19 @@ _COUNTS: Final = (
     ResultColumn("shutting_down", COUNT, "the daemon shut down first"),
     ResultColumn("unfinished", COUNT, "registered here, with no end in the rows that were read"),
     ResultColumn("carried_in", COUNT, "ended here, with no registration in the rows that were read"),
-    ResultColumn("completion_rate", SHARE, "satisfied / ended", nullable=True),
-    ResultColumn("expiry_rate", SHARE, "expired / ended", nullable=True),
+    ResultColumn("completion_rate", SHARE, "satisfied / ended"),
+    ResultColumn("expiry_rate", SHARE, "expired / ended"),
 )
 _WAITS: Final = (
     ResultColumn("waited_total_ms", MS, "total time waited"),
-    ResultColumn(
-        "wait_p50_ms", MS, "half of the ended waits took this long or less, whatever the outcome", nullable=True
-    ),
-    ResultColumn("wait_p90_ms", MS, "90 %", nullable=True),
-    ResultColumn("wait_p99_ms", MS, "99 %", nullable=True),
-    ResultColumn("wait_p999_ms", MS, "99.9 %", nullable=True),
-    ResultColumn("wait_max_ms", MS, "the longest", nullable=True),
-    ResultColumn("lateness_p50_ms", MS, "how late expiries were, median", nullable=True),
-    ResultColumn("lateness_p99_ms", MS, "99 %", nullable=True),
-    ResultColumn("lateness_max_ms", MS, "the latest", nullable=True),
+    ResultColumn("wait_p50_ms", MS, "half of the ended waits took this long or less, whatever the outcome"),
+    ResultColumn("wait_p90_ms", MS, "90 %"),
+    ResultColumn("wait_p99_ms", MS, "99 %"),
+    ResultColumn("wait_p999_ms", MS, "99.9 %"),
+    ResultColumn("wait_max_ms", MS, "the longest"),
+    ResultColumn("lateness_p50_ms", MS, "how late expiries were, median"),
+    ResultColumn("lateness_p99_ms", MS, "99 %"),
+    ResultColumn("lateness_max_ms", MS, "the latest"),
 )
 
 INTAKE: Final = ResultTable(
@@ -134,7 +131,7 @@ INTAKE: Final = ResultTable(
         ResultColumn("table", TEXT, "registrations, outcomes, events, calls or markers"),
         ResultColumn("reason", TEXT, "`used`, or why it was set aside"),
         ResultColumn("files", COUNT, "files; 0 where only some rows of a used file were set aside"),
-        ResultColumn("rows", COUNT, "rows; empty where they cannot be counted", nullable=True),
+        ResultColumn("rows", COUNT, "rows; empty where they cannot be counted"),
     ),
 )
 GROUPS: Final = ResultTable(
@@ -239,14 +236,12 @@ ADVICE: Final = ResultTable(
         ResultColumn("operations", COUNT, "operations that waited, ended or not"),
         ResultColumn("satisfied", COUNT, "of these, satisfied"),
         ResultColumn("expired", COUNT, "of these, expired"),
-        ResultColumn("expired_share", SHARE, "expired / operations, as seen", nullable=True),
-        ResultColumn("timeout_ms", MS, "the timeout most in use", nullable=True),
-        ResultColumn("timeout_share", SHARE, "share of the operations that use it", nullable=True),
+        ResultColumn("expired_share", SHARE, "expired / operations, as seen"),
+        ResultColumn("timeout_ms", MS, "the timeout most in use"),
+        ResultColumn("timeout_share", SHARE, "share of the operations that use it"),
         ResultColumn("timeouts", COUNT, "different timeouts in use"),
         *(
-            ResultColumn(
-                f"need_{name}_ms", MS, f"{share} need this long or less{what}; empty: not enough seen", nullable=True
-            )
+            ResultColumn(f"need_{name}_ms", MS, f"{share} need this long or less{what}; empty: not enough seen")
             for quantile, share in (("p50", "half"), ("p90", "90 %"), ("p99", "99 %"), ("p999", "99.9 %"))
             for name, what in (
                 (quantile, ""),
@@ -254,11 +249,9 @@ ADVICE: Final = ResultTable(
                 (f"{quantile}_high", ", upper bound"),
             )
         ),
-        ResultColumn(
-            "timeout_expires", SHARE, "share that needs longer than `timeout_ms`; empty: not enough seen", nullable=True
-        ),
-        ResultColumn("timeout_expires_low", SHARE, "lower bound", nullable=True),
-        ResultColumn("timeout_expires_high", SHARE, "upper bound", nullable=True),
+        ResultColumn("timeout_expires", SHARE, "share that needs longer than `timeout_ms`; empty: not enough seen"),
+        ResultColumn("timeout_expires_low", SHARE, "lower bound"),
+        ResultColumn("timeout_expires_high", SHARE, "upper bound"),
         ResultColumn("seen_until_ms", MS, "ten or more were seen to wait this long; beyond it little is known"),
         ResultColumn("sentence", TEXT, "the advice in words"),
     ),
@@ -273,9 +266,9 @@ TIMEOUTS: Final = ResultTable(
         _KIND,
         ResultColumn("timeout_ms", MS, "the timeout"),
         ResultColumn("in_use", FLAG, "whether it is the timeout most in use (`advice.timeout_ms`)"),
-        ResultColumn("expires", SHARE, "share of operations that would expire; empty: not enough seen", nullable=True),
-        ResultColumn("expires_low", SHARE, "lower bound", nullable=True),
-        ResultColumn("expires_high", SHARE, "upper bound", nullable=True),
+        ResultColumn("expires", SHARE, "share of operations that would expire; empty: not enough seen"),
+        ResultColumn("expires_low", SHARE, "lower bound"),
+        ResultColumn("expires_high", SHARE, "upper bound"),
     ),
 )
 SURVIVAL: Final = ResultTable(
@@ -288,8 +281,8 @@ SURVIVAL: Final = ResultTable(
         _KIND,
         ResultColumn("waited_ms", MS, "time waited"),
         ResultColumn("waiting", SHARE, "share that needs longer than this"),
-        ResultColumn("waiting_low", SHARE, "lower bound", nullable=True),
-        ResultColumn("waiting_high", SHARE, "upper bound", nullable=True),
+        ResultColumn("waiting_low", SHARE, "lower bound"),
+        ResultColumn("waiting_high", SHARE, "upper bound"),
         ResultColumn("at_risk", COUNT, "operations seen to wait at least this long"),
     ),
 )
