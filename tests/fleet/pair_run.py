@@ -197,9 +197,7 @@ class PairRun(CrashRun):
         if self._clocks:
             self._set_clocks()
         for place, (name, links) in enumerate(zip(NAMES, self._links, strict=True)):
-            environment: dict[str, str] = {}
-            if self._clocks:
-                environment = self._clocks[place].environment
+            environment = self._clocks[place].environment if self._clocks else {}
             address = links.daemon_address
             flags = ("--fleet-silence-ms", str(SILENCE_MS))
             member = Member(name, self._folder, links.log_uri, flags, grpc_address=address, environment=environment)
