@@ -49,6 +49,8 @@ PAUSES_S: Final = (0.3, 1.5, 2.5)
 """How long a daemon is stopped, or both are away: shorter and longer than the silence."""
 WALL_STEPS_S: Final = (-3_600, -3, 3, 3_600)
 """How far one daemon's wall clock is ahead. The other's is behind by the same."""
+AWAITED: Final = 0.5
+"""Share of faults after which the next one waits until a daemon leads; the others may find none."""
 NAMES: Final = ("a", "b")
 CALLER_RESTARTED: Final = 0.5
 """Share of faults after which a caller is restarted; it has lost what it did not acknowledge."""
@@ -170,6 +172,8 @@ class PairRun(CrashRun):
                     self._check_tasks()
                     if self._draw.random() < CALLER_RESTARTED:
                         await self._restart_caller()
+                    if self._draw.random() < AWAITED:
+                        await self.until_led()
                 await self._settle()
             finally:
                 for task in self._tasks.values():

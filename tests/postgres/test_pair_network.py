@@ -184,7 +184,7 @@ async def test_standby_cut_off_from_the_log(url: str, tmp_path: Path) -> None:
     async with running(tmp_path, url, silence_ms) as pair, AsyncClient(pair.address) as client:
         leader, standby = pair.members
         pair.links[1].log.hold(DOWN)
-        await client.advance("orders-0", high_watermark=7)
+        await advance_patiently(client, 7)
         await asyncio.sleep(2 * silence_ms / 1_000)
         assert "the log does not answer" in standby.log
         pair.links[1].log.hold(frozenset())
