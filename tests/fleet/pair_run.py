@@ -49,6 +49,8 @@ PAUSES_S: Final = (0.3, 1.5, 2.5)
 """How long a daemon is stopped, or both are away: shorter and longer than the silence."""
 WALL_STEPS_S: Final = (-3_600, -3, 3, 3_600)
 """How far one daemon's wall clock is ahead. The other's is behind by the same."""
+AWAITED: Final = 0.5
+"""Share of faults after which the next one waits until a daemon leads; the others may find none."""
 NAMES: Final = ("a", "b")
 CALLER_RESTARTED: Final = 0.5
 """Share of faults after which a caller is restarted; it has lost what it did not acknowledge."""
@@ -172,6 +174,8 @@ class PairRun(CrashRun):
                     self._check_tasks()
                     if self._draw.random() < CALLER_RESTARTED:
                         await self._restart_caller()
+                    if self._draw.random() < AWAITED:
+                        await self.until_led()
                 await self._settle()
             finally:
                 for task in self._tasks.values():
@@ -199,9 +203,7 @@ class PairRun(CrashRun):
         if self._clocks:
             self._set_clocks()
         for place, (name, links) in enumerate(zip(NAMES, self._links, strict=True)):
-            environment: dict[str, str] = {}
-            if self._clocks:
-                environment = self._clocks[place].environment
+            environment = self._clocks[place].environment if self._clocks else {}
             address = links.daemon_address
             flags = ("--fleet-silence-ms", str(SILENCE_MS))
             member = Member(name, self._folder, links.log_uri, flags, grpc_address=address, environment=environment)

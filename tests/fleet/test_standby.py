@@ -122,6 +122,16 @@ def test_time_before_a_standby_started_is_measured_by_the_log(log: MemoryLog, tm
     assert leadership.passed_ms(LAST) == pytest.approx((60 + SILENCE_S) * 1_000, abs=300)
 
 
+@pytest.mark.parametrize("silence_s", [0.6, SILENCE_S, 600.0])
+def test_leader_is_confirmed_for_less_than_the_silence(log: MemoryLog, tmp_path: Path, silence_s: float) -> None:
+    """However short the silence is, a leader stops answering reads before its standby may claim, and sends three
+    heartbeats in that time.
+    """
+    leadership = Standby(tmp_path, log, silence_s, "", "", now_s=lambda: log.now_s).lead()
+    assert leadership.confirmed_ms < silence_s * 1_000
+    assert 3 * leadership.heartbeat_s < silence_s
+
+
 def test_silence_counts_only_while_the_log_answers(log: MemoryLog, tmp_path: Path) -> None:
     """While the log is away nobody is silent: the silence begins when it is back."""
     standby = Standby(tmp_path, log, SILENCE_S, "", "", now_s=lambda: log.now_s)

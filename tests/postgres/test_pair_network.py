@@ -12,6 +12,7 @@ from urllib.request import urlopen
 
 import pytest
 from purgatory_client import AsyncClient, errors
+from purgatory_client.views import PendingOperation
 
 from examples.local_postgres import LocalPostgres
 from purgatory.extensions.fleet.commands import main as fleet_command
@@ -183,9 +184,8 @@ async def test_standby_cut_off_from_the_log(url: str, tmp_path: Path) -> None:
     async with running(tmp_path, url, silence_ms) as pair, AsyncClient(pair.address) as client:
         leader, standby = pair.members
         pair.links[1].log.hold(DOWN)
-        until_s = time.monotonic() + 2 * silence_ms / 1_000
-        await client.advance("orders-0", high_watermark=7)
-        await asyncio.to_thread(wait_until, lambda: time.monotonic() > until_s, "more than the silence has passed")
+        await advance_patiently(client, 7)
+        await asyncio.sleep(2 * silence_ms / 1_000)
         assert "the log does not answer" in standby.log
         pair.links[1].log.hold(frozenset())
         await until_equal(standby, leader)
@@ -217,6 +217,11 @@ async def test_callers_cut_off_from_the_leader(url: str, tmp_path: Path, ways: S
         assert leader.answers("/leaderz")
 
 
+async def only_pending(client: AsyncClient) -> PendingOperation:
+    (pending,) = [operation async for operation in client.operations()]
+    return pending
+
+
 class Timed:
     """A pending wait, whose remaining time must follow the caller's clock."""
 
@@ -228,7 +233,7 @@ class Timed:
         """Check the time that the daemon counts: at most what has passed, and less by `late_s` at most."""
         async with AsyncClient(address) as client:
             least_s = time.monotonic() - self._registered_s - late_s
-            (pending,) = [operation async for operation in client.operations()]
+            pending = await patiently(lambda: only_pending(client))
             passed_s = TIMEOUT_S - pending.remaining
             assert least_s - ROUNDED_S <= passed_s <= time.monotonic() - self._registering_s + ROUNDED_S
 
