@@ -42,7 +42,7 @@ func (daemonList) Build(target resolver.Target, cc resolver.ClientConn, _ resolv
 	return fixed{}, cc.UpdateState(state)
 }
 
-// fixed is a list that does not change. Names in it are looked up for each connection.
+// fixed is a list that does not change. Names in it are looked up by the dialer, for each connection.
 type fixed struct{}
 
 func (fixed) ResolveNow(resolver.ResolveNowOptions) {}

@@ -141,7 +141,6 @@ class Standby(grpc.GenericRpcHandler):
     @staticmethod
     def _refuse(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         context.abort(grpc.StatusCode.UNAVAILABLE, "stands by")
-        yield b""
 
     def stop(self) -> None:
         self._server.stop(None).wait()
