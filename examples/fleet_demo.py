@@ -146,7 +146,9 @@ async def fault(members: list[Member], load: Load, what: str, act: Callable[[Mem
     print(f"{what} {leader.name}", end="", flush=True)
     await asyncio.to_thread(act, leader)
     await until(other.is_leading, f"{other.name} leads")
-    await asyncio.sleep(1)  # the waits of the meantime are answered
+    answered = load.answered
+    await until(lambda: load.answered > answered, "callers are answered again")
+    await asyncio.sleep(1)  # the other waits of the meantime too
     if leader.process.poll() is None:
         leader.process.send_signal(signal.SIGCONT)
         await until(lambda: leader.process.poll() is not None, f"{leader.name} finds that it was replaced, and exits")
@@ -164,6 +166,7 @@ async def show(members: list[Member]) -> Load:
     await until(lambda: any(member.is_leading() for member in members), "a daemon leads")
     load = Load(",".join(member.address for member in members))
     running = asyncio.create_task(load.run())
+    await until(lambda: load.answered > 0, "a wait is answered")
     await asyncio.sleep(2)
     print(f"before any fault: {load.answered} waits answered, the slowest after {load.longest_s:.1f} s")
     await fault(members, load, "kill -9", lambda leader: leader.process.kill())

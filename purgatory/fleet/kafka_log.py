@@ -148,6 +148,8 @@ class KafkaLog(ReplicatedLog):
         """The partitions of a topic, and its settings. Raises LogRefused if it or one of the permissions is missing."""
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         try:
+            # Learn which brokers there are. Otherwise one that is gone would be asked again for 10 to 20 s.
+            self._admin.list_topics(topic, timeout=ANSWER_S)
             found = self._admin.describe_topics(
                 TopicCollection([topic]), include_authorized_operations=True, request_timeout=ANSWER_S
             )[topic].result()
@@ -228,7 +230,8 @@ class KafkaLog(ReplicatedLog):
         """Why a request has failed. With a wrong password it only times out: the connection's error has the cause."""
         self._admin.poll(0)
         failure, cause = error.args[0], self._connection_error
-        return f"{failure.str()} ({cause})" if failure.code() == KafkaError._TIMED_OUT and cause else failure.str()  # noqa: SLF001
+        is_local = failure.code() < 0  # an error of the library
+        return f"{failure.str()} ({cause})" if is_local and cause else str(failure.str())
 
     def _produce(
         self, topic: str, content: bytes, timeout_s: float, meanwhile: Callable[[], None] = lambda: None

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import ssl
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,7 @@ from purgatory_client.unary import shards_of
 
 from purgatory.extensions.fleet.fleet_view import describe
 from purgatory.fleet.entry import Entry, Kind
-from purgatory.fleet.errors import FleetLogError, LogRefused, LogTrimmed
+from purgatory.fleet.errors import FleetLogError, LogRefused, LogTrimmed, LogUnavailable
 from purgatory.fleet.open_log import open_log
 from purgatory.fleet.reign import Reign, ReignState
 from purgatory.fleet.replica import MARK, forget_place, is_copy
@@ -32,6 +33,8 @@ from purgatory.journal.integrity import faults
 EXIT_FAILED: Final = 2
 EXIT_WRONG: Final = 1
 READ_S: Final = 1.0
+PATIENCE_S: Final = 15.0
+RETRY_S: Final = 0.5
 ANSWER_S: Final = 5.0
 FILES: Final = {
     "tls_ca": "certificate authorities to trust (PEM file)",
@@ -156,7 +159,7 @@ def _init(log: ReplicatedLog, source: Path | None, shards: int) -> int:
     if source is not None and shards != 1:
         raise LogRefused("--from makes one shard of a journal; its sessions cannot be divided")
     log.create(shards)
-    log.check(shards)
+    _check(log, shards)
     if source is None:
         print("the log is ready")
         return 0
@@ -193,8 +196,20 @@ def _locked(folder: Path) -> Directory:
     return Directory(folder)
 
 
+def _check(log: ReplicatedLog, shards: int | None) -> None:
+    """Check the log, again if it does not answer at once, as on a first connection to a busy server."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return log.check(shards)
+        except LogUnavailable:
+            if time.monotonic() > until:
+                raise
+            time.sleep(RETRY_S)
+
+
 def _verify(log: ReplicatedLog) -> int:
-    log.check(None)
+    _check(log, None)
     snapshot = log.last_snapshot()
     counts = dict.fromkeys(Kind, 0)
     reign: Reign | None = None

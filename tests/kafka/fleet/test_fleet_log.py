@@ -9,6 +9,7 @@ from typing import TypeVar
 import pytest
 
 from examples.kafka_cluster import KafkaCluster
+from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.entry import Entry, Kind
 from purgatory.fleet.errors import CutOff, Fenced, LogLost, LogRefused, LogTrimmed, LogUnavailable
 from purgatory.fleet.kafka_log import KafkaLog
@@ -96,6 +97,20 @@ def test_settings_of_the_topics_are_checked(log: KafkaLog, clients: ClusterClien
         patient(lambda: wrong.check(1))
     with pytest.raises(LogRefused, match=r"topic fleet-none: .*purgatory fleet init"):
         patient(lambda: KafkaLog(clients.bootstrap, "fleet-none").check(1))
+
+
+def test_commands_are_patient(three_brokers: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`init` tries again if the brokers do not answer at once."""
+    check, slow = KafkaLog.check, [LogUnavailable("busy")]
+
+    def check_slowly(log: KafkaLog, shards: int | None) -> None:
+        if slow:
+            raise slow.pop()
+        check(log, shards)
+
+    monkeypatch.setattr(KafkaLog, "check", check_slowly)
+    assert fleet_command(["init", f"kafka://{three_brokers.bootstrap}/{name}"]) == 0
+    assert not slow
 
 
 def test_settings_on_which_the_promises_depend_are_refused(tmp_path: Path) -> None:
