@@ -8,7 +8,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
-import grpc
 import pytest
 from confluent_kafka import KafkaException
 
@@ -26,11 +25,6 @@ pytestmark = pytest.mark.slow
 PATIENCE_S: Final = 120.0
 IMPATIENT: Final = {"socket.timeout.ms": "2000"}
 """The broker that is asked may hang."""
-SERVICE_CONFIG: Final = (
-    '{"loadBalancingConfig": [{"round_robin": {}}],'
-    ' "healthCheckConfig": {"serviceName": "purgatory.v1.PurgatoryService"}}'
-)
-"""Without it a caller stays with the first daemon, which may be a standby."""
 
 
 class BrokerRun(PairRun):
@@ -151,15 +145,11 @@ class BrokerRun(PairRun):
             await asyncio.sleep(0.05)
 
 
-def test_no_fault_of_a_broker_loses_repeats_or_hastens_anything(
-    three_brokers: KafkaCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_fault_of_a_broker_loses_repeats_or_hastens_anything(three_brokers: KafkaCluster, tmp_path: Path) -> None:
     """The broker that leads the partition is killed, gives the lead away, hangs, and is killed together with another.
     Each acknowledged wait ends once and not too early, all callers are served once two brokers are in sync, and each
     daemon's file has exactly the rows that the log says.
     """
-    options, plain = [("grpc.service_config", SERVICE_CONFIG)], grpc.aio.insecure_channel
-    monkeypatch.setattr(grpc.aio, "insecure_channel", lambda target: plain(target, options=options))
     topic = f"brokers-{uuid.uuid4().hex[:8]}"
     url = f"kafka://{three_brokers.bootstrap}/{topic}"
     assert fleet_command(["init", url]) == 0
