@@ -80,6 +80,8 @@ class Pair:
         deadline_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline_s:
             for at, member in enumerate(self.members):
+                if member.process.has_ended:
+                    member.restart()  # a leader that was cut off from its log exits
                 view = member.view()
                 if view.get("state") == state and view["position"] >= position:
                     if state == "leading":

@@ -46,6 +46,10 @@ class Process:
     def process_id(self) -> int:
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def __enter__(self) -> Self:
         return self
 

@@ -266,7 +266,7 @@ def knows_snapshot(member: Member) -> bool:
     """Whether a daemon shows the position and the age of the last snapshot."""
     with urlopen(f"http://{member.http_address}/fleet", timeout=PATIENCE_S) as answer:
         view = json.load(answer)
-    return view["snapshot_position"] >= 0 and 0 < view["snapshot_age_s"] < PATIENCE_S
+    return bool(view["snapshot_position"] >= 0 and 0 < view["snapshot_age_s"] < PATIENCE_S)
 
 
 async def test_leader_without_its_log_exits(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ from purgatory.service.settings import Settings
 from purgatory.service.transport.tls import Tls
 
 HEALTH: Final = f"/{health.SERVICE_NAME}/"
-STOP_S: Final = 0.2
+STOP_S: Final = 0.05
+"""Enough for refusals that are on their way. Clients watch the health without end, so a takeover waits this long."""
 METHODS: Final = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
