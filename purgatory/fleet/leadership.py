@@ -9,6 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, NoReturn
 
 from purgatory.fleet.entry import Entry, Kind, pack_rows
@@ -18,7 +19,7 @@ from purgatory.fleet.reign import Reign
 from purgatory.fleet.replica import CopyStore, LogPlace, discard_files, moment_of, read_place, write_place
 from purgatory.journal.crash_points import AFTER_APPEND, AFTER_COMMIT, BEFORE_APPEND, BEFORE_COMMIT, CrashPoints
 from purgatory.journal.directory import Directory
-from purgatory.journal.errors import JournalError
+from purgatory.journal.errors import JournalDamaged, JournalError
 from purgatory.journal.group import Moment
 from purgatory.journal.statements import Statements
 
@@ -31,8 +32,11 @@ EXIT_REPLACED: Final = 75
 class Leadership:
     """Appends a leader's entries, on one thread at a time. Implements `recovery.Takeover`."""
 
-    def __init__(self, reign: Reign, writer: LogWriter, started_ms: int, elapsed_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, folder: Path, reign: Reign, writer: LogWriter, started_ms: int, elapsed_ms: Callable[[], int]
+    ) -> None:
         """Args:
+        folder: Where the file is.
         reign: At the claim.
         writer: Has claimed.
         started_ms: The engine's time of the last group, milliseconds.
@@ -44,6 +48,7 @@ class Leadership:
         self.appended_bytes = 0
         """Content of all entries appended so far."""
         self._has_resigned = False
+        self._folder: Final = folder
         self._reign: Final = reign
         self._writer: Final = writer
         self._moment_ms = started_ms
@@ -94,8 +99,10 @@ class Leadership:
             self.append(Kind.HEARTBEAT, self._moment_ms)
 
     def resign(self) -> None:
-        """Let a standby take over at once. Nothing may be appended afterwards."""
+        """Let a standby take over at once. Nothing may be appended afterwards. Only the first call does something."""
         with self._lock:
+            if self._has_resigned:
+                return
             self._has_resigned = True
             try:
                 self._writer.append(Kind.RESIGNATION, self._moment_ms)
@@ -103,11 +110,25 @@ class Leadership:
             except FleetLogError as error:
                 LOGGER.warning("could not resign (%s); a standby takes over after its silence", error)
 
+    def cannot_serve(self, error: JournalError) -> NoReturn:
+        """Hand over, as this daemon's own file cannot be used."""
+        self.resign()
+        if isinstance(error, JournalDamaged):
+            directory = Directory(self._folder)
+            discard_files(directory)
+            directory.release()
+        self.exit(error.what if isinstance(error, JournalDamaged) else str(error))
+
     @staticmethod
     def exit(reason: str) -> NoReturn:
         """End the process at once: what it could still answer might not be true any more."""
-        LOGGER.critical("no longer the leader: %s; exiting, to be restarted as a standby", reason)
-        os._exit(EXIT_REPLACED)
+        exit_to_be_restarted(f"no longer the leader: {reason}")
+
+
+def exit_to_be_restarted(reason: str) -> NoReturn:
+    """End the process at once."""
+    LOGGER.critical("%s; exiting, to be restarted as a standby", reason)
+    os._exit(EXIT_REPLACED)
 
 
 class LeaderStore(CopyStore):
@@ -116,7 +137,7 @@ class LeaderStore(CopyStore):
     def __init__(self, directory: Directory, crash: CrashPoints, leadership: Leadership) -> None:
         self._leadership: Final = leadership
         super().__init__(directory, crash)
-        self._place = read_place(self._database)
+        self._place = read_place(self._database, directory.path)
 
     def commit(self, statements: Statements) -> None:
         """Append a group to the log, and commit it. It counts when this returns; otherwise the process exits."""

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from purgatory.fleet.entry import PART_BYTES_MAX
-from purgatory.fleet.replica import Replica, read_place
+from purgatory.fleet.replica import Replica, check_rows, read_place
 from purgatory.fleet.replicated_log import ReplicatedLog
+from purgatory.journal.errors import JournalDamaged
+from purgatory.journal.store import typed_error
 
 FASTEST: Final = 1
 """Level of compression: higher ones make it a tenth smaller and take three times as long."""
@@ -28,6 +30,7 @@ def store_snapshot(database: Path, log: ReplicatedLog) -> int:
 
     Raises:
         LogUnavailable: Nothing was stored that a reader would use.
+        JournalDamaged: The file is damaged. Nothing was stored.
         sqlite3.Error: The file cannot be read, or there is no space for the copy.
     """
     with tempfile.TemporaryDirectory(prefix="snapshot-", dir=database.parent) as folder:
@@ -36,11 +39,15 @@ def store_snapshot(database: Path, log: ReplicatedLog) -> int:
         source = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
         try:
             source.execute("VACUUM INTO ?", (str(copy),))
+        except sqlite3.Error as error:
+            typed = typed_error(database, error)
+            raise (typed if isinstance(typed, JournalDamaged) else error) from None
         finally:
             source.close()
         copied = sqlite3.connect(copy)
         try:
-            position = read_place(copied).position
+            position = read_place(copied, database.parent).position
+            check_rows(copied, database.parent)  # a damaged snapshot would be all that is left, once the log is trimmed
         finally:
             copied.close()
         content = zlib.compress(copy.read_bytes(), FASTEST)

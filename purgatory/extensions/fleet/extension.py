@@ -26,6 +26,7 @@ from purgatory.fleet.replica import is_copy
 from purgatory.fleet.snapshots import store_and_trim
 from purgatory.fleet.standby import Standby
 from purgatory.journal.directory import DATABASE
+from purgatory.journal.errors import JournalDamaged
 from purgatory.service.access.account import Account
 from purgatory.service.access.audit import NAME
 from purgatory.service.access.roles import ADMIN
@@ -215,6 +216,10 @@ class FleetExtension(Extension):
             began_s, began_bytes = loop.time(), leadership.appended_bytes
             try:
                 self._snapshot_position = await asyncio.to_thread(self._store_snapshot, database)
+            except JournalDamaged as error:
+                LOGGER.critical("this daemon's file is damaged (%s); handing over", error.what)
+                self._core.end("damaged file", EXIT_REPLACED)  # the file is discarded by the next start
+                return
             except (FleetLogError, sqlite3.Error, OSError) as error:
                 LOGGER.warning("could not store a snapshot (%s); will be retried", error)
             else:
