@@ -149,10 +149,6 @@ class Replica(CopyStore):
             (folder / MARK).touch()
             # Before the first group: after a power failure, groups without this file would not be a copy.
             self.directory.sync()
-        try:
-            self.check_writable()
-        except sqlite3.Error as error:
-            raise typed_error(self.directory.database, error) from None
         self.moment_ms = 0 if found is None else found[0].engine_ms
         """The engine's time of the last group, milliseconds."""
 

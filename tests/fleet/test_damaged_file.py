@@ -119,6 +119,7 @@ def test_damage_at_any_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "UPDATE changes SET content = x'00' WHERE change = 2",
         "UPDATE moment SET engine_ms = 0",
         "DROP TABLE keys",
+        "DROP TABLE moment",
         "PRAGMA user_version = 0",
         "PRAGMA user_version = 99",
     ],
@@ -130,6 +131,33 @@ def test_a_changed_row_is_fetched_again(tmp_path: Path, sql: str) -> None:
     with closing(sqlite3.connect(tmp_path / "journal.db")) as database:
         database.execute(sql)
         database.commit()
+    assert opened_at(tmp_path, log) == -1
+
+
+def test_an_index_that_differs_from_its_table_is_fetched_again(tmp_path: Path) -> None:
+    """With a wrong index the file would keep a row that the log changes or deletes. SQLite's quick check ignores it."""
+    log = a_log()
+    follow(tmp_path, log)[0].release()
+    path = tmp_path / "journal.db"
+    with closing(sqlite3.connect(path)) as database:
+        index = "SELECT rootpage FROM sqlite_master WHERE name = 'sqlite_autoindex_keys_1'"
+        start = (database.execute(index).fetchone()[0] - 1) * PAGE_BYTES
+    whole = path.read_bytes()
+    at = whole.rindex(b"key-3", start, start + PAGE_BYTES)
+    path.write_bytes(whole[:at] + b"key-/" + whole[at + 5 :])
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("PRAGMA quick_check").fetchall() == [("ok",)]
+    assert opened_at(tmp_path, log) == -1
+
+
+@pytest.mark.parametrize("offset", [0, 18, 19], ids=["magic", "write version", "read version"])
+def test_a_wrong_header_is_fetched_again(tmp_path: Path, offset: int) -> None:
+    """A file that is no database by its first page, or one that must not be written, is fetched again."""
+    log = a_log()
+    follow(tmp_path, log)[0].release()
+    with (tmp_path / "journal.db").open("r+b") as file:
+        file.seek(offset)
+        file.write(b"\7")
     assert opened_at(tmp_path, log) == -1
 
 

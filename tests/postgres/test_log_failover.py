@@ -11,6 +11,7 @@ from purgatory_client import AsyncClient
 from examples.local_postgres import LocalPostgres, LocalServer
 from examples.secure_demo.authority import Authority
 from purgatory.extensions.fleet.commands import main as fleet_command
+from purgatory.fleet.errors import LogUnavailable
 from purgatory.fleet.leadership import EXIT_REPLACED
 from purgatory.fleet.open_log import open_log
 from tests.daemon_process import DEADLINE_S, run_to_end, wait_until
@@ -151,6 +152,15 @@ def test_log_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         finally:
             for member in members:
                 member.end()
+
+
+def test_each_server_of_an_address_is_named() -> None:
+    """If no server of several can be used, the error says of each why."""
+    with (
+        contextlib.closing(open_log("postgresql://postgres@127.0.0.1:1,127.0.0.1:2/postgres")) as log,
+        pytest.raises(LogUnavailable, match=r"port 1 failed: Connection refused; .* port 2 failed: Connection refused"),
+    ):
+        log.end()
 
 
 def test_role_without_rights(log_servers: LocalPostgres, tmp_path: Path) -> None:
