@@ -40,8 +40,10 @@ CREATE TABLE IF NOT EXISTS log_place (
 )
 """
 
-PARTS: Final = "snapshot*"
-"""Unfinished snapshots in the folder, of this process or of one that was killed."""
+PART: Final = "snapshot.part"
+"""A snapshot that is being loaded."""
+SNAPSHOT: Final = "snapshot-"
+"""Beginning of the name of a folder with a snapshot that is being stored."""
 
 
 class LogPlace(NamedTuple):
@@ -242,8 +244,9 @@ def discard_files(directory: Directory) -> None:
 
 def discard_parts(folder: Path) -> None:
     """Remove unfinished snapshots of processes that were killed."""
-    for path in folder.glob(PARTS):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (folder / PART).unlink(missing_ok=True)
+    for path in folder.glob(f"{SNAPSHOT}*"):
+        shutil.rmtree(path)
 
 
 def is_copy(folder: Path) -> bool:

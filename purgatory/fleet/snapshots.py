@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from purgatory.fleet.entry import PART_BYTES_MAX
-from purgatory.fleet.replica import Replica, check_rows, read_place
+from purgatory.fleet.replica import PART, SNAPSHOT, Replica, check_rows, read_place
 from purgatory.fleet.replicated_log import ReplicatedLog
-from purgatory.journal.errors import JournalDamaged
-from purgatory.journal.store import typed_error
+from purgatory.journal.errors import damaged
+from purgatory.journal.store import FILE_WRONG
 
 FASTEST: Final = 1
 """Level of compression: higher ones make it a tenth smaller and take three times as long."""
@@ -33,15 +33,16 @@ def store_snapshot(database: Path, log: ReplicatedLog) -> int:
         JournalDamaged: The file is damaged. Nothing was stored.
         sqlite3.Error: The file cannot be read, or there is no space for the copy.
     """
-    with tempfile.TemporaryDirectory(prefix="snapshot-", dir=database.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=SNAPSHOT, dir=database.parent) as folder:
         copy = Path(folder) / "copy.db"
         # A connection of its own, which only reads: the journal's thread goes on with its commits.
         source = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
         try:
             source.execute("VACUUM INTO ?", (str(copy),))
         except sqlite3.Error as error:
-            typed = typed_error(database, error)
-            raise (typed if isinstance(typed, JournalDamaged) else error) from None
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in FILE_WRONG:
+                raise damaged(database.parent, str(error)) from None
+            raise
         finally:
             source.close()
         copied = sqlite3.connect(copy)
@@ -81,7 +82,7 @@ def load_snapshot(log: ReplicatedLog, replica: Replica) -> bool:
     if snapshot is None:
         return False
     unpacking = zlib.decompressobj()
-    path = replica.directory.path / "snapshot.part"
+    path = replica.directory.path / PART
     with path.open("wb") as file:
         for chunk in snapshot.read():
             file.write(unpacking.decompress(chunk))

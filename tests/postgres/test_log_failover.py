@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import json
 import signal
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from purgatory_client import AsyncClient
@@ -86,7 +88,10 @@ def test_promotion_of_a_replica_that_lacks_entries_is_refused(
             end = primary.position()
             wait_until(lambda: replica.position() >= end, "the replica has the mark")
             replica.stop()
+            with contextlib.closing(open_log(url)) as log:
+                lost = log.end()
             asyncio.run(_advance(members[0], 8))
+            wait_until(lambda: min(map(_position, members)) >= lost, "both have an entry that the replica lacks")
             primary.stop(signal.SIGKILL)
             replica.start()
             replica.promote()
@@ -112,6 +117,11 @@ def test_promotion_of_a_replica_that_lacks_entries_is_refused(
 async def _advance(member: Member, high_watermark: int) -> None:
     async with AsyncClient(member.grpc_address) as client:
         await client.advance("orders-0", high_watermark=high_watermark)
+
+
+def _position(member: Member) -> int:
+    with urlopen(f"http://{member.http_address}/fleet", timeout=DEADLINE_S) as answer:
+        return int(json.load(answer)["position"])
 
 
 async def _high_watermark(member: Member) -> int | None:
