@@ -25,7 +25,7 @@ class LogLost(FleetLogError):
     """The log has lost entries, or has gone back. No daemon may continue until an operator decides."""
 
     def __str__(self) -> str:
-        remedy = "Check it with `purgatory fleet verify`; a daemon with an empty folder continues with what the log has"
+        remedy = "Check it with `purgatory fleet verify`. To accept the loss, start a daemon with an empty folder"
         return f"{self.args[0]}. {remedy}"
 
 

@@ -103,7 +103,7 @@ def test_promotion_of_a_replica_that_lacks_entries_is_refused(
                 refusal = member.log.splitlines()[-1]
                 assert "the log has gone back" in refusal
                 assert "purgatory fleet verify" in refusal
-                assert "a daemon with an empty folder continues" in refusal
+                assert "To accept the loss, start a daemon with an empty folder" in refusal
             capsys.readouterr()
             assert fleet_command(["verify", url]) == 0, "what is left is consistent"
             members.append(Member("c", tmp_path, url))
