@@ -225,8 +225,9 @@ def test_no_snapshot_of_a_damaged_file(tmp_path: Path, is_torn: bool) -> None:
     log, stored = MemoryLog(), list[int]()
     log.put_snapshot = lambda position, chunks: stored.append(position)  # type: ignore[method-assign]
     follow(tmp_path, a_log())[0].release()
-    assert store_snapshot(tmp_path / "journal.db", log) == GROUPS
     path = tmp_path / "journal.db"
+    store_snapshot(path, log)
+    assert stored == [GROUPS]
     if is_torn:
         whole = path.read_bytes()
         path.write_bytes(whole[: 2 * PAGE_BYTES] + bytes(PAGE_BYTES) * 6 + whole[8 * PAGE_BYTES :])

@@ -65,7 +65,7 @@ async def test_leader_with_a_full_disk(pair: tuple[Member, Member], url: str) ->
     room again it does not start; then it stands by.
     """
     leader, standby = pair
-    async with AsyncClient(both(pair)) as client:
+    async with AsyncClient(both(pair), give_up_after=None) as client:
         waiting = asyncio.create_task(client.produce({"orders-0": 7}, timeout=600))
         await until_pending(client, 1)
         fill(leader)
@@ -87,7 +87,7 @@ async def test_standby_with_a_full_disk(pair: tuple[Member, Member], url: str) -
     catches up, and can take over.
     """
     leader, standby = pair
-    async with AsyncClient(both(pair)) as client:
+    async with AsyncClient(both(pair), give_up_after=None) as client:
         waiting = asyncio.create_task(client.produce({"orders-0": 7}, timeout=600))
         await until_pending(client, 1)
         fill(standby)
@@ -111,7 +111,7 @@ async def test_damaged_files(pair: tuple[Member, Member]) -> None:
     continue all waits.
     """
     leader, standby = pair
-    async with AsyncClient(both(pair)) as client:
+    async with AsyncClient(both(pair), give_up_after=None) as client:
         waiting = asyncio.create_task(client.produce({"orders-0": 7}, timeout=600))
         await until_pending(client, 1)
         for member in pair:
@@ -148,7 +148,7 @@ async def test_power_failures_of_the_standby(
     """A standby that has lost everything that was not synced catches up again, each time."""
     leader, standby = pair
     power = Power(tmp_path / "power")
-    async with AsyncClient(both(pair)) as client:
+    async with AsyncClient(both(pair), give_up_after=None) as client:
         for number in range(1, POWER_FAILURES + 1):
             standby.end()
             power.fail(standby.data)

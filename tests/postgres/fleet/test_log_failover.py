@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 def address(*servers: LocalServer) -> str:
     """The address of a log that is on whichever of the servers is the primary."""
-    return f"postgresql://postgres@{','.join(server.address for server in servers)}/postgres"
+    return f"postgres://postgres@{','.join(server.address for server in servers)}/postgres"
 
 
 class Promotion(PairRun):
