@@ -16,6 +16,7 @@ from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.errors import LogUnavailable
 from purgatory.fleet.leadership import EXIT_REPLACED
 from purgatory.fleet.open_log import open_log
+from tests.crash.wire_caller import Broken
 from tests.daemon_process import DEADLINE_S, run_to_end, wait_until
 from tests.fleet.file_audit import check_files
 from tests.fleet.pair_run import Member, PairRun
@@ -40,10 +41,14 @@ class Promotion(PairRun):
     async def _fault(self, kind: str, member: Member) -> None:
         before = len(self._callers[0].asked)
         await asyncio.to_thread(self._promote)
-        async with asyncio.timeout(DEADLINE_S):
-            while len(self._callers[0].asked) < before + 50:
-                self._check_tasks()
-                await asyncio.sleep(0.05)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while len(self._callers[0].asked) < before + 50:
+                    self._check_tasks()
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            logs = "\n".join(member.log[-4_000:] for member in self._members)
+            raise Broken(f"callers are not served after the promotion:\n{logs}") from None
 
     def _promote(self) -> None:
         self._servers["p"].stop(signal.SIGKILL)
