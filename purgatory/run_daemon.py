@@ -53,9 +53,15 @@ async def serve(settings: Settings, extensions: Sequence[type[Extension]]) -> in
         await asyncio.gather(standing_by, return_exceptions=True)
         LOGGER.info("stopped")
         return 0
-    daemon = stopping.daemon = Daemon(settings, extensions, standing_by.result(), stopping.end)
-    loop.add_signal_handler(signal.SIGHUP, daemon.reload)
-    await daemon.start()
+    takeover = standing_by.result()
+    try:
+        daemon = stopping.daemon = Daemon(settings, extensions, takeover, stopping.end)
+        loop.add_signal_handler(signal.SIGHUP, daemon.reload)
+        await daemon.start()
+    except JournalError as error:
+        if takeover is not None:
+            takeover.cannot_serve(error)
+        raise
     _announce(daemon)
     reason = await stopping.asked
     LOGGER.info("%s: shutting down, %d operations pending", reason, daemon.pending)

@@ -24,6 +24,10 @@ class LogTrimmed(FleetLogError):
 class LogLost(FleetLogError):
     """The log has lost entries, or has gone back. No daemon may continue until an operator decides."""
 
+    def __str__(self) -> str:
+        remedy = "Check it with `purgatory fleet verify`. To accept the loss, start a daemon with an empty folder"
+        return f"{self.args[0]}. {remedy}"
+
 
 class EntryTooNew(FleetLogError):
     """An entry was written by a newer version of this program. This one stops: it must not guess."""

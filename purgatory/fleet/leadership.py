@@ -9,6 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, NoReturn
 
 from purgatory.fleet.entry import Entry, Kind, pack_rows
@@ -18,7 +19,7 @@ from purgatory.fleet.reign import Reign
 from purgatory.fleet.replica import CopyStore, LogPlace, discard_files, moment_of, read_place, write_place
 from purgatory.journal.crash_points import AFTER_APPEND, AFTER_COMMIT, BEFORE_APPEND, BEFORE_COMMIT, CrashPoints
 from purgatory.journal.directory import Directory
-from purgatory.journal.errors import JournalError
+from purgatory.journal.errors import JournalDamaged, JournalError
 from purgatory.journal.group import Moment
 from purgatory.journal.statements import Statements
 
@@ -35,9 +36,16 @@ class Leadership:
     """Appends a leader's entries, on one thread at a time. Implements `recovery.Takeover`."""
 
     def __init__(
-        self, reign: Reign, writer: LogWriter, started_ms: int, elapsed_ms: Callable[[], int], silence_s: float
+        self,
+        folder: Path,
+        reign: Reign,
+        writer: LogWriter,
+        started_ms: int,
+        elapsed_ms: Callable[[], int],
+        silence_s: float,
     ) -> None:
         """Args:
+        folder: Where the file is.
         reign: At the claim.
         writer: Has claimed.
         started_ms: The engine's time of the last group, milliseconds.
@@ -55,6 +63,7 @@ class Leadership:
         self.logged_ms = 0
         """When the last entry was appended, by the log's clock; 0: none yet."""
         self._has_resigned = False
+        self._folder: Final = folder
         self._writer: Final = writer
         self._moment_ms = started_ms
         self._elapsed_ms: Final = elapsed_ms
@@ -95,8 +104,10 @@ class Leadership:
             self.append(Kind.HEARTBEAT, self._moment_ms)
 
     def resign(self) -> None:
-        """Let a standby take over at once. Nothing may be appended afterwards."""
+        """Let a standby take over at once. Nothing may be appended afterwards. Only the first call does something."""
         with self._lock:
+            if self._has_resigned:
+                return
             self._has_resigned = True
             try:
                 self._writer.append(Kind.RESIGNATION, self._moment_ms)
@@ -104,11 +115,25 @@ class Leadership:
             except FleetLogError as error:
                 LOGGER.warning("could not resign (%s); a standby takes over after its silence", error)
 
+    def cannot_serve(self, error: JournalError) -> NoReturn:
+        """Hand over, as this daemon's own file cannot be used."""
+        self.resign()
+        if isinstance(error, JournalDamaged):
+            directory = Directory(self._folder)
+            discard_files(directory)
+            directory.release()
+        self.exit(error.what if isinstance(error, JournalDamaged) else str(error))
+
     @staticmethod
     def exit(reason: str) -> NoReturn:
         """End the process at once: what it could still answer might not be true any more."""
-        LOGGER.critical("no longer the leader: %s; exiting, to be restarted as a standby", reason)
-        os._exit(EXIT_REPLACED)
+        exit_to_be_restarted(f"no longer the leader: {reason}")
+
+
+def exit_to_be_restarted(reason: str) -> NoReturn:
+    """End the process at once."""
+    LOGGER.critical("%s; exiting, to be restarted as a standby", reason)
+    os._exit(EXIT_REPLACED)
 
 
 class LeaderStore(CopyStore):
@@ -117,7 +142,7 @@ class LeaderStore(CopyStore):
     def __init__(self, directory: Directory, crash: CrashPoints, leadership: Leadership) -> None:
         self._leadership: Final = leadership
         super().__init__(directory, crash)
-        self._place = read_place(self._database)
+        self._place = read_place(self._database, directory.path)
 
     def commit(self, statements: Statements) -> None:
         """Append a group to the log, and commit it. It counts when this returns; otherwise the process exits."""

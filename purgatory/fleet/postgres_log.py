@@ -69,6 +69,7 @@ GROUP BY snapshot, position, chunks HAVING count(*) = chunks ORDER BY position D
 """
 
 UNIQUE_VIOLATION: Final = b"23505"
+NOT_PERMITTED: Final = b"42501"
 REFUSED: Final = (b"42", b"3F")
 """Classes of SQLSTATE that no retry can fix: a missing table, schema or right."""
 
@@ -193,7 +194,7 @@ class PostgresLog(ReplicatedLog):
                     application_name="purgatory-fleet",
                 )  # fmt: skip
             except psycopg.Error as error:
-                raise LogUnavailable(f"cannot connect to PostgreSQL: {str(error).splitlines()[0]}") from None
+                raise LogUnavailable(f"cannot connect to PostgreSQL: {_why(error)}") from None
             # No statement_timeout: it would end the wait for a replica, and the INSERT would succeed with a warning.
             connection.add_notice_handler(self._note)
             self._connection = connection
@@ -264,9 +265,18 @@ def _rows(result: pq.abc.PGresult | None) -> list[tuple[Any, ...]]:
     ]
 
 
+def _why(error: psycopg.Error) -> str:
+    """Why no server could be used, in one line: of several servers, what is wrong with each."""
+    lines = str(error).splitlines()
+    return "; ".join(line.rpartition("connection failed: ")[2] for line in lines if line[:2] == "- ") or lines[0]
+
+
 def _typed(failed: _Failed) -> LogRefused | LogUnavailable:
     state, message = failed.args
     text = " ".join(message.split())
     if state[:2] in REFUSED:
-        return LogRefused(f"PostgreSQL refuses: {text}. `purgatory fleet init` creates the tables of a log")
+        remedy = "`purgatory fleet init` creates the tables of a log"
+        if state == NOT_PERMITTED:
+            remedy = "The role needs SELECT, INSERT and DELETE on both tables of the log"
+        return LogRefused(f"PostgreSQL refuses: {text}. {remedy}")
     return LogUnavailable(f"PostgreSQL: {text}")

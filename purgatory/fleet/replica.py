@@ -4,6 +4,8 @@ The file may be discarded at any time: everything in it is in the log, or in the
 """
 
 import logging
+import os
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -12,10 +14,12 @@ from purgatory.fleet.entry import Entry, Kind, unpack_rows
 from purgatory.fleet.reign import ReignState
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
-from purgatory.journal.errors import JournalDamaged, JournalError
+from purgatory.journal.errors import JournalDamaged, JournalError, JournalTooNew, damaged
 from purgatory.journal.group import Moment
+from purgatory.journal.row_codec import checksum
+from purgatory.journal.sql_schema import COLUMNS
 from purgatory.journal.statements import ORDER, UPSERT, Statements
-from purgatory.journal.store import Store
+from purgatory.journal.store import Store, intact_rows, typed_error
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -31,9 +35,15 @@ CREATE TABLE IF NOT EXISTS log_place (
     writer BLOB NOT NULL,
     logged_ms INTEGER NOT NULL,
     leader TEXT NOT NULL,
-    own_writer BLOB NOT NULL
+    own_writer BLOB NOT NULL,
+    crc32 INTEGER NOT NULL
 )
 """
+
+PART: Final = "snapshot.part"
+"""A snapshot that is being loaded."""
+SNAPSHOT: Final = "snapshot-"
+"""Beginning of the name of a folder with a snapshot that is being stored."""
 
 
 class LogPlace(NamedTuple):
@@ -59,16 +69,28 @@ class LogPlace(NamedTuple):
         return self._replace(position=state.position, epoch=state.epoch, number=state.number, writer=state.writer)
 
 
-def read_place(database: sqlite3.Connection) -> LogPlace:
-    """Return the place of a file; the beginning of the log for a new one."""
+def read_place(database: sqlite3.Connection, folder: Path) -> LogPlace:
+    """Return the place of a file; the beginning of the log for a new one. Raises `JournalDamaged`."""
     database.execute(PLACE_TABLE)
-    row = database.execute(f"SELECT {', '.join(LogPlace._fields)} FROM log_place").fetchone()  # noqa: S608 - our own
-    return LogPlace(*row) if row else LogPlace()
+    fields = ", ".join(LogPlace._fields)
+    for *values, crc32 in database.execute(f"SELECT {fields}, crc32 FROM log_place"):  # noqa: S608 - our own names
+        place = LogPlace(*values)
+        if [*map(type, place)] != [*map(type, LogPlace())] or checksum(*place) != crc32:
+            raise damaged(folder, "checksum mismatch in table log_place")
+        return place
+    return LogPlace()
 
 
 def write_place(database: sqlite3.Connection, place: LogPlace) -> None:
     """Store the place, in the transaction of the rows that it is about."""
-    database.execute("INSERT OR REPLACE INTO log_place VALUES (1, ?, ?, ?, ?, ?, ?, ?)", place)
+    database.execute("INSERT OR REPLACE INTO log_place VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)", (*place, checksum(*place)))
+
+
+def check_rows(database: sqlite3.Connection, folder: Path) -> None:
+    """Read all rows. Raises `JournalDamaged`."""
+    for table in COLUMNS:
+        for _ in intact_rows(database, folder, table):
+            pass
 
 
 class CopyStore(Store):
@@ -76,8 +98,12 @@ class CopyStore(Store):
 
     def _open(self) -> sqlite3.Connection:
         database = super()._open()
-        database.execute("PRAGMA synchronous = NORMAL")
-        database.execute(PLACE_TABLE)
+        try:
+            database.execute("PRAGMA synchronous = NORMAL")
+            database.execute(PLACE_TABLE)
+        except sqlite3.Error as error:
+            database.close()
+            raise typed_error(self._directory.database, error) from None
         return database
 
     def write(self, statements: Statements) -> None:
@@ -94,29 +120,37 @@ class Replica(CopyStore):
         """Raises `JournalError`."""
         self.directory: Final = Directory(folder)
         try:
+            discard_parts(folder)
             try:
                 self._start()
-            except JournalDamaged as damaged:
+            # A wrong version can be damage. If it is not, the log is too new as well, and says so.
+            except (JournalDamaged, JournalTooNew) as error:
                 if not is_copy(folder):
                     raise
-                LOGGER.warning("%s; it is discarded, and fetched again from the log", damaged)
+                why = error.what if isinstance(error, JournalDamaged) else error
+                LOGGER.warning("the copy in %s cannot be used (%s); it is discarded, and fetched again", folder, why)
                 self.discard()
         except BaseException:
             self.directory.release()
             raise
 
     def _start(self) -> None:
-        super().__init__(self.directory, CrashPoints())
-        self.verify()
-        self.place = read_place(self._database)
-        found = self.moment()
         folder = self.directory.path
+        super().__init__(self.directory, CrashPoints())
+        # Everything, and now: a standby only writes to its file, and would find the damage when it takes over.
+        self.verify("integrity_check")
+        check_rows(self._database, folder)
+        self.place = read_place(self._database, folder)
+        found = self.moment()
         if found is not None and not is_copy(folder):
             raise JournalError(
                 f"{folder} contains a journal that is not in the log: start a fleet with it (purgatory fleet init "
                 "--from), or choose another folder"
             )
-        (folder / MARK).touch()
+        if not is_copy(folder):
+            (folder / MARK).touch()
+            # Before the first group: after a power failure, groups without this file would not be a copy.
+            self.directory.sync()
         self.moment_ms = 0 if found is None else found[0].engine_ms
         """The engine's time of the last group, milliseconds."""
 
@@ -129,6 +163,8 @@ class Replica(CopyStore):
 
     def replace_by(self, path: Path) -> None:
         """Take a complete file, of any daemon of the fleet, as this one's."""
+        with path.open("rb") as complete:
+            os.fsync(complete.fileno())  # a power failure must not leave its name without its content
         self.close()
         discard_files(self.directory)
         path.replace(self.directory.database)
@@ -136,6 +172,17 @@ class Replica(CopyStore):
         # The daemon that took the snapshot led then. This one must not believe that it did.
         self.place = self.place._replace(own_writer=b"")
         write_place(self._database, self.place)
+
+    def check_writable(self) -> None:
+        """Write to the file, to no effect. Raises sqlite3.Error."""
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            write_place(self._database, self.place)
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
 
     def apply(self, entry: Entry, state: ReignState) -> None:
         """Add a valid entry to the file.
@@ -193,6 +240,13 @@ def discard_files(directory: Directory) -> None:
     directory.note_group(0)
     for path in directory.path.glob(f"{directory.database.name}*"):
         path.unlink()
+
+
+def discard_parts(folder: Path) -> None:
+    """Remove unfinished snapshots of processes that were killed."""
+    (folder / PART).unlink(missing_ok=True)
+    for path in folder.glob(f"{SNAPSHOT}*"):
+        shutil.rmtree(path)
 
 
 def is_copy(folder: Path) -> bool:

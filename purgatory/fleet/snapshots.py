@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from purgatory.fleet.entry import PART_BYTES_MAX
-from purgatory.fleet.replica import Replica, read_place
+from purgatory.fleet.replica import PART, SNAPSHOT, Replica, check_rows, read_place
 from purgatory.fleet.replicated_log import ReplicatedLog
+from purgatory.journal.errors import damaged
+from purgatory.journal.store import FILE_WRONG
 
 FASTEST: Final = 1
 """Level of compression: higher ones make it a tenth smaller and take three times as long."""
@@ -49,19 +51,25 @@ def store_snapshot(database: Path, log: ReplicatedLog) -> None:
 
     Raises:
         LogUnavailable: Nothing was stored that a reader would use.
+        JournalDamaged: The file is damaged. Nothing was stored.
         sqlite3.Error: The file cannot be read, or there is no space for the copy.
     """
-    with tempfile.TemporaryDirectory(prefix="snapshot-", dir=database.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=SNAPSHOT, dir=database.parent) as folder:
         copy = Path(folder) / "copy.db"
         # A connection of its own, which only reads: the journal's thread goes on with its commits.
         source = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
         try:
             source.execute("VACUUM INTO ?", (str(copy),))
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in FILE_WRONG:
+                raise damaged(database.parent, str(error)) from None
+            raise
         finally:
             source.close()
         copied = sqlite3.connect(copy)
         try:
-            position = read_place(copied).position
+            position = read_place(copied, database.parent).position
+            check_rows(copied, database.parent)  # a damaged snapshot would be all that is left, once the log is trimmed
         finally:
             copied.close()
         content = zlib.compress(copy.read_bytes(), FASTEST)
@@ -94,7 +102,7 @@ def load_snapshot(log: ReplicatedLog, replica: Replica) -> bool:
     if snapshot is None:
         return False
     unpacking = zlib.decompressobj()
-    path = replica.directory.path / "snapshot.part"
+    path = replica.directory.path / PART
     with path.open("wb") as file:
         for chunk in snapshot.read():
             file.write(unpacking.decompress(chunk))

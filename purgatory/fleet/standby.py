@@ -12,7 +12,7 @@ from typing import Final
 
 from purgatory.fleet.entry import Entry, Kind
 from purgatory.fleet.errors import Fenced, LogLost, LogTrimmed, LogUnavailable
-from purgatory.fleet.leadership import Leadership
+from purgatory.fleet.leadership import Leadership, exit_to_be_restarted
 from purgatory.fleet.log_writer import LogWriter
 from purgatory.fleet.reign import Reign
 from purgatory.fleet.replica import Replica
@@ -143,6 +143,8 @@ class Standby:
                     LOGGER.warning("the log does not answer: %s", error)
                     if self._stopping.wait(RETRY_S):
                         raise Stopped from None
+                except (sqlite3.Error, OSError) as error:
+                    exit_to_be_restarted(f"cannot write the standby's file ({error})")
         finally:
             self._replica.release()
 
@@ -212,13 +214,20 @@ class Standby:
         return self._log.end() == self._position + 1 or silent_s >= PATIENCE * self._silence_s
 
     def _claim(self) -> Leadership:
+        self._replica.check_writable()  # a leader with a full disk would be none
         claim = self._writer.claim(self._replica.moment_ms, *self._addresses)
         claimed_s = self._now_s()
         self._crash.reached(AFTER_CLAIM)
-        self._replica.note_lead(claim, self.reign.state)
+        elapsed_ms, folder = self._elapsed_ms(claim, claimed_s), self._replica.directory.path
+        started_ms = self._replica.moment_ms
+        leadership = Leadership(folder, self.reign, self._writer, started_ms, elapsed_ms, self._silence_s)
+        try:
+            self._replica.note_lead(claim, self.reign.state)
+        except sqlite3.Error:
+            leadership.resign()
+            raise
         LOGGER.info("leading, epoch %d, from position %d", claim.epoch, claim.position)
-        elapsed_ms = self._elapsed_ms(claim, claimed_s)
-        return Leadership(self.reign, self._writer, self._replica.moment_ms, elapsed_ms, self._silence_s)
+        return leadership
 
     def _elapsed_ms(self, claim: Entry, claimed_s: float) -> Callable[[], int]:
         """Return the function that returns the time since the last group: never more than has passed.
@@ -236,13 +245,10 @@ class Standby:
     def _apply(self, entry: Entry) -> None:
         if entry.more:
             return
-        try:
-            self._replica.apply(entry, self.reign.resting)
-            if entry.kind is Kind.GROUP:
-                # Here, because a claim also finds groups: with the time of an earlier one, too much would have passed.
-                self._group_heard_s = self._now_s() if self._is_live else None
-            self._groups += 1
-            if self._groups % GROUPS_PER_MAINTENANCE == 0:
-                self._replica.maintain(idle=False)
-        except (sqlite3.Error, OSError) as error:
-            Leadership.exit(f"cannot write the standby's file ({error})")
+        self._replica.apply(entry, self.reign.resting)
+        if entry.kind is Kind.GROUP:
+            # Here, because a claim also finds groups: with the time of an earlier one, too much would have passed.
+            self._group_heard_s = self._now_s() if self._is_live else None
+        self._groups += 1
+        if self._groups % GROUPS_PER_MAINTENANCE == 0:
+            self._replica.maintain(idle=False)

@@ -16,7 +16,11 @@ class JournalTooNew(JournalError):
 
 
 class JournalDamaged(JournalError):
-    """The file or a row was changed, or groups are missing."""
+    """The file or a row was changed, or groups are missing: `what`, without the folder and the remedies."""
+
+    def __init__(self, message: str, what: str) -> None:
+        super().__init__(message)
+        self.what = what
 
 
 def damaged(folder: Path, what: str) -> JournalDamaged:
@@ -24,5 +28,6 @@ def damaged(folder: Path, what: str) -> JournalDamaged:
     return JournalDamaged(
         f"the journal in {folder} is damaged: {what}. Run `purgatory journal check {folder}` for details. To continue, "
         "`purgatory journal import` your last export into an empty folder, or start with an empty folder: clients then "
-        "register their waits again"
+        "register their waits again",
+        what,
     )

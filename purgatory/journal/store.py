@@ -52,6 +52,9 @@ FREE_PAGES_KEPT: Final = 256
 REWRITTEN: Final = ".rewritten"
 """Suffix of a complete and durable file that will replace the journal."""
 
+FILE_WRONG: Final = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR}
+"""Errors that are not the disk's."""
+
 FSYNC_FAILED: Final = {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC}
 
 
@@ -87,12 +90,8 @@ class Store:
             except BaseException:
                 database.close()
                 raise
-        except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
-                raise damaged(self._directory.path, f"the file is no longer a database ({error})") from None
-            raise JournalError(f"cannot open {path}: {error}") from None
-        except OSError as error:
-            raise JournalError(f"cannot open {path}: {error.strerror or error}") from None
+        except (sqlite3.Error, OSError) as error:
+            raise typed_error(path, error) from None
         return database
 
     def reopen(self) -> None:
@@ -220,18 +219,21 @@ class Store:
 
     # Reading.
 
-    def verify(self) -> None:
+    def verify(self, check: str = "quick_check") -> None:
         """Check the structure of the file.
+
+        Args:
+            check: The pragma: integrity_check also compares the indexes with their tables.
 
         Raises:
             JournalDamaged: It is broken.
         """
         try:
-            answer = self._database.execute("PRAGMA quick_check(1)").fetchone()[0]
+            answer = self._database.execute(f"PRAGMA {check}(1)").fetchone()[0]
         except sqlite3.DatabaseError as error:
             answer = str(error)
         if answer != "ok":
-            raise damaged(self._directory.path, f"the file is broken: {answer}")
+            raise damaged(self._directory.path, f"the file is broken: {' '.join(answer.split())}")
 
     def moment(self) -> tuple[Moment, int, bool] | None:
         """Moment and number of the last group, and whether the daemon shut down cleanly; None in a new journal."""
@@ -248,19 +250,8 @@ class Store:
         return [(key, count, *values.get(key, (NO_VALUE, False))) for _, key, count in self.rows("keys")]
 
     def rows(self, table: str) -> Iterator[tuple[Any, ...]]:
-        """All rows of a table, with the values of its `COLUMNS`, ordered by the first one.
-
-        Raises:
-            JournalDamaged: The checksum of a row is wrong, or the table cannot be read.
-        """
-        folder = self._directory.path
-        try:
-            for row in self._database.execute(select(table)):
-                if not is_intact(table, row):
-                    raise damaged(folder, changed_row(table, row[0]))
-                yield row[:-1]
-        except sqlite3.DatabaseError as error:
-            raise damaged(folder, f"table {table} cannot be read: {error}") from None
+        """See `intact_rows`."""
+        return intact_rows(self._database, self._directory.path, table)
 
 
 def _prepare(database: sqlite3.Connection, name: str) -> None:
@@ -281,6 +272,32 @@ def _prepare(database: sqlite3.Connection, name: str) -> None:
     for pragma in pragmas:
         database.execute(f"PRAGMA {pragma}").fetchall()
     migrate(database, name)
+
+
+def intact_rows(database: sqlite3.Connection, folder: Path, table: str) -> Iterator[tuple[Any, ...]]:
+    """All rows of a table, with the values of its `COLUMNS`, ordered by the first one.
+
+    Raises:
+        JournalDamaged: The checksum of a row is wrong, or the table cannot be read.
+    """
+    try:
+        for row in database.execute(select(table)):
+            if not is_intact(table, row):
+                raise damaged(folder, changed_row(table, row[0]))
+            yield row[:-1]
+    except sqlite3.DatabaseError as error:
+        raise damaged(folder, f"table {table} cannot be read: {error}") from None
+
+
+def typed_error(path: Path, error: sqlite3.Error | OSError) -> JournalError:
+    """The error for a file that cannot be opened or read."""
+    if isinstance(error, OSError):
+        return JournalError(f"cannot open {path}: {error.strerror or error}")
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    # Read-only although it may be written: its header is wrong. ERROR: it lacks a table, or has one too many.
+    if code in FILE_WRONG or (code == sqlite3.SQLITE_READONLY and os.access(path, os.W_OK)):
+        return damaged(path.parent, f"the file is no longer a database ({error})")
+    return JournalError(f"cannot open {path}: {error}")
 
 
 def describe_failure(error: sqlite3.Error) -> WriteFailure:

@@ -9,7 +9,7 @@ import logging
 import sqlite3
 import time
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 from purgatory.engine.batches import Refusal
 from purgatory.engine.snapshot.live_set import LiveSet
@@ -17,7 +17,7 @@ from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.journal.continued_time import ReadClocks, journal_now_ms, read_clocks
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
-from purgatory.journal.errors import damaged
+from purgatory.journal.errors import JournalError, damaged
 from purgatory.journal.group import Moment, SessionState
 from purgatory.journal.row_codec import unpack_changes, unpack_results
 from purgatory.journal.statements import StatementBuilder
@@ -47,6 +47,10 @@ class Takeover(Protocol):
 
     def open_store(self, directory: Directory, crash: CrashPoints) -> Store:
         """Return a store whose `commit` also appends to the log. Raises `JournalError`."""
+        ...
+
+    def cannot_serve(self, error: JournalError) -> NoReturn:
+        """Let another daemon take over, and end the process. Called with all files closed."""
         ...
 
     def passed_ms(self, last: Moment) -> int:

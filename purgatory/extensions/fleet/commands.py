@@ -230,7 +230,7 @@ def _verify(log: ReplicatedLog) -> int:
                 if valid is not None:
                     counts[valid.kind] += 1
     except FleetLogError as error:
-        print(f"wrong: {error}")
+        print(f"wrong: {error.args[0]}")
         return EXIT_WRONG
     if reign is not None:
         print(f"epoch {reign.state.epoch}, position {reign.state.position}; {reign.void_entries} void entries")

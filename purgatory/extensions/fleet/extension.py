@@ -29,6 +29,7 @@ from purgatory.fleet.open_log import open_log
 from purgatory.fleet.replica import is_copy
 from purgatory.fleet.standby import Standby
 from purgatory.journal.directory import DATABASE
+from purgatory.journal.errors import JournalDamaged
 from purgatory.service.access.account import Account
 from purgatory.service.access.audit import NAME
 from purgatory.service.access.roles import ADMIN
@@ -181,7 +182,7 @@ class FleetExtension(Extension):
     def serving(self) -> None:
         folder = self._core.settings.journal.dir
         if self._leadership is not None and folder is not None:
-            storing = self._snapshots.store(self._leadership, folder / DATABASE)
+            storing = self._store_snapshots(self._leadership, folder / DATABASE)
             self._tasks.append(asyncio.create_task(storing, name="fleet snapshots"))
 
     async def close(self, _grace_s: float) -> None:
@@ -197,6 +198,13 @@ class FleetExtension(Extension):
             else:
                 await asyncio.to_thread(leadership.heartbeat)
             await asyncio.sleep(leadership.heartbeat_s)
+
+    async def _store_snapshots(self, leadership: Leadership, database: Path) -> None:
+        try:
+            await self._snapshots.store(leadership, database)
+        except JournalDamaged as error:
+            LOGGER.critical("this daemon's file is damaged (%s); handing over", error.what)
+            self._core.end("damaged file", EXIT_REPLACED)  # the file is discarded by the next start
 
 
 def _check_folder(folder: Path, fleet: FleetSettings) -> None:

@@ -38,7 +38,11 @@ class SnapshotTask:
             await asyncio.sleep(LOOK_S if self.last.logged_ms else CHECK_S)
 
     async def store(self, leadership: Leadership, database: Path) -> None:
-        """On the leader: store a snapshot of its file when enough was appended, or the last one is old."""
+        """On the leader: store a snapshot of its file when enough was appended, or the last one is old.
+
+        Raises:
+            JournalDamaged: The file is damaged.
+        """
         loop = asyncio.get_running_loop()
         stored_bytes = leadership.appended_bytes
         while True:

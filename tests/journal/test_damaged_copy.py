@@ -1,0 +1,277 @@
+"""A daemon's copy of the log that is damaged, cut or too old: it is discarded or continued, and never wrong."""
+
+import os
+import random
+import shutil
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final, NoReturn
+
+import pytest
+
+from purgatory.fleet import standby as standby_module
+from purgatory.fleet.entry import Entry, Kind, pack_rows
+from purgatory.fleet.reign import Reign
+from purgatory.fleet.replica import MARK, Replica
+from purgatory.fleet.snapshots import store_snapshot
+from purgatory.fleet.standby import Standby
+from purgatory.journal.errors import JournalDamaged
+from purgatory.journal.group import Group, Moment, SessionChanges, SessionState
+from purgatory.journal.statements import StatementBuilder
+from purgatory.journal.store import PAGE_BYTES
+from tests.fleet.audit import audit
+from tests.fleet.file_audit import rows_of_file, rows_of_log
+from tests.fleet.test_standby import OTHER, SILENCE_S, MemoryLog
+
+pytestmark = pytest.mark.slow  # several hundred files are opened
+
+GROUPS: Final = 10
+SECTOR_BYTES: Final = 512
+FILES: Final = ("journal.db", "journal.db-wal", "lock", MARK)
+
+
+def a_log() -> list[Entry]:
+    """A claim and groups that write, change and delete rows, some of them longer than a page."""
+    builder = StatementBuilder()
+    log = [Entry(Kind.CLAIM, 1, OTHER, address="first:7440", position=0)]
+    for number in range(1, GROUPS + 1):
+        group = Group(number, Moment(1_000 * number, 0, 0, "boot"))
+        group.sessions.append(SessionChanges(SessionState(1, "a", number, 0, 0, 0), 1))
+        group.partitions.extend(((f"topic-{number % 3}", place), b"%d" % number) for place in range(6))
+        group.keys.extend((f"key-{place}", (number + place) % 5, b"%d" % number, False) for place in range(9))
+        group.dead_letters.append((number, b"%d" % number * 3_000))
+        group.dead_letters.append((number - 4, b""))
+        content = pack_rows(builder.statements(group))
+        log.append(Entry(Kind.GROUP, 1, OTHER, number, group.moment.engine_ms, content, position=number, logged_ms=1))
+    return log
+
+
+def follow(folder: Path, log: Sequence[Entry], *, checkpoint_at: int = -1) -> tuple[Replica, int]:
+    """Follow the log to its end. Return the file, and the position at which it was opened."""
+    replica = Replica(folder)
+    reign = Reign(replica.place.state)
+    opened_at = reign.state.position
+    for entry in log[opened_at + 1 :]:
+        judged = reign.accept(entry)
+        assert judged is not None
+        replica.apply(judged, reign.resting)
+        if entry.position == checkpoint_at:
+            replica._checkpoint("PASSIVE")
+    return replica, opened_at
+
+
+def opened_at(folder: Path, log: Sequence[Entry]) -> int:
+    """Start a standby on a file. It must end with exactly the rows of the log. Return where it began."""
+    replica, position = follow(folder, log)
+    replica.release()
+    assert rows_of_file(folder) == (GROUPS, rows_of_log(audit(log), GROUPS))
+    return position
+
+
+def copy(folder: Path, to: Path) -> Path:
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir()
+    for name in FILES:
+        if (folder / name).exists():
+            shutil.copy(folder / name, to / name)
+    return to
+
+
+def test_damage_at_any_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever page of a file is zeroed, overwritten or has a changed byte: the standby fetches the file again, or the
+    change had no effect.
+    """
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    log, chance = a_log(), random.Random(1)
+    replica, _ = follow(tmp_path / "whole", log)
+    replica._checkpoint("TRUNCATE")
+    free_pages = replica._free_pages()
+    replica.release()
+    whole = (tmp_path / "whole" / "journal.db").read_bytes()
+    unharmed = 0
+    for start in range(0, len(whole), PAGE_BYTES):
+        positions = []
+        for damage in range(6):
+            page = bytearray(whole[start : start + PAGE_BYTES])
+            if damage == 0:
+                page = bytearray(PAGE_BYTES)
+            elif damage == 1:
+                page = bytearray(chance.randbytes(PAGE_BYTES))
+            else:
+                # The first bytes are the page's header, in page 1 the file's.
+                at = chance.randrange(100) if damage < 4 else chance.randrange(PAGE_BYTES)
+                page[at] ^= 1 << chance.randrange(8)
+            folder = copy(tmp_path / "whole", tmp_path / "damaged")
+            (folder / "journal.db").write_bytes(whole[:start] + page + whole[start + PAGE_BYTES :])
+            positions.append(opened_at(folder, log))
+        unharmed += positions[:2] != [-1, -1]
+    assert unharmed <= free_pages
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE log_place SET position = position - 1",
+        "UPDATE log_place SET writer = 'text'",
+        "UPDATE dead_letters SET content = x'00' WHERE letter = (SELECT max(letter) FROM dead_letters)",
+        "UPDATE changes SET content = x'00' WHERE change = 2",
+        "UPDATE moment SET engine_ms = 0",
+        "DROP TABLE keys",
+        "DROP TABLE moment",
+        "PRAGMA user_version = 0",
+        "PRAGMA user_version = 99",
+    ],
+)
+def test_a_changed_row_is_fetched_again(tmp_path: Path, sql: str) -> None:
+    """A row that the log does not say, a missing table or a wrong version: the file is fetched again."""
+    log = a_log()
+    follow(tmp_path, log)[0].release()
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as database:
+        database.execute(sql)
+        database.commit()
+    assert opened_at(tmp_path, log) == -1
+
+
+def test_an_index_that_differs_from_its_table_is_fetched_again(tmp_path: Path) -> None:
+    """With a wrong index the file would keep a row that the log changes or deletes. SQLite's quick check ignores it."""
+    log = a_log()
+    follow(tmp_path, log)[0].release()
+    path = tmp_path / "journal.db"
+    with closing(sqlite3.connect(path)) as database:
+        index = "SELECT rootpage FROM sqlite_master WHERE name = 'sqlite_autoindex_keys_1'"
+        start = (database.execute(index).fetchone()[0] - 1) * PAGE_BYTES
+    whole = path.read_bytes()
+    at = whole.rindex(b"key-3", start, start + PAGE_BYTES)
+    path.write_bytes(whole[:at] + b"key-/" + whole[at + 5 :])
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("PRAGMA quick_check").fetchall() == [("ok",)]
+    assert opened_at(tmp_path, log) == -1
+
+
+@pytest.mark.parametrize("offset", [0, 18, 19], ids=["magic", "write version", "read version"])
+def test_a_wrong_header_is_fetched_again(tmp_path: Path, offset: int) -> None:
+    """A file that is no database by its first page, or one that must not be written, is fetched again."""
+    log = a_log()
+    follow(tmp_path, log)[0].release()
+    with (tmp_path / "journal.db").open("r+b") as file:
+        file.seek(offset)
+        file.write(b"\7")
+    assert opened_at(tmp_path, log) == -1
+
+
+@pytest.mark.parametrize("checkpoint_at", [-1, 5, GROUPS], ids=["grown", "restarted", "checkpointed"])
+def test_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_at: int) -> None:
+    """A file without the end of its write-ahead log, or with some sectors of it missing, is an earlier one: it is
+    continued from there, or discarded if the lock file names a later group.
+    """
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    log, chance = a_log(), random.Random(1)
+    live, _ = follow(tmp_path / "live", log, checkpoint_at=checkpoint_at)
+    copy(tmp_path / "live", tmp_path / "left")
+    live.release()
+    wal = (tmp_path / "left" / "journal.db-wal").read_bytes()
+    remains: list[bytes] = [wal[:at] for at in range(0, len(wal), len(wal) // 40)]
+    for _ in range(12):
+        torn = bytearray(wal)
+        for place in range(0, len(wal), SECTOR_BYTES):
+            if chance.random() < 0.02:
+                torn[place : place + SECTOR_BYTES] = bytes(SECTOR_BYTES)
+        remains.append(bytes(torn))
+    positions: dict[bool, set[int]] = {True: set(), False: set()}
+    for number, remaining in enumerate(remains):
+        folder = copy(tmp_path / "left", tmp_path / "failed")
+        (folder / "journal.db-wal").write_bytes(remaining)
+        is_noted = number % 2 == 0
+        if not is_noted:
+            (folder / "lock").unlink()
+        positions[is_noted].add(opened_at(folder, log))
+    assert positions[True] <= {-1, GROUPS}
+    if checkpoint_at < GROUPS:
+        assert -1 in positions[True]
+        assert len(positions[False]) > 3, "continued from where it was"
+
+
+def test_a_copy_is_known_as_one_before_its_first_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mark of a copy is durable before anything is written: without it, the file of a standby would be refused as
+    somebody's journal after a power failure.
+    """
+    synced: list[bool] = []
+    sync = os.fsync
+
+    def note(file: int) -> None:
+        if os.fstat(file).st_ino == tmp_path.stat().st_ino:
+            synced.append((tmp_path / MARK).exists())
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", note)
+    Replica(tmp_path).release()
+    assert synced[-1]
+
+
+def test_unfinished_snapshots_are_removed(tmp_path: Path) -> None:
+    """What a process that was killed has left of a snapshot, which is as large as the file, is removed."""
+    (tmp_path / "snapshot-abc").mkdir()
+    (tmp_path / "snapshot-abc" / "copy.db").touch()
+    (tmp_path / "snapshot.part").touch()
+    Replica(tmp_path).release()
+    assert not list(tmp_path.glob("snapshot*"))
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_no_snapshot_of_a_damaged_file(tmp_path: Path, is_torn: bool) -> None:
+    """A snapshot with a damaged row is not stored: once the log is trimmed, nothing else would be left."""
+    log, stored = MemoryLog(), list[int]()
+    log.put_snapshot = lambda position, chunks: stored.append(position)  # type: ignore[method-assign]
+    follow(tmp_path, a_log())[0].release()
+    path = tmp_path / "journal.db"
+    store_snapshot(path, log)
+    assert stored == [GROUPS]
+    if is_torn:
+        whole = path.read_bytes()
+        path.write_bytes(whole[: 2 * PAGE_BYTES] + bytes(PAGE_BYTES) * 6 + whole[8 * PAGE_BYTES :])
+    else:
+        with closing(sqlite3.connect(path)) as database:
+            database.execute("UPDATE dead_letters SET content = x'00'")
+            database.commit()
+    with pytest.raises(JournalDamaged, match="damaged"):
+        store_snapshot(path, log)
+    assert stored == [GROUPS]
+    assert not list(tmp_path.glob("snapshot*"))
+
+
+class Exited(Exception):
+    """The process would have ended."""
+
+
+def exited(reason: str) -> NoReturn:
+    raise Exited(reason)
+
+
+def test_a_standby_that_cannot_write_does_not_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a leader a standby whose disk fails exits instead of claiming."""
+    monkeypatch.setattr(standby_module, "exit_to_be_restarted", exited)
+    log = MemoryLog()
+    standby = Standby(tmp_path, log, SILENCE_S, "second:7440", "", now_s=lambda: log.now_s)
+    standby._replica._database.execute("PRAGMA query_only = ON")
+    with pytest.raises(Exited, match="cannot write the standby's file"):
+        standby.lead()
+    assert log.entries == []
+
+
+def test_a_claim_that_cannot_be_noted_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A standby whose disk fails between its claim and the note of it resigns, so that another one leads at once."""
+    monkeypatch.setattr(standby_module, "exit_to_be_restarted", exited)
+    log = MemoryLog()
+    standby = Standby(tmp_path, log, SILENCE_S, "second:7440", "", now_s=lambda: log.now_s)
+    append = log.append
+
+    def append_and_fill(entry: Entry, *rest: object) -> object:
+        standby._replica._database.execute("PRAGMA query_only = ON")
+        return append(entry, *rest)  # type: ignore[arg-type]
+
+    log.append = append_and_fill  # type: ignore[method-assign, assignment]
+    with pytest.raises(Exited, match="cannot write the standby's file"):
+        standby.lead()
+    assert [entry.kind for entry in log.entries] == [Kind.CLAIM, Kind.RESIGNATION]

@@ -1,0 +1,192 @@
+"""A fleet whose PostgreSQL fails over to a replica, is reached over TLS, or refuses the daemons' role."""
+
+import asyncio
+import contextlib
+import json
+import signal
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from purgatory_client import AsyncClient
+
+from examples.local_postgres import LocalPostgres, LocalServer
+from examples.secure_demo.authority import Authority
+from purgatory.extensions.fleet.commands import main as fleet_command
+from purgatory.fleet.errors import LogUnavailable
+from purgatory.fleet.leadership import EXIT_REPLACED
+from purgatory.fleet.open_log import open_log
+from tests.crash.wire_caller import Broken
+from tests.daemon_process import DEADLINE_S, run_to_end, wait_until
+from tests.fleet.file_audit import check_files
+from tests.fleet.pair_run import Member, PairRun
+from tests.postgres.conftest import not_started
+from tests.postgres.test_pair import new_log
+
+pytestmark = pytest.mark.slow
+
+
+def address(*servers: LocalServer) -> str:
+    """The address of a log that is on whichever of the servers is the primary."""
+    return f"postgres://postgres@{','.join(server.address for server in servers)}/postgres"
+
+
+class Promotion(PairRun):
+    """The only fault: the primary dies, and its synchronous replica is promoted."""
+
+    def __init__(self, folder: Path, servers: LocalPostgres) -> None:
+        self._servers = servers.servers
+        super().__init__(folder, address(*self._servers.values()), 1)
+
+    async def _fault(self, kind: str, member: Member) -> None:
+        before = len(self._callers[0].asked)
+        await asyncio.to_thread(self._promote)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while len(self._callers[0].asked) < before + 50:
+                    self._check_tasks()
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            logs = "\n".join(member.log[-4_000:] for member in self._members)
+            raise Broken(f"callers are not served after the promotion:\n{logs}") from None
+
+    def _promote(self) -> None:
+        self._servers["p"].stop(signal.SIGKILL)
+        self._servers["r"].promote()
+
+
+def test_promotion_of_a_synchronous_replica_loses_nothing(tmp_path: Path) -> None:
+    """The primary of the log is killed under load: the daemons continue with its synchronous replica, each acknowledged
+    wait ends once, and both files have exactly the rows of the new primary.
+    """
+    with not_started() as servers:
+        primary = servers.primary()
+        replica = servers.replica("r", primary)
+        assert fleet_command(["init", address(primary, replica)]) == 0
+        primary.query("ALTER SYSTEM SET synchronous_standby_names = 'r'")
+        primary.query("SELECT pg_reload_conf()")
+        state = "SELECT sync_state FROM pg_stat_replication"
+        wait_until(lambda: primary.query(state) == [("sync",)], "the replica is synchronous")
+        tally = asyncio.run(Promotion(tmp_path, servers).run_faults(1))
+        assert tally.operations > 100
+        with contextlib.closing(open_log(address(replica))) as log:
+            assert check_files(log, [tmp_path / "a", tmp_path / "b"]) > 1
+
+
+def test_promotion_of_a_replica_that_lacks_entries_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A log that has gone back: no daemon that has more than the log continues or starts, and each names the command
+    that checks the log. A daemon with an empty folder continues with what the log has.
+    """
+    with not_started() as servers:
+        primary = servers.primary()
+        replica = servers.replica("r", primary)
+        url = address(primary, replica)
+        assert fleet_command(["init", url]) == 0
+        members = [Member("a", tmp_path, url)]
+        try:
+            wait_until(lambda: members[0].answers("/leaderz"), "the first daemon leads")
+            members.append(Member("b", tmp_path, url))
+            wait_until(lambda: members[1].answers("/readyz"), "the second daemon stands by")
+            asyncio.run(_advance(members[0], 7))
+            end = primary.position()
+            wait_until(lambda: replica.position() >= end, "the replica has the mark")
+            replica.stop()
+            with contextlib.closing(open_log(url)) as log:
+                lost = log.end()
+            asyncio.run(_advance(members[0], 8))
+            wait_until(lambda: min(map(_position, members)) >= lost, "both have an entry that the replica lacks")
+            primary.stop(signal.SIGKILL)
+            replica.start()
+            replica.promote()
+            codes = [member.process.wait(DEADLINE_S) for member in members]
+            assert codes[0] == EXIT_REPLACED
+            for member in members:
+                member.start_if_ended()
+                assert member.process.wait(DEADLINE_S) == 1
+                refusal = member.log.splitlines()[-1]
+                assert "the log has gone back" in refusal
+                assert "purgatory fleet verify" in refusal
+                assert "To accept the loss, start a daemon with an empty folder" in refusal
+            capsys.readouterr()
+            assert fleet_command(["verify", url]) == 0, "what is left is consistent"
+            members.append(Member("c", tmp_path, url))
+            wait_until(lambda: members[2].answers("/leaderz"), "a daemon with an empty folder leads")
+            assert asyncio.run(_high_watermark(members[2])) == 7
+        finally:
+            for member in members:
+                member.end()
+
+
+async def _advance(member: Member, high_watermark: int) -> None:
+    async with AsyncClient(member.grpc_address) as client:
+        await client.advance("orders-0", high_watermark=high_watermark)
+
+
+def _position(member: Member) -> int:
+    with urlopen(f"http://{member.http_address}/fleet", timeout=DEADLINE_S) as answer:
+        return int(json.load(answer)["position"])
+
+
+async def _high_watermark(member: Member) -> int | None:
+    async with AsyncClient(member.grpc_address) as client:
+        return (await client.partition("orders-0")).high_watermark
+
+
+def test_log_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With sslmode=verify-full a daemon leads over TLS. With another authority, or another name in the certificate,
+    the commands fail and a daemon does not lead, and both say why.
+    """
+    ours, other = Authority("The log's authority"), Authority("Another one")
+    for name, authority in (("ours", ours), ("other", other)):
+        (tmp_path / f"{name}.crt").write_bytes(authority.certificate_pem)
+    with not_started() as servers:
+        server = servers.primary(is_started=False)
+        issued = ours.issue("postgres", hosts=["127.0.0.1"]).write(server.data, "server")
+        for path in issued:
+            servers.own(path)
+        with (server.data / "postgresql.conf").open("a", encoding="utf-8") as settings:
+            settings.write("ssl = on\n")
+        (server.data / "pg_hba.conf").write_text("hostssl all all 127.0.0.1/32 trust\n", "utf-8")
+        server.start()
+        url = f"{address(server)}?sslmode=verify-full&sslrootcert={tmp_path}"
+        assert fleet_command(["init", f"{url}/ours.crt"]) == 0
+        capsys.readouterr()
+        assert fleet_command(["verify", f"{url}/other.crt"]) == 2
+        assert "certificate verify failed" in capsys.readouterr().err
+        by_name = url.replace("127.0.0.1", "localhost")
+        assert fleet_command(["verify", f"{by_name}/ours.crt"]) == 2
+        assert 'does not match host name "localhost"' in capsys.readouterr().err
+        members = [Member("a", tmp_path, f"{url}/ours.crt"), Member("b", tmp_path, f"{url}/other.crt")]
+        try:
+            wait_until(lambda: members[0].answers("/leaderz"), "the daemon leads over TLS")
+            wait_until(lambda: "certificate verify failed" in members[1].log, "the other one says why it does not")
+            assert "cannot connect to PostgreSQL" in members[1].log
+            assert not members[1].answers("/readyz")
+        finally:
+            for member in members:
+                member.end()
+
+
+def test_each_server_of_an_address_is_named() -> None:
+    """If no server of several can be used, the error says of each why."""
+    with (
+        contextlib.closing(open_log("postgresql://postgres@127.0.0.1:1,127.0.0.1:2/postgres")) as log,
+        pytest.raises(LogUnavailable, match=r"port 1 failed: Connection refused; .* port 2 failed: Connection refused"),
+    ):
+        log.end()
+
+
+def test_role_without_rights(log_servers: LocalPostgres, tmp_path: Path) -> None:
+    """A daemon whose role lacks a right on the log does not start, and says which rights it needs."""
+    url = new_log(log_servers)
+    assert fleet_command(["init", url]) == 0
+    server, schema = log_servers.servers["p"], url.rpartition("%3D")[2]
+    server.query(f"CREATE ROLE {schema} LOGIN")
+    server.query(f"GRANT USAGE ON SCHEMA {schema} TO {schema}")
+    arguments = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--data-dir", str(tmp_path / "data")]
+    ended = run_to_end(tmp_path, [*arguments, "--fleet-log", url.replace("postgres@", f"{schema}@")])
+    server.query(f"DROP OWNED BY {schema}")
+    assert ended.returncode == 1
+    assert "permission denied for table purgatory_log. The role needs SELECT, INSERT and DELETE" in ended.stderr

@@ -1,0 +1,145 @@
+"""A week of a fleet in seconds: groups, an hourly snapshot and a trim each time, over a real PostgreSQL."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import psycopg
+import pytest
+
+from examples.local_postgres import LocalPostgres
+from purgatory.extensions.fleet.commands import main as fleet_command
+from purgatory.fleet.leadership import LeaderStore
+from purgatory.fleet.open_log import open_log
+from purgatory.fleet.replicated_log import ReplicatedLog
+from purgatory.fleet.snapshots import store_and_trim
+from purgatory.fleet.standby import Standby, Stopped
+from purgatory.journal import store as stores
+from purgatory.journal.crash_points import CrashPoints
+from purgatory.journal.directory import Directory
+from purgatory.journal.group import Group, Moment, SessionChanges, SessionState
+from purgatory.journal.statements import StatementBuilder
+from tests.daemon_process import wait_until
+from tests.fleet.file_audit import rows_of_file
+from tests.postgres.test_pair import new_log
+
+pytestmark = pytest.mark.slow
+
+HOURS: Final = 7 * 24
+GROUPS_PER_HOUR: Final = 8
+LIVES: Final = 40
+"""Groups after which a row is deleted."""
+WAL_PAGES_MAX: Final = 40
+SIZES: Final = """
+SELECT (SELECT count(*) FROM purgatory_log), (SELECT count(*) FROM purgatory_snapshots),
+pg_total_relation_size('purgatory_log'), pg_total_relation_size('purgatory_snapshots')
+"""
+GROWTH_MAX: Final = 1.5
+"""How much larger anything may become than it was in the first tenth of the week."""
+
+
+class Follower:
+    """A standby on a thread, which never claims."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self._log = open_log(url)
+        self.standby = Standby(folder, self._log, 1e9, "", "")
+        self._thread = threading.Thread(target=self._follow)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        with contextlib.suppress(Stopped):
+            self.standby.lead()
+
+    def stop(self) -> None:
+        self.standby.stop()
+        self._thread.join()
+        self._log.close()
+
+
+@contextlib.contextmanager
+def following(folder: Path, url: str) -> Iterator[Standby]:
+    follower = Follower(folder, url)
+    try:
+        yield follower.standby
+    finally:
+        follower.stop()
+
+
+def write_hour(store: LeaderStore, builder: StatementBuilder, hour: int) -> None:
+    """Groups that write, change and delete rows, and the maintenance of the journal's thread."""
+    for number in range(hour * GROUPS_PER_HOUR + 1, (hour + 1) * GROUPS_PER_HOUR + 1):
+        group = Group(number, Moment(number, 0, 0, ""))
+        group.sessions.append(SessionChanges(SessionState(1, "a", number, 0, 0, 0), 1))
+        group.partitions.extend(((f"topic-{number % 7}", place), b"%d" % number) for place in range(6))
+        group.keys.append((f"key-{number}", 1, b"value", False))
+        group.keys.append((f"key-{number - LIVES}", 0, b"", False))
+        group.dead_letters.append((number, b"%d" % number * 500))
+        group.dead_letters.append((number - LIVES, b""))
+        store.commit(builder.statements(group))
+    store.maintain(idle=False)
+    if hour % 10 == 0:
+        while store.maintain(idle=True):
+            pass
+
+
+def until_followed(standby: Standby, log: ReplicatedLog) -> None:
+    """Wait until the standby's file has the last group."""
+    last = log.end() - 1
+    wait_until(lambda: standby._replica.place.position == last, "the standby follows")
+
+
+def size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_week_of_a_log(log_servers: LocalPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log, its snapshots and both daemons' files do not grow after the first tenth of a week. A standby that is new
+    at its end, and starts from a snapshot, has exactly the leader's rows, and so has the one that followed all week.
+    """
+    monkeypatch.setattr(stores, "WAL_PAGES_MAX", WAL_PAGES_MAX)
+    monkeypatch.setattr(stores, "WAL_PAGES_KEPT", 2 * WAL_PAGES_MAX)
+    url = new_log(log_servers)
+    assert fleet_command(["init", url]) == 0
+    leader, old, new = (tmp_path / name for name in ("leader", "old", "new"))
+    log, log_of_snapshots = open_log(url), open_log(url)
+    leadership = Standby(leader, log, 1.0, "", "").lead()
+    directory = Directory(leader)
+    store, builder = LeaderStore(directory, CrashPoints(), leadership), StatementBuilder()
+    sizes: list[dict[str, int]] = []
+    try:
+        with following(old, url) as standby, psycopg.connect(url, autocommit=True) as database:
+            for hour in range(HOURS):
+                write_hour(store, builder, hour)
+                store_and_trim(leader / "journal.db", log_of_snapshots)
+                database.execute("VACUUM purgatory_log, purgatory_snapshots")  # as autovacuum does
+                until_followed(standby, log_of_snapshots)
+                ((entries, chunks, log_bytes, snapshot_bytes),) = database.execute(SIZES)
+                sizes.append(
+                    {
+                        "entries": entries,
+                        "chunks of snapshots": chunks,
+                        "bytes of the log's table": log_bytes,
+                        "bytes of the snapshots' table": snapshot_bytes,
+                        "bytes of the leader's files": size(leader),
+                        "bytes of the standby's files": size(old),
+                    }
+                )
+            with following(new, url) as fresh:
+                until_followed(fresh, log_of_snapshots)
+    finally:
+        store.close()
+        directory.release()
+        log.close()
+        log_of_snapshots.close()
+    tenth = HOURS // 10
+    for name in sizes[0]:
+        begun, ended = (max(each[name] for each in part) for part in (sizes[:tenth], sizes[tenth:]))
+        print(f"{name}: {begun} in the first tenth, {ended} later")
+        assert ended <= GROWTH_MAX * begun, f"{name}: {begun} in the first tenth, {ended} later"
+    rows = rows_of_file(leader)
+    assert len(rows[1]["dead_letters"]) == LIVES
+    assert rows_of_file(old) == rows
+    assert rows_of_file(new) == rows
