@@ -32,6 +32,13 @@ SETTINGS = {
 }
 """Tests have few rows, and other tests need the processors too."""
 
+FEW_ROWS = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Set in the running session, not given to Spark: the commands take no settings of a user for them."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -71,7 +78,10 @@ def start_spark(folder: Path) -> SparkSession:
     with pytest.MonkeyPatch.context() as patch:  # inherited by executors
         for key, value in worker_environment().items():
             patch.setenv(key, value)
-        return builder.getOrCreate()
+        session = builder.getOrCreate()
+    for key, value in FEW_ROWS.items():
+        session.conf.set(key, value)
+    return session
 
 
 def worker_environment() -> dict[str, str]:
