@@ -3,8 +3,8 @@
 Loading and verifying classes takes most of the processor time of a JVM that runs for seconds: until its first queries
 have run, Spark takes 11 s without an archive and 5 s with one; a Kafka broker takes 2.5 s and 1.1 s to start.
 
-An archive is made by a training run on first use, in .build/java. It is valid for the same Java and the same jars only;
-any other Java program ignores it.
+An archive is made by a training run (tests/java_training.py) on first use, in .build/java. It is valid for the same Java
+and the same jars only; any other Java program ignores it.
 """
 
 import fcntl
@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -74,7 +73,7 @@ def ensure_archive(name: str, jars: Path) -> None:
         if stamp.exists() and stamp.read_text("utf-8") == made_of:
             return
         partial = HOME / f"{name}.partial"
-        command = [sys.executable, "-m", "tests.quick_java", name]
+        command = [sys.executable, "-m", "tests.java_training", name]
         environment = {**os.environ, _DUMP: str(partial), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         assert partial.exists(), f"no archive of {name}:\n{done.stdout}\n{done.stderr}"
@@ -87,42 +86,3 @@ def _replace(path: Path, write: Callable[[Path], None]) -> None:
     new = path.with_name(f"{path.name}.{os.getpid()}")
     write(new)
     new.replace(path)
-
-
-def _train_kafka(folder: Path) -> None:
-    from examples.kafka_cluster import KafkaCluster
-    from tests.kafka.clients import ClusterClients
-
-    with KafkaCluster(folder) as cluster:
-        clients = ClusterClients(cluster.bootstrap)
-        clients.create("orders")
-        clients.produce("orders", 10)
-        clients.commit("readers", {("orders", 0): 5})
-        with clients.transaction("orders") as producer:
-            producer.commit_transaction(60)
-        cluster.stop()
-
-
-def _train_spark(folder: Path) -> None:
-    from purgatory_pipeline.cli import main
-
-    from tests.pipeline.conftest import start_spark
-    from tests.pipeline.history.make import make_history
-    from tests.pipeline.history.plan import Plan
-    from tests.pipeline.stream.stream_folders import StreamFolders
-
-    history, stream = folder / "history", StreamFolders(folder / "stream")
-    make_history(Plan(200), history)
-    spark = start_spark(folder)
-    main(["report", str(history), "--out", str(folder / "report")])
-    sides = ["--registrations", str(history / "registrations"), "--events", str(history / "events")]
-    main(["stream", *sides, "--results", str(stream.results), "--once"])
-    running = spark.sparkContext._gateway.proc  # type: ignore[union-attr] # noqa: SLF001
-    spark.stop()
-    running.stdin.close()
-    running.wait()
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as scratch:
-        {"kafka": _train_kafka, "spark": _train_spark}[sys.argv[1]](Path(scratch))
