@@ -3,8 +3,9 @@
 Loading and verifying classes takes most of the processor time of a JVM that runs for seconds: until its first queries
 have run, Spark takes 11 s without an archive and 5 s with one; a Kafka broker takes 2.5 s and 1.1 s to start.
 
-An archive is made by a training run (tests/java_training.py) on first use, in .build/java. It is valid for the same Java
-and the same jars only; any other Java program ignores it.
+They also compile with the first compiler only, unless told otherwise. An archive is made by a training run
+(tests/java_training.py) on first use, in .build/java. It is valid for the same Java and the same jars only; any other
+Java program ignores it.
 """
 
 import fcntl
@@ -33,7 +34,8 @@ archive={home}/$name.jsa
 if [ "$name" != none ] && [ -n "${dump}" ]; then
   exec {java} -Xlog:disable -XX:ArchiveClassesAtExit="${dump}" "$@"
 elif [ -e "$archive" ]; then
-  exec {java} -Xlog:cds=off -Xlog:cds+dynamic=off -XX:SharedArchiveFile="$archive" "$@"
+  set -- -XX:SharedArchiveFile="$archive" -Xlog:cds=off -Xlog:cds+dynamic=off "$@"
+  exec {java} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC "$@"
 fi
 exec {java} "$@"
 """
