@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.daemon_process import DaemonProcess
+from tests.quick_java import use_quick_java
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 """Without it, gRPC starts threads in a process that is forked while a test has a channel, before it executes its
@@ -25,6 +26,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Daemons inherit this limit. With a lower one, as in many shells, each daemon logs that it reduces its own limits.
 _, OPEN_FILES_MAX = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES_MAX, 20_000), OPEN_FILES_MAX))
+
+use_quick_java()
 
 settings.register_profile("house", deadline=None)  # a test never asserts an absolute time
 settings.load_profile("house")

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet, OKPKey, RSAKey
 
-from purgatory.service.access.json_web_tokens import FETCH_AGAIN_S, LEEWAY_S, BadToken, JsonWebTokens, KeySetError
+from purgatory.service.access.errors import BadToken
+from purgatory.service.access.json_web_tokens import FETCH_AGAIN_S, LEEWAY_S, JsonWebTokens, KeySetError
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import Caller, Guarded, guarding
 from tests.service.serving import PATIENCE_S, refused

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
     AclBindingFilter,
@@ -31,9 +31,21 @@ class ClusterClients:
 
     def create(self, topic: str, partitions: int = 1, replicas: int = 1, config: dict[str, str] | None = None) -> None:
         new = NewTopic(topic, partitions, replicas, config=config or {})
-        for future in self.admin.create_topics([new], operation_timeout=60, request_timeout=60).values():
-            future.result()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
+        is_again = False
+        while True:
+            try:
+                self.admin.create_topics([new], operation_timeout=60, request_timeout=60)[topic].result()
+                break
+            except KafkaException as error:
+                code = error.args[0].code()
+                if is_again and code == KafkaError.TOPIC_ALREADY_EXISTS:
+                    break
+                # The client drops a broker that is fenced for a moment, as on a busy machine, and its requests fail.
+                if code != KafkaError._DESTROY_BROKER or time.monotonic() > deadline:
+                    raise
+                is_again = True
+        deadline = time.monotonic() + 60
         while len(self.admin.list_topics(topic, timeout=10).topics[topic].partitions) < partitions:
             assert time.monotonic() < deadline, f"{topic} did not get {partitions} partitions"
             time.sleep(0.05)

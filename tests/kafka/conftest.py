@@ -9,6 +9,7 @@ import pytest
 
 from examples.kafka_cluster import ClusterUnavailable, KafkaCluster, kafka_jars
 from tests.kafka.clients import ClusterClients
+from tests.quick_java import ensure_archive
 
 HERE = Path(__file__).parent
 
@@ -26,11 +27,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def kafka_brokers() -> Path:
     """Kafka's jars. If brokers cannot be started, the test is skipped, or fails if they are required."""
     try:
-        return kafka_jars()
+        jars = kafka_jars()
     except ClusterUnavailable as missing:
         if os.environ.get("PURGATORY_REQUIRE_KAFKA") == "1":
             pytest.fail(f"PURGATORY_REQUIRE_KAFKA=1: {missing}")
         pytest.skip(str(missing))
+    ensure_archive("kafka", jars)
+    return jars
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyspark
 import pytest
 from purgatory_pipeline.errors import JavaMissing
 from purgatory_pipeline.spark.spark_session import LOGGING, java_version
 from pyspark.sql import SparkSession
+
+from tests.quick_java import ensure_archive
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -29,6 +32,13 @@ SETTINGS = {
 }
 """Tests have few rows, and other tests need the processors too."""
 
+FEW_ROWS = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Set in the running session, not given to Spark: the commands take no settings of a user for them."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,17 +53,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def java() -> int:
     """The version of the installed Java. Without one, the test is skipped, or fails with PURGATORY_REQUIRE_JAVA=1."""
     try:
-        return java_version()
+        version = java_version()
     except JavaMissing as missing:
         if os.environ.get("PURGATORY_REQUIRE_JAVA") == "1":
             pytest.fail(f"PURGATORY_REQUIRE_JAVA=1: {missing}")
         pytest.skip(str(missing))
+    ensure_archive("spark", Path(pyspark.__file__).parent / "jars")
+    return version
 
 
 @pytest.fixture(scope="session")
 def spark(java: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on local[2], shared by all tests. Restore every setting that you change."""
-    folder = tmp_path_factory.mktemp("spark")
+    session = start_spark(tmp_path_factory.mktemp("spark"))
+    yield session
+    session.stop()
+
+
+def start_spark(folder: Path) -> SparkSession:
+    """The session of the tests, with its files in `folder`."""
     builder = SparkSession.builder.master("local[2]").appName("tests")
     for key, value in {**SETTINGS, "spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder)}.items():
         builder = builder.config(key, value)
@@ -61,8 +79,9 @@ def spark(java: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark
         for key, value in worker_environment().items():
             patch.setenv(key, value)
         session = builder.getOrCreate()
-    yield session
-    session.stop()
+    for key, value in FEW_ROWS.items():
+        session.conf.set(key, value)
+    return session
 
 
 def worker_environment() -> dict[str, str]:

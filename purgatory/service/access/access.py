@@ -11,20 +11,22 @@ import hashlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
 from purgatory.service.access.access_policy import AccessPolicy, read_policy
 from purgatory.service.access.account import Account, Accounts
 from purgatory.service.access.audit import AUDITED_CALL, NO_ROLE, UNAUTHENTICATED
-from purgatory.service.access.errors import AccessError
-from purgatory.service.access.json_web_tokens import BadToken, JsonWebTokens
+from purgatory.service.access.errors import AccessError, BadToken
 from purgatory.service.access.roles import CALLS, OBSERVE
 from purgatory.service.access.tokens import KnownToken, TokensError, hash_of, is_expired, new_token, read_tokens
 from purgatory.service.errors import RpcError, permission_denied, unauthenticated
 from purgatory.service.settings import AccessSettings
 from purgatory.service.transport.watched_file import WatchedFile
+
+if TYPE_CHECKING:
+    from purgatory.service.access.json_web_tokens import JsonWebTokens
 
 LOGGER: Final = logging.getLogger(__name__)
 RELOAD_INTERVAL_S: Final = 1.0
@@ -161,7 +163,7 @@ class Access:
             raise unauthenticated("the token has expired")
         return known.principal
 
-    def _verify(self, token: str, json_web_tokens: JsonWebTokens) -> KnownToken:
+    def _verify(self, token: str, json_web_tokens: "JsonWebTokens") -> KnownToken:
         if json_web_tokens.keys is not self._verified_with:  # its key may have been withdrawn
             self._verified.clear()
             self._verified_with = json_web_tokens.keys
@@ -227,9 +229,11 @@ class Access:
             self._accounts.audit.acted("policy read again", "")
 
 
-def _json_web_tokens(settings: AccessSettings) -> JsonWebTokens | None:
+def _json_web_tokens(settings: AccessSettings) -> "JsonWebTokens | None":
     if settings.jwt_keys is None:
         return None
     assert settings.jwt_issuer is not None, "the settings were validated"
     assert settings.jwt_audience is not None, "the settings were validated"
+    from purgatory.service.access.json_web_tokens import JsonWebTokens  # noqa: PLC0415 - few need it, and slow to import
+
     return JsonWebTokens(settings.jwt_keys, settings.jwt_issuer, settings.jwt_audience, settings.jwt_principal_claim)

@@ -25,7 +25,7 @@ from joserfc.jwk import Key, KeySet
 from joserfc.jws import JWSRegistry
 from joserfc.jwt import JWTClaimsRegistry
 
-from purgatory.service.access.errors import AccessError
+from purgatory.service.access.errors import AccessError, BadToken
 from purgatory.service.access.tokens import PRINCIPAL_LENGTH_MAX
 from purgatory.service.errors import unavailable
 from purgatory.service.transport.outbound import NoAnswer, Outbound
@@ -56,10 +56,6 @@ FETCH_AGAIN_S: Final = 5.0
 key.
 """
 KEY_SET_BYTES_MAX: Final = 1024 * 1024
-
-
-class BadToken(Exception):
-    """The token is invalid. The message gives the reason, and contains nothing of the token."""
 
 
 class KeySetError(AccessError):

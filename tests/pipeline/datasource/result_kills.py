@@ -88,8 +88,10 @@ def until(reached: Callable[[], bool], process: subprocess.Popen[bytes], folder:
         time.sleep(0.005)
 
 
-def drive(folder: Path, address: str, kills: int, seed: int) -> list[int]:
+def drive(folder: Path, address: str, kills: int, seed: int, per_kill: int = PER_KILL) -> list[int]:
     """Kill the job `kills` times while results arrive, alternately between read and commit and at a random moment.
+
+    Before each start, `per_kill` results are added.
 
     Returns the ids that are committed at the end, sorted.
     """
@@ -97,8 +99,8 @@ def drive(folder: Path, address: str, kills: int, seed: int) -> list[int]:
     with Client(address) as client:
         client.advance(("t", 0), high_watermark=1_000_000)
         for kill in range(kills + 1):
-            first = kill * PER_KILL + 1
-            client.register(SESSION, first, produce([("t", 0)], offsets=list(range(PER_KILL))))
+            first = kill * per_kill + 1
+            client.register(SESSION, first, produce([("t", 0)], offsets=list(range(per_kill))))
             before = newest(folder, "commits")
             process = start(address, folder)
             if kill < kills and kill % 2 == 0:

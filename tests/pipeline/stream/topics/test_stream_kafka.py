@@ -29,14 +29,14 @@ def test_records_of_the_wire_become_outcomes_in_a_topic_over_a_death_of_the_brok
 
 
 def test_a_history_between_topics_ends_as_by_the_engine(tmp_path: Path) -> None:
-    """All kinds of operation and event as records of two topics, which come in pieces while sixteen shards run: the
+    """All kinds of operation and event as records of two topics, which come in pieces while four shards run: the
     same outcomes, times, codes and items, each once.
     """
     connector_jars()
     history = spaced_history(1, 700)
     records, begin_ms = records_of(history.rows), history.rows[0]["at_ms"]
     folders = StreamFolders(tmp_path)
-    options = ["--shards", "16", "--delay", f"{DELAY_MS}ms", "--results", str(folders.results)]
+    options = ["--shards", "4", "--delay", f"{DELAY_MS}ms", "--results", str(folders.results)]
     with KafkaCluster(tmp_path / "kafka") as cluster:
         topics = TopicsOfStream(cluster)
         with streaming(cluster, tmp_path, *options) as stream:
