@@ -243,7 +243,7 @@ def until_scraped(address: str) -> None:
 
 def test_each_panel_shows_something(prometheus: tuple[Path, str], start_daemon: StartDaemon, tmp_path: Path) -> None:
     """Each query of the dashboard has a result on a daemon with a journal, an archive and a source, even if nothing was
-    refused, expired or lost yet. Those of a fleet need two daemons: see tests/postgres/test_fleet_monitoring.py.
+    refused, expired or lost yet. Those of a fleet need two daemons: see tests/postgres/fleet/test_monitoring.py.
     """
     targets, address = prometheus
     daemon = start_daemon(

@@ -79,7 +79,7 @@ NOT_RUN: Final = {
     "README.md: docker": "builds an image, which takes minutes; tests/deploy checks the files",
     "docs/agents.md": "talks to an agent until that ends: tests/client/cli/test_mcp.py",
     "docs/archive.md": "writes to /var/lib and builds an image; tests/archive serves with --archive",
-    "docs/fleet.md": "writes to /var/lib; tests/postgres/test_pair.py and tests/fleet/test_shards.py start the same",
+    "docs/fleet.md": "writes to /var/lib; tests/postgres/fleet and tests/fleet/test_shards.py start the same",
     "docs/durability.md": "writes to /var/lib; the README's crash does the same in a folder",
     "docs/performance.md": "benchmarks: minutes on a quiet machine",
     "docs/pipeline.md": "Spark on clusters and large archives: tests/pipeline/test_pipeline_cli.py and test_cluster.py",

@@ -18,7 +18,7 @@ from tests.daemon_process import DEADLINE_S, wait_until
 from tests.fleet.file_audit import check_files
 from tests.fleet.pair_run import Member
 from tests.journal.kit import PATIENCE_S
-from tests.postgres.test_pair import CALM, advance_patiently, both, pair, url
+from tests.postgres.fleet.test_pair import CALM, advance_patiently, both, pair, url
 
 __all__ = ["pair", "url"]  # fixtures
 

@@ -21,7 +21,7 @@ from tests.daemon_process import DEADLINE_S, run_to_end, wait_until
 from tests.fleet.file_audit import check_files
 from tests.fleet.pair_run import Member, PairRun
 from tests.postgres.conftest import not_started
-from tests.postgres.test_pair import new_log
+from tests.postgres.fleet.test_pair import new_log
 
 pytestmark = pytest.mark.slow
 

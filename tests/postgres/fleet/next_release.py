@@ -1,4 +1,4 @@
-"""`python -m tests.fleet.next_release serve …`: `purgatory` as a later release, whose journal has a further table."""
+"""`purgatory` as a later release, whose journal has a further table."""
 
 import runpy
 

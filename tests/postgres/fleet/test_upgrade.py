@@ -19,12 +19,12 @@ from tests.daemon_process import DEADLINE_S, wait_until
 from tests.fleet.file_audit import check_files
 from tests.fleet.pair_run import Member
 from tests.journal.kit import PATIENCE_S
-from tests.postgres.test_pair import new_log
+from tests.postgres.fleet.test_pair import new_log
 
 pytestmark = pytest.mark.slow
 
 CALM = ("--fleet-silence-ms", "600000")
-NEXT_RELEASE = "tests.fleet.next_release"
+NEXT_RELEASE = "tests.postgres.fleet.next_release"
 WAITS = 200
 
 

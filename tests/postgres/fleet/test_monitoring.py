@@ -12,7 +12,7 @@ from purgatory.extensions.fleet.commands import main as fleet_command
 from tests.daemon_process import DEADLINE_S, wait_until
 from tests.deploy.test_monitoring import FLEET, answer_of, free_port, prometheus, queries, until_firing
 from tests.fleet.pair_run import Member
-from tests.postgres.test_pair import new_log, url
+from tests.postgres.fleet.test_pair import new_log, url
 
 __all__ = ["free_port", "new_log", "prometheus", "url"]
 

@@ -26,7 +26,7 @@ from tests.daemon_simulation.faulty_proxy import BOTH, DOWN, UP
 from tests.fleet.links import CUTS, Links
 from tests.fleet.pair_run import SILENCE_MS, Member, PairRun
 from tests.journal.kit import PATIENCE_S
-from tests.postgres.test_pair import advance_patiently, new_log
+from tests.postgres.fleet.test_pair import advance_patiently, new_log
 from tests.service.serving import eventually
 
 pytestmark = pytest.mark.slow
