@@ -24,7 +24,7 @@ from purgatory_client import AsyncClient, Outcome, ResultColumns
 from bench.drivers.messages import TIMEOUT_MS
 from bench.measure.instructions import UNIT, VALGRIND
 from bench.measure.processes import ROOT, START_TIMEOUT_S, environment
-from examples.kafka_cluster import free_ports
+from examples.free_ports import free_ports
 from purgatory.extensions.fleet.shards import shard_of
 
 BATCH: Final = 500

@@ -20,8 +20,9 @@ from urllib.request import urlopen
 
 from purgatory_client import AsyncClient, Outcome, errors
 
+from examples.free_ports import free_port
 from examples.kafka_cluster import KafkaCluster
-from examples.local_postgres import LocalPostgres, free_port
+from examples.local_postgres import LocalPostgres
 
 WAITS_PER_S: Final = 200
 TIMEOUT_S: Final = 600

@@ -6,12 +6,10 @@ always stops it again.
 """
 
 import base64
-import contextlib
 import fcntl
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import uuid
@@ -19,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
+
+from examples.free_ports import free_ports
 
 VERSION: Final = "4.4.0"
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -74,12 +74,6 @@ def _fetch_into(folder: Path) -> None:
         raise ClusterUnavailable(f"Maven could not fetch Kafka's jars: {(done.stdout + done.stderr)[-1000:]}")
     for jar in sorted(partial.iterdir(), key=lambda path: path == wanted):
         jar.replace(folder / jar.name)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback that are free at the moment."""
-    with contextlib.ExitStack() as held:
-        return [held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(count)]
 
 
 class KafkaCluster:

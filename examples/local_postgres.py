@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,6 +18,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import psycopg
+
+from examples.free_ports import free_port
 
 DEADLINE_S: Final = 60.0
 ROLE: Final = "purgatory"
@@ -243,12 +244,6 @@ class LocalPostgres:
         server = LocalServer(self, name, port or free_port())
         self.servers[name] = server
         return server
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def _as_other_user() -> Sequence[str]:

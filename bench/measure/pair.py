@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from bench.measure.processes import Process, WorkerFailed
-from examples.local_postgres import free_port
+from examples.free_ports import free_port
 
 __all__ = ["Member", "Pair"]
 

@@ -8,13 +8,13 @@ Debian's redis-server runs on a free port of 127.0.0.1 without persistence, and 
 import asyncio
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final, Self
 
 from bench.measure.processes import ROOT, Process
+from examples.free_ports import free_port
 
 __all__ = ["CHANNEL", "RedisConnection", "RedisMissing", "RedisServer", "command"]
 
@@ -88,13 +88,6 @@ def program() -> str:
     if found is None:
         raise RedisMissing("redis is skipped: redis-server is not installed (Debian: apt-get install redis-server)")
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def command(*words: bytes) -> bytes:

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from examples.kafka_cluster import free_ports
+from examples.free_ports import free_ports
 from examples.local_daemon import serving
 from examples.spark_jobs.landing import Landing
 

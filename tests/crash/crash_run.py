@@ -7,7 +7,6 @@ with the client library and an outbox, which is killed too.
 import asyncio
 import random
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Final, NamedTuple
 
 import grpc
 
+from examples.free_ports import free_port
 from purgatory.journal.crash_points import POINTS, VARIABLE
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -247,10 +247,3 @@ class CrashRun:
             self._check_tasks()
             await asyncio.sleep(0.05)
         self._check_tasks()
-
-
-def free_port() -> int:
-    """A port of the loopback interface that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -16,6 +15,7 @@ import grpc
 import pytest
 import yaml
 
+from examples.free_ports import free_port
 from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.conftest import StartDaemon
@@ -124,15 +124,7 @@ def test_compose_starts_grafana_on_request_only() -> None:
 
 
 @pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@pytest.fixture
-def prometheus(tmp_path: Path, free_port: int) -> Iterator[tuple[Path, str]]:
+def prometheus(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     """A running Prometheus: the file of its targets, and its address.
 
     It scrapes twice a second. Our rules are changed to fire without delay and to look back only seconds.
@@ -148,7 +140,7 @@ def prometheus(tmp_path: Path, free_port: int) -> Iterator[tuple[Path, str]]:
     del scraped["static_configs"]
     scraped["file_sd_configs"] = [{"files": [str(tmp_path / "targets.yml")], "refresh_interval": "100ms"}]
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(configuration), "utf-8")
-    address = f"127.0.0.1:{free_port}"
+    address = f"127.0.0.1:{free_port()}"
     with (tmp_path / "prometheus.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
             [

@@ -22,7 +22,7 @@ from purgatory_pipeline.cli import app as pipeline_app
 from purgatory_pipeline.cli import settings_first
 
 from examples import long_poll
-from examples.local_postgres import free_port
+from examples.free_ports import free_port
 from purgatory.cli.app import app as purgatory_app
 from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.flags import read_command_line

@@ -13,7 +13,8 @@ from typing import Final
 
 import pytest
 
-from examples.local_postgres import NoPostgres, find_programs, free_port
+from examples.free_ports import free_port
+from examples.local_postgres import NoPostgres, find_programs
 from tests.docs.pages import ROOT, blocks, comparable
 
 SECONDS_MAX: Final = 600

@@ -12,7 +12,7 @@ import grpc
 from purgatory_client import AsyncClient, errors
 from purgatory_client.unary import shards_of
 
-from examples.kafka_cluster import free_ports
+from examples.free_ports import free_ports
 from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.open_log import open_log
 from purgatory.v1 import purgatory_service_pb2 as wire

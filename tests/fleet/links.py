@@ -4,7 +4,7 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
 
-from tests.crash.crash_run import free_port
+from examples.free_ports import free_port
 from tests.daemon_simulation.faulty_proxy import BOTH, DOWN, UP, FaultyProxy
 
 CUTS: Final = ("cut from the log", "cut from callers")

@@ -20,10 +20,11 @@ from typing import Final, NamedTuple
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from examples.free_ports import free_port
 from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.leadership import EXIT_REPLACED
 from purgatory.journal.crash_points import FLEET_POINTS, NEVER, VARIABLE
-from tests.crash.crash_run import CrashRun, free_port
+from tests.crash.crash_run import CrashRun
 from tests.crash.limited_disk import NotPossibleHere
 from tests.crash.power_cut import WallClock, build_library
 from tests.crash.wire_caller import Broken

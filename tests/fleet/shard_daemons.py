@@ -1,9 +1,7 @@
 """Daemons with shards for tests: `--shards N` as a process, and daemons that know each other by `fleet.shards`."""
 
 import json
-import random
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +12,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from purgatory_client import AsyncClient
 
+from examples.free_ports import free_row
 from purgatory.extensions.fleet.shards import shard_of
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.daemon_process import DEADLINE_S, DaemonProcess, children_of, daemon_environment, is_running, wait_until
@@ -95,24 +94,6 @@ class ShardSet:
             self.process.kill()
             self.process.wait(DEADLINE_S)
             wait_until(lambda: not any(map(is_running, children)), "the children end with their supervisor")
-
-
-def free_row(count: int) -> int:
-    """The first of `count` consecutive ports that are free."""
-    while True:
-        # Below those that the system gives to other programs meanwhile.
-        first = random.randrange(10_000, 32_000)
-        if all(map(_is_free, range(first, first + count))):
-            return first
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as bound:
-        try:
-            bound.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def start_one(folder: Path, targets: list[str], shard: int) -> DaemonProcess:

@@ -21,7 +21,7 @@ from purgatory_client.session import shards as client_shards
 from purgatory_client.session.shards import shard_of
 from purgatory_client.unary import shards_of
 
-from examples.kafka_cluster import free_ports
+from examples.free_ports import free_ports
 from examples.secure_demo.authority import Authority
 from purgatory.extensions.fleet import shards as daemon_shards
 from purgatory.extensions.fleet.extension import SHARD_NOTE

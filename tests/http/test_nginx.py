@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from purgatory_client import AsyncClient, Outcome, waits
 
-from examples.local_postgres import free_port
+from examples.free_ports import free_port
 from examples.secure_demo.authority import Authority
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess, wait_until

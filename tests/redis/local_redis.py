@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import redis
 
-from examples.kafka_cluster import free_ports
+from examples.free_ports import free_ports
 
 
 class NoRedis(Exception):

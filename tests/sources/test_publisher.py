@@ -13,7 +13,7 @@ from purgatory_client.errors import NotFound, PurgatoryClientError
 from purgatory_connectors.publisher.observation import End, Observation, SeenReplicas, SourceState
 from purgatory_connectors.publisher.publisher import Publisher, Source
 
-from examples.kafka_cluster import free_ports
+from examples.free_ports import free_ports
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
 from tests.sources.file_source import FileSourceProcess, Positions, write_positions

@@ -19,7 +19,7 @@ from urllib.request import Request, urlopen
 import pytest
 from purgatory_client import Client, errors
 
-from examples.local_postgres import free_port
+from examples.free_ports import free_port
 from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.leadership import EXIT_REPLACED
 from tests.daemon_process import DEADLINE_S, wait_until

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from examples.kafka_cluster import free_ports
+from examples.free_ports import free_ports
 
 DAEMON: Final = "daemon"
 SOURCES: Final = ("source-1", "source-2")

@@ -10,11 +10,11 @@ import yaml
 
 from purgatory.extensions.fleet.commands import main as fleet_command
 from tests.daemon_process import DEADLINE_S, wait_until
-from tests.deploy.test_monitoring import FLEET, answer_of, free_port, prometheus, queries, until_firing
+from tests.deploy.test_monitoring import FLEET, answer_of, prometheus, queries, until_firing
 from tests.fleet.pair_run import Member
 from tests.postgres.fleet.test_pair import new_log, url
 
-__all__ = ["free_port", "new_log", "prometheus", "url"]
+__all__ = ["new_log", "prometheus", "url"]
 
 pytestmark = pytest.mark.slow
 
