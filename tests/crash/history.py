@@ -115,15 +115,18 @@ class History:
         mark.known = max(mark.known, total)
 
     def at_least(self, name: str) -> int:
-        """What a read that begins now must return at least: also what an earlier one has returned."""
+        """What a read that begins now must return at least: also what an earlier durable one has returned."""
         return self._totals[name].known
 
-    def read(self, name: str, value: int, at_least: int) -> None:
-        """A read was answered, which began when `at_least` was returned."""
+    def read(self, name: str, value: int, at_least: int, *, is_durable: bool = True) -> None:
+        """A read was answered, which began when `at_least` was returned. Inspection is not durable: what it shows may
+        be lost with the daemon.
+        """
         mark = self._totals[name]
         if not at_least <= value <= mark.sent:
             self._complain(name, f"{value} was read; {at_least} was known before, {mark.sent} was sent")
-        mark.known = max(mark.known, value)
+        if is_durable:
+            mark.known = max(mark.known, value)
 
     def check_end(self) -> None:
         """At the end each operation has a result, and no sequence number is missing."""

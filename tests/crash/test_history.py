@@ -13,7 +13,7 @@ LATE = ReportedResult(2, EXPIRED, 2_000, b"")
 
 
 def good() -> History:
-    """Two operations over two connections, of which the second repeats a result; a mark and its reads."""
+    """Two operations over two connections, of which the second repeats a result; a mark, and a read that is lost."""
     history = History()
     history.opened("s", 0)
     history.registering("s", 1, 2_000, 10.0)
@@ -26,12 +26,14 @@ def good() -> History:
     history.sending("t0", 5)
     history.acknowledged("t0", 5)
     history.sending("t0", 7)
+    history.read("t0", 7, history.at_least("t0"), is_durable=False)
+    history.read("t0", 5, history.at_least("t0"))
     history.read("t0", 7, history.at_least("t0"))
     return history
 
 
 def test_good_history() -> None:
-    """A repeated result, and a mark that is read before it is acknowledged, break no rule."""
+    """A repeated result, and a mark that is shown but lost before it is acknowledged, break no rule."""
     history = good()
     history.check_end()
     assert history.complaints == []

@@ -48,5 +48,5 @@ class Observer:
             operation = operation_pb2.Operation(timeout_ms=0, signal=operation_pb2.Signal(keys=keys))
             ended = await stub.Wait(wire.WaitRequest(operation=operation), timeout=CALL_S)
             value = ended.result.partitions[0].reached_offset
-        history.read(name, value, at_least)
+        history.read(name, value, at_least, is_durable=name in KEYS)
         self.reads += 1
