@@ -12,6 +12,7 @@ from purgatory_client import AsyncClient
 
 from examples.local_postgres import LocalPostgres, LocalServer
 from examples.secure_demo.authority import Authority
+from purgatory.extensions.fleet import commands
 from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.errors import LogUnavailable
 from purgatory.fleet.leadership import EXIT_REPLACED
@@ -134,7 +135,7 @@ async def _high_watermark(member: Member) -> int | None:
         return (await client.partition("orders-0")).high_watermark
 
 
-def test_log_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With sslmode=verify-full a daemon leads over TLS. With another authority, or another name in the certificate,
     the commands fail and a daemon does not lead, and both say why.
     """
@@ -152,6 +153,7 @@ def test_log_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         server.start()
         url = f"{address(server)}?sslmode=verify-full&sslrootcert={tmp_path}"
         assert fleet_command(["init", f"{url}/ours.crt"]) == 0
+        monkeypatch.setattr(commands, "PATIENCE_S", 0.0)  # the commands would try again, as for a server that starts
         capsys.readouterr()
         assert fleet_command(["verify", f"{url}/other.crt"]) == 2
         assert "certificate verify failed" in capsys.readouterr().err
