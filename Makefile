@@ -105,7 +105,7 @@ fleet-demo: $(STAMPS)/connectors $(STAMPS)/engine ## Two daemons over one log: o
 	@GRPC_VERBOSITY=NONE $(BIN)/python -m examples.fleet_demo $(ARGS)
 
 fleet-crash: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/engine ## Kill, stop, hand over and cut off the daemons of a pair 200 times (ARGS="--faults 20 --seed 7 --kafka"; "--shards 4": lose hosts)
-	@$(BIN)/python -m tests.fleet $(ARGS)
+	@GRPC_VERBOSITY=NONE $(BIN)/python -m tests.fleet $(ARGS)
 
 fleet-sim: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/stubs ## Simulate a million histories of daemons over one log, some 15 minutes (ARGS="--histories 10000 --seed 7")
 	@$(BIN)/python -m tests.fleet.simulation --jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(ARGS)
