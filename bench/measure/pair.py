@@ -6,13 +6,10 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from bench.measure.processes import Process, WorkerFailed
 from examples.free_ports import free_port
-
-__all__ = ["Member", "Pair"]
 
 PATIENCE_S: Final = 120.0
 POLL_S: Final = 0.05
@@ -55,18 +52,10 @@ class Pair:
             self.members.append(Member(folder / "b", log))
             self.settle()
         except BaseException:
-            self.stop()
+            self.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
+    def close(self) -> None:
         for member in self.members:
             member.process.kill()
             member.process.stop()

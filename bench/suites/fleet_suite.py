@@ -5,6 +5,7 @@ standby, compared with its leader.
 import contextlib
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -74,7 +75,7 @@ def columns(lab: Lab) -> None:
                 {"sync": loading(local)},
             )
             lab.close()
-            with Pair(lab.folder(), url_of(server)) as pair:
+            with closing(Pair(lab.folder(), url_of(server))) as pair:
                 standby_cost(lab, pair)
     except NoPostgres as missing:
         lab.skip(str(missing))

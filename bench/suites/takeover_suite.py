@@ -10,6 +10,7 @@ import sqlite3
 import tempfile
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -57,7 +58,7 @@ def takeover_kafka(lab: Lab) -> None:
 def takeover(lab: Lab, name: str, log: str) -> None:
     """Kill, stop and hand over the leader with a million operations pending, and restore the same million alone."""
     count = lab.scale.total_pending
-    with Pair(lab.folder(), log) as pair:
+    with closing(Pair(lab.folder(), log)) as pair:
         lab.worker(KEPT).run("fill", address=pair.members[0].address, count=count, keys=KEYS, name="kept")
         driver = lab.worker("bench.drivers.outage")
 

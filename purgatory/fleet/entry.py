@@ -24,7 +24,7 @@ PART_BYTES_MAX: Final = 900_000
 
 
 class Kind(IntEnum):
-    """What an entry is for."""
+    """The purpose of an entry."""
 
     CLAIM = pb.LOG_ENTRY_KIND_CLAIM
     GROUP = pb.LOG_ENTRY_KIND_GROUP

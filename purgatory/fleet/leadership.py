@@ -1,6 +1,6 @@
 """The lead of this process, from its claim until it exits.
 
-It never becomes a standby again: what it holds in memory may differ from the log, and what a new process reads cannot.
+It never becomes a standby again: its memory may differ from the log. A new process starts from the log alone.
 """
 
 import logging

@@ -4,7 +4,7 @@ A1, A2  An entry counts once it is known to be in the log and everything before 
         reports the position after the last one read, there is nothing in between. Otherwise read up to the entry.
 A3      Valid entries of others that are found on the way are applied, in order, before a claim succeeds.
 A4      After an unknown outcome only the very same entry may be appended again: R2 skips the second copy. Another entry
-        with its number could count in its place, after callers were told otherwise.
+        with its number could count in its place, after callers have had another answer.
 """
 
 import os
@@ -107,7 +107,7 @@ class AppendRules:
     def _find(self, entry: Entry, place: Place | None) -> Steps[Entry | None]:
         """Read up to where the entry is, or to the end of the log; returns the entry if it counts.
 
-        What follows it is left for the next call.
+        Later entries are left for the next call.
         """
         last = place.position if place is not None else (yield End()) - 1
         while self._reign.state.position < last:

@@ -21,7 +21,7 @@ from purgatory.fleet.errors import EntryTooNew, LogLost
 
 @dataclass(frozen=True, slots=True)
 class ReignState:
-    """What a reader knows after an entry. Enough to continue from there.
+    """The state of a reader after an entry, from which it can continue.
 
     Attributes:
         position: Position of the last entry read; -1: none.

@@ -47,7 +47,7 @@ SNAPSHOT: Final = "snapshot-"
 
 
 class LogPlace(NamedTuple):
-    """What a file includes of the log."""
+    """The part of the log that a file includes."""
 
     # In the order of the columns.
     position: int = -1
@@ -255,7 +255,7 @@ def is_copy(folder: Path) -> bool:
 
 
 def forget_place(path: Path) -> None:
-    """Turn a file into one that is no copy of a log."""
+    """Turn a copy of a log into a plain file."""
     database = sqlite3.connect(path)
     try:
         database.execute("DROP TABLE IF EXISTS log_place")

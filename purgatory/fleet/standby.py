@@ -44,7 +44,7 @@ def boot_s() -> float:
 
 
 class Stopped(Exception):
-    """The standby was told to end."""
+    """`stop` was called."""
 
 
 class Standby:

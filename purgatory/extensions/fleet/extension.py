@@ -129,8 +129,12 @@ class FleetExtension(Extension):
         return view_of_leader(self._leadership, self._snapshots.last)
 
     def _described(self) -> str:
-        parts = [f"shard {self._topology.shard} of {shards}"] if (shards := len(self._topology.targets)) > 1 else []
-        return ", ".join([*parts, describe(self._view().as_json())] if self._leadership is not None else parts)
+        shards, parts = len(self._topology.targets), []
+        if shards > 1:
+            parts.append(f"shard {self._topology.shard} of {shards}")
+        if self._leadership is not None:
+            parts.append(describe(self._view().as_json()))
+        return ", ".join(parts)
 
     def checked(self, methods: dict[str, Method]) -> dict[str, Method]:
         return self._topology.checked(methods)

@@ -1,4 +1,4 @@
-"""What a daemon of a fleet shows of itself, as the leader or as a standby: the answer to `/fleet`, and metrics."""
+"""The state of a daemon in a fleet: the answer to `/fleet`, one line of text for people, and metrics."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace

@@ -15,7 +15,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 
 GET_TOPOLOGY: Final = "GetTopology"
 LISTING: Final = "ListOperations"
-"""Names a session only to select from what this daemon has."""
+"""Names a session only as a filter."""
 
 Check = Callable[[Any], None]
 """Raises `RpcError` for a request that this daemon must not serve."""

@@ -25,7 +25,7 @@ LOOK_S: Final = 600.0
 
 
 class SnapshotTask:
-    """What this daemon knows of the last snapshot. `follow` and `store` run until they are cancelled."""
+    """The last snapshot, as far as this daemon knows. `follow` and `store` run until they are cancelled."""
 
     def __init__(self, settings: FleetSettings) -> None:
         self.last = LastSnapshot()

@@ -79,7 +79,7 @@ def test_a_position_is_taken_once(log: PostgresLog) -> None:
 
 
 def test_a_missing_table_is_refused(url: str) -> None:
-    """Without `create`, every start says what to do."""
+    """The error names the command that creates it."""
     log = open_log(url)
     with pytest.raises(LogRefused, match="purgatory fleet init"):
         log.check(1)
@@ -212,7 +212,7 @@ def test_a_deposed_leader_is_fenced(log: PostgresLog) -> None:
 
 
 def test_two_claims_at_once(log: PostgresLog) -> None:
-    """Of several claims at the same moment one is valid, and the others are told; they can claim again."""
+    """Of several claims at the same moment one is valid; the others raise Fenced, and can claim again."""
     logs = [PostgresLog(log._url) for _ in range(4)]
     writers = [LogWriter(one, Reign(), ignore, PATIENT_S) for one in logs]
     barrier, won = threading.Barrier(4), []

@@ -172,7 +172,7 @@ def test_log_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
 
 
 def test_each_server_of_an_address_is_named() -> None:
-    """If no server of several can be used, the error says of each why."""
+    """If none of several servers can be used, the error has the reason for each."""
     with (
         contextlib.closing(open_log("postgresql://postgres@127.0.0.1:1,127.0.0.1:2/postgres")) as log,
         pytest.raises(LogUnavailable, match=r"port 1 failed: Connection refused; .* port 2 failed: Connection refused"),
