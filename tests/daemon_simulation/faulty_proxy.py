@@ -60,10 +60,13 @@ class FaultyProxy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._server is not None
-        self._server.close()
-        self.heal()
+        for listening in self._server.sockets:
+            # First accept no more: asyncio never closes a connection that it accepts while its server closes.
+            asyncio.get_running_loop().remove_reader(listening.fileno())
         for _ in range(4):
             await asyncio.sleep(0)  # until `_serve` has begun for a connection that was accepted just now
+        self._server.close()
+        self.heal()
         while self._tasks:  # a connection that is being made adds more
             self.drop_all()
             await asyncio.wait(self._tasks)
