@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import purgatory
+from tests.forked_daemon import ForkedDaemon
 
 PACKAGE_PARENT: Final = Path(purgatory.__file__).resolve().parent.parent
 DEADLINE_S: Final = 60.0
@@ -36,14 +37,7 @@ class DaemonProcess:
         ready_path.unlink(missing_ok=True)
         listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--ready-file", str(ready_path)]
         listen += ["--http-metrics-interval-ms", "0"]  # tests read metrics without a cache
-        with self.log_path.open("a", encoding="utf-8") as log:
-            self.process: Final = subprocess.Popen(
-                [sys.executable, "-m", "purgatory", "serve", *listen, *arguments],
-                cwd=folder,
-                env=daemon_environment(environment),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self.process: Final = _start([*listen, *arguments], folder, environment, self.log_path)
         try:
             ready = self._wait_ready(ready_path)
         except BaseException:
@@ -82,6 +76,22 @@ class DaemonProcess:
         wait_until(is_ready, f"the daemon is ready; its log is {self.log_path}")
         ready: dict[str, str] = json.loads(ready_path.read_text("utf-8"))
         return ready
+
+
+def _start(
+    arguments: Sequence[str], folder: Path, environment: dict[str, str] | None, log_path: Path
+) -> "ForkedDaemon | subprocess.Popen[bytes]":
+    if not environment:
+        return ForkedDaemon(arguments, folder, daemon_environment(), log_path)
+    # Some variables, such as LD_PRELOAD, take effect only when a program is executed.
+    with log_path.open("a", encoding="utf-8") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "purgatory", "serve", *arguments],
+            cwd=folder,
+            env=daemon_environment(environment),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
 
 
 @contextlib.contextmanager

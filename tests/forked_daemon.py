@@ -1,0 +1,78 @@
+"""Starts daemons by forking a process that has imported their modules.
+
+Importing takes 0.5 of the 0.7 s of processor time until a daemon serves, and a run of the suite starts 500 of them.
+The standard library's fork server imports once for each worker of pytest. From there on a daemon runs as by the
+command: `purgatory.__main__.main`, in a process of its own. What executing a program adds (its signals during the
+imports, variables such as LD_PRELOAD) is tested where daemons are started with an environment, and by
+tests/deploy/test_startup_signals.py.
+"""
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from purgatory.__main__ import main
+
+_FORKING: Final = multiprocessing.get_context("forkserver")
+_FORKING.set_forkserver_preload(["purgatory.cli.app", "purgatory.run_daemon", "purgatory.extensions.installed"])
+
+
+class ForkedDaemon:
+    """What tests use of a `subprocess.Popen`."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> None:
+        open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        given = (list(arguments), str(folder), dict(environment), str(log), open_files)
+        self._process: Final = _FORKING.Process(target=_serve, args=given)
+        self._process.start()
+        self._lock: Final = threading.Lock()
+        pid = self._process.pid
+        assert pid is not None, "it has been started"
+        self.pid: Final = pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def poll(self) -> int | None:
+        """The exit code, or minus the signal that ended it, or None."""
+        with self._lock:  # the fork server reports the code once, to the first that reads it
+            return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        multiprocessing.connection.wait([self._process.sentinel], timeout)
+        code = self.poll()
+        if code is None:
+            assert timeout is not None, "without a timeout, it has ended"
+            raise subprocess.TimeoutExpired("purgatory serve", timeout)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _serve(
+    arguments: list[str], folder: str, environment: dict[str, str], log: str, open_files: tuple[int, int]
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
+    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(written, sys.stdout.fileno())
+    os.dup2(written, sys.stderr.fileno())
+    sys.argv = ["purgatory", "serve", *arguments]
+    main()
