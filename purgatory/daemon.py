@@ -233,7 +233,7 @@ class Daemon:
         there yet, and only a crash may lose them.
         """
         if self._journal is not None:
-            await self._journal.commit_receipted(CLOSE_S_MIN)
+            await self._journal.commit_receipted()
         os._exit(code)
 
     def _grace_left_s(self) -> float:
@@ -243,9 +243,9 @@ class Daemon:
         await extension.close(self._grace_left_s())
 
     async def _close_journal(self) -> None:
-        journal, self._journal = self._journal, None
-        if journal is not None and not await journal.close(max(CLOSE_S_MIN, self._grace_left_s())):
+        if self._journal is not None and not await self._journal.close(max(CLOSE_S_MIN, self._grace_left_s())):
             LOGGER.error("the last changes could not be written to the journal")
+        self._journal = None  # not earlier: `exit_at_once` must wait for what is still being written
 
     @property
     def pending(self) -> int:

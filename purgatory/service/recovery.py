@@ -244,10 +244,10 @@ class OpenJournal:
         """
         return [(letter, content) for letter, content in self._store.rows("dead_letters")]
 
-    async def commit_receipted(self, timeout_s: float) -> None:
+    async def commit_receipted(self) -> None:
         """See `DurableJournal.commit_receipted`."""
         if self._journal is not None:
-            await self._journal.commit_receipted(timeout_s)
+            await self._journal.commit_receipted()
 
     async def close(self, timeout_s: float) -> bool:
         """Commit the last changes and end. Return False if that failed. A journal that was not completely restored is

@@ -3,10 +3,19 @@
 import asyncio
 from pathlib import Path
 
-from purgatory.service.listeners.durable_journal import ASYNC_PAUSE_S, DurableJournal
+import pytest
+from purgatory_client import AsyncClient
+
+from purgatory.daemon import Daemon
+from purgatory.extensions.installed import ALL_SETTINGS
+from purgatory.flags import read_command_line
+from purgatory.journal.group import Group
+from purgatory.journal.thread import JournalThread
+from purgatory.service.listeners.durable_journal import ASYNC_PAUSE_S, POLL_AT_END_S, DurableJournal
 from purgatory.service.recovery import OpenJournal
 from purgatory.testing import ManualClock
 from tests.journal.kit import PATIENCE_S, clocks_of, high_watermark, keep, new_host
+from tests.service.in_process import GC_FLAGS
 from tests.service.serving import apply_events
 
 CHANGES = 200
@@ -35,3 +44,39 @@ async def test_changes_in_quick_succession_share_groups(tmp_path: Path) -> None:
     saved = [host.engine.snapshots.save_partition(("t", 0)) for host in (host, after)]
     assert saved[0] == saved[1] != b""
     assert await opened.close(PATIENCE_S)
+
+
+async def test_a_second_signal_while_the_journal_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second signal never ends the process before everything that was receipted is on disk, also not once the
+    journal is being closed.
+    """
+    held: list[tuple[JournalThread, Group]] = []
+    exits: list[int] = []
+    submit = JournalThread.submit
+    monkeypatch.setattr(JournalThread, "submit", lambda thread, group: held.append((thread, group)))
+    monkeypatch.setattr("purgatory.daemon.os._exit", exits.append)
+    flags = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--extensions", "none", *GC_FLAGS]
+    flags += ["--data-dir", str(tmp_path), "--journal-mode", "async", "--no-gc-freeze"]
+    daemon = Daemon(read_command_line(flags, "server.py", ALL_SETTINGS).settings, [])
+    closing = asyncio.Event()
+    close = OpenJournal.close
+
+    async def close_and_tell(opened: OpenJournal, timeout_s: float) -> bool:
+        closing.set()
+        return await close(opened, timeout_s)
+
+    monkeypatch.setattr(OpenJournal, "close", close_and_tell)
+    await daemon.start()
+    async with AsyncClient(daemon.grpc_address) as client:
+        await client.advance("orders-3", high_watermark=42)
+    stopping = asyncio.create_task(daemon.stop())
+    await closing.wait()
+    second = asyncio.create_task(daemon.exit_at_once(143))
+    for _ in range(10):
+        await asyncio.sleep(POLL_AT_END_S)
+    assert (len(held), exits) == (1, []), "the advance is not on disk"
+    monkeypatch.setattr(JournalThread, "submit", submit)
+    submit(*held[0])
+    await second
+    assert exits == [143]
+    await stopping

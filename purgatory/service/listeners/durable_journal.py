@@ -10,6 +10,7 @@ changes are not yet durable.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -335,14 +336,14 @@ class DurableJournal(Journal):
         # On a thread: the loop has to stay free for the reports of the last groups.
         return await asyncio.to_thread(thread.close, left_s) and not self._failure
 
-    async def commit_receipted(self, timeout_s: float) -> None:
+    async def commit_receipted(self) -> None:
         """Wait until everything that was answered is on disk or the disk has failed. In sync mode that is always so."""
         if not self._is_sync:
-            await self._wait_committed(timeout_s)
+            await self._wait_committed()
 
     # Inside.
 
-    async def _wait_committed(self, timeout_s: float) -> None:
+    async def _wait_committed(self, timeout_s: float = math.inf) -> None:
         deadline_s = self._loop.time() + timeout_s
         while self._has_uncommitted() and self._loop.time() < deadline_s:  # noqa: ASYNC110 - once in a life
             await asyncio.sleep(POLL_AT_END_S)
