@@ -174,8 +174,10 @@ class LineageWorld:
                     lineage.epoch, lineage.identity, floor=floor, is_gone=lineage.is_gone, retired=lineage.retired
                 )
             missed = facts[max(old.read_to[name] - 1, 0) :]
+            # A source that has read nothing has no identity to compare with: the daemon has its mark from another one.
+            has_identity = lineage is not None and lineage.identity != ""
             if any(a.lineage != b.lineage for a, b in pairwise(missed)) and not (
-                self.has_identities(name) and all(fact.offset is not None for fact in missed)
+                has_identity and all(fact.offset is not None for fact in missed)
             ):
                 self.undecidable.add(name)
         self.sources[index] = ModelSource(self, kept)
