@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.parsing import parsed
+
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
     "README.md": 0.5,
@@ -65,7 +67,7 @@ def files(name: str) -> list[Path]:
 
 
 def messages_of(path: Path) -> str:
-    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+    nodes = list(ast.walk(parsed(path.read_text("utf-8"))))
     docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     strings = (node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in docstrings)
     return "\n".join(text for text in strings if isinstance(text, str) and text.count(" ") > 1)
