@@ -12,9 +12,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import purgatory
 from tests.forked_daemon import ForkedDaemon
@@ -22,6 +22,9 @@ from tests.forked_daemon import ForkedDaemon
 PACKAGE_PARENT: Final = Path(purgatory.__file__).resolve().parent.parent
 DEADLINE_S: Final = 60.0
 """Seconds for a real process to start or end, generous for a busy machine."""
+EXECUTED: Final = frozenset({"LD_PRELOAD", "PYTHONPATH"})
+"""Variables that take effect only when a program is executed, or before it imports anything."""
+StartedDaemon: TypeAlias = ForkedDaemon | subprocess.Popen[bytes]
 
 
 class DaemonProcess:
@@ -37,7 +40,7 @@ class DaemonProcess:
         ready_path.unlink(missing_ok=True)
         listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--ready-file", str(ready_path)]
         listen += ["--http-metrics-interval-ms", "0"]  # tests read metrics without a cache
-        self.process: Final = _start([*listen, *arguments], folder, environment, self.log_path)
+        self.process: Final = start_process([*listen, *arguments], folder, environment, self.log_path)
         try:
             ready = self._wait_ready(ready_path)
         except BaseException:
@@ -78,15 +81,19 @@ class DaemonProcess:
         return ready
 
 
-def _start(
-    arguments: Sequence[str], folder: Path, environment: dict[str, str] | None, log_path: Path
-) -> "ForkedDaemon | subprocess.Popen[bytes]":
-    if not environment:
-        return ForkedDaemon(arguments, folder, daemon_environment(), log_path)
-    # Some variables, such as LD_PRELOAD, take effect only when a program is executed.
+def start_process(
+    arguments: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str] | None,
+    log_path: Path,
+    module: str = "purgatory",
+) -> StartedDaemon:
+    """Run the command `serve` of a module in a folder, and append its output to a log."""
+    if module == "purgatory" and EXECUTED.isdisjoint(environment or ()):
+        return ForkedDaemon(arguments, folder, daemon_environment(environment), log_path)
     with log_path.open("a", encoding="utf-8") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "purgatory", "serve", *arguments],
+            [sys.executable, "-m", module, "serve", *arguments],
             cwd=folder,
             env=daemon_environment(environment),
             stdout=log,
@@ -120,7 +127,7 @@ def run_to_end(
     )
 
 
-def daemon_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+def daemon_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of the tests, with the package under test first on the path, and with `extra` added."""
     path = os.pathsep.join(filter(None, [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, **(extra or {})}

@@ -2,9 +2,8 @@
 
 Importing takes 0.5 of the 0.7 s of processor time until a daemon serves, and a run of the suite starts 500 of them.
 The standard library's fork server imports once for each worker of pytest. From there on a daemon runs as by the
-command: `purgatory.__main__.main`, in a process of its own. What executing a program adds (its signals during the
-imports, variables such as LD_PRELOAD) is tested where daemons are started with an environment, and by
-tests/deploy/test_startup_signals.py.
+command: `purgatory.__main__.main`, in a process of its own. Signals during the imports are tested by
+tests/deploy/test_startup_signals.py, which executes the command.
 """
 
 import multiprocessing
@@ -29,6 +28,7 @@ class ForkedDaemon:
     """What tests use of a `subprocess.Popen`."""
 
     def __init__(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> None:
+        log.touch()  # tests read it from now on
         open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         given = (list(arguments), str(folder), dict(environment), str(log), open_files)
         self._process: Final = _FORKING.Process(target=_serve, args=given)
@@ -71,7 +71,7 @@ def _serve(
     os.environ.update(environment)
     os.chdir(folder)
     resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
-    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    written = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(written, sys.stdout.fileno())
     os.dup2(written, sys.stderr.fileno())
     sys.argv = ["purgatory", "serve", *arguments]

@@ -9,8 +9,6 @@ reads marks and the numbers of signals.
 import asyncio
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -28,7 +26,7 @@ from tests.crash.crash_run import CrashRun
 from tests.crash.limited_disk import NotPossibleHere
 from tests.crash.power_cut import WallClock, build_library
 from tests.crash.wire_caller import Broken
-from tests.daemon_process import DEADLINE_S, daemon_environment
+from tests.daemon_process import DEADLINE_S, StartedDaemon, start_process
 from tests.daemon_simulation.faulty_proxy import FaultyProxy
 from tests.fleet.links import CUTS, CUTS_S, WAYS, Links
 from tests.fleet.observer import Observer
@@ -94,14 +92,9 @@ class Member:
         self._environment: Final = environment or {}
         self.process = self._start(NEVER)
 
-    def _start(self, crash_at: str) -> "subprocess.Popen[bytes]":
-        with self.log_path.open("a", encoding="utf-8") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", self.module, "serve", *self._arguments],
-                env=daemon_environment({**self._environment, VARIABLE: crash_at}),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+    def _start(self, crash_at: str) -> StartedDaemon:
+        environment = {**self._environment, VARIABLE: crash_at}
+        return start_process(self._arguments, self.log_path.parent, environment, self.log_path, self.module)
 
     @property
     def log(self) -> str:
@@ -113,8 +106,9 @@ class Member:
 
     def start_if_ended(self, crash_at: str = NEVER) -> None:
         """Act as a supervisor."""
-        if not self.is_running:
-            self.exit_codes.append(self.process.returncode)
+        code = self.process.poll()
+        if code is not None:
+            self.exit_codes.append(code)
             self.process = self._start(crash_at)
 
     def end(self, number: signal.Signals = signal.SIGKILL) -> None:
