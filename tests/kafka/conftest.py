@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from purgatory_connectors.kafka import kafka_source
 
 from examples.kafka_cluster import ClusterUnavailable, KafkaCluster, kafka_jars
 from tests.kafka.clients import ClusterClients
@@ -43,8 +44,16 @@ def three_brokers(kafka_brokers: Path, tmp_path_factory: pytest.TempPathFactory)
     settings |= {"offsets.retention.check.interval.ms": 500, "log.cleaner.backoff.ms": 200}
     settings |= {"auto.leader.rebalance.enable": "false"}  # a test moves the lead itself
     settings |= {"unclean.leader.election.enable": "false", "transaction.state.log.num.partitions": 4}
+    settings |= {"group.share.min.heartbeat.interval.ms": 500, "group.share.heartbeat.interval.ms": 500}
+    settings |= {"share.coordinator.state.topic.num.partitions": 4}
     with KafkaCluster(tmp_path_factory.mktemp("kafka"), 3, settings) as cluster:
         yield cluster
+
+
+@pytest.fixture(autouse=True)
+def frequent_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources in this process report what they see ten times as often: most tests wait for several reports."""
+    monkeypatch.setattr(kafka_source, "REPORT_S", 0.05)
 
 
 @pytest.fixture

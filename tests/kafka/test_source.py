@@ -6,6 +6,7 @@ import random
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from purgatory_connectors.errors import SourceStale
+from purgatory_connectors.kafka import topic_watch
 from purgatory_connectors.publisher.observation import SourceState
 
 from tests.kafka.clients import ClusterClients
@@ -44,8 +45,11 @@ async def test_commits_resets_and_deletions(clients: ClusterClients, topic: str,
         await feed.until(lambda: feed.marks.get(name) == 3, "the group that came back")
 
 
-async def test_ends_are_seen_and_new_partitions_found(clients: ClusterClients, topic: str) -> None:
+async def test_ends_are_seen_and_new_partitions_found(
+    clients: ClusterClients, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each partition has its high watermark and the topic's id; added partitions are found without a restart."""
+    monkeypatch.setattr(topic_watch, "IDLE_S", 1.0)
     async with running_source(clients.bootstrap, options(topic)) as (_, feed):
         await feed.until(lambda: feed.marks.get((f"kafka/{topic}", 1)) == 0, "empty partitions are at 0")
         feed.want((f"kafka/{topic}", 0))

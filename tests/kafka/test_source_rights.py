@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]
 from purgatory_connectors.errors import SourceStale
+from purgatory_connectors.kafka import cluster_view, commit_reader
+from purgatory_connectors.kafka.groups import group_watch
 from purgatory_connectors.kafka.offset_records import OFFSETS_TOPIC
 from purgatory_connectors.publisher.observation import SourceState
 
@@ -64,6 +66,7 @@ def guarded_cluster(folder: Path, brokers: int) -> Iterator[GuardedBroker]:
     module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
     settings: dict[str, object] = {
         "offsets.topic.num.partitions": 4,
+        "broker.session.timeout.ms": 3000,  # a killed broker may register again only after it
         "sasl.enabled.mechanisms": "PLAIN",
         "sasl.mechanism.inter.broker.protocol": "PLAIN",
         "listener.name.sasl_ssl.plain.sasl.jaas.config": (
@@ -103,12 +106,13 @@ def has(feed: RecordingPublisher, **marks: int | None) -> bool:
 
 
 async def test_what_a_user_may_not_see_is_stale_until_it_may(
-    guarded: GuardedBroker, caplog: pytest.LogCaptureFixture
+    guarded: GuardedBroker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without rights on `__consumer_offsets` groups are polled, which is logged once. A topic and a group without
     rights are stale, and the rest is seen. Revoking a right makes marks stale, not gone. Everything recovers without a
     restart.
     """
+    monkeypatch.setattr(group_watch, "REFUSED_POLL_S", 0.5)
     guarded.clients.allow("watcher", (TOPIC, "orders", DESCRIBE), (GROUP, "billing", DESCRIBE))
     names = [("kafka/orders", 0), ("kafka/billing/orders", 0), ("kafka/secret", 0), ("kafka/closed/orders", 0)]
     with caplog.at_level(logging.WARNING):
@@ -136,10 +140,13 @@ async def test_what_a_user_may_not_see_is_stale_until_it_may(
     assert PASSWORDS["watcher"] not in caplog.text
 
 
-async def test_who_must_read_commits_waits_for_the_right(guarded: GuardedBroker) -> None:
+async def test_who_must_read_commits_waits_for_the_right(
+    guarded: GuardedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With commits=read, polling does not replace reading: groups are stale with the reason, while ends are seen.
     Commits are read as soon as the right is granted.
     """
+    monkeypatch.setattr(commit_reader, "REFUSED_RETRY_S", 0.5)
     guarded.clients.allow("watcher", (TOPIC, "orders", DESCRIBE))
     options = f"commits=read&topics=orders&{guarded.config('reads')}"
     async with running_source(guarded.bootstrap, options, is_live=False) as (_, feed):
@@ -156,6 +163,7 @@ async def test_a_connection_that_is_refused(guarded: GuardedBroker, monkeypatch:
     """With a wrong password or an untrusted certificate, everything is stale, the state is REFUSED, and the reason
     names the settings to check.
     """
+    monkeypatch.setattr(cluster_view, "METADATA_S", 1.0)
     monkeypatch.setenv(PASSWORD_VARIABLE, "guessed")
     another = guarded.file("another.pem", Authority("Another one").certificate_pem)
     distrusts = guarded.config("distrusts", **{"ssl.ca.location": str(another)})
@@ -170,7 +178,7 @@ async def test_a_connection_that_is_refused(guarded: GuardedBroker, monkeypatch:
             assert "guessed" not in feed.reported[1]
 
 
-async def test_a_cluster_that_is_gone_and_comes_back(guarded: GuardedBroker) -> None:
+async def test_a_cluster_that_is_gone_and_comes_back(guarded: GuardedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any broker everything is stale with the reason. No marks are published until they are seen again, and
     earlier commits are neither lost nor reset.
     """
@@ -180,6 +188,7 @@ async def test_a_cluster_that_is_gone_and_comes_back(guarded: GuardedBroker) -> 
         feed.want(*names)
         await feed.until(lambda: has(feed, orders=5, billing__orders=3))
         before = len(feed.observed)
+        monkeypatch.setattr(cluster_view, "METADATA_S", 1.0)
         await asyncio.to_thread(guarded.cluster.kill, 1)
         await feed.until(lambda: all(feed.stale_reason(name) for name, _ in names), "stale")
         assert feed.reported[0] == SourceState.STALE

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import contextlib
 import functools
 import time
 from collections import defaultdict
@@ -183,15 +184,22 @@ class ClusterView:
                     answers[one] = EndSeen(-1, error=why, code=KafkaError.TOPIC_AUTHORIZATION_FAILED)
             return answers
         wanted = [TopicPartition(topic, number, at) for topic, number in partitions]
+        reader = self._reader(is_stable=is_stable)
         try:
-            reader = self._reader(is_stable=is_stable)
             found = await self._run(reader.offsets_for_times, wanted, timeout=ANSWER_S)
         except KafkaException as error:
             what: KafkaError = error.args[0]
+            if is_stable:
+                await self._find_leaders(reader, partitions[0][0])
             return dict.fromkeys(partitions, EndSeen(-1, error=f"broker {leader} does not answer", code=what.code()))
         if at >= 0:
             return {(one.topic, one.partition): _seen_at(one, leader) for one in found}
         return {(one.topic, one.partition): _seen(one, leader) for one in found}
+
+    async def _find_leaders(self, reader: Consumer, topic: str) -> None:
+        """Let a reader look up the leaders of a topic, which it would do by itself only after ten seconds or more."""
+        with contextlib.suppress(KafkaException):  # no broker answers: the next failed call tries again
+            await self._run(reader.list_topics, topic, timeout=ANSWER_S)
 
     def _describe(self, topics: list[str]) -> dict[str, str]:
         # Each call uses a new client, because a client stays with its broker even after that broker dies. The client

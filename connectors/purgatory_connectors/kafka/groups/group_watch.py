@@ -28,6 +28,8 @@ POLL_MAX_S: Final = 1.0
 """Without the topic: polling intervals of a group that commits, and of one that has not committed for a while."""
 IDLE_POLL_S: Final = 1.0
 """Without the topic: interval at which one group without waits is polled, in rotation."""
+REFUSED_POLL_S: Final = 10.0
+"""Polling interval of a group that may not be described."""
 FRESH_S: Final = 2.5
 """A poll of a group compensates for an unreadable partition of the topic for this long."""
 
@@ -290,5 +292,5 @@ class GroupWatch:
         elif isinstance(why, SourceStale):
             since = self.stale.get(group, (now, ""))[0]
             self.stale[group] = (since, str(why))
-        every = POLL_MAX_S if isinstance(why, SourceStale) else 10.0
+        every = POLL_MAX_S if isinstance(why, SourceStale) else REFUSED_POLL_S
         self._polls[group] = _Poll(before.answered_at if before else -1.0, now + every, every)
