@@ -2,7 +2,7 @@
 
 Attacks and floods: an honest client waits 200 times per second before, during and after each. It shares the machine
 with the attacker, so for floods it is first measured while the same flood hits another, idle daemon; p99 under attack
-is relative to that. Stalls: the longest time that one call held the event loop. Requests: fuzzed messages and bytes,
+is relative to that.  Requests: fuzzed messages and bytes,
 `--requests` per target. Churn: callers that come and go for `--minutes`. Exit code 1 if a row fails.
 """
 
@@ -23,7 +23,6 @@ from tests.abuse.churn import churn
 from tests.abuse.floods import FLOODS
 from tests.abuse.requests.targets import TARGETS, fuzz
 from tests.abuse.result import HEADER, Result
-from tests.abuse.stalls import STALLS, stall
 from tests.daemon_process import open_files_max
 
 
@@ -64,14 +63,10 @@ ATTACKS: Final = {
     "half-open-http": Settings(4),
     "metrics": Settings(5, is_flood=True),
     "compressed": Settings(5),
-    "http-pipelined-unread": Settings(6, has_control=True),
-    "http-unread-pages": Settings(6, has_control=True),
     "http-gzip-members": Settings(6, has_control=True),
     "http-gzip-bombs": Settings(6, has_control=True),
     "http-large-json": Settings(6, has_control=True),
-    "http-unfinished-bodies": Settings(6, has_control=True),
     "http-tiny-chunks": Settings(6, has_control=True),
-    "http-places": Settings(6, has_control=True),
     "endless-receivers": Settings(8),
     "silent-receivers": Settings(8),
 }
@@ -97,10 +92,6 @@ def run_attack(name: str, settings: Settings, options: Options, folder: Path) ->
     return result
 
 
-def run_stall(name: str, _options: Options, folder: Path) -> Result:
-    return stall(name, folder)
-
-
 def run_requests(name: str, options: Options, folder: Path) -> Result:
     return fuzz(name, options.seed, options.requests, folder)
 
@@ -109,7 +100,6 @@ def abuses() -> dict[str, Run]:
     """Return every row of the table by name."""
     rows: dict[str, Run] = {name: partial(run_attack, name, settings) for name, settings in ATTACKS.items()}
     rows |= {f"flood-{method}": partial(run_attack, f"flood-{method}", FLOOD) for method in FLOODS}
-    rows |= {name: partial(run_stall, name) for name in STALLS}
     rows |= {name: partial(run_requests, name) for name in TARGETS}
     rows["churn"] = lambda options, folder: churn(folder, options.seed, options.minutes * 60)
     return rows

@@ -25,7 +25,9 @@ async def run(name: str, target: Target, calls_per_second: float) -> Tally:
         return await ATTACKS[name](target)
     await prepare(target)
     make_call = FLOODS[name.removeprefix("flood-")]
-    return flood(target.grpc, target.token, make_call, target.seconds, calls_per_second or None)
+    return await asyncio.to_thread(
+        flood, target.grpc, target.token, make_call, target.seconds, calls_per_second or None
+    )
 
 
 def main(arguments: list[str]) -> None:

@@ -31,7 +31,6 @@ class Result:
     """Responses by status, and the attacker's other counts."""
     memory_before_mb: int = 0
     memory_peak_mb: int = 0
-    files_peak: int = 0
     waits: int = 0
     """Number of honest waits."""
     failed_waits: list[str] = field(default_factory=list)
@@ -94,10 +93,16 @@ class Result:
         return f"{self.name:24} {self.memory_before_mb:>4} {self.memory_peak_mb:>5} {latencies}  {figures}{failed}"
 
 
-def memory_mb(daemon: DaemonProcess) -> float:
-    """Return the resident memory of a daemon in MiB."""
+def memory_mb(daemon: DaemonProcess, field: str = "VmRSS") -> float:
+    """Return the resident memory of a daemon in MiB; with the field VmHWM, its peak."""
     status = Path(f"/proc/{daemon.process.pid}/status").read_text("ascii")
-    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+    return int(next(line for line in status.splitlines() if line.startswith(field)).split()[1]) / 1024
+
+
+def start_peak(daemon: DaemonProcess) -> int:
+    """Let the peak of a daemon's memory start from its present memory, in MiB, and return that."""
+    Path(f"/proc/{daemon.process.pid}/clear_refs").write_text("5", "ascii")
+    return round(memory_mb(daemon))
 
 
 def open_files(daemon: DaemonProcess) -> int:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import socket
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from purgatory.v1 import operation_pb2
@@ -24,6 +25,10 @@ LAST_S: Final = 5.0
 INTERIM: Final = b"HTTP/1.1 100 Continue\r\n\r\n" * 1_000
 INTERIM_COUNT_MAX: Final = 2_000
 """Maximum of these blocks on one connection: 50 MB."""
+
+
+Receivers = Callable[[contextlib.AsyncExitStack], Awaitable[list[int]]]
+"""Starts receivers that end with the stack, and returns their ports. The first is at 127.0.0.2, and so on."""
 
 
 def ended_waits(ids: range, topic: str) -> wire.RegisterBatch:
@@ -72,19 +77,18 @@ class HonestWebhooks:
                     await asyncio.sleep(0.05)
         return len(self.received) == self.sent
 
-    async def run(self, attack: Attack, target: Target) -> Tally:
+    async def run(self, attack: Receivers, target: Target) -> Tally:
         """Send one webhook before the attack, and `HONEST_PER_SECOND` during it."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        async with server:
+        async with server, contextlib.AsyncExitStack() as opened:
             self._url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
             await self.send()
             assert await self.all_received(30.0), "no webhook arrives without an attack"
-            attacking = asyncio.create_task(attack(target))
+            tally = await name_receivers(target, await attack(opened))
             for _ in range(round(HONEST_PER_SECOND * target.seconds)):
                 await self.send()
                 await asyncio.sleep(1 / HONEST_PER_SECOND)
             await self.all_received(LAST_S)
-            tally = await attacking
             await self._caller.close()
         return tally + Counter(undelivered=self.sent - len(self.received))
 
@@ -102,19 +106,15 @@ async def name_receivers(target: Target, ports: list[int]) -> Tally:
     return attacker.tally
 
 
-async def silent(target: Target) -> Tally:
+async def silent(opened: contextlib.AsyncExitStack) -> list[int]:
     """70 receivers whose connections are accepted by the system and never read."""
-    with contextlib.ExitStack() as opened:
-        sockets = [
-            opened.enter_context(socket.create_server((f"127.0.0.{place + 2}", 0), backlog=512))
-            for place in range(HOSTS)
-        ]
-        tally = await name_receivers(target, [one.getsockname()[1] for one in sockets])
-        await asyncio.sleep(target.seconds + LAST_S)
-    return tally
+    sockets = [
+        opened.enter_context(socket.create_server((f"127.0.0.{place + 2}", 0), backlog=512)) for place in range(HOSTS)
+    ]
+    return [one.getsockname()[1] for one in sockets]
 
 
-async def endless(target: Target) -> Tally:
+async def endless(opened: contextlib.AsyncExitStack) -> list[int]:
     """Receivers that send interim responses endlessly, as fast as they are read."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -125,19 +125,16 @@ async def endless(target: Target) -> Tally:
                 await writer.drain()
         writer.close()
 
-    async with contextlib.AsyncExitStack() as opened:
-        ports: list[int] = []
-        for place in range(HOSTS):
-            server = await opened.enter_async_context(await asyncio.start_server(serve, f"127.0.0.{place + 2}", 0))
-            ports.append(server.sockets[0].getsockname()[1])
-        tally = await name_receivers(target, ports)
-        await asyncio.sleep(target.seconds)
-    return tally
+    ports: list[int] = []
+    for place in range(HOSTS):
+        server = await opened.enter_async_context(await asyncio.start_server(serve, f"127.0.0.{place + 2}", 0))
+        ports.append(server.sockets[0].getsockname()[1])
+    return ports
 
 
-def with_honest_webhooks(attack: Attack) -> Attack:
+def with_honest_webhooks(receivers: Receivers) -> Attack:
     """Add honest webhooks to an attack; the tally has the number `undelivered`."""
-    return lambda target: HonestWebhooks(target.grpc).run(attack, target)
+    return lambda target: HonestWebhooks(target.grpc).run(receivers, target)
 
 
 ATTACKS: Final[dict[str, Attack]] = {
