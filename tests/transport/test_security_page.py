@@ -10,8 +10,8 @@ from pathlib import Path
 
 from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.service.setting_sources import setting_names
-from tests.conftest import StartDaemon
 from tests.daemon_process import daemon_environment
+from tests.service.in_process import ServeDaemon
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 PURGATORY = f'purgatory() {{ {shlex.quote(sys.executable)} -m purgatory "$@"; }}\n'
@@ -32,13 +32,13 @@ def run(script: str, folder: Path, address: str = "") -> str:
     return done.stdout
 
 
-def test_ten_minutes(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_ten_minutes(serve_daemon: ServeDaemon, tmp_path: Path) -> None:
     """Authority, tokens and policy are created, the daemon serves with them, and callers get the documented answers."""
     made, served, called, certificates = re.findall(r"```sh\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     assert run(made, tmp_path).endswith("yes\n")
     words = shlex.split(served.replace("\\\n", " "), comments=True)
     assert words[:2] == ["purgatory", "serve"]
-    daemon = start_daemon(*(str(tmp_path / word) if (tmp_path / word).exists() else word for word in words[2:]))
+    daemon = serve_daemon(*(str(tmp_path / word) if (tmp_path / word).exists() else word for word in words[2:]))
     answers = run(called, tmp_path, daemon.address)
     assert "satisfied" in answers
     assert answers.endswith("refused: exit code 17\n")
