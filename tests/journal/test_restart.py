@@ -34,10 +34,14 @@ async def pending(client: AsyncClient) -> int:
     return sum(kind.pending for kind in (await client.status()).kinds)
 
 
-async def live(folder: Path, end: Callable[[DaemonProcess], object]) -> None:
-    """Run waits of all kinds across a restart."""
+@pytest.mark.slow  # starts the daemon three times
+@pytest.mark.sockets
+async def test_waits_and_results_survive_a_restart(tmp_path: Path) -> None:
+    """After a kill -9 and after a SIGTERM, which with a journal does not end the waits of sessions either, each wait of
+    every kind ends once with the right outcome, and marks are kept.
+    """
     address = free_address()
-    daemon = start(folder, address)
+    daemon = start(tmp_path, address)
     try:
         async with AsyncClient(address) as client:
             await client.advance("orders-0", high_watermark=5)
@@ -50,19 +54,21 @@ async def live(folder: Path, end: Callable[[DaemonProcess], object]) -> None:
             two_of = at_least(2, mark("orders-0", 50), mark("other-0", 7), signal("never"))
             composite = asyncio.create_task(client.wait(two_of, unless=signal("go/failed"), timeout=60))
             failing = asyncio.create_task(client.wait(mark("orders-0", 1_000), unless=signal("go", 5), timeout=60))
-            short = asyncio.create_task(client.produce({"never-0": 1}, timeout=3))
-
-            await until_pending(client, 306)
+            await until_pending(client, 305)
+            short = asyncio.create_task(client.produce({"never-0": 1}, timeout=1.5))
             await client.advance("orders-0", high_watermark=105)
             await client.signal_key("go")
-            assert await pending(client) == 206, "a hundred have ended; `both` and `composite` wait for one more mark"
-            end(daemon)
-            daemon = start(folder, address)
+            # A hundred have ended; `both` and `composite` wait for one more mark. The short one may have expired.
+            assert await pending(client) in {205, 206}
 
             async def as_before() -> bool:
                 return await pending(client) in {205, 206}
 
-            await eventually(as_before, "the waits are restored")
+            ends: list[Callable[[DaemonProcess], object]] = [DaemonProcess.kill, DaemonProcess.stop]
+            for end in ends:
+                await asyncio.to_thread(end, daemon)
+                daemon = start(tmp_path, address)
+                await eventually(as_before, "the waits are restored")
             assert (await client.partition("orders-0")).high_watermark == 105
             await client.advance("orders-0", high_watermark=400)
             await client.advance("other-0", high_watermark=8)
@@ -75,19 +81,8 @@ async def live(folder: Path, end: Callable[[DaemonProcess], object]) -> None:
             assert (await asyncio.wait_for(failing, PATIENCE_S)).outcome is Outcome.FAILED
             late = await asyncio.wait_for(short, PATIENCE_S)
             assert late.outcome is Outcome.EXPIRED
-            assert late.waited >= 3
+            assert late.waited >= 1.5
         assert daemon.stop() == 0
     finally:
         daemon.kill()
-
-
-@pytest.mark.slow  # starts the daemon twice
-@pytest.mark.sockets
-@pytest.mark.parametrize("end", [DaemonProcess.kill, DaemonProcess.stop])
-async def test_waits_and_results_survive_a_restart(tmp_path: Path, end: Callable[[DaemonProcess], object]) -> None:
-    """After a kill -9, each wait ends once with the right outcome, and marks are kept. With a journal, SIGTERM does not
-    end the waits of sessions either.
-    """
-    await live(tmp_path, end)
-    is_clean = "the last daemon shut down cleanly" in (tmp_path / "daemon.log").read_text("utf-8")
-    assert is_clean == (end is DaemonProcess.stop)
+    assert daemon.log.count("the last daemon shut down cleanly") == 1
