@@ -21,7 +21,7 @@ from tests.daemon_process import DaemonProcess
 
 SETTINGS: Final = ("--limits-memory-bytes-max", str(512 * 1024 * 1024), "--session-heartbeat-interval-ms", "1000")
 TTL_MS: Final = 8_000
-"""Time to live of a session: exceeds the longest time that this machine may stall between two connections of a caller."""
+"""Time to live of a session: longer than this machine may stall between two connections of a caller."""
 INTERVAL_S: Final = 10.0
 ADVANCE_S: Final = 0.02
 SETTLE_S: Final = 60.0

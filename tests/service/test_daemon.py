@@ -36,7 +36,7 @@ from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.conftest import StartDaemon
 from tests.daemon_process import DEADLINE_S, DaemonProcess, run_to_end, wait_until
-from tests.service.in_process import DaemonThread, RunDaemon, ServeDaemon
+from tests.service.in_process import DaemonThread, InProcessDaemon, RunDaemon, ServeDaemon
 from tests.service.serving import high_watermark, produce, produce_columns
 
 SERVICE = "purgatory.v1.PurgatoryService"
@@ -50,7 +50,7 @@ def advance_rows(topic: str, offset: int) -> event_pb2.EventRows:
     return event_pb2.EventRows(events=[high_watermark(topic, offset)])
 
 
-def fetch_page(daemon: DaemonProcess | DaemonThread, path: str) -> tuple[int, str]:
+def fetch_page(daemon: DaemonProcess | DaemonThread | InProcessDaemon, path: str) -> tuple[int, str]:
     """Return status and text of a page of the HTTP site."""
     try:
         with urllib.request.urlopen(f"http://{daemon.http_address}{path}", timeout=DEADLINE_S) as response:
