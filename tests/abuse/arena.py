@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -14,7 +13,6 @@ from tests.abuse.attacks import Target
 from tests.abuse.honest import percentile
 from tests.abuse.result import Result, Tally, memory_mb, start_peak
 from tests.daemon_process import DaemonProcess, daemon_environment
-from tests.webhooks.callbacks import webhook_flags
 
 BUDGET_BYTES: Final = 512 * 1024 * 1024
 POLICY: Final = """
@@ -47,23 +45,15 @@ Waits = list[tuple[float, float | str]]
 
 
 class Arena:
-    """A daemon with a policy, an honest caller from loopback, and a token for the attacker.
+    """A daemon with a policy, an honest caller from loopback, and a token for the attacker."""
 
-    Webhooks may go to 127.0.0.1 to 127.0.0.99.
-    """
-
-    def __init__(self, folder: Path, settings: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
         policy, tokens = folder / "policy.toml", folder / "tokens"
         policy.write_text(POLICY, "utf-8")
         self.token: Final = add_token(tokens, "attacker")
         access = ["--access-policy-file", str(policy), "--access-tokens-file", str(tokens)]
-        # `DaemonProcess` and `webhook_flags` set test values for these two; an attack must meet the defaults.
-        scrapes = ["--http-metrics-interval-ms", "1000"]
-        hosts = " ".join(f"127.0.0.{number}:*" for number in range(1, 100))
-        webhooks = webhook_flags(folder, hosts=hosts, retry_ms=5_000)
-        budget = ["--limits-memory-bytes-max", str(BUDGET_BYTES)]
-        self.daemon: Final = DaemonProcess(folder, [*access, *budget, *scrapes, *webhooks, *settings])
+        self.daemon: Final = DaemonProcess(folder, [*access, "--limits-memory-bytes-max", str(BUDGET_BYTES)])
 
     def __enter__(self) -> Self:
         return self
@@ -77,15 +67,14 @@ class Arena:
         """Run an attacker in its own process until it ends, and return its tally."""
         daemon = self.daemon
         process = start_program(
-            "tests.abuse.attacker", name, daemon.address, daemon.http_address, str(seconds), self.token,
-            str(calls_per_second),
-        )  # fmt: skip
+            "tests.abuse.attacker", name, daemon.address, str(seconds), self.token, str(calls_per_second)
+        )
         output, _ = process.communicate()
         assert process.returncode == 0, f"the attacker {name} failed with {process.returncode}"
         return Tally(json.loads(output))
 
     def target(self, seconds: float) -> Target:
-        return Target(self.daemon.address, self.daemon.http_address, seconds, self.token)
+        return Target(self.daemon.address, seconds, self.token)
 
     def saturation(self, method: str) -> float:
         """Return how many calls of a flood per second the idle daemon serves, with the attacker on the same machine."""
@@ -109,7 +98,7 @@ def attack(
 ) -> Result:
     """Run one attack, first against `elsewhere` if given, and measure its effect on an honest client.
 
-    `name` is one of `attacker.ATTACKS`, or "flood-" and a method, whose calls start at the rate `calls_per_second`.
+    `name` is one of `ATTACKS`, or "flood-" and a method, whose calls start at the rate `calls_per_second`.
 
     Raises:
         AssertionError: The daemon did not survive.

@@ -19,7 +19,7 @@ from tests.webhooks.receiver import DROP, HANG, WebhookReceiver
 @pytest.fixture(scope="module")
 def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonThread]:
     """One daemon that retries after 20 ms and gives up after a day."""
-    daemon = DaemonThread(*webhook_flags(tmp_path_factory.mktemp("webhooks"), "--webhooks-timeout-ms", "500"))
+    daemon = DaemonThread(*webhook_flags(tmp_path_factory.mktemp("webhooks"), "--webhooks-timeout-ms", "2000"))
     yield daemon
     daemon.stop()
 

@@ -11,7 +11,6 @@ import pytest
 
 from purgatory.v1 import purgatory_service_pb2
 from tests.abuse import attacker
-from tests.abuse.__main__ import ATTACKS
 from tests.abuse.arena import Arena
 from tests.abuse.attacks import Target
 from tests.abuse.floods import FLOODS, prepare
@@ -44,9 +43,8 @@ def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
         yield arena
 
 
-def test_the_table_has_every_attack_and_a_flood_of_every_method() -> None:
-    """A new call of the service needs a flood in `floods.py`."""
-    assert ATTACKS.keys() == attacker.ATTACKS.keys()
+def test_every_method_has_a_flood() -> None:
+    """A new call of the service needs one in `floods.py`."""
     assert sorted(FLOODS) == sorted(METHODS)
 
 
