@@ -91,14 +91,6 @@ def test_start_line_and_probes(shared_daemon: DaemonProcess) -> None:
     assert fetch_page(shared_daemon, "/")[0] == 200
 
 
-@pytest.mark.parametrize("service", ["", SERVICE])
-def test_health_through_the_standard_service(channel: grpc.Channel, service: str) -> None:
-    """A standard probe gets SERVING, for the whole server and for the service by name."""
-    request = health_pb2.HealthCheckRequest(service=service)
-    answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=DEADLINE_S)
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING
-
-
 def test_reflection_lists_and_describes_the_service(channel: grpc.Channel) -> None:
     """A generic client finds the service and the file that defines it, without our stubs."""
     requests = [
@@ -282,15 +274,6 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "127.0.0.1:7440" in printed
     assert "PURGATORY_ENGINE_TICK_MS" in printed
     assert printed.endswith(f"\npurgatory {purgatory.__version__}\n")
-
-
-def test_print_config_goes_to_stdout(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every setting is printed with its source, and nothing is served."""
-    monkeypatch.setenv("PURGATORY_ENGINE_TICK_MS", "3")
-    assert main(ALL, ["--print-config"]) == 0
-    printed, errors = capsys.readouterr()
-    assert errors == ""
-    assert "tick_ms = 3  # environment PURGATORY_ENGINE_TICK_MS\n" in printed
 
 
 def test_bad_setting_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
