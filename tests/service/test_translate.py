@@ -82,6 +82,18 @@ def test_a_fetch_row_has_every_default() -> None:
     assert (batch.leader_epochs, batch.last_fetched_epochs, batch.throttled) == ([-1], [-1], [False])
 
 
+def test_rows_without_condition_or_with_falling_ids_are_refused() -> None:
+    """The other rows of the batch are accepted."""
+    rows = [produce(5, "a", 1), operation_pb2.Operation(operation_id=6), signal(4, "k"), produce(7, "a", 1)]
+    [(runs, refused, _)] = parts_from_rows(rows, 30_000)
+    assert [run.batch.operation_ids for run in runs] == [[5, 7]]
+    assert [(refusal.index, refusal.field, operation_id) for refusal, operation_id in refused] == [
+        (1, "condition", 6),
+        (2, "operation_id", 4),
+    ]
+    assert refused[1][0].message == "ids must rise: 4 follows 6"
+
+
 def test_operation_columns_are_copied() -> None:
     """Each column is copied under its name, and nothing is filled in."""
     columns = operation_pb2.OperationColumns(
