@@ -1,1 +1,1 @@
-"""Abuse of a real daemon: attacks, floods, fuzzed requests, event loop stalls, hours of churn. Run by `make abuse`."""
+"""Abuse of a real daemon: attacks, floods, fuzzed requests, hours of churn. Run by `make abuse`."""

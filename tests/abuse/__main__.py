@@ -2,7 +2,7 @@
 
 Attacks and floods: an honest client waits 200 times per second before, during and after each. It shares the machine
 with the attacker, so for floods it is first measured while the same flood hits another, idle daemon; p99 under attack
-is relative to that. Stalls: the longest time that one call held the event loop. Requests: fuzzed messages and bytes,
+is relative to that.  Requests: fuzzed messages and bytes,
 `--requests` per target. Churn: callers that come and go for `--minutes`. Exit code 1 if a row fails.
 """
 
@@ -12,19 +12,17 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.abuse.arena import Arena, attack
+from tests.abuse.attacks import ATTACKS
 from tests.abuse.churn import churn
 from tests.abuse.floods import FLOODS
 from tests.abuse.requests.targets import TARGETS, fuzz
 from tests.abuse.result import HEADER, Result
-from tests.abuse.stalls import STALLS, stall
-from tests.daemon_process import open_files_max
 
 
 class Options(NamedTuple):
@@ -36,69 +34,27 @@ class Options(NamedTuple):
     seed: int
 
 
-class Settings(NamedTuple):
-    """Settings for running and judging an attack."""
-
-    seconds: float
-    has_control: bool = False
-    """Whether the attack hits another, idle daemon first."""
-    is_flood: bool = False
-    """As above, and the honest p99 is judged relative to that."""
-    files: int = 0
-    """Limit of open files of the attacked daemon; 0: unchanged."""
-
-
-ATTACKS: Final = {
-    "rapid-reset": Settings(7),
-    "unary-waits": Settings(8),
-    "burst": Settings(4),
-    "idle-connections": Settings(4, files=1_024),
-    "unread-listings": Settings(6),
-    "unfinished-messages": Settings(6),
-    "unfinished-smaller": Settings(6),
-    "unfinished-on-streams": Settings(6),
-    "large-messages": Settings(6),
-    "fat-names": Settings(6),
-    "many-items": Settings(8),
-    "fill-up": Settings(20),
-    "half-open-http": Settings(4),
-    "metrics": Settings(5, is_flood=True),
-    "compressed": Settings(5),
-    "http-pipelined-unread": Settings(6, has_control=True),
-    "http-unread-pages": Settings(6, has_control=True),
-    "http-gzip-members": Settings(6, has_control=True),
-    "http-gzip-bombs": Settings(6, has_control=True),
-    "http-large-json": Settings(6, has_control=True),
-    "http-unfinished-bodies": Settings(6, has_control=True),
-    "http-tiny-chunks": Settings(6, has_control=True),
-    "http-places": Settings(6, has_control=True),
-    "endless-receivers": Settings(8),
-    "silent-receivers": Settings(8),
-}
-FLOOD: Final = Settings(4, is_flood=True)
-"""Four seconds, so that the p99 of a flood is computed from 800 honest waits."""
+FLOOD_S: Final = 4
+"""So that the p99 of a flood is computed from 800 honest waits."""
 
 Run = Callable[[Options, Path], Result]
 
 
-def run_attack(name: str, settings: Settings, options: Options, folder: Path) -> Result:
-    """Attack a new daemon; for a flood or an attack with a control, another one first."""
-    with open_files_max(settings.files) if settings.files else nullcontext():
-        attacked = Arena(folder / "attacked")
-    with attacked as arena:
-        if not (settings.is_flood or settings.has_control):
-            result = attack(arena, name, settings.seconds)
-        else:
-            with Arena(folder / "elsewhere") as elsewhere:
-                method = name.removeprefix("flood-")
-                rate = options.times * elsewhere.saturation(method) if method != name else 0
-                result = attack(arena, name, settings.seconds, elsewhere, calls_per_second=rate)
-    result.judge(is_flood=settings.is_flood, is_http=settings.has_control)
+def run_attack(name: str, _options: Options, folder: Path) -> Result:
+    """Attack a new daemon."""
+    with Arena(folder / "attacked") as arena:
+        result = attack(arena, name, ATTACKS[name].seconds)
+    result.judge(is_flood=False)
     return result
 
 
-def run_stall(name: str, _options: Options, folder: Path) -> Result:
-    return stall(name, folder)
+def run_flood(method: str, options: Options, folder: Path) -> Result:
+    """Flood a new daemon, and another one first."""
+    with Arena(folder / "attacked") as arena, Arena(folder / "elsewhere") as elsewhere:
+        rate = options.times * elsewhere.saturation(method)
+        result = attack(arena, f"flood-{method}", FLOOD_S, elsewhere, rate)
+    result.judge(is_flood=True)
+    return result
 
 
 def run_requests(name: str, options: Options, folder: Path) -> Result:
@@ -107,9 +63,8 @@ def run_requests(name: str, options: Options, folder: Path) -> Result:
 
 def abuses() -> dict[str, Run]:
     """Return every row of the table by name."""
-    rows: dict[str, Run] = {name: partial(run_attack, name, settings) for name, settings in ATTACKS.items()}
-    rows |= {f"flood-{method}": partial(run_attack, f"flood-{method}", FLOOD) for method in FLOODS}
-    rows |= {name: partial(run_stall, name) for name in STALLS}
+    rows: dict[str, Run] = {name: partial(run_attack, name) for name in ATTACKS}
+    rows |= {f"flood-{method}": partial(run_flood, method) for method in FLOODS}
     rows |= {name: partial(run_requests, name) for name in TARGETS}
     rows["churn"] = lambda options, folder: churn(folder, options.seed, options.minutes * 60)
     return rows

@@ -4,17 +4,15 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from purgatory.service.access.tokens import add_token
+from tests.abuse.attacks import Target
 from tests.abuse.honest import percentile
-from tests.abuse.result import Result, memory_mb, open_files
+from tests.abuse.result import Result, Tally, memory_mb, start_peak
 from tests.daemon_process import DaemonProcess, daemon_environment
-from tests.webhooks.callbacks import webhook_flags
 
 BUDGET_BYTES: Final = 512 * 1024 * 1024
 POLICY: Final = """
@@ -31,7 +29,6 @@ roles = ["wait", "advance", "observe"]
 topics = ["attack*", "f*"]
 keys = ["attack*"]
 """
-WATCH_INTERVAL_S: Final = 0.05
 WARM_UP_S: Final = 1.0
 """Time for the honest client to connect and for code to run for the first time."""
 SETTLE_S: Final = 6.0
@@ -48,23 +45,15 @@ Waits = list[tuple[float, float | str]]
 
 
 class Arena:
-    """A daemon with a policy, an honest caller from loopback, and a token for the attacker.
+    """A daemon with a policy, an honest caller from loopback, and a token for the attacker."""
 
-    Webhooks may go to 127.0.0.1 to 127.0.0.99.
-    """
-
-    def __init__(self, folder: Path, settings: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
         policy, tokens = folder / "policy.toml", folder / "tokens"
         policy.write_text(POLICY, "utf-8")
         self.token: Final = add_token(tokens, "attacker")
         access = ["--access-policy-file", str(policy), "--access-tokens-file", str(tokens)]
-        # `DaemonProcess` and `webhook_flags` set test values for these two; an attack must meet the defaults.
-        scrapes = ["--http-metrics-interval-ms", "1000"]
-        hosts = " ".join(f"127.0.0.{number}:*" for number in range(1, 100))
-        webhooks = webhook_flags(folder, hosts=hosts, retry_ms=5_000)
-        budget = ["--limits-memory-bytes-max", str(BUDGET_BYTES)]
-        self.daemon: Final = DaemonProcess(folder, [*access, *budget, *scrapes, *webhooks, *settings])
+        self.daemon: Final = DaemonProcess(folder, [*access, "--limits-memory-bytes-max", str(BUDGET_BYTES)])
 
     def __enter__(self) -> Self:
         return self
@@ -74,35 +63,18 @@ class Arena:
     ) -> None:
         self.daemon.kill()
 
-    def run_attacker(
-        self, name: str, seconds: float, result: Result | None = None, calls_per_second: float = 0
-    ) -> dict[str, int]:
-        """Run an attacker in its own process until it ends, recording the daemon's memory and files in `result`.
-
-        Returns the attacker's tally.
-        """
+    def run_attacker(self, name: str, seconds: float, calls_per_second: float = 0) -> Tally:
+        """Run an attacker in its own process until it ends, and return its tally."""
         daemon = self.daemon
         process = start_program(
-            "tests.abuse.attacker", name, daemon.address, daemon.http_address, str(seconds), self.token,
-            str(calls_per_second),
-        )  # fmt: skip
-        while process.poll() is None:
-            self.watch(result, time.monotonic() + WATCH_INTERVAL_S)
+            "tests.abuse.attacker", name, daemon.address, str(seconds), self.token, str(calls_per_second)
+        )
         output, _ = process.communicate()
         assert process.returncode == 0, f"the attacker {name} failed with {process.returncode}"
-        tally: dict[str, int] = json.loads(output)
-        return tally
+        return Tally(json.loads(output))
 
-    def watch(self, result: Result | None, until_s: float) -> None:
-        """Record the daemon's peak memory and open files until `until_s`."""
-        while True:
-            if result is not None:
-                with suppress(FileNotFoundError, StopIteration, ProcessLookupError):
-                    result.memory_peak_mb = max(result.memory_peak_mb, round(memory_mb(self.daemon)))
-                    result.files_peak = max(result.files_peak, open_files(self.daemon))
-            if time.monotonic() >= until_s:
-                return
-            time.sleep(WATCH_INTERVAL_S)
+    def target(self, seconds: float) -> Target:
+        return Target(self.daemon.address, seconds, self.token)
 
     def saturation(self, method: str) -> float:
         """Return how many calls of a flood per second the idle daemon serves, with the attacker on the same machine."""
@@ -122,39 +94,32 @@ def start_program(*arguments: str) -> subprocess.Popen[str]:
 
 
 def attack(
-    arena: Arena,
-    name: str,
-    seconds: float,
-    elsewhere: Arena | None = None,
-    calls_per_second: float = 0,
-    *,
-    is_timed: bool = True,
+    arena: Arena, name: str, seconds: float, elsewhere: Arena | None = None, calls_per_second: float = 0
 ) -> Result:
     """Run one attack, first against `elsewhere` if given, and measure its effect on an honest client.
 
-    `name` is one of `attacker.ATTACKS`, or "flood-" and a method, whose calls start at the rate `calls_per_second`.
-    Without `is_timed` the run is shorter, and latencies and recovery are not measured.
+    `name` is one of `ATTACKS`, or "flood-" and a method, whose calls start at the rate `calls_per_second`.
 
     Raises:
         AssertionError: The daemon did not survive.
     """
     result = Result(name)
     honest = start_program("tests.abuse.honest", arena.daemon.address)
-    assert honest.stdin is not None
     assert honest.stdout is not None
     assert honest.stdout.readline() == "ready\n", "the honest client could not begin"
     try:
-        time.sleep(WARM_UP_S if is_timed else 0.0)
+        time.sleep(WARM_UP_S)
         alone_s = time.monotonic()
-        time.sleep(min(4.0, seconds) if is_timed else 0.0)
+        time.sleep(min(4.0, seconds))
         control_s = time.monotonic()
         if elsewhere is not None:
-            elsewhere.run_attacker(name, seconds, calls_per_second=calls_per_second)
+            elsewhere.run_attacker(name, seconds, calls_per_second)
         begin_s = time.monotonic()
-        result.memory_before_mb = round(memory_mb(arena.daemon))
-        result.tally = arena.run_attacker(name, seconds, result, calls_per_second)
+        result.memory_before_mb = start_peak(arena.daemon)
+        result.tally = arena.run_attacker(name, seconds, calls_per_second)
         end_s = time.monotonic()
-        arena.watch(result, end_s + (SETTLE_S if is_timed else 0.5))
+        time.sleep(SETTLE_S)
+        result.memory_peak_mb = round(memory_mb(arena.daemon, "VmHWM"))
     finally:
         output, _ = honest.communicate()
     assert arena.daemon.process.poll() is None, f"the daemon has ended:\n{arena.daemon.log[-3_000:]}"

@@ -1,4 +1,4 @@
-"""An attacker as a program: `python -m tests.abuse.attacker NAME ADDRESS HTTP SECONDS TOKEN CALLS_PER_SECOND`.
+"""An attacker as a program: `python -m tests.abuse.attacker NAME ADDRESS SECONDS TOKEN CALLS_PER_SECOND`.
 
 Prints one line of JSON: the attacker's tally. The rate applies to floods only. With rate 0, a flood starts a call for
 each one that ends, which measures the capacity of the daemon.
@@ -7,30 +7,26 @@ each one that ends, which measures the capacity of the daemon.
 import asyncio
 import json
 import sys
-from typing import Final
 
-from tests.abuse.attacks import ATTACKS as GRPC_ATTACKS
-from tests.abuse.attacks import Attack, Target
+from tests.abuse.attacks import ATTACKS, Target
 from tests.abuse.floods import FLOODS, prepare
-from tests.abuse.http_attacks import ATTACKS as HTTP_ATTACKS
 from tests.abuse.open_loop import flood
 from tests.abuse.result import Tally
-from tests.abuse.webhook_attacks import ATTACKS as WEBHOOK_ATTACKS
-
-ATTACKS: Final[dict[str, Attack]] = {**GRPC_ATTACKS, **HTTP_ATTACKS, **WEBHOOK_ATTACKS}
 
 
 async def run(name: str, target: Target, calls_per_second: float) -> Tally:
     if name in ATTACKS:
-        return await ATTACKS[name](target)
+        return await ATTACKS[name].attack(target)
     await prepare(target)
     make_call = FLOODS[name.removeprefix("flood-")]
-    return flood(target.grpc, target.token, make_call, target.seconds, calls_per_second or None)
+    return await asyncio.to_thread(
+        flood, target.grpc, target.token, make_call, target.seconds, calls_per_second or None
+    )
 
 
 def main(arguments: list[str]) -> None:
-    name, grpc, http, seconds, token, calls_per_second = arguments
-    target = Target(grpc, http, float(seconds), token)
+    name, grpc, seconds, token, calls_per_second = arguments
+    target = Target(grpc, float(seconds), token)
     print(json.dumps(asyncio.run(run(name, target, float(calls_per_second)))), flush=True)
 
 

@@ -1,7 +1,6 @@
 """Attacks over gRPC, each bounded in count and time. They follow HTTP/2; `requests.raw_bytes` sends malformed bytes."""
 
 import asyncio
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -12,7 +11,6 @@ import grpc
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.abuse import http2
-from tests.abuse.requests.raw_bytes import PREFACE, SETTINGS
 from tests.abuse.result import Tally
 
 TOPIC: Final = "attack"
@@ -27,7 +25,6 @@ class Target(NamedTuple):
 
     grpc: str
     """Address of gRPC, host:port."""
-    http: str
     seconds: float
     token: str
     """The attacker's token; empty: none."""
@@ -95,20 +92,6 @@ async def rapid_reset(target: Target) -> Tally:
     return await asyncio.to_thread(http2.rapid_reset, target.grpc, target.token, target.seconds)
 
 
-async def unary_waits(target: Target) -> Tally:
-    """Calls of Wait on one connection: 50,000 in eight seconds."""
-    attacker = Attacker(target.grpc, target.token, channels=1)
-    calls = [
-        asyncio.ensure_future(attacker.call("Wait", one_wait())) for _ in range(round(50_000 / 8 * target.seconds))
-    ]
-    await asyncio.sleep(target.seconds)
-    for call in calls:
-        call.cancel()
-    await asyncio.gather(*calls, return_exceptions=True)
-    await attacker.close()
-    return attacker.tally
-
-
 async def burst(target: Target) -> Tally:
     """2,000 unary calls at once on one channel, again and again: no call may be reset."""
     attacker = Attacker(target.grpc, target.token, channels=1)
@@ -118,11 +101,6 @@ async def burst(target: Target) -> Tally:
     await attacker.close()
     assert not attacker.tally.keys() & {"UNAVAILABLE", "CANCELLED"}, attacker.tally
     return attacker.tally
-
-
-async def idle_connections(target: Target) -> Tally:
-    """1,300 gRPC connections that send only HTTP/2's preface."""
-    return await connections_held(target.grpc, PREFACE + SETTINGS, 1_300, target.seconds)
 
 
 async def unread_listings(target: Target) -> Tally:
@@ -231,46 +209,6 @@ async def fill_up(target: Target) -> Tally:
     return attacker.tally
 
 
-async def half_open_http(target: Target) -> Tally:
-    """1,000 HTTP requests that are never completed."""
-    return await connections_held(target.http, b"GET /metrics HTTP/1.1\r\nHost: x\r\n", 1_000, target.seconds)
-
-
-async def connections_held(address: str, first: bytes, count: int, seconds: float) -> Tally:
-    """Open connections, send these bytes on each, and keep them open."""
-    host, _, port = address.rpartition(":")
-    held, refused = [], 0
-    for _ in range(count):
-        try:
-            connection = socket.create_connection((host, int(port)), 2.0)
-            connection.sendall(first)
-            held.append(connection)
-        except OSError:
-            refused += 1
-    await asyncio.sleep(seconds)
-    for connection in held:
-        connection.close()
-    return Counter(held=len(held), refused=refused)
-
-
-async def metrics_readers(target: Target) -> Tally:
-    """Request /metrics on four keep-alive connections without pause."""
-    host, _, port = target.http.rpartition(":")
-    deadline_s = time.monotonic() + target.seconds
-
-    def read() -> int:
-        with socket.create_connection((host, int(port)), 10.0) as connection:
-            connection.settimeout(10.0)
-            pages = 0
-            while time.monotonic() < deadline_s:
-                connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-                connection.recv(1 << 20)
-                pages += 1
-            return pages
-
-    return Counter(pages=sum(await asyncio.gather(*(asyncio.to_thread(read) for _ in range(4)))))
-
-
 async def compressed(target: Target) -> Tally:
     """A hundred messages in five seconds that gzip compresses to a thousandth of their size."""
     attacker = Attacker(target.grpc, target.token)
@@ -281,20 +219,21 @@ async def compressed(target: Target) -> Tally:
     return attacker.tally
 
 
-ATTACKS: Final[dict[str, Attack]] = {
-    "rapid-reset": rapid_reset,
-    "unary-waits": unary_waits,
-    "burst": burst,
-    "idle-connections": idle_connections,
-    "unread-listings": unread_listings,
-    "unfinished-messages": unfinished(50, 31 * MEGABYTE, lambda: [("Register", b"")]),
-    "unfinished-smaller": unfinished(200, BELOW_LIMIT, lambda: [("Register", b"")]),
-    "unfinished-on-streams": unfinished(200, BELOW_LIMIT, first_of_streams),
-    "large-messages": large_messages,
-    "fat-names": fat_names,
-    "many-items": many_items,
-    "fill-up": fill_up,
-    "half-open-http": half_open_http,
-    "metrics": metrics_readers,
-    "compressed": compressed,
+class Timed(NamedTuple):
+    attack: Attack
+    seconds: float
+    """How long it lasts in `make abuse`."""
+
+
+ATTACKS: Final = {
+    "rapid-reset": Timed(rapid_reset, 7),
+    "burst": Timed(burst, 4),
+    "unread-listings": Timed(unread_listings, 6),
+    "unfinished-messages": Timed(unfinished(50, 31 * MEGABYTE, lambda: [("Register", b"")]), 6),
+    "unfinished-on-streams": Timed(unfinished(200, BELOW_LIMIT, first_of_streams), 6),
+    "large-messages": Timed(large_messages, 6),
+    "fat-names": Timed(fat_names, 6),
+    "many-items": Timed(many_items, 8),
+    "fill-up": Timed(fill_up, 20),
+    "compressed": Timed(compressed, 5),
 }

@@ -19,12 +19,9 @@ from tests.abuse.result import Result, memory_mb, open_files
 from tests.crash.wire_caller import TOPICS, Broken, PushedMarks
 from tests.daemon_process import DaemonProcess
 
-SETTINGS: Final = (
-    "--limits-memory-bytes-max", str(512 * 1024 * 1024),
-    "--session-heartbeat-interval-ms", "1000",
-    "--session-ttl-ms", "8000",
-)  # fmt: skip
-"""The time to live exceeds the longest time that this machine may stall between two connections of a caller."""
+SETTINGS: Final = ("--limits-memory-bytes-max", str(512 * 1024 * 1024), "--session-heartbeat-interval-ms", "1000")
+TTL_MS: Final = 8_000
+"""Time to live of a session: longer than this machine may stall between two connections of a caller."""
 INTERVAL_S: Final = 10.0
 ADVANCE_S: Final = 0.02
 SETTLE_S: Final = 60.0
@@ -46,17 +43,18 @@ class Sample(NamedTuple):
 
 
 class ChurnRun:
-    """One daemon, with twice `places` callers at a time.
+    """One daemon, with twice `places` callers at a time. With a `pace` below 1, connections and sessions live shorter.
 
     All random choices come from the seed; the interleaving depends on the clock.
     """
 
-    def __init__(self, folder: Path, seed: int, places: int = 2) -> None:
+    def __init__(self, folder: Path, seed: int, places: int = 2, pace: float = 1.0) -> None:
         self.tally: Final[Counter[str]] = Counter()
         self.samples: Final[list[Sample]] = []
         self._folder: Final = folder
         self._seed: Final = seed
         self._places: Final = places
+        self._pace: Final = pace
         self._began_s = 0.0
 
     async def run(self, seconds: float, interval_s: float) -> None:
@@ -65,8 +63,8 @@ class ChurnRun:
         Raises:
             Broken: A wait was lost or ended twice, or state was left behind.
         """
-        journal = ["--data-dir", str(self._folder / "data")]
-        daemon = DaemonProcess(self._folder / "daemon", [*SETTINGS, *journal])
+        flags = ["--session-ttl-ms", str(round(self._pace * TTL_MS)), "--data-dir", str(self._folder / "data")]
+        daemon = DaemonProcess(self._folder / "daemon", [*SETTINGS, *flags])
         try:
             async with AsyncClient(daemon.address, name="churn") as client:
                 await client.produce({(TOPICS[0], 0): 1}, timeout=0)  # opens the session that may be left
@@ -105,7 +103,7 @@ class ChurnRun:
         marks, ended = PushedMarks(), asyncio.Event()
         places: list[CallersPlace] = []
         for number in range(self._places):
-            places.append(WireCallersPlace(daemon.address, 2 * number, self._seed, self.tally, marks))
+            places.append(WireCallersPlace(daemon.address, 2 * number, self._seed, self.tally, marks, self._pace))
             places.append(ClientCallersPlace(daemon.address, 2 * number + 1, self._seed, self.tally))
         self._began_s = time.monotonic()
         async with asyncio.TaskGroup() as group:

@@ -50,9 +50,12 @@ class CallersPlace(ABC):
 class WireCallersPlace(CallersPlace):
     """Callers that use the protocol directly; their connections break, and they restart in between."""
 
-    def __init__(self, address: str, number: int, seed: int, tally: Counter[str], marks: PushedMarks) -> None:
+    def __init__(
+        self, address: str, number: int, seed: int, tally: Counter[str], marks: PushedMarks, pace: float
+    ) -> None:
         super().__init__(address, number, seed, tally)
         self._marks: Final = marks
+        self._pace: Final = pace
         self._lives = 0
 
     async def _live(self) -> None:
@@ -61,7 +64,7 @@ class WireCallersPlace(CallersPlace):
         caller = WireCaller(name, self._marks, self._random.randrange(2**31))
         for _ in range(self._random.randint(1, 3)):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._random.uniform(0.3, 2.0)):
+                async with asyncio.timeout(self._pace * self._random.uniform(0.3, 2.0)):
                     await caller.run(self._address)
             self._tally["connections cut"] += 1
             if self._random.random() < 0.5:

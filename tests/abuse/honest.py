@@ -8,6 +8,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from purgatory_client import AsyncClient, Outcome
@@ -36,15 +37,14 @@ async def wait_once(client: AsyncClient, number: int, seen: list[Seen]) -> None:
         seen.append((began_s, (time.monotonic() - began_s) * 1_000))
 
 
-async def judge(address: str) -> list[Seen]:
-    """Wait at a steady rate, whatever the latency, until standard input closes."""
+async def judge(address: str, ready: Callable[[], object], ended: asyncio.Future[Any]) -> list[Seen]:
+    """Call `ready` once connected, then wait at a steady rate, whatever the latency, until `ended` is done."""
     seen: list[Seen] = []
     loop = asyncio.get_running_loop()
-    ended = loop.run_in_executor(None, sys.stdin.read)
     tasks: set[asyncio.Task[None]] = set()
     async with AsyncClient(address, name="honest") as client:
         await client.status()
-        print("ready", flush=True)
+        ready()
         start_s, number = loop.time(), 0
         while not ended.done():
             task = asyncio.create_task(wait_once(client, number, seen))
@@ -61,10 +61,10 @@ def percentile(latencies_ms: list[float], share: float) -> float:
     return sorted(latencies_ms)[int(len(latencies_ms) * share)] if latencies_ms else 0.0
 
 
-def main(arguments: list[str]) -> None:
-    seen: Any = asyncio.run(judge(arguments[0]))
-    print(json.dumps(seen), flush=True)
+async def main(address: str) -> None:
+    ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    print(json.dumps(await judge(address, lambda: print("ready", flush=True), ended)), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    asyncio.run(main(sys.argv[1]))

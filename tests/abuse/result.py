@@ -10,8 +10,7 @@ from tests.daemon_process import DaemonProcess
 MEMORY_MB_MAX: Final = 600
 RATIO_MAX: Final = 3.0
 RECOVERY_S_MAX: Final = 2.0
-HTTP_RECOVERY_S_MAX: Final = 5.0
-NOT_REFUSED: Final = frozenset({"OK", "resets", "pages", "held", "due", "started", "closed", "undelivered"})
+NOT_REFUSED: Final = frozenset({"OK", "resets", "due", "started", "closed"})
 """Tally keys that do not count refused calls."""
 
 HEADER: Final = (
@@ -31,7 +30,6 @@ class Result:
     """Responses by status, and the attacker's other counts."""
     memory_before_mb: int = 0
     memory_peak_mb: int = 0
-    files_peak: int = 0
     waits: int = 0
     """Number of honest waits."""
     failed_waits: list[str] = field(default_factory=list)
@@ -62,15 +60,13 @@ class Result:
         """p99 under attack, relative to the p99 without one. It includes the processor time used by the attacker."""
         return self.under_ms[1] / max(self.alone_ms[1], 1.0)
 
-    def judge(self, *, is_flood: bool = False, is_http: bool = False) -> None:
+    def judge(self, *, is_flood: bool) -> None:
         """Compare an attack's figures with the limits, and record violations as faults."""
         limits = {
             f"{len(self.failed_waits)} honest waits failed: {self.failed_waits[:1]}": bool(self.failed_waits),
-            f"{self.tally.get('undelivered', 0)} honest webhooks not delivered": self.tally.get("undelivered", 0) > 0,
             f"{self.memory_peak_mb} MB": self.memory_peak_mb > MEMORY_MB_MAX,
             f"p99 x {self.ratio:.1f}": is_flood and self.ratio > RATIO_MAX,
-            f"back to normal after {self.recovery_s:.1f} s": self.recovery_s
-            > (HTTP_RECOVERY_S_MAX if is_http else RECOVERY_S_MAX),
+            f"back to normal after {self.recovery_s:.1f} s": self.recovery_s > RECOVERY_S_MAX,
         }
         self.faults += [fault for fault, is_exceeded in limits.items() if is_exceeded]
 
@@ -94,10 +90,16 @@ class Result:
         return f"{self.name:24} {self.memory_before_mb:>4} {self.memory_peak_mb:>5} {latencies}  {figures}{failed}"
 
 
-def memory_mb(daemon: DaemonProcess) -> float:
-    """Return the resident memory of a daemon in MiB."""
+def memory_mb(daemon: DaemonProcess, field: str = "VmRSS") -> float:
+    """Return the resident memory of a daemon in MiB; with the field VmHWM, its peak."""
     status = Path(f"/proc/{daemon.process.pid}/status").read_text("ascii")
-    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+    return int(next(line for line in status.splitlines() if line.startswith(field)).split()[1]) / 1024
+
+
+def start_peak(daemon: DaemonProcess) -> int:
+    """Let the peak of a daemon's memory start from its present memory, in MiB, and return that."""
+    Path(f"/proc/{daemon.process.pid}/clear_refs").write_text("5", "ascii")
+    return round(memory_mb(daemon))
 
 
 def open_files(daemon: DaemonProcess) -> int:

@@ -101,6 +101,7 @@ async def guarding(
     folder: Path,
     policy: str = POLICY,
     prepare: Callable[[Host], None] = lambda _host: None,
+    host_settings: HostSettings | None = None,
     **settings: Any,  # noqa: ANN401 - any of AccessSettings
 ) -> AsyncIterator[Guarded]:
     """Serve a new host under a policy until the block ends. `prepare` runs before, while everything is allowed."""
@@ -108,7 +109,7 @@ async def guarding(
     policy_file.write_text(policy, "utf-8")
     tokens_file.write_text(HEAD, "utf-8")
     clock = SystemClock()
-    host = Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings())
+    host = Host(Engine(EngineLimits(), clock.now_ms()), clock, host_settings or HostSettings())
     prepare(host)
     given = AccessSettings(policy_file=policy_file, tokens_file=tokens_file, **settings)
     access = Access(given, host.sessions.accounts, lambda _context: "")

@@ -3,12 +3,8 @@
 import asyncio
 import contextlib
 import ssl
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final
-
-from examples.secure_demo.authority import Authority
 
 Serve = Callable[[asyncio.StreamWriter], Coroutine[Any, Any, None]]
 """Answers one request, whose head has been read."""
@@ -50,17 +46,6 @@ async def drips(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.05)
 
 
-def trusted_context(folder: Path) -> tuple[ssl.SSLContext, dict[str, str]]:
-    """A server's context for 127.0.0.1, and the environment in which its authority is trusted."""
-    authority = Authority("An authority for key sets")
-    files = authority.issue("issuer", hosts=["127.0.0.1"]).write(folder, "issuer")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*files)
-    trusted = folder / "trusted.crt"
-    trusted.write_bytes(authority.certificate_pem)
-    return context, {"SSL_CERT_FILE": str(trusted)}
-
-
 @contextlib.asynccontextmanager
 async def serving_keys(context: ssl.SSLContext | None, serve: Serve) -> AsyncIterator[int]:
     """Serve on a free port of loopback, and yield it. Without a context: plain HTTP."""
@@ -76,25 +61,3 @@ async def serving_keys(context: ssl.SSLContext | None, serve: Serve) -> AsyncIte
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-
-
-@contextlib.contextmanager
-def serving_keys_in_a_thread(context: ssl.SSLContext | None, serve: Serve) -> Iterator[int]:
-    """Like `serving_keys`, for tests that are not asynchronous."""
-    ports: list[int] = []
-    started, ended = threading.Event(), threading.Event()
-
-    async def run() -> None:
-        async with serving_keys(context, serve) as port:
-            ports.append(port)
-            started.set()
-            await asyncio.to_thread(ended.wait)
-
-    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
-    thread.start()
-    assert started.wait(30)
-    try:
-        yield ports[0]
-    finally:
-        ended.set()
-        thread.join(30)

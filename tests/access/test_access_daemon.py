@@ -12,6 +12,8 @@ import aiohttp
 import grpc
 import pytest
 
+from purgatory.extensions.installed import ALL
+from purgatory.run_daemon import main
 from purgatory.service.access.errors import AccessError
 from purgatory.service.access.roles import PERMISSION_DENIED
 from purgatory.service.access.tokens import HEAD, add_token, hash_of
@@ -22,7 +24,7 @@ from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.access.guarded import POLICY, Caller
 from tests.archive.archive_replay import rows_of
 from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess, run_to_end
+from tests.journal.kit import copy_files
 from tests.service.in_process import InProcessDaemon, RunDaemon
 from tests.service.serving import PATIENCE_S, high_watermark, produce, refused
 from tests.transport.callers import secure_channel
@@ -107,7 +109,7 @@ async def test_a_daemon_does_not_start_half_guarded(run_daemon: RunDaemon, tmp_p
     assert said[fault] in str(raised.value)
 
 
-async def registered(daemon: DaemonProcess | InProcessDaemon, token: str) -> wire.Receipt:
+async def registered(daemon: InProcessDaemon, token: str) -> wire.Receipt:
     async with Caller(daemon.address, f"Bearer {token}") as caller:
         operations = [produce(1, "mine-1", 9), produce(2, "yours-1", 9)]
         request = wire.RegisterRequest(session_id="s", batch=batch(*operations))
@@ -116,14 +118,15 @@ async def registered(daemon: DaemonProcess | InProcessDaemon, token: str) -> wir
     return receipt
 
 
-async def test_sessions_are_their_principals_after_a_crash(start_daemon: StartDaemon, tmp_path: Path) -> None:
+async def test_sessions_are_their_principals_after_a_crash(run_daemon: RunDaemon, tmp_path: Path) -> None:
     """With a journal, a session of a killed daemon belongs to the same principal in the next daemon, and no other."""
-    flags = [*access_flags(tmp_path), "--data-dir", str(tmp_path / "data")]
+    flags = access_flags(tmp_path)
     mine, theirs = (add_token(tmp_path / "tokens", name) for name in ("wait", "root"))
-    daemon = start_daemon(*flags)
+    daemon = await run_daemon(*flags, "--data-dir", str(tmp_path / "data"))
     assert (await registered(daemon, mine)).accepted == 1
-    daemon.kill()
-    daemon = start_daemon(*flags)
+    copy_files(tmp_path / "data", tmp_path / "after the crash")
+    await daemon.stop()
+    daemon = await run_daemon(*flags, "--data-dir", str(tmp_path / "after the crash"))
     asked = wire.GetOperationRequest(session_id="s", operation_id=1)
     async with Caller(daemon.address, f"Bearer {mine}") as owner, Caller(daemon.address, f"Bearer {theirs}") as other:
         assert (await owner.call("GetOperation", asked)).operation.principal == "wait"
@@ -136,7 +139,6 @@ async def test_sessions_are_their_principals_after_a_crash(start_daemon: StartDa
         results = (await stream.read()).results.rows.results
         assert [(one.operation_id, one.refusal.code) for one in results] == [(2, PERMISSION_DENIED)]
         stream.cancel()
-    assert daemon.stop() == 0
 
 
 async def test_history_says_who(run_daemon: RunDaemon, tmp_path: Path) -> None:
@@ -213,7 +215,9 @@ async def _known(caller: Caller) -> None:
                 return
 
 
-async def test_secrets_are_nowhere_to_be_seen(start_daemon: StartDaemon, tmp_path: Path) -> None:
+async def test_secrets_are_nowhere_to_be_seen(
+    start_daemon: StartDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Neither valid nor invalid tokens, nor their hashes, are in the log, the metrics or the printed settings. Refusals
     are counted by reason.
     """
@@ -230,7 +234,8 @@ async def test_secrets_are_nowhere_to_be_seen(start_daemon: StartDaemon, tmp_pat
     metrics = await asyncio.to_thread(_read, f"http://{daemon.http_address}/metrics")
     assert 'purgatory_access_refusals_total{reason="unauthenticated"} 1.0' in metrics
     assert 'purgatory_access_refusals_total{reason="role"} 1.0' in metrics
-    printed = run_to_end(tmp_path, [*flags, "--print-config"]).stdout
+    assert main(ALL, [*flags, "--print-config"]) == 0
+    printed = capsys.readouterr().out
     assert daemon.stop() == 0
     lines = [json.loads(line) for line in daemon.log.splitlines()]
     audited = [json.loads(line["message"]) for line in lines if line["logger"] == "purgatory.audit"]

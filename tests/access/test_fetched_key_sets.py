@@ -13,6 +13,7 @@ import h11
 import pytest
 from joserfc.jwk import ECKey, KeySet, OctKey, OKPKey, RSAKey
 
+from examples.secure_demo.authority import Authority
 from purgatory.service.access import json_web_tokens
 from purgatory.service.access.json_web_tokens import JsonWebTokens, KeySetError
 from purgatory.service.transport.outbound import READ_BYTES
@@ -24,11 +25,9 @@ from tests.access.key_set_servers import (
     response,
     says,
     serving_keys,
-    serving_keys_in_a_thread,
-    trusted_context,
 )
 from tests.access.test_json_web_tokens import AUDIENCE, ISSUER, claims, signed
-from tests.conftest import StartDaemon
+from tests.service.in_process import RunDaemon
 
 EC = ECKey.generate_key("P-256", {"kid": "ec"})
 OTHER = ECKey.generate_key("P-256", {"kid": "other"})
@@ -42,9 +41,12 @@ def key_set(*keys: Any) -> bytes:  # noqa: ANN401 - any key
 
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
-    served, environment = trusted_context(tmp_path)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    """A server's context for 127.0.0.1, whose authority is trusted."""
+    authority = Authority("An authority for key sets")
+    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    served.load_cert_chain(*authority.issue("issuer", hosts=["127.0.0.1"]).write(tmp_path, "issuer"))
+    (tmp_path / "trusted.crt").write_bytes(authority.certificate_pem)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "trusted.crt"))
     return served
 
 
@@ -117,7 +119,7 @@ async def test_the_exchange_is_limited(
         receive_data(connection, data)
 
     monkeypatch.setattr(h11.Connection, "receive_data", noted)
-    monkeypatch.setattr(json_web_tokens, "FETCH_TIMEOUT_S", 1.0 if serve is drips else 300.0)
+    monkeypatch.setattr(json_web_tokens, "FETCH_TIMEOUT_S", 0.3 if serve is drips else 300.0)
     async with serving_keys(context, serve) as port:
         tokens = tokens_from(port)
         tokens.keys = KeySet([EC])
@@ -127,10 +129,11 @@ async def test_the_exchange_is_limited(
     assert max(received, default=0) <= READ_BYTES
 
 
+RSA = RSAKey.generate_key(2048)
 UNUSABLE = {
     "symmetric": OctKey.generate_key(256),
-    "for encryption": RSAKey.generate_key(2048, {"use": "enc"}),
-    "of another algorithm": RSAKey.generate_key(2048, {"alg": "RSA-OAEP"}),
+    "for encryption": RSAKey.import_key(RSA.as_dict() | {"use": "enc"}),
+    "of another algorithm": RSAKey.import_key(RSA.as_dict() | {"alg": "RSA-OAEP"}),
     "not for verifying": ECKey.generate_key("P-256", {"key_ops": ["sign"]}),
     "of an unsupported curve": ECKey.generate_key("secp256k1"),
     "for key agreement": OKPKey.generate_key("X25519"),
@@ -183,17 +186,17 @@ async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPa
     assert not asked
 
 
-@pytest.mark.slow  # the start waits for the issuer's deadline
-def test_a_dripping_issuer_delays_neither_readiness_nor_the_end(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """The daemon serves once the deadline of the fetch has passed, and ends on SIGTERM."""
-    context, environment = trusted_context(tmp_path)
+async def test_a_dripping_issuer_delays_neither_readiness_nor_the_end(
+    run_daemon: RunDaemon, context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The daemon serves once the deadline of the fetch has passed, and can be stopped."""
+    monkeypatch.setattr(json_web_tokens, "FETCH_TIMEOUT_S", 0.3)
     (tmp_path / "policy.toml").write_text(POLICY, "utf-8")
-    with serving_keys_in_a_thread(context, drips) as port:
-        daemon = start_daemon(
+    async with serving_keys(context, drips) as port:
+        daemon = await run_daemon(
             "--access-policy-file", str(tmp_path / "policy.toml"),
             "--access-jwt-keys", f"https://127.0.0.1:{port}/keys",
             "--access-jwt-issuer", ISSUER, "--access-jwt-audience", AUDIENCE,
-            environment=environment,
         )  # fmt: skip
         assert "no answer within" in daemon.log
-        assert daemon.stop() == 0
+        await daemon.stop()

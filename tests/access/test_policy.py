@@ -156,11 +156,8 @@ async def test_a_broken_policy_changes_nothing(tmp_path: Path, caplog: pytest.Lo
         assert not await denied(served, "yours-1")
 
 
-@pytest.mark.slow  # files are checked once a second
 async def test_a_changed_file_is_taken_once_it_is_whole(tmp_path: Path) -> None:
-    """A file is loaded without a request: it is checked every second, and loaded once two checks have found it
-    unchanged.
-    """
+    """A file is loaded without a request, once two checks have found it unchanged."""
     async with guarding(tmp_path) as served, served.caller("observe") as caller:
         asked = wire.GetPartitionRequest(topic_partition=operation_pb2.TopicPartition(topic="yours"))
         with refused(grpc.StatusCode.PERMISSION_DENIED):

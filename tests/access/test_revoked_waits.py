@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from purgatory.service.access.tokens import add_token
+from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import POLICY, guarding
 from tests.service.serving import PATIENCE_S, eventually, high_watermark, produce
@@ -18,7 +19,8 @@ WAITS = 300
 @pytest.mark.parametrize("lost", ["token", "role"])
 async def test_a_pending_wait_ends_when_its_caller_is_refused(tmp_path: Path, lost: str) -> None:
     """UNAUTHENTICATED or PERMISSION_DENIED within seconds, and the operation is cancelled; others' waits continue."""
-    async with guarding(tmp_path) as guarded:
+    often = HostSettings(session=SessionSettings(heartbeat_interval_ms=80))
+    async with guarding(tmp_path, host_settings=often) as guarded:
         refused_token, other_token = (add_token(guarded.tokens_file, name) for name in ("wait", "root"))
         guarded.access.reload()
         engine = guarded.host.engine

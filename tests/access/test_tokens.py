@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from purgatory.service.access.tokens import HEAD, PREFIX, TokensError, add_token, hash_of, read_tokens
+from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import Caller, Guarded, guarding
 from tests.service.serving import PATIENCE_S, refused
@@ -138,10 +139,10 @@ async def test_an_empty_file_revokes_nothing(tmp_path: Path, caplog: pytest.LogC
             await asks(served, f"Bearer {token}")
 
 
-@pytest.mark.slow  # silent streams are rechecked every second or two
 async def test_a_token_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
     """Once a token's line is deleted, an open session stream ends at its next message, and a silent one soon after."""
-    async with guarding(tmp_path) as served:
+    often = HostSettings(session=SessionSettings(heartbeat_interval_ms=800))
+    async with guarding(tmp_path, host_settings=often) as served:
         caller = served.caller("root")
         async with caller:
             streams = [caller.stream("Session") for _ in range(2)]

@@ -51,6 +51,7 @@ class CrashRun:
 
     With a `room` the journal is stored there, and each daemon that does not die at a crash point runs out of space.
     With `power`, unsynced data is lost at each kill, and the next wall clock is off by up to an hour.
+    The caller with an outbox takes part unless `has_outbox` is false, or there is a `room`, where it would be refused.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class CrashRun:
         room: LimitedDisk | None = None,
         power: Power | None = None,
         address: str | None = None,
+        *,
+        has_outbox: bool = True,
     ) -> None:
         self._folder: Final = folder
         self._mode: Final = mode
@@ -79,7 +82,7 @@ class CrashRun:
             )
             for place in range(CALLERS)
         ]  # fmt: skip
-        self._outbox: Final = OutboxCaller(folder / "outbox", seed)
+        self._outbox: Final = OutboxCaller(folder / "outbox", seed) if has_outbox and room is None else None
         self._tasks: Final[dict[WireCaller | str | None, asyncio.Task[None]]] = {}
         """The tasks of the callers, of the advancer (None), and of others by name."""
 
@@ -103,10 +106,11 @@ class CrashRun:
             daemon = await asyncio.to_thread(self._start, "never")
             assert daemon is not None, "it had no crash point"
             await self._settle()
-            if self._room is None:
+            if self._outbox is not None:
                 await asyncio.to_thread(self._outbox.finish, daemon)
         finally:
-            self._outbox.kill()
+            if self._outbox is not None:
+                self._outbox.kill()
             for task in tasks.values():
                 task.cancel()
             await asyncio.gather(*tasks.values(), return_exceptions=True)
@@ -118,8 +122,8 @@ class CrashRun:
             sum(len(caller.asked) for caller in self._callers),
             sum(caller.repeats for caller in self._callers),
             sum(caller.refused_batches for caller in self._callers),
-            len(self._outbox.check()),
-            self._outbox.kills,
+            len(self._outbox.check()) if self._outbox is not None else 0,
+            self._outbox.kills if self._outbox is not None else 0,
         )
 
     def _crash_point(self, number: int) -> str:
@@ -146,9 +150,9 @@ class CrashRun:
 
     async def _live(self, daemon: DaemonProcess) -> None:
         """Return when it is time to kill the daemon, or when it has died at its crash point."""
-        if self._room is None:
+        if self._outbox is not None:
             self._outbox.live(daemon)
-        else:
+        if self._room is not None:
             await self._run_out(self._room, daemon)
         until_s = time.monotonic() + self._random.random() * LIFE_S_MAX
         is_stopped = self._random.random() < 0.2

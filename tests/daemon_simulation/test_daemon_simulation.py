@@ -12,10 +12,8 @@ from tests.daemon_simulation.model import Run, run_of
 from tests.daemon_simulation.plan import Plan, PlannedWait
 from tests.daemon_simulation.simulated_day import simulate_seed
 
-SEEDS = (3, 7, 20, 25)
-"""Together these seeds cover every kind of operation and fault, both event loops, a restart, lost sessions and a
-drain.
-"""
+SEEDS = (20, 69, 511)
+"""Together these seeds have every kind of operation, fault and restart, every limit, both event loops and a drain."""
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ import pytest
 
 from purgatory.service.access.tokens import add_token
 from purgatory.service.http.browser_guard import is_own_host
-from tests.conftest import StartDaemon
 from tests.http.http_serving import SERVICE, serving_http
 from tests.http.raw_http import RawConnection, request
+from tests.service.in_process import ServeDaemon
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ topics = ["*"]
 
 @pytest.mark.parametrize("is_insecure", [False, True])
 def test_a_token_counts_where_a_policy_verifies_it(
-    start_daemon: StartDaemon, tmp_path: Path, is_insecure: bool
+    serve_daemon: ServeDaemon, tmp_path: Path, is_insecure: bool
 ) -> None:
     """With a wrong Host header, a call with a valid token is served. A page is served with a token only if pages
     require tokens, which they do not on loopback. A wrong token is refused.
@@ -92,7 +92,7 @@ def test_a_token_counts_where_a_policy_verifies_it(
     token = add_token(tmp_path / "tokens", "caller")
     access = ("--access-policy-file", tmp_path / "policy.toml", "--access-tokens-file", tmp_path / "tokens")
     public = ("--http-address", "127.1:0", "--insecure") if is_insecure else ()
-    daemon = start_daemon(*map(str, access), *public)
+    daemon = serve_daemon(*map(str, access), *public)
     call, headers = f"{SERVICE}/GetStatus", {"content-type": "application/json"}
     for host, authorization, path, status in [
         ("localhost", f"Bearer {token}", call, 200),
@@ -110,11 +110,11 @@ def test_a_token_counts_where_a_policy_verifies_it(
             assert connection.answer().status == status, (host, authorization, path)
 
 
-def test_names_of_the_daemon_behind_a_proxy(start_daemon: StartDaemon) -> None:
+def test_names_of_the_daemon_behind_a_proxy(serve_daemon: ServeDaemon) -> None:
     """Without TLS the guard also applies to a public address. `http.allowed_hosts` allows names in the Host header and
     in the Origin header of a page.
     """
-    daemon = start_daemon(
+    daemon = serve_daemon(
         "--http-address", "127.1:0", "--insecure", "--http-allowed-hosts", "purgatory.example.org *.internal"
     )
     for headers, status in [

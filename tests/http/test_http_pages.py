@@ -89,13 +89,6 @@ async def test_metrics_are_computed_at_most_once_an_interval(interval_ms: int, a
     assert [next(iter(text_string_to_metric_families(page))).samples[0].value for page in pages] == answers
 
 
-async def test_health_stays_when_readiness_goes(session: aiohttp.ClientSession, readiness: set[str]) -> None:
-    """A daemon that is shutting down is alive and not ready."""
-    assert (await status(session, "/readyz"), await status(session, "/healthz")) == (200, 200)
-    readiness.add("shutting down")
-    assert (await status(session, "/readyz"), await status(session, "/healthz")) == (503, 200)
-
-
 async def test_other_paths_and_methods_are_refused(session: aiohttp.ClientSession) -> None:
     """They get 404 and 405, with the protocol's error as JSON."""
     async with session.get("/nothing") as response:

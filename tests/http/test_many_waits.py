@@ -4,8 +4,8 @@ import asyncio
 import json
 from collections import Counter
 
-from tests.daemon_process import DaemonProcess
 from tests.http.raw_http import request
+from tests.service.in_process import RunDaemon
 from tests.service.serving import eventually
 
 SERVICE = "/purgatory.v1.PurgatoryService"
@@ -16,8 +16,9 @@ WAIT = {"operation": {"timeoutMs": 600_000, "produce": {"partitions": [PARTITION
 ADVANCE = {"rows": {"events": [PARTITION | {"highWatermark": {"offset": 100}}]}}
 
 
-async def test_a_thousand_waits_end_with_one_advance(daemon: DaemonProcess) -> None:
+async def test_a_thousand_waits_end_with_one_advance(run_daemon: RunDaemon) -> None:
     """With default settings no wait is refused or closed without a response, and probes are served at the same time."""
+    daemon = await run_daemon()
     host, _, port = daemon.http_address.rpartition(":")
 
     async def send(method: str, body: object) -> asyncio.StreamReader:

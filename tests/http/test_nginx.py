@@ -16,10 +16,11 @@ from purgatory_client import AsyncClient, Outcome, waits
 
 from examples.free_ports import free_port
 from examples.secure_demo.authority import Authority
-from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess, wait_until
 from tests.docs.pages import texts
 from tests.service.serving import eventually
+
+pytestmark = pytest.mark.xdist_group("nginx")
 
 HOST = "purgatory.example.org"
 CALL = "/purgatory.v1.PurgatoryService"
@@ -84,24 +85,20 @@ class Nginx:
         return int(status), body
 
 
-@pytest.fixture
-def daemon(start_daemon: StartDaemon) -> DaemonProcess:
-    """The daemon, started as the page says."""
-    return start_daemon("--http-allowed-hosts", HOST)
-
-
-@pytest.fixture
-def nginx(tmp_path: Path, daemon: DaemonProcess) -> Iterator[Nginx]:
+@pytest.fixture(scope="module")
+def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
+    """Nginx before a daemon that was started as the page says."""
     program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
     if program is None:
         assert os.environ.get("PURGATORY_REQUIRE_NGINX") != "1", "PURGATORY_REQUIRE_NGINX=1: nginx is missing"
         pytest.skip("nginx is missing")
-    folder = tmp_path / "nginx"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("nginx")
+    daemon = DaemonProcess(folder, ["--http-allowed-hosts", HOST])
     served = Nginx(program, folder, daemon)
     yield served
     served.process.terminate()
     served.process.wait(60)
+    daemon.kill()
 
 
 def test_a_browser_behind_nginx(nginx: Nginx) -> None:

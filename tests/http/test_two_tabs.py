@@ -6,9 +6,8 @@ import pytest
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
 from tests.pipeline.page.browser import chromium_path, running_browser
+from tests.service.in_process import DaemonThread, ServeDaemon
 from tests.service.serving import signal
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
@@ -23,9 +22,9 @@ STOPPED = "() => window.source.readyState === EventSource.CLOSED"
 """Unlike a lost connection, after which the browser reconnects by itself."""
 
 
-def test_the_newer_tab_keeps_the_session(start_daemon: StartDaemon) -> None:
+def test_the_newer_tab_keeps_the_session(serve_daemon: ServeDaemon) -> None:
     """The older tab reconnects once by itself, gets status 204 and stops. The newer tab is not interrupted."""
-    daemon = start_daemon()
+    daemon = serve_daemon()
     with running_browser(chromium_path()) as browser:
         older, newer = browser.new_page(), browser.new_page()
         for page in (older, newer):
@@ -39,7 +38,7 @@ def test_the_newer_tab_keeps_the_session(start_daemon: StartDaemon) -> None:
         assert newer.evaluate("() => window.heard") == ["opened", "message"]
 
 
-def register_ended(daemon: DaemonProcess) -> None:
+def register_ended(daemon: DaemonThread) -> None:
     """Register an operation of the session that ends at once."""
     rows = operation_pb2.OperationRows(operations=[signal(1, "k", timeout_ms=0)])
     with grpc.insecure_channel(daemon.address) as channel:

@@ -30,6 +30,7 @@ from purgatory.v1 import purgatory_service_pb2, result_pb2
 from tests.client.until import until_pending
 from tests.conftest import StartDaemon
 from tests.daemon_process import daemon_environment
+from tests.service.in_process import RunDaemon
 from tests.service.serving import DaemonChannel, Peer, apply_events, eventually, produce, produce_columns, serving
 from tests.service.test_daemon import fetch_page, sums_by_kind
 
@@ -153,9 +154,9 @@ def negative_gauges(text: str) -> Iterator[tuple[str, float]]:
             yield from ((sample.name, sample.value) for sample in family.samples if sample.value < 0)
 
 
-async def test_gauges_are_right_whoever_closes_first(start_daemon: StartDaemon) -> None:
+async def test_gauges_are_right_whoever_closes_first(run_daemon: RunDaemon) -> None:
     """Streams break, are taken over and cancelled while waits end: no gauge is negative, and all return to zero."""
-    daemon = start_daemon("--session-ttl-ms", "100", "--session-heartbeat-interval-ms", "200")
+    daemon = await run_daemon("--session-ttl-ms", "100", "--session-heartbeat-interval-ms", "200")
     rng = random.Random(36)
 
     async def live(calls: DaemonChannel, number: int) -> None:
@@ -174,28 +175,30 @@ async def test_gauges_are_right_whoever_closes_first(start_daemon: StartDaemon) 
         finally:
             peer.cancel()
 
-    def metric(name: str) -> float:
+    async def page() -> str:
+        return (await asyncio.to_thread(fetch_page, daemon, "/metrics"))[1]
+
+    def metric(text: str, name: str) -> float:
         """The sum over all labels."""
-        return sum(sums_by_kind(fetch_page(daemon, "/metrics")[1], name).values())
+        return sum(sums_by_kind(text, name).values())
 
     async with DaemonChannel(daemon.address) as calls, AsyncClient(daemon.address) as other:
         for _ in range(12):
             lives = [asyncio.create_task(live(calls, number)) for number in range(12)]
             for topic in range(3):
                 await other.advance((f"orders-{topic}", 0), high_watermark=rng.randint(1, 6))
-                assert list(negative_gauges((await asyncio.to_thread(fetch_page, daemon, "/metrics"))[1])) == []
+                assert list(negative_gauges(await page())) == []
             await asyncio.gather(*lives)
 
-        def all_gone() -> bool:
-            gauges = ("purgatory_pending_operations", "purgatory_watched_entries", "purgatory_result_backlog")
-            return all(metric(name) == 0 for name in gauges) and metric("purgatory_sessions") <= 1
-
         async def are_all_gone() -> bool:
-            return await asyncio.to_thread(all_gone)
+            text = await page()
+            gauges = ("purgatory_pending_operations", "purgatory_watched_entries", "purgatory_result_backlog")
+            return all(metric(text, name) == 0 for name in gauges) and metric(text, "purgatory_sessions") <= 1
 
         await eventually(are_all_gone, "everything that the vanished left is gone")
-        streams = [metric(f"purgatory_streams_{what}_total") for what in ("connected", "disconnected")]
-        assert streams[0] - streams[1] == metric("purgatory_sessions_connected")
+        text = await page()
+        streams = [metric(text, f"purgatory_streams_{what}_total") for what in ("connected", "disconnected")]
+        assert streams[0] - streams[1] == metric(text, "purgatory_sessions_connected")
         kinds = (await calls.status()).kinds
         assert kinds[0].registered > 100, "hardly anybody got as far as registering"
         assert all(k.registered == k.satisfied + k.failed + k.expired + k.cancelled for k in kinds)
@@ -215,9 +218,9 @@ asyncio.run(main())
 """
 
 
-async def test_waits_of_a_killed_client_are_freed(start_daemon: StartDaemon) -> None:
+async def test_waits_of_a_killed_client_are_freed(run_daemon: RunDaemon) -> None:
     """After kill -9, the client's calls are cancelled and its session is freed within the session's time."""
-    daemon = start_daemon("--session-ttl-ms", "200")
+    daemon = await run_daemon("--session-ttl-ms", "200")
     client_path = inspect.getfile(AsyncClient).rpartition("/purgatory_client/")[0]
     environment = daemon_environment()
     environment["PYTHONPATH"] = f"{environment['PYTHONPATH']}:{client_path}"
@@ -235,10 +238,10 @@ async def test_waits_of_a_killed_client_are_freed(start_daemon: StartDaemon) -> 
         await process.wait()
 
 
-async def test_a_reader_that_stops_reading_is_bounded(start_daemon: StartDaemon) -> None:
+async def test_a_reader_that_stops_reading_is_bounded(run_daemon: RunDaemon) -> None:
     """Over its limit, a reader is refused and others are served; it then gets all its results, without a gap."""
     limit, size, batches = 1_000, 500, 20
-    daemon = start_daemon(
+    daemon = await run_daemon(
         "--limits-unacknowledged-results-max", str(limit), "--limits-operations-per-batch-max", str(size)
     )
     async with DaemonChannel(daemon.address) as calls, AsyncClient(daemon.address) as other:

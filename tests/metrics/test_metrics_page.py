@@ -20,7 +20,8 @@ from purgatory_client.errors import PurgatoryClientError
 
 from examples.secure_demo.authority import Authority
 from purgatory.extensions.fleet.fleet_view import LEADING, FleetView
-from tests.daemon_process import DEADLINE_S, DaemonProcess
+from tests.daemon_process import DEADLINE_S
+from tests.service.in_process import DaemonThread
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
@@ -128,7 +129,7 @@ TABLE = "table of "
 parsed: Callable[[str], Iterable[Metric]] = text_string_to_metric_families
 
 
-def scrape(daemon: DaemonProcess, authority: Authority) -> list[Metric]:
+def scrape(daemon: DaemonThread, authority: Authority) -> list[Metric]:
     """All metric families in OpenMetrics format, which the parser checks strictly."""
     context = ssl.create_default_context(cadata=authority.certificate_pem.decode())
     accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
@@ -137,16 +138,16 @@ def scrape(daemon: DaemonProcess, authority: Authority) -> list[Metric]:
         return list(parsed(response.read().decode()))
 
 
-def start(folder: Path, authority: Authority) -> DaemonProcess:
+def start(folder: Path, authority: Authority) -> DaemonThread:
     """A daemon with every part that has its own metrics."""
     issued = authority.issue("purgatory", hosts=("127.0.0.1",))
     for name, content in (("ca", authority.certificate_pem), ("crt", issued.certificate_pem), ("key", issued.key_pem)):
         (folder / f"server.{name}").write_bytes(content)
     tls = ("--tls-certificate-file", str(folder / "server.crt"), "--tls-key-file", str(folder / "server.key"))
-    return DaemonProcess(folder, ("--data-dir", str(folder / "j"), "--archive", str(folder / "a"), *tls))
+    return DaemonThread("--data-dir", str(folder / "j"), "--archive", str(folder / "a"), *tls)
 
 
-async def use(daemon: DaemonProcess, folder: Path) -> None:
+async def use(daemon: DaemonThread, folder: Path) -> None:
     """A bit of everything: all outcomes, refusals, events, a source."""
     async with AsyncClient(daemon.address, tls_ca=folder / "server.ca", outbox=folder / "outbox") as client:
         await client.advance("t-0", high_watermark=5)
@@ -192,9 +193,8 @@ def scraped_in(folder: Path) -> tuple[list[Metric], list[Metric]]:
         before = scrape(daemon, authority)
         asyncio.run(use(daemon, folder))
         after = scrape(daemon, authority)
-        daemon.stop()
     finally:
-        daemon.kill()
+        daemon.stop()
     return before, after
 
 

@@ -23,17 +23,20 @@ from prometheus_client.parser import text_string_to_metric_families
 import purgatory
 from purgatory.daemon import Daemon
 from purgatory.engine import COMPILED
+from purgatory.extension import StartupError
 from purgatory.extensions.archive.archive_listener import ArchiveListener
 from purgatory.extensions.archive.extension import ArchiveExtension
-from purgatory.extensions.installed import ALL_SETTINGS
+from purgatory.extensions.installed import ALL, ALL_SETTINGS
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.store import Store
+from purgatory.run_daemon import main
 from purgatory.service.setting_sources import load_settings
 from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.conftest import StartDaemon
 from tests.daemon_process import DEADLINE_S, DaemonProcess, run_to_end, wait_until
+from tests.service.in_process import DaemonThread, InProcessDaemon, RunDaemon, ServeDaemon
 from tests.service.serving import high_watermark, produce, produce_columns
 
 SERVICE = "purgatory.v1.PurgatoryService"
@@ -47,7 +50,7 @@ def advance_rows(topic: str, offset: int) -> event_pb2.EventRows:
     return event_pb2.EventRows(events=[high_watermark(topic, offset)])
 
 
-def fetch_page(daemon: DaemonProcess, path: str) -> tuple[int, str]:
+def fetch_page(daemon: DaemonProcess | DaemonThread | InProcessDaemon, path: str) -> tuple[int, str]:
     """Return status and text of a page of the HTTP site."""
     try:
         with urllib.request.urlopen(f"http://{daemon.http_address}{path}", timeout=DEADLINE_S) as response:
@@ -67,7 +70,7 @@ def sums_by_kind(text: str, sample_name: str) -> dict[str, float]:
     return dict(sums)
 
 
-def pending(daemon: DaemonProcess) -> float:
+def pending(daemon: DaemonProcess | DaemonThread) -> float:
     return sum(sums_by_kind(fetch_page(daemon, "/metrics")[1], "purgatory_pending_operations").values())
 
 
@@ -88,14 +91,6 @@ def test_start_line_and_probes(shared_daemon: DaemonProcess) -> None:
     assert fetch_page(shared_daemon, "/")[0] == 200
 
 
-@pytest.mark.parametrize("service", ["", SERVICE])
-def test_health_through_the_standard_service(channel: grpc.Channel, service: str) -> None:
-    """A standard probe gets SERVING, for the whole server and for the service by name."""
-    request = health_pb2.HealthCheckRequest(service=service)
-    answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=DEADLINE_S)
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING
-
-
 def test_reflection_lists_and_describes_the_service(channel: grpc.Channel) -> None:
     """A generic client finds the service and the file that defines it, without our stubs."""
     requests = [
@@ -109,7 +104,7 @@ def test_reflection_lists_and_describes_the_service(channel: grpc.Channel) -> No
     assert described.file_descriptor_response.file_descriptor_proto
 
 
-def work_of_every_outcome(daemon: DaemonProcess, channel: grpc.Channel) -> object:
+def work_of_every_outcome(daemon: DaemonThread, channel: grpc.Channel) -> object:
     """Two operations satisfied, one expired, one cancelled, one refused; one is pending as long as the returned object
     is kept.
     """
@@ -130,11 +125,12 @@ def work_of_every_outcome(daemon: DaemonProcess, channel: grpc.Channel) -> objec
     return waiting
 
 
-def test_metrics_add_up_and_pass_the_linter(daemon: DaemonProcess) -> None:
+def test_metrics_add_up_and_pass_the_linter(serve_daemon: ServeDaemon) -> None:
     """For each kind, registered = satisfied + failed + expired + cancelled + shutting_down + pending.
 
     Promtool reports nothing; if it is not installed, each family has a help text, a type and a unique name.
     """
+    daemon = serve_daemon()
     with grpc.insecure_channel(daemon.address) as channel:
         held = work_of_every_outcome(daemon, channel)
         text = fetch_page(daemon, "/metrics")[1]
@@ -187,7 +183,7 @@ def test_sigterm_answers_everything_and_exits_0(start_daemon: StartDaemon) -> No
 
 
 @contextmanager
-def session_that_never_reads(daemon: DaemonProcess) -> Iterator[None]:
+def session_that_never_reads(daemon: DaemonProcess | DaemonThread) -> Iterator[None]:
     """A client with more results than the buffers of a connection that is not read can hold."""
     requests: queue.SimpleQueue[wire.SessionRequest | None] = queue.SimpleQueue()
     requests.put(wire.SessionRequest(open=wire.OpenSession(session_id="deaf", columns=True)))
@@ -234,12 +230,12 @@ def test_a_second_signal_loses_nothing_that_was_receipted(start_daemon: StartDae
     assert sum(kind.pending for kind in status.kinds) == 300_000
 
 
-def test_grace_period_bounds_the_shutdown(start_daemon: StartDaemon) -> None:
+def test_grace_period_bounds_the_shutdown(serve_daemon: ServeDaemon, caplog: pytest.LogCaptureFixture) -> None:
     """Results that a client does not read are dropped after the grace period; the log has their number."""
-    daemon = start_daemon("--shutdown-grace-ms", "300")
+    daemon = serve_daemon("--shutdown-grace-ms", "300")
     with session_that_never_reads(daemon):
-        assert daemon.stop() == 0
-    assert "50000 results were still unacknowledged at shutdown" in daemon.log
+        daemon.stop()
+    assert "50000 results were still unacknowledged at shutdown" in caplog.text
 
 
 def test_settings_of_a_daemon(start_daemon: StartDaemon) -> None:
@@ -268,40 +264,40 @@ def test_settings_of_a_daemon(start_daemon: StartDaemon) -> None:
     assert messages[-1] == "stopped"
 
 
-def test_help_and_version(tmp_path: Path) -> None:
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     """Both are printed on stdout, and the exit code is 0."""
-    helped = run_to_end(tmp_path, ["--help"])
-    assert (helped.returncode, helped.stderr) == (0, "")
-    assert "127.0.0.1:7440" in helped.stdout
-    assert "PURGATORY_ENGINE_TICK_MS" in helped.stdout
-    assert run_to_end(tmp_path, ["--version"]).stdout == f"purgatory {purgatory.__version__}\n"
+    for flag in ("--help", "--version"):
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main(ALL, [flag])
+    printed, errors = capsys.readouterr()
+    assert errors == ""
+    assert "127.0.0.1:7440" in printed
+    assert "PURGATORY_ENGINE_TICK_MS" in printed
+    assert printed.endswith(f"\npurgatory {purgatory.__version__}\n")
 
 
-def test_print_config_goes_to_stdout(tmp_path: Path) -> None:
-    """Every setting is printed with its source, and nothing is served."""
-    printed = run_to_end(tmp_path, ["--print-config"], {"PURGATORY_ENGINE_TICK_MS": "3"})
-    assert (printed.returncode, printed.stderr) == (0, "")
-    assert "tick_ms = 3  # environment PURGATORY_ENGINE_TICK_MS\n" in printed.stdout
-
-
-def test_bad_setting_is_one_line_and_exit_2(tmp_path: Path) -> None:
+def test_bad_setting_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     """The line names the setting, and no traceback is printed."""
-    ended = run_to_end(tmp_path, ["--http-address", "nowhere"])
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert re.fullmatch(r"[^\n]*http[._]address: [^\n]+\n", ended.stderr), ended.stderr
+    assert main(ALL, ["--http-address", "nowhere"]) == 2
+    printed, errors = capsys.readouterr()
+    assert printed == ""
+    assert re.fullmatch(r"[^\n]*http[._]address: [^\n]+\n", errors), errors
 
 
-@pytest.mark.parametrize("setting", ["grpc.address", "http.address"])
-def test_port_in_use_is_one_line_and_exit_1(shared_daemon: DaemonProcess, tmp_path: Path, setting: str) -> None:
+def test_port_in_use_is_one_line_and_exit_1(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
     """The line has the address, the setting and the reason: a second daemon never shares the first one's port."""
-    taken = {"grpc.address": shared_daemon.address, "http.address": shared_daemon.http_address}[setting]
-    addresses = {"grpc.address": "127.0.0.1:0", "http.address": "127.0.0.1:0", setting: taken}
-    flags = ["--grpc-address", addresses["grpc.address"], "--http-address", addresses["http.address"]]
+    flags = ["--grpc-address", shared_daemon.address, "--http-address", "127.0.0.1:0"]
     ended = run_to_end(tmp_path, flags)
     assert ended.returncode == 1
     assert len(ended.stderr.splitlines()) == 1, ended.stderr
-    for fragment in (taken, setting, "in use"):
+    for fragment in (shared_daemon.address, "grpc.address", "in use"):
         assert fragment in ended.stderr
+
+
+async def test_http_port_in_use(shared_daemon: DaemonProcess, run_daemon: RunDaemon) -> None:
+    """The same for HTTP."""
+    with pytest.raises(StartupError, match=rf"{shared_daemon.http_address} \(http\.address\): .* in use"):
+        await run_daemon("--http-address", shared_daemon.http_address)
 
 
 async def test_the_journal_is_closed_where_the_archive_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Translation between wire and engine: every field is transferred, with its default, in both shapes."""
 
-import pytest
 from purgatory_client import results
 
 from purgatory.engine import codes
@@ -12,10 +11,9 @@ from purgatory.engine.completions import (
     Completions,
     FetchedPartition,
 )
-from purgatory.service.errors import BatchRejected
 from purgatory.service.sessions.outbox import ResultSlice, slices_of
 from purgatory.service.sessions.refused import RefusedOperation, refused_completions
-from purgatory.service.translate.events import events_from_columns, events_from_rows
+from purgatory.service.translate.events import events_from_rows
 from purgatory.service.translate.operations import parts_from_columns, parts_from_rows
 from purgatory.service.translate.results import MESSAGES_MAX, event_refusals, fill_columns, fill_rows
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
@@ -128,14 +126,6 @@ def test_operation_columns_are_copied() -> None:
     assert (batch.local_error_codes, batch.any_key, batch.from_now, batch.keys) == ([], [], [], [])
 
 
-@pytest.mark.parametrize("kind", [0, 6, 99])
-def test_columns_of_an_unknown_kind_cannot_be_read(kind: int) -> None:
-    """The message contains the value."""
-    with pytest.raises(BatchRejected, match=str(kind)) as raised:
-        parts_from_columns(operation_pb2.OperationColumns(kind=kind, operation_id=[1]), 1_000)
-    assert raised.value.refusal.field == "columns.kind"
-
-
 def test_event_rows_become_full_columns() -> None:
     """Every type of event keeps its values, with -1 for absent ones."""
     rows = [
@@ -194,21 +184,6 @@ def test_event_rows_carry_sets_of_replicas() -> None:
     assert leadership is not None
     assert (leadership.replicas, leadership.leader_id) == ([1, 2, 3], -1)
     assert (batch.flags, batch.offsets, batch.leader_epochs) == ([0, 1], [0, 11], [-1, 7])
-
-
-def test_events_that_need_rows_are_refused_as_columns() -> None:
-    """They are made invalid in place, so that the others keep their index, and the answer has the reason."""
-    columns = event_pb2.EventColumns(
-        partitions=[TOPIC_PARTITION],
-        type=[event_pb2.EVENT_TYPE_HIGH_WATERMARK, event_pb2.EVENT_TYPE_LEADERSHIP],
-        offset=[5, 0],
-    )
-    [events] = events_from_columns(columns, 1_000)
-    assert events.batch.types == [codes.HIGH_WATERMARK, 0]
-    explained = events.explain(Refusal(1, codes.INVALID_ARGUMENT, "event", "type 0 is not known"))
-    assert explained.message == "leadership events can only be sent as rows"
-    other = Refusal(0, codes.INVALID_ARGUMENT, "offset", "-1")
-    assert events.explain(other) is other
 
 
 def mixed_completions() -> Completions:

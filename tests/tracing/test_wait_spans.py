@@ -1,7 +1,7 @@
 """Spans of waits, sent to a receiver that implements OpenTelemetry's protocol."""
 
-import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,19 +11,29 @@ import grpc
 import httpcore
 import pytest
 
+from purgatory.extension import StartupError
+from purgatory.extensions import tracing
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
+from tests.service.in_process import DaemonThread, ServeDaemon, serve_daemon
 
 collector = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+
+__all__ = ["serve_daemon"]
 
 WAIT_S = 30
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
 RECORDED = ("traceparent", f"00-{TRACE}-{PARENT}-01")
 NOT_RECORDED = ("traceparent", f"00-{TRACE}-{PARENT}-00")
+
+
+def environment(port: int) -> dict[str, str]:
+    """Environment variables for a daemon that sends spans to a port."""
+    endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}"}
+    return {"PURGATORY_TRACING_ENABLED": "true", "OTEL_BSP_SCHEDULE_DELAY": "50", **endpoint}
 
 
 class Receiver:
@@ -48,14 +58,8 @@ class Receiver:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     @property
-    def environment(self) -> dict[str, str]:
-        """Environment variables for the daemon."""
-        endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        return {
-            "PURGATORY_TRACING_ENABLED": "true",
-            "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
-            "OTEL_BSP_SCHEDULE_DELAY": "50",
-        }
+    def port(self) -> int:
+        return self._server.server_port
 
     def take(self, body: bytes) -> None:
         request = collector.ExportTraceServiceRequest.FromString(body)
@@ -82,24 +86,27 @@ def gzip_or_plain(body: bytes, encoding: str | None) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Receiver, DaemonProcess]]:
+def traced() -> Iterator[tuple[Receiver, DaemonThread]]:
     """A daemon that sends its spans to a receiver."""
     receiver = Receiver()
-    daemon = DaemonProcess(tmp_path_factory.mktemp("traced"), environment=receiver.environment)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(receiver.port).items():
+            patch.setenv(name, value)
+        daemon = DaemonThread()
     yield receiver, daemon
-    daemon.kill()
+    daemon.stop()
     receiver.close()
 
 
 @pytest.fixture
-def receiver(traced: tuple[Receiver, DaemonProcess]) -> Receiver:
+def receiver(traced: tuple[Receiver, DaemonThread]) -> Receiver:
     """The receiver, without the spans of earlier tests."""
     traced[0].spans.clear()
     return traced[0]
 
 
 @pytest.fixture
-def stub(traced: tuple[Receiver, DaemonProcess]) -> Iterator[PurgatoryServiceStub]:
+def stub(traced: tuple[Receiver, DaemonThread]) -> Iterator[PurgatoryServiceStub]:
     with grpc.insecure_channel(traced[1].address) as channel:
         yield PurgatoryServiceStub(channel)
 
@@ -145,7 +152,7 @@ def test_the_waits_of_a_batch_have_a_span_each(stub: PurgatoryServiceStub, recei
     assert len(receiver.wait(5)) == 5
 
 
-def test_a_call_by_http_is_traced_too(receiver: Receiver, traced: tuple[Receiver, DaemonProcess]) -> None:
+def test_a_call_by_http_is_traced_too(receiver: Receiver, traced: tuple[Receiver, DaemonThread]) -> None:
     """The trace context is read from the HTTP header of the same name."""
     httpcore.request(
         "POST",
@@ -167,13 +174,7 @@ def silent_port() -> Iterator[int]:
 @pytest.mark.slow  # the last spans have two seconds
 def test_a_receiver_that_does_not_answer_does_not_keep_the_daemon(start_daemon: StartDaemon, silent_port: int) -> None:
     """Waits are answered, and the daemon gives up on the last spans; OpenTelemetry alone would wait for a minute."""
-    daemon = start_daemon(
-        environment={
-            "PURGATORY_TRACING_ENABLED": "true",
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{silent_port}",
-            "OTEL_EXPORTER_OTLP_TIMEOUT": "60",
-        }
-    )
+    daemon = start_daemon(environment=environment(silent_port) | {"OTEL_EXPORTER_OTLP_TIMEOUT": "60"})
     with grpc.insecure_channel(daemon.address) as channel:
         request = wire.WaitRequest(operation=operation(timeout_ms=0))
         stub = PurgatoryServiceStub(channel)
@@ -183,7 +184,7 @@ def test_a_receiver_that_does_not_answer_does_not_keep_the_daemon(start_daemon: 
     assert "the last spans were not delivered" in daemon.log
 
 
-def test_an_answer_without_end_is_not_read(start_daemon: StartDaemon) -> None:
+def test_an_answer_without_end_is_not_read(serve_daemon: ServeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon closes the connection of a receiver that sends more than a status; the next spans arrive."""
     written, ended = [0], threading.Event()
 
@@ -204,13 +205,9 @@ def test_an_answer_without_end_is_not_read(start_daemon: StartDaemon) -> None:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        endpoint = f"http://127.0.0.1:{server.server_port}"
-        daemon = start_daemon(
-            environment={
-                "PURGATORY_TRACING_ENABLED": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
-                "OTEL_BSP_SCHEDULE_DELAY": "50",
-            }
-        )  # fmt: skip
+        for name, value in environment(server.server_port).items():
+            monkeypatch.setenv(name, value)
+        daemon = serve_daemon()
         with grpc.insecure_channel(daemon.address) as channel:
             request = wire.WaitRequest(operation=operation(timeout_ms=0))
             PurgatoryServiceStub(channel).Wait(request, timeout=WAIT_S, metadata=[RECORDED])
@@ -220,11 +217,12 @@ def test_an_answer_without_end_is_not_read(start_daemon: StartDaemon) -> None:
 
 
 def test_without_opentelemetry_the_daemon_says_what_to_install(
-    start_daemon: StartDaemon, tmp_path_factory: pytest.TempPathFactory
+    serve_daemon: ServeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends with one line before it serves."""
-    hidden = tmp_path_factory.mktemp("hidden")
-    (hidden / "opentelemetry.py").write_text("raise ModuleNotFoundError(\"No module\", name='opentelemetry')\n")
-    paths = os.pathsep.join([str(hidden), os.environ.get("PYTHONPATH", "")])
-    with pytest.raises(AssertionError, match=r"purgatory-waits\[otel\]"):
-        start_daemon(environment={"PURGATORY_TRACING_ENABLED": "true", "PYTHONPATH": paths})
+    """It does not start, and the error has the command that installs it."""
+    monkeypatch.delitem(sys.modules, "purgatory.extensions.tracing.wait_spans", raising=False)
+    monkeypatch.delattr(tracing, "wait_spans", raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "opentelemetry"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(StartupError, match=r"purgatory-waits\[otel\]"):
+        serve_daemon("--tracing-enabled")

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from examples.secure_demo.authority import Authority, Issued
-from tests.service.in_process import run_daemon
+from purgatory.service.access import access
+from tests.service.in_process import run_daemon, serve_daemon
 
-__all__ = ["run_daemon"]
+__all__ = ["run_daemon", "serve_daemon"]
 
 HOSTS = ("localhost", "127.0.0.1")
 
@@ -36,14 +37,20 @@ class TlsFolder:
         return self.authority.issue("purgatory", hosts=HOSTS)
 
     def flags(self, *, client_auth: bool = False, crl: bool = False) -> list[str]:
-        """Flags of a daemon that uses the files and checks them ten times per second."""
-        flags = ["--tls-certificate-file", str(self.folder / "server.crt"), "--tls-reload-interval-ms", "100"]
+        """Flags of a daemon that uses the files and checks them twenty times per second."""
+        flags = ["--tls-certificate-file", str(self.folder / "server.crt"), "--tls-reload-interval-ms", "50"]
         flags += ["--tls-key-file", str(self.folder / "server.key")]
         if client_auth:
             flags += ["--tls-client-auth", "required", "--tls-client-ca-file", str(self.folder / "clients.crt")]
         if crl:
             flags += ["--tls-crl-file", str(self.folder / "clients.crl")]
         return flags
+
+
+@pytest.fixture(autouse=True)
+def read_files_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Daemons in this process look for a changed policy or changed tokens twenty times per second."""
+    monkeypatch.setattr(access, "RELOAD_INTERVAL_S", 0.05)
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +15,7 @@ from purgatory.service.settings import TlsSettings, is_loopback
 from purgatory.service.transport.certificate_files import CannotUseCertificates, read_tls_material
 from purgatory.service.transport.peer import peer_certificate
 from purgatory.service.transport.tls import Tls
-from tests.daemon_process import run_to_end
+from tests.service.in_process import RunDaemon
 from tests.transport.conftest import TlsFolder
 
 NOW = datetime.now(UTC)
@@ -168,16 +168,16 @@ def test_loopback(address: str, expected: bool) -> None:
 
 
 @pytest.mark.parametrize("setting", ["grpc", "http"])
-def test_no_plain_text_beyond_loopback(tmp_path: Path, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address beyond loopback is refused at start, in one line with the remedy, unless --insecure or TLS is set."""
+def test_no_plain_text_beyond_loopback(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address beyond loopback is refused with the remedy, unless --insecure or TLS is set."""
     monkeypatch.delenv("PURGATORY_INSECURE", raising=False)
-    ended = run_to_end(tmp_path, [f"--{setting}-address", "0.0.0.0:0"])
-    assert ended.returncode == 2
-    assert ended.stderr == (
-        f"purgatory serve: {setting}.address 0.0.0.0:0 can be reached from other machines; set tls.certificate_file "
-        "and tls.key_file, or pass --insecure (PURGATORY_INSECURE=true) to serve there without TLS\n"
+    remedy = (
+        f"{setting}.address 0.0.0.0:0 can be reached from other machines; set tls.certificate_file and tls.key_file, "
+        "or pass --insecure (PURGATORY_INSECURE=true) to serve there without TLS"
     )
     flags = {setting: {"address": "0.0.0.0:0"}}
+    with pytest.raises(SettingsError, match=f"^{re.escape(remedy)}$"):
+        load_settings(flags)
     assert load_settings({**flags, "insecure": True}).insecure
     monkeypatch.setenv("PURGATORY_INSECURE", "true")
     assert load_settings(flags).insecure
@@ -204,12 +204,9 @@ def test_settings_that_do_not_go_together(values: dict[str, str], words: str) ->
     assert str(caught.value).startswith("tls")
 
 
-def test_unusable_files_end_the_start(tmp_path: Path, tls_folder: TlsFolder) -> None:
-    """The daemon exits with one line in its log."""
+async def test_unusable_files_end_the_start(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
+    """The daemon does not start, and the error names the setting and the file."""
     (tls_folder.folder / "server.key").unlink()
-    ended = run_to_end(
-        tmp_path, ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", *tls_folder.flags()]
-    )
-    assert ended.returncode == 1
-    (line,) = ended.stderr.splitlines()
-    assert f"tls.key_file: cannot read {tls_folder.folder / 'server.key'}" in line
+    reason = f"tls.key_file: cannot read {tls_folder.folder / 'server.key'}"
+    with pytest.raises(CannotUseCertificates, match=re.escape(reason)):
+        await run_daemon(*tls_folder.flags())

@@ -2,48 +2,79 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
+import pytest
+from typer.testing import CliRunner
+
+from purgatory.cli.app import app
 from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.service.setting_sources import setting_names
-from tests.conftest import StartDaemon
-from tests.daemon_process import daemon_environment
+from tests.service.in_process import ServeDaemon
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
-PURGATORY = f'purgatory() {{ {shlex.quote(sys.executable)} -m purgatory "$@"; }}\n'
+PURGATORY = """
+purgatory() {
+  { printf '%q ' "PURGATORY_TLS_CA=${PURGATORY_TLS_CA:-}" "$@"; echo; } > asked
+  { read -r code; cat; } < answered
+  return "$code"
+}
+"""
+"""Has the command run by `answering`: a new Python for each one takes half a second."""
 
 
-def run(script: str, folder: Path, address: str = "") -> str:
+@contextmanager
+def answering(address: str) -> Iterator[None]:
+    """Run commands of this tree in a thread, against the daemon at `address`."""
+
+    def answer() -> None:
+        while line := Path("asked").read_text("utf-8"):
+            trust, *arguments = shlex.split(line)
+            environment = {"PURGATORY_ADDRESS": address, **dict([trust.split("=", 1)])}
+            done = CliRunner().invoke(app, arguments, env=environment)
+            Path("answered").write_text(f"{done.exit_code}\n{done.stdout}", "utf-8")
+
+    for name in ("asked", "answered"):
+        os.mkfifo(name)
+    thread = Thread(target=answer, daemon=True)
+    thread.start()
+    yield
+    Path("asked").write_text("", "utf-8")
+    thread.join()
+    for name in ("asked", "answered"):
+        Path(name).unlink()
+
+
+def run(script: str, address: str = "") -> str:
     """Run the commands and return their output. `purgatory` is this tree's, and its daemon is the one at `address`."""
-    done = subprocess.run(
-        ["bash", "-euc", PURGATORY + script],
-        cwd=folder,
-        env=daemon_environment({"PURGATORY_ADDRESS": address}),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    with answering(address):
+        done = subprocess.run(
+            ["bash", "-euc", PURGATORY + script], capture_output=True, text=True, timeout=120, check=False
+        )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_ten_minutes(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_ten_minutes(serve_daemon: ServeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Authority, tokens and policy are created, the daemon serves with them, and callers get the documented answers."""
+    monkeypatch.chdir(tmp_path)
     made, served, called, certificates = re.findall(r"```sh\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    assert run(made, tmp_path).endswith("yes\n")
+    assert run(made).endswith("yes\n")
     words = shlex.split(served.replace("\\\n", " "), comments=True)
     assert words[:2] == ["purgatory", "serve"]
-    daemon = start_daemon(*(str(tmp_path / word) if (tmp_path / word).exists() else word for word in words[2:]))
-    answers = run(called, tmp_path, daemon.address)
+    daemon = serve_daemon(*words[2:])
+    answers = run(called, daemon.address)
     assert "satisfied" in answers
     assert answers.endswith("refused: exit code 17\n")
     [new_key] = re.findall(r"^new_key=.*\n", made, re.MULTILINE)
-    run(new_key + certificates, tmp_path)
+    run(new_key + certificates)
     assert (tmp_path / "billing.crt").exists()
 
 

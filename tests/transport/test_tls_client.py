@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,13 +11,12 @@ import pytest
 from purgatory_client import AsyncClient, Client
 from purgatory_client.errors import InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
 from purgatory_client.session.channel import ChannelSecurity, Token, open_channel
+from typer.testing import CliRunner
 
 from examples.secure_demo.authority import Authority
-from purgatory.cli.app import LOADERS
+from purgatory.cli.app import LOADERS, app
 from purgatory.service.access.tokens import HEAD, add_token
-from tests.conftest import StartDaemon
-from tests.daemon_process import daemon_environment
-from tests.service.in_process import RunDaemon
+from tests.service.in_process import RunDaemon, ServeDaemon
 from tests.service.serving import eventually
 from tests.transport.conftest import TlsFolder
 
@@ -155,7 +152,7 @@ async def test_daemon_that_cannot_be_trusted(run_daemon: RunDaemon, tls_folder: 
 
 
 def test_blocking_client_and_command_line(
-    start_daemon: StartDaemon, tls_folder: TlsFolder, access: list[str], tmp_path: Path
+    serve_daemon: ServeDaemon, tls_folder: TlsFolder, access: list[str], tmp_path: Path
 ) -> None:
     """The blocking client takes the same arguments. Options and variables are equivalent; exit code 17 for a caller
     that is not authenticated or not authorized, 13 without trust.
@@ -165,29 +162,25 @@ def test_blocking_client_and_command_line(
     path.write_text(token)
     nobody = tmp_path / "nobody"
     nobody.write_text("of nobody")
-    daemon = start_daemon(*tls_folder.flags(), *access)
-    with Client(daemon.address, tls_ca=tls_folder.folder / "clients.crt", token=token) as client:
+    daemon = serve_daemon(*tls_folder.flags(), *access)
+    ca = str(tls_folder.folder / "clients.crt")
+    with Client(daemon.address, tls_ca=ca, token=token) as client:
         client.advance("orders-1", high_watermark=7)
         assert client.produce({"orders-1": 7}, timeout=10).satisfied
-    trust = {"PURGATORY_TLS_CA": str(tls_folder.folder / "clients.crt")}
 
-    def purgatory(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        program = [sys.executable, "-m", "purgatory", *arguments, "--address", daemon.address]
-        return subprocess.run(
-            program, env=daemon_environment(variables), capture_output=True, text=True, timeout=60, check=False
-        )
+    def purgatory(*arguments: str, **variables: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, [*arguments, "--address", daemon.address], env=variables)
+        return done.exit_code, done.stderr
 
     advance = "advance", "orders-1", "--high-watermark", "7"
-    done = purgatory(*advance, "--tls-ca", trust["PURGATORY_TLS_CA"], "--token-file", str(path))
-    assert (done.returncode, done.stderr) == (0, "")
-    unknown = purgatory(*advance, **trust, PURGATORY_TOKEN_FILE=str(nobody))
-    assert (unknown.returncode, unknown.stderr) == (17, "purgatory: the token is not known\n")
-    denied = purgatory("wait", "payments-1@7", **trust, PURGATORY_TOKEN_FILE=str(path))
-    assert denied.returncode == 17, denied.stderr
-    assert "wait" in denied.stderr
-    assert "payments" in denied.stderr
-    assert purgatory(*advance, PURGATORY_TOKEN_FILE=str(path)).returncode == 13
-    assert "of nobody" not in unknown.stderr + unknown.stdout
+    assert purgatory(*advance, "--tls-ca", ca, "--token-file", str(path)) == (0, "")
+    unknown = purgatory(*advance, PURGATORY_TLS_CA=ca, PURGATORY_TOKEN_FILE=str(nobody))
+    assert unknown == (17, "purgatory: the token is not known\n")
+    code, denied = purgatory("wait", "payments-1@7", PURGATORY_TLS_CA=ca, PURGATORY_TOKEN_FILE=str(path))
+    assert code == 17, denied
+    assert "wait" in denied
+    assert "payments" in denied
+    assert purgatory(*advance, PURGATORY_TOKEN_FILE=str(path))[0] == 13
 
 
 def test_every_command_that_calls_the_daemon_can_be_secured() -> None:

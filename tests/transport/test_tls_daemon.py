@@ -68,14 +68,6 @@ async def test_old_versions_are_refused(run_daemon: RunDaemon, tls_folder: TlsFo
                 await asyncio.open_connection(host, int(port), ssl=context)
 
 
-async def test_client_refuses_a_daemon_it_cannot_trust(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
-    """A client that trusts another authority, or expects another host name, does not connect."""
-    daemon = await run_daemon(*tls_folder.flags())
-    assert await status_of(daemon.address, Authority("Another")) is UNAVAILABLE
-    assert await status_of(daemon.address, tls_folder.authority, expected_host="elsewhere.example") is UNAVAILABLE
-    assert await status_of(daemon.address, tls_folder.authority, expected_host="localhost") is OK
-
-
 async def test_required_certificates(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
     """Only clients with a valid, unrevoked certificate of the right authority are served; HTTP probes need none."""
     authority = tls_folder.authority

@@ -11,6 +11,8 @@ import grpc
 from purgatory.v1 import event_pb2 as events
 from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.journal.kit import copy_files
+from tests.service.in_process import DaemonThread, ServeDaemon
 from tests.webhooks.receiver import SECRET
 
 DEADLINE_S: Final = 60.0
@@ -26,6 +28,25 @@ def webhook_flags(folder: Path, *more: str, hosts: str = "127.0.0.1:* localhost:
         "--webhooks-secret-file", str(secret_file), "--webhooks-retry-first-ms", str(retry_ms),
         "--webhooks-retry-longest-ms", str(retry_ms), *more,
     ]  # fmt: skip
+
+
+class Lives:
+    """Daemons with webhooks, one after another on one journal."""
+
+    def __init__(self, serve_daemon: ServeDaemon, folder: Path, *flags: str, retry_ms: int = 20) -> None:
+        self._serve: Final = serve_daemon
+        self._flags: Final = webhook_flags(folder, *flags, retry_ms=retry_ms)
+        self._journals: Final = [folder / "life-1"]
+
+    def start(self) -> DaemonThread:
+        """Start a daemon on what the last one has left."""
+        return self._serve(*self._flags, "--data-dir", str(self._journals[-1]))
+
+    def kill(self, daemon: DaemonThread) -> None:
+        """Leave the next daemon the files as they are now: nothing that this one does afterwards counts."""
+        self._journals.append(self._journals[0].with_name(f"life-{len(self._journals) + 1}"))
+        copy_files(self._journals[-2], self._journals[-1])
+        daemon.stop()
 
 
 class CallbackCaller:

@@ -1,4 +1,4 @@
-"""The files that webhooks need, with a real daemon: certificate authorities of receivers, and replaced secrets."""
+"""The files that webhooks need, with a whole daemon: certificate authorities of receivers, and replaced secrets."""
 
 import signal
 import ssl
@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from examples.secure_demo.authority import Authority
+from purgatory.extension import StartupError
 from tests.conftest import StartDaemon
-from tests.daemon_process import run_to_end
+from tests.service.in_process import ServeDaemon
 from tests.webhooks.callbacks import CallbackCaller, webhook_flags
 from tests.webhooks.receiver import SECRET, WebhookReceiver
 
@@ -31,20 +32,20 @@ def served_context(tmp_path: Path) -> tuple[Authority, ssl.SSLContext]:
 
 
 def test_a_receiver_with_a_certificate_of_a_private_authority(
-    start_daemon: StartDaemon, tmp_path: Path, served_context: tuple[Authority, ssl.SSLContext]
+    serve_daemon: ServeDaemon, tmp_path: Path, served_context: tuple[Authority, ssl.SSLContext]
 ) -> None:
     """A daemon with the authority delivers. Without it, the daemon sends nothing and the letter has the reason."""
     authority, context = served_context
     ca_file = tmp_path / "authority.crt"
     ca_file.write_bytes(authority.certificate_pem)
-    daemon = start_daemon(*webhook_flags(tmp_path, "--webhooks-ca-file", str(ca_file)))
+    daemon = serve_daemon(*webhook_flags(tmp_path, "--webhooks-ca-file", str(ca_file)))
     with WebhookReceiver(tls=context) as receiver, CallbackCaller(daemon.address) as caller:
         caller.register("known", receiver.url(), ["known"])
         caller.signal("known")
         received = receiver.wait_for(lambda all_: len(all_) == 1)
         caller.until(lambda: caller.unacknowledged() == 0)
         assert received[0].operation_id == 1
-        stranger = start_daemon(*webhook_flags(tmp_path, "--webhooks-give-up-ms", "50"))
+        stranger = serve_daemon(*webhook_flags(tmp_path, "--webhooks-give-up-ms", "50"))
         with CallbackCaller(stranger.address) as other:
             other.register("unknown", receiver.url(), ["unknown"])
             other.signal("unknown")
@@ -80,11 +81,10 @@ def test_a_secret_is_replaced_while_the_daemon_runs(start_daemon: StartDaemon, t
             delivers(f"later-{count}", OTHER_SECRET)
 
 
-def test_a_daemon_does_not_start_with_unusable_secrets(tmp_path: Path) -> None:
-    """The daemon ends with one line that names the setting and describes the format of a secret."""
+def test_a_daemon_does_not_start_with_unusable_secrets(serve_daemon: ServeDaemon, tmp_path: Path) -> None:
+    """The error names the setting and does not show the secret."""
     flags = webhook_flags(tmp_path)
     (tmp_path / "webhook-secrets").write_text(OF_URLS, "utf-8")
-    ended = run_to_end(tmp_path, [*flags, "--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"])
-    assert ended.returncode == 1
-    assert "webhooks.secret_file" in ended.stderr
-    assert "_____" not in ended.stderr
+    with pytest.raises(StartupError, match=r"webhooks\.secret_file") as raised:
+        serve_daemon(*flags)
+    assert "_____" not in str(raised.value)

@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.client.cli.test_commands import purgatory
 from tests.client.cli.test_completion import completed
-from tests.conftest import StartDaemon
-from tests.webhooks.callbacks import CallbackCaller, webhook_flags
+from tests.service.in_process import ServeDaemon
+from tests.webhooks.callbacks import CallbackCaller, Lives, webhook_flags
 from tests.webhooks.receiver import WebhookReceiver
 
 MANY = 100
@@ -22,15 +24,15 @@ def webhooks_of(address: str) -> dict[str, Any]:
     return found
 
 
-def test_status_counts_webhooks(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_status_counts_webhooks(serve_daemon: ServeDaemon, tmp_path: Path) -> None:
     """Every undelivered result counts, also those that are queued and those restored after a kill; results that were
     delivered, given up or dropped with their session do not.
     """
-    flags = webhook_flags(tmp_path, "--data-dir", str(tmp_path / "journal"), retry_ms=200)
+    lives = Lives(serve_daemon, tmp_path, retry_ms=200)
     idle = {"undelivered": 0, "paused": 0, "dead_letters": 0, "oldest": None}
     keys = [f"key-{number}" for number in range(MANY)]
     with WebhookReceiver(lambda _received: 500) as receiver:
-        first = start_daemon(*flags)
+        first = lives.start()
         assert webhooks_of(first.address) == idle
         assert (
             "webhooks: 0 undelivered, 0 waiting for a retry, 0 dead letters\n"
@@ -51,8 +53,8 @@ def test_status_counts_webhooks(start_daemon: StartDaemon, tmp_path: Path) -> No
             left = webhooks_of(first.address)["undelivered"]
             assert caller.unacknowledged() >= left
             caller.signal("durable")  # its response waits for the disk, which then also has everything before it
-        first.kill()
-        second = start_daemon(*flags)
+        lives.kill(first)
+        second = lives.start()
         with CallbackCaller(second.address) as caller:
             caller.until(lambda: webhooks_of(second.address)["undelivered"] == caller.unacknowledged() > 0)
             receiver.answer = lambda received: 410 if received.operation_id == MANY else 204
@@ -60,11 +62,13 @@ def test_status_counts_webhooks(start_daemon: StartDaemon, tmp_path: Path) -> No
             assert "0 waiting for a retry, 1 dead letter\n" in purgatory("status", address=second.address).stdout
 
 
-def test_attempts_of_all_resends_are_counted(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_attempts_of_all_resends_are_counted(
+    serve_daemon: ServeDaemon, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Each resend that fails adds to the attempts of a dead letter, also after the daemon was killed and restarted."""
-    flags = webhook_flags(tmp_path, "--data-dir", str(tmp_path / "journal"))
+    lives = Lives(serve_daemon, tmp_path)
     with WebhookReceiver(lambda _received: 410) as receiver:
-        first = start_daemon(*flags)
+        first = lives.start()
         with CallbackCaller(first.address) as caller:
             caller.register("dead", receiver.url(), ["dead"])
             caller.signal("dead")
@@ -73,8 +77,8 @@ def test_attempts_of_all_resends_are_counted(start_daemon: StartDaemon, tmp_path
                 assert purgatory("dead-letters", "--resend-all", address=first.address).returncode == 0
                 caller.until(lambda: [letter.attempts for letter in caller.dead_letters()] == [attempts])  # noqa: B023
             caller.signal("durable")  # its response waits for the disk, which then also has everything before it
-        first.kill()
-        second = start_daemon(*flags)
+        lives.kill(first)
+        second = lives.start()
         with CallbackCaller(second.address) as caller:
             assert [letter.attempts for letter in caller.dead_letters()] == [3]
             webhook_id = caller.dead_letters()[0].webhook_id
@@ -82,12 +86,12 @@ def test_attempts_of_all_resends_are_counted(start_daemon: StartDaemon, tmp_path
             caller.until(lambda: [letter.attempts for letter in caller.dead_letters()] == [4])
             assert "4 attempts: HTTP 410" in purgatory("dead-letters", address=second.address).stdout
     assert len(receiver.received) == 4
-    assert "was given up after 4 attempts" in second.log
+    assert "was given up after 4 attempts" in caplog.text
 
 
-def test_letters_are_resent_and_deleted_by_command(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_letters_are_resent_and_deleted_by_command(serve_daemon: ServeDaemon, tmp_path: Path) -> None:
     """The shell completes ids. An id of no letter is reported on stderr with exit code 16; the others are deleted."""
-    daemon = start_daemon(*webhook_flags(tmp_path))
+    daemon = serve_daemon(*webhook_flags(tmp_path))
     with WebhookReceiver(lambda _received: 410) as receiver, CallbackCaller(daemon.address) as caller:
         caller.register("dead", receiver.url(), ["dead-1", "dead-2", "dead-3"])
         caller.signal("dead-1", "dead-2", "dead-3")

@@ -110,7 +110,7 @@ async def test_what_becomes_of_an_attempt(make_poster: MakePoster, answer: int, 
     with WebhookReceiver(lambda _received: answer) as receiver:
         poster = make_poster(ChangingNames(["127.0.0.1"]), timeout_ms=300 if answer == HANG else 5_000)
         attempt = await poster.post(f"http://a.example:{receiver.port}/", signed(), BODY.encode())
-        assert len(receiver.received) == 1
+        receiver.wait_for(lambda all_: len(all_) == 1)
     assert attempt.end == end
     assert reason in attempt.reason
     assert attempt.is_final == (answer == 410)

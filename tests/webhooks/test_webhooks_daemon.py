@@ -1,9 +1,9 @@
-"""Webhooks end to end: a real daemon, and real HTTP servers that accept, refuse, redirect, hang or die."""
+"""Webhooks end to end: a whole daemon, and real HTTP servers that accept, refuse, redirect, hang or die."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import grpc
 import pytest
@@ -11,25 +11,21 @@ import pytest
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import webhook_pb2
 from tests.client.cli.test_commands import purgatory
-from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
-from tests.webhooks.callbacks import CallbackCaller, webhook_flags
+from tests.service.in_process import DaemonThread, ServeDaemon
+from tests.webhooks.callbacks import CallbackCaller, Lives, webhook_flags
 from tests.webhooks.receiver import DROP, HANG, WebhookReceiver
-
-MANY: Final = 2_000
 
 
 @pytest.fixture(scope="module")
-def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonThread]:
     """One daemon that retries after 20 ms and gives up after a day."""
-    folder = tmp_path_factory.mktemp("webhooks")
-    daemon = DaemonProcess(folder, webhook_flags(folder, "--webhooks-timeout-ms", "2000"))
+    daemon = DaemonThread(*webhook_flags(tmp_path_factory.mktemp("webhooks"), "--webhooks-timeout-ms", "2000"))
     yield daemon
-    daemon.kill()
+    daemon.stop()
 
 
 @pytest.fixture
-def caller(shared_daemon: DaemonProcess) -> Iterator[CallbackCaller]:
+def caller(shared_daemon: DaemonThread) -> Iterator[CallbackCaller]:
     with CallbackCaller(shared_daemon.address) as one:
         yield one
 
@@ -171,23 +167,23 @@ def test_a_refused_registration_is_posted_too(caller: CallbackCaller) -> None:
     assert received.payload["data"]["result"]["outcome"] == "OUTCOME_REFUSED"
 
 
-def test_results_survive_a_kill_between_end_and_delivery(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_results_survive_a_kill_between_end_and_delivery(serve_daemon: ServeDaemon, tmp_path: Path) -> None:
     """Killed while the receiver refuses everything: the next daemon delivers every result under the same ids, and
     pending operations end and are delivered as well.
     """
-    flags = webhook_flags(tmp_path, "--data-dir", str(tmp_path / "journal"))
+    lives = Lives(serve_daemon, tmp_path)
     keys = [f"kill-{number}" for number in range(30)]
     with WebhookReceiver(lambda _received: 503) as receiver:
-        first = start_daemon(*flags)
+        first = lives.start()
         with CallbackCaller(first.address) as caller:
             caller.register("kill", receiver.url(), keys)
             caller.signal(*keys[:20])
             receiver.wait_for(lambda all_: len({one.operation_id for one in all_}) == 20)
-        first.kill()
+        lives.kill(first)
         before = {one.operation_id: one.webhook_id for one in receiver.received}
         receiver.received.clear()
         receiver.answer = lambda _received: 200
-        second = start_daemon(*flags)
+        second = lives.start()
         receiver.wait_for(lambda all_: len({one.operation_id for one in all_}) == 20)
         with CallbackCaller(second.address) as caller:
             caller.signal(*keys[20:])
@@ -198,19 +194,21 @@ def test_results_survive_a_kill_between_end_and_delivery(start_daemon: StartDaem
     assert {number: after[number] for number in before} == before
 
 
-def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(
+    serve_daemon: ServeDaemon, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """An undelivered result is listed with the reason, also after a kill, until it is finally delivered."""
-    flags = webhook_flags(tmp_path, "--data-dir", str(tmp_path / "journal"), "--webhooks-give-up-ms", "1")
+    lives = Lives(serve_daemon, tmp_path, "--webhooks-give-up-ms", "1")
     with WebhookReceiver(lambda _received: 500) as receiver:
-        first = start_daemon(*flags)
+        first = lives.start()
         with CallbackCaller(first.address) as caller:
             caller.register("dead", receiver.url(), ["dead-1", "dead-2", "dead-3"])
             caller.signal("dead-1", "dead-2", "dead-3")
             caller.until(lambda: len(caller.dead_letters()) == 3)
             assert caller.unacknowledged() == 0
             caller.signal("durable")  # its response waits for the disk, which then also has everything before it
-        first.kill()
-        second = start_daemon(*flags)
+        lives.kill(first)
+        second = lives.start()
         with CallbackCaller(second.address) as caller:
             letters = caller.dead_letters()
             assert {letter.result.operation_id for letter in letters} == {1, 2, 3}
@@ -242,16 +240,14 @@ def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(start_daemon: S
             assert json.loads(unknown.stdout) == {"resent": 0, "unknown_webhook_ids": ["nobody"]}
         received = receiver.wait_for(lambda all_: len(all_) == 3)
     assert {one.webhook_id for one in received} == {letter.webhook_id for letter in letters}
-    assert "was given up after" in first.log
+    assert "was given up after" in caplog.text
 
 
-def test_a_deleted_dead_letter_is_never_sent_again(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_a_deleted_dead_letter_is_never_sent_again(serve_daemon: ServeDaemon, tmp_path: Path) -> None:
     """Neither a redelivery that has begun nor a daemon that is killed and restarted sends it; others are unaffected."""
-    flags = webhook_flags(
-        tmp_path, "--data-dir", str(tmp_path / "journal"), "--webhooks-give-up-ms", "2000", retry_ms=200
-    )
+    lives = Lives(serve_daemon, tmp_path, "--webhooks-give-up-ms", "2000", retry_ms=200)
     with WebhookReceiver(lambda _received: 410) as receiver:
-        first = start_daemon(*flags)
+        first = lives.start()
         with CallbackCaller(first.address) as caller:
             caller.register("deleted", receiver.url(), ["deleted-1", "deleted-2"])
             caller.signal("deleted-1", "deleted-2")
@@ -264,22 +260,22 @@ def test_a_deleted_dead_letter_is_never_sent_again(start_daemon: StartDaemon, tm
             request = webhook_pb2.DeleteDeadLettersRequest(webhook_ids=[one, "nobody"])
             answer = caller.stub.DeleteDeadLetters(request)
             assert (answer.deleted, list(answer.unknown_webhook_ids)) == (1, ["nobody"])
-        first.kill()
+        lives.kill(first)
         receiver.answer = lambda _received: 200
         receiver.received.clear()
-        with CallbackCaller(start_daemon(*flags).address) as caller:
+        with CallbackCaller(lives.start().address) as caller:
             assert [letter.webhook_id for letter in caller.dead_letters()] == [other]
             caller.stub.ResendDeadLetters(webhook_pb2.ResendDeadLettersRequest())
             caller.until(lambda: not caller.dead_letters())
         assert [one.webhook_id for one in receiver.received] == [other]
 
 
-def test_a_session_with_a_callback_lives_while_anything_waits(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_a_session_with_a_callback_lives_while_anything_waits(serve_daemon: ServeDaemon, tmp_path: Path) -> None:
     """While an operation is pending, it outlives its time to live, unlike a session without a reader. Once its last
     result is delivered, its time to live starts, and it is removed.
     """
     lives = ("--session-ttl-ms", "100", "--session-finished-ttl-ms", "100", "--session-heartbeat-interval-ms", "100")
-    daemon = start_daemon(*webhook_flags(tmp_path, *lives))
+    daemon = serve_daemon(*webhook_flags(tmp_path, *lives))
     with WebhookReceiver() as receiver, CallbackCaller(daemon.address) as caller:
         caller.register("waits", receiver.url(), ["waits"])
         caller.register("unread", "", ["unread"])
@@ -294,10 +290,10 @@ def sessions_of(caller: CallbackCaller) -> int:
     return status.sessions
 
 
-def test_a_private_address_is_refused_at_the_connection(start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_a_private_address_is_refused_at_the_connection(serve_daemon: ServeDaemon, tmp_path: Path) -> None:
     """An allowed name that resolves to this machine is not connected to: the result is given up with that reason."""
     flags = [*webhook_flags(tmp_path, "--webhooks-give-up-ms", "1"), "--no-webhooks-allow-private"]
-    daemon = start_daemon(*flags)
+    daemon = serve_daemon(*flags)
     with WebhookReceiver() as receiver, CallbackCaller(daemon.address) as caller:
         caller.register("private", f"http://localhost:{receiver.port}/hook", ["private"])
         caller.signal("private")

@@ -36,9 +36,9 @@ HOST_LIMITS: Final = {
     "events_per_batch_max": 5_000,
 }
 
-SESSION_TTL_MS: Final = 1_500
-TIDY_INTERVAL_MS: Final = 1_000
-HEARTBEAT_INTERVAL_MS: Final = 400
+SESSION_TTL_MS: Final = 600
+TIDY_INTERVAL_MS: Final = 250
+HEARTBEAT_INTERVAL_MS: Final = 200
 WARM_UP_SHARE: Final = 0.3
 CROWD_SHARE: Final = 0.1
 """Share of the requests that this target gets, because it is slower; the others get all of them."""
@@ -57,7 +57,8 @@ async def fuzz_daemon(seed: int, requests: int, tally: Tally, *, warm_up: int) -
         daemon = DaemonProcess(Path(folder), daemon_arguments())
         try:
             start = memory_mb(daemon)
-            await _fuzz_address(daemon, world, tally, warm_up)
+            if warm_up:
+                await _fuzz_address(daemon, world, tally, warm_up)
             warm = memory_mb(daemon)
             await _fuzz_address(daemon, world, tally, requests)
             end = memory_mb(daemon)

@@ -17,13 +17,14 @@ from tests.abuse.requests.raw_bytes import PREFACE, SETTINGS
 from tests.client.until import until_pending
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess, open_files_max
+from tests.service.in_process import DaemonThread, RunDaemon, ServeDaemon
 
 PATIENCE_S = 60.0
 WAITS = 2_000
 FILES = 256
 
 
-def connect(daemon: DaemonProcess) -> socket.socket:
+def connect(daemon: DaemonProcess | DaemonThread) -> socket.socket:
     host, _, port = daemon.address.rpartition(":")
     connection = socket.create_connection((host, int(port)), PATIENCE_S)
     connection.sendall(PREFACE + SETTINGS)
@@ -91,9 +92,9 @@ def test_open_files_limit_connections(start_daemon: StartDaemon) -> None:
         assert until_served(client)
 
 
-def test_connections_are_limited(start_daemon: StartDaemon) -> None:
+def test_connections_are_limited(serve_daemon: ServeDaemon) -> None:
     """At the limit, a further connection is closed unread. As soon as one ends, a new one is accepted."""
-    daemon = start_daemon("--grpc-connections-max", "3")
+    daemon = serve_daemon("--grpc-connections-max", "3")
     first, *others = [connect(daemon) for _ in range(3)]
     assert all(is_served(connection) for connection in (first, *others))
     with connect(daemon) as further:
@@ -109,7 +110,7 @@ def test_connections_are_limited(start_daemon: StartDaemon) -> None:
         connection.close()
 
 
-def kinds_after_pings(daemon: DaemonProcess, count: int, pause_s: float) -> set[int]:
+def kinds_after_pings(daemon: DaemonThread, count: int, pause_s: float) -> set[int]:
     """The kinds of frames that answer pings, each sent a pause after the answer to the one before."""
     kinds: set[int] = set()
     with connect(daemon) as connection, connection.makefile("rb") as received:
@@ -125,13 +126,13 @@ def kinds_after_pings(daemon: DaemonProcess, count: int, pause_s: float) -> set[
     return kinds
 
 
-def test_a_client_that_pings_too_often_is_disconnected(start_daemon: StartDaemon) -> None:
+def test_a_client_that_pings_too_often_is_disconnected(serve_daemon: ServeDaemon) -> None:
     """Pings at the allowed interval are answered for as long as they come; after a few that are faster, the
     connection ends.
     """
-    daemon = start_daemon("--grpc-ping-interval-min-ms", "100")
-    assert GOAWAY not in kinds_after_pings(daemon, 10, pause_s=0.11)
-    assert GOAWAY in kinds_after_pings(daemon, 10, pause_s=0.0)
+    daemon = serve_daemon("--grpc-ping-interval-min-ms", "50")
+    assert GOAWAY not in kinds_after_pings(daemon, 6, pause_s=0.06)
+    assert GOAWAY in kinds_after_pings(daemon, 6, pause_s=0.0)
 
 
 @pytest.mark.slow
@@ -144,14 +145,14 @@ async def test_the_client_waits_by_thousands_of_single_calls(shared_daemon: Daem
         assert all(result.satisfied for result in await asyncio.gather(*waits))
 
 
-async def test_a_client_continues_when_its_connection_ages(start_daemon: StartDaemon) -> None:
+async def test_a_client_continues_when_its_connection_ages(run_daemon: RunDaemon) -> None:
     """Over a connection that is cut every 0.3 s, a single wait (with its original timeout) and a tail continue."""
-    daemon = start_daemon("--grpc-connection-age-max-ms", "200", "--shutdown-grace-ms", "100")
+    daemon = await run_daemon("--grpc-connection-age-max-ms", "200", "--shutdown-grace-ms", "100")
     async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as other:
         tail = client.tail()
         assert not (await anext(tail)).operations
         waiting = asyncio.ensure_future(client.wait_once(produce_wait({"held-0": 1}, timeout=60)))
-        expiring = asyncio.ensure_future(client.wait_once(produce_wait({"held-0": 2}, timeout=1.5)))
+        expiring = asyncio.ensure_future(client.wait_once(produce_wait({"held-0": 2}, timeout=0.8)))
         openings = 1
         while openings < 3:
             openings += not (await anext(tail)).operations

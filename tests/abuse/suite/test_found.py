@@ -27,7 +27,7 @@ from purgatory.service.settings import LimitsSettings
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.abuse.requests.verdict import faults_in
-from tests.daemon_process import DaemonProcess
+from tests.service.in_process import RunDaemon
 from tests.service.serving import Peer, eventually, produce, serving
 
 WIDE_IDS = (2**63 - 1, 2**63, 2**64 - 1)
@@ -80,8 +80,9 @@ async def test_forged_page_tokens_are_refused(page_token: str) -> None:
         assert await code_of(partitions) is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_standard_services_refuse_what_does_not_decode(daemon: DaemonProcess) -> None:
+async def test_standard_services_refuse_what_does_not_decode(run_daemon: RunDaemon) -> None:
     """Health and reflection answer undecodable requests with INVALID_ARGUMENT, serve others, and log nothing."""
+    daemon = await run_daemon()
     async with grpc.aio.insecure_channel(daemon.address) as channel:
         check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
         assert await code_of(check(NO_MESSAGE)) is grpc.StatusCode.INVALID_ARGUMENT
@@ -98,7 +99,7 @@ async def test_standard_services_refuse_what_does_not_decode(daemon: DaemonProce
         names = {service.name for service in (await call.read()).list_services_response.service}
         assert {"purgatory.v1.PurgatoryService", "grpc.health.v1.Health"} < names
         call.cancel()
-    assert daemon.stop() == 0
+    await daemon.stop()
     assert faults_in(daemon.log) == []
 
 
@@ -109,8 +110,9 @@ MALFORMED_HTTP = (
 )
 
 
-async def test_malformed_http_is_refused_without_a_traceback(daemon: DaemonProcess) -> None:
+async def test_malformed_http_is_refused_without_a_traceback(run_daemon: RunDaemon) -> None:
     """Malformed HTTP gets status 400, and the log stays clean."""
+    daemon = await run_daemon()
     host, _, port = daemon.http_address.rpartition(":")
     for data in MALFORMED_HTTP:
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -118,7 +120,7 @@ async def test_malformed_http_is_refused_without_a_traceback(daemon: DaemonProce
         answer = await asyncio.wait_for(reader.read(), 60)
         writer.close()
         assert b" 400 " in answer[:20], data
-    assert daemon.stop() == 0
+    await daemon.stop()
     assert faults_in(daemon.log) == []
 
 
@@ -165,7 +167,7 @@ async def test_replicas_of_a_partition_are_bounded() -> None:
 
 
 def alive(kinds: tuple[type, ...]) -> int:
-    """Number of objects of these types that the garbage collector knows."""
+    """Number of objects of these types that the garbage collector looks at."""
     # By type: `isinstance` also asks the object, and lazy objects of other tests, such as Django's settings, raise.
     return sum(issubclass(type(one), kinds) for one in gc.get_objects())
 
@@ -174,13 +176,14 @@ def alive(kinds: tuple[type, ...]) -> int:
 async def nothing_left_of(*kinds: type) -> AsyncIterator[None]:
     """Without a garbage collection, which is rare by design, the block leaves no additional objects of these types."""
     gc.collect()
-    before = alive(kinds)  # includes streams of other tests, cut in a read that gRPC never ends
+    gc.freeze()  # objects of other tests do not count, such as streams that were cut in a read that gRPC never ends
     gc.disable()
     try:
         yield
-        await eventually(lambda: alive(kinds) <= before, "all of it is gone")
+        await eventually(lambda: not alive(kinds), "all of it is gone")
     finally:
         gc.enable()
+        gc.unfreeze()
 
 
 async def test_refused_calls_leave_nothing_to_the_garbage_collector() -> None:

@@ -7,6 +7,7 @@ import resource
 import select
 import struct
 import urllib.request
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from urllib.parse import unquote
 
@@ -17,6 +18,7 @@ from tests.abuse.result import memory_mb, open_files
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
 from tests.http.raw_http import RawConnection, chunked, request
+from tests.service.in_process import DaemonThread, ServeDaemon
 from tests.service.serving import eventually
 
 HALF_OPEN = 400
@@ -28,14 +30,14 @@ STATUS = f"{SERVICE}/GetStatus"
 WATCH = request("GET", "/v1/watch")
 
 
-def healthz(daemon: DaemonProcess) -> int:
+def healthz(daemon: DaemonProcess | DaemonThread) -> int:
     with urllib.request.urlopen(f"http://{daemon.http_address}/healthz", timeout=PATIENCE_S) as answer:
         return int(answer.status)
 
 
-def test_half_a_request_is_not_waited_for(start_daemon: StartDaemon) -> None:
+def test_half_a_request_is_not_waited_for(serve_daemon: ServeDaemon) -> None:
     """It gets status 408, even if single bytes keep arriving; the connection is closed, and others are served."""
-    daemon = start_daemon("--http-read-timeout-ms", "300", "--http-connections-max", "2")
+    daemon = serve_daemon("--http-read-timeout-ms", "100", "--http-connections-max", "2")
     with RawConnection(daemon.http_address) as silent, RawConnection(daemon.http_address) as idle:
         silent.send(HALF_A_REQUEST)
         assert silent.answer().status == 408
@@ -49,11 +51,11 @@ def test_half_a_request_is_not_waited_for(start_daemon: StartDaemon) -> None:
     assert healthz(daemon) == 200
 
 
-def test_connections_are_limited(start_daemon: StartDaemon) -> None:
+def test_connections_are_limited(serve_daemon: ServeDaemon) -> None:
     """When all connections are in use, a further request gets status 503 and advice, and probes are served. When one
     ends, a new one is accepted.
     """
-    daemon = start_daemon("--http-connections-max", "2")
+    daemon = serve_daemon("--http-connections-max", "2")
     with ExitStack() as connections:
         first, second = (connections.enter_context(RawConnection(daemon.http_address)) for _ in range(2))
         for held in (first, second):
@@ -80,9 +82,9 @@ def test_connections_are_limited(start_daemon: StartDaemon) -> None:
         asyncio.run(eventually(has_room, "there is room"))
 
 
-def test_a_new_connection_replaces_the_one_that_is_idle_for_the_longest_time(start_daemon: StartDaemon) -> None:
+def test_a_new_connection_replaces_the_one_that_is_idle_for_the_longest_time(serve_daemon: ServeDaemon) -> None:
     """Connections that were used once and kept open do not keep other callers out."""
-    daemon = start_daemon("--http-connections-max", "3")
+    daemon = serve_daemon("--http-connections-max", "3")
     with ExitStack() as connections:
         kept = []
         for _ in range(20):
@@ -95,9 +97,9 @@ def test_a_new_connection_replaces_the_one_that_is_idle_for_the_longest_time(sta
             assert connection.answer().status == 200
 
 
-def test_probes_are_served_while_hundreds_of_connections_never_send_a_request(start_daemon: StartDaemon) -> None:
+def test_probes_are_served_while_hundreds_of_connections_never_send_a_request(serve_daemon: ServeDaemon) -> None:
     """The connections that have been silent longest are closed to make room for probes."""
-    daemon = start_daemon("--http-connections-max", "256", "--http-read-timeout-ms", "60000")
+    daemon = serve_daemon("--http-connections-max", "256", "--http-read-timeout-ms", "60000")
     with ExitStack() as connections:
         for _ in range(HALF_OPEN):
             connection = connections.enter_context(RawConnection(daemon.http_address))
@@ -122,43 +124,50 @@ def test_the_first_connection_may_come_while_there_are_no_files(start_daemon: St
         assert first.answer().body == b"ready\n"
 
 
-def test_unread_answers_to_pipelined_requests_take_no_memory(start_daemon: StartDaemon) -> None:
-    """Four connections send requests until no more are accepted, read nothing, and close. Few of the requests have been
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """A process whose memory is limited and measured."""
+    flags = ["--limits-memory-bytes-max", str(BUDGET_BYTES), "--http-read-timeout-ms", "60000"]
+    daemon = DaemonProcess(tmp_path_factory.mktemp("small"), flags)
+    yield daemon
+    daemon.kill()
+
+
+def test_unread_answers_to_pipelined_requests_take_no_memory(small: DaemonProcess) -> None:
+    """Two connections send requests until no more are accepted, read nothing, and close. Few of the requests have been
     answered, and new callers are served.
     """
-    daemon = start_daemon("--limits-memory-bytes-max", str(BUDGET_BYTES))
-    assert healthz(daemon) == 200
-    before_mb = memory_mb(daemon)
+    assert healthz(small) == 200
+    before_mb = memory_mb(small)
     pipelined = request("GET", "/healthz") * 10_000
     with ExitStack() as connections:
-        for _ in range(4):
-            sender = connections.enter_context(RawConnection(daemon.http_address)).socket
+        for _ in range(2):
+            sender = connections.enter_context(RawConnection(small.http_address)).socket
             sender.setblocking(False)
-            while select.select([], [sender], [], 0.5)[1]:
+            while select.select([], [sender], [], 0.2)[1]:
                 sender.send(pipelined)
-        assert healthz(daemon) == 200
-        assert memory_mb(daemon) - before_mb < 16
-    with Client(daemon.address) as client:
+        assert healthz(small) == 200
+        assert memory_mb(small) - before_mb < 16
+    with Client(small.address) as client:
         client.advance("orders-3", high_watermark=42)
         assert client.produce({"orders-3": 42}).satisfied
 
 
-def test_unfinished_bodies_have_a_share_of_the_memory(start_daemon: StartDaemon) -> None:
+def test_unfinished_bodies_have_a_share_of_the_memory(small: DaemonProcess) -> None:
     """Unfinished bodies of 900 kB, in total four times the allowed memory: the largest get status 503, the daemon's
     memory does not grow, and small requests are still served.
     """
-    daemon = start_daemon("--limits-memory-bytes-max", str(BUDGET_BYTES), "--http-read-timeout-ms", "60000")
-    before_mb, status = memory_mb(daemon), request("POST", STATUS, {"content-type": "application/json"}, b"{}")
+    before_mb, status = memory_mb(small), request("POST", STATUS, {"content-type": "application/json"}, b"{}")
     head = request("POST", f"{SERVICE}/Register", {"content-type": "application/proto", "content-length": "1000000"})
     with ExitStack() as connections:
-        bodies = [connections.enter_context(RawConnection(daemon.http_address)) for _ in range(4 * BUDGET_BYTES >> 23)]
+        bodies = [connections.enter_context(RawConnection(small.http_address)) for _ in range(4 * BUDGET_BYTES >> 23)]
         for number, body in enumerate(bodies):
             body.send(head + b"x" * 900_000)
             if number % 16 == 0:
-                with RawConnection(daemon.http_address) as honest:
+                with RawConnection(small.http_address) as honest:
                     honest.send(status)
                     assert honest.answer("POST").status == 200
-        assert memory_mb(daemon) - before_mb < (BUDGET_BYTES >> 20) // 8 + 48
+        assert memory_mb(small) - before_mb < (BUDGET_BYTES >> 20) // 8 + 48
         sockets = {body.socket: body for body in bodies}
 
         def most_are_refused() -> bool:
@@ -193,20 +202,20 @@ def test_hostile_gzip(shared_daemon: DaemonProcess, kind: str, deflated: bytes, 
 
 
 def test_a_body_of_tiny_chunks_does_not_hold_the_loop(shared_daemon: DaemonProcess) -> None:
-    """A megabyte in chunks of one byte each: others are served between them, and it is answered."""
-    body = chunked(b"{" + b" " * 200_000 + b"}", 1)
+    """A body in chunks of one byte each: others are served between them, and it is answered."""
+    body = chunked(b"{" + b" " * 50_000 + b"}", 1)
     headers = {"content-type": "application/json", "transfer-encoding": "chunked"}
     with RawConnection(shared_daemon.http_address) as connection:
         connection.send(request("POST", STATUS, headers, body))
         assert connection.answer("POST").status == 200
 
 
-def test_an_idle_connection_is_closed_after_a_while(start_daemon: StartDaemon) -> None:
+def test_an_idle_connection_is_closed_after_a_while(serve_daemon: ServeDaemon) -> None:
     """After a response it stays open for the next request for longer than a request may take, but not forever."""
-    daemon = start_daemon("--http-keepalive-timeout-ms", "5000", "--http-read-timeout-ms", "100")
+    daemon = serve_daemon("--http-keepalive-timeout-ms", "1500", "--http-read-timeout-ms", "50")
     with RawConnection(daemon.http_address) as kept:
         for _ in range(2):
             kept.send(request("GET", "/healthz"))
             assert kept.answer().body == b"ok\n"
-            assert not select.select([kept.socket], [], [], 0.4)[0]
+            assert not select.select([kept.socket], [], [], 0.2)[0]
         assert kept.is_closed()

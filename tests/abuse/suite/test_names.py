@@ -1,14 +1,13 @@
 """Names are untrusted: whatever they contain, a terminal that shows them is not affected."""
 
 import json
-import subprocess
-import sys
 
 import grpc
+from typer.testing import CliRunner
 
+from purgatory.cli.app import app
 from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.client.test_blocking import environment
 from tests.daemon_process import DaemonProcess
 from tests.service.serving import produce
 
@@ -24,15 +23,9 @@ NAMES = {
 
 
 def printed(daemon: DaemonProcess, *arguments: str) -> str:
-    """The exact output of a command: text mode would turn carriage returns into newlines."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "purgatory", *arguments, "--address", daemon.address],
-        env=environment(),
-        capture_output=True,
-        check=False,
-        timeout=60,
-    )
-    return (ended.stdout + ended.stderr).decode()
+    """The exact output of a command."""
+    ended = CliRunner().invoke(app, [*arguments, "--address", daemon.address])
+    return (ended.stdout_bytes + ended.stderr_bytes).decode()
 
 
 def test_names_are_shown_escaped(shared_daemon: DaemonProcess) -> None:

@@ -8,8 +8,8 @@ from purgatory_client import AsyncClient, Outcome, batches, errors
 
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
+from tests.service.in_process import InProcessDaemon, RunDaemon
 from tests.service.serving import DaemonChannel, eventually, produce
 
 SESSIONS_MAX = 50
@@ -17,7 +17,7 @@ FEW = ("--limits-sessions-max", str(SESSIONS_MAX))
 LONG = 120.0
 
 
-async def serve_an_honest_wait(daemon: DaemonProcess) -> None:
+async def serve_an_honest_wait(daemon: InProcessDaemon) -> None:
     """A new caller connects, waits, and is answered."""
     async with AsyncClient(daemon.address) as client, asyncio.timeout(LONG):
         waiting = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
@@ -30,9 +30,9 @@ async def sessions(caller: DaemonChannel) -> int:
     return (await caller.status()).sessions
 
 
-async def test_empty_sessions_shut_nobody_out(start_daemon: StartDaemon) -> None:
+async def test_empty_sessions_shut_nobody_out(run_daemon: RunDaemon) -> None:
     """Far more empty sessions than the limit allows are opened: an honest caller can still connect."""
-    daemon = start_daemon(*FEW)
+    daemon = await run_daemon(*FEW)
     async with DaemonChannel(daemon.address) as stranger:
         nothing = wire.RegisterBatch(rows=operation_pb2.OperationRows())
         for number in range(4 * SESSIONS_MAX):
@@ -41,9 +41,9 @@ async def test_empty_sessions_shut_nobody_out(start_daemon: StartDaemon) -> None
         await serve_an_honest_wait(daemon)
 
 
-async def test_a_full_table_is_told_to_caller_and_operator(start_daemon: StartDaemon) -> None:
+async def test_a_full_table_is_told_to_caller_and_operator(run_daemon: RunDaemon) -> None:
     """Sessions with pending operations are never evicted. Refused callers are counted, and this is logged once."""
-    daemon = start_daemon(*FEW)
+    daemon = await run_daemon(*FEW)
     async with DaemonChannel(daemon.address) as stranger:
         for number in range(2 * SESSIONS_MAX):
             rows = operation_pb2.OperationRows(operations=[produce(1, "held", 1, 600_000)])

@@ -1,5 +1,5 @@
 """No single call holds the event loop: each is processed in slices of bounded work, with the same result as one large
-call. `stalls` measures the same against a daemon.
+call.
 """
 
 import asyncio

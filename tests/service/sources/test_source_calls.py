@@ -11,7 +11,7 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 from purgatory_client.aio import AsyncClient
-from purgatory_client.errors import InvalidRequest, LimitExceeded, Unavailable
+from purgatory_client.errors import InvalidRequest, Unavailable
 from purgatory_client.sources.source_link import (
     DemandChanged,
     EndsWanted,
@@ -24,7 +24,6 @@ from purgatory_client.sources.source_link import (
 from purgatory_client.waits import produce as produce_wait
 
 from purgatory.service.draining import drain
-from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.service.sources import source_table
 from purgatory.service.sources.source_metrics import SourceMetrics
 from purgatory.v1 import operation_pb2, source_pb2
@@ -285,19 +284,6 @@ async def test_a_report_of_too_many_marks_names_more_of_them() -> None:
     async with serving() as served, attached(served) as (_, link):
         await link.report(SourceState.STALE, stale=topics)
         await eventually(lambda: getattr(staleness(served, "kafka/g/orders"), "reason", "") == "down", "it is taken")
-
-
-async def test_no_more_sources_than_allowed() -> None:
-    """A source above the limit is refused; when one detaches there is room again."""
-    settings = HostSettings(limits=LimitsSettings(sources_max=1))
-    async with serving(settings) as served:
-        async with attached(served), AsyncClient(served.address) as client:
-            with pytest.raises(LimitExceeded, match="1 sources are attached"):
-                async with client.attach_source("b", ["b/"]) as link:
-                    await next_of(link)
-        await eventually(lambda: not served.host.sources.attached, "the first has gone")
-        async with attached(served, "b"):
-            pass
 
 
 async def test_client_errors() -> None:
