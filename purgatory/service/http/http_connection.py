@@ -8,6 +8,7 @@ disconnect. `http_limits` limits the memory and the time that a connection may t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Callable
@@ -385,7 +386,8 @@ class HttpConnection(asyncio.Protocol):
         # TLS transports cannot half-close.
         if self._transport.can_write_eof():
             # `eof_received` is not overridden: when the client closes its side too, the transport closes.
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # asyncio's own loop raises it if the client has reset the connection
+                self._transport.write_eof()
             self._transport.resume_reading()
         else:
             self._transport.close()
