@@ -110,7 +110,7 @@ def receipts(lab: Lab) -> None:
     try:
         with primary_of(lab) as server:
             process, driver = leader(lab, server), lab.worker(KEPT)
-            bare, turns, turn_bytes = lab.worker("bench.peers.insert_loop"), lab.scale.probes, 0
+            bare, turns, turn_bytes = lab.worker("bench.peers.durable_loops"), lab.scale.probes, 0
 
             def inserted() -> Numbers:
                 return bare.run("insert", url=url_of(server), turn_bytes=turn_bytes, turns=turns, rate=RATE / BATCH)

@@ -58,7 +58,7 @@ def receipts(lab: Lab) -> None:
     """Time to a receipt in sync mode, compared with a loop that writes and syncs as many bytes."""
     scale, folder = lab.scale, lab.folder()
     process = lab.daemon("--data-dir", str(folder / "data"))
-    driver, bare = lab.worker(KEPT), lab.worker("bench.peers.fsync_loop")
+    driver, bare = lab.worker(KEPT), lab.worker("bench.peers.durable_loops")
     turns, turn_bytes = scale.probes, 0
 
     def appended() -> Numbers:

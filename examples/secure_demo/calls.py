@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from purgatory_client import AsyncClient, batches, waits
@@ -84,17 +85,17 @@ def _members(scene: Scene) -> list[Call]:
         return name, "its token", asks, should, _of(scene, name), ask
 
     return [
-        row("leader", "advance orders", "allowed", _advance("orders-0", 42)),
-        row("billing", "wait on orders", "allowed", _wait("orders-0", 42)),
-        row("billing", "wait on payroll", "refused", _wait("payroll-0", 1)),
-        row("billing", "advance orders", "refused", _advance("orders-0", 43)),
-        row("leader", "wait on orders", "refused", _wait("orders-0", 42)),
-        row("billing", "list own operations", "allowed", _list(SESSION)),
-        row("shipping", "list billing's operations", "refused", _list(SESSION)),
-        row("shipping", "read billing's results", "refused", _read(SESSION)),
-        row("shipping", "cancel billing's operation", "allowed", _cancel(SESSION)),
-        row("operator", "list all operations", "allowed", _list("")),
-        row("operator", "cancel what waits on orders", "allowed", _cancel_on("orders-0")),
+        row("leader", "advance orders", "allowed", partial(_advance, "orders-0", 42)),
+        row("billing", "wait on orders", "allowed", partial(_wait, "orders-0", 42)),
+        row("billing", "wait on payroll", "refused", partial(_wait, "payroll-0", 1)),
+        row("billing", "advance orders", "refused", partial(_advance, "orders-0", 43)),
+        row("leader", "wait on orders", "refused", partial(_wait, "orders-0", 42)),
+        row("billing", "list own operations", "allowed", partial(_list, SESSION)),
+        row("shipping", "list billing's operations", "refused", partial(_list, SESSION)),
+        row("shipping", "read billing's results", "refused", partial(_read, SESSION)),
+        row("shipping", "cancel billing's operation", "allowed", partial(_cancel, SESSION)),
+        row("operator", "list all operations", "allowed", partial(_list, "")),
+        row("operator", "cancel what waits on orders", "allowed", partial(_cancel_on, "orders-0")),
     ]
 
 
@@ -118,48 +119,30 @@ async def _status(client: AsyncClient) -> str:
     return f"version {(await client.status()).version}"
 
 
-def _advance(partition: str, high_watermark: int) -> Ask:
-    async def ask(client: AsyncClient) -> str:
-        await client.advance(partition, high_watermark=high_watermark)
-        return f"{partition} is at {high_watermark}"
-
-    return ask
+async def _advance(partition: str, high_watermark: int, client: AsyncClient) -> str:
+    await client.advance(partition, high_watermark=high_watermark)
+    return f"{partition} is at {high_watermark}"
 
 
-def _wait(partition: str, offset: int) -> Ask:
-    async def ask(client: AsyncClient) -> str:
-        result = await client.wait_once(waits.produce({partition: offset}, timeout=5.0))
-        return result.outcome.name.lower()
-
-    return ask
+async def _wait(partition: str, offset: int, client: AsyncClient) -> str:
+    result = await client.wait_once(waits.produce({partition: offset}, timeout=5.0))
+    return result.outcome.name.lower()
 
 
-def _list(session_id: str) -> Ask:
-    async def ask(client: AsyncClient) -> str:
-        found = [operation async for operation in client.operations(session_id=session_id)]
-        return f"{len(found)} operations"
-
-    return ask
+async def _list(session_id: str, client: AsyncClient) -> str:
+    found = [operation async for operation in client.operations(session_id=session_id)]
+    return f"{len(found)} operations"
 
 
-def _read(session_id: str) -> Ask:
-    async def ask(client: AsyncClient) -> str:
-        async for collected in client.results(session_id):
-            return f"results: {collected}"
-        return "no results"
-
-    return ask
+async def _read(session_id: str, client: AsyncClient) -> str:
+    async for collected in client.results(session_id):
+        return f"results: {collected}"
+    return "no results"
 
 
-def _cancel(session_id: str) -> Ask:
-    async def ask(client: AsyncClient) -> str:
-        return f"{await client.cancel(session_id=session_id)} cancelled"
-
-    return ask
+async def _cancel(session_id: str, client: AsyncClient) -> str:
+    return f"{await client.cancel(session_id=session_id)} cancelled"
 
 
-def _cancel_on(partition: str) -> Ask:
-    async def ask(client: AsyncClient) -> str:
-        return f"{await client.cancel(partition=partition)} cancelled"
-
-    return ask
+async def _cancel_on(partition: str, client: AsyncClient) -> str:
+    return f"{await client.cancel(partition=partition)} cancelled"
