@@ -132,7 +132,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path,
         pytest.skip("no prometheus; apt-get install prometheus")
     tmp_path = tmp_path_factory.mktemp("prometheus")
     hasty = (PROMETHEUS / "alerts.yml").read_text("utf-8")
-    hasty = re.sub(r"\bfor: \w+", "for: 0s", re.sub(r"\[\d+m\]", "[3s]", hasty))
+    hasty = re.sub(r"\bfor: \w+", "for: 0s", re.sub(r"\[\d+m\]", "[6s]", hasty))
     (tmp_path / "alerts.yml").write_text(hasty, "utf-8")
     configuration = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text("utf-8"))
     configuration["global"] = {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "100ms"}
@@ -184,9 +184,8 @@ def test_alerts_fire_under_a_planted_fault(
     killed. The first expiries count, although the counter was 0 before.
     """
     targets, address = prometheus
-    faults = (
-        "PurgatoryResultBacklog", "PurgatoryManyExpiries", "PurgatoryWebhooksFail", "PurgatoryDeadLettersNearLimit",
-    )  # fmt: skip
+    lazy = ("PurgatoryResultBacklog", "PurgatoryManyExpiries")
+    refused = ("PurgatoryWebhooksFail", "PurgatoryDeadLettersNearLimit")
     limits = ("--limits-unacknowledged-results-max", "10", "--webhooks-dead-letters-max", "1")
     daemon = start_daemon(*webhook_flags(tmp_path, *limits))
     targets.write_text(yaml.safe_dump([{"targets": [daemon.http_address]}]), "utf-8")
@@ -198,14 +197,15 @@ def test_alerts_fire_under_a_planted_fault(
         rows = operation_pb2.OperationRows(operations=[produce(number, "t", 5, 1) for number in range(1, 10)])
         batch = wire.RegisterBatch(batch_id=1, rows=rows)
         caller.stub.Register(wire.RegisterRequest(session_id="lazy", batch=batch), timeout=DEADLINE_S)
+        until_firing(address, *lazy, but=("PurgatoryDown",))
         caller.register("refused", receiver.url(), ["gone", "refused"])
         caller.signal("gone", "refused")
-        until_firing(address, *faults, but=("PurgatoryDown",))
+        until_firing(address, *refused, but=("PurgatoryDown",))
         caller.stub.Acknowledge(wire.AcknowledgeRequest(session_id="lazy", sequence=9), timeout=DEADLINE_S)
         receiver.answer = lambda _received: 204
         ids = [letter.webhook_id for letter in caller.dead_letters()]
         caller.stub.DeleteDeadLetters(webhook_pb2.DeleteDeadLettersRequest(webhook_ids=ids))
-        until_firing(address, but=(*faults, "PurgatoryWebhooksLate"))
+        until_firing(address, but=(*lazy, *refused, "PurgatoryWebhooksLate"))
     daemon.kill()
     until_firing(address, "PurgatoryDown")
 
