@@ -16,6 +16,8 @@ import pytest
 import purgatory
 from tests.parsing import parsed
 
+pytestmark = pytest.mark.xdist_group("tidy")  # one worker parses all modules
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("purgatory", "client", "pipeline", "connectors", "tests", "examples", "bench")
 FUNCTION_LINES_MAX = 70
@@ -76,10 +78,17 @@ def modules() -> dict[str, tuple[Path, ast.Module]]:
 
 
 @functools.cache
+def nodes_of(name: str) -> list[ast.AST]:
+    """The imports, constants and functions of a module. Walking through a tree takes longer than parsing it."""
+    kinds = ast.Import | ast.ImportFrom | ast.Constant | ast.FunctionDef | ast.AsyncFunctionDef
+    return [node for node in ast.walk(modules()[name][1]) if isinstance(node, kinds)]
+
+
+@functools.cache
 def imports_of(name: str) -> set[str]:
     """Known modules that a module imports, anywhere in its code, or names in a string, as "module:function"."""
     found: set[str] = set()
-    for node in ast.walk(modules()[name][1]):
+    for node in nodes_of(name):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -95,8 +104,8 @@ def imports_of(name: str) -> set[str]:
 def functions() -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     return [
         (name, node)
-        for name, (_, tree) in modules().items()
-        for node in ast.walk(tree)
+        for name in modules()
+        for node in nodes_of(name)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
 

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import yaml
 
 from examples.free_ports import free_port
-from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, webhook_pb2
+from purgatory.v1 import operation_pb2, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.conftest import StartDaemon
 from tests.daemon_process import DEADLINE_S
@@ -123,14 +122,15 @@ def test_compose_starts_grafana_on_request_only() -> None:
             assert not source.startswith(".") or (ROOT / source).exists(), volume
 
 
-@pytest.fixture
-def prometheus(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """A running Prometheus: the file of its targets, and its address.
 
     It scrapes twice a second. Our rules are changed to fire without delay and to look back only seconds.
     """
     if SERVER is None:
         pytest.skip("no prometheus; apt-get install prometheus")
+    tmp_path = tmp_path_factory.mktemp("prometheus")
     hasty = (PROMETHEUS / "alerts.yml").read_text("utf-8")
     hasty = re.sub(r"\bfor: \w+", "for: 0s", re.sub(r"\[\d+m\]", "[6s]", hasty))
     (tmp_path / "alerts.yml").write_text(hasty, "utf-8")
@@ -176,46 +176,38 @@ def until_firing(address: str, *alerts: str, but: tuple[str, ...] = ()) -> None:
         time.sleep(0.05)
 
 
-def test_alerts_fire_under_a_planted_fault(prometheus: tuple[Path, str], start_daemon: StartDaemon) -> None:
+def test_alerts_fire_under_a_planted_fault(
+    prometheus: tuple[Path, str], start_daemon: StartDaemon, tmp_path: Path
+) -> None:
     """With a real Prometheus and a real daemon: a client whose waits expire and that acknowledges nothing for a while,
-    then a daemon that is killed. The first expiries count, although the counter was 0 before.
+    a receiver of webhooks that refuses everything until its dead letters fill their space, then a daemon that is
+    killed. The first expiries count, although the counter was 0 before.
     """
     targets, address = prometheus
-    daemon = start_daemon("--limits-unacknowledged-results-max", "10")
-    targets.write_text(yaml.safe_dump([{"targets": [daemon.http_address]}]), "utf-8")
-    until_scraped(address)
-    with grpc.insecure_channel(daemon.address) as channel:
-        stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
-        rows = operation_pb2.OperationRows(operations=[produce(number, "t", 5, 1) for number in range(1, 10)])
-        batch = wire.RegisterBatch(batch_id=1, rows=rows)
-        stub.Register(wire.RegisterRequest(session_id="lazy", batch=batch), timeout=DEADLINE_S)
-        until_firing(address, "PurgatoryResultBacklog", "PurgatoryManyExpiries", but=("PurgatoryDown",))
-        stub.Acknowledge(wire.AcknowledgeRequest(session_id="lazy", sequence=9), timeout=DEADLINE_S)
-        until_firing(address, but=("PurgatoryResultBacklog", "PurgatoryManyExpiries"))
-    daemon.kill()
-    until_firing(address, "PurgatoryDown")
-
-
-def test_alerts_about_webhooks_fire(prometheus: tuple[Path, str], start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """With a real Prometheus, a daemon and a receiver that refuses everything: alerts report failing deliveries, and
-    dead letters that fill their space, until the receiver accepts and the letter is deleted.
-    """
-    targets, address = prometheus
-    faults = ("PurgatoryWebhooksFail", "PurgatoryDeadLettersNearLimit")
-    daemon = start_daemon(*webhook_flags(tmp_path, "--webhooks-dead-letters-max", "1"))
+    lazy = ("PurgatoryResultBacklog", "PurgatoryManyExpiries")
+    refused = ("PurgatoryWebhooksFail", "PurgatoryDeadLettersNearLimit")
+    limits = ("--limits-unacknowledged-results-max", "10", "--webhooks-dead-letters-max", "1")
+    daemon = start_daemon(*webhook_flags(tmp_path, *limits))
     targets.write_text(yaml.safe_dump([{"targets": [daemon.http_address]}]), "utf-8")
     until_scraped(address)
     with (
         WebhookReceiver(lambda received: 410 if received.operation_id == 1 else 500) as receiver,
         CallbackCaller(daemon.address) as caller,
     ):
+        rows = operation_pb2.OperationRows(operations=[produce(number, "t", 5, 1) for number in range(1, 10)])
+        batch = wire.RegisterBatch(batch_id=1, rows=rows)
+        caller.stub.Register(wire.RegisterRequest(session_id="lazy", batch=batch), timeout=DEADLINE_S)
+        until_firing(address, *lazy, but=("PurgatoryDown",))
         caller.register("refused", receiver.url(), ["gone", "refused"])
         caller.signal("gone", "refused")
-        until_firing(address, *faults, but=("PurgatoryDown",))
+        until_firing(address, *refused, but=("PurgatoryDown",))
+        caller.stub.Acknowledge(wire.AcknowledgeRequest(session_id="lazy", sequence=9), timeout=DEADLINE_S)
         receiver.answer = lambda _received: 204
         ids = [letter.webhook_id for letter in caller.dead_letters()]
         caller.stub.DeleteDeadLetters(webhook_pb2.DeleteDeadLettersRequest(webhook_ids=ids))
-        until_firing(address, but=(*faults, "PurgatoryWebhooksLate"))
+        until_firing(address, but=(*lazy, *refused, "PurgatoryWebhooksLate"))
+    daemon.kill()
+    until_firing(address, "PurgatoryDown")
 
 
 def until_scraped(address: str) -> None:

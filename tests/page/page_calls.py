@@ -4,12 +4,13 @@ import json
 import urllib.request
 from typing import Any
 
+from purgatory.testing import RunningDaemon
 from tests.daemon_process import DaemonProcess
 
 TOPIC_OF_ITS_OWN = "refunds"
 
 
-def call(daemon: DaemonProcess, method: str, request: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
+def call(daemon: DaemonProcess | RunningDaemon, method: str, request: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
     """Make a call in JSON, as the page does."""
     asked = urllib.request.Request(
         f"http://{daemon.http_address}/purgatory.v1.PurgatoryService/{method}",
@@ -21,7 +22,12 @@ def call(daemon: DaemonProcess, method: str, request: dict[str, Any]) -> Any:  #
 
 
 def register_one(
-    daemon: DaemonProcess, session: str, offset: int, timeout_ms: int = 600_000, *, topic: str = TOPIC_OF_ITS_OWN
+    daemon: DaemonProcess | RunningDaemon,
+    session: str,
+    offset: int,
+    timeout_ms: int = 600_000,
+    *,
+    topic: str = TOPIC_OF_ITS_OWN,
 ) -> None:
     """Register one wait for an offset of partition 0, as operation 1 of a session."""
     columns = {

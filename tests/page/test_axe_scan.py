@@ -98,18 +98,15 @@ def source() -> str:
 @pytest.mark.parametrize(
     ("width", "scheme", "state"),
     [
-        (360, "light", "crowded"),
-        (360, "dark", "daemon"),
-        (1280, "light", "daemon"),
+        (360, "light", "daemon"),
+        (1280, "light", "idle"),
         (1280, "dark", "idle"),
-        (2560, "light", "idle"),
         (2560, "dark", "crowded"),
     ],
 )
 def test_every_view_fits_and_axe_finds_nothing(
     browser: Browser,
     source: str,
-    tmp_path: Path,
     request: pytest.FixtureRequest,
     width: int,
     scheme: Literal["light", "dark"],
@@ -126,8 +123,6 @@ def test_every_view_fits_and_axe_finds_nothing(
             seen.view(f"#/{view}")
             seen.page.wait_for_function(LOADED, arg=state == "idle")
             assert (view, seen.sticking_out()) == (view, [])
-            picture = seen.page.screenshot(full_page=True, path=tmp_path / f"{view.partition('?')[0]}.png")
-            assert (view, int.from_bytes(picture[16:20])) == (view, width)
             assert (view, violations(seen.page, source)) == (view, [])
             assert view.startswith("operation") or seen.page.evaluate(RIGHT_EDGE) > 0.9 * width
         seen.check("404")  # the browser reports what does not exist on this daemon

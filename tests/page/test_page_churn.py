@@ -6,13 +6,13 @@ import subprocess
 import pytest
 from playwright.sync_api import Browser
 
-from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
+from tests.page.conftest import NewDaemon
 from tests.page.watched_page import size_of, watched_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
-PICTURES = 20
+PICTURES = 5
 ROUNDS = 4
 VIEWS = ("now", "hour", "wheel", "waits", "partitions", "sessions", "webhooks", "ends")
 HAS_ROWS = "() => document.querySelector('.scroll:not([hidden]) tbody tr:not([hidden])') !== null"
@@ -28,7 +28,7 @@ EMPTY_PICTURES = """(pictures) => new Promise((done) => {
 
 
 def test_waits_are_never_shown_as_none(browser: Browser, churning: DaemonProcess) -> None:
-    """While hundreds of operations are pending, each of 20 pictures in a row has some, and the layout holds."""
+    """While hundreds of operations are pending, each of five pictures in a row has some, and the layout holds."""
     with watched_page(browser, churning.http_address, address="#/waits") as seen:
         seen.page.wait_for_selector("#operations tbody th")
         assert seen.page.evaluate(EMPTY_PICTURES, PICTURES) == 0
@@ -54,13 +54,11 @@ def test_views_leave_nothing_behind(browser: Browser, churning: DaemonProcess) -
         seen.check()
 
 
-@pytest.mark.parametrize("width", [360, 1280])
-def test_an_empty_page_shows_a_first_wait_that_works(browser: Browser, start_daemon: StartDaemon, width: int) -> None:
-    """The wait that the page shows becomes visible on it, the second command ends the wait, and both can be copied. The
-    commands disappear once anything has been registered.
+def test_an_empty_page_shows_a_first_wait_that_works(browser: Browser, new_daemon: NewDaemon) -> None:
+    """Also on a phone, the wait that the page shows becomes visible on it, the second command ends the wait, and both
+    can be copied. The commands disappear once anything has been registered.
     """
-    daemon = start_daemon()
-    with watched_page(browser, daemon.http_address, width=width) as seen:
+    with watched_page(browser, new_daemon().http_address, width=360) as seen:
         seen.page.wait_for_selector("#first")
         wait, advance = seen.page.locator("#first pre").all_inner_texts()
         seen.page.context.grant_permissions(["clipboard-read", "clipboard-write"])

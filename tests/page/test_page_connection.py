@@ -8,7 +8,7 @@ from purgatory_client.blocking import Client
 
 from purgatory.service.access.tokens import add_token
 from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
+from tests.page.conftest import NewDaemon
 from tests.page.many_waits import SESSION, WAITS, register_waits
 from tests.page.page_calls import TOPIC_OF_ITS_OWN, call, register_one
 from tests.page.watched_page import watched_page
@@ -35,15 +35,21 @@ topics = ["*"]
 
 
 def test_a_restarted_daemon_is_noticed(browser: Browser, start_daemon: StartDaemon) -> None:
-    """The page reports that it is disconnected, reconnects by itself, and shows the state of the new daemon."""
+    """While a daemon is gone, the page names it in a banner and dims the last figures. Then it reconnects by itself and
+    shows the state of the new daemon.
+    """
     first = start_daemon()
     register_one(first, "before", 5)
     with watched_page(browser, first.http_address) as seen:
         seen.wait_for_text("#pending", "1")
+        assert seen.page.locator("#banner").is_hidden()
         first.kill()
         seen.page.wait_for_selector('#state[data-state="away"]')
+        seen.wait_for_text("#banner:not([hidden])", f"The daemon at {first.http_address} is unreachable.")
+        assert float(seen.page.evaluate("() => getComputedStyle(document.querySelector('main')).opacity")) < 0.5
         second = start_daemon("--http-address", first.http_address)
         seen.wait_live()
+        seen.page.wait_for_selector("#banner", state="hidden")
         seen.wait_for_text("#pending", "0")
         register_one(second, "after", 5)
         register_one(second, "after that", 5)
@@ -51,39 +57,31 @@ def test_a_restarted_daemon_is_noticed(browser: Browser, start_daemon: StartDaem
         seen.check(NOT_CONNECTED)
 
 
-@pytest.mark.parametrize("how", ["killed", "drained"])
-def test_a_daemon_comes_back_with_its_journal(
-    browser: Browser, start_daemon: StartDaemon, tmp_path: Path, how: str
-) -> None:
-    """Every view continues without a reload: pending operations are counted once, and the outcome of an operation that
-    is open in a view appears there.
+def test_a_daemon_comes_back_with_its_journal(browser: Browser, start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """When a daemon is drained and started again, every view continues without a reload: pending operations are counted
+    once, and the outcome of an operation that is open in a view appears there.
     """
     journal = ["--data-dir", str(tmp_path / "journal")]
-    first = start_daemon(*journal)
+    first = start_daemon(*journal, "--shutdown-grace-ms", "100")
     with Client(first.address) as client:
         register_waits(client)
     register_one(first, "followed", 300)
-    pending = pending_of(first)
     with (
         watched_page(browser, first.http_address) as now,
         watched_page(browser, first.http_address, address="#/operation?session=followed&id=1") as operation,
         watched_page(browser, first.http_address, address="#/waits") as waits,
     ):
-        now.wait_for_text("#pending", f"{pending:,}")
+        now.wait_for_text("#pending", f"{WAITS + 1:,}")
         operation.wait_for_text(".lead", "It is pending.")
-        waits.wait_for_text("#found", f"{pending:,} operations wait on")
-        if how == "killed":
-            first.kill()
-        else:
-            assert first.stop() == 0
+        waits.wait_for_text("#found", f"{WAITS + 1:,} operations wait on")
+        assert first.stop() == 0
         for seen in (now, operation, waits):
             seen.page.wait_for_selector('#state[data-state="away"]')
         second = start_daemon(*journal, "--http-address", first.http_address)
         register_one(second, "after", 5)
-        for seen in (now, operation, waits):
-            seen.wait_live()
-        now.wait_for_text("#pending", f"{pending + 1:,}")
-        waits.wait_for_text("#found", f"{pending + 1:,} operations wait on")
+        now.wait_for_text("#pending", f"{WAITS + 2:,}")
+        waits.wait_for_text("#found", f"{WAITS + 2:,} operations wait on")
+        operation.wait_live()
         operation.wait_for_text(".lead", "It is pending.")
         partition = {"topicPartition": {"topic": TOPIC_OF_ITS_OWN, "partition": 0}}
         call(second, "Advance", {"rows": {"events": [{**partition, "highWatermark": {"offset": 300}}]}})
@@ -106,15 +104,7 @@ def test_a_cancel_without_an_answer_is_not_said_to_be_done(browser: Browser, sta
         seen.check(NOT_CONNECTED)
 
 
-def pending_of(daemon: DaemonProcess) -> int:
-    """The number of pending operations, as reported by the daemon."""
-    kinds = call(daemon, "GetStatus", {})["kinds"]
-    pending = sum(int(kind.get("pending", 0)) for kind in kinds)
-    assert pending == WAITS + 1
-    return pending
-
-
-def test_a_daemon_with_a_policy_asks_for_a_token(browser: Browser, start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_a_daemon_with_a_policy_asks_for_a_token(browser: Browser, new_daemon: NewDaemon, tmp_path: Path) -> None:
     """The page asks again after a wrong token. With the right one it shows everything, keeps the token across a reload
     but not in the address, names the role that another token lacks, and asks again when the token is revoked.
     """
@@ -123,7 +113,7 @@ def test_a_daemon_with_a_policy_asks_for_a_token(browser: Browser, start_daemon:
     tokens.touch()
     admin, waiter = add_token(tokens, "admin"), add_token(tokens, "waiter")
     flags = ["--access-policy-file", str(tmp_path / "policy.toml"), "--access-tokens-file", str(tokens)]
-    daemon = start_daemon(*flags)
+    daemon = new_daemon(*flags)
     with watched_page(browser, daemon.http_address, is_let_in=False) as seen:
 
         def show(token: str) -> None:

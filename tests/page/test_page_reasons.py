@@ -9,21 +9,19 @@ from purgatory_client import events
 from purgatory_client.blocking import Client
 
 from purgatory.extensions.page.daemon_views import documentation_url
-from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
+from tests.page.conftest import NewDaemon
 from tests.page.page_calls import TOPIC_OF_ITS_OWN, register_one
-from tests.page.watched_page import TIMEOUT_MS, watched_page
+from tests.page.watched_page import watched_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
 NAME = (TOPIC_OF_ITS_OWN, 0)
 
 
-def test_ended_operations_have_the_error_that_the_command_line_prints(
-    browser: Browser, start_daemon: StartDaemon
-) -> None:
+def test_ended_operations_have_the_error_that_the_command_line_prints(browser: Browser, new_daemon: NewDaemon) -> None:
     """A failed and an expired operation name their errors, here and on their own views; failures have a tile on Now."""
-    daemon = start_daemon()
+    daemon = new_daemon()
     with watched_page(browser, daemon.http_address, address="#/ends") as seen, Client(daemon.address) as client:
         client.advance_many([events.high_watermark(NAME, 1)]).raise_for_refusals()
         register_one(daemon, "late", 900, timeout_ms=5)
@@ -42,9 +40,9 @@ def test_ended_operations_have_the_error_that_the_command_line_prints(
         seen.check()
 
 
-def test_an_estimate_has_a_verdict(browser: Browser, start_daemon: StartDaemon) -> None:
+def test_an_estimate_has_a_verdict(browser: Browser, new_daemon: NewDaemon) -> None:
     """A moving mark reaches one wait in time, and another one too late: in the list and on the view of an operation."""
-    daemon = start_daemon()
+    daemon = new_daemon()
     register_one(daemon, "soon", 10_000)
     register_one(daemon, "never", 1 << 40)
     with (
@@ -67,19 +65,6 @@ def test_an_estimate_has_a_verdict(browser: Browser, start_daemon: StartDaemon) 
         assert re.fullmatch(r"expires .*\d\d:\d\d:\d\d", title)
         for seen in (waits, never):
             seen.check()
-
-
-def test_an_unreachable_daemon_covers_the_page(browser: Browser, start_daemon: StartDaemon) -> None:
-    """A banner names the daemon and the time of the last figures, which are dimmed, until it answers again."""
-    first = start_daemon()
-    with watched_page(browser, first.http_address) as seen:
-        assert seen.page.locator("#banner").is_hidden()
-        first.kill()
-        seen.wait_for_text("#banner:not([hidden])", f"The daemon at {first.http_address} is unreachable.")
-        assert float(seen.page.evaluate("() => getComputedStyle(document.querySelector('main')).opacity")) < 0.5
-        start_daemon("--http-address", first.http_address)
-        seen.page.wait_for_selector("#banner", state="hidden", timeout=TIMEOUT_MS)
-        seen.check("net::ERR_")
 
 
 def test_the_documentation_is_linked(browser: Browser, daemon: DaemonProcess) -> None:

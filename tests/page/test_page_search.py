@@ -9,7 +9,6 @@ from purgatory_client.blocking import Client
 
 from tests.client.cli.test_commands import program
 from tests.client.cli.test_top import PseudoTerminal
-from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
 from tests.page.many_waits import CROWD, HOUR_MS, URGENT, URGENT_SESSION
 from tests.page.page_calls import call, register_one
@@ -111,9 +110,8 @@ def test_the_dialog_says_how_many_would_be_cancelled(browser: Browser, crowded: 
         seen.check()
 
 
-def test_nothing_matches_and_no_such_view(browser: Browser, start_daemon: StartDaemon) -> None:
+def test_nothing_matches_and_no_such_view(browser: Browser, daemon: DaemonProcess) -> None:
     """A search without results, and an unknown address, say so and lead on. A partition without waits is found."""
-    daemon = start_daemon()
     with Client(daemon.address) as client:
         client.advance_many([events.high_watermark(("idle", 4), 9)]).raise_for_refusals()
     with watched_page(browser, daemon.http_address) as seen:
