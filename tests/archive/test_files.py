@@ -12,7 +12,7 @@ from purgatory.extensions.archive.files import BATCHES_WAITING_MAX, ArchiveWrite
 from purgatory.extensions.archive.records import row_record
 from purgatory.extensions.archive.rows import make_rows
 from purgatory.extensions.archive.run_details import new_run_id
-from purgatory.extensions.archive.vocabulary import CallStamp
+from purgatory.extensions.archive.vocabulary import CallStamp, CannotArchive
 from purgatory.testing import ManualClock
 from tests.archive.failing_disk import FailingDisk
 
@@ -44,6 +44,13 @@ def files_in(folder: Path) -> list[str]:
 def call_numbers(folder: Path) -> list[int]:
     tables = [pq.ParquetFile(path).read() for path in sorted((folder / schema.CALLS).rglob("*.parquet"))]
     return [number for table in tables for number in table["call_number"].to_pylist()]
+
+
+@pytest.mark.parametrize("place", ["nonsense://x", "file://relative"])
+def test_a_place_that_is_of_no_use_is_named_with_the_reason(place: str) -> None:
+    """An unknown scheme, and a file URI that is not absolute."""
+    with pytest.raises(CannotArchive, match=f"^cannot write an archive to {place}: .+$"):
+        open_archive(place)
 
 
 def test_a_file_lies_by_date_and_hour_and_says_what_it_is(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Final
 
 import pytest
 
-from purgatory.extensions.archive import writer_link
+from purgatory.extensions.archive import extension, writer_link
 from purgatory.extensions.archive.vocabulary import CannotArchive
 from purgatory.extensions.archive.writer_link import WriterLink
+from purgatory.testing import daemon_in_process
 from tests.archive.archive_kit import NOWHERE
-from tests.conftest import StartDaemon
 from tests.daemon_process import run_to_end
 
 CREDENTIALS: Final = {
@@ -83,13 +83,16 @@ async def test_a_store_that_does_not_answer_at_the_start(store: Store, monkeypat
     assert link._process.returncode is not None
 
 
-@pytest.mark.slow  # the archive has five seconds for its last files
-def test_a_store_that_falls_silent_does_not_keep_the_daemon(store: Store, start_daemon: StartDaemon) -> None:
+def test_a_store_that_falls_silent_does_not_keep_the_daemon(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The end of the history is lost, which is logged. The daemon ends long before the store's client gives up."""
-    daemon = start_daemon("--archive-uri", store.uri, "--shutdown-grace-ms", "100", environment=CREDENTIALS)
-    store.silent.set()
-    assert daemon.stop() == 0
-    assert "the end of the history could not be written" in daemon.log
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(extension, "CLOSE_S_MIN", 0.5)
+    with daemon_in_process("--archive-uri", store.uri, "--shutdown-grace-ms", "100"):
+        store.silent.set()
+    assert "the end of the history could not be written" in caplog.text
 
 
 @pytest.mark.slow  # starts a daemon that loads the store's client

@@ -25,13 +25,13 @@ def rows_in(folder: Path) -> int:
     return sum(pq.read_metadata(path).num_rows for path in folder.rglob("*.parquet"))
 
 
-@pytest.mark.slow  # two daemons, and three commands on Spark
-def test_the_commands_account_for_a_restarted_history(
+@pytest.mark.slow  # two daemons, and a command on Spark
+def test_a_restarted_history_is_accounted_for(
     spark: SparkSession, start_daemon: StartDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Waits of the killed run that ended in the next run are counted and named by each command; none is lost."""
+    """Waits of the killed run that ended in the next run are counted; none is lost."""
     archive = str(tmp_path / "archive")
-    arguments = ["--data-dir", str(tmp_path / "data"), "--archive", archive, "--archive-roll-ms", "1000"]
+    arguments = ["--data-dir", str(tmp_path / "data"), "--archive", archive, "--archive-roll-ms", "200"]
     for first_id, mark in ((1, PER_RUN), (WAITS + 1, 2 * WAITS)):
         daemon = start_daemon(*arguments)
         with Client(daemon.address) as client:
@@ -43,7 +43,7 @@ def test_the_commands_account_for_a_restarted_history(
             deadline = time.monotonic() + 120
             while rows_in(tmp_path / "archive" / schema.OUTCOMES) < PER_RUN:
                 assert time.monotonic() < deadline, "no outcomes in the archive"
-                time.sleep(0.1)
+                time.sleep(0.02)
             daemon.kill()
         else:
             assert daemon.stop() == 0
@@ -55,9 +55,6 @@ def test_the_commands_account_for_a_restarted_history(
         intake_account.EARLIER_RUN: kept,
     }
     assert taken.rows_used(schema.OUTCOMES) == taken.rows_used(schema.REGISTRATIONS) == 2 * WAITS
-    assert main(["check", archive]) == 0
-    assert f"{kept} {intake_account.EARLIER_RUN}" in capsys.readouterr().out
-    assert main(["report", archive, "--out", str(tmp_path / "report")]) == 0
     assert main(["replay", archive, "--out", str(tmp_path / "replay")]) == 0
     printed = capsys.readouterr().out
     assert f"unchanged policy: 100 % of {PER_RUN} outcomes equal" in printed, "the second run lacks the first's marks"

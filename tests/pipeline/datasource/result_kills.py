@@ -21,6 +21,8 @@ from purgatory_client import Client
 from purgatory_client.batches import produce
 from purgatory_pipeline.spark.spark_session import spark_session
 from purgatory_pipeline.streaming.datasource import PurgatoryDataSource
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.daemon_process import DaemonProcess
 from tests.pipeline.conftest import worker_environment
@@ -31,14 +33,17 @@ LIFE_S = (3.0, 10.0)
 END_S = 120
 
 
-def job(address: str, folder: Path) -> None:
-    """Write results to files, 50 at a time, until killed."""
-    spark = spark_session("results")
+def start_query(spark: SparkSession, address: str, folder: Path) -> StreamingQuery:
+    """The query: it writes results to files, 50 at a time."""
     spark.dataSource.register(PurgatoryDataSource)
     reader = spark.readStream.format("purgatory").option("address", address).option("session", SESSION)
     writer = reader.option("maxRows", 50).load().coalesce(1).writeStream.format("parquet")
-    query = writer.option("path", str(folder / "out")).option("checkpointLocation", str(folder / "checkpoint")).start()
-    query.awaitTermination()
+    return writer.option("path", str(folder / "out")).option("checkpointLocation", str(folder / "checkpoint")).start()
+
+
+def job(address: str, folder: Path) -> None:
+    """Run the query until killed."""
+    start_query(spark_session("results"), address, folder).awaitTermination()
 
 
 def start(address: str, folder: Path) -> subprocess.Popen[bytes]:
@@ -56,7 +61,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def written(folder: Path) -> list[int]:
+def written_ids(folder: Path) -> list[int]:
     """Ids of all results that Spark's file sink has committed."""
     manifests = sorted((folder / "out" / "_spark_metadata").glob("[0-9]*"))
     names = {line.split('"path":"')[1].split('"')[0] for one in manifests for line in one.read_text().splitlines()[1:]}
@@ -88,39 +93,43 @@ def until(reached: Callable[[], bool], process: subprocess.Popen[bytes], folder:
         time.sleep(0.005)
 
 
-def drive(folder: Path, address: str, kills: int, seed: int, per_kill: int = PER_KILL) -> list[int]:
+def add_results(client: Client, life: int, per_kill: int) -> None:
+    """Add `per_kill` results, whose ids follow those of earlier lives of the job."""
+    client.advance(("t", 0), high_watermark=1_000_000)
+    client.register(SESSION, life * per_kill + 1, produce([("t", 0)], offsets=list(range(per_kill))))
+
+
+def kill_repeatedly(folder: Path, client: Client, kills: int, seed: int, per_kill: int = PER_KILL) -> None:
     """Kill the job `kills` times while results arrive, alternately between read and commit and at a random moment.
 
     Before each start, `per_kill` results are added.
-
-    Returns the ids that are committed at the end, sorted.
     """
     rng = random.Random(seed)
-    with Client(address) as client:
-        client.advance(("t", 0), high_watermark=1_000_000)
-        for kill in range(kills + 1):
-            first = kill * per_kill + 1
-            client.register(SESSION, first, produce([("t", 0)], offsets=list(range(per_kill))))
-            before = newest(folder, "commits")
-            process = start(address, folder)
-            if kill < kills and kill % 2 == 0:
-                until(lambda before=before: is_in_a_batch(folder, before), process, folder)  # type: ignore[misc]
-            elif kill < kills:
-                time.sleep(rng.uniform(*LIFE_S))  # a random moment is the point of the test
-            else:
-                until(lambda: not client.status().unacknowledged_results, process, folder)
-            assert process.poll() is None, (folder / "log").read_text()[-2_000:]
-            end(process)
-    return written(folder)
+    for kill in range(kills):
+        add_results(client, kill, per_kill)
+        before = newest(folder, "commits")
+        process = start(client.address, folder)
+        if kill % 2 == 0:
+            until(lambda before=before: is_in_a_batch(folder, before), process, folder)  # type: ignore[misc]
+        else:
+            time.sleep(rng.uniform(*LIFE_S))  # a random moment is the point of the test
+        assert process.poll() is None, (folder / "log").read_text()[-2_000:]
+        end(process)
 
 
 def run(folder: Path, kills: int, seed: int) -> int:
     """Run in full against a daemon of its own and print the result. Returns the exit code."""
     daemon = DaemonProcess(folder / "daemon")
     try:
-        ids = drive(folder, daemon.address, kills, seed)
+        with Client(daemon.address) as client:
+            kill_repeatedly(folder, client, kills, seed)
+            add_results(client, kills, PER_KILL)
+            process = start(daemon.address, folder)
+            until(lambda: not client.status().unacknowledged_results, process, folder)
+            end(process)
     finally:
         daemon.kill()
+    ids = written_ids(folder)
     expected = list(range(1, PER_KILL * (kills + 1) + 1))
     print(f"{kills} kills, {len(expected):,} results: {'each once' if ids == expected else f'wrong: {len(ids)}'}")
     return 0 if ids == expected else 1

@@ -1,6 +1,6 @@
 """The effect of a micro-batch of rows on a real daemon: repeated, out of order, split over tasks or micro-batches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,9 +12,8 @@ from purgatory_pipeline.streaming.datasource.daemon_writer import DaemonWriter, 
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
+from purgatory.testing import RunningDaemon, daemon_in_process
 from purgatory.v1 import event_pb2
-from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
 
 Row = dict[str, Any]
 MIDNIGHT = datetime(2026, 11, 25, tzinfo=UTC)
@@ -24,11 +23,12 @@ NOT_RISING = [field.name for field in EVENTS if field.name not in RISING]
 
 
 @pytest.fixture
-def daemon(start_daemon: StartDaemon) -> DaemonProcess:
-    return start_daemon()
+def daemon() -> Iterator[RunningDaemon]:
+    with daemon_in_process("--shutdown-grace-ms", "100") as running:
+        yield running
 
 
-def write(daemon: DaemonProcess, *tasks: Sequence[Row]) -> None:
+def write(daemon: RunningDaemon, *tasks: Sequence[Row]) -> None:
     """Commit one micro-batch that consists of these tasks."""
     whole = pa.Table.from_pylist([row for task in tasks for row in task])
     writer = DaemonWriter(DaemonOptions.of({"address": daemon.address}), from_arrow_schema(whole.schema))
@@ -56,48 +56,45 @@ def pending_ids(client: Client) -> list[int]:
     return sorted(operation.operation_id for operation in client.operations())
 
 
-def test_a_repeated_micro_batch_registers_nothing_twice(daemon: DaemonProcess) -> None:
+def test_a_repeated_micro_batch_registers_nothing_twice(daemon: RunningDaemon) -> None:
     """The same rows again, spread over other tasks, leave the same operations. If a kill let only a part through, the
     rest is registered. Operations that have ended are not registered again.
     """
-    with Client(daemon.address) as client:
-        write(daemon, waits(3, 1, items=2), waits(2, items=2))
-        write(daemon, waits(1, 2, 3, items=2))
-        assert pending_ids(client) == [1, 2, 3]
-        write(daemon, waits(3, items=2), waits(4, 5))
-        assert pending_ids(client) == [1, 2, 3, 4, 5]
-        client.advance(("t", 0), high_watermark=1_000)
-        write(daemon, waits(3, items=2), waits(4, 5))
-        assert pending_ids(client) == [1, 2, 3]
-        assert client.status().unacknowledged_results == 2
+    write(daemon, waits(3, 1, items=2), waits(2, items=2))
+    write(daemon, waits(1, 2, 3, items=2))
+    assert pending_ids(daemon.client) == [1, 2, 3]
+    write(daemon, waits(3, items=2), waits(4, 5))
+    assert pending_ids(daemon.client) == [1, 2, 3, 4, 5]
+    daemon.client.advance(("t", 0), high_watermark=1_000)
+    write(daemon, waits(3, items=2), waits(4, 5))
+    assert pending_ids(daemon.client) == [1, 2, 3]
+    assert daemon.client.status().unacknowledged_results == 2
 
 
-def test_ids_below_those_of_an_earlier_micro_batch_are_an_error(daemon: DaemonProcess) -> None:
+def test_ids_below_those_of_an_earlier_micro_batch_are_an_error(daemon: RunningDaemon) -> None:
     """The daemon would ignore them as known, so their waits would never have a result. The message names them, and
     nothing of the micro-batch is registered, in any session.
     """
-    with Client(daemon.address) as client:
-        write(daemon, waits(10, 11))
-        for ids in [(5, 6), (5, 12), (12, 10)]:
-            others = [row | {"session_id": "r"} for row in waits(1)]
-            with pytest.raises(RowsUnusable, match=rf"session s: operation ids \[{min(ids)}\b.*not above 11"):
-                write(daemon, waits(*ids), others)
-        assert pending_ids(client) == [10, 11]
+    write(daemon, waits(10, 11))
+    for ids in [(5, 6), (5, 12), (12, 10)]:
+        others = [row | {"session_id": "r"} for row in waits(1)]
+        with pytest.raises(RowsUnusable, match=rf"session s: operation ids \[{min(ids)}\b.*not above 11"):
+            write(daemon, waits(*ids), others)
+    assert pending_ids(daemon.client) == [10, 11]
 
 
-def test_an_operation_split_over_two_micro_batches_is_an_error(daemon: DaemonProcess) -> None:
+def test_an_operation_split_over_two_micro_batches_is_an_error(daemon: RunningDaemon) -> None:
     """It would be registered with the first item only, and the rest ignored as known."""
     first, second = waits(1, items=2)
-    with Client(daemon.address) as client:
-        for part in ([first], [second], [first, first], [first, second, second]):
-            with pytest.raises(RowsUnusable, match="operation 1: item"):
-                write(daemon, part, waits(2))
-        assert pending_ids(client) == []
-        write(daemon, [second], [first])
-        assert pending_ids(client) == [1]
+    for part in ([first], [second], [first, first], [first, second, second]):
+        with pytest.raises(RowsUnusable, match="operation 1: item"):
+            write(daemon, part, waits(2))
+    assert pending_ids(daemon.client) == []
+    write(daemon, [second], [first])
+    assert pending_ids(daemon.client) == [1]
 
 
-def test_a_bad_registration_stops_its_micro_batch(daemon: DaemonProcess) -> None:
+def test_a_bad_registration_stops_its_micro_batch(daemon: RunningDaemon) -> None:
     """Before anything is registered, with the column, the value and the allowed values."""
     cases: list[tuple[Row, str]] = [
         ({"session_id": None}, "session_id: null or empty"),
@@ -109,18 +106,16 @@ def test_a_bad_registration_stops_its_micro_batch(daemon: DaemonProcess) -> None
     for columns, message in cases:
         with pytest.raises(RowsUnusable, match=message):
             write(daemon, waits(1, 2), [waits(3)[0] | columns])
-    with Client(daemon.address) as client:
-        assert pending_ids(client) == []
+    assert pending_ids(daemon.client) == []
 
 
-def test_large_operations_are_sent_in_several_calls(daemon: DaemonProcess) -> None:
+def test_large_operations_are_sent_in_several_calls(daemon: RunningDaemon) -> None:
     """One call with all of them would be larger than the daemon accepts (4 MiB)."""
-    with Client(daemon.address) as client:
-        write(daemon, waits(*range(1, 131), items=150, topic="t" * 240))
-        assert len(pending_ids(client)) == 130
+    write(daemon, waits(*range(1, 131), items=150, topic="t" * 240))
+    assert len(pending_ids(daemon.client)) == 130
 
 
-def test_events_are_applied_in_the_order_of_their_time(daemon: DaemonProcess) -> None:
+def test_events_are_applied_in_the_order_of_their_time(daemon: RunningDaemon) -> None:
     """Across all tasks, and within a millisecond in the order of the archive. A log start above the high watermark
     would be refused.
     """
@@ -132,13 +127,12 @@ def test_events_are_applied_in_the_order_of_their_time(daemon: DaemonProcess) ->
         event(3, "high_watermark", 9, call_number=4, row=0),
         event(3, "log_start_offset", 9, call_number=4, row=1),
     ]
-    with Client(daemon.address) as client:
-        write(daemon, rising[5:], rising[3:5], rising[::-1][3:])
-        found = client.partition(("t", 0))
-        assert (found.high_watermark, found.log_start_offset) == (9, 9)
+    write(daemon, rising[5:], rising[3:5], rising[::-1][3:])
+    found = daemon.client.partition(("t", 0))
+    assert (found.high_watermark, found.log_start_offset) == (9, 9)
 
 
-def test_repeated_events_change_nothing(daemon: DaemonProcess) -> None:
+def test_repeated_events_change_nothing(daemon: RunningDaemon) -> None:
     """Marks have moved on and waits were registered when the micro-batch is repeated: none of them ends."""
     batch = [
         event(1, "leader_append", 8, leader_epoch=1),
@@ -146,30 +140,28 @@ def test_repeated_events_change_nothing(daemon: DaemonProcess) -> None:
         event(3, "log_start_offset", 4, leader_epoch=1),
         event(4, "high_watermark", 8, leader_epoch=2),
     ]
-    with Client(daemon.address) as client:
-        write(daemon, batch)
-        client.advance(("t", 0), high_watermark=20, leader_epoch=2)
-        before = client.partition(("t", 0))
-        write(daemon, waits(1, offset=21), waits(2, offset=20))
-        write(daemon, batch)
-        after = client.partition(("t", 0))
-        assert (after.high_watermark, after.log_start_offset, after.log_end_offset, after.leader_epoch) == (
-            before.high_watermark, before.log_start_offset, before.log_end_offset, before.leader_epoch,
-        )  # fmt: skip
-        assert pending_ids(client) == [1]
-        assert next(iter(client.results("s"))).results.outcomes == [Outcome.SATISFIED]
+    write(daemon, batch)
+    daemon.client.advance(("t", 0), high_watermark=20, leader_epoch=2)
+    before = daemon.client.partition(("t", 0))
+    write(daemon, waits(1, offset=21), waits(2, offset=20))
+    write(daemon, batch)
+    after = daemon.client.partition(("t", 0))
+    assert (after.high_watermark, after.log_start_offset, after.log_end_offset, after.leader_epoch) == (
+        before.high_watermark, before.log_start_offset, before.log_end_offset, before.leader_epoch,
+    )  # fmt: skip
+    assert pending_ids(daemon.client) == [1]
+    assert next(iter(daemon.client.results("s"))).results.outcomes == [Outcome.SATISFIED]
 
 
-def test_events_that_a_repetition_would_apply_twice_are_refused(daemon: DaemonProcess) -> None:
+def test_events_that_a_repetition_would_apply_twice_are_refused(daemon: RunningDaemon) -> None:
     """Everything but marks that only rise, with the types that are allowed; nothing of the micro-batch is sent."""
     for name in [*NOT_RISING, "nonsense"]:
         with pytest.raises(RowsUnusable, match=f"type: {name}; allowed: {', '.join(RISING)}"):
             write(daemon, [event(1, "high_watermark", 5)], [event(2, name, None)])
-    with Client(daemon.address) as client:
-        assert list(client.partitions()) == []
+    assert list(daemon.client.partitions()) == []
 
 
-def test_events_without_a_time_are_refused(daemon: DaemonProcess) -> None:
+def test_events_without_a_time_are_refused(daemon: RunningDaemon) -> None:
     """Their order would depend on how Spark spread them over tasks. Text is not a time: it need not sort by time."""
     late, early = event(2, "high_watermark", 5), event(1, "high_watermark", 4)
     with pytest.raises(RowsUnusable, match="at: null in 1 of 2 events"):
@@ -178,8 +170,7 @@ def test_events_without_a_time_are_refused(daemon: DaemonProcess) -> None:
         write(daemon, [{name: value for name, value in late.items() if name != "at"}])
     with pytest.raises(RowsUnusable, match="column at is a string"):
         write(daemon, [late | {"at": "2026-11-25T00:00:00Z"}])
-    with Client(daemon.address) as client:
-        assert list(client.partitions()) == []
+    assert list(daemon.client.partitions()) == []
 
 
 @pytest.mark.parametrize("columns", [("topic",), ("type", "kind")])

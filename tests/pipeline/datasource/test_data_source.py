@@ -19,16 +19,18 @@ from pyspark.errors import StreamingQueryException, UnsupportedOperationExceptio
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from purgatory.testing import RunningDaemon, daemon_in_process
 from purgatory.v1 import result_pb2
 from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
+from tests.pipeline.datasource.result_kills import written_ids
 
 WAIT_S = 180
 
 
 @pytest.fixture
-def daemon(start_daemon: StartDaemon) -> DaemonProcess:
-    return start_daemon()
+def daemon() -> Iterator[RunningDaemon]:
+    with daemon_in_process("--shutdown-grace-ms", "100") as running:
+        yield running
 
 
 @pytest.fixture
@@ -69,12 +71,12 @@ class Reading:
         for name, value in options.items():
             reader = reader.option(name, value)
         self._frame: DataFrame = reader.load()
-        self._spark, self._folder = spark, folder
+        self._folder = folder
 
     def start(self, **trigger: Any) -> StreamingQuery:  # noqa: ANN401 - as Spark's own
         writer = self._frame.writeStream.format("parquet").option("path", str(self._folder / "out"))
         writer = writer.option("checkpointLocation", str(self._folder / "checkpoint"))
-        return writer.trigger(**trigger or {"processingTime": "0 seconds"}).start()
+        return writer.trigger(**trigger or {"processingTime": "20 milliseconds"}).start()
 
     def run(self, **trigger: Any) -> int:  # noqa: ANN401 - as Spark's own
         """Run a query that ends by itself; returns how many micro-batches have been committed with this checkpoint."""
@@ -89,100 +91,84 @@ class Reading:
 
     def ids(self) -> list[int]:
         """The ids of all results that were written, sorted."""
-        if not (self._folder / "out" / "_spark_metadata").exists():
-            return []
-        found = self._spark.read.schema("operation_id long").parquet(str(self._folder / "out")).collect()
-        return sorted(row["operation_id"] for row in found)
+        return written_ids(self._folder)
 
 
 def test_results_are_rows_and_are_acknowledged_once_committed(
-    with_format: SparkSession, daemon: DaemonProcess, tmp_path: Path
+    with_format: SparkSession, daemon: RunningDaemon, tmp_path: Path
 ) -> None:
-    """Each once, over several micro-batches and a restart of the query; the daemon keeps none of them."""
-    with Client(daemon.address) as client:
-        end_some(client, "nightly", 1, 25)
-        reading = Reading(with_format, daemon.address, tmp_path, maxRows=10)
-        query = reading.start()
-        until(lambda: len(reading.ids()) == 25)
-        until(lambda: client.status().unacknowledged_results == 0)
-        query.stop()
-        end_some(client, "nightly", 26, 5)
-        reading.start()
-        until(lambda: len(reading.ids()) == 30)
-        assert reading.ids() == list(range(1, 31))
-        row = with_format.read.parquet(str(tmp_path / "out")).where("operation_id = 3").collect()[0]
-        assert (row["session"], row["kind"], row["outcome"]) == ("nightly", "produce", "satisfied")
-        assert [(item["topic"], item["partition"], item["required_offset"]) for item in row["items"]] == [("t", 0, 2)]
-
-
-def test_sessions_are_read_side_by_side(with_format: SparkSession, daemon: DaemonProcess, tmp_path: Path) -> None:
-    """Each has its own sequence numbers."""
-    with Client(daemon.address) as client:
-        for session in ("one", "two"):
-            end_some(client, session, 1, 7)
-        reading = Reading(with_format, daemon.address, tmp_path, session="one, two", maxRows=3)
-        reading.start()
-        until(lambda: len(reading.ids()) == 14)
-        assert reading.ids() == sorted([*range(1, 8), *range(1, 8)])
+    """Each once, over several micro-batches and a restart of the query; the daemon keeps none of them. Each session has
+    its own sequence numbers.
+    """
+    end_some(daemon.client, "one", 1, 25)
+    end_some(daemon.client, "two", 101, 7)
+    reading = Reading(with_format, daemon.address, tmp_path, session="one, two", maxRows=10)
+    query = reading.start()
+    reading.until_ids([*range(1, 26), *range(101, 108)])
+    until(lambda: daemon.client.status().unacknowledged_results == 0)
+    query.stop()
+    end_some(daemon.client, "one", 26, 5)
+    reading.start()
+    reading.until_ids([*range(1, 31), *range(101, 108)])
+    row = with_format.read.parquet(str(tmp_path / "out")).where("operation_id = 3").collect()[0]
+    assert (row["session"], row["kind"], row["outcome"]) == ("one", "produce", "satisfied")
+    assert [(item["topic"], item["partition"], item["required_offset"]) for item in row["items"]] == [("t", 0, 2)]
 
 
 def test_available_now_reads_what_is_there_and_ends(
-    with_format: SparkSession, daemon: DaemonProcess, tmp_path: Path
+    with_format: SparkSession, daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     """In as many micro-batches as `maxRows` requires, and all of it is acknowledged. The next run reads what was added,
     also with a new checkpoint, although results before it are gone then; without anything new a run has no micro-batch.
     """
-    with Client(daemon.address) as client:
-        end_some(client, "nightly", 1, 20)
-        reading = Reading(with_format, daemon.address, tmp_path / "first", maxRows=6)
-        assert reading.run(availableNow=True) == 4
-        assert reading.ids() == list(range(1, 21))
-        assert client.status().unacknowledged_results == 0
-        assert reading.run(availableNow=True) == 4
-        end_some(client, "nightly", 21, 7)
-        assert reading.run(availableNow=True) == 6
-        assert reading.ids() == list(range(1, 28))
-        end_some(client, "nightly", 28, 7)
-        again = Reading(with_format, daemon.address, tmp_path / "second", maxRows=6)
-        assert again.run(availableNow=True) == 2
-        assert again.ids() == list(range(28, 35))
+    end_some(daemon.client, "nightly", 1, 20)
+    reading = Reading(with_format, daemon.address, tmp_path / "first", maxRows=6)
+    assert reading.run(availableNow=True) == 4
+    assert reading.ids() == list(range(1, 21))
+    assert daemon.client.status().unacknowledged_results == 0
+    assert reading.run(availableNow=True) == 4
+    end_some(daemon.client, "nightly", 21, 7)
+    assert reading.run(availableNow=True) == 6
+    assert reading.ids() == list(range(1, 28))
+    end_some(daemon.client, "nightly", 28, 7)
+    again = Reading(with_format, daemon.address, tmp_path / "second", maxRows=6)
+    assert again.run(availableNow=True) == 2
+    assert again.ids() == list(range(28, 35))
 
 
 def test_available_now_leaves_what_arrives_while_it_runs(
-    with_format: SparkSession, daemon: DaemonProcess, tmp_path: Path
+    with_format: SparkSession, daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     """Otherwise a query over a busy session would never end."""
     counts: list[int] = []
-    with Client(daemon.address) as client:
-        end_some(client, "nightly", 1, 10)
+    end_some(daemon.client, "nightly", 1, 10)
 
-        def take(frame: DataFrame, batch: int) -> None:
-            counts.append(frame.count())
-            end_some(client, "nightly", 100 * (batch + 1), 10)
+    def take(frame: DataFrame, batch: int) -> None:
+        counts.append(frame.count())
+        end_some(daemon.client, "nightly", 100 * (batch + 1), 10)
 
-        reader = with_format.readStream.format("purgatory").option("address", daemon.address)
-        rows = reader.option("session", "nightly").option("maxRows", 5).load()
-        writer = rows.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "checkpoint"))
-        query = writer.trigger(availableNow=True).start()
-        assert query.awaitTermination(WAIT_S), "the query does not end"
-        assert query.exception() is None
+    reader = with_format.readStream.format("purgatory").option("address", daemon.address)
+    rows = reader.option("session", "nightly").option("maxRows", 5).load()
+    writer = rows.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(WAIT_S), "the query does not end"
+    assert query.exception() is None
     assert counts == [5, 5]
 
 
 def test_once_reads_what_is_there_in_one_micro_batch(
-    with_format: SparkSession, daemon: DaemonProcess, tmp_path: Path
+    with_format: SparkSession, daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     """Of all sessions, whatever `maxRows` is; the next run continues from there, and acknowledges it."""
-    with Client(daemon.address) as client:
-        for session in ("one", "two"):
-            end_some(client, session, 1, 20)
-        reading = Reading(with_format, daemon.address, tmp_path, session="one, two", maxRows=6)
-        assert reading.run(once=True) == 1
-        assert reading.ids() == sorted([*range(1, 21), *range(1, 21)])
-        end_some(client, "two", 21, 1)
-        assert reading.run(once=True) == 2
-        assert reading.ids()[-1] == 21
-        assert client.status().unacknowledged_results == 1
+    for session in ("one", "two"):
+        end_some(daemon.client, session, 1, 20)
+    reading = Reading(with_format, daemon.address, tmp_path, session="one, two", maxRows=6)
+    assert reading.run(once=True) == 1
+    assert reading.ids() == sorted([*range(1, 21), *range(1, 21)])
+    end_some(daemon.client, "two", 21, 1)
+    assert reading.run(once=True) == 2
+    assert reading.ids()[-1] == 21
+    assert daemon.client.status().unacknowledged_results == 1
 
 
 def test_triggers_that_need_a_continuous_source_are_refused(with_format: SparkSession, tmp_path: Path) -> None:
@@ -196,78 +182,70 @@ def test_triggers_that_need_a_continuous_source_are_refused(with_format: SparkSe
         query.awaitTermination(WAIT_S)
 
 
-@pytest.mark.parametrize("trigger", [{"processingTime": "10 milliseconds"}, {"availableNow": True}])
 def test_a_session_that_was_created_again_is_read_from_its_beginning(
-    with_format: SparkSession, start_daemon: StartDaemon, tmp_path: Path, trigger: dict[str, Any]
+    with_format: SparkSession, daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     """Its sequence numbers start over and end below or above those that were read before; none of its results is taken
     for one of the old session.
     """
-    daemon = start_daemon()
     reading = Reading(with_format, daemon.address, tmp_path)
     expected: list[int] = []
     for first_id, count in ((1, 5), (11, 2), (21, 9)):
         expected += range(first_id, first_id + count)
-        with Client(daemon.address) as client:
-            end_some(client, "nightly", first_id, count)
-            query = reading.start(**trigger)
-            reading.until_ids(expected)
-            query.stop()
-        daemon.kill()
-        daemon = start_daemon("--grpc-address", daemon.address)
+        end_some(daemon.client, "nightly", first_id, count)
+        reading.run(availableNow=True)
+        assert reading.ids() == expected
+        daemon.client.close_session("nightly")
 
 
 def test_a_daemon_without_a_journal_may_be_restarted_under_a_query(
     with_format: SparkSession, start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
-    """The query continues with the results of the session that was created again, and acknowledges them."""
-    daemon = start_daemon()
-    reading = Reading(with_format, daemon.address, tmp_path)
-    with Client(daemon.address) as client:
-        end_some(client, "nightly", 1, 5)
-        reading.start()
-        until(lambda: len(reading.ids()) == 5)
-    daemon.kill()
-    daemon = start_daemon("--grpc-address", daemon.address)
-    with Client(daemon.address) as client:
-        end_some(client, "nightly", 11, 7)
-        until(lambda: len(reading.ids()) == 12)
-        assert reading.ids() == [*range(1, 6), *range(11, 18)]
-        until(lambda: client.status().unacknowledged_results == 0)
-
-
-def test_a_micro_batch_whose_results_are_lost_fails_the_query(
-    with_format: SparkSession, start_daemon: StartDaemon, tmp_path: Path
-) -> None:
-    """It was begun and not committed, as after a kill, and the daemon has lost the session since. Nobody would notice
-    if other results were read in its place.
+    """The query continues with the results of the session that was created again, and acknowledges them. So does one
+    that starts after the session was created once more.
     """
     daemon = start_daemon()
     reading = Reading(with_format, daemon.address, tmp_path)
     with Client(daemon.address) as client:
         end_some(client, "nightly", 1, 5)
-        reading.run(availableNow=True)
-    for log in ("checkpoint/commits", "out/_spark_metadata"):
-        for name in ("0", ".0.crc"):
-            (tmp_path / log / name).unlink()
+        query = reading.start()
+        reading.until_ids([*range(1, 6)])
     daemon.kill()
     daemon = start_daemon("--grpc-address", daemon.address)
     with Client(daemon.address) as client:
-        end_some(client, "nightly", 1, 9)
-        query = reading.start()
-        with pytest.raises(
-            StreamingQueryException, match=r"session nightly: results 1 to 5 .* are lost.*another checkpoint"
-        ):
-            query.awaitTermination(WAIT_S)
+        end_some(client, "nightly", 11, 2)
+        reading.until_ids([*range(1, 6), 11, 12])
+        until(lambda: client.status().unacknowledged_results == 0)
+        query.stop()
+        client.close_session("nightly")
+        end_some(client, "nightly", 21, 9)
+        reading.start()
+        reading.until_ids([*range(1, 6), 11, 12, *range(21, 30)])
 
 
-def test_events_and_registrations_are_written_once(
-    with_format: SparkSession, daemon: DaemonProcess, tmp_path: Path
+def test_a_micro_batch_whose_results_are_lost_fails_the_query(
+    with_format: SparkSession, daemon: RunningDaemon, tmp_path: Path
 ) -> None:
-    """A stream of rows registers operations and ends them; the same rows again, from a new query, change nothing."""
-    rows = tmp_path / "rows"
-    for part in ("registrations", "events"):
-        (rows / part).mkdir(parents=True)
+    """It was begun and not committed, as after a kill, and the session has been created again since. Nobody would
+    notice if other results were read in its place.
+    """
+    reading = Reading(with_format, daemon.address, tmp_path)
+    end_some(daemon.client, "nightly", 1, 5)
+    reading.run(availableNow=True)
+    for log in ("checkpoint/commits", "out/_spark_metadata"):
+        for name in ("0", ".0.crc"):
+            (tmp_path / log / name).unlink()
+    daemon.client.close_session("nightly")
+    end_some(daemon.client, "nightly", 1, 9)
+    query = reading.start()
+    with pytest.raises(
+        StreamingQueryException, match=r"session nightly: results 1 to 5 .* are lost.*another checkpoint"
+    ):
+        query.awaitTermination(WAIT_S)
+
+
+def test_events_and_registrations_are_written(with_format: SparkSession, daemon: RunningDaemon, tmp_path: Path) -> None:
+    """A stream of rows registers operations and ends them; those that wait can be read as a table."""
     registrations = [
         {"session_id": "s", "operation_id": id_, "kind": "produce", "timeout_ms": 60_000, "item": item, "item_count": 2,
          "topic": "t", "partition": item, "offset": id_}
@@ -275,34 +253,28 @@ def test_events_and_registrations_are_written_once(
     ]  # fmt: skip
     at = datetime(2026, 11, 25, tzinfo=UTC)
     events = [{"at": at, "type": "high_watermark", "topic": "t", "partition": item, "offset": 3} for item in range(2)]
-    for part, found in (("registrations", registrations), ("events", events)):
-        pa.parquet.write_table(pa.Table.from_pylist(found), rows / part / "1.parquet")
 
-    def write(part: str, attempt: int) -> None:
-        frame = with_format.read.parquet(str(rows / part))
-        stream = with_format.readStream.schema(frame.schema).parquet(str(rows / part))
+    def write(part: str, rows: list[dict[str, Any]]) -> None:
+        (tmp_path / part).mkdir()
+        pa.parquet.write_table(pa.Table.from_pylist(rows), tmp_path / part / "1.parquet")
+        frame = with_format.read.parquet(str(tmp_path / part))
+        stream = with_format.readStream.schema(frame.schema).parquet(str(tmp_path / part))
         writer = stream.writeStream.format("purgatory").option("address", daemon.address)
-        query = (
-            writer.option("checkpointLocation", str(tmp_path / f"{part} {attempt}")).trigger(availableNow=True).start()
-        )
+        query = writer.option("checkpointLocation", str(tmp_path / f"{part} done")).trigger(availableNow=True).start()
         assert query.awaitTermination(WAIT_S)
         assert query.exception() is None
 
-    with Client(daemon.address) as client:
-        write("registrations", 1)
-        assert pending(client) == 5
-        table = with_format.read.format("purgatory").option("address", daemon.address).load()
-        assert sorted(row["operation_id"] for row in table.where("kind = 'produce'").collect()) == [1, 2, 3, 4, 5]
-        other = with_format.read.format("purgatory").option("address", daemon.address).option("topicPrefix", "u").load()
-        assert other.count() == 0
-        write("events", 1)
-        assert pending(client) == 2
-        write("registrations", 2)
-        write("events", 2)
-        assert pending(client) == 2
-        collected = next(iter(client.results("s")))
-        assert sorted(collected.operation_ids) == [1, 2, 3]
-        assert set(collected.results.outcomes) == {Outcome.SATISFIED}
+    write("registrations", registrations)
+    assert pending(daemon.client) == 5
+    table = with_format.read.format("purgatory").option("address", daemon.address).load()
+    assert sorted(row["operation_id"] for row in table.where("kind = 'produce'").collect()) == [1, 2, 3, 4, 5]
+    other = with_format.read.format("purgatory").option("address", daemon.address).option("topicPrefix", "u").load()
+    assert other.count() == 0
+    write("events", events)
+    assert pending(daemon.client) == 2
+    collected = next(iter(daemon.client.results("s")))
+    assert sorted(collected.operation_ids) == [1, 2, 3]
+    assert set(collected.results.outcomes) == {Outcome.SATISFIED}
 
 
 def test_rows_become_messages_of_the_wire() -> None:

@@ -12,7 +12,7 @@ from purgatory_pipeline.streaming.datasource.session_results import (
     SessionResults,
 )
 
-from tests.conftest import StartDaemon
+from purgatory.testing import daemon_in_process
 
 
 def options(address: str, rows_max: int = 10) -> DaemonOptions:
@@ -28,39 +28,38 @@ def end_some(client: Client, first_id: int, count: int) -> None:
 
 def test_a_daemon_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the time waited and the status of the last call."""
-    monkeypatch.setattr(session_results, "WAIT_S", 2.0)
+    monkeypatch.setattr(session_results, "WAIT_S", 1.0)
     reader = SessionResults(options("127.0.0.1:1"), "s", BEGINNING)
-    with pytest.raises(ResultsLost, match=r"session s at 127\.0\.0\.1:1: not opened within 2 s \(UNAVAILABLE"):
+    with pytest.raises(ResultsLost, match=r"session s at 127\.0\.0\.1:1: not opened within 1 s \(UNAVAILABLE"):
         reader.newest_at_opening()
     reader.close()
 
 
-def test_a_session_has_one_reader(start_daemon: StartDaemon) -> None:
+def test_a_session_has_one_reader() -> None:
     """The second one takes it over, and the first one fails with the reason."""
-    address = start_daemon().address
-    first = SessionResults(options(address), "s", BEGINNING)
-    assert first.newest_at_opening() == 0
-    second = SessionResults(options(address), "s", BEGINNING)
-    with pytest.raises(ResultsLost, match="another reader has opened it"):
-        first.rows(0, SessionOffset(incarnation=first.incarnation, sequence=1))
-    assert second.newest_at_opening() == 0
-    first.close()
-    second.close()
+    with daemon_in_process("--shutdown-grace-ms", "100") as daemon:
+        first = SessionResults(options(daemon.address), "s", BEGINNING)
+        assert first.newest_at_opening() == 0
+        second = SessionResults(options(daemon.address), "s", BEGINNING)
+        with pytest.raises(ResultsLost, match="another reader has opened it"):
+            first.rows(0, SessionOffset(incarnation=first.incarnation, sequence=1))
+        assert second.newest_at_opening() == 0
+        first.close()
+        second.close()
 
 
-def test_what_is_wanted_is_received_however_much_is_held(start_daemon: StartDaemon) -> None:
+def test_what_is_wanted_is_received_however_much_is_held() -> None:
     """Otherwise only two micro-batches are held. An offset of another incarnation acknowledges nothing."""
-    address = start_daemon().address
-    with Client(address) as client:
+    with daemon_in_process("--shutdown-grace-ms", "100") as daemon:
         for first_id in range(1, 5_000, 100):
-            end_some(client, first_id, 100)
-        reader = SessionResults(options(address, rows_max=1), "s", BEGINNING)
+            end_some(daemon.client, first_id, 100)
+        reader = SessionResults(options(daemon.address, rows_max=1), "s", BEGINNING)
         assert reader.newest_at_opening() == 5_000
         last = SessionOffset(incarnation=reader.incarnation, sequence=5_000)
         assert reader.rows(100, last).column("sequence").to_pylist() == list(range(101, 5_001))
         reader.acknowledge(SessionOffset(incarnation="another", sequence=5_000))
-        assert client.status().unacknowledged_results == 5_000
+        assert daemon.client.status().unacknowledged_results == 5_000
         reader.acknowledge(SessionOffset(incarnation=reader.incarnation, sequence=4_990))
-        assert client.status().unacknowledged_results == 10
+        assert daemon.client.status().unacknowledged_results == 10
         assert (reader.first, reader.newest) == (1, 5_000)
         reader.close()

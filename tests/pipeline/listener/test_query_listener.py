@@ -20,16 +20,17 @@ from purgatory_pipeline.streaming.listener.query_source import QuerySource
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from purgatory.testing import RunningDaemon, daemon_in_process
 from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
 
 WAIT_S = 60
 LINES = ("spark/lines/source0", 0)
 
 
 @pytest.fixture
-def daemon(start_daemon: StartDaemon) -> DaemonProcess:
-    return start_daemon()
+def daemon() -> Iterator[RunningDaemon]:
+    with daemon_in_process("--shutdown-grace-ms", "100") as running:
+        yield running
 
 
 @pytest.fixture
@@ -160,24 +161,24 @@ async def test_a_checkpoint_read_too_late_says_nothing_of_the_query_that_has_the
 
 
 def test_a_wait_is_answered_when_the_batch_with_my_line_is_committed(
-    spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: DaemonProcess, tmp_path: Path
+    spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     """It is not answered before, and not for a line that was never written. The marks of a stopped query are stale."""
     listen(daemon.address)
     job = LinesJob(spark, tmp_path)
-    with Client(daemon.address) as client:
-        query = job.start()
-        for _ in range(3):
-            assert client.produce({LINES: job.write()}, timeout=WAIT_S).outcome is Outcome.SATISFIED
-        assert client.produce({LINES: 4}, timeout=0.2).outcome is Outcome.EXPIRED
-        query.stop()
-        stale = client.produce({LINES: 4}, timeout=WAIT_S, fail_when_stale=0.5)
-        assert stale.outcome is Outcome.FAILED
-        assert "has stopped" in stale.partitions["spark/lines/source0-0"].stale_reason
+    client = daemon.client
+    query = job.start()
+    for _ in range(3):
+        assert client.produce({LINES: job.write()}, timeout=WAIT_S).outcome is Outcome.SATISFIED
+    assert client.produce({LINES: 4}, timeout=0.2).outcome is Outcome.EXPIRED
+    query.stop()
+    stale = client.produce({LINES: 4}, timeout=WAIT_S, fail_when_stale=0.5)
+    assert stale.outcome is Outcome.FAILED
+    assert "has stopped" in stale.partitions["spark/lines/source0-0"].stale_reason
 
 
 def test_the_marks_of_a_query_that_failed_are_stale_with_the_cause(
-    spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: DaemonProcess, tmp_path: Path
+    spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     """The cause in one line, without the stack traces of two languages."""
     listen(daemon.address)
@@ -188,68 +189,69 @@ def test_the_marks_of_a_query_that_failed_are_stale_with_the_cause(
 
     job = LinesJob(spark, tmp_path)
     lines = spark.readStream.option("maxFilesPerTrigger", 1).text(str(tmp_path / "in"))
-    with Client(daemon.address) as client:
-        writer = lines.writeStream.foreachBatch(fail_on_second).queryName("lines")
-        writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-        client.produce({LINES: job.write()}, timeout=WAIT_S)
-        job.write()
-        stale = client.produce({LINES: 2}, timeout=WAIT_S, fail_when_stale=0.1)
-        reason = stale.partitions["spark/lines/source0-0"].stale_reason
-        assert reason == "the query failed: ValueError: no such customer: 7"
+    client = daemon.client
+    writer = lines.writeStream.foreachBatch(fail_on_second).queryName("lines")
+    writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    client.produce({LINES: job.write()}, timeout=WAIT_S)
+    job.write()
+    stale = client.produce({LINES: 2}, timeout=WAIT_S, fail_when_stale=0.1)
+    reason = stale.partitions["spark/lines/source0-0"].stale_reason
+    assert reason == "the query failed: ValueError: no such customer: 7"
 
 
 def test_a_restart_with_nothing_new_tells_what_was_committed(
-    spark: SparkSession, listen: Callable[..., PurgatoryListener], start_daemon: StartDaemon, tmp_path: Path
+    spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     """Spark sends no event, so a new listener reads the checkpoint and publishes to a new daemon."""
     job = LinesJob(spark, tmp_path)
     for _ in range(2):
         job.write()
-    first = start_daemon()
-    listener = listen(first.address)
+    listener = listen(daemon.address)
     query = job.start()
-    with Client(first.address) as client:
-        client.produce({LINES: 2}, timeout=WAIT_S)
+    daemon.client.produce({LINES: 2}, timeout=WAIT_S)
     query.stop()
     spark.streams.removeListener(listener)
-    second = start_daemon()
-    listen(second.address)
-    job.start()
-    with Client(second.address) as client:
-        assert client.produce({LINES: 2}, timeout=WAIT_S).outcome is Outcome.SATISFIED
+    with daemon_in_process("--shutdown-grace-ms", "100") as second:
+        listen(second.address)
+        job.start()
+        assert second.client.produce({LINES: 2}, timeout=WAIT_S).outcome is Outcome.SATISFIED
 
 
 def test_a_query_that_starts_anew_is_a_new_lineage(
-    spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: DaemonProcess, tmp_path: Path
+    spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     """Without its checkpoint it reads all again: who named the old lineage is not answered by the new one."""
     listen(daemon.address)
     first = LinesJob(spark, tmp_path / "first")
     again = LinesJob(spark, tmp_path / "again")
-    with Client(daemon.address) as client:
-        query = first.start()
-        for _ in range(3):
-            client.produce({LINES: first.write()}, timeout=WAIT_S)
-        query.stop()
-        epoch, _ = mark_of(client) or (-1, -1)
-        again.write()
-        again.start()
-        until(lambda: mark_of(client) == (epoch + 1, 1))
-        result = client.produce({LINES: 1}, leader_epochs=epoch, timeout=WAIT_S)
-        assert result.partitions["spark/lines/source0-0"].error_code == 74
-        assert client.produce({LINES: 1}, leader_epochs=epoch + 1, timeout=WAIT_S).outcome is Outcome.SATISFIED
+    client = daemon.client
+    query = first.start()
+    for _ in range(3):
+        client.produce({LINES: first.write()}, timeout=WAIT_S)
+    query.stop()
+    epoch, _ = mark_of(client) or (-1, -1)
+    again.write()
+    again.start()
+    until(lambda: mark_of(client) == (epoch + 1, 1))
+    result = client.produce({LINES: 1}, leader_epochs=epoch, timeout=WAIT_S)
+    assert result.partitions["spark/lines/source0-0"].error_code == 74
+    assert client.produce({LINES: 1}, leader_epochs=epoch + 1, timeout=WAIT_S).outcome is Outcome.SATISFIED
 
 
 def test_a_daemon_that_hangs_or_dies_never_holds_up_a_query(
-    spark: SparkSession, listen: Callable[..., PurgatoryListener], start_daemon: StartDaemon, tmp_path: Path
+    spark: SparkSession,
+    listen: Callable[..., PurgatoryListener],
+    start_daemon: StartDaemon,
+    daemon: RunningDaemon,
+    tmp_path: Path,
 ) -> None:
     """Another daemon receives the marks of every batch. A daemon that hung, or one that replaces a dead one, receives
     the latest marks.
     """
-    hung, other = start_daemon(), start_daemon()
-    listen(hung.address, other.address)
+    hung, second = start_daemon(), daemon.client
+    listen(hung.address, daemon.address)
     job = LinesJob(spark, tmp_path)
-    with Client(hung.address) as first, Client(other.address) as second:
+    with Client(hung.address) as first:
         job.start()
         for client in (first, second):
             client.produce({LINES: 1 if client is second else job.write()}, timeout=WAIT_S)
@@ -268,7 +270,7 @@ def test_a_daemon_that_hangs_or_dies_never_holds_up_a_query(
 
 
 def test_queries_are_told_apart_and_nameless_ones_left_out(
-    spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: DaemonProcess, tmp_path: Path
+    spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     """Each query has its own topics, even over the same files."""
     listen(daemon.address)
@@ -276,13 +278,13 @@ def test_queries_are_told_apart_and_nameless_ones_left_out(
     nameless = spark.readStream.format("rate").load().writeStream.format("noop").start()
     one.start()
     two.start()
-    with Client(daemon.address) as client:
-        for _ in range(2):
-            client.produce({("spark/one/source0", 0): one.write()}, timeout=WAIT_S)
-        client.produce({("spark/two/source0", 0): two.write()}, timeout=WAIT_S)
-        until(lambda: bool(nameless.lastProgress))
-        known = {partition.topic: partition.high_watermark for partition in client.partitions(prefix="spark/")}
-        assert known == {"spark/one/source0": 2, "spark/two/source0": 1}
+    client = daemon.client
+    for _ in range(2):
+        client.produce({("spark/one/source0", 0): one.write()}, timeout=WAIT_S)
+    client.produce({("spark/two/source0", 0): two.write()}, timeout=WAIT_S)
+    until(lambda: bool(nameless.lastProgress))
+    known = {partition.topic: partition.high_watermark for partition in client.partitions(prefix="spark/")}
+    assert known == {"spark/one/source0": 2, "spark/two/source0": 1}
 
 
 def test_the_log_of_a_real_checkpoint_agrees_with_progress(spark: SparkSession, tmp_path: Path) -> None:

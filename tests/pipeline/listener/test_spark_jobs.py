@@ -6,7 +6,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from examples.spark_jobs import nightly_batch, own_write
-from tests.conftest import StartDaemon
+from purgatory.testing import daemon_in_process
 
 
 def test_the_nightly_batch_has_the_whole_day(spark: SparkSession, tmp_path: Path) -> None:
@@ -18,11 +18,13 @@ def test_the_nightly_batch_has_the_whole_day(spark: SparkSession, tmp_path: Path
     assert len(told) == 4
 
 
-def test_the_web_handler_reads_what_was_written(spark: SparkSession, start_daemon: StartDaemon, tmp_path: Path) -> None:
+def test_the_web_handler_reads_what_was_written(spark: SparkSession, tmp_path: Path) -> None:
     """Each total has the order in it that its caller has just written."""
-    daemon = start_daemon()
     told: list[str] = []
-    with own_write.own_write_app(spark, tmp_path, daemon.address) as address:
+    with (
+        daemon_in_process("--shutdown-grace-ms", "100") as daemon,
+        own_write.own_write_app(spark, tmp_path, daemon.address) as address,
+    ):
         totals = own_write.shop(address, told.append)
     assert totals == [10 * number for number in range(1, own_write.ORDERS + 1)]
     assert len(told) == own_write.ORDERS

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.pipeline.conftest import worker_environment
@@ -25,6 +25,7 @@ from tests.pipeline.standalone_cluster import StandaloneCluster
 from tests.pipeline.stream.simulated_history import SimulatedHistory
 from tests.pipeline.stream.stream_folders import StreamFolders
 
+Main = Callable[[list[str]], int]
 SLICES_PER_KILL = 3
 LIFE_S = (4.0, 14.0)
 """Time between two kills: from before the first micro-batch to several batches later."""
@@ -36,20 +37,22 @@ class KilledStream:
 
     def __init__(self, folders: StreamFolders, log: Path, more: Sequence[str]) -> None:
         self._log = log
-        self._command = [
-            sys.executable, "-m", "purgatory_pipeline.cli", "stream", "--registrations", str(folders.registrations),
-            "--events", str(folders.events), "--results", str(folders.results), "--shards", "2", "--delay", "100ms",
-            "--files-per-batch", "1", "--conf", "spark.driver.memory=1g",
-            "--conf", "spark.driver.bindAddress=127.0.0.1", "--conf", "spark.ui.enabled=false", *more,
+        self.words = [
+            "stream", "--registrations", str(folders.registrations), "--events", str(folders.events),
+            "--results", str(folders.results), "--shards", "2", "--delay", "100ms", "--files-per-batch", "1",
+        ]  # fmt: skip
+        """The command without settings of Spark."""
+        self._settings = [
+            "--conf", "spark.driver.memory=1g", "--conf", "spark.driver.bindAddress=127.0.0.1",
+            "--conf", "spark.ui.enabled=false", *more,
         ]  # fmt: skip
 
     def start(self, *more: str) -> subprocess.Popen[bytes]:
         """Start it in a process group of its own, so that the JVM and Python workers are killed with it."""
+        command = [sys.executable, "-m", "purgatory_pipeline.cli", *self.words, *more, *self._settings]
+        environment = {**os.environ, **worker_environment()}
         with self._log.open("ab") as log:
-            return subprocess.Popen(
-                [*self._command, *more], stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, **worker_environment()},
-            )  # fmt: skip
+            return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=environment)
 
     @staticmethod
     def kill(process: subprocess.Popen[bytes]) -> None:
@@ -78,27 +81,35 @@ class KillDrive:
         """Assert that the stream is still running."""
         assert process.poll() is None, self._log.read_text()[-2_000:]
 
-    def finish(self) -> list[str]:
-        """Process the remaining rows. Returns the outcomes that were lost, wrong or duplicated."""
+    def finish(self, main: Main | None = None) -> list[str]:
+        """Process the remaining rows. Returns the outcomes that were lost, wrong or duplicated.
+
+        `main` runs the command for the last time, in this process; by default it has one of its own, as before.
+        """
         for part in self._parts:
             self.folders.write(part)
         self.folders.write([{"at_ms": self.history.end_ms + 100}])
-        last = self.stream.start("--once")
-        assert last.wait(END_S) == 0, self._log.read_text()[-2_000:]
+        words = [*self.stream.words, "--once"]
+        code = main(words) if main else self.stream.start("--once").wait(END_S)
+        assert code == 0, self._log.read_text()[-2_000:]
         surplus = Counter(map(repr, self.folders.outcomes()))
         surplus.subtract(map(repr, self.history.outcomes))
         return [f"{count:+d} {outcome}" for outcome, count in surplus.items() if count]
 
 
-def kill_driver(folder: Path, kills: int, seed: int, more: Sequence[str]) -> tuple[int, list[str]]:
-    """Kill the whole stream `kills` times. Returns the number of operations, and the wrong outcomes."""
+def kill_driver(
+    folder: Path, kills: int, seed: int, more: Sequence[str], main: Main | None = None
+) -> tuple[int, list[str]]:
+    """Kill the whole stream `kills` times, and finish with `main`. Returns the number of operations, and the wrong
+    outcomes.
+    """
     drive = KillDrive(folder, kills, seed, ["--master", "local[2]", *more])
     for _ in range(kills):
         process = drive.stream.start()
         drive.feed()
         drive.check(process)
         drive.stream.kill(process)
-    return len(drive.history.outcomes), drive.finish()
+    return len(drive.history.outcomes), drive.finish(main)
 
 
 def kill_executors(folder: Path, kills: int, seed: int) -> tuple[int, list[str]]:

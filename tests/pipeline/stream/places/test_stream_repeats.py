@@ -1,5 +1,6 @@
 """Streams over old files, over rows from the future, and after a run that was killed before a commit."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -88,10 +89,22 @@ def test_a_table_of_a_catalog_in_memory_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow  # two processes with a Spark each
-def test_a_table_of_a_persistent_catalog_grows_from_run_to_run(java: int, tmp_path: Path) -> None:
-    """The command runs twice, and the second run adds the outcomes of its new input."""
-    del java
+RUN_TWICE = """
+import sys
+from purgatory_pipeline.cli import main
+code = main(sys.argv[1:])
+print("the first run has ended", flush=True)
+input()
+sys.exit(code or main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow  # a process with a Spark and a Hive
+@pytest.mark.usefixtures("java")
+def test_a_table_of_a_persistent_catalog_grows_from_run_to_run(tmp_path: Path) -> None:
+    """The command runs twice, each time with a session of its own, and the second run adds the outcomes of its new
+    input.
+    """
     history = SimulatedHistory.of_seed(3, 200)
     folders = StreamFolders(tmp_path)
     warehouse = tmp_path / "warehouse"
@@ -102,18 +115,22 @@ def test_a_table_of_a_persistent_catalog_grows_from_run_to_run(java: int, tmp_pa
         "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false",
     }  # fmt: skip
     command = [
-        sys.executable, "-m", "purgatory_pipeline.cli", "stream", "--registrations", str(folders.registrations),
+        sys.executable, "-c", RUN_TWICE, "stream", "--registrations", str(folders.registrations),
         "--events", str(folders.events), "--results", "table:outcomes", "--checkpoint", str(tmp_path / "checkpoint"),
         "--quarantine", str(folders.results), "--delay", f"{DELAY_MS}ms", "--once",
         *(word for name, value in conf.items() for word in ("--conf", f"{name}={value}")),
     ]  # fmt: skip
-    env = {**os.environ, **worker_environment()}
-    ends = [{"at_ms": history.end_ms + DELAY_MS}]
     first, second = folders.slices(history.rows, 2)
-    for part in (first, [*second, *ends]):
-        folders.write(part)
-        ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stderr[-2_000:]
+    folders.write(first)
+    with subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, **worker_environment()}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        printed = list(itertools.takewhile(lambda line: line != "the first run has ended\n", process.stdout))
+        folders.write([*second, {"at_ms": history.end_ms + DELAY_MS}])
+        rest, _ = process.communicate("\n")
+    assert process.returncode == 0, "".join([*printed, rest])[-2_000:]
     files = sorted(warehouse.rglob("batch=*/*.parquet"))
     assert {file.parent.name for file in files} == {"batch=0", "batch=1"}
     found = pa.concat_tables([pq.ParquetFile(file).read() for file in files])
