@@ -18,11 +18,9 @@ class Clock(Protocol):
 
     def now_ms(self) -> int:
         """Whole milliseconds since an arbitrary origin; never decreases."""
-        ...
 
     def ceiling_ms(self) -> int:
         """The first whole millisecond that is not in the past."""
-        ...
 
 
 def given_or_system_clock(clock: Clock | None) -> Clock:

@@ -94,15 +94,8 @@ def produce(
     columns = _item_columns(
         names, local_error_code=("local_error_codes", local_error_codes), leader_epoch=("leader_epochs", leader_epochs)
     )
-    return Wait(
-        OperationKind.PRODUCE,
-        names,
-        required,
-        milliseconds(timeout),
-        {},
-        columns,
-        milliseconds(fail_when_stale, "stale_timeout_ms"),
-    )
+    stale_ms = milliseconds(fail_when_stale, "stale_timeout_ms")
+    return Wait(OperationKind.PRODUCE, names, required, milliseconds(timeout), {}, columns, stale_ms)
 
 
 def processed(
@@ -181,15 +174,8 @@ def fetch(
     )
     if held_back:
         columns["throttled"] = [name in held_back for name in names]
-    return Wait(
-        OperationKind.FETCH,
-        names,
-        fetch_offsets,
-        milliseconds(timeout),
-        options,
-        columns,
-        milliseconds(fail_when_stale, "stale_timeout_ms"),
-    )
+    stale_ms = milliseconds(fail_when_stale, "stale_timeout_ms")
+    return Wait(OperationKind.FETCH, names, fetch_offsets, milliseconds(timeout), options, columns, stale_ms)
 
 
 def delete_records(
@@ -209,15 +195,8 @@ def delete_records(
     """
     names, required = _items(offsets, "delete_records.partitions", "offset")
     columns = _item_columns(names, local_error_code=("local_error_codes", local_error_codes))
-    return Wait(
-        OperationKind.DELETE_RECORDS,
-        names,
-        required,
-        milliseconds(timeout),
-        {},
-        columns,
-        milliseconds(fail_when_stale, "stale_timeout_ms"),
-    )
+    stale_ms = milliseconds(fail_when_stale, "stale_timeout_ms")
+    return Wait(OperationKind.DELETE_RECORDS, names, required, milliseconds(timeout), {}, columns, stale_ms)
 
 
 def signal(

@@ -16,5 +16,4 @@ def serve(arguments: Sequence[str]) -> int:
 
 
 def serve_parser() -> argparse.ArgumentParser:
-    """The parser of its flags."""
     return flag_parser(PROGRAM, ALL_SETTINGS)

@@ -7,6 +7,8 @@ import logging
 import os
 import shutil
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -175,14 +177,8 @@ class Replica(CopyStore):
 
     def check_writable(self) -> None:
         """Write to the file, to no effect. Raises sqlite3.Error."""
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
+        with self._transaction():
             write_place(self._database, self.place)
-            self._database.execute("COMMIT")
-        except BaseException:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-            raise
 
     def apply(self, entry: Entry, state: ReignState) -> None:
         """Add a valid entry to the file.
@@ -202,21 +198,26 @@ class Replica(CopyStore):
             place = place._replace(leader="")
         else:
             return  # the next group includes it
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
+        with self._transaction():
             if statements is not None:
                 self.write(statements)
             write_place(self._database, place)
-            self._database.execute("COMMIT")
-        except BaseException:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-            raise
         self.place = place
         if statements is not None:
             moment, number = moment_of(statements)
             self.moment_ms = moment.engine_ms
             self.directory.note_group(number)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
 
     def note_lead(self, claim: Entry, state: ReignState) -> None:
         """Remember that this daemon leads, so that it claims first after a restart."""

@@ -50,7 +50,6 @@ class ReplicatedLog(Protocol):
         Raises:
             LogRefused: It cannot be created.
         """
-        ...
 
     def check(self, shards: int | None) -> None:
         """Check that the log exists and has the settings on which the promises depend. Weak ones are logged.
@@ -61,11 +60,9 @@ class ReplicatedLog(Protocol):
         Raises:
             LogRefused: The log or a permission is missing, or a setting is wrong; the message names it.
         """
-        ...
 
     def end(self) -> int:
         """The position after the last entry, asked of the log now."""
-        ...
 
     def read(self, start: int, wait_s: float) -> list[Entry]:
         """Read entries in order.
@@ -82,7 +79,6 @@ class ReplicatedLog(Protocol):
             LogLost: `start` is behind the end of the log.
             EntryTooNew: An entry has a newer format.
         """
-        ...
 
     def append(self, entry: Entry, position: int, timeout_s: float, meanwhile: Callable[[], None]) -> Place | None:
         """Append an entry. Only `LogWriter` calls this: an answer does not mean that the entry counts.
@@ -100,7 +96,6 @@ class ReplicatedLog(Protocol):
             LogUnavailable: The outcome is unknown: the entry may be in the log, or arrive there later.
             LogLost: The entry before `position` is no longer in the log.
         """
-        ...
 
     def put_snapshot(self, position: int, chunks: Sequence[bytes]) -> None:
         """Store a snapshot next to the log.
@@ -109,11 +104,9 @@ class ReplicatedLog(Protocol):
             position: Position of the last entry that it includes.
             chunks: Its content, each chunk at most `PART_BYTES_MAX` long.
         """
-        ...
 
     def last_snapshot(self) -> Snapshot | None:
         """The complete snapshot with the highest position; None: there is none."""
-        ...
 
     def trim(self, below: int) -> None:
         """Delete all entries before a position, and the snapshots that end before `below` - 1.
@@ -121,8 +114,6 @@ class ReplicatedLog(Protocol):
         Args:
             below: At most the position after a complete snapshot. The last entry is always kept.
         """
-        ...
 
     def close(self) -> None:
         """Close all connections."""
-        ...

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -102,3 +103,15 @@ class Directory:
         """Make the folder's entries durable, which an fsync of a file does not, and the number of the last group."""
         os.fsync(self._lock)
         os.fsync(self._folder)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[Directory]:
+    """Lock an existing folder, so that no daemon can start on it in the meantime. Raises `JournalError`."""
+    if not path.is_dir():
+        raise JournalError(f"no such folder: {path}")
+    directory = Directory(path)
+    try:
+        yield directory
+    finally:
+        directory.release()

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from purgatory.journal.directory import Directory
+from purgatory.journal.directory import Directory, locked
 from purgatory.journal.errors import JournalError, damaged
 from purgatory.journal.integrity import faults
 
@@ -24,17 +24,18 @@ COMMANDS: Final = {
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "purgatory journal") -> int:
-    """Run the command and return its exit code."""
     given = journal_parser(program).parse_args(arguments)
     try:
-        return _import(given.folder, given.file) if given.command == "import" else _run(given)
+        if given.command == "import":
+            return _import(given.folder, given.file)
+        with locked(given.folder) as directory:
+            return _export(directory, given.file) if given.command == "export" else _check(directory)
     except (JournalError, OSError, sqlite3.Error) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return EXIT_FAILED
 
 
 def journal_parser(program: str = "purgatory journal") -> argparse.ArgumentParser:
-    """The parser of the command's arguments."""
     parser = argparse.ArgumentParser(program, description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in COMMANDS.items():
@@ -43,17 +44,6 @@ def journal_parser(program: str = "purgatory journal") -> argparse.ArgumentParse
         if name in {"export", "import"}:
             command.add_argument("file", metavar="FILE", type=Path, help="the exported file")
     return parser
-
-
-def _run(given: argparse.Namespace) -> int:
-    if not given.folder.is_dir():
-        raise JournalError(f"no such folder: {given.folder}")
-    # Locked for the whole command, so no daemon can start on the folder in the meantime.
-    directory = Directory(given.folder)
-    try:
-        return _export(directory, given.file) if given.command == "export" else _check(directory)
-    finally:
-        directory.release()
 
 
 def _check(directory: Directory) -> int:

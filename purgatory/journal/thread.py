@@ -31,9 +31,7 @@ IOERR: Final = 10
 class JournalThread:
     """Writes groups: `start`, then `submit` one group at a time, and finally `close`."""
 
-    def __init__(
-        self, store: Store, builder: StatementBuilder, report: Report, crash: CrashPoints, retry_s: float = RETRY_S
-    ) -> None:
+    def __init__(self, store: Store, builder: StatementBuilder, report: Report, crash: CrashPoints) -> None:
         self.errors = 0
         """Number of disk failures."""
         self.bytes = store.size_bytes()
@@ -42,7 +40,6 @@ class JournalThread:
         self._builder: Final = builder
         self._report: Final = report
         self._crash: Final = crash
-        self._retry_s: Final = retry_s
         self._groups: Final[queue.SimpleQueue[Group | None]] = queue.SimpleQueue()
         self._closing: Final = threading.Event()
         self._must_reopen = False
@@ -114,7 +111,7 @@ class JournalThread:
             except (sqlite3.Error, JournalError, OSError) as error:
                 self._on_failure(error)
                 # While the daemon ends, each group gets one attempt and no retries.
-                if self._closing.wait(self._retry_s):
+                if self._closing.wait(RETRY_S):
                     LOGGER.error("the daemon is exiting, and its last changes could not be written to the journal")  # noqa: TRY400
                     return False
             else:

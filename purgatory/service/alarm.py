@@ -33,11 +33,9 @@ class Alarm(Protocol):
 
         Replaces an earlier setting.
         """
-        ...
 
     def close(self) -> None:
         """Cancel the alarm and free its resources."""
-        ...
 
 
 def make_alarm(on_alarm: OnAlarm) -> Alarm:

@@ -111,7 +111,6 @@ def unavailable(description: str) -> RpcError:
 
 
 def unauthenticated(description: str) -> RpcError:
-    """The caller is not authenticated."""
     return RpcError(
         code_pb2.UNAUTHENTICATED, description, error_details_pb2.ErrorInfo(reason="UNAUTHENTICATED", domain=DOMAIN)
     )

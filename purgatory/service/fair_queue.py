@@ -110,7 +110,6 @@ class FairQueue:
         return CallerQueue(key, self._virtual_us)
 
     def leave(self, caller: CallerQueue) -> None:
-        """Count the end of a call."""
         caller.calls -= 1
         self.calls -= 1
         assert caller.calls >= 0, f"{caller.calls} calls of {caller.key} are in flight"

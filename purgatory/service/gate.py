@@ -112,10 +112,7 @@ class Gate:
 
     def check_unary_items(self, account: Account, items: int) -> None:
         """Raise `RpcError` if the operation of a call of Wait does not fit into the memory budget."""
-        refusal = self.memory_refusal(account, 1, items)
-        if refusal is not None:
-            self._count_memory(refusal)
-            raise from_refusal(refusal, "")
+        self._check_call(self.memory_refusal(account, 1, items))
 
     def memory_refusal(self, account: Account, operations: int, items: int) -> Refusal | None:
         """Return why operations with a total of `items` do not fit; None: they fit."""
@@ -123,10 +120,7 @@ class Gate:
 
     def check_answer(self) -> None:
         """Raise `RpcError` if memory is too short for an answer that may be large."""
-        refusal = self.shares.budget.refusal()
-        if refusal is not None:
-            self._count_memory(refusal)
-            raise from_refusal(refusal, "")
+        self._check_call(self.shares.budget.refusal())
 
     def next_expiry_ms(self) -> int:
         """Return the time until the next pending operation expires, rounded up to the precision of the timing wheel."""
@@ -153,6 +147,11 @@ class Gate:
             or held.items + items > held.items_max
         )
         return self.next_expiry_ms() if needs_end else None
+
+    def _check_call(self, refusal: Refusal | None) -> None:
+        if refusal is not None:
+            self._count_memory(refusal)
+            raise from_refusal(refusal, "")
 
     def _count_memory(self, refusal: Refusal) -> None:
         self._count(refusal)

@@ -72,7 +72,6 @@ class LoopStalls:
         return iter(self._by_call.values())
 
     def of(self, call: str) -> StallTimer:
-        """Return the timer of a call."""
         watched = self._by_call.get(call)
         if watched is None:
             watched = self._by_call[call] = StallTimer(call, self._clock_ns, self._on_hold)

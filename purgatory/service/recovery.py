@@ -47,15 +47,12 @@ class Takeover(Protocol):
 
     def open_store(self, directory: Directory, crash: CrashPoints) -> Store:
         """Return a store whose `commit` also appends to the log. Raises `JournalError`."""
-        ...
 
     def cannot_serve(self, error: JournalError) -> NoReturn:
         """Let another daemon take over, and end the process. Called with all files closed."""
-        ...
 
     def passed_ms(self, last: Moment) -> int:
         """Return the time since the last group, milliseconds; never more than has really passed."""
-        ...
 
 
 class OpenJournal:

@@ -18,6 +18,7 @@ from purgatory_client.events import AdvanceReceipt, Event, EventRefusal
 from purgatory_client.wire.encode_events import advance_request, receipt_of
 
 EVENTS_PER_MESSAGE_MAX: Final = 10_000
+EVENTS_MAX: Final = 1_000_000
 
 Exchange = Callable[[service.AdvanceStreamRequest], Awaitable[service.AdvanceReceipt]]
 
@@ -38,9 +39,8 @@ class EventSender:
     package's errors.
     """
 
-    def __init__(self, exchange: Exchange, events_max: int = 1_000_000) -> None:
+    def __init__(self, exchange: Exchange) -> None:
         self._exchange: Final = exchange
-        self._events_max: Final = events_max
         self._queue: Final[deque[_Batch]] = deque()
         self._queued = 0
         self._task: asyncio.Task[None] | None = None
@@ -49,9 +49,9 @@ class EventSender:
         """Send events, in several messages if they do not fit in one. Raises LimitExceeded, Unavailable, ..."""
         if not events:
             return AdvanceReceipt([], 0, [])
-        if self._queued + len(events) > self._events_max:
+        if self._queued + len(events) > EVENTS_MAX:
             raise LimitExceeded(
-                f"{self._queued} events are waiting to be sent; the limit of this client is {self._events_max}"
+                f"{self._queued} events are waiting to be sent; the limit of this client is {EVENTS_MAX}"
             )
         loop = asyncio.get_running_loop()
         parts = [_Batch(part, loop.create_future()) for part in _parts(events)]

@@ -309,14 +309,14 @@ class SessionDriver:
         call: Call = stub.Session()
         self._received_at = asyncio.get_running_loop().time()
         self._opened.clear()
-        tasks = [
+        tasks: list[asyncio.Future[str]] = [
             asyncio.create_task(self._read(call)),
             asyncio.create_task(self._write(call, stub)),
             asyncio.create_task(self._watch(open_timeout)),
             asyncio.create_task(self._fail_overdue()),
         ]
         if self._outbox is not None:
-            tasks.append(asyncio.create_task(_outcome(self._outbox.connecting())))
+            tasks.append(self._outbox.connecting())
         try:
             # Whichever ends first ends the connection. Several may end together, so `_why` looks at the going-away
             # message before the tasks: after a takeover the stream's own end says nothing.
@@ -334,7 +334,7 @@ class SessionDriver:
             await asyncio.gather(*tasks, return_exceptions=True)
             await channel.close()
 
-    async def _why(self, call: Call, done: list[asyncio.Task[str]]) -> str:
+    async def _why(self, call: Call, done: list[asyncio.Future[str]]) -> str:
         """Why the connection ended, from the first task that ended; raises if reconnecting would not help."""
         if self._core.going_away == wire.GoingAway.REASON_TAKEN_OVER:
             raise SessionTakenOver(f"another client opened the session {self.session_id}")
@@ -486,7 +486,3 @@ class SessionDriver:
         while not condition():
             self._changed.clear()
             await self._changed.wait()
-
-
-async def _outcome(future: asyncio.Future[str]) -> str:
-    return await future

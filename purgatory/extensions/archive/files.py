@@ -117,7 +117,6 @@ class TableFile:
 
     @property
     def size(self) -> int:
-        """Number of bytes encoded."""
         return int(self._sink.tell())
 
     def write(self, rows: pa.RecordBatch) -> None:
@@ -174,7 +173,6 @@ class ArchiveWriter:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to roll."""
         if self._finished or not self._open:
             return bool(self._finished)
         return self._clock() - self._opened_s >= self._roll_s or any(

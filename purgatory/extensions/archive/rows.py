@@ -151,7 +151,6 @@ def call_columns(table: str, records: Sequence[Record], names: Sequence[Partitio
 
 
 def outcome_columns(table: str, records: Sequence[Record], names: Sequence[PartitionName]) -> Columns:
-    """The columns of outcomes."""
     columns = call_columns(table, records, names)
     for name in OPTIONAL_COLUMNS:
         columns[name] = null_below_zero(columns[name])
@@ -167,7 +166,6 @@ def outcome_columns(table: str, records: Sequence[Record], names: Sequence[Parti
 
 
 def event_columns(table: str, records: Sequence[Record], names: Sequence[PartitionName]) -> Columns:
-    """The columns of events."""
     columns = call_columns(table, records, names)
     places = np.concatenate([np.arange(record.rows, dtype=np.int32) for record in records])
     columns["row"] = arrow(places, None, pa.int32())

@@ -82,7 +82,6 @@ class RunDetails:
         return cls(**known)
 
     def engine_limits(self) -> EngineLimits:
-        """The engine's limits."""
         return EngineLimits(**self.limits)
 
     def make_engine(self, now_ms: int) -> Engine:

@@ -226,7 +226,6 @@ class LineOutput(logging.Handler):
         self._stream: Final = stream
 
     def report(self, statistics: WriterStatistics) -> None:
-        """Send the statistics."""
         self.write({"statistics": vars(statistics)})
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -234,7 +233,6 @@ class LineOutput(logging.Handler):
         self.write({"level": record.levelno, "message": self.format(record)})
 
     def write(self, line: dict[str, Any]) -> None:
-        """Send one line."""
         with contextlib.suppress(OSError):
             self._stream.write(json.dumps(line).encode() + b"\n")
             self._stream.flush()

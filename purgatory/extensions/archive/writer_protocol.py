@@ -63,7 +63,6 @@ class WriterConfig(NamedTuple):
 
 
 def encode_frame(content: Any) -> bytes:  # noqa: ANN401 - plain data
-    """Encode one frame."""
     body = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
     return LENGTH.pack(len(body)) + body
 

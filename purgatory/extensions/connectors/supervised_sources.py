@@ -85,7 +85,6 @@ class SupervisedSource:
             self._on_restart(self.name)
 
     def terminate(self) -> None:
-        """Ask the child to end."""
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
 

@@ -26,7 +26,7 @@ from purgatory.fleet.reign import Reign, ReignState
 from purgatory.fleet.replica import MARK, forget_place, is_copy
 from purgatory.fleet.replicated_log import ReplicatedLog
 from purgatory.fleet.snapshots import store_snapshot
-from purgatory.journal.directory import Directory
+from purgatory.journal.directory import locked
 from purgatory.journal.errors import JournalError, damaged
 from purgatory.journal.integrity import faults
 
@@ -53,7 +53,6 @@ COMMANDS: Final = {
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "purgatory fleet") -> int:
-    """Run the command and return its exit code."""
     given = fleet_parser(program).parse_args(arguments)
     try:
         if given.command == "leave":
@@ -71,7 +70,6 @@ def main(arguments: Sequence[str] | None = None, program: str = "purgatory fleet
 
 
 def fleet_parser(program: str = "purgatory fleet") -> argparse.ArgumentParser:
-    """The parser of the command's arguments."""
     parser = argparse.ArgumentParser(program, description=__doc__)
     subparsers = parser.add_subparsers(dest="command", required=True)
     of = {name: subparsers.add_parser(name, help=text, description=text) for name, text in COMMANDS.items()}
@@ -165,35 +163,23 @@ def _init(log: ReplicatedLog, source: Path | None, shards: int) -> int:
         return 0
     if log.end() or log.last_snapshot() is not None:
         raise LogRefused("the log is in use: --from needs a new one")
-    directory = _locked(source)
-    try:
+    with locked(source) as directory:
         found, _ = faults(directory)
         if found:
             raise damaged(source, found[0])
         store_snapshot(directory.database, log)
-    finally:
-        directory.release()
     print(f"the log is ready, and begins with the journal in {source}. Start the daemons with empty folders")
     return 0
 
 
 def _leave(folder: Path) -> int:
-    directory = _locked(folder)
-    try:
+    with locked(folder) as directory:
         if not is_copy(folder):
             raise JournalError(f"{folder} is not a copy of a fleet's log")
         forget_place(directory.database)
         (folder / MARK).unlink()
-    finally:
-        directory.release()
     print(f"{folder} is now a plain journal. Do not serve from another copy as well: both would answer")
     return 0
-
-
-def _locked(folder: Path) -> Directory:
-    if not folder.is_dir():
-        raise JournalError(f"no such folder: {folder}")
-    return Directory(folder)
 
 
 def _check(log: ReplicatedLog, shards: int | None) -> None:

@@ -31,9 +31,8 @@ from purgatory.fleet.standby import Standby
 from purgatory.journal.directory import DATABASE
 from purgatory.journal.errors import JournalDamaged
 from purgatory.service.access.account import Account
-from purgatory.service.access.audit import NAME
 from purgatory.service.access.roles import ADMIN
-from purgatory.service.errors import RpcError, permission_denied, unavailable
+from purgatory.service.errors import RpcError, unavailable
 from purgatory.service.http.http_calls import HttpMethods
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.call import Call, Context, Identify
@@ -162,8 +161,7 @@ class FleetExtension(Extension):
         """Answer, then end as at SIGTERM, but be started again."""
         account, audit = call.account, self._core.host.sessions.accounts.audit
         if ADMIN not in account.grants.everywhere:
-            audit.refused(NAME, account.principal, role=ADMIN, name=EVERYTHING)
-            raise permission_denied(ADMIN, EVERYTHING)
+            raise audit.denied(account.principal, ADMIN, EVERYTHING)
         if self._leadership is None:
             raise RpcError(code_pb2.FAILED_PRECONDITION, "no other daemon can lead: fleet.log is not set")
         if account.principal:

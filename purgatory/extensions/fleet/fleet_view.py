@@ -94,7 +94,6 @@ def _view(state: str, reign: Reign, snapshot: LastSnapshot, logged_ms: int) -> F
 
 
 def fleet_route(view: Callable[[], FleetView]) -> Route:
-    """The route `/fleet`."""
 
     async def fleet(_request: Request) -> Response:
         return JSONResponse(view().as_json())

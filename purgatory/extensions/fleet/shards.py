@@ -22,7 +22,6 @@ Check = Callable[[Any], None]
 
 
 def shard_of(session_id: str, shards: int) -> int:
-    """Return the shard to which a session belongs."""
     return crc32(session_id.encode()) % shards
 
 

@@ -21,6 +21,7 @@ from purgatory.service.metrics.metrics import Metrics
 
 SECTORS_MAX: Final = 60
 """Maximum of sectors drawn per ring. In a larger wheel, several buckets share a sector."""
+COUNTS_SHOWN: Final = ("pending", "registered", "satisfied", "failed", "expired", "cancelled", "shutting_down")
 SESSIONS_SHOWN: Final = 100
 SESSIONS_LOOKED_AT: Final = 20_000
 
@@ -131,16 +132,7 @@ class DaemonViews:
 
     def _kind(self, kind: int) -> dict[str, Any]:
         counts = self._host.engine.counts(kind)
-        return {
-            "kind": KIND_NAMES[kind],
-            "pending": counts.pending,
-            "registered": counts.registered,
-            "satisfied": counts.satisfied,
-            "failed": counts.failed,
-            "expired": counts.expired,
-            "cancelled": counts.cancelled,
-            "shutting_down": counts.shutting_down,
-        }
+        return {"kind": KIND_NAMES[kind]} | {name: getattr(counts, name) for name in COUNTS_SHOWN}
 
 
 def documentation_url() -> str:

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from importlib.resources import files
+from itertools import islice
 from typing import Any, Final
 
-from google.protobuf.message import Message
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -37,7 +37,7 @@ from purgatory.service.access.roles import ADMIN
 from purgatory.service.errors import invalid_argument, not_found, unavailable
 from purgatory.service.host import Host
 from purgatory.service.http.connect_codecs import Undecoded, json_text
-from purgatory.service.http.http_calls import HttpCall, HttpMethod, HttpMethods
+from purgatory.service.http.http_calls import HttpCall, HttpMethod, HttpMethods, already_decoded
 from purgatory.service.http.http_context import HttpContext
 from purgatory.service.http.server_sent_events import COMMENT, event_bytes, parameters_of, serve_events
 from purgatory.service.metrics.metrics import Metrics
@@ -73,14 +73,7 @@ HEADERS: Final = {
 }
 
 
-@dataclass
-class AskedView:
-    """The parameters of a stream, and the picture sent in response."""
-
-    parameters: dict[str, str]
-    picture: dict[str, Any] | None = None
-
-
+Picture = Callable[[], dict[str, Any]]
 Show = Callable[[dict[str, str], Account], Awaitable[dict[str, Any]]]
 
 
@@ -106,8 +99,8 @@ class LivePage:
         self._daemon: Final = DaemonViews(host, metrics)
         self.hour: Final = LastHour(host, metrics)
         self._ranked: Final = RankedWaits(host)
-        self._pictures: Final[dict[str, tuple[float, dict[str, Any]]]] = {}
-        """Shared pictures by view, each with the monotonic time (seconds) at which it was made."""
+        self._pictures: Final[dict[Picture, tuple[float, dict[str, Any]]]] = {}
+        """Shared pictures, each with the monotonic time (seconds) at which it was made."""
 
     def routes(self) -> list[BaseRoute]:
         """Routes of the static files."""
@@ -116,8 +109,8 @@ class LivePage:
     def applications(self) -> dict[str, ASGIApp]:
         """The streams, by path."""
         views = {
-            "now": View("GetStatus", FAST_S, (), self._now),
-            "wheel": View("GetStatus", SLOW_S / 2, (), self._wheel),
+            "now": View("GetStatus", FAST_S, (), partial(self._shared, self._daemon.now)),
+            "wheel": View("GetStatus", SLOW_S / 2, (), partial(self._shared, self._daemon.wheel)),
             "waits": View("ListOperations", SLOW_S, WAITS_PARAMETERS, self._waits),
             "operation": View("GetOperation", SLOW_S / 2, ("session", "principal", "id"), self._operation),
             "ends": View("ListOperations", SLOW_S, (), self._recent),
@@ -140,20 +133,18 @@ class LivePage:
     async def _pictures_of(self, view: View, scope: Scope) -> AsyncGenerator[bytes]:
         parameters = parameters_of(scope, *view.parameters)
 
-        async def serve(asked: AskedView, call: Call) -> Message | None:
-            asked.picture = await view.show(asked.parameters, call.account)
-            return None
+        text = ""
 
-        async def decode() -> Any:  # noqa: ANN401 - in place of a message
-            return asked
-
-        method = replace(self._methods.by_name[view.method], serve=serve, is_unary=False)
-        asked = AskedView(parameters)
-        followed = self._follow(view, parameters)
+        async def serve(_asked: object, call: Call) -> None:
+            nonlocal text
+            text = json.dumps(await view.show(parameters, call.account), separators=(",", ":"))
 
         async def picture(call: HttpCall) -> str:
-            await call.run(decode)
-            return json.dumps(asked.picture, separators=(",", ":"))
+            await call.run(already_decoded(None))
+            return text
+
+        method = replace(self._methods.by_name[view.method], serve=serve, is_unary=False)
+        followed = self._follow(view, parameters)
 
         try:
             async for data in self._repeat(method, scope, view.interval_s, picture):
@@ -212,20 +203,14 @@ class LivePage:
 
     # Views.
 
-    def _shared(self, name: str, show: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    async def _shared(self, show: Picture, _parameters: dict[str, str], _account: Account) -> dict[str, Any]:
         """A view that is the same for all viewers, computed at most once per interval."""
-        made_s, picture = self._pictures.get(name, (0.0, {}))
+        made_s, picture = self._pictures.get(show, (0.0, {}))
         if time.monotonic() - made_s >= FAST_S * 0.8:
             with self._host.holds.of("page"):
                 picture = show()
-            self._pictures[name] = time.monotonic(), picture
+            self._pictures[show] = time.monotonic(), picture
         return picture
-
-    async def _now(self, _parameters: dict[str, str], _account: Account) -> dict[str, Any]:
-        return self._shared("now", self._daemon.now)
-
-    async def _wheel(self, _parameters: dict[str, str], _account: Account) -> dict[str, Any]:
-        return self._shared("wheel", self._daemon.wheel)
 
     async def _waits(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
         query = WaitsQuery.of(parameters, _number(parameters, "partition", PARTITION_MAX))
@@ -253,8 +238,9 @@ class LivePage:
             return self._daemon.webhooks(account)
 
     async def _recent(self, _parameters: dict[str, str], account: Account) -> dict[str, Any]:
-        ends = self.ends.visible_to(account, sees_all=ADMIN in account.grants.everywhere)
-        return {"ends": [ended_fields(end) for end in ends[:ENDS_SHOWN]]}
+        sees_all = ADMIN in account.grants.everywhere
+        visible = (end for end in self.ends if sees_all or end.principal == account.principal)
+        return {"ends": [ended_fields(end) for end in islice(visible, ENDS_SHOWN)]}
 
     async def _operation(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
         """A pending operation, or how it ended."""

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from purgatory.engine.codes import SATISFIED
 from purgatory.engine.completions import RESULT_COLUMNS, RESULT_ITEM_COLUMNS, Completions
-from purgatory.service.access.account import Account
 from purgatory.service.listeners.events import Completed
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.sessions.outbox import Results
@@ -114,10 +113,6 @@ class RecentEnds(Listener):
             self._outcomes[end.key] = end
             if len(self._outcomes) > FOLLOWED_MAX:
                 self._outcomes.popitem(last=False)
-
-    def visible_to(self, account: Account, *, sees_all: bool) -> list[RecentEnd]:
-        """The operations of an account, most recent first; with `sees_all`, of all accounts."""
-        return [one for one in self if sees_all or one.principal == account.principal]
 
 
 def wall_ms() -> int:

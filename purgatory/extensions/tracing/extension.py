@@ -2,15 +2,31 @@
 
 from typing import TYPE_CHECKING
 
+from pydantic import BaseModel
+
 from purgatory import __version__
 from purgatory.extension import Core, Extension, StartupError, own_settings
 from purgatory.extensions.tracing.call_trace import traced
-from purgatory.extensions.tracing.settings import WithTracing
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.call import Identify
+from purgatory.service.settings import SettingsGroup, setting
 
 if TYPE_CHECKING:
     from purgatory.extensions.tracing.wait_spans import WaitSpans
+
+
+class TracingSettings(SettingsGroup):
+    """Tracing: a span for each wait whose caller is traced (docs/tracing.md)."""
+
+    enabled: bool = setting(
+        False, "Send spans by OTLP over HTTP, as set by OpenTelemetry's own variables (OTEL_...). Needs the extra otel."
+    )
+
+
+class WithTracing(BaseModel):
+    """The group, as the daemon's settings have it."""
+
+    tracing: TracingSettings = TracingSettings()
 
 
 class TracingExtension(Extension):

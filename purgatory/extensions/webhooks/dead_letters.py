@@ -68,7 +68,6 @@ class DeadLetters:
             self._drop_one_of_the_largest(letter.principal, lambda sizes: sum(sizes.values()))
 
     def remove(self, webhook_id: str) -> None:
-        """Remove a letter, if it is still there."""
         number = self._number_of.get(webhook_id)
         if number is not None:
             self._forget(number)

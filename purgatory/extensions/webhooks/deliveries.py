@@ -10,8 +10,8 @@ import asyncio
 import random
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Hashable
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any, Final, NamedTuple, Protocol
 
 from purgatory.extensions.webhooks.webhook_poster import DELIVERED, UNREACHABLE, Attempt
 from purgatory.service.fair_queue import Turn
@@ -48,7 +48,6 @@ class OutgoingWebhook(Protocol):
     @property
     def is_wanted(self) -> bool:
         """Whether it should still be sent."""
-        ...
 
     async def attempt(self) -> Attempt: ...
 
@@ -104,7 +103,7 @@ class Deliveries:
         posts_per_host_max: int,
         turn: Turn,
         jitter: Callable[[], float] = random.random,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._schedule: Final = schedule
@@ -251,13 +250,10 @@ class Deliveries:
             delivery.webhook.given_up(delivery.failures, attempt.reason)
             return True
         pause_s = max(self._schedule.pause_s(delivery.failures, self._jitter()), attempt.retry_after_s)
-        pause = asyncio.create_task(self._pause(min(pause_s, left_s)), name="webhook pause")
+        pause = asyncio.create_task(self._sleep(min(pause_s, left_s)), name="webhook pause")
         self._pauses[delivery.webhook] = pause
         pause.add_done_callback(lambda _: self._paused(delivery))
         return False
-
-    async def _pause(self, pause_s: float) -> None:
-        await self._sleep(pause_s)
 
     def _paused(self, delivery: Delivery) -> None:
         """Called when a pause has ended, also by cancellation: a task cancelled before its first step runs no code."""

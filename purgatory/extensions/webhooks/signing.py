@@ -52,7 +52,6 @@ class WebhookSigner:
         return cls(lines)
 
     def headers(self, webhook_id: str, body: str, now: datetime | None = None) -> list[tuple[bytes, bytes]]:
-        """The headers of one attempt."""
         moment = now or datetime.now(UTC)
         signatures = " ".join(signer.sign(webhook_id, moment, body) for signer in self._signers)
         return [

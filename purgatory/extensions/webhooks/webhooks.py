@@ -36,7 +36,7 @@ from purgatory.service.sessions.callbacks import Callbacks, WebhookCounts
 from purgatory.service.sessions.outbox import ResultSlice
 from purgatory.service.sessions.session import Callback, Session, SessionKey
 from purgatory.service.translate.results import fill_row
-from purgatory.service.transport.outbound import Resolve, system_addresses
+from purgatory.service.transport.outbound import system_addresses
 from purgatory.service.transport.watched_file import WatchedFile, read_regular_file
 from purgatory.v1 import result_pb2, webhook_pb2
 
@@ -55,7 +55,7 @@ QUEUE_KEY: Final = "\0webhooks"
 class Webhooks(Listener, Callbacks):
     """Sends the results of sessions with a callback. As a listener it provides metrics and memory use to its host."""
 
-    def __init__(self, host: Host, settings: WebhooksSettings, resolve: Resolve = system_addresses) -> None:
+    def __init__(self, host: Host, settings: WebhooksSettings) -> None:
         """Raises `CannotSendWebhooks`."""
         self._host: Final = host
         self._rules: Final = CallbackRules(
@@ -64,7 +64,7 @@ class Webhooks(Listener, Callbacks):
         self._caller: Final = host.fair_queue.join(QUEUE_KEY)
         self._poster: Final = WebhookPoster(
             self._rules,
-            resolve,
+            system_addresses,
             timeout_ms=settings.timeout_ms,
             posts_max=settings.posts_max,
             ssl_context=_ssl_context(settings),
@@ -122,11 +122,7 @@ class Webhooks(Listener, Callbacks):
             self._host.sessions.detach_callback(session, self._host.time.now_ms())
 
     def _start(self, session: Session, callback: Callback) -> None:
-        try:
-            host = self._rules.check_url(callback.url).host
-        except CallbackNotAllowed:  # allowed by earlier settings: each attempt will fail with the reason
-            host = ""
-        stream = CallbackStream(session, callback, host, self)
+        stream = CallbackStream(session, callback, self._host_of(callback.url), self)
         self._host.sessions.attach_callback(session, stream)
         self._host.journal.changed(session)
         stream.wake()
@@ -211,24 +207,16 @@ class Webhooks(Listener, Callbacks):
     def resend(self, letter: webhook_pb2.DeadLetter) -> None:
         """Send a letter again, as if for the first time. Does nothing while the letter is already being sent."""
         if letter.webhook_id not in self._resending:
-            try:
-                host = self._rules.check_url(letter.callback_url).host
-            except CallbackNotAllowed:
-                host = ""
-            webhook = self._resending[letter.webhook_id] = Redelivery(letter, host, self)
+            webhook = Redelivery(letter, self._host_of(letter.callback_url), self)
+            self._resending[letter.webhook_id] = webhook
             self.deliveries.add(webhook)
 
-    def resent(self, letter: webhook_pb2.DeadLetter, failed: tuple[int, str] | None) -> None:
-        """The redelivery of a letter succeeded (`failed` is None), or was given up: (attempts, reason)."""
+    def resending_failed(self, letter: webhook_pb2.DeadLetter, attempts: int, why: str) -> None:
         self._resending.pop(letter.webhook_id, None)
-        if failed is None:
-            self.letters.remove(letter.webhook_id)
-        else:
-            attempts, why = failed
-            self.keep(letter, letter.attempts + attempts, why)
+        self.keep(letter, letter.attempts + attempts, why)
 
     def delete(self, letter: webhook_pb2.DeadLetter) -> None:
-        """Delete a letter, also while it is being sent again."""
+        """Delete a letter, also while it is being sent again, or because it was delivered."""
         webhook = self._resending.pop(letter.webhook_id, None)
         if webhook is not None:
             self.deliveries.abandon(webhook)
@@ -274,6 +262,13 @@ class Webhooks(Listener, Callbacks):
         )
 
     # Internals.
+
+    def _host_of(self, url: str) -> str:
+        """The host of a callback; empty if only earlier settings allowed it: each attempt will fail with the reason."""
+        try:
+            return self._rules.check_url(url).host
+        except CallbackNotAllowed:
+            return ""
 
     async def _take_turn(self) -> None:
         await self._host.fair_queue.turn(self._caller, REGISTRATIONS)
@@ -423,10 +418,10 @@ class Redelivery:
         return await self._owner.attempt(letter.callback_url, letter.webhook_id, letter.session_id, letter.result)
 
     def delivered(self) -> None:
-        self._owner.resent(self._letter, None)
+        self._owner.delete(self._letter)
 
     def given_up(self, attempts: int, reason: str) -> None:
-        self._owner.resent(self._letter, (attempts, reason))
+        self._owner.resending_failed(self._letter, attempts, reason)
 
 
 def _ssl_context(settings: WebhooksSettings) -> ssl.SSLContext:

@@ -78,10 +78,9 @@ class Accounts:
     the same account again, so evicted accounts stay reachable through weak references while a call holds them.
     """
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self.sessions = 0
         self.results_bytes = 0
-        self._now_s: Final = now_s
         self._by_principal: Final[OrderedDict[str, Account]] = OrderedDict()
         self._evicted: Final[WeakValueDictionary[str, Account]] = WeakValueDictionary()
         self._grants_of: Callable[[str], Grants] = lambda _: ALL
@@ -127,7 +126,7 @@ class Accounts:
         for _ in range(EXAMINED_PER_ACCOUNT):
             principal, account = self._by_principal.popitem(last=False)
             # An account in use goes to the end, so the next call examines others.
-            if account.principal != NOBODY and account.holds_nothing(self._now_s()):
+            if account.principal != NOBODY and account.holds_nothing(time.monotonic()):
                 self._evicted[principal] = account
             else:
                 self._by_principal[principal] = account

@@ -15,6 +15,8 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from purgatory.service.errors import RpcError, permission_denied
+
 AUDIT: Final = logging.getLogger("purgatory.audit")
 LINES_PER_SECOND: Final = 5.0
 LINES_AT_ONCE_MAX: Final = 20.0
@@ -58,9 +60,14 @@ class Audit(Collector):
             about = {"principal": principal, "role": role, "name": name}
             self._write("refused", reason=reason, **about, count=count, left_out=left_out)
 
-    def acted(self, act: str, principal: str, name: str = "", count: int = 0) -> None:
+    def denied(self, principal: str, role: str, name: str) -> RpcError:
+        """Record that the principal lacks a role on a name in its request, and return the refusal."""
+        self.refused(NAME, principal, role=role, name=name)
+        return permission_denied(role, name)
+
+    def acted(self, act: str, principal: str, name: str = "") -> None:
         """Record an administrative action or a new policy."""
-        self._write(act, principal=principal, name=name, count=count)
+        self._write(act, principal=principal, name=name)
 
     def collect(self) -> Iterable[Metric]:
         refusals = CounterMetricFamily(

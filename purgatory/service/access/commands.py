@@ -19,7 +19,6 @@ UNITS_S: Final = {"m": 60, "h": 3_600, "d": 86_400}
 
 
 def token_parser() -> argparse.ArgumentParser:
-    """The parser of `purgatory token`."""
     parser = argparse.ArgumentParser(
         prog="purgatory token", description="Create and list bearer tokens; the file stores only their hashes."
     )
@@ -49,7 +48,6 @@ def run_token(arguments: Sequence[str]) -> int:
 
 
 def policy_parser() -> argparse.ArgumentParser:
-    """The parser of `purgatory policy`."""
     parser = argparse.ArgumentParser(prog="purgatory policy", description="Check a policy file without a daemon.")
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="validate a policy and show what a principal may do")

@@ -95,11 +95,9 @@ class Grants:
         return not roles.isdisjoint(self._held)
 
     def on_topics(self, role: Role) -> Names:
-        """The topics on which the role is granted."""
         return self._topics[role]
 
     def on_keys(self, role: Role) -> Names:
-        """The keys on which the role is granted."""
         return self._keys[role]
 
 

@@ -62,7 +62,6 @@ class MemoryBudget:
         self._accounts: Final = accounts
 
     def parts(self) -> dict[str, int]:
-        """Bytes held, by part."""
         return {
             "program": self.program_bytes,
             "engine": self._engine.memory_bytes(),
@@ -76,7 +75,6 @@ class MemoryBudget:
         }
 
     def held_bytes(self) -> int:
-        """Bytes held by all parts."""
         return sum(self.parts().values())
 
     def taken_bytes(self) -> int:
@@ -209,7 +207,6 @@ class Shares:
 
     @staticmethod
     def held_bytes(account: Account) -> int:
-        """Bytes held by an account."""
         held = account.usage
         return (
             held.memory_bytes()

@@ -15,13 +15,13 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc import code_pb2
 
 from purgatory.service.access.account import Account
-from purgatory.service.errors import RpcError, unauthenticated, unavailable
+from purgatory.service.errors import RpcError, unavailable
 from purgatory.service.fair_queue import CallerQueue
 from purgatory.service.http.connect_codecs import FairThread
 from purgatory.service.http.http_context import HttpContext
-from purgatory.service.rpc.call import Call, Context, Identify
+from purgatory.service.rpc.call import Call, Context, Identify, check_account
 from purgatory.service.rpc.call_gate import CallGate
-from purgatory.service.rpc.handlers import SERVICE, Method, work_of
+from purgatory.service.rpc.handlers import SERVICE, Method, not_served, work_of
 
 BOTH_WAYS: Final = "is a stream in both directions, which HTTP/1.1 cannot carry: use gRPC"
 
@@ -51,7 +51,7 @@ class HttpMethods:
         self.by_name: Final = {
             method.name: HttpMethod(
                 method,
-                _both_ways(method.name) if method.client_streaming else methods[method.name],
+                not_served(method.name, BOTH_WAYS) if method.client_streaming else methods[method.name],
                 identify(method.name),
                 work_of(method),
                 GetMessageClass(method.input_type),
@@ -60,13 +60,6 @@ class HttpMethods:
             )
             for method in SERVICE.methods
         }
-
-
-def _both_ways(name: str) -> Callable[[object, Call], Awaitable[Message | None]]:
-    async def refuse(_request: object, _call: Call) -> None:
-        raise RpcError(code_pb2.UNIMPLEMENTED, f"{name} {BOTH_WAYS}")
-
-    return refuse
 
 
 class HttpCall:
@@ -93,7 +86,7 @@ class HttpCall:
         except RpcError as refused:
             self._counts.add_ended(refused.code)
             raise
-        recheck = partial(self._recheck, as_grpc, account)
+        recheck = partial(check_account, method.account_of, as_grpc, account)
         self._call = Call(as_grpc, account, partial(gate.queue.turn, caller, method.work), recheck)
 
     async def run(self, decode: Callable[[], Awaitable[Message | None]]) -> Message | None:
@@ -132,15 +125,10 @@ class HttpCall:
         return self._call.account
 
     def leave(self) -> None:
-        """The call has ended."""
         # Harmless if called twice or before `enter`: the interceptor calls it after any error.
         if self._caller is not None:
             self._methods.gate.leave(self._caller, is_unary=self.method.is_unary)
             self._caller = None
-
-    def _recheck(self, context: Context, account: Account) -> None:
-        if self.method.account_of(context) is not account:
-            raise unauthenticated("the credential now belongs to another principal")
 
 
 def already_decoded(request: Message | None) -> Callable[[], Awaitable[Message | None]]:

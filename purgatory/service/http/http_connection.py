@@ -79,7 +79,6 @@ class HttpConnection(asyncio.Protocol):
         self._reset()
 
     def _reset(self) -> None:
-        """Prepare for the next request."""
         # The steps of a request: `_begin` parses the header, `_serve` runs the application, which pulls the body by
         # `_receive` and writes by `_send`; `_finish` comes back here. Within a request these flags only become true,
         # and all are reset together.
@@ -259,7 +258,6 @@ class HttpConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _pull(self) -> bytes:
-        """Parse the received part of the body."""
         parts = []
         try:
             # The rest is parsed in the next turn: a megabyte of one-byte chunks would hold the loop for seconds.

@@ -98,7 +98,6 @@ class HttpLimits(MemoryHolder):
         return sum(map(len, self._by_state))
 
     def connections(self) -> list[Connection]:
-        """All of them."""
         return [connection for connections in self._by_state for connection in connections]
 
     def add(self, connection: Connection) -> None:
@@ -114,7 +113,6 @@ class HttpLimits(MemoryHolder):
         connection.is_extra = len(self) > self.connections_max
 
     def remove(self, connection: Connection) -> None:
-        """The connection was closed."""
         # Called twice for an aborted connection: by the abort, and when its transport reports the loss.
         self._by_state[connection.state].pop(connection, None)
         self.held_bytes -= connection.held_bytes

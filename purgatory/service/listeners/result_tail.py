@@ -48,12 +48,10 @@ class TailSubscriber:
 
     @property
     def principal(self) -> str:
-        """The principal of the subscriber."""
         return self._account.principal
 
     @property
     def held_bytes(self) -> int:
-        """Estimated memory of the buffered rows, in bytes."""
         return len(self._rows) * ROW_BYTES
 
     def take(self) -> tuple[list[EndedOperation], int]:

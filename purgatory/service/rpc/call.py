@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from purgatory.service.access.account import Account
+from purgatory.service.errors import unauthenticated
 from purgatory.service.fair_queue import Turn, next_loop_turn
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -14,6 +15,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 def _no_check() -> None:
     """The recheck on a daemon without access control."""
+
+
+def check_account(account_of: Callable[[Context], Account], context: Context, account: Account) -> None:
+    """Raise `RpcError` once a call could no longer be made, or no longer by this account."""
+    if account_of(context) is not account:
+        raise unauthenticated("the credential now belongs to another principal")
 
 
 @dataclass(slots=True)

@@ -21,9 +21,9 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc import code_pb2
 
 from purgatory.service.access.account import Account, Accounts
-from purgatory.service.errors import RpcError, invalid_argument, unauthenticated
+from purgatory.service.errors import RpcError, invalid_argument
 from purgatory.service.fair_queue import EVENTS, INSPECTIONS, REGISTRATIONS, Turn
-from purgatory.service.rpc.call import Call, Context, Identify
+from purgatory.service.rpc.call import Call, Context, Identify, check_account
 from purgatory.service.rpc.call_counts import MethodCounts
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.incomplete_requests import IncompleteRequest
@@ -34,6 +34,8 @@ SERVICE: Final = purgatory_service_pb2.DESCRIPTOR.services_by_name["PurgatorySer
 
 WORK: Final = {"Advance": EVENTS, "AdvanceStream": EVENTS, "AttachSource": EVENTS, "Acknowledge": EVENTS}
 """Kinds of work by method. Acknowledgements release memory, as events do. See `work_of` for other methods."""
+
+NOT_LOADED: Final = "belongs to an extension that this daemon does not run"
 
 T = TypeVar("T")
 Method = Callable[[Any, Call], Awaitable[Message | None]]
@@ -49,13 +51,16 @@ def service_methods(servicer: object, extra: Mapping[str, Method] | None = None)
     """All methods of the service by name: those of extensions (`extra`), then the servicer's own. Calls that neither
     serves end with UNIMPLEMENTED.
     """
-    own = {method.name: getattr(servicer, method.name, _not_served(method.name)) for method in SERVICE.methods}
+    names = [method.name for method in SERVICE.methods]
+    own = {name: getattr(servicer, name, not_served(name, NOT_LOADED)) for name in names}
     return own | dict(extra or {})
 
 
-def _not_served(name: str) -> Method:
+def not_served(name: str, reason: str) -> Method:
+    """A method that ends each call with UNIMPLEMENTED."""
+
     async def refuse(_request: object, _call: Call) -> None:
-        raise RpcError(code_pb2.UNIMPLEMENTED, f"{name} belongs to an extension that this daemon does not run")
+        raise RpcError(code_pb2.UNIMPLEMENTED, f"{name} {reason}")
 
     return refuse
 
@@ -194,10 +199,6 @@ def _served(
 ) -> Callable[[Any, Context], Awaitable[Message | None]]:
     """Wrap a method for gRPC: identify the caller, apply the gate, and turn refusals into statuses."""
 
-    def recheck(context: Context, account: Account) -> None:
-        if account_of(context) is not account:
-            raise unauthenticated("the credential now belongs to another principal")
-
     async def serve(_requests: object, context: Context) -> Message | None:
         try:
             # Before the gate, whose limits are per account. A caller without a credential takes no place.
@@ -212,7 +213,8 @@ def _served(
         answer: Message | None = None
         incomplete = gate.incomplete_requests.call(caller.key)
         try:
-            call = Call(context, account, partial(gate.queue.turn, caller, work), partial(recheck, context, account))
+            recheck = partial(check_account, account_of, context, account)
+            call = Call(context, account, partial(gate.queue.turn, caller, work), recheck)
             answer = await method(
                 Requests(call, decode, partial(gate.call_turn, context, caller, work), incomplete), call
             )

@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
@@ -17,9 +18,8 @@ from google.protobuf.message import Message
 from purgatory import __version__
 from purgatory.engine import COMPILED
 from purgatory.service.access.account import Account
-from purgatory.service.access.audit import NAME
 from purgatory.service.access.roles import ADMIN, OBSERVE, Role
-from purgatory.service.errors import RpcError, invalid_argument, not_found, permission_denied, quoted
+from purgatory.service.errors import RpcError, invalid_argument, not_found, quoted
 from purgatory.service.host import Host
 from purgatory.service.reasons import held_back
 from purgatory.service.rpc.call import Call
@@ -204,7 +204,8 @@ class InspectionCalls:
         # Few names are sorted at once: they need no slices, and no copy that is kept.
         few = host.engine.partition_count <= NAMES_PER_SLICE
         names = sorted(host.engine.partition_names()) if few else await self._sorted_names.get()
-        start = max(_first_with(names, request.topic_prefix), bisect_right(names, after) if after is not None else 0)
+        first = bisect_left(names, request.topic_prefix, key=itemgetter(0))
+        start = first if after is None else max(first, bisect_right(names, after))
         page = PartitionPage(host, names, start, size, request.topic_prefix, call.account)
         with_page = host.holds.of("ListPartitions")
         while True:
@@ -242,7 +243,6 @@ class InspectionCalls:
         return self._names
 
     async def GetStatus(self, request: wire.GetStatusRequest, call: Call) -> wire.GetStatusResponse:
-        """Return the daemon's counts, limits and version."""
         host = self._host
         webhooks = host.callbacks.counts()
         return wire.GetStatusResponse(
@@ -321,8 +321,7 @@ class InspectionCalls:
 
     def _denied(self, call: Call, role: Role, name: str) -> RpcError:
         """Return the refusal for a missing role, and audit it."""
-        self._host.sessions.accounts.audit.refused(NAME, call.account.principal, role=role, name=name)
-        return permission_denied(role, name)
+        return self._host.sessions.accounts.audit.denied(call.account.principal, role, name)
 
     def _now(self) -> WallTime:
         """Return the present time on the engine's clock and on the wall clock."""
@@ -378,11 +377,6 @@ class PartitionPage:
             self._bytes_left -= message.ByteSize()
             cost_left -= PARTITION_COST + len(view.replicas)
         return self._place >= len(self._names)
-
-
-def _first_with(names: Sequence[Name], prefix: str) -> int:
-    """Return the position of the first topic with a prefix, in sorted order."""
-    return bisect_left(names, prefix, key=lambda name: name[0])
 
 
 # Page tokens: opaque to callers, and refused when forged or made for another request.

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool
-from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor, ServiceDescriptor
+from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 V1ALPHA: Final[ServiceDescriptor] = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
@@ -56,18 +56,5 @@ class PoolWithMethods:
             found = POOL.FindMethodByName(name).containing_service.file
         return found
 
-    def FindFileByName(self, name: str) -> FileDescriptor:  # noqa: N802
-        found: FileDescriptor = POOL.FindFileByName(name)
-        return found
-
-    def FindMessageTypeByName(self, name: str) -> Descriptor:  # noqa: N802
-        found: Descriptor = POOL.FindMessageTypeByName(name)
-        return found
-
-    def FindExtensionByNumber(self, message: Descriptor, number: int) -> FieldDescriptor:  # noqa: N802
-        found: FieldDescriptor = POOL.FindExtensionByNumber(message, number)
-        return found
-
-    def FindAllExtensions(self, message: Descriptor) -> list[FieldDescriptor]:  # noqa: N802
-        found: list[FieldDescriptor] = POOL.FindAllExtensions(message)
-        return found
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - its other methods
+        return getattr(POOL, name)

@@ -5,9 +5,8 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from purgatory.service.access.audit import NAME
-from purgatory.service.access.roles import ADVANCE, WAIT, Role
-from purgatory.service.errors import RpcError, invalid_argument, permission_denied, quoted
+from purgatory.service.access.roles import ADVANCE, WAIT
+from purgatory.service.errors import invalid_argument, quoted
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.handlers import Requests
@@ -70,7 +69,7 @@ def checked_topics(host: Host, call: Call, asked: Iterable[str]) -> list[str]:
     allowed = call.account.grants.on_topics(WAIT)
     for topic in topics:
         if topic not in allowed:
-            raise _denied(host, call, WAIT, f"topic {quoted(topic)}")
+            raise host.sessions.accounts.audit.denied(call.account.principal, WAIT, f"topic {quoted(topic)}")
     return topics
 
 
@@ -134,10 +133,4 @@ def _check_prefixes(host: Host, call: Call, prefixes: list[str] | tuple[str, ...
     allowed = call.account.grants.on_topics(ADVANCE)
     for prefix in () if allowed.has_all else prefixes:
         if not allowed.has_prefix(prefix):
-            raise _denied(host, call, ADVANCE, f"topics {quoted(prefix + '*')}")
-
-
-def _denied(host: Host, call: Call, role: Role, name: str) -> RpcError:
-    """Return the refusal for a missing role, and audit it."""
-    host.sessions.accounts.audit.refused(NAME, call.account.principal, role=role, name=name)
-    return permission_denied(role, name)
+            raise host.sessions.accounts.audit.denied(call.account.principal, ADVANCE, f"topics {quoted(prefix + '*')}")

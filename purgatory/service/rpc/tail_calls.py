@@ -8,7 +8,7 @@ from purgatory.service.access.roles import OBSERVE
 from purgatory.service.errors import invalid_argument
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
-from purgatory.service.translate.tail import hot_names_response, is_known_outcome, tail_response
+from purgatory.service.translate.tail import hot_names_response, is_known_outcome
 from purgatory.service.translate.views import is_known_kind
 from purgatory.v1 import purgatory_service_pb2 as wire
 
@@ -55,7 +55,8 @@ async def tail_results(host: Host, request: wire.TailResultsRequest, call: Call)
         while True:
             # Before each message: a stream may be open for days, and the role may have been withdrawn.
             call.recheck()
-            await call.context.write(tail_response(*follower.take()))
+            operations, left_out = follower.take()
+            await call.context.write(wire.TailResultsResponse(operations=operations, left_out=left_out))
             try:
                 async with asyncio.timeout(SIGN_OF_LIFE_S):
                     await follower.woken.wait()

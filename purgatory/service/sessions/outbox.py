@@ -65,7 +65,6 @@ class ResultSlice:
         return self.stop - self.start
 
     def held_bytes(self) -> int:
-        """Estimated memory of the slice."""
         items = self.item_stop - self.item_start
         held = SLICE_BYTES + (self.stop - self.start) * RESULT_BYTES + items * RESULT_ITEM_BYTES
         if self.kind == codes.FETCH:

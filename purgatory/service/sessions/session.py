@@ -2,9 +2,7 @@
 
 import asyncio
 import secrets
-from collections import deque
-from types import TracebackType
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from purgatory.engine.completions import Completions
 from purgatory.engine.waiting.tables import Owner
@@ -34,38 +32,27 @@ class AttachedStream(Protocol):
     def session_closed(self) -> None: ...
 
 
-class Turns:
-    """A fair lock: `async with turns:` admits one task at a time, in order of arrival."""
+class Turns(asyncio.Lock):
+    """A lock for tasks in order of arrival, which also tells whether any of them waits for it."""
 
-    def __init__(self) -> None:
-        self._queue: Final[deque[asyncio.Event]] = deque()
-        """Waiting tasks; the first one holds the lock."""
+    _users = 0
 
     @property
     def is_taken(self) -> bool:
-        return bool(self._queue)
+        # Not `locked`: that is false between a release and the next waiting task.
+        return self._users > 0
 
-    async def __aenter__(self) -> None:
-        mine = asyncio.Event()
-        self._queue.append(mine)
+    async def acquire(self) -> Literal[True]:
+        self._users += 1
         try:
-            while self._queue[0] is not mine:
-                await mine.wait()
-        # Also if it was cancelled just after it became the first: `_leave` then passes the lock on.
+            return await super().acquire()
         except asyncio.CancelledError:
-            self._leave(mine)
+            self._users -= 1
             raise
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._leave(self._queue[0])
-
-    def _leave(self, who: asyncio.Event) -> None:
-        # Not always the first: a task that is cancelled while it waits leaves from the middle.
-        self._queue.remove(who)
-        if self._queue:
-            self._queue[0].set()
+    def release(self) -> None:
+        super().release()
+        self._users -= 1
 
 
 class Session:

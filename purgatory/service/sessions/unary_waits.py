@@ -56,7 +56,6 @@ class UnaryWaits:
         return self._account_of_owner.get(owner_id)
 
     def owners(self) -> list[Owner]:
-        """The engine owners of all calls in flight."""
         return list(self._owners.values())
 
     def add(self, account: Account) -> tuple[int, asyncio.Future[ResultSlice]]:

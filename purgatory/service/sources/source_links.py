@@ -64,7 +64,6 @@ class SourceLinks:
         """Whether a source was ever attached."""
 
     def held_bytes(self) -> int:
-        """Estimated memory of reports and names, bytes."""
         return self.table.held_bytes + self.demand.held_bytes
 
     def count_restart(self, name: str) -> None:
@@ -88,7 +87,6 @@ class SourceLinks:
         return link
 
     def detach(self, link: AttachedSource) -> None:
-        """The stream has ended."""
         link.finish(None)
         now_ms = self._now_ms()
         self._links.remove(link)

@@ -249,12 +249,10 @@ class SourceTable:
 
     @property
     def attached(self) -> int:
-        """Number of attached streams."""
         return sum(len(source.streams) for source in self)
 
     @property
     def held_bytes(self) -> int:
-        """Estimated memory of all entries, bytes."""
         return sum(ENTRY_BYTES * stream.stale.size for source in self for stream in source.all_streams())
 
     def attach(self, name: str, principal: str, topic_prefixes: Sequence[str], now_ms: int) -> SourceStream:

@@ -124,11 +124,7 @@ def _fill_single(columns: result_pb2.ResultColumns, part: ResultSlice) -> bool:
     ]
     for name, value in compress(zip(SINGLE_NAMES, values, strict=True), map(ne, values, SINGLE_DEFAULTS)):
         getattr(columns, name).append(value)
-    topic, partition = completions.item_partitions[item]
-    if partition < 0:
-        columns.keys.append(topic)
-    else:
-        columns.partitions.add(topic=topic, partition=partition)
+    _add_name(columns, *completions.item_partitions[item])
     return True
 
 
@@ -166,11 +162,15 @@ def _fill_dictionary(columns: result_pb2.ResultColumns, slices: Sequence[ResultS
             indexes += [places.setdefault(name, len(places)) for name in names]
     if len(places) > 1:
         columns.item_index.extend(indexes)
-    for name, partition in places:
-        if partition < 0:
-            columns.keys.append(name)
-        else:
-            columns.partitions.add(topic=name, partition=partition)
+    for name in places:
+        _add_name(columns, *name)
+
+
+def _add_name(columns: result_pb2.ResultColumns, name: str, partition: int) -> None:
+    if partition < 0:
+        columns.keys.append(name)
+    else:
+        columns.partitions.add(topic=name, partition=partition)
 
 
 def _fill_fetched(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:

@@ -49,9 +49,3 @@ def ended_operation(
     for item in range(first_item, first_item + min(count, ITEMS_MAX)):
         fill_partition(message.partitions.add(), completions, item)
     return message
-
-
-def tail_response(
-    operations: Sequence[purgatory_service_pb2.EndedOperation], left_out: int
-) -> purgatory_service_pb2.TailResultsResponse:
-    return purgatory_service_pb2.TailResultsResponse(operations=operations, left_out=left_out)
