@@ -90,6 +90,8 @@ def test_settings_of_the_topics_are_checked(log: KafkaLog, clients: ClusterClien
     log.create(2)
     with pytest.raises(LogRefused, match=rf"topic {name}: partitions=2, must be 3, the number of shards"):
         patient(lambda: log.check(3))
+    with pytest.raises(LogRefused, match="partitions=2, must be 1"):
+        patient(lambda: log.check(1))
     right = {"retention.ms": "-1", "retention.bytes": "-1", "message.timestamp.type": "LogAppendTime"}
     clients.create(f"{name}-compacted", 1, 2, right | {"cleanup.policy": "compact", "min.insync.replicas": "1"})
     wrong = KafkaLog(clients.bootstrap, f"{name}-compacted")
