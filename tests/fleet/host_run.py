@@ -43,6 +43,7 @@ class HostRun:
         supervisor = asyncio.create_task(self._supervise())
         try:
             await self._start()
+            await self._check_topology()
             await self._check_wrong_shards()
             async with contextlib.AsyncExitStack() as stack:
                 # All of them know shard 0 only, before they ask.
@@ -95,6 +96,15 @@ class HostRun:
         await eventually(leads, f"a daemon leads shard {shard}")
         assert found is not None
         return found
+
+    async def _check_topology(self) -> None:
+        """Leaders and standbys know all shards, and which is their own."""
+        for shard, pair in enumerate(self._pairs):
+            for member in pair:
+                known = await asyncio.to_thread(
+                    first_answer, member.grpc_address, "GetTopology", wire.GetTopologyRequest()
+                )
+                assert (known.shards, list(known.targets), known.shard) == (len(self.targets), self.targets, shard)
 
     async def _check_wrong_shards(self) -> None:
         """The leader of each shard refuses the sessions of all others, with their shard and its target."""

@@ -13,7 +13,10 @@ from grpc_status import rpc_status
 from purgatory_client import AsyncClient
 
 from examples.free_ports import free_row
+from purgatory.extension import chosen
 from purgatory.extensions.fleet.shards import shard_of
+from purgatory.extensions.installed import ALL, ALL_SETTINGS
+from purgatory.flags import read_command_line
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.daemon_process import DEADLINE_S, DaemonProcess, children_of, daemon_environment, is_running, wait_until
 
@@ -94,6 +97,13 @@ class ShardSet:
             self.process.kill()
             self.process.wait(DEADLINE_S)
             wait_until(lambda: not any(map(is_running, children)), "the children end with their supervisor")
+
+
+async def stand_by(*arguments: str) -> None:
+    """Do in this process what a daemon does before it serves: not with `--shards`, whose children would be tests."""
+    settings = read_command_line(arguments, "purgatory serve", ALL_SETTINGS).settings
+    for extension in chosen(ALL, settings):
+        await extension.stand_by(settings)
 
 
 def start_one(folder: Path, targets: list[str], shard: int) -> DaemonProcess:

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,15 +24,18 @@ from purgatory_client.unary import shards_of
 
 from examples.free_ports import free_ports
 from examples.secure_demo.authority import Authority
+from purgatory.extension import StartupError
 from purgatory.extensions.fleet import shards as daemon_shards
 from purgatory.extensions.fleet.extension import SHARD_NOTE
+from purgatory.extensions.fleet.supervisor import Supervisor
 from purgatory.journal.directory import DATABASE
+from purgatory.service.setting_sources import SettingsError
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.until import until_pending
 from tests.conftest import StartDaemon
 from tests.daemon_process import DEADLINE_S, daemon_environment, is_running, run_to_end, wait_until
-from tests.fleet.shard_daemons import ShardSet, client_of, first_answer, refusal_of, session_of, start_one
+from tests.fleet.shard_daemons import ShardSet, client_of, first_answer, refusal_of, session_of, stand_by, start_one
 from tests.service.serving import eventually
 from tests.sources.file_source import FileSourceProcess, write_positions
 
@@ -244,7 +248,9 @@ async def test_sources_feed_each_shard(shards: ShardSet, tmp_path: Path) -> None
 
 
 async def test_shards_over_tls(tmp_path: Path) -> None:
-    """With one certificate for all shards, clients and commands that trust its authority reach all of them."""
+    """With one certificate for all shards, clients and commands that trust its authority reach all of them. SIGTERM
+    ends all shards in an orderly way, with exit code 0.
+    """
     authority = Authority("The shards' authority")
     certificate, key = authority.issue("purgatory", hosts=["127.0.0.1"]).write(tmp_path, "server")
     (tmp_path / "ca.pem").write_bytes(authority.certificate_pem)
@@ -263,6 +269,11 @@ async def test_shards_over_tls(tmp_path: Path) -> None:
             assert shown.count(": 1 pending, 1 session") == 2
             assert (await clients[0].advance("tls-0", high_watermark=1)).ended == [2]
             assert all(one.satisfied for one in await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_S))
+        children = [shards.pid_of(shard) for shard in range(2)]
+        assert await asyncio.to_thread(shards.stop) == 0, shards.log
+        assert not any(map(is_running, children))
+        assert shards.log.count("SIGTERM: shutting down") == 2
+        assert "second signal" not in shards.log
     finally:
         await asyncio.to_thread(shards.kill)
 
@@ -290,15 +301,8 @@ async def test_dead_child_is_started_again(shards: ShardSet) -> None:
 
 
 def test_children_end_with_their_supervisor(tmp_path: Path) -> None:
-    """SIGTERM ends all shards in an orderly way, with exit code 0; so does the death of their supervisor."""
-    ended = ShardSet(tmp_path)
-    children = [ended.pid_of(shard) for shard in range(2)]
-    assert ended.stop() == 0, ended.log
-    assert not any(map(is_running, children))
-    assert ended.log.count("SIGTERM: shutting down") == 2
-    assert "second signal" not in ended.log
-    (tmp_path / "second").mkdir()
-    killed = ShardSet(tmp_path / "second")
+    """The death of their supervisor ends all shards in an orderly way."""
+    killed = ShardSet(tmp_path)
     killed.kill()
     assert killed.log.count("standard input is closed: shutting down") == 2
 
@@ -353,16 +357,11 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a target twice": (["--fleet-shards", "a:1 a:1"], "the same target twice"),
     "a target without a port": (["--fleet-shards", "a:1 b"], "b: must be host:port"),
     "any port": (["--shards", "2", "--grpc-address", "127.0.0.1:0"], "must not be 0"),
-    "no port left": (["--shards", "9", "--grpc-address", "127.0.0.1:65530"], "must end in a port from 0 to 65535"),
     "all interfaces": (
         ["--shards", "2", "--insecure", "--grpc-address", "0.0.0.0:7440"],
         "set fleet.address",
     ),
     "with a log": (["--shards", "2", "--fleet-log", "postgresql://host/db"], "cannot be used with fleet.log"),
-    "another number": (
-        ["--shards", "2", "--data-dir", "sharded"],
-        "of 3, and not of shard",
-    ),
     "no longer shards": (["--data-dir", "sharded"], "has the journals of shards: start with --shards"),
     "another shard": (["--fleet-shards", "a:1 b:2", "--data-dir", "sharded/1"], "is the journal of shard 1 of 3, and"),
     "alone as a shard": (["--data-dir", "sharded/1"], "is the journal of shard 1 of 3, and not of a single daemon"),
@@ -370,18 +369,38 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "shards as before": (["--shards", "2", "--data-dir", "single"], "is the journal of a single daemon"),
     "without the extension": (["--fleet-shards", "a:1 b:2", "--extensions", "none"], "fleet.shards is set, but"),
 }
+REFUSED_BY_A_CHILD: dict[str, tuple[list[str], str]] = {
+    "no port left": (["--shards", "2", "--grpc-address", "127.0.0.1:65535"], "must end in a port from 0 to 65535"),
+    "another number": (["--shards", "2", "--data-dir", "sharded"], "of 3, and not of shard"),
+}
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_settings_are_refused(tmp_path: Path, case: str) -> None:
-    """Settings that could lose sessions, or that nobody could connect by, end the start with their reason."""
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """The journals of three shards, and that of a single daemon."""
     for shard in range(3):
         (tmp_path / "sharded" / str(shard)).mkdir(parents=True)
         (tmp_path / "sharded" / str(shard) / SHARD_NOTE).write_text(f"shard {shard} of 3")
     (tmp_path / "single").mkdir()
     (tmp_path / "single" / DATABASE).touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_settings_are_refused(folders: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """Settings that could lose sessions, or that nobody could connect by, end the start with their reason."""
     arguments, reason = REFUSED[case]
-    ended = run_to_end(tmp_path, arguments)
+    monkeypatch.chdir(folders)
+    monkeypatch.delattr(Supervisor, "run")  # it would run this process's command line
+    with pytest.raises((SettingsError, StartupError), match=re.escape(reason)):
+        await stand_by(*arguments)
+
+
+@pytest.mark.parametrize("case", REFUSED_BY_A_CHILD)
+def test_settings_are_refused_by_a_child(folders: Path, case: str) -> None:
+    """Settings that are wrong for one of the shards end all of them."""
+    arguments, reason = REFUSED_BY_A_CHILD[case]
+    ended = run_to_end(folders, arguments)
     assert (ended.returncode != 0, reason in ended.stderr + ended.stdout) == (True, True), ended
 
 

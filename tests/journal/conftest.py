@@ -1,11 +1,8 @@
 """Daemons in the test's own process, whose journals try again soon."""
 
-from functools import partial
-
 import pytest
 
 from purgatory.journal import thread
-from purgatory.service import recovery
 from tests.service.in_process import run_daemon
 
 __all__ = ["run_daemon"]
@@ -15,4 +12,4 @@ __all__ = ["run_daemon"]
 def try_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The journal looks for its files, and retries what failed, twenty times per second."""
     monkeypatch.setattr(thread, "IDLE_S", 0.05)
-    monkeypatch.setattr(recovery, "JournalThread", partial(thread.JournalThread, retry_s=0.05))
+    monkeypatch.setattr(thread, "RETRY_S", 0.05)

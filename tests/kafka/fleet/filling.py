@@ -1,6 +1,7 @@
 """Load for daemons that should store snapshots soon."""
 
 import contextlib
+import time
 import uuid
 from typing import Final
 
@@ -33,6 +34,7 @@ def until_trimmed(leader: Member) -> None:
     def is_trimmed() -> bool:
         leader.start_if_ended()
         report(leader, 50)
+        time.sleep(0.1)  # a daemon looks for the need of a snapshot every few seconds
         # A line of its own, after both the snapshot and trimming.
         return leader.log.count("stored a snapshot") >= 2
 

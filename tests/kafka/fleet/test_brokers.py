@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import ElectionType, KafkaException, TopicPartition
 
-from examples.kafka_cluster import ClusterUnavailable, KafkaCluster
+from examples.kafka_cluster import KafkaCluster
 from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.leadership import EXIT_REPLACED
 from purgatory.fleet.open_log import open_log
@@ -97,11 +97,8 @@ class BrokerRun(PairRun):
 
     def _elects_preferred(self) -> bool:
         """Whether the preferred broker leads after its election, which fails if it is out of sync again."""
-        with suppress(KafkaException, ClusterUnavailable):
-            self._cluster.tool(
-                "org.apache.kafka.tools.LeaderElectionCommand", "--bootstrap-server", self._cluster.bootstrap,
-                "--election-type", "preferred", "--topic", self._topic, "--partition", "0",
-            )  # fmt: skip
+        with suppress(KafkaException):
+            self._clients.admin.elect_leaders(ElectionType.PREFERRED, [TopicPartition(self._topic, 0)]).result()
             partition = self._clients.admin.list_topics(self._topic, timeout=10).topics[self._topic].partitions[0]
             return bool(partition.leader == partition.replicas[0])
         return False

@@ -10,6 +10,7 @@ import pytest
 
 from examples.kafka_cluster import KafkaCluster
 from purgatory.extensions.fleet.commands import main as fleet_command
+from purgatory.fleet import kafka_log
 from purgatory.fleet.entry import Entry, Kind
 from purgatory.fleet.errors import CutOff, Fenced, LogLost, LogRefused, LogTrimmed, LogUnavailable
 from purgatory.fleet.kafka_log import KafkaLog
@@ -89,6 +90,8 @@ def test_settings_of_the_topics_are_checked(log: KafkaLog, clients: ClusterClien
     log.create(2)
     with pytest.raises(LogRefused, match=rf"topic {name}: partitions=2, must be 3, the number of shards"):
         patient(lambda: log.check(3))
+    with pytest.raises(LogRefused, match="partitions=2, must be 1"):
+        patient(lambda: log.check(1))
     right = {"retention.ms": "-1", "retention.bytes": "-1", "message.timestamp.type": "LogAppendTime"}
     clients.create(f"{name}-compacted", 1, 2, right | {"cleanup.policy": "compact", "min.insync.replicas": "1"})
     wrong = KafkaLog(clients.bootstrap, f"{name}-compacted")
@@ -185,14 +188,15 @@ def append_for_ever(writer: LogWriter, ran: list[int]) -> None:
         writer.append(Kind.GROUP, 0, b"late", lambda: ran.append(1))
 
 
-def test_brokers_that_are_away(log: KafkaLog, three_brokers: KafkaCluster) -> None:
+def test_brokers_that_are_away(log: KafkaLog, three_brokers: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one broker of three nothing can be appended: the append is cut off, and may count once they are back."""
     reign, ran = Reign(), list[int]()
-    writer = LogWriter(log, reign, ignore, cut_off_s=5)
+    writer = LogWriter(log, reign, ignore, PATIENT_S)
     writer.claim(0)
+    monkeypatch.setattr(writer, "_cut_off_s", 3)
     three_brokers.kill(2, 3)
     try:
-        with pytest.raises(CutOff, match=r"no answer for 5 s"):
+        with pytest.raises(CutOff, match=r"no answer for 3 s"):
             append_for_ever(writer, ran)
         with pytest.raises(CutOff, match="restart this daemon"):
             writer.append(Kind.GROUP, 0, b"another")
@@ -204,8 +208,9 @@ def test_brokers_that_are_away(log: KafkaLog, three_brokers: KafkaCluster) -> No
     assert reader.state.number - reign.state.number in {0, 1}
 
 
-def test_no_broker(tmp_path: Path) -> None:
+def test_no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing listens: calls raise LogUnavailable."""
+    monkeypatch.setattr(kafka_log, "ANSWER_S", 0.2)
     away = open_log("kafka://127.0.0.1:1/fleet")
     for call in (
         away.end,
@@ -220,6 +225,6 @@ def test_no_broker(tmp_path: Path) -> None:
 
 def test_duel(log: KafkaLog, three_brokers: KafkaCluster, tmp_path: Path, name: str) -> None:
     """Processes that are stopped, continued and killed: each acknowledged group is in the log once and counts."""
-    figures = duel(f"kafka://{three_brokers.bootstrap}/{name}", tmp_path, seconds=10, reigns=3)
+    figures = duel(f"kafka://{three_brokers.bootstrap}/{name}", tmp_path, seconds=3, reigns=3)
     print(figures)
     assert figures.acknowledged > 10

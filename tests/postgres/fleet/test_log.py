@@ -253,6 +253,6 @@ def test_a_server_that_is_away(log: PostgresLog, log_servers: LocalPostgres) -> 
 
 def test_duel(url: str, log: PostgresLog, tmp_path: Path) -> None:
     """Processes that are stopped, continued and killed: each acknowledged group is in the log once and counts."""
-    figures = duel(url, tmp_path, seconds=8, reigns=3)
+    figures = duel(url, tmp_path, seconds=3, reigns=3)
     print(figures)
     assert figures.acknowledged > 10

@@ -1,4 +1,4 @@
-"""A week of a fleet in seconds: groups, an hourly snapshot and a trim each time, over a real PostgreSQL."""
+"""A week of a fleet in seconds: groups, a snapshot and a trim every two hours, over a real PostgreSQL."""
 
 import contextlib
 import threading
@@ -27,8 +27,8 @@ from tests.postgres.fleet.test_pair import new_log
 
 pytestmark = pytest.mark.slow
 
-HOURS: Final = 7 * 24
-GROUPS_PER_HOUR: Final = 8
+PERIODS: Final = 7 * 12
+GROUPS_PER_PERIOD: Final = 8
 LIVES: Final = 40
 """Groups after which a row is deleted."""
 WAL_PAGES_MAX: Final = 40
@@ -68,9 +68,9 @@ def following(folder: Path, url: str) -> Iterator[Standby]:
         follower.stop()
 
 
-def write_hour(store: LeaderStore, builder: StatementBuilder, hour: int) -> None:
+def write_period(store: LeaderStore, builder: StatementBuilder, period: int) -> None:
     """Groups that write, change and delete rows, and the maintenance of the journal's thread."""
-    for number in range(hour * GROUPS_PER_HOUR + 1, (hour + 1) * GROUPS_PER_HOUR + 1):
+    for number in range(period * GROUPS_PER_PERIOD + 1, (period + 1) * GROUPS_PER_PERIOD + 1):
         group = Group(number, Moment(number, 0, 0, ""))
         group.sessions.append(SessionChanges(SessionState(1, "a", number, 0, 0, 0), 1))
         group.partitions.extend(((f"topic-{number % 7}", place), b"%d" % number) for place in range(6))
@@ -80,7 +80,7 @@ def write_hour(store: LeaderStore, builder: StatementBuilder, hour: int) -> None
         group.dead_letters.append((number - LIVES, b""))
         store.commit(builder.statements(group))
     store.maintain(idle=False)
-    if hour % 10 == 0:
+    if period % 10 == 0:
         while store.maintain(idle=True):
             pass
 
@@ -111,8 +111,8 @@ def test_a_week_of_a_log(log_servers: LocalPostgres, tmp_path: Path, monkeypatch
     sizes: list[dict[str, int]] = []
     try:
         with following(old, url) as standby, psycopg.connect(url, autocommit=True) as database:
-            for hour in range(HOURS):
-                write_hour(store, builder, hour)
+            for period in range(PERIODS):
+                write_period(store, builder, period)
                 store_and_trim(leader / "journal.db", log_of_snapshots)
                 database.execute("VACUUM purgatory_log, purgatory_snapshots")  # as autovacuum does
                 until_followed(standby, log_of_snapshots)
@@ -134,7 +134,7 @@ def test_a_week_of_a_log(log_servers: LocalPostgres, tmp_path: Path, monkeypatch
         directory.release()
         log.close()
         log_of_snapshots.close()
-    tenth = HOURS // 10
+    tenth = PERIODS // 10
     for name in sizes[0]:
         begun, ended = (max(each[name] for each in part) for part in (sizes[:tenth], sizes[tenth:]))
         print(f"{name}: {begun} in the first tenth, {ended} later")
