@@ -126,9 +126,9 @@ def test_no_cut_loses_repeats_or_hastens_anything(url: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("ways", [UP, DOWN], ids=["up", "down"])
 async def test_leader_cut_off_from_its_log(url: str, tmp_path: Path, ways: Set[str]) -> None:
-    """Either nothing that it appends arrives, or no answers do, so that it may count. It answers no read with an old mark, and exits with the code
-    that asks for a restart. The standby leads. The old leader does not become ready until the network heals; then it
-    has everything.
+    """Either nothing that it appends arrives, or no answers do, so that it may count. It answers no read with an old
+    mark, and exits with the code that asks for a restart. The standby leads. The old leader does not become ready until
+    the network heals; then it has everything.
     """
     async with running(tmp_path, url, SILENCE_MS) as pair, AsyncClient(pair.address) as client:
         waiting = asyncio.create_task(client.produce({"orders-0": TOP}, timeout=TIMEOUT_S))
