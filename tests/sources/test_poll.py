@@ -201,56 +201,39 @@ async def test_a_server_that_hangs(shared_daemon: DaemonProcess, status: Status)
         await until_mark(client, "poll/hang/position", lambda mark: not mark.stale_reason)
 
 
-@pytest.mark.parametrize(
-    ("code", "body", "said"),
-    [
-        (503, b"6", "status 503"),
-        (302, b"6", "status 302"),
-        (200, b"<html>", "not JSON"),
-        (200, b'{"position": "six"}', "not a whole number"),
-        (200, b"true", "not a whole number"),
-        (200, b"-1", "not a whole number"),
-        (200, b"6.5", "not a whole number"),
-        (200, b"NaN", "not a whole number"),
-        (200, b"1e400", "not a whole number"),
-        (200, b"9" * 5_000, "not JSON"),
-        (200, b"2305843009213693952", "not a whole number"),
-        (200, b"9007199254740993.0", "a float: to 2^53"),
-        (200, b"[" * 100_000, "not JSON"),
-        (200, b" " * (1 << 20) + b"6", "longer than"),
-    ],
-    ids=[
-        "503",
-        "302",
-        "html",
-        "object",
-        "true",
-        "negative",
-        "fraction",
-        "nan",
-        "infinite",
-        "huge",
-        "2^61",
-        "rounded",
-        "deep",
-        "long",
-    ],
-)
-async def test_a_server_that_lies(
-    shared_daemon: DaemonProcess, status: Status, code: int, body: bytes, said: str
-) -> None:
+LIES = [
+    (503, b"6", "status 503"),
+    (302, b"6", "status 302"),
+    (200, b"<html>", "not JSON"),
+    (200, b'{"position": "six"}', "not a whole number"),
+    (200, b"true", "not a whole number"),
+    (200, b"-1", "not a whole number"),
+    (200, b"6.5", "not a whole number"),
+    (200, b"NaN", "not a whole number"),
+    (200, b"1e400", "not a whole number"),
+    (200, b"9" * 5_000, "not JSON"),
+    (200, b"2305843009213693952", "not a whole number"),
+    (200, b"9007199254740993.0", "a float: to 2^53"),
+    (200, b"[" * 100_000, "not JSON"),
+    (200, b" " * (1 << 20) + b"6", "longer than"),
+]
+
+
+async def test_a_server_that_lies(shared_daemon: DaemonProcess, status: Status) -> None:
     """An answer without a position moves nothing: the mark is stale, with the reason, until the server recovers."""
-    topic = f"poll/lies-{status.server_port}/position"
-    status.say(5)
-    async with publishing(
-        shared_daemon, f"poll+http://{status.address}/?name=lies-{status.server_port}&{FAST}"
-    ) as client:
+    topic, position = "poll/lies/position", 5
+    status.say(position)
+    async with publishing(shared_daemon, f"poll+http://{status.address}/?name=lies&{FAST}") as client:
         await until_mark(client, topic, lambda mark: mark.high_watermark == 5)
-        status.status, status.body = code, body
-        await until_mark(client, topic, lambda mark: said in mark.stale_reason)
-        assert (await client.partition((topic, 0))).high_watermark == 5
-        status.status, status.body = 200, b"6"
-        await until_mark(client, topic, lambda mark: mark.high_watermark == 6 and not mark.stale_reason)
+        for code, body, said in LIES:
+            status.status, status.body = code, body
+            await until_mark(client, topic, lambda mark, said=said: said in mark.stale_reason)  # type: ignore[misc]
+            assert (await client.partition((topic, 0))).high_watermark == position, body[:20]
+            position += 1
+            status.status, status.body = 200, str(position).encode()
+            await until_mark(
+                client, topic, lambda mark, at=position: mark.high_watermark == at and not mark.stale_reason
+            )  # type: ignore[misc]
 
 
 async def test_a_server_that_goes_back(shared_daemon: DaemonProcess, status: Status) -> None:

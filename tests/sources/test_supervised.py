@@ -20,8 +20,8 @@ from purgatory.extensions.connectors.supervised_sources import SupervisedSource
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess, children_of, is_running
 
-NOWHERE = "kafka://127.0.0.1:9"
-"""An address without a broker: the source is stale and keeps retrying."""
+NOWHERE = "poll+http://127.0.0.1:9"
+"""An address without a server: the source is stale at once and keeps retrying."""
 
 
 def fetch_page(daemon: DaemonProcess, path: str) -> tuple[int, str]:
@@ -52,7 +52,6 @@ async def test_a_child_is_started_again_and_ends_with_the_daemon(start_daemon: S
     """A killed source is restarted, and status and /readyz show it. A stale source does not make the daemon unready.
     The source ends with the daemon, even if the daemon is killed.
     """
-    pytest.importorskip("confluent_kafka")
     daemon = start_daemon("--source", NOWHERE, "--data-dir", str(tmp_path / "data"))
     first = await child_of(daemon)
     await until(lambda: fetch_page(daemon, "/readyz") == (200, "ready\nsource 1: stale\n"))
@@ -62,14 +61,13 @@ async def test_a_child_is_started_again_and_ends_with_the_daemon(start_daemon: S
     async with AsyncClient(daemon.address) as client:
         (source,) = (await client.status()).sources
         assert (source.name, source.restarts) == (NOWHERE, 1)
-    assert (tmp_path / "data" / "sources" / "kafka" / "lineages.sqlite").exists()
+    assert (tmp_path / "data" / "sources" / "poll" / "lineages.sqlite").exists()
     daemon.kill()
     await until(lambda: not is_running(second))
 
 
 async def test_the_daemons_own_source_outlives_the_age_of_connections(start_daemon: StartDaemon) -> None:
     """The source's connection has no maximum age: its stream stays open while other connections are closed."""
-    pytest.importorskip("confluent_kafka")
     age = ("--grpc-connection-age-max-ms", "200", "--shutdown-grace-ms", "100")
     daemon = start_daemon("--source", NOWHERE, *age)
     await until(lambda: fetch_page(daemon, "/readyz") == (200, "ready\nsource 1: stale\n"))
@@ -92,9 +90,8 @@ async def test_a_source_reaches_a_daemon_that_has_a_policy(start_daemon: StartDa
     """With a policy, the principal purgatory-source needs its roles; without them the log names the missing one.
     SIGTERM ends the daemon and its source in time, with exit code 0.
     """
-    pytest.importorskip("confluent_kafka")
     policy = tmp_path / "policy.toml"
-    grant = '[[grant]]\nto = ["{}"]\nroles = ["advance", "observe"]\ntopics = ["kafka/*"]\n'
+    grant = '[[grant]]\nto = ["{}"]\nroles = ["advance", "observe"]\ntopics = ["poll/*"]\n'
     policy.write_text(grant.format("purgatory-source"))
     daemon = start_daemon("--source", NOWHERE, "--access-policy-file", str(policy))
     await until(lambda: fetch_page(daemon, "/readyz")[1] == "ready\nsource 1: stale\n")
