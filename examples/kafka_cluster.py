@@ -224,6 +224,7 @@ class KafkaCluster:
             "controller.quorum.voters": ",".join(voters),
             "controller.listener.names": "CONTROLLER",
             "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,{self._listener}:{self._listener}",
+            "broker.heartbeat.interval.ms": 500,  # a broker that starts is admitted with one of its heartbeats
             "num.network.threads": 2,
             "num.io.threads": 4,
             "offsets.topic.replication.factor": replicas,

@@ -17,7 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-QUIET = {"log_level": 0, "socket.timeout.ms": 30_000}
+QUIET = {"log_level": 0, "socket.timeout.ms": 30_000, "reconnect.backoff.max.ms": 500}
 
 
 class ClusterClients:
