@@ -1,19 +1,11 @@
-"""Fixtures of the client tests: one daemon per test module, and a client that cleans it up."""
+"""Fixtures of the client tests."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 from purgatory_client import AsyncClient
 
 from tests.daemon_process import DaemonProcess
-
-
-@pytest.fixture(scope="module")
-def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """A daemon for tests that do not damage it."""
-    process = DaemonProcess(tmp_path_factory.mktemp("daemon"))
-    yield process
-    process.kill()
 
 
 @pytest.fixture
