@@ -76,12 +76,12 @@ def npm_project(folder: Path) -> list[str]:
 @pytest.mark.xdist_group("strangers")
 @pytest.mark.parametrize("project", [go_project, java_project, npm_project], ids=["go", "java", "npm"])
 def test_a_package_is_all_that_an_empty_project_needs(
-    project: Callable[[Path], list[str]], daemon: DaemonProcess, tmp_path: Path
+    project: Callable[[Path], list[str]], shared_daemon: DaemonProcess, tmp_path: Path
 ) -> None:
     """The project compiles against the package, and its three waits are answered by the real daemon."""
     BUILT.mkdir(parents=True, exist_ok=True)
-    command = [*project(tmp_path), daemon.address, "strangers", "3"]
-    advance(daemon, 3)
+    command = [*project(tmp_path), shared_daemon.address, tmp_path.name, "3"]
+    advance(shared_daemon, tmp_path.name, 3)
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert ran.returncode == 0, ran.stderr
     assert as_expected([line.split() for line in ran.stdout.splitlines()]) == expected_lines(3)
