@@ -12,8 +12,17 @@ import pytest
 
 import purgatory
 from tests.daemon_process import DaemonProcess
-from tests.packages.client_packages import go_environment, go_proxy, maven_repository, npm_package
-from tests.strangers.client_builds import BUILT, CLIENTS, require, run_tool
+from tests.packages.client_packages import go_environment, go_proxy
+from tests.strangers.client_builds import (
+    BUILT,
+    CLIENTS,
+    MAVEN_REPOSITORY,
+    PACKAGES,
+    build_java,
+    build_typescript,
+    require,
+    run_tool,
+)
 from tests.strangers.test_clients import advance, as_expected, expected_lines
 
 POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -45,9 +54,9 @@ def go_project(folder: Path) -> list[str]:
 
 
 def java_project(folder: Path) -> list[str]:
-    repository = maven_repository()
+    build_java()
     version = f"{purgatory.__version__}-SNAPSHOT"
-    (folder / "pom.xml").write_text(POM.format(repository=repository.as_uri(), version=version), "utf-8")
+    (folder / "pom.xml").write_text(POM.format(repository=MAVEN_REPOSITORY.as_uri(), version=version), "utf-8")
     program = (CLIENTS / "java/src/main/java/purgatory/client/Resume.java").read_text("utf-8")
     sources = folder / "src" / "main" / "java"
     sources.mkdir(parents=True)
@@ -55,11 +64,12 @@ def java_project(folder: Path) -> list[str]:
         program.replace("package purgatory.client;", "import purgatory.client.Session;")
     )
     run_tool("JAVA", ["mvn", "-q", "-B", "-U", "compile", DEPENDENCIES, "-DoutputDirectory=lib"], folder)
-    return ["java", "-Xmx256m", "-cp", f"{folder}/target/classes:{folder}/lib/*", "Resume"]
+    return ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{folder}/target/classes:{folder}/lib/*", "Resume"]
 
 
 def npm_project(folder: Path) -> list[str]:
-    package = npm_package(purgatory.__version__)
+    build_typescript()
+    package = PACKAGES / f"purgatory-client-{purgatory.__version__}.tgz"
     (folder / "package.json").write_text(json.dumps({"type": "module", "private": True}))
     run_tool("NODE", ["npm", "install", "--no-audit", "--no-fund", "--prefer-offline", str(package)], folder)
     program = (CLIENTS / "typescript/src/resume.ts").read_text("utf-8")
