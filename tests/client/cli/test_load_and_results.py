@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,6 @@ from tests.client.cli.test_commands import Background, Run, looking, purgatory, 
 from tests.daemon_process import DaemonProcess
 
 __all__ = ["looking", "run"]
-
-
-@pytest.fixture(scope="module")
-def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """A daemon of these tests alone, which count everything that is pending or unacknowledged there."""
-    process = DaemonProcess(tmp_path_factory.mktemp("load"))
-    yield process
-    process.kill()
 
 
 def pending(client: Client) -> int:
