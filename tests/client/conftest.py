@@ -6,6 +6,9 @@ import pytest
 from purgatory_client import AsyncClient
 
 from tests.daemon_process import DaemonProcess
+from tests.service.in_process import run_daemon
+
+__all__ = ["run_daemon"]
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from purgatory_client import AsyncClient, OperationKind, Outcome, batches, error
 from purgatory_client.session.detached_sessions import Registered
 
 from tests.client.until import until_pending
-from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
+from tests.service.in_process import RunDaemon
 from tests.service.serving import eventually
 
 LONG = 60.0
@@ -372,10 +372,10 @@ async def test_closing_may_let_waits_finish(client: AsyncClient, shared_daemon: 
     ids=["of-the-client", "of-the-daemon"],
 )
 async def test_the_limit_on_pending_operations(
-    start_daemon: StartDaemon, flags: list[str], pending_max: int, says: str
+    run_daemon: RunDaemon, flags: list[str], pending_max: int, says: str
 ) -> None:
     """Exceeding the limit of client or daemon raises LimitExceeded, and admitted operations continue."""
-    async with AsyncClient(start_daemon(*flags).address, pending_max=pending_max) as client:
+    async with AsyncClient((await run_daemon(*flags)).address, pending_max=pending_max) as client:
         waiting = [asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG)) for _ in range(2)]
         await until_pending(client, 2)
         with pytest.raises(errors.LimitExceeded, match=says):

@@ -237,7 +237,7 @@ async def leaves_a_silent_daemon(client: ClientProcess) -> None:
 
 async def sends_heartbeats(client: ClientProcess) -> None:
     """An idle client sends heartbeats on a bidirectional stream. Over StreamResults it sends none."""
-    async with opened(client, ScriptedDaemon(heartbeat_interval_ms=50)) as daemon:
+    async with opened(client, ScriptedDaemon(heartbeat_interval_ms=100)) as daemon:
         name = client.wait()
         await daemon.registered(1)
         if not daemon.is_unary:
@@ -268,7 +268,7 @@ async def gives_up(client: ClientProcess) -> None:
         daemon.cut(unreachable=True)
         assert await client.ended(client.wait()) == ["unreachable"]
         daemon.restore()
-    async with opened(client, give_up_after_ms=300) as daemon:
+    async with opened(client, give_up_after_ms=1_000) as daemon:  # long enough to connect on a busy machine
         name = client.wait()
         await daemon.registered(1)
         daemon.cut(unreachable=True)

@@ -8,27 +8,9 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-from tests.strangers.client_builds import BUILT, CLIENTS, build_java, build_typescript, run_tool, tool_path
+from tests.strangers.client_builds import CLIENTS, PACKAGES, tool_path
 
-PACKAGES: Final = BUILT / "packages"
 GO_MODULE: Final = "purgatory.example/client"
-
-
-def npm_package(version: str) -> Path:
-    """The tarball that `npm publish` would upload."""
-    build_typescript()  # installs the compiler and the generator
-    PACKAGES.mkdir(parents=True, exist_ok=True)
-    run_tool("NODE", ["npm", "pack", "--pack-destination", str(PACKAGES)], CLIENTS / "typescript")
-    return PACKAGES / f"purgatory-client-{version}.tgz"
-
-
-def maven_repository() -> Path:
-    """A repository with the artifact, as `mvn deploy` fills one."""
-    build_java()  # downloads what Maven needs
-    folder = PACKAGES / "maven"
-    deploy = ["mvn", "-q", "-B", "deploy", "-Dmaven.install.skip=true"]
-    run_tool("JAVA", [*deploy, f"-DaltDeploymentRepository=local::{folder.as_uri()}"], CLIENTS / "java")
-    return folder
 
 
 def go_proxy(version: str) -> tuple[Path, str]:

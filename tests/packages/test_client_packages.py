@@ -12,8 +12,17 @@ import pytest
 
 import purgatory
 from tests.daemon_process import DaemonProcess
-from tests.packages.client_packages import go_environment, go_proxy, maven_repository, npm_package
-from tests.strangers.client_builds import BUILT, CLIENTS, require, run_tool
+from tests.packages.client_packages import go_environment, go_proxy
+from tests.strangers.client_builds import (
+    BUILT,
+    CLIENTS,
+    MAVEN_REPOSITORY,
+    PACKAGES,
+    build_java,
+    build_typescript,
+    require,
+    run_tool,
+)
 from tests.strangers.test_clients import advance, as_expected, expected_lines
 
 POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -45,9 +54,9 @@ def go_project(folder: Path) -> list[str]:
 
 
 def java_project(folder: Path) -> list[str]:
-    repository = maven_repository()
+    build_java()
     version = f"{purgatory.__version__}-SNAPSHOT"
-    (folder / "pom.xml").write_text(POM.format(repository=repository.as_uri(), version=version), "utf-8")
+    (folder / "pom.xml").write_text(POM.format(repository=MAVEN_REPOSITORY.as_uri(), version=version), "utf-8")
     program = (CLIENTS / "java/src/main/java/purgatory/client/Resume.java").read_text("utf-8")
     sources = folder / "src" / "main" / "java"
     sources.mkdir(parents=True)
@@ -55,11 +64,12 @@ def java_project(folder: Path) -> list[str]:
         program.replace("package purgatory.client;", "import purgatory.client.Session;")
     )
     run_tool("JAVA", ["mvn", "-q", "-B", "-U", "compile", DEPENDENCIES, "-DoutputDirectory=lib"], folder)
-    return ["java", "-Xmx256m", "-cp", f"{folder}/target/classes:{folder}/lib/*", "Resume"]
+    return ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{folder}/target/classes:{folder}/lib/*", "Resume"]
 
 
 def npm_project(folder: Path) -> list[str]:
-    package = npm_package(purgatory.__version__)
+    build_typescript()
+    package = PACKAGES / f"purgatory-client-{purgatory.__version__}.tgz"
     (folder / "package.json").write_text(json.dumps({"type": "module", "private": True}))
     run_tool("NODE", ["npm", "install", "--no-audit", "--no-fund", "--prefer-offline", str(package)], folder)
     program = (CLIENTS / "typescript/src/resume.ts").read_text("utf-8")
@@ -76,12 +86,12 @@ def npm_project(folder: Path) -> list[str]:
 @pytest.mark.xdist_group("strangers")
 @pytest.mark.parametrize("project", [go_project, java_project, npm_project], ids=["go", "java", "npm"])
 def test_a_package_is_all_that_an_empty_project_needs(
-    project: Callable[[Path], list[str]], daemon: DaemonProcess, tmp_path: Path
+    project: Callable[[Path], list[str]], shared_daemon: DaemonProcess, tmp_path: Path
 ) -> None:
     """The project compiles against the package, and its three waits are answered by the real daemon."""
     BUILT.mkdir(parents=True, exist_ok=True)
-    command = [*project(tmp_path), daemon.address, "strangers", "3"]
-    advance(daemon, 3)
+    command = [*project(tmp_path), shared_daemon.address, tmp_path.name, "3"]
+    advance(shared_daemon, tmp_path.name, 3)
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert ran.returncode == 0, ran.stderr
     assert as_expected([line.split() for line in ran.stdout.splitlines()]) == expected_lines(3)

@@ -54,6 +54,8 @@ class CuttingProxy:
         except OSError:  # it is being started again
             _reset(client)
             return
+        for one in (client, daemon):
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or each answer takes up to 40 ms longer
         with self._changed:
             is_closed = self._is_closed
             if not is_closed:

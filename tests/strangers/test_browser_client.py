@@ -6,26 +6,24 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page
 
-from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
 from tests.pipeline.page.browser import chromium_path, running_browser
 from tests.strangers.client_builds import bundle_typescript
 from tests.strangers.cutting_proxy import CuttingProxy
 from tests.strangers.test_clients import (
-    CUTS,
-    DEADLINE_S,
     WAITS,
-    advance,
+    advance_and_cut,
     as_expected,
     expected_lines,
-    operations_of_kind,
+    operations_of,
 )
 
 pytestmark = pytest.mark.xdist_group("strangers")
 
-START = """([url, count]) => {
+START = """([url, count, topic]) => {
   const session = purgatory.openSession(url);
   const wait = async (offset) => {
-    const partitions = [{ topicPartition: { topic: "strangers" }, requiredOffset: BigInt(offset) }];
+    const partitions = [{ topicPartition: { topic }, requiredOffset: BigInt(offset) }];
     const result = await session.wait({ timeoutMs: 600_000n, condition: { case: "produce", value: { partitions } } });
     const outcome = result.outcome === 1 ? "SATISFIED" : `outcome ${result.outcome}`;
     return [`${result.operationId}`, outcome, `${result.partitions[0].requiredOffset}`];
@@ -42,23 +40,18 @@ def page() -> Iterator[Page]:
         yield browser.new_page()
 
 
-def test_a_browser_resumes_a_session_over_a_connection_that_is_cut_ten_times(
-    page: Page, start_daemon: StartDaemon
-) -> None:
+def test_a_browser_resumes_a_session_over_a_connection_that_is_cut(page: Page, shared_daemon: DaemonProcess) -> None:
     """Each wait of a page that the daemon's own address has served is registered once, and ends once."""
     bundle = bundle_typescript()
-    daemon = start_daemon()
-    proxy = CuttingProxy(daemon.http_address)
+    before = operations_of(shared_daemon)
+    proxy = CuttingProxy(shared_daemon.http_address)
     url = f"http://{proxy.address}"
     page.route(f"{url}/waits.html", lambda route: route.fulfill(body="<!doctype html>", content_type="text/html"))
     page.goto(f"{url}/waits.html")
     page.add_script_tag(content=bundle.read_text("utf-8"))
-    page.evaluate(START, [url, WAITS])
-    for cut in range(CUTS):
-        proxy.cut(after_bytes=500, timeout_s=DEADLINE_S)
-        advance(daemon, (cut + 1) * WAITS // (CUTS + 1))
-    advance(daemon, WAITS)
+    page.evaluate(START, [url, WAITS, "browser"])
+    advance_and_cut(proxy, shared_daemon, "browser")
     lines: list[list[str]] = page.evaluate("() => window.ended")
     proxy.close()
     assert as_expected(lines) == expected_lines(WAITS)
-    assert operations_of_kind(daemon) == Counter(registered=WAITS, satisfied=WAITS)
+    assert operations_of(shared_daemon) - before == Counter(registered=WAITS, satisfied=WAITS)

@@ -1,7 +1,8 @@
-"""The clients in Go, Java and TypeScript at the real daemon: over connections that are cut, and over a restart that
-forgets the session. Single cases are tested in tests/conformance.
+"""The clients in Go, Java and TypeScript at the real daemon: over connections that are cut, and by a daemon that has
+forgotten the session. Single cases are tested in tests/conformance.
 """
 
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,7 +16,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
 from tests.service.serving import high_watermark
 from tests.strangers.client_builds import BUILT, build_go, build_java, build_typescript
@@ -24,7 +24,7 @@ from tests.strangers.cutting_proxy import CuttingProxy
 pytestmark = pytest.mark.xdist_group("strangers")
 
 BUILDS: dict[str, Callable[[], list[str]]] = {"go": build_go, "java": build_java, "typescript": build_typescript}
-WAITS = 3_000
+WAITS = 2_500
 CUTS = 4
 DEADLINE_S = 120.0
 
@@ -37,9 +37,23 @@ def client(request: pytest.FixtureRequest) -> list[str]:
     return BUILDS[language]()
 
 
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic that no other test uses."""
+    return re.sub(r"\W+", "-", request.node.name)
+
+
+@pytest.fixture(scope="module")
+def other_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """A daemon that knows nothing of the sessions of the shared one."""
+    process = DaemonProcess(tmp_path_factory.mktemp("other"))
+    yield process
+    process.kill()
+
+
 @contextmanager
 def started(
-    command: list[str], address: str, count: int, folder: Path, topic: str = "strangers"
+    command: list[str], address: str, count: int, folder: Path, topic: str
 ) -> Iterator[Callable[[], list[list[str]]]]:
     """Runs a client; yields what waits for its end and returns the words of its lines."""
     out, err = folder / "out", folder / "err"
@@ -60,13 +74,21 @@ def started(
         process.wait()
 
 
-def advance(daemon: DaemonProcess, offset: int) -> None:
-    rows = event_pb2.EventRows(events=[high_watermark("strangers", offset)])
+def advance(daemon: DaemonProcess, topic: str, offset: int) -> None:
+    rows = event_pb2.EventRows(events=[high_watermark(topic, offset)])
     with grpc.insecure_channel(daemon.address) as channel:
         purgatory_service_pb2_grpc.PurgatoryServiceStub(channel).Advance(wire.AdvanceRequest(rows=rows))
 
 
-def operations_of_kind(daemon: DaemonProcess) -> Counter[str]:
+def advance_and_cut(proxy: CuttingProxy, daemon: DaemonProcess, topic: str) -> None:
+    """Satisfy the waits bit by bit, and cut the connection whenever some results have passed, and at its beginning."""
+    for cut in range(1, CUTS + 1):
+        advance(daemon, topic, cut * WAITS // (CUTS + 1))
+        proxy.cut(after_bytes=500, timeout_s=DEADLINE_S)
+    advance(daemon, topic, WAITS)
+
+
+def operations_of(daemon: DaemonProcess) -> Counter[str]:
     """How many operations the daemon has seen, by what became of them."""
     with grpc.insecure_channel(daemon.address) as channel:
         status = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel).GetStatus(wire.GetStatusRequest())
@@ -85,40 +107,36 @@ def as_expected(lines: list[list[str]]) -> list[tuple[int, bool, int]]:
     return sorted((int(number), "SATISFIED" in outcome.upper(), int(offset)) for number, outcome, offset in lines)
 
 
-def test_each_wait_ends_exactly_once_over_a_connection_that_is_cut_ten_times(
-    client: list[str], start_daemon: StartDaemon, tmp_path: Path
+def test_each_wait_ends_exactly_once_over_a_connection_that_is_cut(
+    client: list[str], shared_daemon: DaemonProcess, topic: str, tmp_path: Path
 ) -> None:
     """The daemon registers each operation once, and the client delivers each result once, whenever it is cut off."""
-    daemon = start_daemon()
-    proxy = CuttingProxy(daemon.address)
-    with started(client, proxy.address, WAITS, tmp_path) as ended:
-        for cut in range(CUTS):
-            proxy.cut(after_bytes=500, timeout_s=DEADLINE_S)  # it has settings, `opened`, and a receipt or results
-            advance(daemon, (cut + 1) * WAITS // (CUTS + 1))
-        advance(daemon, WAITS)
+    before = operations_of(shared_daemon)
+    proxy = CuttingProxy(shared_daemon.address)
+    with started(client, proxy.address, WAITS, tmp_path, topic) as ended:
+        advance_and_cut(proxy, shared_daemon, topic)
         lines = ended()
     proxy.close()
     assert as_expected(lines) == expected_lines(WAITS)
-    assert operations_of_kind(daemon) == Counter(registered=WAITS, satisfied=WAITS)
+    assert operations_of(shared_daemon) - before == Counter(registered=WAITS, satisfied=WAITS)
 
 
 def test_a_daemon_that_has_forgotten_the_session_is_told_of_what_is_pending(
-    client: list[str], start_daemon: StartDaemon, tmp_path: Path
+    client: list[str], shared_daemon: DaemonProcess, other_daemon: DaemonProcess, topic: str, tmp_path: Path
 ) -> None:
-    """Without a journal a restart begins a new session: what had no result is registered again, and ends once."""
-    count = 2_000
-    first = start_daemon()
-    proxy = CuttingProxy(first.address)
-    with started(client, proxy.address, count, tmp_path) as ended:
-        advance(first, count // 2)
+    """A connection that leads to another daemon begins a new session, as after a restart without a journal: what had no
+    result is registered again, and ends once.
+    """
+    proxy = CuttingProxy(shared_daemon.address)
+    with started(client, proxy.address, WAITS, tmp_path, topic) as ended:
+        advance(shared_daemon, topic, WAITS // 2)
         proxy.cut(after_bytes=500, timeout_s=DEADLINE_S)
-        first.kill()
-        second = start_daemon()
-        proxy.target = second.address
-        advance(second, count)
+        proxy.target = other_daemon.address
+        proxy.cut(0, DEADLINE_S)  # if it has connected again already
+        advance(other_daemon, topic, WAITS)
         lines = ended()
     proxy.close()
-    assert as_expected(lines) == expected_lines(count)
+    assert as_expected(lines) == expected_lines(WAITS)
 
 
 class Standby(grpc.GenericRpcHandler):
@@ -147,16 +165,16 @@ class Standby(grpc.GenericRpcHandler):
 
 
 def test_of_several_daemons_the_one_that_serves_is_used(
-    client: list[str], start_daemon: StartDaemon, tmp_path: Path
+    client: list[str], shared_daemon: DaemonProcess, topic: str, tmp_path: Path
 ) -> None:
     """Given a daemon that stands by, an unknown name, and the daemon that serves, a client waits at the latter. In Go
     and Java health checks find it, without a call to the standby. In TypeScript the session tries one after the other.
     """
-    daemon, standby = start_daemon(), Standby()
+    standby = Standby()
     try:
-        addresses = f"localhost:{standby.port},gone.invalid:7440,{daemon.address}"
-        with started(client, addresses, 10, tmp_path) as ended:
-            advance(daemon, 10)
+        addresses = f"localhost:{standby.port},gone.invalid:7440,{shared_daemon.address}"
+        with started(client, addresses, 10, tmp_path, topic) as ended:
+            advance(shared_daemon, topic, 10)
             assert as_expected(ended()) == expected_lines(10)
     finally:
         standby.stop()

@@ -25,10 +25,12 @@ def test_the_page_prints_the_file(language: str) -> None:
 
 
 @pytest.mark.xdist_group("strangers")
-def test_it_waits_and_is_answered(daemon: DaemonProcess) -> None:
+def test_it_waits_and_is_answered(shared_daemon: DaemonProcess) -> None:
     """Each program prints the outcome and the mark of the real daemon, and ends by itself."""
     for _, build, printed in PROGRAMS.values():
-        ran = subprocess.run([*build("once"), daemon.address], capture_output=True, text=True, check=False, timeout=60)
+        ran = subprocess.run(
+            [*build("once"), shared_daemon.address], capture_output=True, text=True, check=False, timeout=60
+        )
         assert (ran.stdout, ran.returncode) == (printed, 0), ran.stderr
 
 

@@ -15,11 +15,9 @@ VERSIONS = ["grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.Serv
 
 
 @pytest.fixture(scope="module")
-def channel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[grpc.Channel]:
-    daemon = DaemonProcess(tmp_path_factory.mktemp("daemon"))
-    with grpc.insecure_channel(daemon.address) as opened:
+def channel(shared_daemon: DaemonProcess) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(shared_daemon.address) as opened:
         yield opened
-    daemon.kill()
 
 
 def ask(

@@ -1,8 +1,6 @@
 """`purgatory caught-up --as-of`: the times that it accepts, and a source that cannot look up a time."""
 
 import asyncio
-import subprocess
-import sys
 from datetime import UTC, datetime, time, timedelta
 
 import pytest
@@ -12,8 +10,9 @@ from purgatory_client.unary import milliseconds_of
 
 from purgatory.cli.exit_codes import Exit
 from purgatory.cli.parsing import UsageError, moment_of
+from tests.client.cli.test_commands import purgatory
 from tests.conftest import StartDaemon
-from tests.daemon_process import daemon_environment, wait_until
+from tests.daemon_process import wait_until
 
 NOW = datetime(2025, 3, 1, 9, 30, tzinfo=UTC)
 MOMENTS = st.datetimes(datetime(1990, 1, 1), datetime(2035, 1, 1)).map(lambda one: one.astimezone())
@@ -60,14 +59,7 @@ async def test_a_source_that_cannot_look_up_a_time(start_daemon: StartDaemon) ->
     await asyncio.to_thread(wait_until, lambda: "source 'postgres://127.0.0.1:9'" in daemon.log, "it is attached")
 
     def caught_up(as_of: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "purgatory", "caught-up", "pg/main/all", "--as-of", as_of]
-        run = subprocess.run(
-            [*command, "--address", daemon.address],
-            env=daemon_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        run = purgatory("caught-up", "pg/main/all", "--as-of", as_of, address=daemon.address)
         return run.returncode, run.stderr
 
     code, said = await asyncio.to_thread(caught_up, "00:00")

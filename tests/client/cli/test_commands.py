@@ -137,7 +137,7 @@ def test_the_first_wait_of_the_readme(shared_daemon: DaemonProcess, run: Run, lo
 def test_an_expired_wait_says_how_far_it_came(shared_daemon: DaemonProcess, run: Run, looking: Client) -> None:
     """An expired wait exits with 11 on time and shows the offset reached and the estimate, also as JSON."""
     looking.advance("expires-1", high_watermark=10)
-    waiting = Background(shared_daemon.address, "wait", "expires-1@1000", "--timeout", "3s")
+    waiting = Background(shared_daemon.address, "wait", "expires-1@1000", "--timeout", "1500ms")
     until_waiting(looking, "expires-1")
     looking.advance("expires-1", high_watermark=20)
     code, out, _ = waiting.end()
@@ -203,15 +203,14 @@ def test_a_daemon_that_shuts_down_or_is_not_there(start_daemon: StartDaemon, run
     assert f"the daemon at {daemon.address} is not available" in absent.stderr
 
 
-def test_caught_up_where_nothing_feeds_the_marks(start_daemon: StartDaemon, run: Run) -> None:
+def test_caught_up_where_nothing_feeds_the_marks(run: Run) -> None:
     """Without a source, the exit code is 13 and the daemon's message is shown. `--token` does not wait, so it
     accepts no `--fail-when-stale`.
     """
-    daemon = start_daemon()
-    asked = run("caught-up", "kafka/billing/orders", "--fail-when-stale", "1s", address=daemon.address)
+    asked = run("caught-up", "kafka/billing/orders", "--fail-when-stale", "1s")
     assert (asked.returncode, asked.stdout) == (13, "")
     assert asked.stderr == "purgatory: no source that publishes 'kafka/billing/orders' is attached\n"
-    both = run("caught-up", "kafka/orders", "--token", "--fail-when-stale", "1s", address=daemon.address)
+    both = run("caught-up", "kafka/orders", "--token", "--fail-when-stale", "1s")
     assert both.returncode == 2
 
 

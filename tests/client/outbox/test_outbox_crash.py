@@ -10,7 +10,7 @@ from purgatory_client.outbox.outbox_file import OutboxFile
 from tests.client.outbox.outbox_killed import Killed
 from tests.daemon_process import DaemonProcess
 
-KILLS = 3
+KILLS = 2
 
 
 @pytest.mark.slow

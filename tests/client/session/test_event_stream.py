@@ -14,9 +14,9 @@ from purgatory_client.session.event_sender import EVENTS_PER_MESSAGE_MAX, EventS
 from purgatory_client.session.event_stream import REOPENED_MAX, Call, EventStream
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
 from tests.daemon_simulation.faulty_proxy import FaultyProxy
+from tests.service.in_process import RunDaemon
 from tests.service.serving import eventually
 
 pytestmark = pytest.mark.sockets
@@ -196,9 +196,9 @@ async def test_each_message_has_its_own_time() -> None:
     await stream.exchange(MESSAGE)
 
 
-async def test_a_refused_message_fails_alone(start_daemon: StartDaemon) -> None:
+async def test_a_refused_message_fails_alone(run_daemon: RunDaemon) -> None:
     """A refused message raises only for its own callers; earlier and later messages are served."""
-    daemon = start_daemon("--limits-events-per-batch-max", "2")
+    daemon = await run_daemon("--limits-events-per-batch-max", "2")
     async with AsyncClient(daemon.address) as client:
         before = await client.advance("orders-3", high_watermark=1)
         with pytest.raises(errors.InvalidRequest, match="at most 2 are allowed in one batch"):
@@ -208,13 +208,13 @@ async def test_a_refused_message_fails_alone(start_daemon: StartDaemon) -> None:
         assert (await client.partition("orders-3")).high_watermark == 5
 
 
-async def test_events_go_on_after_a_connection_was_lost(daemon: DaemonProcess) -> None:
+async def test_events_go_on_after_a_connection_was_lost(shared_daemon: DaemonProcess) -> None:
     """A lost connection costs at most the events in flight; later ones use a new stream."""
-    async with FaultyProxy(daemon.address) as proxy, AsyncClient(proxy.address) as client:
+    async with FaultyProxy(shared_daemon.address) as proxy, AsyncClient(proxy.address) as client:
 
         async def told(offset: int) -> bool:
             try:
-                await client.advance("orders-3", high_watermark=offset)
+                await client.advance("lost-0", high_watermark=offset)
             except errors.Unavailable:
                 return False
             return True
@@ -223,7 +223,7 @@ async def test_events_go_on_after_a_connection_was_lost(daemon: DaemonProcess) -
             await eventually(partial(told, offset), "an event arrives")
             assert proxy.drop_all() == 1
         await eventually(partial(told, 4), "an event arrives")
-        assert (await client.partition("orders-3")).high_watermark == 4
+        assert (await client.partition("lost-0")).high_watermark == 4
 
 
 async def test_a_fault_of_this_client_is_not_taken_for_its_closing() -> None:

@@ -14,7 +14,7 @@ from purgatory_client.waits import Wait
 
 from tests.client.session.wire_script import Response, many, opened, receipt, results, sent
 from tests.client.until import until_pending
-from tests.conftest import StartDaemon
+from tests.service.in_process import RunDaemon
 from tests.service.serving import eventually
 
 pytestmark = pytest.mark.sockets
@@ -153,10 +153,10 @@ def swallow_results(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_daemon_that_never_answers_is_found_out(
-    start_daemon: StartDaemon, monkeypatch: pytest.MonkeyPatch, impatient: None, tmp_path: Path
+    run_daemon: RunDaemon, monkeypatch: pytest.MonkeyPatch, impatient: None, tmp_path: Path
 ) -> None:
     """Single waits, batches, waits in an outbox and those of a blocking client all fail with an explanation."""
-    daemon = start_daemon("--session-heartbeat-interval-ms", "200")
+    daemon = await run_daemon("--session-heartbeat-interval-ms", "200")
     swallow_results(monkeypatch)
 
     def blocking() -> None:
@@ -182,9 +182,9 @@ async def test_a_daemon_that_never_answers_is_found_out(
         assert [type(error) for error in batch.refusals.values()] == [errors.NoAnswer] * 2
 
 
-async def test_a_client_that_is_closed_takes_its_session_along(start_daemon: StartDaemon) -> None:
+async def test_a_client_that_is_closed_takes_its_session_along(run_daemon: RunDaemon) -> None:
     """Closing a client closes its session, with or without pending waits; with an outbox the session is kept."""
-    daemon = start_daemon()
+    daemon = await run_daemon()
     async with AsyncClient(daemon.address) as looking:
         client = AsyncClient(daemon.address)
         await client.produce({"orders-3": 1}, timeout=0)
@@ -198,9 +198,9 @@ async def test_a_client_that_is_closed_takes_its_session_along(start_daemon: Sta
         assert (status.sessions, sum(kind.pending for kind in status.kinds)) == (0, 0)
 
 
-async def test_a_client_whose_session_is_closed_is_told(start_daemon: StartDaemon) -> None:
+async def test_a_client_whose_session_is_closed_is_told(run_daemon: RunDaemon) -> None:
     """When its session is closed, a client's waits fail, and its next wait opens a new session."""
-    daemon = start_daemon()
+    daemon = await run_daemon()
     async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as operator:
         waiting = asyncio.create_task(client.produce({"orders-3": 1}, timeout=60))
         before = client.session_id

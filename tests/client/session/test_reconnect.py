@@ -16,6 +16,7 @@ from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.client.until import until_pending
 from tests.daemon_process import DaemonProcess
 from tests.daemon_simulation.faulty_proxy import FaultyProxy
+from tests.service.in_process import RunDaemon
 from tests.service.serving import eventually
 
 pytestmark = pytest.mark.sockets
@@ -23,8 +24,9 @@ pytestmark = pytest.mark.sockets
 LONG = 120.0
 
 
-async def test_a_session_that_is_taken_over_says_so(daemon: DaemonProcess) -> None:
+async def test_a_session_that_is_taken_over_says_so(run_daemon: RunDaemon) -> None:
     """When another stream opens the same session, waits end with SessionTakenOver and the client does not reconnect."""
+    daemon = await run_daemon()
     async with AsyncClient(daemon.address) as client, grpc.aio.insecure_channel(daemon.address) as channel:
         waiting = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
         await until_pending(client, 1)
@@ -78,11 +80,11 @@ async def test_a_first_connection_is_given_up_with_the_longest_timeout() -> None
         began_s = asyncio.get_running_loop().time()
         ended = await asyncio.gather(
             client.produce({"orders-3": 42}, timeout=0.1),
-            client.produce_many(["orders-3"], offsets=[1, 2], timeouts_ms=[5, 1_500]),
+            client.produce_many(["orders-3"], offsets=[1, 2], timeouts_ms=[5, 500]),
             return_exceptions=True,
         )
         assert [type(one) for one in ended] == [errors.Unavailable, errors.Unavailable]
-        assert asyncio.get_running_loop().time() - began_s > 1.499  # a timer may be early by the clock's resolution
+        assert asyncio.get_running_loop().time() - began_s > 0.499  # a timer may be early by the clock's resolution
         assert client.pending == 0
 
 

@@ -12,6 +12,7 @@ from purgatory_client import AsyncClient, Client, Result, errors, waits
 from purgatory_client.session.addresses import PING_MS, target_of
 from purgatory_client.session.channel import OPTIONS, channel_options, open_channel
 
+from examples.free_ports import free_port
 from purgatory.cli.exit_codes import Exit
 from purgatory.service.settings import GrpcSettings
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -19,7 +20,6 @@ from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.client.cli.test_commands import purgatory
 from tests.client.session.standby import REFUSAL, standby
 from tests.client.until import until_pending
-from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
 from tests.service.serving import eventually
 
@@ -102,27 +102,27 @@ async def test_waits_outlive_their_leader(tmp_path: Path, fault: signal.Signals)
 
 async def test_a_standby_alone() -> None:
     """One address that stands by: calls get its refusal, and a session tries again until it gives up."""
-    async with standby() as address, AsyncClient(address, give_up_after=1) as client:
+    async with standby() as address, AsyncClient(address, give_up_after=0.3) as client:
         with pytest.raises(errors.Unavailable, match=REFUSAL):
             await client.status()
         with pytest.raises(errors.Unavailable, match=f"no connection to {address} for "):
             await client.produce({"orders-3": 42}, timeout=10)
 
 
-async def test_nothing_serves(daemon: DaemonProcess) -> None:
+async def test_nothing_serves(tmp_path: Path) -> None:
     """Without a daemon that serves, calls fail, and continue with the same client as soon as there is one."""
-    daemon.kill()
-    async with standby() as address, AsyncClient(f"{daemon.address},{address}") as client:
+    nowhere = f"127.0.0.1:{free_port()}"
+    async with standby() as address, AsyncClient(f"{nowhere},{address}") as client:
         with pytest.raises(errors.Unavailable, match="connections to all backends failing"):
             await client.status()
         waiting = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
-        again = DaemonProcess(daemon.log_path.parent, ["--grpc-address", daemon.address])
+        daemon = DaemonProcess(tmp_path, ["--grpc-address", nowhere])
         try:
             await until_pending_later(client, 1)
             await client.advance("orders-3", high_watermark=42)
             assert (await waiting).satisfied
         finally:
-            again.kill()
+            daemon.kill()
 
 
 async def until_pending_later(client: AsyncClient, count: int) -> None:
@@ -137,9 +137,9 @@ async def until_pending_later(client: AsyncClient, count: int) -> None:
     await eventually(is_reached, f"{count} operations are pending")
 
 
-async def test_a_name_that_moves(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_that_moves(shared_daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name in a list is looked up again once nothing serves where it was, also for the channel of single calls."""
-    host, _, port = daemon.address.rpartition(":")
+    host, _, port = shared_daemon.address.rpartition(":")
     found, real = ["127.0.0.9"], socket.getaddrinfo
 
     def moving(name: str, *others: object, **named: object) -> object:
@@ -151,7 +151,7 @@ async def test_a_name_that_moves(daemon: DaemonProcess, monkeypatch: pytest.Monk
             await client.status()
         found[0] = host
         await until_pending_later(client, 0)
-        assert (await client.produce({"orders-3": 42}, timeout=0)).satisfied is False
+        assert (await client.produce({"moved-0": 42}, timeout=0)).satisfied is False
 
 
 def test_options_and_targets() -> None:
@@ -166,9 +166,9 @@ def test_options_and_targets() -> None:
     assert dict(channel_options("a:1,b:2")).keys() - dict(channel_options("dns:///a:1")) == {"grpc.default_authority"}
 
 
-def test_a_name_with_several_addresses(start_daemon: StartDaemon) -> None:
+def test_a_name_with_several_addresses(shared_daemon: DaemonProcess) -> None:
     """`dns:///` finds the daemon at one of the addresses of a name, and so does a list with its name."""
-    port = start_daemon().address.rpartition(":")[2]
+    port = shared_daemon.address.rpartition(":")[2]
     for address in (f"dns:///localhost:{port}", f"localhost:{port},localhost:1"):
         with Client(address) as client:
             client.advance("orders-3", high_watermark=42)
