@@ -76,9 +76,9 @@ def daemon(start_daemon: StartDaemon) -> DaemonProcess:
     return start_daemon()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """One daemon with default settings for all tests that leave nothing behind."""
+    """One daemon with default settings for the tests of a module."""
     process = DaemonProcess(tmp_path_factory.mktemp("shared"))
     yield process
     process.kill()

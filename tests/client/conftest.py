@@ -1,6 +1,6 @@
-"""Fixtures of the client tests: one daemon per test module, and a client that cleans it up."""
+"""A client for the tests of clients, and daemons in the test's own process."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 from purgatory_client import AsyncClient
@@ -9,14 +9,6 @@ from tests.daemon_process import DaemonProcess
 from tests.service.in_process import run_daemon
 
 __all__ = ["run_daemon"]
-
-
-@pytest.fixture(scope="module")
-def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """A daemon for tests that do not damage it."""
-    process = DaemonProcess(tmp_path_factory.mktemp("daemon"))
-    yield process
-    process.kill()
 
 
 @pytest.fixture
