@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 import typer.main
-from purgatory_client import AsyncClient, batches
+from purgatory_client import AsyncClient, Client, batches
 from purgatory_client.sources.log_positions import offset_of_lsn
 from purgatory_connectors.cli import app as source_app
 from purgatory_pipeline.cli import app as pipeline_app
@@ -26,7 +26,8 @@ from examples.free_ports import free_port
 from purgatory.cli.app import app as purgatory_app
 from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.flags import read_command_line
-from purgatory.testing import RunningDaemon, daemon_in_process
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
 from tests.docs.pages import ROOT, Block, blocks, comparable, play, shell, texts
 from tests.docs.where_blocks_run import NOT_RUN, PARSED, RUN_ELSEWHERE, SESSIONS, SESSIONS_ELSEWHERE, SHELL_PAGES
 from tests.played_source import played_source
@@ -90,7 +91,7 @@ def test_the_test_of_a_page_names_it(page: str, language: str) -> None:
 
 
 @pytest.mark.parametrize("name", SESSIONS)
-def test_a_session_prints_what_the_page_shows(name: str, daemon: RunningDaemon, tmp_path: Path) -> None:
+def test_a_session_prints_what_the_page_shows(name: str, daemon: DaemonProcess, tmp_path: Path) -> None:
     """The commands of the page, typed in turn, print the lines of the page; only durations and rates differ."""
     block = session(name)
     assert play(SESSIONS[name], block.commands, tmp_path, at(daemon)) == comparable(block.output)
@@ -112,7 +113,7 @@ def secret(folder: Path) -> str:
     return str(path)
 
 
-def at(daemon: RunningDaemon) -> dict[str, str]:
+def at(daemon: DaemonProcess) -> dict[str, str]:
     """The environment of a shell whose `purgatory` calls this daemon."""
     return {"PURGATORY_ADDRESS": daemon.address, "PURGATORY_HTTP_URL": f"http://{daemon.http_address}"}
 
@@ -129,7 +130,7 @@ def test_waits_survive_the_crash_of_the_readme(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", SHELL_PAGES)
-def test_commands_without_a_shown_output_succeed(page: str, tmp_path: Path) -> None:
+def test_commands_without_a_shown_output_succeed(page: str, start_daemon: StartDaemon, tmp_path: Path) -> None:
     """Each shell block of the page runs; the daemon knows the mark of the examples and may call their webhook."""
     script = """
         set -e
@@ -145,14 +146,15 @@ def test_commands_without_a_shown_output_succeed(page: str, tmp_path: Path) -> N
         "purgatory dead-letters --resend-all", "purgatory dead-letters --resend-all || test $? = 16"
     )
     flags = ("--webhooks-allowed-hosts", "hooks.example.org", "--webhooks-secret-file", secret(tmp_path))
-    with daemon_in_process("--shutdown-grace-ms", "100", *flags) as daemon:
-        daemon.client.advance("search-index-0", high_watermark=5)
-        daemon.client.advance("orders-3", high_watermark=41)
-        done = shell(script.replace("127.0.0.1:7441", daemon.http_address), tmp_path, at(daemon))
+    daemon = start_daemon(*flags)
+    with Client(daemon.address) as client:
+        client.advance("search-index-0", high_watermark=5)
+        client.advance("orders-3", high_watermark=41)
+    done = shell(script.replace("127.0.0.1:7441", daemon.http_address), tmp_path, at(daemon))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_answer_on_the_http_page_has_the_fields_of_the_real_one(daemon: RunningDaemon, tmp_path: Path) -> None:
+def test_the_answer_on_the_http_page_has_the_fields_of_the_real_one(daemon: DaemonProcess, tmp_path: Path) -> None:
     """The call of the page, answered when it expires, has the fields that the page shows, and no others."""
     [call, *_] = texts("docs/http.md", "sh")
     [shown, *_] = texts("docs/http.md", "json")
@@ -221,7 +223,7 @@ class ChangeEvent(NamedTuple):
     commit_lsn: str = "0/16B3748"
 
 
-async def run_python(block: Block, daemon: RunningDaemon, client: AsyncClient, folder: Path) -> None:
+async def run_python(block: Block, daemon: DaemonProcess, client: AsyncClient, folder: Path) -> None:
     """Run a block as the body of a coroutine, in an empty folder, with the names that its reader has."""
     names: dict[str, Any] = {
         "client": client,
@@ -251,7 +253,7 @@ RUN_PYTHON: Final = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", dict.fromkeys(block.page for block in RUN_PYTHON))
-async def test_python_runs(page: str, daemon: RunningDaemon, tmp_path: Path) -> None:
+async def test_python_runs(page: str, daemon: DaemonProcess, tmp_path: Path) -> None:
     """The blocks of the page run without an error against a daemon that has the marks which the page talks about."""
     async with played_source(daemon.address, end=43) as client:
         for block in RUN_PYTHON:
@@ -284,7 +286,7 @@ def test_the_embedded_page_runs() -> None:
     assert answers == [(204, [])]
 
 
-async def test_the_source_on_the_page_runs(daemon: RunningDaemon) -> None:
+async def test_the_source_on_the_page_runs(daemon: DaemonProcess) -> None:
     """The source of the page reports its mark, and answers where its log ends."""
     names = vars(importlib.import_module("purgatory_client")) | vars(
         importlib.import_module("purgatory_client.sources.source_link")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from purgatory.testing import RunningDaemon
+from tests.daemon_process import DaemonProcess
 from tests.docs.pages import PAGES, ROOT, texts
 from tests.strangers.client_builds import BUILT, build_go, build_java, build_typescript, tool_path
 
@@ -21,7 +21,7 @@ START = ROOT / "docs" / "start"
 CLI = "from purgatory.cli import main; main()"
 
 
-def advance_as_told(page: Path, daemon: RunningDaemon) -> None:
+def advance_as_told(page: Path, daemon: DaemonProcess) -> None:
     """Run the `purgatory advance` command of a page."""
     [arguments] = re.findall(r"`purgatory (advance [^`]+)`", page.read_text("utf-8"))
     command = [sys.executable, "-c", CLI, *arguments.split(), "--address", daemon.address]
@@ -84,7 +84,7 @@ def test_links_lead_to_headings(site: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("page", ["docs/start/python.md", "README.md"])
-def test_first_wait_with_the_python_client(page: str, daemon: RunningDaemon) -> None:
+def test_first_wait_with_the_python_client(page: str, daemon: DaemonProcess) -> None:
     """The program on the page prints the output shown on the page."""
     [program] = texts(page, "python")
     [printed] = re.findall(r"It prints `([^`]+)`", (ROOT / page).read_text("utf-8"))
@@ -105,7 +105,7 @@ def test_links_lead_somewhere() -> None:
     assert dead == []
 
 
-def test_first_wait_with_curl(daemon: RunningDaemon) -> None:
+def test_first_wait_with_curl(daemon: DaemonProcess) -> None:
     """The two commands on the page work, apart from the ports: curl waits, and gets the answer that is shown."""
     page = "docs/start/curl.md"
     wait, advance = (text.replace("127.0.0.1:7441", daemon.http_address) for text in texts(page, "sh"))
@@ -126,7 +126,7 @@ def test_first_wait_with_curl(daemon: RunningDaemon) -> None:
     [("go.md", build_go), ("java.md", build_java), ("typescript.md", build_typescript)],
     ids=["go", "java", "typescript"],
 )
-def test_first_wait_in_another_language(page: str, build: Callable[[], list[str]], daemon: RunningDaemon) -> None:
+def test_first_wait_in_another_language(page: str, build: Callable[[], list[str]], daemon: DaemonProcess) -> None:
     """After the build, the last command on the page prints the output shown on the page."""
     BUILT.mkdir(parents=True, exist_ok=True)
     build()

@@ -6,13 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from purgatory.testing import RunningDaemon, daemon_in_process
-from tests.daemon_process import daemon_environment
+from tests.daemon_process import DaemonProcess, daemon_environment
 from tests.parsing import parsed
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -32,15 +30,8 @@ def printed_by(recipe: Path) -> str:
     return inspect.cleandoc(lines)
 
 
-@pytest.fixture
-def daemon() -> Iterator[RunningDaemon]:
-    """A new daemon, in this process."""
-    with daemon_in_process("--shutdown-grace-ms", "100") as daemon:
-        yield daemon
-
-
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_recipe_prints_what_it_promises(recipe: Path, daemon: RunningDaemon) -> None:
+def test_recipe_prints_what_it_promises(recipe: Path, daemon: DaemonProcess) -> None:
     """A recipe exits with 0 and prints exactly the lines of its docstring."""
     environment = {
         "PURGATORY_ADDRESS": daemon.address,

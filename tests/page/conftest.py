@@ -1,14 +1,11 @@
 """Fixtures for the tests of the live page: one browser, and daemons with no wait, a thousand and 200,000 waits."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
-from typing import Protocol
 
 import pytest
 from playwright.sync_api import Browser
 from purgatory_client.blocking import Client
 
-from purgatory.testing import RunningDaemon, daemon_in_process
 from tests.daemon_process import DaemonProcess
 from tests.page.many_waits import register_crowd, register_waits, tell_marks
 from tests.page.steady_load import steady_load
@@ -53,19 +50,6 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     daemon = DaemonProcess(tmp_path_factory.mktemp("idle"))
     yield daemon
     daemon.kill()
-
-
-class NewDaemon(Protocol):
-    """Start a daemon with these flags; it is stopped when the test ends."""
-
-    def __call__(self, *arguments: str) -> RunningDaemon: ...
-
-
-@pytest.fixture
-def new_daemon() -> Iterator[NewDaemon]:
-    """Start a daemon of the test's own, in this process."""
-    with ExitStack() as stack:
-        yield lambda *arguments: stack.enter_context(daemon_in_process("--shutdown-grace-ms", "100", *arguments))
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,12 @@ import json
 import urllib.request
 from typing import Any
 
-from purgatory.testing import RunningDaemon
 from tests.daemon_process import DaemonProcess
 
 TOPIC_OF_ITS_OWN = "refunds"
 
 
-def call(daemon: DaemonProcess | RunningDaemon, method: str, request: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
+def call(daemon: DaemonProcess, method: str, request: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
     """Make a call in JSON, as the page does."""
     asked = urllib.request.Request(
         f"http://{daemon.http_address}/purgatory.v1.PurgatoryService/{method}",
@@ -22,7 +21,7 @@ def call(daemon: DaemonProcess | RunningDaemon, method: str, request: dict[str, 
 
 
 def register_one(
-    daemon: DaemonProcess | RunningDaemon,
+    daemon: DaemonProcess,
     session: str,
     offset: int,
     timeout_ms: int = 600_000,

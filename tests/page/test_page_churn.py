@@ -6,8 +6,8 @@ import subprocess
 import pytest
 from playwright.sync_api import Browser
 
+from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
-from tests.page.conftest import NewDaemon
 from tests.page.watched_page import size_of, watched_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
@@ -54,11 +54,11 @@ def test_views_leave_nothing_behind(browser: Browser, churning: DaemonProcess) -
         seen.check()
 
 
-def test_an_empty_page_shows_a_first_wait_that_works(browser: Browser, new_daemon: NewDaemon) -> None:
+def test_an_empty_page_shows_a_first_wait_that_works(browser: Browser, start_daemon: StartDaemon) -> None:
     """Also on a phone, the wait that the page shows becomes visible on it, the second command ends the wait, and both
     can be copied. The commands disappear once anything has been registered.
     """
-    with watched_page(browser, new_daemon().http_address, width=360) as seen:
+    with watched_page(browser, start_daemon().http_address, width=360) as seen:
         seen.page.wait_for_selector("#first")
         wait, advance = seen.page.locator("#first pre").all_inner_texts()
         seen.page.context.grant_permissions(["clipboard-read", "clipboard-write"])

@@ -8,7 +8,6 @@ from purgatory_client.blocking import Client
 
 from purgatory.service.access.tokens import add_token
 from tests.conftest import StartDaemon
-from tests.page.conftest import NewDaemon
 from tests.page.many_waits import SESSION, WAITS, register_waits
 from tests.page.page_calls import TOPIC_OF_ITS_OWN, call, register_one
 from tests.page.watched_page import watched_page
@@ -104,7 +103,7 @@ def test_a_cancel_without_an_answer_is_not_said_to_be_done(browser: Browser, sta
         seen.check(NOT_CONNECTED)
 
 
-def test_a_daemon_with_a_policy_asks_for_a_token(browser: Browser, new_daemon: NewDaemon, tmp_path: Path) -> None:
+def test_a_daemon_with_a_policy_asks_for_a_token(browser: Browser, start_daemon: StartDaemon, tmp_path: Path) -> None:
     """The page asks again after a wrong token. With the right one it shows everything, keeps the token across a reload
     but not in the address, names the role that another token lacks, and asks again when the token is revoked.
     """
@@ -113,7 +112,7 @@ def test_a_daemon_with_a_policy_asks_for_a_token(browser: Browser, new_daemon: N
     tokens.touch()
     admin, waiter = add_token(tokens, "admin"), add_token(tokens, "waiter")
     flags = ["--access-policy-file", str(tmp_path / "policy.toml"), "--access-tokens-file", str(tokens)]
-    daemon = new_daemon(*flags)
+    daemon = start_daemon(*flags)
     with watched_page(browser, daemon.http_address, is_let_in=False) as seen:
 
         def show(token: str) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from purgatory.testing import RunningDaemon
+from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
-from tests.page.conftest import NewDaemon
 from tests.page.many_waits import CROWD, SESSION, URGENT
 from tests.page.page_calls import call, register_one
 from tests.page.watched_page import WatchedPage, watched_page
@@ -122,10 +121,10 @@ def test_a_session_is_found_shown_and_closed(browser: Browser, daemon: DaemonPro
 
 
 @pytest.fixture
-def undelivered(new_daemon: NewDaemon, tmp_path: Path) -> Iterator[RunningDaemon]:
+def undelivered(start_daemon: StartDaemon, tmp_path: Path) -> Iterator[DaemonProcess]:
     """A daemon with two dead letters, whose receiver now accepts everything."""
     with WebhookReceiver(lambda _received: 410) as receiver:
-        daemon = new_daemon(*webhook_flags(tmp_path))
+        daemon = start_daemon(*webhook_flags(tmp_path))
         with CallbackCaller(daemon.address) as caller:
             caller.register("undelivered", receiver.url(), ["letter-1", "letter-2", "letter-3"])
             caller.signal("letter-1", "letter-2")
@@ -134,7 +133,7 @@ def undelivered(new_daemon: NewDaemon, tmp_path: Path) -> Iterator[RunningDaemon
             yield daemon
 
 
-def test_dead_letters_are_resent_and_deleted(browser: Browser, undelivered: RunningDaemon) -> None:
+def test_dead_letters_are_resent_and_deleted(browser: Browser, undelivered: DaemonProcess) -> None:
     """Deliveries are counted; a letter is resent and delivered, and another is deleted after a confirmation only."""
     with watched_page(browser, undelivered.http_address, address="#/webhooks") as seen:
         seen.wait_for_text("#letters tbody", "HTTP 410")
@@ -160,9 +159,9 @@ def test_dead_letters_are_resent_and_deleted(browser: Browser, undelivered: Runn
         seen.check()
 
 
-def test_webhooks_that_are_not_loaded(browser: Browser, new_daemon: NewDaemon) -> None:
+def test_webhooks_that_are_not_loaded(browser: Browser, start_daemon: StartDaemon) -> None:
     """Without the extension the view says so."""
-    daemon = new_daemon("--extensions", "page")
+    daemon = start_daemon("--extensions", "page")
     with watched_page(browser, daemon.http_address, address="#/webhooks") as seen:
         seen.wait_for_text("#webhooks-lead", "not loaded")
         seen.check()

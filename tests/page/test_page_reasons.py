@@ -9,8 +9,8 @@ from purgatory_client import events
 from purgatory_client.blocking import Client
 
 from purgatory.extensions.page.daemon_views import documentation_url
+from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
-from tests.page.conftest import NewDaemon
 from tests.page.page_calls import TOPIC_OF_ITS_OWN, register_one
 from tests.page.watched_page import watched_page
 
@@ -19,9 +19,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 NAME = (TOPIC_OF_ITS_OWN, 0)
 
 
-def test_ended_operations_have_the_error_that_the_command_line_prints(browser: Browser, new_daemon: NewDaemon) -> None:
+def test_ended_operations_have_the_error_that_the_command_line_prints(
+    browser: Browser, start_daemon: StartDaemon
+) -> None:
     """A failed and an expired operation name their errors, here and on their own views; failures have a tile on Now."""
-    daemon = new_daemon()
+    daemon = start_daemon()
     with watched_page(browser, daemon.http_address, address="#/ends") as seen, Client(daemon.address) as client:
         client.advance_many([events.high_watermark(NAME, 1)]).raise_for_refusals()
         register_one(daemon, "late", 900, timeout_ms=5)
@@ -40,9 +42,9 @@ def test_ended_operations_have_the_error_that_the_command_line_prints(browser: B
         seen.check()
 
 
-def test_an_estimate_has_a_verdict(browser: Browser, new_daemon: NewDaemon) -> None:
+def test_an_estimate_has_a_verdict(browser: Browser, start_daemon: StartDaemon) -> None:
     """A moving mark reaches one wait in time, and another one too late: in the list and on the view of an operation."""
-    daemon = new_daemon()
+    daemon = start_daemon()
     register_one(daemon, "soon", 10_000)
     register_one(daemon, "never", 1 << 40)
     with (

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from purgatory_client import Outcome
 from purgatory_client.errors import NotFound, Unavailable
+from purgatory_client.views import Partition
 from purgatory_connectors.cli import open_source
 from purgatory_connectors.errors import SourceRefused
 from purgatory_connectors.poll.http_reader import HttpReader
@@ -219,6 +220,10 @@ LIES = [
 ]
 
 
+def is_seen_at(mark: Partition, position: int) -> bool:
+    return mark.high_watermark == position and not mark.stale_reason
+
+
 async def test_a_server_that_lies(shared_daemon: DaemonProcess, status: Status) -> None:
     """An answer without a position moves nothing: the mark is stale, with the reason, until the server recovers."""
     topic, position = "poll/lies/position", 5
@@ -231,9 +236,7 @@ async def test_a_server_that_lies(shared_daemon: DaemonProcess, status: Status) 
             assert (await client.partition((topic, 0))).high_watermark == position, body[:20]
             position += 1
             status.status, status.body = 200, str(position).encode()
-            await until_mark(
-                client, topic, lambda mark, at=position: mark.high_watermark == at and not mark.stale_reason
-            )  # type: ignore[misc]
+            await until_mark(client, topic, lambda mark, at=position: is_seen_at(mark, at))  # type: ignore[misc]
 
 
 async def test_a_server_that_goes_back(shared_daemon: DaemonProcess, status: Status) -> None:
