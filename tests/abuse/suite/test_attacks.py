@@ -4,6 +4,7 @@ The latency of honest callers under attack is measured by `make abuse`.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 
 import grpc
@@ -18,6 +19,7 @@ from tests.abuse.honest import judge
 from tests.abuse.http2 import SERVICE
 from tests.abuse.open_loop import Call, flood
 from tests.abuse.result import MEMORY_MB_MAX, memory_mb, start_peak
+from tests.service.serving import PATIENCE_S
 
 pytestmark = pytest.mark.xdist_group("attacks")  # one daemon for all
 
@@ -32,7 +34,7 @@ ANSWERS = {
     "fat-names": {"OK"},
     "flood-Session": {"OK", "closed", "started", "due"},
 }
-"""Attacks that show their effect within half a second, and what the attacker counts. `make abuse` has all of them."""
+"""Attacks that show their effect within a second or so, and what the attacker counts. `make abuse` has all of them."""
 FLOOD_CALLS_PER_SECOND = 10_000
 
 
@@ -105,18 +107,20 @@ def test_a_flood_starts_calls_at_its_rate(target: Target) -> None:
 
 @pytest.mark.parametrize("name", ANSWERS)
 async def test_honest_callers_lose_nothing(arena: Arena, name: str) -> None:
-    """No honest wait fails, the daemon lives, its memory stays within bounds, and the attacker is answered as it should
-    be.
+    """No honest wait fails, the daemon lives, its memory stays within bounds, and the attacker soon gets the answers
+    that it should get.
     """
     start_peak(arena.daemon)
     ready, ended = asyncio.Event(), asyncio.get_running_loop().create_future()
     honest = asyncio.create_task(judge(arena.daemon.address, ready.set, ended))
     await ready.wait()
-    tally = await attacker.run(name, arena.target(SECONDS), FLOOD_CALLS_PER_SECOND)
+    tally = Counter[str]()
+    async with asyncio.timeout(PATIENCE_S):
+        while not tally.keys() >= ANSWERS[name]:  # on a busy machine, half a second may be too short
+            tally += await attacker.run(name, arena.target(SECONDS), FLOOD_CALLS_PER_SECOND)
     ended.set_result(None)
     waits = await honest
     assert arena.daemon.process.poll() is None, arena.daemon.log[-3_000:]
     assert waits
     assert not [error for _, error in waits if isinstance(error, str)]
-    assert tally.keys() >= ANSWERS[name]
     assert memory_mb(arena.daemon, "VmHWM") <= MEMORY_MB_MAX
