@@ -26,7 +26,7 @@ pytestmark = pytest.mark.xdist_group("attacks")  # one daemon for all
 METHODS = [method.name for method in purgatory_service_pb2.DESCRIPTOR.services_by_name["PurgatoryService"].methods]
 SECONDS = 0.5
 ANSWERS = {
-    "rapid-reset": {"resets", "closed"},
+    "rapid-reset": {"resets"},  # closing is tested in test_connections: a busy machine resets too few calls per second
     "burst": {"OK"},
     "unread-listings": {"OK", "unread"},
     "large-messages": {"RESOURCE_EXHAUSTED"},
