@@ -28,7 +28,7 @@ from purgatory_client.session.event_sender import EventSender
 from purgatory_client.session.event_stream import EventStream
 from purgatory_client.session.session_driver import OPEN_TIMEOUT, SessionDriver
 from purgatory_client.session.shards import Exchange, send_to_all, shard_refusal
-from purgatory_client.sources.position_tokens import Positions
+from purgatory_client.sources.position_tokens import Positions, positions_of
 from purgatory_client.sources.source_names import KAFKA, kafka_group
 from purgatory_client.unary import SingleCalls, shards_of
 from purgatory_client.waits import ByPartition, Name, Wait
@@ -250,9 +250,9 @@ class AsyncClient(SingleCalls):
             fail_when_stale: As for `produce`.
 
         Raises:
-            InvalidRequest: The text is not a token.
+            InvalidRequest: The text is not a token, or `positions` is neither of the two.
         """
-        chosen = Positions.of_token(positions) if isinstance(positions, str) else positions
+        chosen = positions_of(positions)
         if not chosen.offsets:
             return already_satisfied()
         result = await self._wait(chosen.wait(timeout=timeout, fail_when_stale=fail_when_stale))

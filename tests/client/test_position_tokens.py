@@ -7,6 +7,7 @@ import zlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from purgatory_client import AsyncClient
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.sources.position_tokens import Positions
 
@@ -31,6 +32,13 @@ def test_a_wait_for_positions_checks_their_epochs() -> None:
     wait = Positions({"a-0": 5, "a-1": 6}, {"a-1": 3}).wait(timeout=2)
     assert (wait.names, wait.offsets, wait.timeout_ms) == ([("a", 0), ("a", 1)], [5, 6], 2_000)
     assert wait.item_columns == {"leader_epoch": [-1, 3]}
+
+
+async def test_offsets_by_partition_are_not_positions() -> None:
+    """`wait_for` with a dictionary is refused with the call that takes one."""
+    async with AsyncClient("127.0.0.1:1") as client:
+        with pytest.raises(InvalidRequest, match=r"positions: dict given; give the result of `ends` or .* `produce`"):
+            await client.wait_for({"orders-3": 42})  # type: ignore[arg-type]
 
 
 def compressed(content: bytes) -> str:

@@ -165,3 +165,15 @@ def _expanded(content: bytes, bytes_max: int) -> bytes:
 
 def _text(name: Name) -> str:
     return format_partition(*partition_name(name))
+
+
+def positions_of(given: object) -> Positions:
+    """The positions that a caller gave, as such or as a token. Raises InvalidRequest for anything else."""
+    if isinstance(given, str):
+        return Positions.of_token(given)
+    if not isinstance(given, Positions):
+        kind = type(given).__name__
+        raise InvalidRequest(
+            "positions", f"{kind} given; give the result of `ends` or a token, or call `produce` with offsets"
+        )
+    return given
