@@ -20,6 +20,7 @@ from tests.fleet.file_audit import check_files
 from tests.fleet.pair_run import Member
 from tests.journal.kit import PATIENCE_S
 from tests.postgres.fleet.test_pair import new_log
+from tests.postgres.fleet.test_pair_network import patiently
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +88,7 @@ async def test_upgrade_by_handover(log_servers: LocalPostgres, tmp_path: Path) -
             await asyncio.gather(loading, return_exceptions=True)
             assert loading.cancelled(), loading
             assert not waiting.done()
-            await client.advance("kept-0", high_watermark=WAITS)
+            await patiently(lambda: client.advance("kept-0", high_watermark=WAITS))  # also events may need a new stream
             results = await asyncio.wait_for(waiting, PATIENCE_S)
         assert set(results.outcomes) == {Outcome.SATISFIED}
     finally:
