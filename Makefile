@@ -11,9 +11,9 @@ ARGS ?=
 # For the pipeline: where `make demo ARGS="--archive .build/archive"` and others keep their history.
 ARCHIVE ?= .build/archive
 DIST ?= dist
-# Four workers, also on two cores: the tests wait more than they compute. `make test WORKERS=0` runs in one process (for
+# Three workers, also on two cores: the tests wait as much as they compute. `make test WORKERS=0` runs in one process (for
 # a debugger).
-WORKERS ?= 4
+WORKERS ?= 3
 # For the simulations: how many seeds, in how many processes. SEED is the first seed; without it a random one.
 SEEDS ?= 20
 JOBS ?= 2
