@@ -3,8 +3,10 @@
 import asyncio
 
 import pytest
-from purgatory_client import AsyncClient, OperationKind, Outcome, batches, errors, events, waits
+import uvloop
+from purgatory_client import AsyncClient, OperationKind, Outcome, Result, batches, errors, events, waits
 from purgatory_client.session.detached_sessions import Registered
+from purgatory_client.session.session_core import SessionCore
 
 from tests.client.until import until_pending
 from tests.daemon_process import DaemonProcess
@@ -406,3 +408,16 @@ async def test_results_of_a_session_that_was_created_again(client: AsyncClient) 
         await register(9, first.incarnation)
     collected = [ids async for one in client.results("again") for ids in one.operation_ids]
     assert collected == [1, 2, 3, 4, 5]
+
+
+def test_timers_that_are_due_already_on_uvloop(shared_daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On uvloop, a timer that is due has no time. A client whose acknowledgements are always due loses nothing."""
+    monkeypatch.setattr(SessionCore, "wake_at", lambda _: 0.0)
+
+    async def wait_often() -> list[Result]:
+        async with AsyncClient(shared_daemon.address) as client:
+            waiting = [asyncio.create_task(client.produce({"due-0": offset}, timeout=60)) for offset in range(1, 21)]
+            await client.advance("due-0", high_watermark=20)
+            return await asyncio.gather(*waiting)
+
+    assert all(result.satisfied for result in uvloop.run(wait_often()))

@@ -112,7 +112,9 @@ class SessionDriver:
             self._core = SessionCore(file.session_id, pending_max)
             self._outbox = OutboxGate(file, self._core, self._notify)
         self._task: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        # Not asked of the timer: uvloop returns one without a time for what is due already.
+        self._timer_at = math.inf
         self._received_at = 0.0
         self._closed: PurgatoryClientError | None = None
         self.connections = 0
@@ -403,7 +405,7 @@ class SessionDriver:
             if self._core.is_used_up:
                 raise OperationIdInUse(f"another client has used up the operation ids of session {self.session_id}")
             # The writer need not run for each result: the acknowledgement that is due first has its timer.
-            if self._timer is not None and self._core.is_quiet(self._timer.when()):
+            if self._timer is not None and self._core.is_quiet(self._timer_at):
                 self._changed.set()
             else:
                 self._notify()
@@ -441,21 +443,21 @@ class SessionDriver:
         A timer that is set for an earlier time is kept: one early wake-up costs less than a new timer per message.
         """
         wake_at = self._core.wake_at()
-        if wake_at is not None and (self._timer is None or wake_at < self._timer.when()):
+        if wake_at is not None and wake_at < self._timer_at:
             self._stop_timer()
-            self._timer = loop.call_at(wake_at, self._wake)
+            self._timer, self._timer_at = loop.call_at(wake_at, self._wake), wake_at
         # Cleared after the wait and not before it: work that was announced since the last look ends the wait at once.
         await self._work.wait()
         self._work.clear()
 
     def _wake(self) -> None:
-        self._timer = None
+        self._timer, self._timer_at = None, math.inf
         self._work.set()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer, self._timer_at = None, math.inf
 
     async def _watch(self, open_timeout: float) -> str:
         """Return when the daemon has sent nothing for too long."""
