@@ -25,7 +25,7 @@ _FORKING.set_forkserver_preload(["purgatory.cli.app", "purgatory.run_daemon", "p
 
 
 class ForkedDaemon:
-    """What tests use of a `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that tests use."""
 
     def __init__(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> None:
         log.touch()  # tests read it from now on

@@ -411,7 +411,7 @@ async def test_results_of_a_session_that_was_created_again(client: AsyncClient) 
 
 
 def test_timers_that_are_due_already_on_uvloop(shared_daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On uvloop, a timer that is due has no time. A client whose acknowledgements are always due loses nothing."""
+    """A handle of uvloop has no `when` if it is already due; a client whose timers are all due loses nothing."""
     monkeypatch.setattr(SessionCore, "wake_at", lambda _: 0.0)
 
     async def wait_often() -> list[Result]:

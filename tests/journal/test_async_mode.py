@@ -47,8 +47,8 @@ async def test_changes_in_quick_succession_share_groups(tmp_path: Path) -> None:
 
 
 async def test_a_second_signal_while_the_journal_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second signal never ends the process before everything that was receipted is on disk, also not once the
-    journal is being closed.
+    """A second signal does not end the process before everything that was receipted is on disk, even while the journal
+    is being closed.
     """
     held: list[tuple[JournalThread, Group]] = []
     exits: list[int] = []
@@ -61,11 +61,11 @@ async def test_a_second_signal_while_the_journal_closes(tmp_path: Path, monkeypa
     closing = asyncio.Event()
     close = OpenJournal.close
 
-    async def close_and_tell(opened: OpenJournal, timeout_s: float) -> bool:
+    async def announce_close(opened: OpenJournal, timeout_s: float) -> bool:
         closing.set()
         return await close(opened, timeout_s)
 
-    monkeypatch.setattr(OpenJournal, "close", close_and_tell)
+    monkeypatch.setattr(OpenJournal, "close", announce_close)
     await daemon.start()
     async with AsyncClient(daemon.grpc_address) as client:
         await client.advance("orders-3", high_watermark=42)

@@ -113,7 +113,7 @@ class SessionDriver:
             self._outbox = OutboxGate(file, self._core, self._notify)
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.Handle | None = None
-        # Not asked of the timer: uvloop returns one without a time for what is due already.
+        # Kept here because uvloop's handle of a timer that is already due has no `when`.
         self._timer_at = math.inf
         self._received_at = 0.0
         self._closed: PurgatoryClientError | None = None

@@ -168,7 +168,7 @@ def _text(name: Name) -> str:
 
 
 def positions_of(given: object) -> Positions:
-    """The positions that a caller gave, as such or as a token. Raises InvalidRequest for anything else."""
+    """Return positions, decoded if they are a token. Raises InvalidRequest for anything else."""
     if isinstance(given, str):
         return Positions.of_token(given)
     if not isinstance(given, Positions):

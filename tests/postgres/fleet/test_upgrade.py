@@ -88,7 +88,9 @@ async def test_upgrade_by_handover(log_servers: LocalPostgres, tmp_path: Path) -
             await asyncio.gather(loading, return_exceptions=True)
             assert loading.cancelled(), loading
             assert not waiting.done()
-            await patiently(lambda: client.advance("kept-0", high_watermark=WAITS))  # also events may need a new stream
+            await patiently(
+                lambda: client.advance("kept-0", high_watermark=WAITS)
+            )  # the stream of events may have ended, too
             results = await asyncio.wait_for(waiting, PATIENCE_S)
         assert set(results.outcomes) == {Outcome.SATISFIED}
     finally:
