@@ -1,7 +1,7 @@
 """The generic purgatory: holds a program's own delayed operations until they are satisfied, expired or cancelled.
 
 Sans-I/O, with one owner and no locks, like the rest of the engine; `purgatory.embedded` wraps it for threads. It
-follows Kafka's contract in its 4.1+ form (docs/semantics.md, section 2), and closes its gaps:
+follows Kafka's contract in its 4.1+ form, and closes its gaps (cases 24 to 46 in docs/semantics.md):
 
 * An operation is unlinked from every key and from the timer when it is claimed. So there is no purge, no payload
   outlives its operation, and `watched` counts pending entries only.

@@ -1,4 +1,4 @@
-"""A waiting operation, its conditions, and its result (docs/semantics.md, sections 4 to 6)."""
+"""A waiting operation, its conditions, and its result (docs/semantics.md, "Operations")."""
 
 from typing import NamedTuple
 
@@ -75,7 +75,7 @@ def epoch_error(requested: int, partition: Partition) -> int:
 
 
 def lookup_error(partition: Partition, epoch: int, *, leader_only: bool) -> int:
-    """Removal, then storage, then epoch, then leadership (docs/semantics.md, section 3.1)."""
+    """Removal, then storage, then epoch, then leadership (docs/semantics.md, "produce")."""
     if partition.removed_code:
         return partition.removed_code
     if partition.storage_failed:
@@ -109,7 +109,7 @@ def start(waiting: Waiting, world: OracleState) -> None:
 
 
 def start_delete(item: WaitingItem, partition: Partition) -> None:
-    """Resolve -1, and refuse offsets above the high watermark (docs/semantics.md, section 6.1)."""
+    """Resolve -1, and refuse offsets above the high watermark (docs/semantics.md, "delete-records")."""
     error = lookup_error(partition, -1, leader_only=True)
     if error:
         item.decide(error)
@@ -213,7 +213,7 @@ def check_term(item: WaitingItem, world: OracleState, code: int) -> None:
 
 
 def check_produce(item: WaitingItem, partition: Partition) -> None:
-    """docs/semantics.md, section 4.3, with the epoch as part of the condition."""
+    """docs/semantics.md, "produce", with the epoch as part of the condition."""
     error = lookup_error(partition, item.item.epoch, leader_only=True)
     if error:
         item.decide(error, partition.high_watermark)
@@ -222,7 +222,7 @@ def check_produce(item: WaitingItem, partition: Partition) -> None:
 
 
 def check_delete(item: WaitingItem, partition: Partition) -> None:
-    """docs/semantics.md, section 6.2."""
+    """docs/semantics.md, "delete-records"."""
     error = lookup_error(partition, -1, leader_only=True)
     if error:
         item.decide(error)
@@ -261,7 +261,7 @@ def divergence(item: plain.Item, partition: Partition) -> tuple[int, int] | None
 
 
 def fetch_is_complete(waiting: Waiting) -> bool:
-    """docs/semantics.md, section 5.2: the first reason to answer immediately, or enough bytes."""
+    """docs/semantics.md, "fetch": the first reason to answer immediately, or enough bytes."""
     operation = waiting.operation
     total = 0
     for item in waiting.items:
@@ -294,7 +294,7 @@ def failed_read(item: plain.Item, error: int) -> plain.EndedItem:
 
 
 def read(operation: plain.Operation, waiting_item: WaitingItem) -> plain.EndedItem:
-    """The result of reading one partition (docs/semantics.md, section 5.3)."""
+    """The result of reading one partition (docs/semantics.md, "fetch")."""
     item = waiting_item.item
     partition = waiting_item.partition
     if partition is None:

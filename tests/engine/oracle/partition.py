@@ -1,4 +1,4 @@
-"""One partition's marks and replicas, by rules that correspond one to one to section 3 of docs/semantics.md.
+"""One partition's marks and replicas, by rules that correspond one to one to the section "Events" of docs/semantics.md.
 
 Everything is recomputed from lists on every call; nothing is optimised.
 """
@@ -299,7 +299,7 @@ class Partition:
         return self.replicas[replica_id]
 
     def recompute_high_watermark(self, now_ms: int) -> None:
-        """Raise it to the lowest log end of the replicas that count (docs/semantics.md, section 3.3; rule of 3.7+)."""
+        """Raise it to the lowest log end of the replicas that count (docs/semantics.md, "Events"; rule of 3.7+)."""
         if not self.is_leader or self.committed is None or self.log_end < 0:
             return
         if len(self.committed) < self.effective_min_in_sync():
