@@ -11,7 +11,7 @@ from purgatory.engine.batches import OperationBatch
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.sessions.outbox import Outbox, ResultSlice, slices_of
+from purgatory.service.sessions.outbox import UNLIMITED, Outbox, ResultSlice, slices_of
 from purgatory.service.translate.results import fill_rows
 from purgatory.v1 import purgatory_service_pb2
 
@@ -54,16 +54,18 @@ def test_any_order_of_calls_loses_and_repeats_nothing(seed: int) -> None:
             outbox.append(slices_of(completions_of(ids, [kind_of[one] for one in ids])))
             model += ids
         elif action in {1, 2}:
-            most = draw.randrange(1, 6)
-            first, slices = outbox.take(most)
+            most, items_max = draw.randrange(1, 6), draw.choice([UNLIMITED, draw.randrange(1, 12)])
+            first, slices = outbox.take(most, items_max)
             ids = ids_of(slices)
+            items = sum(operation_id % 10 for operation_id in ids)
+            assert items <= items_max or len(ids) == 1, "a result with more items than the limit is taken alone"
             assert first == written + 1
             assert ids == model[written : written + len(ids)]
             kinds = {part.kind for part in slices}
             assert len(kinds) <= 1, "a message has results of one kind"
             assert len(ids) <= most
             end = written + len(ids)
-            is_cut_short = len(ids) < most and end < len(model)
+            is_cut_short = len(ids) < most and end < len(model) and items + model[end] % 10 <= items_max
             assert not is_cut_short or kind_of[model[end]] not in kinds, "more would have fitted"
             if draw.random() < 0.2:
                 outbox.put_back(slices)

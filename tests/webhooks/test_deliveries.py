@@ -303,3 +303,21 @@ async def test_closing_leaves_what_waits() -> None:
         await world.until(lambda seen=world: len(seen.tried) == 1)  # type: ignore[misc]
         await world.deliveries.close(5.0, start_more=start_more)
         assert len(world.ended) == delivered
+
+
+async def test_an_attempt_that_raises_is_retried() -> None:
+    """A fault in this daemon is like a refusal: the delivery is not forgotten, and its host keeps its slot."""
+    world = TriedPosts(posts_per_host_max=1)
+    faults = [ValueError("not encodable")]
+
+    def answer(_host: str) -> Attempt:
+        if faults:
+            raise faults.pop()
+        return Attempt(DELIVERED)
+
+    world.answer = answer
+    world.add("a", "s", "1")
+    world.add("a", "s", "2")
+    await world.until(lambda: len(world.ended) == 2)
+    assert world.ended == {"1": DELIVERED, "2": DELIVERED}
+    assert world.pauses == [1.0]

@@ -233,11 +233,12 @@ class OutboxGate:
         if isinstance(error, OutboxUnwritable):
             self._failure.set_result(str(error))
             return
+        if error is not None:
+            self._failure.set_exception(error)
+            return
         try:
-            if error is not None:
-                raise error
             ended = self._core.receive(message, asyncio.get_running_loop().time())
-        except PurgatoryClientError as failure:
+        except Exception as failure:  # noqa: BLE001 - ends the connection, whatever it is: the message is in no queue
             self._failure.set_exception(failure)
             return
         self.settle_all(ended)

@@ -82,6 +82,7 @@ class EventSender:
             batches = self._take()
             try:
                 receipt = await self._exchange(advance_request([event for batch in batches for event in batch.events]))
+                self._settle(batches, receipt_of(receipt))
             except PurgatoryClientError as error:
                 self._fail(batches, error)
             except asyncio.CancelledError:
@@ -91,8 +92,6 @@ class EventSender:
                 failed = ProtocolError(f"internal error in this client: {error!r}")
                 failed.__cause__ = error
                 self._fail(batches, failed)
-            else:
-                self._settle(batches, receipt_of(receipt))
 
     def _take(self) -> list[_Batch]:
         """The batches of the next message: as many of the same form as fit."""

@@ -350,14 +350,15 @@ class ArchiveListener(Listener):
 
     def _report_gap(self) -> None:
         """Add markers for the rows that were dropped, if any."""
-        gap, self._gap = self._gap, None
+        gap = self._gap
         if gap is None:
             return
+        self._add_markers(gap.dropped_markers())
+        self._gap = None
         LOGGER.warning(
             "the archive could not keep up: %d rows of calls %d to %d were dropped",
             gap.rows.total(), gap.first.call_number, gap.last_call_number,
         )  # fmt: skip
-        self._add_markers(gap.dropped_markers())
 
 
 def registrant_of(session: Session | None, principal: str) -> Registrant:

@@ -74,10 +74,10 @@ class WriterLink:
 
     def send(self, names: Sequence[PartitionName], records: Sequence[Record]) -> None:
         """Send the records of some calls, in order, with the names that they refer to. Only allowed while `is_up`."""
-        span = Span(records)
+        span, frame = Span(records), encode_frame((names, records))
         self.rows_waiting += span.rows.total()
         self._unplaced.append(span)
-        self._frames.write(encode_frame((names, records)))
+        self._frames.write(frame)
 
     async def close(self, timeout_s: float, send_rest: Callable[[], None]) -> bool:
         """Send the remaining records once there is a process, close the pipe, and wait for the process to exit.

@@ -7,14 +7,17 @@ Within a host, senders (sessions) take turns. A delivery that waits for its retr
 """
 
 import asyncio
+import logging
 import random
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Final, NamedTuple, Protocol
 
-from purgatory.extensions.webhooks.webhook_poster import DELIVERED, UNREACHABLE, Attempt
+from purgatory.extensions.webhooks.webhook_poster import DELIVERED, REFUSED, UNREACHABLE, Attempt
 from purgatory.service.fair_queue import Turn
+
+LOGGER: Final = logging.getLogger(__name__)
 
 DOUBLINGS_MAX: Final = 40
 PROMPT_S: Final = 1.0
@@ -206,7 +209,12 @@ class Deliveries:
             await self._turn()
             if delivery.webhook.is_wanted:
                 started_s = self._clock_s()
-                attempt = await delivery.webhook.attempt()
+                try:
+                    attempt = await delivery.webhook.attempt()
+                except Exception as error:
+                    # Retried like a refusal. Otherwise the delivery, which is in no queue now, would be forgotten.
+                    LOGGER.exception("sending a webhook to %s failed; will be retried", delivery.queue.host)
+                    attempt = Attempt(REFUSED, f"an internal error of the daemon: {error!r}")
                 self._judge(delivery.queue, attempt, self._clock_s() - started_s)
         finally:
             self._unproven_posts -= not is_prompt

@@ -81,13 +81,13 @@ class ResultSlice:
         return held
 
     def count_within(self, results_max: int, items_max: int) -> int:
-        """The number of leading results within both limits."""
+        """The number of leading results within both limits; 0 if the first one has more items than `items_max`."""
         size, items = self.stop - self.start, self.item_stop - self.item_start
         count = min(size, results_max)
         if items <= items_max:
             return count
         if items == size:  # almost always: one item each
-            return min(count, items_max)
+            return max(0, min(count, items_max))
         for place, item_count in enumerate(self.completions.item_counts[self.start : self.start + count]):
             items_max -= item_count
             if items_max < 0:
@@ -187,8 +187,8 @@ class Outbox:
 
     def append(self, slices: Sequence[ResultSlice]) -> None:
         """Add results; they get the next sequence numbers."""
-        self._unwritten.extend(slices)
         for part in slices:
+            self._unwritten.append(part)
             self.last_sequence += part.stop - part.start
             self._count(part.held_bytes())
         self._unpacked_unwritten += len(slices)
@@ -285,29 +285,34 @@ class Outbox:
         if self._receipts_due and self._receipts_due[0][0] < released:
             released = self._receipts_due[0][0]
         # Below 0 if a release has lowered the limit under what was written before.
-        allowed = room = max(0, min(results_max, released - self._next_sequence + 1))
+        room = max(0, min(results_max, released - self._next_sequence + 1))
         while room and self._unwritten and (not taken or self._unwritten[0].kind == taken[0].kind):
-            part = self._unwritten.popleft()
-            count = part.count_within(room, items_max)
+            # A result with more items than the limit is written alone; otherwise it would never be written.
+            count = self._unwritten[0].count_within(room, items_max) or (0 if taken else 1)
             if count == 0:
-                if taken:
-                    self._unwritten.appendleft(part)
-                    break
-                # A result with more items than the limit is written alone; otherwise it would never be written.
-                count = 1
-            if count < len(part):
-                whole = part
-                part, rest = whole.split(count)
-                self._unwritten.appendleft(rest)
-                # Not zero: each slice is counted with an overhead.
-                self._count(part.held_bytes() + rest.held_bytes() - whole.held_bytes())
+                break
+            part = self._first_unwritten(count)
+            # Nothing may raise between these lines: a slice is in one of the two queues at any time.
+            self._written.append(part)
+            self._unwritten.popleft()
+            self._next_sequence += count
+            self._unpacked_written += 1
             taken.append(part)
             room -= count
             items_max -= part.item_stop - part.item_start
-        self._written.extend(taken)
-        self._unpacked_written += len(taken)
-        self._next_sequence += allowed - room
         return first_sequence, taken
+
+    def _first_unwritten(self, count: int) -> ResultSlice:
+        """Make the first `count` unwritten results a slice of their own, and return it."""
+        whole = self._unwritten[0]
+        if count == len(whole):
+            return whole
+        part, rest = whole.split(count)
+        self._unwritten.appendleft(part)
+        self._unwritten[1] = rest
+        # Not zero: each slice is counted with an overhead.
+        self._count(part.held_bytes() + rest.held_bytes() - whole.held_bytes())
+        return part
 
     def put_back(self, taken: Sequence[ResultSlice]) -> None:
         """Undo the last `take`."""
@@ -348,15 +353,15 @@ class Outbox:
     def _drop_left(self, queue: deque[ResultSlice], count: int) -> int:
         """Drop up to `count` results from the left of `queue`; return how many remain to be dropped."""
         while count and queue:
-            part = queue.popleft()
+            part = queue[0]
             # Counted out as a whole and the rest in again: a slice has an overhead, so the parts do not add up to the
             # whole.
-            self._count(-part.held_bytes())
             if len(part) > count:
-                _, rest = part.split(count)
-                queue.appendleft(rest)
-                self._count(rest.held_bytes())
+                _, queue[0] = part.split(count)
+                self._count(queue[0].held_bytes() - part.held_bytes())
                 return 0
+            queue.popleft()
+            self._count(-part.held_bytes())
             count -= len(part)
         return count
 
@@ -380,12 +385,12 @@ class Outbox:
             tail.append(part)
             if len(tail) == PACKED_TOGETHER:
                 break
-        for _ in tail:
-            queue.pop()
         tail.reverse()
         # Such results then take a sixth of the memory: a set of columns costs a kilobyte, whatever it holds.
         together = packed(tail)
         whole = ResultSlice(together, kind, 0, len(together.kinds), 0, len(together.item_partitions), 0)
+        for _ in tail:
+            queue.pop()
         queue.append(whole)
         self._count(whole.held_bytes() - sum([part.held_bytes() for part in tail]))
 
