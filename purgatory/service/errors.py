@@ -33,6 +33,8 @@ ROLE_MISSING: Final = "needs the role "
 
 VALUE_LENGTH_MAX: Final = 80
 """Values quoted in a message are cut to this length, because messages travel in headers, which are small."""
+MESSAGE_LENGTH_MAX: Final = 300
+"""Errors of libraries, which quote whole values, are cut to this length."""
 
 
 class RpcError(Exception):
@@ -154,8 +156,12 @@ def from_refusal(refusal: Refusal, path: str, retry_after_ms: int | None = RETRY
 
 def quoted(value: object) -> str:
     """Return the repr of `value`, cut to a length that fits into a header."""
-    text = repr(value)
-    return text if len(text) <= VALUE_LENGTH_MAX else f"{text[:VALUE_LENGTH_MAX]}... ({len(text)} characters)"
+    return shortened(repr(value), VALUE_LENGTH_MAX)
+
+
+def shortened(text: str, length_max: int = MESSAGE_LENGTH_MAX) -> str:
+    """Cut a text that may contain values of a request."""
+    return text if len(text) <= length_max else f"{text[:length_max]}... ({len(text)} characters)"
 
 
 def _retry_info(retry_after_ms: int = RETRY_AFTER_MS) -> error_details_pb2.RetryInfo:

@@ -23,6 +23,7 @@ SHARE: Final = "share:"
 
 _PLAIN: Final = " !\"#$&'()*+,:;<=>?@[\\]^`{|}~"
 """Characters left unescaped, with letters, digits and "_.-": all of ASCII except "/", "%" and control characters."""
+_ESCAPES: Final = {code: quote(chr(code), safe=_PLAIN) for code in range(128)}
 
 
 def kafka_topic(topic: str, label: str = KAFKA) -> str:
@@ -52,7 +53,7 @@ def escaped_group(group: str) -> str:
     """
     if not group:
         raise InvalidRequest("group", "a consumer group needs an id; give the group.id of the consumers")
-    return "".join(one if ord(one) > 127 else quote(one, safe=_PLAIN) for one in group)
+    return group.translate(_ESCAPES)
 
 
 def unescaped_group(part: str) -> str:

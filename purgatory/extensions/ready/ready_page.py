@@ -21,6 +21,7 @@ from purgatory.service.http.http_calls import HttpCall, HttpMethods, already_dec
 from purgatory.service.http.http_context import HttpContext
 from purgatory.service.http.server_sent_events import parameters_of
 from purgatory.service.rpc.call import Call
+from purgatory.service.translate.sources import NAME_LENGTH_MAX
 
 NAMES_MAX: Final = 1_000
 
@@ -79,6 +80,9 @@ def _marks(parameters: dict[str, str]) -> list[str]:
     if ("topics" in parameters) == ("marks" in parameters):
         raise invalid_argument("topics", "give either topics or marks")
     group = parameters.get("group")
+    # It becomes part of each name, and there may be thousands.
+    if group is not None and len(group) > NAME_LENGTH_MAX:
+        raise invalid_argument("group", f"has {len(group)} characters; at most {NAME_LENGTH_MAX} are allowed")
     if "marks" in parameters:
         if group is not None:
             raise invalid_argument("group", "needs topics; marks are complete names")

@@ -5,9 +5,9 @@ handled by Python code, about fifty times as slow as protobuf. Large JSON and gz
 the event loop is free every few milliseconds, and callers take turns there too (`FairThread`).
 """
 
-import ast
 import asyncio
-import re
+import contextlib
+import json
 import sys
 import zlib
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,7 @@ from connectrpc.compression import Compression
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from google.protobuf.message import DecodeError, Message
 
-from purgatory.service.errors import RpcError, invalid_argument, quoted, resource_exhausted
+from purgatory.service.errors import RpcError, invalid_argument, quoted, resource_exhausted, shortened
 from purgatory.service.sessions.session import Turns
 
 JSON_BYTES_MAX: Final = 1_048_576
@@ -33,10 +33,8 @@ SWITCH_INTERVAL_S: Final = 0.000_2
 """Set when the thread starts. With 5 ms, Python's default, each iteration of the event loop waits that long for it."""
 MESSAGE_BYTES_MAX: Final = 4_096
 """Maximum protobuf size of messages that are converted to JSON on the loop."""
-UNKNOWN_FIELD: Final = re.compile(
-    r"""has no field named "(?P<name>.*)" at "\w+\.?(?P<path>.*)"\.\n Available.*: "(?P<known>\[.*\])\"""", re.DOTALL
-)
-"""How protobuf reports a field that the message type does not have."""
+NAME_COMPARED_MAX: Final = 100
+"""Only the start of an unknown name is compared: the time that takes grows with the square of the length."""
 
 Result = TypeVar("Result")
 OffLoop = Callable[[Callable[[], Any]], Awaitable[Any]]
@@ -150,20 +148,36 @@ class Undecoded:
                 raise invalid_argument("request", "is not a JSON object")
             Parse(text, message)
         except (ParseError, ValueError, RecursionError) as error:
-            raise unknown_field(str(error)) or invalid_argument("request", str(error)) from None
+            raise _unknown_field_of(data, message) or invalid_argument("request", shortened(str(error))) from None
         return message
 
 
-def unknown_field(error: str) -> RpcError | None:
-    """Return the refusal of an unknown field, from protobuf's error; None if it is another error."""
-    found = UNKNOWN_FIELD.search(error)
-    if found is None:
+def _unknown_field_of(data: bytes, message: Message) -> RpcError | None:
+    """Return the refusal of an unknown field in JSON that was not accepted; None if it has another fault."""
+    # Not from the text of protobuf's error, which contains values of the request and can therefore imitate any error.
+    with contextlib.suppress(ValueError, RecursionError):
+        return unknown_field(json.loads(data), message.DESCRIPTOR)
+    return None
+
+
+def unknown_field(value: object, message: Any, path: str = "") -> RpcError | None:  # noqa: ANN401 - a descriptor
+    """Return the refusal of the first field that its message type does not have; None if there is none."""
+    if message is None or not isinstance(value, dict):
         return None
-    known = ast.literal_eval(found["known"])
-    closest = get_close_matches(found["name"].casefold(), map(str.casefold, known), 1, 0.0)
-    names = [name for name in known if name.casefold() in closest] or known
-    field = ".".join(part for part in (found["path"], found["name"]) if part)
-    return invalid_argument(quoted(field), f"unknown field; did you mean {names[0]!r}?")
+    fields = {**message.fields_by_name, **{field.json_name: field for field in message.fields}}
+    for name, inner in value.items():
+        place = f"{path}.{name}" if path else name
+        if name not in fields:
+            known = {field.json_name.casefold(): field.json_name for field in message.fields}
+            closest = get_close_matches(name[:NAME_COMPARED_MAX].casefold(), known, 1, 0.0)
+            hint = f"; did you mean {known[closest[0]]!r}?" if closest else ""
+            return invalid_argument(quoted(place), f"unknown field{hint}")
+        for index, item in enumerate(inner if isinstance(inner, list) else [inner]):
+            at = f"{place}[{index}]" if isinstance(inner, list) else place
+            refused = unknown_field(item, fields[name].message_type, at)
+            if refused is not None:
+                return refused
+    return None
 
 
 class Ready:

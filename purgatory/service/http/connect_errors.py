@@ -14,7 +14,7 @@ from google.rpc import code_pb2, error_details_pb2
 from protobuf.wkt import Any
 from starlette.responses import JSONResponse
 
-from purgatory.service.errors import RpcError
+from purgatory.service.errors import RpcError, shortened
 from purgatory.service.rpc.handlers import SERVICE
 
 SPELT_DIFFERENTLY: Final = {code_pb2.CANCELLED: Code.CANCELED}
@@ -53,7 +53,7 @@ def error_response(refused: RpcError) -> JSONResponse:
 
 def wrong_content_type(sent: str, accepted: str, hint: str = "") -> JSONResponse:
     """Return the answer to a request with another Content-Type than those `accepted`."""
-    found = f"Content-Type: {sent}" if sent else "no Content-Type"
+    found = f"Content-Type: {shortened(sent)}" if sent else "no Content-Type"
     message = f"the request has {found}; send {accepted.replace(', ', ' or ')}{hint}"
     refused = RpcError(code_pb2.INVALID_ARGUMENT, message)
     return JSONResponse(_error_fields(refused), HTTPStatus.UNSUPPORTED_MEDIA_TYPE, {"Accept-Post": accepted})
@@ -63,7 +63,8 @@ def wrong_method(path: str, sent: str, headers: Mapping[str, str]) -> JSONRespon
     """Return the answer to a request with another HTTP method than those in the header `Allow`."""
     allowed = headers.get("Allow", "GET")
     body = ", with a JSON body such as {}" if allowed == "POST" else ""
-    refused = RpcError(code_pb2.UNIMPLEMENTED, f"{sent} is not served at {path}; send {allowed}{body}")
+    message = f"{shortened(sent)} is not served at {shortened(path)}; send {allowed}{body}"
+    refused = RpcError(code_pb2.UNIMPLEMENTED, message)
     return JSONResponse(_error_fields(refused), HTTPStatus.METHOD_NOT_ALLOWED, headers)
 
 

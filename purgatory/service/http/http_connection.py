@@ -21,6 +21,7 @@ from urllib.parse import unquote
 import h11
 from starlette.types import ASGIApp, Message, Scope
 
+from purgatory.service.errors import shortened
 from purgatory.service.http.http_limits import (
     ARRIVING,
     CHUNKS_MAX,
@@ -32,6 +33,7 @@ from purgatory.service.http.http_limits import (
     WRITE_BUFFER_BYTES,
     HttpLimits,
 )
+from purgatory.service.transport.linear_h11 import make_h11_linear
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ CODES: Final = {
     HTTPStatus.INTERNAL_SERVER_ERROR: "internal",
 }
 RETRY_AFTER_S: Final = 1
+
+make_h11_linear()
 
 
 # A server of our own, because uvicorn's parser handles all pipelined requests of a chunk at once, and runs the body of
@@ -188,7 +192,7 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.resume_reading()
                 return
         except h11.RemoteProtocolError as error:
-            self._refuse(HTTPStatus(error.error_status_hint), str(error))
+            self._refuse(HTTPStatus(error.error_status_hint), shortened(str(error)))
             return
         if not request.http_version.startswith(b"1."):
             self._refuse(HTTPStatus.BAD_REQUEST, "HTTP/1.1 is served here; HTTP/2 is on the gRPC port")
@@ -267,7 +271,7 @@ class HttpConnection(asyncio.Protocol):
                     break
                 parts.append(bytes(event.data))
         except h11.RemoteProtocolError as error:
-            self._refuse(HTTPStatus(error.error_status_hint), str(error))
+            self._refuse(HTTPStatus(error.error_status_hint), shortened(str(error)))
             return b""
         # Each event is either kept in `parts` or handled here: one that is pulled and dropped would be lost.
         if isinstance(event, h11.EndOfMessage):

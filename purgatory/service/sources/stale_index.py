@@ -24,7 +24,7 @@ class StaleIndex:
         """Entries by topic, then by partition."""
         self._by_prefix: Final[dict[str, dict[int, Unseen]]] = {}
         self._lengths: Final[set[int]] = set()
-        """Distinct prefix lengths. There are few of them, however many prefixes there are."""
+        """Distinct prefix lengths, normally few."""
 
     def add(self, topic_prefix: str, exact: bool, partitions: list[int], unseen: Unseen) -> None:
         """Add an entry. `exact`: it applies only to the topic of exactly this name. No partitions: to all of them."""
@@ -56,6 +56,8 @@ class StaleIndex:
         if not self.size:
             return None
         topic, partition = name
-        places = [self._exact.get(topic), *(self._by_prefix.get(topic[:length]) for length in self._lengths)]
+        # A report may have prefixes of more lengths than the topic has characters.
+        lengths = self._lengths if len(self._lengths) <= len(topic) else range(len(topic) + 1)
+        places = [self._exact.get(topic), *(self._by_prefix.get(topic[:length]) for length in lengths)]
         found = [place.get(at) for place in places if place for at in (partition, ALL_PARTITIONS)]
         return min((unseen for unseen in found if unseen is not None), default=None)

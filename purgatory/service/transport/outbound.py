@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 import httpcore
 
 from purgatory.service.fair_queue import Turn, next_loop_turn
+from purgatory.service.transport.linear_h11 import make_h11_linear
 from purgatory.threads import on_daemon_thread
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
@@ -31,6 +32,8 @@ KEPT_S: Final = 5.0
 """How long an unused connection is kept."""
 
 Headers = list[tuple[bytes, bytes]]
+
+make_h11_linear()
 
 
 class NoAnswer(Exception):
