@@ -197,6 +197,48 @@ def test_what_is_not_http(shared_daemon: DaemonProcess, sent: bytes, status: int
             assert connection.is_closed()
 
 
+def framed(first: str, *lines: str, body: bytes = b"{}", end: str = "\r\n") -> bytes:
+    """A request with exactly these lines, and another one behind it."""
+    head = end.join([first, "Host: localhost", "Content-Type: application/json", *lines, "", ""]).encode()
+    return head + body + BAIT
+
+
+STATUS = f"POST {SERVICE}/GetStatus HTTP/1.1"
+AMBIGUOUS = {
+    "length and chunks": framed(STATUS, "Content-Length: 12", "Transfer-Encoding: chunked", body=chunked(b"{}", 2)),
+    "chunks and length": framed(STATUS, "Transfer-Encoding: chunked", "content-length: 2", body=chunked(b"{}", 2)),
+    "a list of lengths": framed(STATUS, "Content-Length: 2, 2"),
+    "two equal lengths": framed(STATUS, "Content-Length: 2", "Content-Length: 2"),
+    "a signed length": framed(STATUS, "Content-Length: +2"),
+    "digits that are not ASCII": framed(STATUS, "Content-Length: \u0662"),
+    "a length of 5,000 digits": framed(STATUS, "Content-Length: " + "1" * 5_000),
+    "a folded header": framed(STATUS, "X-Note: a", " b", "Content-Length: 2"),
+    "a folded length": framed(STATUS, "Content-Length:", "\t2"),
+    "a folded first line": framed(STATUS + "\r\n ", "Content-Length: 2"),
+    "bare LF": framed(STATUS, "Content-Length: 2", end="\n"),
+    "one bare LF": framed(STATUS, "X-Note: a\nContent-Length: 2", "Content-Length: 2"),
+    "bare CR": framed(STATUS, "X-Note: a\rContent-Length: 9", "Content-Length: 2"),
+    "LF ends the header": framed(STATUS, "Content-Length: 2").replace(b"\r\n\r\n", b"\r\n\n", 1),
+    "NUL": framed(STATUS, "X-Note: a\0", "Content-Length: 2"),
+    "a space before the colon": framed(STATUS, "Content-Length : 2"),
+    "HTTP/1.0 in chunks": framed(STATUS.replace("1.1", "1.0"), "Transfer-Encoding: chunked", body=chunked(b"{}", 2)),
+    "bare LF in a chunk's line": framed(STATUS, "Transfer-Encoding: chunked", body=b"2;a\nb\r\n{}\r\n0\r\n\r\n"),
+}
+"""Requests that a proxy in front of the daemon may see end elsewhere."""
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+@pytest.mark.parametrize("is_split", [False, True])
+def test_request_without_a_certain_end_is_refused(shared_daemon: DaemonProcess, name: str, is_split: bool) -> None:
+    """With 400, and the connection is closed: what is behind it is not answered."""
+    sent = AMBIGUOUS[name]
+    with RawConnection(shared_daemon.http_address) as connection:
+        connection.send(*([sent[:70], sent[70:]] if is_split else [sent]))
+        answer = connection.answer("POST")
+        assert (answer.status, json.loads(answer.body)["code"]) == (400, "invalid_argument")
+        assert connection.is_closed()
+
+
 def test_expect_continue(shared_daemon: DaemonProcess) -> None:
     """A client that waits for 100 Continue before its body gets it, and then its response."""
     entry = ENTRIES["unary POST, JSON"]

@@ -33,6 +33,7 @@ from purgatory.service.http.http_limits import (
     WRITE_BUFFER_BYTES,
     HttpLimits,
 )
+from purgatory.service.http.request_head import HEAD_END, head_fault
 from purgatory.service.transport.linear_h11 import make_h11_linear
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -184,6 +185,10 @@ class HttpConnection(asyncio.Protocol):
     def _begin(self) -> None:
         """Serve the next request, if its header has arrived."""
         if self._is_over() or self._is_serving:
+            return
+        fault = head_fault(self._parser.trailing_data[0][: HEADER_BYTES_MAX + len(HEAD_END)])
+        if fault:
+            self._refuse(HTTPStatus.BAD_REQUEST, fault)
             return
         try:
             request = self._parser.next_event()
