@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from purgatory.v1 import purgatory_service_pb2
 from purgatory_client import batches, waits
+from purgatory_client.argument_checks import checked_type, milliseconds, several
 from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.errors import InvalidRequest, Unavailable
 from purgatory_client.events import AdvanceReceipt, Event, signalled
 from purgatory_client.marks import Marks, events_of
-from purgatory_client.number_checks import milliseconds
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import Result, ResultColumns, already_satisfied
 from purgatory_client.session.addresses import pause_max
@@ -30,10 +30,13 @@ from purgatory_client.session.session_driver import OPEN_TIMEOUT, SessionDriver
 from purgatory_client.session.shards import Exchange, send_to_all, shard_refusal
 from purgatory_client.sources.position_tokens import Positions, positions_of
 from purgatory_client.sources.source_names import KAFKA, kafka_group
-from purgatory_client.unary import SingleCalls, shards_of
+from purgatory_client.unary import SingleCalls, ids_of, shards_of
 from purgatory_client.waits import ByPartition, Name, Wait
 from purgatory_client.wire.decode_results import arrived_row
 from purgatory_client.wire.encode_waits import row_of_wait
+
+if TYPE_CHECKING:  # few clients have one
+    from purgatory_client.outbox.outbox_gate import OutboxGate
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:7440"
 WAIT_GRACE: Final = 10.0
@@ -86,8 +89,9 @@ def _waiting(
 
 
 class AsyncClient(SingleCalls):
-    """A client of one daemon, for one event loop. It connects on the first call.
+    """A client of one daemon, for one event loop. It connects on the first call, in the loop that runs then.
 
+    When that loop is closed, the next call connects again, in its own loop. With an outbox it raises WrongEventLoop.
     Use it in `async with`, or `close` it. It does not survive a fork (docs/client.md, "Closing").
 
     Args:
@@ -137,7 +141,7 @@ class AsyncClient(SingleCalls):
         )
         self._exchanges = [_exchange_of(self)]
         """Send events to a daemon; several once shards are known."""
-        self._event_sender: Final = EventSender(self._send_events)
+        self._event_sender = EventSender(self._send_events)
 
     async def __aenter__(self) -> Self:
         return self
@@ -159,6 +163,7 @@ class AsyncClient(SingleCalls):
         Raises:
             OutboxUnwritable: A confirmation could not be written; the next client will recover its wait once more.
         """
+        self._enter_loop()
         await self._session.close(finish)
         self._closed = True
         await self._event_sender.close()
@@ -219,7 +224,7 @@ class AsyncClient(SingleCalls):
             Unavailable: The end offsets are not available: no source is attached, or it cannot read the topics.
         """
         began = time.monotonic()
-        names = [kafka_group(group, topic, label) for topic in topics]
+        names = [kafka_group(group, topic, label) for topic in several(topics, "topics")]
         positions = await self.ends(names, timeout=timeout, as_of=as_of)
         remaining = max(0.0, timeout - (time.monotonic() - began))
         return await self.wait_for(positions, timeout=remaining, fail_when_stale=fail_when_stale)
@@ -278,6 +283,7 @@ class AsyncClient(SingleCalls):
             LimitExceeded: A limit of the daemon is reached.
             ClientClosed: The client was closed before or during the call.
         """
+        checked_type(wait, Wait, "wait", "give a wait of purgatory_client.waits")
         request = purgatory_service_pb2.WaitRequest(operation=row_of_wait(wait))
         resumption, began = Resumption(self._give_up_after, pause_max(self.address)), time.monotonic()
         while True:
@@ -316,10 +322,14 @@ class AsyncClient(SingleCalls):
             LimitExceeded: `pending_max` is reached.
             ClientClosed: The client is closed.
         """
+        checked_type(wait, Wait, "wait", "give a wait of purgatory_client.waits")
+        self._enter_loop()
         return await self._session.submit_kept(wait, tag)
 
     async def submit_many(self, batch: WaitBatch, tag: str = "") -> Ticket:
         """As `submit`, for a batch made by a function of `purgatory_client.batches`, under one tag."""
+        checked_type(batch, WaitBatch, "batch", "give a batch of purgatory_client.batches")
+        self._enter_loop()
         return await self._session.submit_kept(batch, tag)
 
     async def recovered(self) -> list[Ticket]:
@@ -329,7 +339,7 @@ class AsyncClient(SingleCalls):
         Raises:
             OutboxError: This client has no outbox, or it cannot be read.
         """
-        return list(self._session.outbox().recovered)
+        return list(self._outbox().recovered)
 
     async def result(self, ticket: Ticket) -> Result:
         """Wait for the result of a submitted wait. May be called repeatedly; cancelling this call does not cancel the
@@ -344,12 +354,12 @@ class AsyncClient(SingleCalls):
             SessionTakenOver: Another client has opened the session.
             ClientClosed: The client was closed before or during the call.
         """
-        return await self._session.outbox().result(ticket, Result, "the ticket is for a batch; use result_many")
+        return await self._outbox().result(ticket, Result, "the ticket is for a batch; use result_many")
 
     async def result_many(self, ticket: Ticket) -> ResultColumns:
         """As `result`, for a ticket from `submit_many`."""
         otherwise = "the ticket is for a single wait; use result"
-        return await self._session.outbox().result(ticket, ResultColumns, otherwise)
+        return await self._outbox().result(ticket, ResultColumns, otherwise)
 
     async def confirm(self, ticket: Ticket) -> None:
         """Remove a wait and its result from the outbox, after the result has been used.
@@ -363,7 +373,7 @@ class AsyncClient(SingleCalls):
             InvalidRequest: The wait has not ended.
             OutboxUnwritable: The confirmation could not be written; it is tried again with the next write.
         """
-        await self._session.outbox().confirm(ticket)
+        await self._outbox().confirm(ticket)
 
     # Events
 
@@ -383,7 +393,7 @@ class AsyncClient(SingleCalls):
             LimitExceeded: A million events are queued in this client.
             Unavailable: The connection broke. The events may or may not have been applied; they are not sent again.
         """
-        receipt = await self._event_sender.send(events_of(partition, marks))
+        receipt = await self._send(events_of(partition, marks))
         return receipt.raise_for_refusals()
 
     async def advance_many(self, events: Sequence[Event]) -> AdvanceReceipt:
@@ -395,11 +405,11 @@ class AsyncClient(SingleCalls):
         Returns:
             The effect of each event.
         """
-        return await self._event_sender.send(events)
+        return await self._send(events)
 
     async def signal_key(self, key: str, count: int = 1, *, value: bytes = b"", failed: bool = False) -> AdvanceReceipt:
         """Signal a key. Arguments as for `events.signalled`; returns and raises what `advance` does."""
-        receipt = await self._event_sender.send([signalled(key, count, value=value, failed=failed)])
+        receipt = await self._send([signalled(key, count, value=value, failed=failed)])
         return receipt.raise_for_refusals()
 
     async def extend(
@@ -423,7 +433,7 @@ class AsyncClient(SingleCalls):
             NotFound: The daemon does not know the session.
             InvalidRequest: The timeout is out of range.
         """
-        ids = list(operation_ids)
+        ids = ids_of(operation_ids)
         if not ids:
             return []
         timeout_ms = milliseconds(timeout) or 0
@@ -437,7 +447,21 @@ class AsyncClient(SingleCalls):
 
     # Internals
 
+    def _leave_loop(self) -> None:
+        self._session.leave_loop()
+        super()._leave_loop()
+        self._exchanges, self._event_sender = [_exchange_of(self)], EventSender(self._send_events)
+
+    def _outbox(self) -> OutboxGate:
+        self._enter_loop()
+        return self._session.outbox()
+
+    async def _send(self, events: Sequence[Event]) -> AdvanceReceipt:
+        self._enter_loop()
+        return await self._event_sender.send(events)
+
     async def _wait(self, entry: Entry) -> Result | ResultColumns:
+        self._enter_loop()
         future = self._session.submit(entry)
         try:
             return await future

@@ -86,6 +86,10 @@ class ClientClosed(PurgatoryClientError):
     """The client was closed before or during the call."""
 
 
+class WrongEventLoop(PurgatoryClientError):
+    """The client was used in an event loop before, and cannot move to this one: see `AsyncClient`."""
+
+
 class OutboxError(PurgatoryClientError):
     """The outbox file cannot be used, or the client has none."""
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final, TypeAlias
 
+from purgatory_client.argument_checks import INT32_MAX, INT64_MAX, check_length, int_column, several, take
 from purgatory_client.errors import InvalidRequest, PurgatoryClientError
-from purgatory_client.number_checks import INT32_MAX, INT64_MAX, check_length, int_column, take
 from purgatory_client.partition_names import PartitionName, checked_key, partition_name
 from purgatory_client.results import OperationKind, Outcome, ResultColumns
 from purgatory_client.waits import ITEM_DEFAULTS, Name, Wait
@@ -53,8 +53,9 @@ class WaitBatch:
     ) -> None:
         self.kind = kind
         self.names = names
+        indexes, offsets = several(indexes or (), "item_index"), several(offsets or (), "offset")
         self.item_counts = _item_counts(item_counts)
-        self.item_total = sum(self.item_counts) if self.item_counts else max(len(indexes or ()), len(offsets or ()))
+        self.item_total = sum(self.item_counts) if self.item_counts else max(len(indexes), len(offsets))
         self.count = len(self.item_counts) or self.item_total
         self.indexes = int_column(indexes, self.item_total, "item_index", len(names) - 1, 0)
         self.offsets = int_column(offsets, self.item_total, "offset", INT64_MAX, -INT64_MAX)
@@ -312,7 +313,7 @@ def signal(
     places = range(len(keys)) if indexes is None and item_counts is None else indexes
     batch = WaitBatch(
         OperationKind.SIGNAL,
-        [checked_key(key) for key in keys],
+        [checked_key(key) for key in several(keys, "keys")],
         indexes=places,
         offsets=counts,
         timeouts_ms=timeouts_ms,
@@ -349,7 +350,7 @@ def wait(
     """
     batch = WaitBatch(
         OperationKind.COMPOSITE,
-        [*map(partition_name, partitions), *map(checked_key, keys)],
+        [*map(partition_name, several(partitions, "partitions")), *map(checked_key, several(keys, "keys"))],
         indexes=indexes,
         offsets=offsets,
         timeouts_ms=timeouts_ms,
@@ -370,7 +371,7 @@ def partition_columns(
     item_counts: Sequence[int] | None,
 ) -> WaitBatch:
     """A batch of operations on partitions with only the columns common to all kinds; arguments as for `produce`."""
-    names = [partition_name(name) for name in partitions]
+    names = [partition_name(name) for name in several(partitions, "partitions")]
     return WaitBatch(kind, names, indexes=indexes, offsets=offsets, timeouts_ms=timeouts_ms, item_counts=item_counts)
 
 

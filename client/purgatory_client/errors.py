@@ -14,6 +14,7 @@
     ├── NoAnswer
     ├── OperationIdInUse
     ├── ClientClosed
+    ├── WrongEventLoop
     ├── OutboxError
     │   ├── OutboxCopied
     │   ├── OutboxInUse
@@ -55,6 +56,7 @@ from purgatory_client.base_errors import SessionClosed as SessionClosed
 from purgatory_client.base_errors import SessionTakenOver as SessionTakenOver
 from purgatory_client.base_errors import Unauthenticated as Unauthenticated
 from purgatory_client.base_errors import Unavailable as Unavailable
+from purgatory_client.base_errors import WrongEventLoop as WrongEventLoop
 from purgatory_client.events import EventRefused as EventRefused
 from purgatory_client.events import StaleEpoch as StaleEpoch
 from purgatory_client.results import UnlessReached as UnlessReached

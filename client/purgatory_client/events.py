@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from purgatory.v1 import event_pb2 as wire
+from purgatory_client.argument_checks import int32, int64, several
 from purgatory_client.base_errors import InvalidRequest, PurgatoryClientError
-from purgatory_client.number_checks import int32, int64
 from purgatory_client.partition_names import PartitionName, checked_key, partition_name
 from purgatory_client.waits import Name
 
@@ -290,4 +290,4 @@ def _id(value: int | None, field: str) -> int | None:
 
 
 def _ids(values: Iterable[int], field: str) -> Sequence[int]:
-    return [int32(value, field) for value in values]
+    return [int32(value, field) for value in several(values, field)]

@@ -6,9 +6,10 @@ derived from it; and last the removal of the partition.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Literal, TypedDict
+from typing import Final, Literal, TypedDict
 
 from purgatory_client import events
+from purgatory_client.argument_checks import check_keywords
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.events import Event
 from purgatory_client.waits import Name
@@ -64,19 +65,31 @@ class Marks(TypedDict, total=False):
     removed: bool | Literal["moved"]
 
 
+KEYWORDS: Final = Marks.__optional_keys__
+
+
 def events_of(name: Name, marks: Marks) -> list[Event]:
-    """Convert marks to events. Raises InvalidRequest if no event results or the marks contradict each other."""
+    """Convert marks to events. Raises InvalidRequest if no event results, the marks contradict each other or one has no
+    effect; TypeError for an unknown keyword.
+    """
+    check_keywords("advance", marks, KEYWORDS)
     found = list(_in_safe_order(name, marks))
     if not found:
         raise InvalidRequest("events", "no event given; give at least one mark, such as high_watermark=42")
     if "log_end_offset" not in marks and ("byte_position" in marks or "segment_base_offset" in marks):
         raise InvalidRequest("leader_append", "byte_position and segment_base_offset require log_end_offset")
+    if "is_leader" not in marks and ("replica_ids" in marks or "epoch_start_offset" in marks):
+        raise InvalidRequest("leadership", "replica_ids and epoch_start_offset require is_leader")
     return found
 
 
 def _in_safe_order(name: Name, marks: Marks) -> Iterator[Event]:
     epoch = marks.get("leader_epoch")
     storage, removed, unstable = marks.get("storage"), marks.get("removed"), marks.get("last_stable_offset")
+    if storage not in {None, "online", "failed"}:
+        raise InvalidRequest("storage", f"{storage!r}; must be 'online' or 'failed'")
+    if removed not in {None, False, True, "moved"}:
+        raise InvalidRequest("removed", f"{removed!r}; must be True or 'moved'")
     if storage == "online":
         yield events.storage_online(name, leader_epoch=epoch)
     if "is_leader" in marks:

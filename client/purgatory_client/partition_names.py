@@ -9,6 +9,7 @@ ambiguous or cannot be sent are refused here.
 from functools import lru_cache
 from typing import Final
 
+from purgatory_client.argument_checks import checked_type, integer
 from purgatory_client.base_errors import InvalidRequest
 
 PartitionName = tuple[str, int]
@@ -24,8 +25,11 @@ def partition_name(name: str | PartitionName) -> PartitionName:
     """The (topic, partition) of "orders-3" or of a pair. Raises InvalidRequest for anything else."""
     if isinstance(name, str):
         return _parse(name)
-    topic, partition = name
-    return _checked(topic, int(partition))
+    try:
+        topic, partition = name
+    except (TypeError, ValueError):
+        raise InvalidRequest("topic_partition", f"{name!r}; give 'orders-3' or ('orders', 3)") from None
+    return _checked(topic, integer(partition, "topic_partition.partition"))
 
 
 def format_partition(topic: str, partition: int) -> str:
@@ -34,7 +38,7 @@ def format_partition(topic: str, partition: int) -> str:
 
 
 def checked_key(key: str) -> str:
-    """The key of a signal. Raises InvalidRequest for text that cannot be encoded as UTF-8."""
+    """The key of a signal. Raises InvalidRequest for anything but a text that can be encoded as UTF-8."""
     _check_utf8(key, "key")
     return key
 
@@ -62,6 +66,6 @@ def _checked(topic: str, partition: int) -> PartitionName:
 
 def _check_utf8(text: str, field: str) -> None:
     try:
-        text.encode()
+        checked_type(text, str, field, "give a text").encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(field, f"{text!r} is not valid text: {error.reason}") from error

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Final
 
 from purgatory_client.aio import AsyncClient
+from purgatory_client.argument_checks import INT64_MAX, int64
 from purgatory_client.errors import InvalidRequest, LimitExceeded, Unavailable
-from purgatory_client.number_checks import INT64_MAX, int64
 from purgatory_client.partition_names import PartitionName, partition_name
 from purgatory_client.session.backoff import Backoff
 from purgatory_client.waits import Name

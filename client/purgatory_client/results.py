@@ -210,9 +210,12 @@ class ResultColumns:
             yield Result(self, position, start, counts[position if len(counts) > 1 else 0])
             start += self.item_counts[position] if self.item_counts else 1
 
+    def __bool__(self) -> bool:
+        return self.satisfied
+
     @property
     def satisfied(self) -> bool:
-        """Whether every operation is satisfied."""
+        """Whether every operation is satisfied; also the truth value."""
         return self.outcomes.count(Outcome.SATISFIED) == len(self.outcomes)
 
     def count(self, outcome: Outcome) -> int:
@@ -223,6 +226,24 @@ class ResultColumns:
         """The partition ("orders-3") or key of an item."""
         name = self.names[self.item_indexes[item]]
         return name if isinstance(name, str) else format_partition(*name)
+
+
+class ResultsByName(dict[str, PartitionResult]):
+    """Results of partitions and keys by name; ("orders", 3) finds "orders-3"."""
+
+    def __getitem__(self, name: object) -> PartitionResult:
+        return super().__getitem__(_name_of(name))
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(_name_of(name))
+
+    def get(self, name: object, default: Any = None) -> Any:  # noqa: ANN401 - as of any dictionary
+        """As of any dictionary."""
+        return super().get(_name_of(name), default)
+
+
+def _name_of(name: Any) -> str:  # noqa: ANN401 - a partition in either form, or a key
+    return format_partition(*name) if isinstance(name, tuple) and len(name) == 2 else name
 
 
 def already_satisfied() -> Result:
@@ -253,9 +274,12 @@ class Result:
         """How the operation ended."""
         return Outcome(self._columns.outcomes[self._position])
 
+    def __bool__(self) -> bool:
+        return self.satisfied
+
     @property
     def satisfied(self) -> bool:
-        """Whether the condition holds on every partition."""
+        """Whether the condition holds on every partition; also the truth value."""
         return self._columns.outcomes[self._position] == Outcome.SATISFIED
 
     @property
@@ -269,11 +293,11 @@ class Result:
         return self._columns.lateness_ms[self._position] / 1_000
 
     @property
-    def partitions(self) -> dict[str, PartitionResult]:
-        """The result of each partition or key by name, in the order of the request. If the terms of a composite repeat
-        a name: that of the last one.
+    def partitions(self) -> ResultsByName:
+        """The result of each partition or key by name ("orders-3" or ("orders", 3)), in the order of the request. If
+        the terms of a composite repeat a name: that of the last one.
         """
-        return {item.name: item for item in self.items}
+        return ResultsByName({item.name: item for item in self.items})
 
     @property
     def items(self) -> list[PartitionResult]:

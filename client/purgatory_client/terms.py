@@ -6,8 +6,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from purgatory_client.argument_checks import checked_type, int64, several
 from purgatory_client.base_errors import InvalidRequest
-from purgatory_client.number_checks import int64
 from purgatory_client.partition_names import PartitionName, checked_key, partition_name
 
 
@@ -70,12 +70,20 @@ def at_least(count: int, *terms: Term) -> Terms:
     return Terms(checked, count)
 
 
+def checked_condition(condition: Term | Terms) -> Terms:
+    """A condition as terms. Raises InvalidRequest for several terms in a list: it could mean all of them or any."""
+    if isinstance(condition, Term):
+        return Terms((condition,), 1)
+    return checked_type(
+        condition, Terms, "composite.terms", "give mark(...) or signal(...), or several in all_of(...) or any_of(...)"
+    )
+
+
 def checked_terms(terms: Term | Iterable[Term], field: str) -> tuple[Term, ...]:
     """One term, or several, as a tuple. Raises InvalidRequest for anything else; conditions cannot be nested."""
-    try:
-        checked = (terms,) if isinstance(terms, Term) else tuple(terms)
-    except TypeError as error:
-        raise InvalidRequest(field, f"{terms!r} is not a term, nor several; use mark(...) or signal(...)") from error
+    if isinstance(terms, Terms):
+        raise InvalidRequest(field, f"{terms!r}; give one term or a list of terms")
+    checked = (terms,) if isinstance(terms, Term) else tuple(several(terms, field))
     for place, term in enumerate(checked):
         if not isinstance(term, Term):
             raise InvalidRequest(f"{field}[{place}]", f"{term!r} is not a term; use mark(...) or signal(...)")

@@ -14,6 +14,7 @@ import grpc.aio
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2, webhook_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import views
+from purgatory_client.argument_checks import check_keywords, checked_type, int64, several
 from purgatory_client.base_errors import from_rpc_error
 from purgatory_client.batches import WaitBatch
 from purgatory_client.errors import ClientClosed, InvalidRequest, NotFound, PurgatoryClientError, Unavailable
@@ -21,7 +22,7 @@ from purgatory_client.partition_names import partition_name
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.session.addresses import check_address, pause_max
 from purgatory_client.session.backoff import Resumption
-from purgatory_client.session.channel import ChannelSecurity, check_process, is_lost, open_channel
+from purgatory_client.session.channel import ChannelSecurity, is_lost, open_channel
 from purgatory_client.session.detached_sessions import (
     CALL_TIMEOUT,
     ClosedSession,
@@ -30,6 +31,7 @@ from purgatory_client.session.detached_sessions import (
     Registered,
     register,
 )
+from purgatory_client.session.loop_bound import LoopBound
 from purgatory_client.session.shards import shard_of, shard_refusal
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.sources.source_link import SourceLink
@@ -52,7 +54,7 @@ class Filters(TypedDict, total=False):
     key: str
 
 
-class SingleCalls:
+class SingleCalls(LoopBound):
     """The base of `AsyncClient`. All calls may also raise Unavailable, InvalidRequest and ClientClosed."""
 
     def __init__(self, address: str, security: ChannelSecurity, give_up_after: float | None) -> None:
@@ -72,6 +74,10 @@ class SingleCalls:
     def session_id(self) -> str:
         """The id of this client's own session."""
         raise NotImplementedError
+
+    def _leave_loop(self) -> None:
+        # Channels of a closed loop cannot be closed by a call; gRPC closes them when they are dropped.
+        self._channel, self._shards = None, []
 
     async def _close_channel(self) -> None:
         self._closed = True
@@ -122,7 +128,8 @@ class SingleCalls:
             Unavailable: No answer within `give_up_after` seconds.
             PurgatoryClientError: The daemon refused the whole batch; the error is the refusal.
         """
-        batch.operation_id = first_operation_id
+        checked_type(batch, WaitBatch, "batch", "give a batch of purgatory_client.batches")
+        batch.operation_id = int64(first_operation_id, "first_operation_id")
 
         async def call(one: SingleCalls) -> Registered:
             return await one._answer(register(one._stub(), session_id, batch, self._give_up_after, incarnation))
@@ -169,7 +176,7 @@ class SingleCalls:
             The link, for use in `async with`.
         """
         self._is_source = True
-        return SourceLink(self._stub, name, topic_prefixes)
+        return SourceLink(self._stub, name, several(topic_prefixes, "topic_prefixes"))
 
     async def ends(
         self,
@@ -192,7 +199,7 @@ class SingleCalls:
             InvalidRequest: The time is invalid, or a source cannot look up a time (only Kafka's can).
         """
         as_of_ms = None if as_of is None else milliseconds_of(as_of)
-        request = source_pb2.GetSourceEndsRequest(topics=topics, as_of_ms=as_of_ms)
+        request = source_pb2.GetSourceEndsRequest(topics=several(topics, "topics"), as_of_ms=as_of_ms)
         response = await self._answer(self._stub().GetSourceEnds(request, timeout=timeout))
         return Positions.of_ends(response.ends)
 
@@ -283,7 +290,8 @@ class SingleCalls:
             kind: Only this kind.
         """
         request = purgatory_service_pb2.TailResultsRequest(
-            outcomes=[outcome.value for outcome in outcomes], kind=None if kind is None else kind.value
+            outcomes=[checked_type(one, Outcome, "outcomes", "give Outcomes") for one in several(outcomes, "outcomes")],
+            kind=_kind_value(kind),
         )
         resumption = Resumption(self._give_up_after, pause_max(self.address))
         while True:
@@ -314,7 +322,8 @@ class SingleCalls:
         """
         if webhook_ids is not None and not webhook_ids:
             return views.ResentLetters(0)
-        request = webhook_pb2.ResendDeadLettersRequest(webhook_ids=webhook_ids)
+        chosen = None if webhook_ids is None else several(webhook_ids, "webhook_ids")
+        request = webhook_pb2.ResendDeadLettersRequest(webhook_ids=chosen)
         response = await self._answer(self._stub().ResendDeadLetters(request, timeout=CALL_TIMEOUT))
         return views.ResentLetters(response.resent, tuple(response.unknown_webhook_ids))
 
@@ -324,7 +333,7 @@ class SingleCalls:
         Args:
             webhook_ids: The ids of the dead letters, at least one.
         """
-        request = webhook_pb2.DeleteDeadLettersRequest(webhook_ids=webhook_ids)
+        request = webhook_pb2.DeleteDeadLettersRequest(webhook_ids=several(webhook_ids, "webhook_ids"))
         response = await self._answer(self._stub().DeleteDeadLetters(request, timeout=CALL_TIMEOUT))
         return views.DeletedLetters(response.deleted, tuple(response.unknown_webhook_ids))
 
@@ -360,7 +369,7 @@ class SingleCalls:
         request = purgatory_service_pb2.CancelRequest()
         if operation_ids is not None or session_id is not None:
             request.session_id = self.session_id if session_id is None else session_id
-            request.operation_ids.extend(operation_ids or ())
+            request.operation_ids.extend(ids_of(() if operation_ids is None else operation_ids))
             if operation_ids is not None and not request.operation_ids:
                 return 0
         if partition is not None:
@@ -420,7 +429,7 @@ class SingleCalls:
     def _stub(self) -> PurgatoryServiceStub:
         if self._closed:
             raise ClientClosed("the client is closed")
-        check_process()
+        self._enter_loop()
         if self._channel is None or is_lost(self._channel):
             self._channel = open_channel(self.address, self._security)
         return PurgatoryServiceStub(self._channel)
@@ -447,7 +456,7 @@ async def shards_of(client: SingleCalls) -> Sequence[SingleCalls]:
 
 def milliseconds_of(as_of: datetime) -> int:
     """The first whole millisecond of Unix time that is not before a time. Raises InvalidRequest without a time zone."""
-    if as_of.tzinfo is None:
+    if checked_type(as_of, datetime, "as_of", "give a datetime").tzinfo is None:
         raise InvalidRequest("as_of", f"{as_of} has no time zone; give one, such as timezone.utc")
     return -((EPOCH - as_of) // timedelta(milliseconds=1))
 
@@ -457,11 +466,21 @@ def topic_partition(name: Name) -> operation_pb2.TopicPartition:
     return operation_pb2.TopicPartition(topic=topic, partition=partition)
 
 
+def ids_of(operation_ids: Iterable[int]) -> list[int]:
+    """Operation ids as a list. Raises InvalidRequest for one that is not in a list, or not an integer."""
+    return [int64(one, "operation_ids") for one in several(operation_ids, "operation_ids")]
+
+
+def _kind_value(kind: OperationKind | None) -> int | None:
+    return None if kind is None else checked_type(kind, OperationKind, "kind", "give an OperationKind").value
+
+
 def _listing(filters: Filters, **others: Any) -> purgatory_service_pb2.ListOperationsRequest:  # noqa: ANN401 - fields
+    check_keywords("operations", filters, Filters.__optional_keys__)
     kind, partition = filters.get("kind"), filters.get("partition")
     return purgatory_service_pb2.ListOperationsRequest(
         session_id=filters.get("session_id", ""),
-        kind=None if kind is None else kind.value,
+        kind=_kind_value(kind),
         topic_partition=None if partition is None else topic_partition(partition),
         key=filters.get("key", ""),
         **others,

@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
+from purgatory_client.argument_checks import int32, int64, milliseconds, several
 from purgatory_client.base_errors import InvalidRequest
-from purgatory_client.number_checks import int32, int64, milliseconds
 from purgatory_client.partition_names import PartitionName, checked_key, format_partition, partition_name
 from purgatory_client.results import OperationKind
 from purgatory_client.sources.source_names import KAFKA, kafka_group
-from purgatory_client.terms import Term, Terms, checked_terms
+from purgatory_client.terms import Term, Terms, checked_condition, checked_terms
 
 Name = str | PartitionName
 """A partition as callers write it: "orders-3" or ("orders", 3)."""
@@ -119,9 +119,9 @@ def processed(
         label: The cluster's label, if its source was configured with another one than kafka.
         fail_when_stale: Fail (error 1001) once a mark has been stale or unreported for this many seconds. None: never.
     """
-    names = [partition_name(name) for name in records]
+    names, last = _items(records, "records", "offset")
     marks = [(kafka_group(group, topic, label), partition) for topic, partition in names]
-    offsets = dict(zip(marks, [offset + 1 for offset in records.values()], strict=True))
+    offsets = dict(zip(marks, [offset + 1 for offset in last], strict=True))
     return produce(offsets, timeout=timeout, fail_when_stale=fail_when_stale)
 
 
@@ -159,7 +159,7 @@ def fetch(
     names, fetch_offsets = _items(offsets, "fetch.partitions", "fetch_offset")
     if isolation not in ISOLATION_LEVELS:
         raise InvalidRequest("fetch.isolation_level", f"{isolation!r}; must be one of {', '.join(ISOLATION_LEVELS)}")
-    held_back = {partition_name(name) for name in throttled}
+    held_back = {partition_name(name) for name in several(throttled, "throttled")}
     options: dict[str, int] = {
         "min_bytes": int64(min_bytes, "fetch.min_bytes"),
         "replica_id": -1 if replica_id is None else int32(replica_id, "fetch.replica_id"),
@@ -217,9 +217,7 @@ def signal(
         heartbeat_timeout: Fail (error 1004) once a key that is still waited for has been silent for this many seconds.
             None: never.
     """
-    if isinstance(keys, str):
-        raise InvalidRequest("signal.keys", f"{keys!r} is a string; give a list of keys, or a mapping of key to count")
-    counts = keys if isinstance(keys, Mapping) else dict.fromkeys(keys, 1)
+    counts = keys if isinstance(keys, Mapping) else dict.fromkeys(several(keys, "signal.keys"), 1)
     if len(counts) != len(keys):
         raise InvalidRequest("signal.keys", "a key is given twice; use a mapping of key to count")
     names = [checked_key(key) for key in counts]
@@ -251,12 +249,12 @@ def wait(
     Args:
         condition: What to wait for: `mark(...)` or `signal(...)`, or several in `all_of`, `any_of` or `at_least`.
         unless: The failure arm: the wait fails (error 1002) as soon as one of these terms is true, also if the
-            condition becomes true at the same moment.
+            condition becomes true at the same moment. One term, or a list of terms.
         timeout: Seconds, at most 2,147,483.647; 0: an answer at once. None: the daemon's default.
         fail_when_stale: Fail (error 1001) once too many marks have been stale or unreported for this many seconds for
             the condition to become true. None: never.
     """
-    chosen = condition if isinstance(condition, Terms) else Terms(checked_terms(condition, "composite.terms"), 1)
+    chosen = checked_condition(condition)
     failures = checked_terms(unless, "composite.unless")
     terms = (*chosen.terms, *failures)
     return Wait(
@@ -271,6 +269,8 @@ def wait(
 
 
 def _items(offsets: ByPartition, field: str, offset_field: str) -> tuple[list[PartitionName], list[int]]:
+    if not isinstance(offsets, Mapping):
+        raise InvalidRequest(field, f"{offsets!r}; give a mapping of partition to offset, like {{'orders-3': 42}}")
     if not offsets:
         raise InvalidRequest(field, "empty; at least one is required")
     names = [partition_name(name) for name in offsets]

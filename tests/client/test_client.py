@@ -26,10 +26,13 @@ async def test_produce_is_satisfied_by_the_high_watermark(client: AsyncClient) -
     result = await waiting
     assert result.outcome is Outcome.SATISFIED
     assert result.satisfied
+    assert result
     assert result.raise_for_outcome() is result
     assert result.kind is OperationKind.PRODUCE
     assert list(result.partitions) == ["orders-3", "orders-4"]
-    orders = result.partitions["orders-3"]
+    orders = result.partitions["orders", 3]
+    assert ("orders", 4) in result.partitions  # type: ignore[comparison-overlap]
+    assert result.partitions.get(("orders", 5)) is None
     assert (orders.error_code, orders.required_offset, orders.reached_offset) == (0, 42, 50)
     assert orders.fetched is None
     assert result.waited >= 0
@@ -44,6 +47,7 @@ async def test_a_wait_expires_with_what_was_reached_and_an_estimate(client: Asyn
     await client.advance("orders-3", high_watermark=20)
     result = await waiting
     assert result.outcome is Outcome.EXPIRED
+    assert not result
     assert result.waited >= 0.3
     item = result.partitions["orders-3"]
     assert (item.error_code, item.reached_offset) == (7, 20)
@@ -67,6 +71,7 @@ async def test_a_timeout_of_nothing_is_answered_at_once(client: AsyncClient) -> 
     assert (await client.fetch({"zero-0": 5}, timeout=0)).outcome == Outcome.EXPIRED
     answer = await client.produce_many(["zero-0"], offsets=[5, 6], indexes=[0, 0], timeouts_ms=[0])
     assert answer.outcomes == [Outcome.SATISFIED, Outcome.EXPIRED]
+    assert not answer
     assert sum(kind.pending for kind in (await client.status()).kinds) == 0
 
 

@@ -18,6 +18,7 @@ from http import HTTPStatus
 from typing import Any, Final, Generic, TypeVar
 
 from purgatory_client.aio import AsyncClient
+from purgatory_client.argument_checks import milliseconds
 from purgatory_client.errors import (
     InvalidRequest,
     LimitExceeded,
@@ -28,7 +29,6 @@ from purgatory_client.errors import (
     Unauthenticated,
     Unavailable,
 )
-from purgatory_client.number_checks import milliseconds
 from purgatory_client.results import Outcome, PartitionResult, Result
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.waits import ByPartition
@@ -36,7 +36,7 @@ from purgatory_client.waits import ByPartition
 HEADER: Final = "Purgatory-Token"
 TOKENS_MAX: Final = 16
 POSITIONS_MAX: Final = 2_000
-"""Positions in the tokens of one request, as many as a wait may have by default."""
+"""Positions in the tokens of one request together, as many as a wait may have by default."""
 LATE_S_MAX: Final = 2.0
 """Seconds after the timeout of a wait in which the daemon must answer; then it counts as unreachable."""
 EPOCHS_S_MAX: Final = 1.0
@@ -88,10 +88,12 @@ class Exchange:
         tokens = [token.strip() for token in ",".join(headers).split(",")]  # a proxy may have joined several headers
         if len(tokens) > TOKENS_MAX:
             raise InvalidRequest("token", f"{len(tokens)} tokens in one request; at most {TOKENS_MAX}")
+        count = 0  # of all tokens, also if they have the same marks: reading one takes as long as reading another
         for token in filter(None, tokens):
-            self.received = self.received.merge(Positions.of_token(token, positions_max=POSITIONS_MAX))
-            if (count := len(self.received.offsets)) > POSITIONS_MAX:
+            positions = Positions.of_token(token, positions_max=POSITIONS_MAX)
+            if (count := count + len(positions.offsets)) > POSITIONS_MAX:
                 raise InvalidRequest("token", f"{count} positions in one request; at most {POSITIONS_MAX}")
+            self.received = self.received.merge(positions)
         self.awaited: Final = self.received.select(lambda name: name.startswith(tuple(prefixes)))
         self.written = Positions({})
         self._lock: Final = threading.Lock()

@@ -22,6 +22,7 @@ from typing import Final, TypeVar
 
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory_client.argument_checks import checked_type
 from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.errors import InvalidRequest, OutboxUnwritable, PurgatoryClientError
 from purgatory_client.outbox.outbox_file import (
@@ -41,6 +42,7 @@ from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
 
 T = TypeVar("T")
 
+TICKET: Final = "give a ticket from submit or recovered"
 NEVER_LOST: Final = float("-inf")
 
 
@@ -106,7 +108,7 @@ class OutboxGate:
         """Wait for the answer of a ticket. `otherwise`: the error message if the answer does not have the type
         `expected`.
         """
-        future = ticket.entry.future
+        future = checked_type(ticket, Ticket, "ticket", TICKET).entry.future
         assert future is not None, f"{ticket} does not belong to an outbox"
         answer = await asyncio.shield(future)
         if not isinstance(answer, expected):
@@ -117,7 +119,7 @@ class OutboxGate:
         """Remove an entry whose result was used. Returns when the removal is on disk; does nothing if it was removed
         before.
         """
-        entry = ticket.entry
+        entry = checked_type(ticket, Ticket, "ticket", TICKET).entry
         if entry not in self._tags:
             return
         if entry.future is None or not entry.future.done():

@@ -17,6 +17,7 @@ import time
 from ipaddress import ip_address
 from typing import Final
 
+from purgatory_client.argument_checks import checked_type
 from purgatory_client.base_errors import InvalidRequest
 
 ADDRESS: Final = re.compile(r"(\[[^\]\s]+\]|[^:/\[\]\s]+):(\d{1,5})")
@@ -54,6 +55,7 @@ CHOOSING: Final[dict[str, int | str]] = {
 
 def check_address(address: str) -> None:
     """Raises InvalidRequest for an address that can never be connected to. gRPC would keep trying it."""
+    checked_type(address, str, "address", "give host:port, like 127.0.0.1:7440")
     if address.startswith(OTHER_TARGETS) or all(map(_is_host_and_port, address.split(","))):
         return
     expected = "expected the daemon's gRPC address as host:port, like 127.0.0.1:7440"

@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 from purgatory.v1 import purgatory_service_pb2 as service
+from purgatory_client.argument_checks import checked_type, several
 from purgatory_client.errors import ClientClosed, LimitExceeded, ProtocolError, PurgatoryClientError
 from purgatory_client.events import AdvanceReceipt, Event, EventRefusal
 from purgatory_client.wire.encode_events import advance_request, receipt_of
@@ -47,6 +48,9 @@ class EventSender:
 
     async def send(self, events: Sequence[Event]) -> AdvanceReceipt:
         """Send events, in several messages if they do not fit in one. Raises LimitExceeded, Unavailable, ..."""
+        events = several(events, "events")
+        for event in events:
+            checked_type(event, Event, "events", "give events of purgatory_client.events")
         if not events:
             return AdvanceReceipt([], 0, [])
         if self._queued + len(events) > EVENTS_MAX:

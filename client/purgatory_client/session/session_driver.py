@@ -32,6 +32,7 @@ from purgatory_client.errors import (
     SessionClosed,
     SessionTakenOver,
     Unavailable,
+    WrongEventLoop,
 )
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import Result, ResultColumns
@@ -98,9 +99,7 @@ class SessionDriver:
         self._give_up_after: Final = give_up_after if outbox is None else None
         self._open_timeout: Final = open_timeout
         self._backoff: Final = Backoff(cap=pause_max(address))
-        self._work: Final = asyncio.Event()
-        self._changed: Final = asyncio.Event()
-        self._opened: Final = asyncio.Event()
+        self._work, self._changed, self._opened = asyncio.Event(), asyncio.Event(), asyncio.Event()
         if outbox is None:
             self._core = self._new_core()
             self._outbox = None
@@ -159,6 +158,17 @@ class SessionDriver:
     def extended(self, operation_ids: Iterable[int], timeout_ms: int) -> None:
         """The daemon lets these operations wait for at least `timeout_ms` from now on."""
         self._core.extended(operation_ids, timeout_ms, asyncio.get_running_loop().time())
+
+    def leave_loop(self) -> None:
+        """Go on in the running loop, because the previous one is closed. With an outbox, only `close` is possible."""
+        if self._outbox is not None:  # its thread reports to the previous loop
+            self._closed = WrongEventLoop("the event loop of this client is closed; create another one for its outbox")
+            return
+        for wait in self._core.waiting():  # nothing awaits them any more
+            self._core.cancel(wait)
+        self._core.connection_lost(asyncio.get_running_loop().time())
+        self._work, self._changed, self._opened = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._task, self._timer, self._timer_at = None, None, math.inf
 
     def outbox(self) -> "OutboxGate":
         """The outbox, with its file loaded. Raises OutboxError if the client has none."""

@@ -3,8 +3,8 @@
 import re
 from typing import Final
 
+from purgatory_client.argument_checks import int64
 from purgatory_client.base_errors import InvalidRequest
-from purgatory_client.number_checks import int64
 
 _LSN: Final = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 

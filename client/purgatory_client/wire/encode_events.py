@@ -6,8 +6,8 @@ from typing import Final
 
 from purgatory.v1 import event_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2 as service
+from purgatory_client.argument_checks import squeeze
 from purgatory_client.events import AdvanceReceipt, Event, EventRefusal
-from purgatory_client.number_checks import squeeze
 
 _OPTIONAL: Final = ("replica_id", "leader_epoch", "byte_position", "segment_base_offset", "log_start_offset")
 """Columns that are left out when no event has a value in them."""

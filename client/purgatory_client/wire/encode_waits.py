@@ -1,6 +1,6 @@
 """Encodes waits: single waits of one kind or a slice of a `WaitBatch` as columns, one wait as a row.
 
-Values were checked when the waits were created (`number_checks`, `partition_names`), so nothing is refused here.
+Values were checked when the waits were created (`argument_checks`, `partition_names`), so nothing is refused here.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,8 +10,8 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from purgatory.v1 import operation_pb2 as wire
+from purgatory_client.argument_checks import squeeze, take
 from purgatory_client.batches import WaitBatch
-from purgatory_client.number_checks import squeeze, take
 from purgatory_client.partition_names import PartitionName
 from purgatory_client.results import OperationKind
 from purgatory_client.waits import ITEM_DEFAULTS, Wait

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from purgatory_client import batches, events
 from purgatory_client.aio import AsyncClient
-from purgatory_client.number_checks import milliseconds
+from purgatory_client.argument_checks import milliseconds
 from purgatory_client.results import Outcome
 from purgatory_client.session.detached_sessions import Collected
 from typer import Option

@@ -1,11 +1,15 @@
-"""Checks that numbers and columns from callers fit the wire.
+"""Checks of arguments from callers: collections, types, keywords, and numbers and columns that must fit the wire.
+
+A text is a collection of its characters, and a function with `**keywords` takes any name: both are usually mistakes,
+and would ask the daemon for something else.
 
 A number that does not fit must be refused before it joins a batch: a batch that cannot be encoded would fail together
 with all its other waits. On the wire a column has a value for each entry, one value for all, or none for the default.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from operator import index
 from typing import Final, TypeVar
 
@@ -19,18 +23,68 @@ TIMEOUT_S_MAX: Final = INT32_MAX / 1_000
 """The longest timeout that a daemon's `limits.timeout_ms_max` can be set to allow, in seconds."""
 
 
+def several(values: Iterable[T], argument: str) -> list[T]:
+    """The values of a collection, as a list.
+
+    Args:
+        values: Any collection except a text.
+        argument: Its name, for the error.
+
+    Raises:
+        InvalidRequest: It is a single value.
+    """
+    if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
+        raise InvalidRequest(argument, f"{values!r} is a single value; give a list, such as [{values!r}]")
+    return list(values)
+
+
+def checked_type(value: T, kind: type[T], argument: str, remedy: str) -> T:
+    """Return a value of this type.
+
+    Args:
+        value: The value.
+        kind: The type.
+        argument: Its name, for the error.
+        remedy: What to give instead, for the error.
+
+    Raises:
+        InvalidRequest: It has another type.
+    """
+    if not isinstance(value, kind):
+        raise InvalidRequest(argument, f"{type(value).__name__} given; {remedy}")
+    return value
+
+
+def check_keywords(function: str, given: Iterable[str], known: frozenset[str]) -> None:
+    """Raises TypeError, as Python does for functions that list their keywords, with the closest known one."""
+    for name in given:
+        if name not in known:
+            closest = get_close_matches(name, known, 1, 0.0)[0]
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}. Did you mean {closest!r}?")
+
+
 def int32(value: int, field: str) -> int:
-    """Return `value` if it fits 32 signed bits. Raises InvalidRequest, or TypeError if it is not an integer."""
+    """Return `value` if it is an integer of 32 signed bits. Raises InvalidRequest."""
     return _signed(value, field, 32)
 
 
 def int64(value: int, field: str) -> int:
-    """Return `value` if it fits 64 signed bits. Raises like `int32`."""
+    """Return `value` if it is an integer of 64 signed bits. Raises InvalidRequest."""
     return _signed(value, field, 64)
 
 
+def integer(value: int, field: str) -> int:
+    """Return `value`. Raises InvalidRequest for a truth value and for what is not an integer, such as "42"."""
+    try:
+        if not isinstance(value, bool):
+            return index(value)
+    except TypeError:
+        pass
+    raise InvalidRequest(field, f"{value!r} is not an integer")
+
+
 def _signed(value: int, field: str, bits: int) -> int:
-    number = index(value)
+    number = integer(value, field)
     if number.bit_length() >= bits and number != -(1 << bits - 1):
         raise InvalidRequest(field, f"{number} does not fit in {bits} bits")
     return number
@@ -40,7 +94,9 @@ def int_column(values: Sequence[int] | None, count: int, field: str, highest: in
     """A column of integers. Raises InvalidRequest unless it has 0, 1 or `count` values, all in [lowest, highest]."""
     if values is None:
         return []
-    column = list(map(index, values))
+    column = several(values, field)
+    if not set(map(type, column)) <= {int}:  # looking at each value would take as long as the rest of the batch
+        column = [integer(value, f"{field}[{place}]") for place, value in enumerate(column)]
     check_length(column, count, field)
     if column and (min(column) < lowest or max(column) > highest):
         place = next(i for i, value in enumerate(column) if not lowest <= value <= highest)
@@ -81,6 +137,10 @@ def milliseconds(seconds: float | None, field: str = "timeout_ms") -> int | None
     """
     if seconds is None:
         return None
-    if not 0 <= seconds <= TIMEOUT_S_MAX:
+    try:
+        is_allowed = not isinstance(seconds, bool) and 0 <= seconds <= TIMEOUT_S_MAX
+    except TypeError:
+        raise InvalidRequest(field, f"{seconds!r} is not a number of seconds") from None
+    if not is_allowed:
         raise InvalidRequest(field, f"a timeout of {seconds} s; must be from 0 to {TIMEOUT_S_MAX} s")
     return math.ceil(seconds * 1_000)
