@@ -21,7 +21,6 @@ from purgatory_client.prefix import Prefix
 
 client = AsyncClient(os.environ.get("PURGATORY_ADDRESS", "127.0.0.1:7440"))
 app, log, replica = FastAPI(), list[int](), Prefix("shop/replica")
-app.add_middleware(ReadYourWrites, client=client, timeout=30)
 
 
 @app.post("/orders/{order}")
@@ -45,7 +44,7 @@ async def reads_own_write(session: aiohttp.ClientSession, order: int, *, with_to
 
 async def main() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(ReadYourWrites(app, client, timeout=30), log_level="error"))
     serving = asyncio.create_task(server.serve([listener]))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with client, replica.publishing(client), aiohttp.ClientSession(url) as session:

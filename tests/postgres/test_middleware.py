@@ -46,8 +46,7 @@ async def visiting(watched: WatchedServers, *, timeout: float) -> AsyncIterator[
         await psycopg.AsyncConnection.connect(watched.r1.conninfo("postgres"), autocommit=True) as replica,
         AsyncClient(watched.daemon.address) as client,
     ):
-        app = shop(primary, replica)
-        app.add_middleware(ReadYourWrites, client=client, timeout=timeout)
+        app = ReadYourWrites(shop(primary, replica), client, timeout=timeout)
         async with asgi_server(app) as url, aiohttp.ClientSession(url) as session:
             yield session
 

@@ -37,25 +37,30 @@ class ReadYourWrites(Middleware[Client]):
 
         with exchange.active():
             body: Iterable[bytes] = self.app(environ, start_with_token)
-        return _Streamed(body, exchange) if isinstance(body, Iterator) else body
+        # Servers send a list or a file in ways of their own, and neither calls `wrote`.
+        files = environ.get("wsgi.file_wrapper")
+        is_content = isinstance(body, list | tuple) or (isinstance(files, type) and isinstance(body, files))
+        return body if is_content else _Streamed(body, exchange)
 
     def _run(self, call: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
         return self.client._run(call(self.client._client))  # noqa: SLF001 - this package's own
 
 
 class _Streamed:
-    """A body that the application computes while it is sent. Generators may call `wrote`."""
+    """A body that the application computes while it is sent, and that may call `wrote`."""
 
-    def __init__(self, body: Iterator[bytes], exchange: Exchange) -> None:
+    def __init__(self, body: Iterable[bytes], exchange: Exchange) -> None:
         self._body: Final = body
         self._exchange: Final = exchange
 
     def __iter__(self) -> Iterator[bytes]:
+        with self._exchange.active():
+            self._parts = iter(self._body)
         return self
 
     def __next__(self) -> bytes:
         with self._exchange.active():
-            return next(self._body)
+            return next(self._parts)
 
     def close(self) -> None:
         """Called by the server, also when it has not begun to read."""

@@ -22,9 +22,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from tests.client.middleware.web_servers import asgi_server
 from tests.client.until import until_pending
+from tests.daemon_process import DaemonProcess
 
 MARK = "view/orders-0"
 HEADER = "Purgatory-Token"
@@ -70,8 +72,8 @@ async def visiting(
     prefixes: Collection[str] = ("",),
 ) -> AsyncIterator[Visit]:
     """Serve an app with the middleware; yields a function that makes requests."""
-    app.add_middleware(ReadYourWrites, client=client, timeout=timeout, prefixes=prefixes)
-    async with asgi_server(app) as url, aiohttp.ClientSession(url) as session:
+    wrapped = ReadYourWrites(app, client, timeout=timeout, prefixes=prefixes)
+    async with asgi_server(wrapped) as url, aiohttp.ClientSession(url) as session:
         yield lambda method, path, *tokens: session.request(method, path, headers=[(HEADER, one) for one in tokens])
 
 
@@ -188,11 +190,11 @@ async def test_a_history_that_has_ended_is_not_waited_for(client: AsyncClient) -
 TOO_MANY = Positions({f"{MARK}{i}": 0 for i in range(2_001)}).token
 
 
-HALVES = ",".join(Positions({f"{half}{i}-0": 0 for i in range(1_001)}).token for half in "ab")
+HALF = Positions({f"{MARK}{i}": 0 for i in range(1_001)}).token
 
 
 @pytest.mark.parametrize(
-    "token", ["nonsense", "at1.!!", Positions({MARK: -2}).token, "at1.," * 20, TOO_MANY, ",".join(HALVES)]
+    "token", ["nonsense", "at1.!!", Positions({MARK: -2}).token, "at1.," * 20, TOO_MANY, f"{HALF},{HALF}"]
 )
 async def test_an_invalid_token_is_400(client: AsyncClient, token: str) -> None:
     """A token that cannot be read or that the daemon refuses, and too many or too large ones, are answered with 400."""
@@ -219,6 +221,18 @@ async def test_errors_of_the_application_are_its_own(client: AsyncClient) -> Non
 
     async with visiting(Starlette(routes=[Route("/", broken)]), client) as visit, visit("GET", "/") as answer:
         assert answer.status == 500
+        # What the handler wrote may be committed all the same.
+        assert Positions.of_token(answer.headers[HEADER]).offsets == {MARK: 1}
+
+
+def test_one_client_serves_in_one_event_loop_after_another(shared_daemon: DaemonProcess) -> None:
+    """Starlette's TestClient, outside of `with`, runs each request in an event loop of its own."""
+    client = AsyncClient(shared_daemon.address)  # as when a module is imported: no event loop runs
+    browser = TestClient(ReadYourWrites(starlette_app(), client, timeout=0))
+    for offset in (1, 2):
+        token = browser.post(f"/write?offset={offset}").headers[HEADER]
+        assert browser.get("/read", headers={HEADER: token}).status_code == 504
+    asyncio.run(client.close())
 
 
 def test_wrong_settings_are_refused(client: AsyncClient) -> None:

@@ -6,15 +6,17 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+from wsgiref.util import FileWrapper
 
 import django
 import flask
 import pytest
 from django.conf import settings
 from django.core.wsgi import get_wsgi_application
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.urls import path
 from purgatory_client import Client
 from purgatory_client.middleware import exchange, wrote
@@ -51,7 +53,23 @@ def django_read(_request: HttpRequest) -> HttpResponse:
     return HttpResponse("read")
 
 
-urlpatterns = [path("write/<mark>/<int:offset>", django_write), path("read", django_read)]
+def django_stream(_request: HttpRequest) -> StreamingHttpResponse:
+    """Not an iterator itself: it computes its body when it is asked for one."""
+
+    def parts() -> Iterator[str]:
+        yield "str"
+        wrote({"view/streamed-0": 2})  # too late for the token, and no error
+        yield "eamed"
+
+    wrote({"view/streamed-0": 1})
+    return StreamingHttpResponse(parts())
+
+
+urlpatterns = [
+    path("write/<mark>/<int:offset>", django_write),
+    path("read", django_read),
+    path("stream", django_stream),
+]
 
 
 def django_app() -> WSGIApplication:
@@ -106,6 +124,36 @@ def test_an_unreachable_daemon_is_503() -> None:
     with Client("127.0.0.1:1", give_up_after=0.0) as nobody, wsgi_server(ReadYourWrites(flask_app(), nobody)) as url:
         assert visit(f"{url}/read", token=Positions({"view/a-0": 1}).token)[0] == 503
         assert Positions.of_token(visit(f"{url}/write/a-0/1", method="POST")[1][HEADER]) == Positions({"view/a-0": 1})
+
+
+class AppClass:
+    """The example of an application in PEP 3333 that is a class: the response begins while its instance is iterated."""
+
+    def __init__(self, _environ: WSGIEnvironment, start: StartResponse) -> None:
+        self.start = start
+
+    def __iter__(self) -> Iterator[bytes]:
+        wrote({"view/streamed-0": 1})
+        self.start("200 OK", [])
+        yield b"str"
+        wrote({"view/streamed-0": 2})
+        yield b"eamed"
+
+
+@pytest.mark.parametrize(("app", "path"), [(django_app, "stream"), (lambda: AppClass, "")])
+def test_body_that_is_only_iterable_may_write(app: Callable[[], WSGIApplication], path: str, blocking: Client) -> None:
+    """It is sent whole, and the token has what it wrote before the response began."""
+    with wsgi_server(ReadYourWrites(app(), blocking)) as url:
+        status, headers, body = visit(f"{url}/{path}")
+    assert (status, body) == (200, b"streamed")
+    assert Positions.of_token(headers[HEADER]).offsets == {"view/streamed-0": 1}
+
+
+def test_file_and_list_are_passed_on(blocking: Client) -> None:
+    """Servers send them in ways of their own, such as sendfile, if they are not wrapped."""
+    for body in ([b"list"], FileWrapper(BytesIO(b"file"))):
+        middleware = ReadYourWrites(lambda *_, body=body: body, blocking)
+        assert middleware({"wsgi.file_wrapper": FileWrapper}, lambda *_: None) is body
 
 
 def generator_app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:

@@ -9,13 +9,13 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import WSGIApplication
 
 import uvicorn
-from starlette.applications import Starlette
+from purgatory_client.middleware.asgi import ReadYourWrites
 
 from tests.service.serving import eventually
 
 
 @asynccontextmanager
-async def asgi_server(app: Starlette) -> AsyncIterator[str]:
+async def asgi_server(app: ReadYourWrites) -> AsyncIterator[str]:
     """Serve with uvicorn on this event loop; yields the base URL."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", ws="none"))
     serving = asyncio.create_task(server.serve())
