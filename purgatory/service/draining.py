@@ -44,8 +44,7 @@ async def _end_pending(host: Host) -> None:
     for owner in owners:
         while count := host.engine.shut_down(now_ms := host.time.now_ms(), EXPIRED_PER_SLICE, owner, WORK_PER_SLICE):
             ended += count
-            for listener in host.listeners:
-                listener.shut_down(count, now_ms)
+            host.listeners.shut_down(count, now_ms)
             host.deliver()
             await asyncio.sleep(0)
     assert host.journal.keeps or host.engine.pending == 0, f"{host.engine.pending} operations were forgotten"

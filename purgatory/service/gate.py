@@ -13,7 +13,7 @@ from purgatory.engine.engine import Engine
 from purgatory.service.access.account import Account
 from purgatory.service.budget.shares import Shares
 from purgatory.service.errors import RETRY_AFTER_MS, BatchRejected, from_refusal, unavailable
-from purgatory.service.listeners.listener import Journal, Listeners
+from purgatory.service.listeners.listener import Journal, Listener
 from purgatory.service.sessions.refused_ids import FULL
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import LimitsSettings
@@ -27,7 +27,7 @@ class Gate:
     """Checks limits, listeners and the journal. The index of a refusal is not set."""
 
     def __init__(
-        self, limits: LimitsSettings, listeners: Listeners, shares: Shares, engine: Engine, time: EngineTime
+        self, limits: LimitsSettings, listeners: Listener, shares: Shares, engine: Engine, time: EngineTime
     ) -> None:
         self._limits: Final = limits
         self._listeners: Final = listeners
@@ -71,7 +71,7 @@ class Gate:
         """Return why registrations in this session are refused at the moment; None: they are accepted."""
         if self.draining:
             return Refusal(0, codes.UNAVAILABLE, "", SHUTTING_DOWN_MESSAGE)
-        reason = self.listeners_reason()
+        reason = self._listeners.reason_to_refuse()
         if reason is not None:
             return reason
         limit = self._limits.unacknowledged_results_max
@@ -91,18 +91,10 @@ class Gate:
 
     def check_events(self) -> None:
         """Raise `BatchRejected` if no events are accepted at the moment. Call once per batch, before its first part."""
-        reason = self.listeners_reason()
+        reason = self._listeners.reason_to_refuse()
         if reason is not None:
             raise BatchRejected(reason)
         self.check_journal_writable()
-
-    def listeners_reason(self) -> Refusal | None:
-        """Return the first reason that a listener gives for refusing work."""
-        for reason_to_refuse in self._listeners.of("reason_to_refuse"):
-            reason: Refusal | None = reason_to_refuse()
-            if reason is not None:
-                return reason
-        return None
 
     def check_journal_writable(self) -> None:
         """Raise `BatchRejected` while the journal cannot be written, before any change that could not be stored."""
@@ -158,14 +150,13 @@ class Gate:
         self.shares.budget.refusals += 1
 
     def _count(self, refusal: Refusal) -> None:
-        for listener in self._listeners:
-            listener.refused([refusal])
+        self._listeners.refused([refusal])
 
     def check_unary_wait(self, account: Account, in_flight: int) -> None:
         """Raise `RpcError` if no further call of Wait is accepted. `in_flight`: calls of Wait now."""
         if self.draining:
             raise unavailable(SHUTTING_DOWN_MESSAGE)
-        reason = self.listeners_reason()
+        reason = self._listeners.reason_to_refuse()
         if reason is not None:
             raise unavailable(reason.message)
         failing = self.journal.why_closed()

@@ -71,6 +71,7 @@ class Host:
         # The list itself, to which the tail adds itself while it has subscribers. It is changed between calls of the
         # host only.
         self.tail: Final = ResultTail(self.listeners)
+        self.listeners.failures.update({"Host": 0, "SourceTable": 0})
         self.journal = Journal()
         """The journal; a no-op journal unless `use_journal` is called."""
         self.callbacks = Callbacks()
@@ -88,7 +89,7 @@ class Host:
         self.unary_waits: Final = UnaryWaits(engine, self.time.now_ms, self._cancel_unary_waits)
         self.waiting_callers: Final = WaitingCallers()
         self.gate: Final = Gate(settings.limits, self.listeners, self.shares, engine, self.time)
-        self.fair_queue: Final = FairQueue(self._on_waited_for_turn)
+        self.fair_queue: Final = FairQueue(self.listeners.waited_for_turn)
         self.sources: Final = SourceTable()
         """Connector state; `stale(name, now_ms)` returns why a mark is stale."""
         limits = settings.limits
@@ -96,8 +97,7 @@ class Host:
         # Set afterwards, because the budget is made before the things that it counts.
         self.shares.budget.calls = lambda: self.fair_queue.calls
         self.shares.budget.queues = lambda: (
-            sum([held_bytes() for held_bytes in self.listeners.of("held_bytes")])
-            + (self.source_links.held_bytes() if self.source_links.is_used else 0)
+            self.listeners.held_bytes() + (self.source_links.held_bytes() if self.source_links.is_used else 0)
         )
         self.started_time: Final = time.time()
         """Start time (wall clock, seconds since the epoch). For display only."""
@@ -133,8 +133,7 @@ class Host:
     def acknowledge(self, session: Session, sequence: int) -> None:
         """Drop a session's results up to `sequence`. Raises `RpcError` if no result has had that number yet."""
         session.acknowledge(sequence)
-        for listener in self.listeners:
-            listener.acknowledged(session)
+        self.listeners.acknowledged(session)
 
     # Unary waits.
 
@@ -151,9 +150,7 @@ class Host:
         now_ms = self.time.now_ms()
         cancelled = self.engine.cancel(self.unary_waits.owner_of(account), operation_ids, now_ms)
         if any(cancelled):
-            event = Cancelled(None, operation_ids, sum(cancelled), now_ms)
-            for listener in self.listeners:
-                listener.cancelled(event)
+            self.listeners.cancelled(Cancelled(None, operation_ids, sum(cancelled), now_ms))
         self.deliver()
 
     # Events.
@@ -199,9 +196,7 @@ class Host:
         except InvalidBatch as error:
             raise unreadable_batch(f"columns.{error.field}", error.message) from None
         replace_reasons(part.refusals, events.refusals)
-        event = Applied(account.principal, batch, start, part, now_ms)
-        for applied in self.listeners.of("applied"):
-            applied(event)
+        self.listeners.applied(Applied(account.principal, batch, start, part, now_ms))
         self.count_refused(part.refusals)
         self.deliver()
         self.reaper.deadline_may_be_earlier()
@@ -220,9 +215,7 @@ class Host:
         """
         now_ms = self.time.now_ms()
         cancelled = self.engine.cancel(session.owner, operation_ids, now_ms, WORK_PER_SLICE)
-        event = Cancelled(session, operation_ids[: len(cancelled)], sum(cancelled), now_ms)
-        for listener in self.listeners:
-            listener.cancelled(event)
+        self.listeners.cancelled(Cancelled(session, operation_ids[: len(cancelled)], sum(cancelled), now_ms))
         self.deliver()
         return cancelled
 
@@ -236,8 +229,8 @@ class Host:
         ]
         self.sessions.touch(session, now_ms)
         event = Extended(session, pending, timeout_ms, now_ms)
-        for listener in self.listeners if pending else ():
-            listener.extended(event)
+        if pending:
+            self.listeners.extended(event)
         self.deliver()
         return extended
 
@@ -252,9 +245,7 @@ class Host:
             return cancelled, self.engine.has_pending(owner, up_to_id)
 
         def notify(cancelled: int, now_ms: int) -> None:
-            event = CancelledSession(session, cancelled, now_ms)
-            for listener in self.listeners:
-                listener.cancelled_session(event)
+            self.listeners.cancelled_session(CancelledSession(session, cancelled, now_ms))
 
         return await self._cancel_in_slices(cancel, notify)
 
@@ -279,9 +270,7 @@ class Host:
             return cancelled, self.engine.has_waits(name)
 
         def notify(cancelled: int, now_ms: int) -> None:
-            event = CancelledWaits(name, cancelled, now_ms)
-            for listener in self.listeners:
-                listener.cancelled_waits(event)
+            self.listeners.cancelled_waits(CancelledWaits(name, cancelled, now_ms))
 
         return await self._cancel_in_slices(cancel, notify)
 
@@ -314,12 +303,7 @@ class Host:
     def count_refused(self, refusals: Sequence[Refusal]) -> None:
         """Notify listeners of refused registrations or events."""
         if refusals:
-            for listener in self.listeners:
-                listener.refused(refusals)
-
-    def _on_waited_for_turn(self, work: int, us: int) -> None:
-        for listener in self.listeners:
-            listener.waited_for_turn(work, us)
+            self.listeners.refused(refusals)
 
     def deliver(self, cancelled_ms: int = -1, *, were_stale: bool = False) -> None:
         """Route completions to their owners: outboxes of sessions, or futures of unary waits.
@@ -333,37 +317,39 @@ class Host:
         # or to a later owner with the same id.
         for completions in self.engine.take_completions():
             if self.sources or were_stale:
-                # Before the listeners: journal and archive store the results with it.
-                note_stale_marks(completions, self.sources, self.time.now_ms())
-            account = self.unary_waits.account_of_owner(completions.owner_id)
-            if account is not None:
-                self._notify_cancelled(None, completions, cancelled_ms)
-                event = Completed(None, account.principal, completions)
-                for completed in self.listeners.of("completed"):
-                    completed(event)
-                self.journal.when_durable(partial(self.unary_waits.deliver, completions))
-                continue
-            session = self.sessions.of_owner(completions.owner_id)
-            assert session is not None, f"completions of owner {completions.owner_id}, which is not a session"
-            self._notify_cancelled(session, completions, cancelled_ms)
-            event = Completed(session, session.account.principal, completions)
-            if session.dropped:
-                for listener in self.listeners:
-                    listener.discarded(event)
-                continue
-            # The outbox must come last: the journal derives sequence numbers from the outbox before these results.
-            for completed in self.listeners.of("completed"):
-                completed(event)
-            session.deliver(completions)
-        for call_finished in self.listeners.of("call_finished"):
-            call_finished()
+                try:
+                    # Before the listeners: journal and archive store the results with it.
+                    note_stale_marks(completions, self.sources, self.time.now_ms())
+                except Exception as error:  # noqa: BLE001 - logged and counted; the results are delivered without it
+                    self.listeners.failed("SourceTable", "stale", error)
+            try:
+                self._deliver_to_owner(completions, cancelled_ms)
+            except Exception as error:  # noqa: BLE001 - logged and counted; the other owners get their results
+                self.listeners.failed("Host", "deliver", error)
+        self.listeners.call_finished()
+
+    def _deliver_to_owner(self, completions: Completions, cancelled_ms: int) -> None:
+        account = self.unary_waits.account_of_owner(completions.owner_id)
+        if account is not None:
+            self._notify_cancelled(None, completions, cancelled_ms)
+            self.listeners.completed(Completed(None, account.principal, completions))
+            self.journal.when_durable(partial(self.unary_waits.deliver, completions))
+            return
+        session = self.sessions.of_owner(completions.owner_id)
+        assert session is not None, f"completions of owner {completions.owner_id}, which is not a session"
+        self._notify_cancelled(session, completions, cancelled_ms)
+        event = Completed(session, session.account.principal, completions)
+        if session.dropped:
+            self.listeners.discarded(event)
+            return
+        # The outbox must come last: the journal derives sequence numbers from the outbox before these results.
+        self.listeners.completed(event)
+        session.deliver(completions)
 
     def _notify_cancelled(self, session: Session | None, completions: Completions, cancelled_ms: int) -> None:
         if cancelled_ms >= 0:
             ids = list(completions.operation_ids)
-            event = Cancelled(session, ids, len(ids), cancelled_ms)
-            for listener in self.listeners:
-                listener.cancelled(event)
+            self.listeners.cancelled(Cancelled(session, ids, len(ids), cancelled_ms))
 
     def registration_ms(self) -> int:
         """Return the time to register at, which may be ahead of the clock.
@@ -383,8 +369,7 @@ class Host:
         now_ms = self.time.now_ms()
         with self._expiry:
             if self.engine.advance_clock(now_ms, EXPIRED_PER_SLICE, WORK_PER_SLICE):
-                for listener in self.listeners:
-                    listener.expired(now_ms)
+                self.listeners.expired(now_ms)
             self.deliver()
 
     def fail_stale(self, owner_id: int, operation_ids: list[int], stale: set[PartitionName], now_ms: int) -> None:
@@ -398,9 +383,7 @@ class Host:
             assert account is not None, f"stale waits of owner {owner_id}, which does not exist"
             owner = self.unary_waits.owner_of(account)
         failed = self.engine.fail_stale(owner, operation_ids, stale, now_ms, WORK_PER_SLICE)
-        event = FailedStale(session, operation_ids[: len(failed)], stale, sum(failed), now_ms)
-        for listener in self.listeners:
-            listener.failed_stale(event)
+        self.listeners.failed_stale(FailedStale(session, operation_ids[: len(failed)], stale, sum(failed), now_ms))
         self.deliver(were_stale=True)
 
     def _end_dropped(self, session: Session, now_ms: int) -> bool:
@@ -409,7 +392,7 @@ class Host:
             cancelled = self.engine.cancel_all(session.owner, now_ms, WORK_PER_SLICE)
             has_more = self.engine.has_pending(session.owner, OPERATION_ID_MAX)
             is_first = session not in self._dropped
-            # Before the listeners are notified: if one raises an error, the rest is cancelled nevertheless.
+            # Before anything else that may raise: the rest is cancelled nevertheless.
             if has_more and is_first:
                 self._dropped.append(session)
                 if len(self._dropped) == 1:
@@ -418,9 +401,7 @@ class Host:
             # cancels by id.
             if cancelled and not has_more and is_first:
                 event = CancelledSession(session, cancelled, now_ms)
-                for listener in self.listeners:
-                    if listener.records_dropped_sessions:
-                        listener.cancelled_session(event)
+                self.listeners.cancelled_with_session(event)
                 self.deliver()
             elif cancelled:
                 self.deliver(cancelled_ms=now_ms)
@@ -460,8 +441,7 @@ class Host:
                     now_ms = self.time.now_ms()
                 self.deliver()
                 await self.waiting_callers.check_some()
-                for listener in self.listeners:
-                    listener.tick()
+                self.listeners.tick()
             except Exception:
                 LOGGER.exception("session maintenance failed; will be retried")
 

@@ -6,7 +6,7 @@ than a slice. The reaper wakes at least every `SLEEP_MS_MAX`, so that loop lag i
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from purgatory.clock import Clock
@@ -25,9 +25,7 @@ RETRY_S: Final = 0.1
 class Reaper:
     """Calls `expire_slice` whenever an operation is due."""
 
-    def __init__(
-        self, engine: Engine, clock: Clock, listeners: Sequence[Listener], expire_slice: Callable[[], None]
-    ) -> None:
+    def __init__(self, engine: Engine, clock: Clock, listeners: Listener, expire_slice: Callable[[], None]) -> None:
         self._engine: Final = engine
         self._clock: Final = clock
         self._listeners: Final = listeners
@@ -59,8 +57,7 @@ class Reaper:
                     await self._sleep(alarm)
                 except Exception:
                     LOGGER.exception("expiring operations failed; will be retried")
-                    for listener in self._listeners:
-                        listener.reaper_failed()
+                    self._listeners.reaper_failed()
                     await asyncio.sleep(RETRY_S)
         finally:
             alarm.close()
@@ -85,6 +82,5 @@ class Reaper:
             self._sleeping_until_ms = -1
 
     def _on_alarm(self, late_ms: float) -> None:
-        for listener in self._listeners:
-            listener.loop_lag_ms(late_ms)
+        self._listeners.loop_lag_ms(late_ms)
         self._woken.set()

@@ -222,8 +222,7 @@ class OpenJournal:
             self._builder.add_existing_registration(number, row, LiveSet(saved.operation_ids, gone))
             now_ms = host.time.now_ms()
             journal.recovered += host.engine.restore(session.owner, saved, gone, now_ms)
-            for listener in host.listeners:
-                listener.expired(now_ms)
+            host.listeners.expired(now_ms)
             host.deliver()
             now_s = time.monotonic()
             if now_s - paused_s >= SLICE_S:

@@ -116,9 +116,8 @@ class Registration:
         session = self._session
         if not refused:
             return
-        for listener in self._host.listeners:
-            # Must precede the append: the journal derives sequence numbers from the outbox.
-            listener.refused_in_session(session, refused)
+        # Must precede the append: the journal derives sequence numbers from the outbox.
+        self._host.listeners.refused_in_session(session, refused)
         session.outbox.append(slices_of(refused_completions(refused), [entry.refusal for entry in refused]))
         session.wake()
         known = [entry.operation_id for entry in refused if entry.operation_id <= OPERATION_ID_MAX]
@@ -129,8 +128,7 @@ class Registration:
         session, now_ms = self._session, self._host.time.now_ms()
         receipt = engine_receipt(run, reason, self._known, session.refused_ids)
         event = Registered(session, session.account.principal, run.kind, run.batch, receipt, now_ms)
-        for listener in self._host.listeners:
-            listener.refused_unseen(event)
+        self._host.listeners.refused_unseen(event)
 
 
 def register_unary_wait(host: Host, run: OperationRun, account: Account) -> None:
@@ -163,15 +161,15 @@ def _add_to_engine(
         raise unreadable_batch(f"columns.{error.field}", error.message) from None
     if denied:
         replace_reasons(receipt.refusals, denied)
-        first = next(iter(denied.values())).message
-        host.sessions.accounts.audit.refused(NAME, account.principal, role=WAIT, name=first, count=len(denied))
     if session is not None and session.refused_ids:
         session.refused_ids.correct(receipt, run.batch, known)
     # The batch as the caller sent it and not `allowed`, so that the archive has the names that were refused.
     event = Registered(session, account.principal, run.kind, run.batch, receipt, now_ms)
-    for listener in host.listeners:
-        listener.registered(event)
+    host.listeners.registered(event)
     host.deliver()
+    if denied:
+        first = next(iter(denied.values())).message
+        host.sessions.accounts.audit.refused(NAME, account.principal, role=WAIT, name=first, count=len(denied))
     host.reaper.deadline_may_be_earlier()
     # After `deliver`: an operation that ended at once needs no mark, and the engine is asked which names have waits.
     if host.source_links.demand.is_wanted:

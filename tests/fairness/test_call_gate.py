@@ -171,7 +171,7 @@ async def test_the_rate_of_calls_is_limited() -> None:
 async def test_calls_past_their_deadline_are_not_served() -> None:
     """A call that arrives too late, or whose deadline passes while it waits for its turn, is not served."""
     heard = CallRefusals()
-    gate = CallGate(FairQueue(), LimitsSettings(), [heard])
+    gate = CallGate(FairQueue(), LimitsSettings(), heard)
     account = Accounts().nobody
     with pytest.raises(RpcError, match="deadline"):
         gate.enter(Context(0.0), account, REGISTRATIONS, is_unary=True)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A disk that is full, fails, or fails to sync: new work is refused with the reason, and nothing is lost."""
+"""A disk that is full or fails, and faults of the journal itself: new work is refused, and nothing is lost."""
 
 import asyncio
 import sqlite3
@@ -116,3 +116,47 @@ async def test_reopening_the_file_is_retried(tmp_path: Path) -> None:
     assert not failures
     await daemon.stop()
     assert await read(tmp_path / "data") == (1, ["a"], 0)
+
+
+@pytest.mark.parametrize("step", ["_schedule_commit", "_changes_of", "_seal_session"])
+async def test_journal_that_cannot_record_a_change_closes_until_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Events and their results are neither answered nor stored, new work is refused also after the fault, and the next
+    daemon continues from the last group.
+    """
+    daemon = await JournaledHost.start(tmp_path / "data")
+    host, session, answered = daemon.host, daemon.session, list[str]()
+    register(host, session, {1: 5, 2: 9})
+    await host.journal.durable()
+
+    def fault(*_: object) -> None:
+        raise MemoryError("as the test wants it")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(host.journal, step, fault)
+        await apply_events(host, high_watermark(5))
+        host.journal.when_durable(lambda: answered.append("applied"))
+        await until_closed(host, True)
+    with pytest.raises(BatchRejected) as refused:
+        register(host, session, {3: 5})
+    assert "restart the daemon" in refused.value.refusal.message
+    daemon.clock.jump(60_000)
+    host.reaper.turn()
+    assert (session.outbox.unacknowledged, session.outbox.take(10)[1], answered) == (2, [], [])
+    assert not await daemon.opened.close(PATIENCE_S)
+    assert await read(tmp_path / "data") == (2, ["a"], 0)
+
+
+async def test_answer_that_raises_does_not_hold_back_the_others(tmp_path: Path) -> None:
+    """All answers of a group are released together: those behind the one that raises, and the results."""
+    daemon = await JournaledHost.start(tmp_path / "data")
+    answered: list[str] = []
+    register(daemon.host, daemon.session, {1: 5})
+    await apply_events(daemon.host, high_watermark(5))
+    daemon.host.journal.when_durable(lambda: answered.remove("not there"))
+    daemon.host.journal.when_durable(lambda: answered.append("applied"))
+    await daemon.host.journal.durable()
+    assert answered == ["applied"]
+    assert sum(len(part) for part in daemon.session.outbox.take(10)[1]) == 1
+    await daemon.stop()

@@ -13,7 +13,8 @@ from purgatory.journal.group import Group, Moment
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.store import PAGE_BYTES, Store
 from purgatory.service.host import Host
-from purgatory.service.listeners.durable_journal import DurableJournal, JournalStatistics
+from purgatory.service.listeners.durable_journal import DurableJournal
+from purgatory.service.listeners.journal_metrics import JournalStatistics
 from purgatory.service.sessions.session import Session
 from tests.journal.kit import PATIENCE_S, JournaledHost, high_watermark, register
 from tests.service.serving import apply_events

@@ -68,9 +68,12 @@ table of calls refused rejected received sent limit unary access
 
 ## Sessions and results
 
-A backlog that only grows means that a client does not acknowledge.
+A backlog that only grows means that a client does not acknowledge. `purgatory_listener_failures_total` counts faults of
+what observes results; they are delivered all the same. `listener` is the name of a class: `Metrics`, `RefusalLog`,
+`DurableJournal` (see [durability.md](durability.md)), `TailSubscriber`, or an extension's; `SourceTable` if the reason
+why a mark is stale could not be found, and `Host` if the results of one session could not be handed over.
 
-table of session streams result_ partitions signal_keys draining
+table of session streams result_ partitions signal_keys draining listener_
 
 ## Memory
 

@@ -1,6 +1,7 @@
 """The host by itself: slices, the reaper, notifications of listeners, and the drain."""
 
 import asyncio
+import itertools
 
 import grpc
 import pytest
@@ -15,7 +16,6 @@ from purgatory.service import host as host_module
 from purgatory.service import reaper as reaper_module
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
-from purgatory.service.listeners.events import Cancelled
 from purgatory.service.registration import Registration
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
@@ -46,20 +46,6 @@ def produces(count: int, topic: str, timeout_ms: int = 600_000, first_id: int = 
     return OperationRun(codes.PRODUCE, batch)
 
 
-class FailsAt(RecordingListener):
-    """Fails at the given numbers of the notifications of a cancel."""
-
-    def __init__(self, *numbers: int) -> None:
-        super().__init__()
-        self.numbers = numbers
-        self.cancels = 0
-
-    def cancelled(self, event: Cancelled) -> None:
-        self.cancels += 1
-        if self.cancels in self.numbers:
-            raise RuntimeError(f"a fault at {self.cancels}")
-
-
 async def test_dropped_sessions_end_after_a_fault(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -68,15 +54,22 @@ async def test_dropped_sessions_end_after_a_fault(
     """
     monkeypatch.setattr(host_module, "WORK_PER_SLICE", 20)
     monkeypatch.setattr(host_module, "RETRY_AFTER_FAULT_S", 0)
-    listener = FailsAt(1, 3, 5)
-    host = Host(Engine(EngineLimits(), 1), ManualClock(1), HostSettings(), listener)
+    host = Host(Engine(EngineLimits(), 1), ManualClock(1), HostSettings())
+    deliver, slices = host.deliver, itertools.count(1)
+
+    def failing(cancelled_ms: int = -1) -> None:
+        deliver(cancelled_ms)
+        if (number := next(slices)) in (1, 3, 5):
+            raise RuntimeError(f"a fault at {number}")
+
     session, _ = host.sessions.open("s", 1)
     Registration(host, session).register([produces(100, "orders")], [])
+    monkeypatch.setattr(host, "deliver", failing)
     with pytest.raises(RuntimeError, match="a fault at 1"):
         host.close_session(session)
     assert host.engine.pending == 90
     await eventually(lambda: host.sessions.of_owner(session.owner.owner_id) is None, "the session is forgotten")
-    assert (host.engine.pending, listener.cancels) == (0, 10)
+    assert (host.engine.pending, next(slices)) == (0, 11)
     messages = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
     assert messages == ["a fault at 3", "a fault at 5"]
 

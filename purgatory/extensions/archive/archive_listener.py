@@ -87,8 +87,6 @@ class ArchiveSettings(SettingsGroup):
 class ArchiveListener(Listener):
     """Records every call. Use it on the event loop only, and call `close` at the end."""
 
-    records_dropped_sessions = True
-
     def __init__(
         self,
         link: WriterLink,
@@ -193,6 +191,9 @@ class ArchiveListener(Listener):
     def cancelled_session(self, event: CancelledSession) -> None:
         number = event.session.number
         self._add_call(vocabulary.CANCEL_SESSION, event.now_ms, session_number=number, ended=event.ended)
+
+    def cancelled_with_session(self, event: CancelledSession) -> None:
+        self.cancelled_session(event)
 
     def cancelled_waits(self, event: CancelledWaits) -> None:
         topic, partition = event.name

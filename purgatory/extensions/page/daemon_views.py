@@ -67,8 +67,7 @@ class DaemonViews:
             "longest_hold_ms": max((one.longest_ns for one in host.holds), default=0) / 1e6,
             "files": dict(
                 _figure(metric)
-                for listener in host.listeners
-                for metric in listener.metrics()
+                for metric in host.listeners.metrics()
                 if not metric.name.startswith("purgatory_webhook")  # they have a view of their own
             ),
         }
@@ -118,8 +117,7 @@ class DaemonViews:
         host, sees_all = self._host, ADMIN in account.grants.everywhere
         samples = [
             sample
-            for listener in host.listeners
-            for metric in listener.metrics()
+            for metric in host.listeners.metrics()
             if metric.name.startswith("purgatory_webhook")
             for sample in metric.samples
         ]

@@ -6,15 +6,19 @@ wait that begins and ends within one group only the result is written.
 
 Sync: results and answers are held until their group is durable. Async: they are sent at once, unless too many answered
 changes are not yet durable.
+
+If a hook raises, what has been collected may lack a change. The journal then closes until the daemon is restarted: it
+seals no further group, holds all results and answers, and refuses new work. So nothing is acknowledged that is not on
+disk, and the file stays at a state that existed.
 """
 
 import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from purgatory.clock import EngineTime
 from purgatory.engine import codes
@@ -27,6 +31,7 @@ from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.thread import JournalThread
 from purgatory.service.histogram import Histogram
 from purgatory.service.listeners.events import Applied, Completed, Extended, Registered
+from purgatory.service.listeners.journal_metrics import SYNC_BOUNDS_MS, JournalStatistics, journal_metrics
 from purgatory.service.listeners.listener import ASYNC, SYNC, Journal
 from purgatory.service.loop_stalls import StallTimer
 from purgatory.service.sessions.refused import RefusedOperation
@@ -45,34 +50,8 @@ change; a wait that ends within one is never written. A crash loses the changes 
 CHANGE_BYTES: Final = 100
 """Estimated memory of a change that is collected for the next group."""
 
-SYNC_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 30_000)
-
 TICK_MS: Final = 10_000
 POLL_AT_END_S: Final = 0.005
-
-
-class JournalStatistics(NamedTuple):
-    """Counters of the journal, explained in `METRICS`."""
-
-    groups: int
-    errors: int
-    bytes: int
-    registrations: int
-    results: int
-    recovered: int
-
-
-METRICS: Final = (
-    (CounterMetricFamily, "purgatory_journal_groups", "Transactions of the journal."),
-    (CounterMetricFamily, "purgatory_journal_errors", "Disk failures."),
-    (GaugeMetricFamily, "purgatory_journal_bytes", "Size of the journal's files."),
-    (GaugeMetricFamily, "purgatory_journal_registration_rows", "Rows of pending operations."),
-    (GaugeMetricFamily, "purgatory_journal_result_rows", "Rows of unacknowledged results."),
-    (GaugeMetricFamily, "purgatory_recovered_operations", "Waits restored from the journal so far."),
-    (GaugeMetricFamily, "purgatory_journal_closed", "1: the disk fails, and new work is refused."),
-    (GaugeMetricFamily, "purgatory_journal_lag_seconds", "Age of the oldest change that is not durable; 0: all are."),
-)
-"""Metrics, in this order: `JournalStatistics`, whether the journal is closed, and its lag."""
 
 
 class _PendingChanges:
@@ -128,6 +107,8 @@ class DurableJournal(Journal):
         self._builder: StatementBuilder | None = None
         self._loop: Final = asyncio.get_running_loop()
         self._failure: WriteFailure | None = None
+        self._is_broken = False
+        """Whether a change may be missing from those that were collected. Stays set: only a restart helps."""
         # Two generations: what follows is collected for the next group; what has "committing" in its name belongs to
         # the group on its way to the disk. `_seal` moves all of it from the first to the second in one step. Anything
         # that is kept for a group needs a place in both, or it is released too early.
@@ -177,13 +158,8 @@ class DurableJournal(Journal):
         return self._change_count * CHANGE_BYTES
 
     def metrics(self) -> Iterable[Metric]:
-        values = (*self.statistics(), int(self._failure is not None), self._lag_s())
-        plain = [family(name, text, value) for (family, name, text), value in zip(METRICS, values, strict=True)]
-        syncs = HistogramMetricFamily(
-            "purgatory_journal_sync_seconds", "Time from sealing a group until it was durable."
-        )
-        syncs.add_metric([], self._syncs.cumulative(), self._syncs.sum_seconds)
-        return [*plain, syncs]
+        is_closed, lag_s = self._failure is not None, self._lag_s()
+        return journal_metrics(self.statistics(), is_closed=is_closed, lag_s=lag_s, syncs=self._syncs)
 
     def statistics(self) -> JournalStatistics:
         thread, builder = self._thread, self._builder
@@ -212,13 +188,9 @@ class DurableJournal(Journal):
             self._changes_of(session)
 
     def completed(self, event: Completed) -> None:
-        session = event.session
-        if session is None:
-            return
-        changes = self._changes_of(session)
-        # The object itself and not a copy: the outbox appends the same one later, and neither of them changes it.
-        changes.results.append(event.completions)
-        self._add_results(session, changes, len(event.completions))
+        if event.session is not None:
+            # The object itself and not a copy: the outbox appends the same one later, and neither of them changes it.
+            self._add_results(event.session, event.completions, len(event.completions))
 
     def extended(self, event: Extended) -> None:
         """Deadlines have changed: the rows of these operations are written again."""
@@ -227,10 +199,8 @@ class DurableJournal(Journal):
         self._schedule_commit()
 
     def refused_in_session(self, session: Session, refused: Sequence[RefusedOperation]) -> None:
-        changes = self._changes_of(session)
         plain = [(refusal.code, refusal.field, refusal.message, number, kind) for refusal, number, kind in refused]
-        changes.results.append(plain)
-        self._add_results(session, changes, len(plain))
+        self._add_results(session, plain, len(plain))
 
     def dead_letter_changed(self, letter: int, content: bytes) -> None:
         self._dead_letters[letter] = content
@@ -312,6 +282,12 @@ class DurableJournal(Journal):
     def heartbeat(self) -> None:
         self._schedule_commit()
 
+    def hook_failed(self, error: Exception) -> None:
+        """Close the journal: see the module."""
+        # An unsealed change, for good: no answer may take the present state for durable.
+        self._is_broken = self._changed = True
+        self._on_report(WriteFailure(is_full=False, reason=f"the journal has failed ({error!r}): restart the daemon"))
+
     def tick(self) -> None:
         """Commit changes that no answer waits for. While operations are pending, record the time every `TICK_MS`."""
         # A recent pair of engine time and wall clock on disk: if the wall clock is set while the daemon runs, only the
@@ -326,12 +302,13 @@ class DurableJournal(Journal):
         assert self._thread is not None, "the journal was never started"
         deadline_s = self._loop.time() + timeout_s
         await self._wait_committed(timeout_s)
-        last = self._seal()
-        # If changes are missing on disk, the shutdown must not count as clean: the next daemon has to expect that
-        # clients have results which it does not know.
-        last.is_last = not self._failure
         thread, self._thread = self._thread, None  # nothing may follow the last group, not even a heartbeat
-        thread.submit(last)
+        if not self._is_broken:
+            last = self._seal()
+            # If changes are missing on disk, the shutdown must not count as clean: the next daemon has to expect that
+            # clients have results which it does not know.
+            last.is_last = not self._failure
+            thread.submit(last)
         left_s = max(0.0, deadline_s - self._loop.time())
         # On a thread: the loop has to stay free for the reports of the last groups.
         return await asyncio.to_thread(thread.close, left_s) and not self._failure
@@ -357,7 +334,7 @@ class DurableJournal(Journal):
         return self._loop.time() - self._changed_s if self._changed else 0.0
 
     def _must_hold(self) -> bool:
-        return self._is_sync or self._change_count > ASYNC_CHANGES_MAX
+        return self._is_sync or self._is_broken or self._change_count > ASYNC_CHANGES_MAX
 
     def _changes_of(self, session: Session) -> _PendingChanges:
         changes = self._sessions.get(session)
@@ -365,16 +342,19 @@ class DurableJournal(Journal):
             changes = self._sessions[session] = _PendingChanges(session)
         return changes
 
-    def _add_results(self, session: Session, changes: _PendingChanges, count: int) -> None:
-        changes.count += count
+    def _add_results(self, session: Session, results: Completions | RefusedRows, count: int) -> None:
         self._change_count += count
-        # Before the results are appended, because `hold` stops at the newest result of the outbox at this time.
+        # Before the results are appended, because `hold` stops at the newest result of the outbox at this time; and
+        # before anything here can raise, because results that are not recorded must not be sent.
         if self._must_hold():
             session.outbox.hold()
         else:
             # This also lifts a hold of earlier results that are not durable yet, after an overload for example. Async
             # mode promises no more than that results may be delivered again.
             session.outbox.release_all()
+        changes = self._changes_of(session)
+        changes.results.append(results)
+        changes.count += count
         self._schedule_commit()
 
     def _schedule_commit(self) -> None:
@@ -390,10 +370,15 @@ class DurableJournal(Journal):
 
     def _commit(self) -> None:
         self._is_scheduled = False
-        if self._committing is not None or not self._changed or self._thread is None:
+        if self._committing is not None or not self._changed or self._thread is None or self._is_broken:
             return
-        with self._sealing:
-            self._committing = self._seal()
+        try:
+            with self._sealing:
+                self._committing = self._seal()
+        except Exception as error:
+            LOGGER.exception("a group of the journal cannot be sealed")
+            self.hook_failed(error)
+            return
         self._committing_since_s, self._submitted_s = self._changed_s, self._loop.time()
         self._thread.submit(self._committing)
 
@@ -477,7 +462,7 @@ class DurableJournal(Journal):
             return
         # A group was written, so the disk works again. Nothing is lost: the thread has repeated the same group until
         # now.
-        if self._failure is not None:
+        if self._failure is not None and not self._is_broken:
             LOGGER.warning("the journal can be written again")
             self._failure = None
         if self._committing is not None:
@@ -488,7 +473,10 @@ class DurableJournal(Journal):
         answers, self._answers_committing = self._answers_committing, []
         releases, self._releases_committing = self._releases_committing, []
         for answer in answers:
-            answer()
+            try:
+                answer()
+            except Exception:  # the others are in no queue any more
+                LOGGER.exception("a change is durable, and its answer failed")
         for session, sequence in releases:
             # The number is in the journal's numbering, because the shift may have changed since the group was sealed.
             session.outbox.release(sequence + session.sequence_shift)

@@ -4,11 +4,15 @@ The host calls all listeners in turn, once per batch and never per operation. Fo
 itself, then what it completed for each owner, then `call_finished`. All listeners have seen a completion before its
 results get their sequence numbers, so none depends on the order of the list.
 
-A hook must not block, raise, or change the host. Hooks with more than two values receive one object from `events`.
+A hook must not block or change the host. If it raises, the event is lost for this listener only (see `Listeners`).
+Hooks with more than two values receive one object from `events`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Final
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Final
 
 from prometheus_client.core import Metric
 
@@ -26,6 +30,8 @@ from purgatory.service.listeners.events import (
 from purgatory.service.sessions.refused import RefusedOperation
 from purgatory.service.sessions.session import Session
 
+LOGGER: Final = logging.getLogger(__name__)
+
 NONE: Final = 1
 SYNC: Final = 2
 ASYNC: Final = 3
@@ -36,11 +42,6 @@ wire.
 
 class Listener:
     """Hooks that do nothing: override the ones you need."""
-
-    records_dropped_sessions: ClassVar[bool] = False
-    """Whether the operations of a dropped session are cancelled by a separate call that this listener observes. The
-    engine itself does not report the operations of an owner that it removes.
-    """
 
     def reason_to_refuse(self) -> Refusal | None:
         """Return why registrations and events should be refused now; None: accept them. The index of the refusal is
@@ -71,6 +72,9 @@ class Listener:
 
     def cancelled_session(self, event: CancelledSession) -> None:
         """Everything pending in a session was cancelled."""
+
+    def cancelled_with_session(self, event: CancelledSession) -> None:
+        """Everything pending in a session was cancelled, because it is being dropped. The results are `discarded`."""
 
     def cancelled_waits(self, event: CancelledWaits) -> None:
         """All operations waiting on a partition or key were cancelled."""
@@ -138,29 +142,100 @@ class Listener:
     def reaper_failed(self) -> None:
         """A turn of the reaper raised an exception, which was logged. The reaper continues."""
 
+    def hook_failed(self, error: Exception) -> None:
+        """A hook of this listener that reports a change raised an exception, which was logged and counted. Must not
+        raise.
+        """
 
-class Listeners(list[Listener]):
-    """The listeners of a host, in notification order. Changed only with `append` and `remove`."""
 
-    def __init__(self, listeners: Iterable[Listener]) -> None:
-        super().__init__(listeners)
-        self._by_hook: Final[dict[str, list[Callable[..., Any]]]] = {}
+ANSWERING: Final = ("reason_to_refuse", "metrics", "held_bytes")
+"""Hooks that return something; all others return nothing."""
 
-    def of(self, hook: str) -> list[Callable[..., Any]]:
-        """Return this hook of each listener that overrides it, for hooks called with every event: few listeners do."""
-        hooks = self._by_hook.get(hook)
-        if hooks is None:
-            base, bound = getattr(Listener, hook), [getattr(listener, hook) for listener in self]
-            hooks = self._by_hook[hook] = [one for one in bound if getattr(one, "__func__", None) is not base]
-        return hooks
+HOOKS: Final = [name for name in vars(Listener) if not name.startswith("_") and name != "hook_failed"]
+
+
+class Listeners(Listener):
+    """The listeners of a host, as one listener: each hook calls the hooks of all of them, in notification order.
+
+    A hook that raises keeps neither the other listeners from the event nor the host from delivering results. The
+    exception is counted, and logged the first time. Changed only with `append` and `remove`, between events.
+    """
+
+    def __init__(self, listeners: Iterable[Listener] = ()) -> None:
+        self.failures: Final[Counter[str]] = Counter()
+        """Exceptions so far, by class of the listener."""
+        self._listeners: Final[list[Listener]] = []
+        self._calls: Final[dict[str, list[tuple[Listener, Callable[..., Any]]]]] = {hook: [] for hook in HOOKS}
+        """By hook, for the listeners that override it: few do."""
+        self._logged: Final[set[tuple[str, str]]] = set()
+        for listener in listeners:
+            self.append(listener)
+
+    def __iter__(self) -> Iterator[Listener]:
+        return iter(self._listeners)
 
     def append(self, listener: Listener) -> None:
-        super().append(listener)
-        self._by_hook.clear()
+        self._listeners.append(listener)
+        self.failures[type(listener).__name__] += 0  # exported from the start
+        self._find_hooks()
 
     def remove(self, listener: Listener) -> None:
-        super().remove(listener)
-        self._by_hook.clear()
+        self._listeners.remove(listener)
+        self._find_hooks()
+
+    def reason_to_refuse(self) -> Refusal | None:
+        """The first reason that a listener gives; None: there is none."""
+        return next(filter(None, self._answers("reason_to_refuse")), None)
+
+    def metrics(self) -> Iterable[Metric]:
+        # The other methods that return metrics are generators, so it is the reading that may raise.
+        return chain.from_iterable(self._answers("metrics", list))
+
+    def held_bytes(self) -> int:
+        return sum(self._answers("held_bytes"))
+
+    def failed(self, who: str, what: str, error: Exception) -> None:
+        """Count an exception of a listener, or of another part that must not prevent the delivery of results."""
+        self.failures[who] += 1
+        if (who, what) not in self._logged:
+            self._logged.add((who, what))
+            LOGGER.error("%s failed in %s; further failures there are only counted", who, what, exc_info=error)
+
+    def call(self, hook: str, event: tuple[object, ...]) -> None:
+        """Call a hook that returns nothing."""
+        for listener, call in self._calls[hook]:
+            try:
+                call(*event)
+            except Exception as error:  # noqa: BLE001 - logged and counted
+                self.failed(type(listener).__name__, hook, error)
+                listener.hook_failed(error)
+
+    def _answers(self, hook: str, read: Callable[[Any], Any] = lambda answer: answer) -> Iterator[Any]:
+        for listener, call in self._calls[hook]:
+            try:
+                answer = read(call())
+            except Exception as error:  # noqa: BLE001 - logged and counted
+                self.failed(type(listener).__name__, hook, error)
+            else:
+                yield answer
+
+    def _find_hooks(self) -> None:
+        for hook, calls in self._calls.items():
+            base, bound = getattr(Listener, hook), [(one, getattr(one, hook)) for one in self._listeners]
+            calls[:] = [pair for pair in bound if getattr(pair[1], "__func__", None) is not base]
+
+
+def _to_all(hook: str) -> Callable[..., None]:
+    def to_all(listeners: Listeners, *event: object) -> None:
+        listeners.call(hook, event)
+
+    return to_all
+
+
+# Types and documentation of these are those of `Listener`; a hook that is added there needs nothing here.
+for _hook in HOOKS:
+    if _hook not in ANSWERING:
+        setattr(Listeners, _hook, _to_all(_hook))
 
 
 class Journal(Listener):

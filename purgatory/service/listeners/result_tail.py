@@ -1,6 +1,6 @@
 """Results for `tail` subscribers: a bounded sample, with a count of the operations left out.
 
-The tail is a listener of the host only while it has subscribers, so it costs nothing otherwise.
+Each subscriber is a listener of the host, so the tail costs nothing without subscribers.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.errors import resource_exhausted
 from purgatory.service.listeners.events import Completed
-from purgatory.service.listeners.listener import Listener
+from purgatory.service.listeners.listener import Listener, Listeners
 from purgatory.service.translate.tail import ended_operation
 from purgatory.service.translate.uniform_columns import is_uniform
 
@@ -34,7 +34,7 @@ EndedOperation = Any
 """A message of the wire; only `translate` and the servicer know its type."""
 
 
-class TailSubscriber:
+class TailSubscriber(Listener):
     """One subscriber. It receives operations with one of `outcomes` (empty: any) and of `kind` (0: any)."""
 
     def __init__(self, account: Account, outcomes: Collection[int], kind: int) -> None:
@@ -50,7 +50,6 @@ class TailSubscriber:
     def principal(self) -> str:
         return self._account.principal
 
-    @property
     def held_bytes(self) -> int:
         return len(self._rows) * ROW_BYTES
 
@@ -61,10 +60,10 @@ class TailSubscriber:
         self.woken.clear()
         return rows, left_out
 
-    def add(self, event: Completed) -> None:
+    def completed(self, event: Completed) -> None:
         """Buffer the operations that this subscriber wants and may see."""
         session, whose, completions = event.session, event.principal, event.completions
-        places = self._wanted(completions)
+        places = self._wanted(completions) if len(completions) else []
         if whose != self._account.principal and ADMIN not in self._account.grants.everywhere:
             places = self._visible(completions, places[:EXAMINED_MAX])
         # After the check of the grants: being woken, even for an empty message, would show that something has ended.
@@ -118,12 +117,13 @@ class TailSubscriber:
         ]
 
 
-class ResultTail(Listener):
+class ResultTail:
     """All subscribers."""
 
-    def __init__(self, listeners: list[Listener]) -> None:
-        """`listeners` is the host's list; this object is in it while it has subscribers."""
+    def __init__(self, listeners: Listeners) -> None:
+        """`listeners` are the host's; each subscriber is one of them until `unfollow`."""
         self._listeners: Final = listeners
+        listeners.failures[TailSubscriber.__name__] = 0
         self._subscribers: Final[list[TailSubscriber]] = []
 
     def follow(self, account: Account, outcomes: Collection[int], kind: int) -> TailSubscriber:
@@ -142,23 +142,13 @@ class ResultTail(Listener):
                 None,
             )
         subscriber = TailSubscriber(account, outcomes, kind)
-        if not self._subscribers:
-            self._listeners.append(self)
+        self._listeners.append(subscriber)
         self._subscribers.append(subscriber)
         return subscriber
 
     def unfollow(self, subscriber: TailSubscriber) -> None:
         self._subscribers.remove(subscriber)
-        if not self._subscribers:
-            self._listeners.remove(self)
-
-    def held_bytes(self) -> int:
-        return sum(subscriber.held_bytes for subscriber in self._subscribers)
-
-    def completed(self, event: Completed) -> None:
-        if len(event.completions):
-            for subscriber in self._subscribers:
-                subscriber.add(event)
+        self._listeners.remove(subscriber)
 
 
 def _first_items(completions: Completions, last: int) -> list[int]:

@@ -60,8 +60,8 @@ class HostCollector(Collector):
         yield from self._memory()
         yield from self._turns()
         yield self._limits()
-        for listener in self._host.listeners:
-            yield from listener.metrics()
+        yield from self._host.listeners.metrics()
+        yield self._listener_failures()  # last, so that it counts those of this scrape
 
     def _operations(self) -> Iterable[Metric]:
         registered = CounterMetricFamily(
@@ -126,6 +126,16 @@ class HostCollector(Collector):
         yield CounterMetricFamily(
             "purgatory_reaper_failures", "Reaper runs that raised an exception.", metrics.reaper_failures
         )
+
+    def _listener_failures(self) -> Metric:
+        failures = CounterMetricFamily(
+            "purgatory_listener_failures",
+            "Exceptions of a part that observes or annotates results; each was survived, the first is in the log.",
+            labels=["listener"],
+        )
+        for name, count in sorted(self._host.listeners.failures.items()):
+            failures.add_metric([name], count)
+        return failures
 
     def _events_and_refusals(self) -> Iterator[Metric]:
         metrics = self._metrics

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from google.rpc import code_pb2
@@ -39,7 +39,7 @@ class CallGate:
         self,
         queue: FairQueue,
         limits: LimitsSettings,
-        listeners: Sequence[Listener] = (),
+        listeners: Listener | None = None,
         now_s: Callable[[], float] = time.monotonic,
         next_expiry_ms: Callable[[], int] = lambda: RETRY_AFTER_MS,
         budget: MemoryBudget | None = None,
@@ -52,7 +52,7 @@ class CallGate:
         self._budget: Final = budget
         by_memory = limits.calls_max if budget is None else budget.bytes_max // CALLS_SHARE // CALL_BYTES
         self._calls_max: Final = min(limits.calls_max, by_memory)
-        self._listeners: Final = listeners
+        self._listeners: Final = listeners or Listener()
         self._now_s: Final = now_s
         self._next_expiry_ms: Final = next_expiry_ms
         self.incomplete_requests = IncompleteRequests()
@@ -151,8 +151,7 @@ class CallGate:
         # Refused at once. To answer refusals only in spare time, so that they keep the streams of their caller
         # occupied, was tried: those that wait hold memory, and under a flood of `Advance` 412 of 3,947 honest waits
         # were refused.
-        for listener in self._listeners:
-            listener.call_refused(reason)
+        self._listeners.call_refused(reason)
         return refused
 
 

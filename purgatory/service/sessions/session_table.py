@@ -12,7 +12,7 @@ next batch, and registers everything it still waits for: none of that was regist
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Final
 
@@ -52,7 +52,7 @@ class Sessions:
         self,
         engine: Engine,
         settings: HostSettings,
-        listeners: Sequence[Listener],
+        listeners: Listener,
         holds: LoopStalls,
         end_pending: Callable[[Session, int], bool],
         shares: Shares | None = None,
@@ -148,8 +148,7 @@ class Sessions:
         if len(self._by_id) >= self._sessions_max and not self._evict_finished(now_ms):
             message = f"the daemon keeps at most {self._sessions_max} sessions"
             refused = Refusal(0, RESOURCE_EXHAUSTED, "sessions", message)
-            for listener in self._listeners:
-                listener.refused([refused])
+            self._listeners.refused([refused])
             raise resource_exhausted("sessions", message, self._next_expiry_ms(now_ms))
         account = account or self.accounts.nobody
         self._check_share(account, now_ms)
@@ -173,8 +172,7 @@ class Sessions:
         retry_after_ms = RETRY_AFTER_MS if refusal is None else self._next_expiry_ms(now_ms)
         refusal = refusal or self._shares.memory_refusal(account, SESSION_BYTES)
         if refusal is not None:
-            for listener in self._listeners:
-                listener.refused([refusal])
+            self._listeners.refused([refusal])
             raise from_refusal(refusal, "", retry_after_ms)
 
     def _evict_finished(self, now_ms: int) -> bool:
@@ -220,8 +218,7 @@ class Sessions:
         self._by_id[session.key] = session
         self._by_owner_id[session.owner.owner_id] = session
         self._disconnected[session.key] = self._just_used[session.key] = session
-        for listener in self._listeners:
-            listener.session_opened()
+        self._listeners.session_opened()
         return session
 
     def attach(
@@ -252,8 +249,7 @@ class Sessions:
         session.outbox.rewind()
         session.has_unary_callers |= not expects_heartbeats
         self._forget_last_use(session)
-        for listener in self._listeners:
-            listener.stream_connected()
+        self._listeners.stream_connected()
         # Last: from now on the old stream takes no more results, and all of them are unwritten again for the new one.
         if before is not None:
             before.taken_over()
@@ -280,8 +276,7 @@ class Sessions:
 
     def detach(self, stream: ResultStream, now_ms: int) -> None:
         """A stream has ended. If it was still the session's current stream, the time to live starts."""
-        for listener in self._listeners:
-            listener.stream_disconnected()
+        self._listeners.stream_disconnected()
         self._streams.discard(stream)
         session = stream.session
         # A stream that was taken over ends after its successor has begun, and must not detach it.
@@ -338,8 +333,7 @@ class Sessions:
             places.pop(session.key, None)
 
     def _drop(self, session: Session, now_ms: int) -> None:
-        for listener in self._listeners:
-            listener.session_dropped(session)
+        self._listeners.session_dropped(session)
         # Before its operations end: the host discards the results of a dropped session, where it would add others to
         # the outbox.
         session.dropped = True

@@ -1,0 +1,178 @@
+"""Nothing that observes results can prevent their delivery: every listener raises in each of its hooks."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+from purgatory_client.aio import AsyncClient
+from purgatory_client.results import Outcome
+from purgatory_client.waits import signal
+
+from purgatory.engine import codes
+from purgatory.engine.batches import OperationBatch
+from purgatory.engine.completions import Completions
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.extension import Extension
+from purgatory.extensions.installed import ALL
+from purgatory.service import host as host_module
+from purgatory.service.access.tokens import HEAD, add_token
+from purgatory.service.fair_queue import FairQueue
+from purgatory.service.host import Host
+from purgatory.service.listeners.listener import ANSWERING, HOOKS, Listener, Listeners
+from purgatory.service.registration import Registration
+from purgatory.service.sessions.session import Session
+from purgatory.service.settings import HostSettings
+from purgatory.service.translate.operations import OperationRun
+from purgatory.testing import ManualClock
+from tests.service.in_process import RunDaemon
+from tests.service.serving import RecordingListener, eventually
+
+POLICY: Final = (
+    '[[grant]]\nto = ["ann", "bob"]\nroles = ["wait", "advance", "observe", "admin"]\ntopics = ["*"]\nkeys = ["*"]\n'
+)
+WAITS: Final = 40
+
+
+def with_faults(listener: Listener) -> Listener:
+    """A listener of the same name that does what this one does, and raises then, in each of its hooks."""
+
+    def faulty(hook: str) -> Callable[..., None]:
+        def raises(_self: Listener, *event: object) -> None:
+            getattr(listener, hook)(*event)
+            raise RuntimeError(f"a fault in {hook}")
+
+        return raises
+
+    made: Listener = type(type(listener).__name__, (Listener,), {hook: faulty(hook) for hook in HOOKS})()
+    return made
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hook_that_raises_is_counted_and_the_others_are_called(
+    hook: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged once, with the name of the hook."""
+    called: list[str] = []
+
+    def call(*_event: object) -> None:
+        called.append(hook)
+
+    first, last = Listener(), RecordingListener()
+    setattr(first, hook, call)
+    setattr(last, hook, call)
+    monkeypatch.setattr(Listener, hook, lambda *_: None)
+    listeners = Listeners([first, with_faults(Listener()), last])
+    for _ in range(2):
+        if hook in ANSWERING:
+            assert list(listeners._answers(hook)) == [None, None]
+        else:
+            getattr(listeners, hook)(*["an event"] * (hook not in ("tick", "call_finished")))
+    assert called == [hook] * 4
+    assert listeners.failures["Listener"] == 2
+    assert caplog.text.count(f"Listener failed in {hook};") == 1
+
+
+@pytest.mark.slow  # a daemon for each extension
+@pytest.mark.parametrize("extension", ALL, ids=[extension.name for extension in ALL])
+async def test_daemon_with_a_faulty_listener_delivers_everything(
+    run_daemon: RunDaemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, extension: type[Extension]
+) -> None:
+    """Two principals wait, in sessions and by unary calls, while all hooks of the extension's listener raise: none of
+    their results is missing or different, and the metrics count the faults.
+    """
+    faulty: dict[Extension, Listener] = {}
+    real: Any = extension.listener
+
+    def listener(self: Extension) -> Listener:
+        if self not in faulty:
+            faulty[self] = with_faults(real.fget(self) or Listener())
+        return faulty[self]
+
+    monkeypatch.setattr(extension, "listener", property(listener))
+    (tmp_path / "policy.toml").write_text(POLICY)
+    (tmp_path / "tokens").write_text(HEAD)
+    flags = ["--access-policy-file", str(tmp_path / "policy.toml"), "--access-tokens-file", str(tmp_path / "tokens")]
+    flags += {"archive": ["--archive", str(tmp_path / "history")], "tracing": ["--tracing-enabled"]}.get(
+        extension.name, []
+    )
+    tokens = {name: add_token(tmp_path / "tokens", name) for name in ("ann", "bob")}
+    daemon = await run_daemon("--extensions", extension.name, *flags)
+
+    async def caller(name: str) -> list[Outcome]:
+        async with AsyncClient(daemon.address, token=tokens[name]) as client:
+            waits = [client.produce({("orders", 0): number}, timeout=60) for number in range(1, WAITS)]
+            waits += [client.signal([f"{name}/{number}"], timeout=0.05) for number in range(WAITS)]
+            waits += [client.wait_once(signal([f"{name}/{number}"], timeout=0.05)) for number in range(WAITS)]
+            pending = [asyncio.ensure_future(wait) for wait in waits]
+            cancelled = asyncio.ensure_future(client.signal([f"{name}/never"], timeout=60))
+            await eventually(pending[-1].done, "the waits that expire have expired")
+            cancelled.cancel()
+            await client.advance(("orders", 0), high_watermark=WAITS)
+            return [result.outcome for result in await asyncio.gather(*pending)]
+
+    async with asyncio.timeout(60):
+        for outcomes in await asyncio.gather(caller("ann"), caller("bob")):
+            assert outcomes == [Outcome.SATISFIED] * (WAITS - 1) + [Outcome.EXPIRED] * 2 * WAITS
+    async with aiohttp.ClientSession(f"http://{daemon.http_address}") as http, http.get("/metrics") as answer:
+        name = type(*faulty.values()).__name__
+        (count,) = [
+            line for line in (await answer.text()).splitlines() if f'failures_total{{listener="{name}"}}' in line
+        ]
+    assert float(count.split()[1]) > WAITS
+
+
+def expired_host(listener: Listener | None = None) -> tuple[Host, list[Session]]:
+    """A host with three sessions, each with a wait that expires at time 50."""
+    clock = ManualClock(1)
+    host = Host(Engine(EngineLimits(), 1), clock, HostSettings(), *([listener] if listener else []))
+    sessions = [host.sessions.open(f"s{number}", 1)[0] for number in range(3)]
+    for session in sessions:
+        batch = OperationBatch([1], partitions=[("t", 0)], offsets=[1], timeouts_ms=[49])
+        Registration(host, session).register([OperationRun(codes.PRODUCE, batch)], [])
+    clock.jump(99)
+    return host, sessions
+
+
+def test_results_that_cannot_be_handed_over_do_not_hold_back_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One session's outbox fails; the sessions before and behind it get their results from the same call."""
+    host, sessions = expired_host()
+
+    def fault(_completions: Completions) -> None:
+        raise MemoryError("as the test wants it")
+
+    monkeypatch.setattr(sessions[1], "deliver", fault)
+    host.reaper.turn()
+    assert [session.outbox.unacknowledged for session in sessions] == [1, 0, 1]
+    assert (host.listeners.failures["Host"], "Host failed in deliver" in caplog.text) == (1, True)
+
+
+def test_results_without_a_reason_why_marks_are_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connector's state that cannot be evaluated costs the reason, not the result."""
+    host, sessions = expired_host()
+    host.sources.attach("source", "bob", ["t"], 1)
+
+    def fault(*_: object) -> None:
+        raise OverflowError("as the test wants it")
+
+    monkeypatch.setattr(host_module, "note_stale_marks", fault)
+    host.reaper.turn()
+    assert [session.outbox.unacknowledged for session in sessions] == [1, 1, 1]
+    assert host.listeners.failures["SourceTable"] == 3
+
+
+async def test_turns_are_granted_although_a_listener_raises() -> None:
+    """The scheduler reports waiting times to listeners between two turns."""
+    listeners = Listeners([with_faults(Listener())])
+    clock_us = itertools.count(0, 100_000)
+    queue = FairQueue(listeners.waited_for_turn, now_us=lambda: next(clock_us))
+    callers = [queue.enter(name) for name in ("ann", "bob")]
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(queue.turn(caller, 0) for caller in callers for _ in range(50)))
+    assert listeners.failures["Listener"] > 50
