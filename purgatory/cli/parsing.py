@@ -2,8 +2,9 @@
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from datetime import datetime, time, timedelta
+from datetime import UTC, datetime, time, timedelta, tzinfo
 from functools import partial
 from typing import Annotated, Final, TypeVar
 
@@ -57,19 +58,39 @@ def optional_seconds(text: str | None) -> float | None:
     return None if text is None else seconds(text)
 
 
-def moment_of(text: str, now: datetime) -> datetime:
-    """A time: RFC 3339 ("2025-03-01T00:00:00Z"), or the last time before `now` that local clocks showed "00:00"."""
+def moment_of(text: str, now: datetime, zone: tzinfo | None = None) -> datetime:
+    """A time: RFC 3339 ("2025-03-01T00:00:00Z"), or the last moment up to `now` at which clocks of the zone (None: this
+    machine's) showed "00:00". Where they were put forward past that time, it is the moment at which they were.
+    """
     expected = f"not a time: {text!r}; expected 00:00, or with an offset, like 2025-03-01T00:00:00Z"
     try:
         if re.fullmatch(r"\d\d:\d\d(:\d\d)?", text):
-            days = (datetime.combine(now.date() - timedelta(days=back), time.fromisoformat(text)) for back in (0, 1))
-            return next(moment for day in days if (moment := day.astimezone()) <= now)
+            today, clock = now.astimezone(zone).date(), time.fromisoformat(text)
+            days = (datetime.combine(today - timedelta(days=back), clock, UTC) for back in (0, 1))
+            return max(moment for day in days for moment in _shown_at(day, zone) if moment <= now)
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(expected) from None
     if moment.tzinfo is None:
         raise UsageError(expected)
     return moment
+
+
+def _shown_at(clock: datetime, zone: tzinfo | None) -> list[datetime]:
+    """The moments at which the clocks of a zone show a date and time, given as if it were in UTC: one, or two when they
+    are put back. If they are put forward past it: the moment at which that happens.
+    """
+
+    def offset(moment: datetime) -> timedelta:
+        # Only moments are converted to clock times: the other direction has two answers, or none.
+        return moment.astimezone(zone).utcoffset() or timedelta()
+
+    first, last = sorted(clock - offset(clock + timedelta(days=days)) for days in (-1, 1))
+    if shown := [moment for moment in (first, last) if moment + offset(moment) == clock]:
+        return shown
+    seconds = range(int((last - first).total_seconds()))
+    until = bisect_left(seconds, True, key=lambda one: offset(first + timedelta(seconds=one)) != offset(first))
+    return [first + timedelta(seconds=until)]
 
 
 def partition_offsets(targets: Sequence[str], default_offset: int | None = None) -> dict[str, int]:

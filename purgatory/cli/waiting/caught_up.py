@@ -1,7 +1,7 @@
 """`purgatory caught-up`: waits for everything written so far, or before a time, without knowing the end offsets."""
 
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated
 
 from purgatory_client.aio import AsyncClient
@@ -42,7 +42,7 @@ async def caught_up(
     stale = optional_seconds(fail_when_stale)
     if token and stale is not None:
         raise UsageError("--fail-when-stale cannot be combined with --token, which does not wait")
-    moment = None if as_of is None else moment_of(as_of, datetime.now().astimezone())
+    moment = None if as_of is None else moment_of(as_of, datetime.now(UTC))
     ends = await client.ends(marks, timeout=max(limit, 1.0), as_of=moment)
     if token:
         render.token(ends)

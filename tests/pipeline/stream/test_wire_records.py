@@ -177,6 +177,13 @@ def test_an_operation_without_a_usable_id_is_malformed(operation_id: int) -> Non
     assert said.startswith(f"operation_id: {operation_id} is not in 1..")
 
 
+def test_time_without_an_offset_is_malformed() -> None:
+    """Each executor would read it in its own time zone."""
+    rows = RecordRows(EVENT, is_json=True)
+    rows.add(b'{"at": "2026-11-21T18:00:00", "keySignalled": {"key": "k"}}', 1, 0, "c")
+    assert "has no offset" in rows.tables()[1].column("reason").to_pylist()[0]
+
+
 @pytest.mark.parametrize(("record", "is_json"), [(b"", False), (b'{"at": 7000}', True)])
 def test_an_event_in_which_nothing_is_set_is_a_heartbeat(record: bytes, is_json: bool) -> None:
     """Only time passes; an event that only says where it happened stays malformed."""

@@ -110,7 +110,7 @@ class RecordRows:
             raise ValueError("is not a JSON object")  # noqa: TRY004 - of the data, not of the program
         at, caller = given.pop("at", None), given.pop("caller", caller)
         if at is not None:
-            at_ms = at if isinstance(at, int) else round(datetime.fromisoformat(at).timestamp() * 1_000)
+            at_ms = at if isinstance(at, int) else _milliseconds(at)
         return json_format.ParseDict(given, self._message()), at_ms, caller
 
     def _operation(self, message: operation_pb2.Operation, stamp: dict[str, Any]) -> None:
@@ -186,6 +186,13 @@ def items_of(kind: str, condition: Any) -> list[Any]:  # noqa: ANN401 - of any k
                 raise ValueError(f"{path}.{required}: {codes.UNKNOWN} is negative")
             items.append(item)
     return items
+
+
+def _milliseconds(at: str) -> int:
+    moment = datetime.fromisoformat(at)
+    if moment.tzinfo is None:  # not RFC 3339, and each executor would read it in its own time zone
+        raise ValueError(f"at: {at} has no offset; write it like 2026-11-21T18:00:00Z")
+    return round(moment.timestamp() * 1_000)
 
 
 def check_value(signal: event_pb2.KeySignalled) -> None:
