@@ -39,6 +39,7 @@ let leaving = new AbortController();
 let knownRun = "";
 let shown = null;
 let whyToken = "";
+let isAsked = false;  // once the viewer has closed the dialog, it opens again only on request
 
 // The interface that views use.
 class Page {
@@ -90,7 +91,7 @@ class Page {
     if (error.status === 401 || error.code === "unauthenticated") {
       whyToken = visible(error.message);
       setSignedOut(whyToken);
-      askToken();
+      if (!isAsked) askToken();  // a view has several streams, and each is refused on its own
       return;
     }
     setState(error.code === "not_found" ? "live" : "refused", error.code === "not_found" ? "live" : "refused");
@@ -117,10 +118,12 @@ async function askToken() {
   const dialog = byId("token");
   if (dialog.open) return;
   setText(byId("token-why"), whyToken);
+  isAsked = true;
   dialog.returnValue = "no";
   dialog.showModal();
   await new Promise((done) => dialog.addEventListener("close", done, { once: true }));
   if (dialog.returnValue !== "yes") return;
+  isAsked = false;
   setToken(byId("token-text").value.trim());
   byId("token-text").value = "";
   show();
