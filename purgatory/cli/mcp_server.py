@@ -9,6 +9,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Coroutine, Iterator, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, Final, TypedDict
 
 from mcp.server.mcpserver import Context, MCPServer
@@ -131,6 +132,25 @@ class Tools:
         return await reached(self._client, ends, max(0.0, limit - (time.monotonic() - began)), None)
 
 
+class Server(MCPServer[Any]):
+    """Refuses arguments that a tool does not have: the library drops them, and another question would be answered."""
+
+    async def list_tools(self) -> list[Any]:
+        """The tools, with schemas that allow only their own arguments."""
+        tools = await super().list_tools()
+        for tool in tools:
+            tool.input_schema["additionalProperties"] = False
+        return tools
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None) -> Any:  # noqa: ANN401 - of the library
+        """Call a tool. Raises ToolError for an unknown argument, with the closest one."""
+        known = {tool.name: tool.input_schema["properties"] for tool in await self.list_tools()}.get(name, arguments)
+        for argument in arguments.keys() - known.keys():
+            [closest] = get_close_matches(argument, known, 1, 0.0)
+            raise ToolError(f"{name} has no argument {argument!r}; did you mean {closest!r}?")
+        return await super().call_tool(name, arguments, context)
+
+
 async def serve(client: AsyncClient) -> None:
     """Serve the tools on stdin and stdout until stdin ends. Ctrl-C ends the process."""
     # A thread is blocked in reading stdin, and a KeyboardInterrupt would wait for its next line. When the process ends,
@@ -139,10 +159,10 @@ async def serve(client: AsyncClient) -> None:
     await make_server(client).run_stdio_async()
 
 
-def make_server(client: AsyncClient) -> MCPServer[Any]:
+def make_server(client: AsyncClient) -> Server:
     """The server of the tools, without a transport."""
     tools = Tools(client)
-    server = MCPServer[Any]("purgatory", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING")
+    server = Server("purgatory", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING")
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=True)
     for function in (tools.wait, tools.pending, tools.caught_up):
         server.add_tool(function, annotations=reads)

@@ -135,6 +135,26 @@ async def test_a_wait_that_ends_otherwise_says_why(looking: AsyncClient) -> None
         assert (await failing)["outcome"] == "failed"
 
 
+@pytest.mark.parametrize(
+    ("tool", "arguments", "closest"),
+    [
+        ("wait", {"targets": ["a-0@1", "b-0@1"], "any": True}, "any_of"),
+        ("wait", {"targets": ["a-0@1"], "timeout": 1}, "timeout_seconds"),
+        ("caught_up", {"marks": ["pg/main/all"], "as_of": "00:00"}, "marks"),
+        ("signal", {"key": "k", "counts": 2}, "count"),
+        ("pending", {"serach": "a"}, "search"),
+    ],
+)
+async def test_unknown_argument_is_refused_with_the_closest(
+    looking: AsyncClient, tool: str, arguments: dict[str, Any], closest: str
+) -> None:
+    """Nothing is waited for, signalled or listed instead, and the schemas say that there are no others."""
+    async with Client(mcp_server.make_server(looking)) as client:
+        message = await refusal(client, tool, **arguments)
+        assert message == f"{tool} has no argument {list(arguments)[-1]!r}; did you mean {closest!r}?"
+        assert {one.input_schema["additionalProperties"] for one in (await client.list_tools()).tools} == {False}
+
+
 async def test_marks_and_signals_are_one_wait(looking: AsyncClient) -> None:
     """All of them, any of them, or none because a target of `unless` came first; the details name each."""
     async with Client(mcp_server.make_server(looking)) as client:
