@@ -423,8 +423,8 @@ def _open_item(item: PartitionResult) -> str:
 
 
 def value_text(value: bytes) -> str:
-    """The beginning of a value, as text for people."""
-    text = value.decode("utf-8", "replace")
+    """The beginning of a value, as text for people; what is not UTF-8 is shown in hexadecimal."""
+    text = value.decode("utf-8", "backslashreplace")
     return text if len(text) <= VALUE_SHOWN_MAX else f"{text[:VALUE_SHOWN_MAX]}..."
 
 

@@ -6,6 +6,7 @@ Durations are in seconds, unknown offsets are -1, and missing values are null. `
 
 import json
 import sys
+from base64 import b64encode
 from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import asdict
@@ -349,16 +350,22 @@ def counted(count: int, noun: str) -> str:
 
 
 def document(view: Any) -> dict[str, Any]:  # noqa: ANN401 - any dataclass
-    """A view as JSON has it: times in ISO form, names of kinds and outcomes, values of keys as text."""
-    return asdict(view, dict_factory=lambda pairs: {name: _plain(value) for name, value in pairs})
+    """A view as JSON has it: times in ISO form, names of kinds and outcomes, values of keys as text.
+
+    A value that is not text is in a field of its own, whose name ends in `_base64`.
+    """
+    return asdict(view, dict_factory=lambda pairs: dict(_plain(name, value) for name, value in pairs))
 
 
-def _plain(value: object) -> object:
+def _plain(name: str, value: object) -> tuple[str, object]:
     if isinstance(value, datetime):
-        return value.isoformat()
+        return name, value.isoformat()
     if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return value.name.lower() if isinstance(value, IntEnum) else value
+        try:
+            return name, value.decode()
+        except UnicodeDecodeError:
+            return f"{name}_base64", b64encode(value).decode()
+    return name, value.name.lower() if isinstance(value, IntEnum) else value
 
 
 def _item_document(item: PartitionResult) -> dict[str, Any]:

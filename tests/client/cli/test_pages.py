@@ -110,7 +110,7 @@ def test_top_without_a_terminal(busy_daemon: tuple[DaemonProcess, Client]) -> No
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
-    [("top", Exit.OK, "2 pending"), ("signal closed --value @-", Exit.USAGE, "stdin is closed")],
+    [("top", Exit.OK, "2 pending"), ("signal closed --value-file -", Exit.USAGE, "stdin is closed")],
 )
 def test_a_closed_stdin(busy_daemon: tuple[DaemonProcess, Client], arguments: str, code: Exit, said: str) -> None:
     """`top` prints its snapshot, and a value that cannot be read is a usage error."""

@@ -1,7 +1,9 @@
 """`purgatory signal` and `purgatory extend` as a user runs them."""
 
 import json
+import os
 import time
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,7 @@ def test_a_value_from_a_file_reaches_the_wait(
     path.write_text('{"rows": 17}', "utf-8")
     waiting = Background(shared_daemon.address, "wait", "--signal", "cli/job")
     until_waiting_on(looking, "cli/job")
-    signalled = run("signal", "cli/job", "--value", f"@{path}")
+    signalled = run("signal", "cli/job", "--value-file", str(path))
     assert (signalled.returncode, signalled.stdout) == (0, "1 event: 1 wait ended\n")
     code, out, _ = waiting.end()
     assert code == 0
@@ -39,9 +41,36 @@ def test_a_value_from_a_file_reaches_the_wait(
     assert json.loads(answer.stdout)["partitions"]["cli/job"]["signal_value"] == '{"rows": 17}'
     assert run("signal", "cli/text", "--count", "2", "--value", "done\x1b[2J").returncode == 0
     assert "value done\\x1b[2J\n" in run("wait", "--signal", "cli/text@2").stdout
-    absent = run("signal", "cli/job", "--value", "@/no/such/file")
+    absent = run("signal", "cli/job", "--value-file", "/no/such/file")
     assert absent.returncode == 2
     assert "cannot read the value" in absent.stderr
+
+
+def test_value_that_begins_with_an_at_sign_is_itself(run: Run, looking: Client, tmp_path: Path) -> None:
+    """A text that another program chose is never taken for the name of a file."""
+    (tmp_path / "secret").write_text("secret", "utf-8")
+    assert run("signal", "cli/at", "--value", f"@{tmp_path / 'secret'}").returncode == 0
+    assert looking.signal(["cli/at"], timeout=0).partitions["cli/at"].signal_value == f"@{tmp_path / 'secret'}".encode()
+
+
+def test_value_of_an_endless_file_is_refused(run: Run) -> None:
+    """One byte more than a value may have is read."""
+    endless = run("signal", "cli/endless", "--value-file", "/dev/zero")
+    assert (endless.returncode, "more than 4,096 bytes" in endless.stderr) == (2, True)
+    both = run("signal", "cli/endless", "--value-file", "/dev/zero", "--value", "x")
+    assert (both.returncode, "cannot be combined" in both.stderr) == (2, True)
+
+
+def test_value_that_is_not_text_is_base64(run: Run, looking: Client, tmp_path: Path) -> None:
+    """Two values that differ are not printed alike, and what a shell passes is sent as it is."""
+    for key, value in (("cli/ff", b"\xff"), ("cli/fe", b"\xfe")):
+        (tmp_path / "value").write_bytes(value)
+        assert run("signal", key, "--value-file", str(tmp_path / "value")).returncode == 0
+        item = json.loads(run("wait", "--signal", key, "--json").stdout)["partitions"][key]
+        assert (item["signal_value_base64"], "signal_value" in item) == (b64encode(value).decode(), False)
+        assert f"value \\x{value.hex()}\n" in run("wait", "--signal", key).stdout
+    assert run("signal", "cli/shell", "--value", os.fsdecode(b"\xff")).returncode == 0
+    assert looking.signal(["cli/shell"], timeout=0).partitions["cli/shell"].signal_value == b"\xff"
 
 
 def test_a_failed_signal_and_a_missed_heartbeat(run: Run) -> None:
