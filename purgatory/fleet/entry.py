@@ -1,17 +1,21 @@
 """Entries of the log: their encoding, the rows in a group, and the parts of a large one."""
 
+import logging
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from purgatory.fleet.errors import EntryTooNew, LogRefused
+from purgatory.fleet.errors import EntryTooNew
 from purgatory.journal.row_codec import Value
 from purgatory.journal.sql_schema import MIGRATIONS
 from purgatory.journal.statements import DELETE, ORDER, UPSERT, Statements
 from purgatory.v1 import fleet_log_pb2 as pb
+
+LOGGER: Final = logging.getLogger(__name__)
 
 FORMAT: Final = 1
 """The newest version of an entry's encoding that this program reads, and the one that it writes."""
@@ -26,19 +30,23 @@ PART_BYTES_MAX: Final = 900_000
 class Kind(IntEnum):
     """The purpose of an entry."""
 
+    UNREADABLE = pb.LOG_ENTRY_KIND_UNSPECIFIED
+    """Something that is not an entry of a fleet, or damaged."""
     CLAIM = pb.LOG_ENTRY_KIND_CLAIM
     GROUP = pb.LOG_ENTRY_KIND_GROUP
     HEARTBEAT = pb.LOG_ENTRY_KIND_HEARTBEAT
     RESIGNATION = pb.LOG_ENTRY_KIND_RESIGNATION
+    ORIGIN = pb.LOG_ENTRY_KIND_ORIGIN
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry. The fields are described in fleet_log.proto, except the last two.
+    """One entry. The fields are described in fleet_log.proto, except the last three.
 
     Attributes:
         position: Where it is in the log; -1: not known yet.
         logged_ms: When it was appended, by the clock of the log, in milliseconds since the epoch. 0: not known.
+        rows: The content of a whole group, decoded.
     """
 
     kind: Kind
@@ -50,25 +58,29 @@ class Entry:
     more: bool = False
     address: str = ""
     http_address: str = ""
+    log_id: bytes = b""
+    previous_position: int = -1
+    previous_writer: bytes = b""
     tables: int = TABLES
     position: int = -1
     logged_ms: int = 0
+    rows: Statements | None = field(default=None, compare=False, repr=False)
 
     def to_bytes(self) -> bytes:
         """Encode the entry, without its place in the log."""
         return pb.LogEntry(
             format=FORMAT, tables=self.tables, kind=self.kind.value, epoch=self.epoch, number=self.number,
             writer=self.writer, moment_ms=self.moment_ms, content=self.content, more=self.more, address=self.address,
-            http_address=self.http_address,
+            http_address=self.http_address, log_id=self.log_id, previous_position=self.previous_position,
+            previous_writer=self.previous_writer,
         ).SerializeToString()  # fmt: skip
 
     @classmethod
     def from_bytes(cls, data: bytes, position: int, logged_ms: int) -> "Entry":
-        """Decode an entry.
+        """Decode an entry. Anything else is an entry of the kind UNREADABLE.
 
         Raises:
             EntryTooNew: It has a newer format.
-            LogRefused: It is not an entry.
         """
         try:
             read = pb.LogEntry.FromString(data)
@@ -79,14 +91,19 @@ class Entry:
                 f"position {position} of the log has format {read.format}; this program supports up to {FORMAT}: "
                 "upgrade it"
             )
-        try:
-            kind = Kind(read.kind)
-        except ValueError:
-            raise LogRefused(f"position {position} of the log does not contain an entry of a fleet") from None
+        is_entry = read.format > 0 and read.kind in pb.LogEntryKind.values()
+        kind = Kind(read.kind) if is_entry else Kind.UNREADABLE
         return cls(
             kind, read.epoch, read.writer, read.number, read.moment_ms, read.content, read.more, read.address,
-            read.http_address, read.tables, position, logged_ms,
+            read.http_address, read.log_id, read.previous_position, read.previous_writer, read.tables, position,
+            logged_ms,
         )  # fmt: skip
+
+    @classmethod
+    def origin(cls) -> "Entry":
+        """The first entry of a new log, with a random id."""
+        log_id = os.urandom(16)
+        return cls(Kind.ORIGIN, 0, log_id, log_id=log_id)
 
     def at(self, position: int, logged_ms: int) -> "Entry":
         """The same entry at its place in the log."""
@@ -126,23 +143,35 @@ def pack_rows(statements: Statements) -> bytes:
     return rows.SerializeToString()
 
 
-def unpack_rows(entry: Entry) -> Statements:
+def unpacked(entry: Entry) -> Entry | None:
+    """Return a whole group with its rows; None if they cannot be decoded."""
+    try:
+        return replace(entry, rows=unpack_rows(entry.content))
+    except (DecodeError, KeyError, TypeError, ValueError) as error:
+        LOGGER.warning("position %d of the log cannot be decoded (%r), and does not count", entry.position, error)
+        return None
+
+
+def unpack_rows(content: bytes) -> Statements:
     """The statements that apply a group. They are idempotent.
 
     Args:
-        entry: A whole group.
+        content: That of a whole group.
 
     Raises:
-        LogRefused: The content cannot be decoded.
+        DecodeError, KeyError, TypeError, ValueError: The content cannot be decoded.
     """
     statements: Statements = {sql: [] for sql in ORDER}
-    try:
-        for rows in pb.LogRows.FromString(entry.content).tables:
-            for sql_of, changed in ((UPSERT, rows.put), (DELETE, rows.deleted)):
-                if changed:
-                    statements[sql_of[rows.table]].extend(map(_values, changed))
-    except (DecodeError, KeyError) as error:
-        raise LogRefused(f"the rows at position {entry.position} of the log cannot be read: {error!r}") from None
+    for rows in pb.LogRows.FromString(content).tables:
+        for sql_of, changed in ((UPSERT, rows.put), (DELETE, rows.deleted)):
+            if changed:
+                sql = sql_of[rows.table]
+                read = [_values(row) for row in changed]
+                if {*map(len, read)} != {sql.count("?")}:
+                    raise ValueError(f"rows of table {rows.table} have too many values, or too few")
+                statements[sql].extend(read)
+    if len(statements[UPSERT["moment"]]) != 1:
+        raise ValueError("a group without its moment")
     return statements
 
 

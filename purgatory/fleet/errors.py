@@ -22,11 +22,13 @@ class LogTrimmed(FleetLogError):
 
 
 class LogLost(FleetLogError):
-    """The log has lost entries, or has gone back. No daemon may continue until an operator decides."""
+    """The log has lost entries, or this daemon's file belongs to another history. A person decides how to go on."""
 
     def __str__(self) -> str:
-        remedy = "Check it with `purgatory fleet verify`. To accept the loss, start a daemon with an empty folder"
-        return f"{self.args[0]}. {remedy}"
+        return (
+            f"{self.args[0]}. Check the address of the log, and the log with `purgatory fleet verify`. To continue "
+            "from the log, stop all daemons, empty their folders, and start them"
+        )
 
 
 class EntryTooNew(FleetLogError):

@@ -8,12 +8,13 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
+from google.protobuf.message import DecodeError
 
 from purgatory.fleet.entry import Entry
 from purgatory.fleet.errors import LogLost, LogRefused, LogTrimmed, LogUnavailable
@@ -68,6 +69,10 @@ class _Stored(NamedTuple):
     offsets: dict[int, int]
 
 
+class _NoTopic(LogRefused):
+    """The broker that was asked does not know the topic."""
+
+
 class KafkaLog(ReplicatedLog):
     """See `ReplicatedLog`."""
 
@@ -89,6 +94,8 @@ class KafkaLog(ReplicatedLog):
         self._topic: Final = name
         self._snapshots: Final = f"{name}-snapshots"
         self._shard: Final = shard
+        self._patience_s = ANSWER_S
+        """How long a topic may be unknown."""
         self._connection_error = ""
         """The last one of the administrative client."""
         # The default may be changed for services without idempotence, and only a producer has it.
@@ -115,16 +122,24 @@ class KafkaLog(ReplicatedLog):
                 if code != KafkaError.TOPIC_ALREADY_EXISTS:
                     kind = LogUnavailable if code < 0 else LogRefused  # negative: an error of the library
                     raise kind(f"topic {topic} cannot be created: {self._reason(error)}") from None
+        self._patience_s = ADMIN_S
         until = time.monotonic() + ADMIN_S
         while True:  # a new topic is not known to every broker at once
             try:
-                self._bounds(self._topic)
+                partitions, _ = self._describe(self._topic, ())
                 self._bounds(self._snapshots)
-                return
+                return self._begin(range(len(partitions)))
             except LogUnavailable:
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.1)
+
+    def _begin(self, shards: Iterable[int]) -> None:
+        """Write the origin of each shard that is empty. A second one, of another `init`, would be void."""
+        origin = Entry.origin().to_bytes()
+        for shard in shards:
+            if not self._bounds(self._topic, shard)[1]:
+                self._produce(self._topic, origin, ANSWER_S, shard=shard)
 
     def check(self, shards: int | None) -> None:
         needed = TO_READ if shards is None else TO_LEAD
@@ -146,6 +161,17 @@ class KafkaLog(ReplicatedLog):
 
     def _describe(self, topic: str, needed: Sequence[AclOperation]) -> tuple[list[Any], dict[str, str | None]]:
         """The partitions of a topic, and its settings. Raises LogRefused if it or one of the permissions is missing."""
+        until = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return self._ask(topic, needed)
+            except _NoTopic:
+                # Every broker may be asked, and one that does not know a new topic yet says that there is none.
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+
+    def _ask(self, topic: str, needed: Sequence[AclOperation]) -> tuple[list[Any], dict[str, str | None]]:
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         try:
             # Learn which brokers there are. Otherwise one that is gone would be asked again for 10 to 20 s.
@@ -161,7 +187,7 @@ class KafkaLog(ReplicatedLog):
         except KafkaException as error:
             code = error.args[0].code()
             if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise LogRefused(f"topic {topic}: does not exist. `purgatory fleet init` creates it") from None
+                raise _NoTopic(f"topic {topic}: does not exist. `purgatory fleet init` creates it") from None
             if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 raise _lacking(topic, needed) from None
             raise LogUnavailable(f"Kafka does not describe topic {topic}: {self._reason(error)}") from None
@@ -197,8 +223,10 @@ class KafkaLog(ReplicatedLog):
             # One at a time: an append of the same moment should not wait for all of them.
             self._produce(self._snapshots, chunk.SerializeToString(), ANSWER_S)
 
-    def last_snapshot(self) -> Snapshot | None:
+    def last_snapshot(self, below: int | None = None) -> Snapshot | None:
         complete = [stored for stored in self._stored() if len(stored.offsets) == stored.chunks]
+        if below is not None:
+            complete = [stored for stored in complete if stored.position < below]
         newest = max(complete, key=lambda stored: stored.position, default=None)
         return None if newest is None else Snapshot(newest.position, lambda: self._chunks(newest))
 
@@ -210,7 +238,8 @@ class KafkaLog(ReplicatedLog):
                 yield checked_chunk(number, chunk.content, chunk.crc32)
 
     def trim(self, below: int) -> None:
-        kept = [min(stored.offsets.values()) for stored in self._stored() if stored.position >= below - 1]
+        kept = [min(stored.offsets.values()) for stored in self._stored() if stored.position >= below]
+        assert below >= 0, "Kafka would take it for the end of the log"
         parts = [TopicPartition(self._topic, self._shard, below)]
         parts += [TopicPartition(self._snapshots, self._shard, min(kept))] if kept else []
         for part, future in self._admin.delete_records(parts, request_timeout=ADMIN_S).items():
@@ -234,13 +263,19 @@ class KafkaLog(ReplicatedLog):
         return f"{failure.str()} ({cause})" if is_local and cause else str(failure.str())
 
     def _produce(
-        self, topic: str, content: bytes, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
+        self,
+        topic: str,
+        content: bytes,
+        timeout_s: float,
+        meanwhile: Callable[[], None] = lambda: None,
+        shard: int | None = None,
     ) -> Message:
         """Write a record; returns it with its offset once the replicas have it."""
         reports: list[tuple[KafkaError | None, Message]] = []
         until = time.monotonic() + timeout_s
+        partition = self._shard if shard is None else shard
         try:
-            self._producer.produce(topic, content, partition=self._shard, on_delivery=lambda *one: reports.append(one))
+            self._producer.produce(topic, content, partition=partition, on_delivery=lambda *one: reports.append(one))
         except (KafkaException, BufferError) as error:
             raise LogUnavailable(f"Kafka: {error}") from None
         meanwhile()
@@ -254,9 +289,9 @@ class KafkaLog(ReplicatedLog):
             raise LogUnavailable(f"Kafka: {failure.str()}")
         return message
 
-    def _bounds(self, topic: str) -> tuple[int, int]:
+    def _bounds(self, topic: str, shard: int | None = None) -> tuple[int, int]:
         """The first offset, and the one after the last, from the broker."""
-        part = TopicPartition(topic, self._shard)
+        part = TopicPartition(topic, self._shard if shard is None else shard)
         try:
             try:
                 first, end = self._consumer.get_watermark_offsets(part, timeout=ANSWER_S, cached=False)
@@ -309,7 +344,10 @@ class KafkaLog(ReplicatedLog):
         found: dict[bytes, _Stored] = {}
         try:
             for message in self._scan(*self._bounds(self._snapshots)):
-                chunk = pb.SnapshotChunk.FromString(message.value() or b"")
+                try:
+                    chunk = pb.SnapshotChunk.FromString(message.value() or b"")
+                except DecodeError:
+                    continue  # not a daemon's
                 stored = found.setdefault(chunk.snapshot, _Stored(chunk.position, chunk.chunks, {}))
                 stored.offsets.setdefault(chunk.chunk, _offset(message))
         except LogTrimmed:

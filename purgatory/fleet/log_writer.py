@@ -7,6 +7,7 @@ A4      After an unknown outcome only the very same entry may be appended again:
         with its number could count in its place, after callers have had another answer.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Generator
@@ -14,12 +15,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from purgatory.fleet.entry import PART_BYTES_MAX, Entry, Kind
 from purgatory.fleet.errors import CutOff, Fenced, LogLost, LogUnavailable
-from purgatory.fleet.reign import Reign
+from purgatory.fleet.reign import Reign, ReignState
 from purgatory.fleet.replicated_log import Place, ReplicatedLog
 
 CUT_OFF_S: Final = 2.0
 READ_S: Final = 0.2
 """How long one read waits for the next entry."""
+READS_MAX: Final = 10
+"""Attempts to read an entry that must be there."""
 RETRY_S: Final = 0.05
 """Pause after an error of the log."""
 
@@ -60,15 +63,39 @@ class AppendRules:
         self._is_open = True
 
     def claim(self, moment_ms: int, address: str = "", http_address: str = "") -> Steps[Entry]:
-        epoch = self._reign.state.epoch + 1
-        claim = Entry(Kind.CLAIM, epoch, self._writer, 0, moment_ms, address=address, http_address=http_address)
+        now = self._reign.state
+        claim = Entry(
+            Kind.CLAIM, now.epoch + 1, self._writer, 0, moment_ms, address=address, http_address=http_address,
+            log_id=now.log_id, previous_position=now.claim_position, previous_writer=now.claim_writer,
+        )  # fmt: skip
         return (yield from self._place(claim))
+
+    def check_history(self, known: ReignState) -> Steps[None]:
+        """Check that the log still has what this daemon's file has. Nothing may be appended before that.
+
+        Args:
+            known: The state that the file includes.
+        """
+        if known.position < 0:
+            return
+        end, last = (yield End()), self._reign.state.position
+        if end <= last:
+            raise LogLost(f"the log has gone back: it ends at position {end}, before position {last + 1}")
+        for _ in range(READS_MAX):
+            for entry in (yield Read(known.position)):
+                if known.ends_with(entry):
+                    return
+                raise LogLost(
+                    f"position {known.position} of the log has another entry than this daemon's file: the file belongs "
+                    "to another log, or this one was made again, or restored from a backup"
+                )
+        raise LogUnavailable(f"the log does not return position {known.position}")
 
     def append(self, kind: Kind, moment_ms: int, content: bytes = b"") -> Steps[Entry]:
         now = self._reign.state
         if now.writer != self._writer:
             raise Fenced("this daemon does not lead")
-        entry = whole = Entry(kind, now.epoch, self._writer, now.number + 1, moment_ms, content)
+        entry = whole = Entry(kind, now.epoch, self._writer, now.number + 1, moment_ms, content, log_id=now.log_id)
         for part in whole.parts(self._part_bytes_max):
             entry = yield from self._place(part)
         return entry
@@ -93,7 +120,7 @@ class AppendRules:
                 if place is not None and place.position <= last:
                     raise LogLost(f"the log has gone back: position {place.position} was appended after {last}")
                 if place is not None and place.position == last + 1:
-                    judged = self._reign.accept(entry.at(*place))
+                    judged = self._reign.accept(entry.at(*place), is_own=True)
                 else:
                     judged = yield from self._find(entry, place)
             except LogUnavailable:
@@ -113,7 +140,7 @@ class AppendRules:
         while self._reign.state.position < last:
             for read in (yield Read(self._reign.state.position + 1)):
                 if entry.is_copy_of(read):
-                    judged = self._reign.accept(read)
+                    judged = self._reign.accept(read, is_own=True)
                     if judged is not None:
                         return judged
                 elif entry.kind is Kind.CLAIM:
@@ -162,6 +189,19 @@ class LogWriter:
         """
         judged = [self._rules.take(read) for read in self._log.read(self._reign.state.position + 1, wait_s)]
         return [entry for entry in judged if entry is not None]
+
+    def check_history(self, known: ReignState) -> None:
+        """Check, before anything is appended, that the log still has what this daemon's file has.
+
+        Args:
+            known: The state that the file includes.
+
+        Raises:
+            LogLost: It has not.
+            LogTrimmed: Start from a snapshot first.
+            LogUnavailable: The log does not answer.
+        """
+        self._run(self._rules.check_history(known), math.inf)
 
     def claim(self, moment_ms: int, address: str = "", http_address: str = "") -> Entry:
         """Try to lead. Everything before the claim has been applied when this returns.

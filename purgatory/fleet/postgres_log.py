@@ -33,18 +33,30 @@ READ_ENTRIES_MAX: Final = 100
 TRIM_ENTRIES: Final = 1_000
 """Rows per DELETE while trimming, so that vacuum keeps up and no transaction is long."""
 
-CREATE_LOG: Final = b"""
+LOG: Final = "purgatory_log"
+SNAPSHOTS: Final = "purgatory_snapshots"
+CREATE: Final = {
+    LOG: b"""
 CREATE TABLE IF NOT EXISTS purgatory_log (
     shard int, position bigint, at timestamptz NOT NULL DEFAULT clock_timestamp(), content bytea NOT NULL,
     PRIMARY KEY (shard, position)
 ) WITH (fillfactor = 100, autovacuum_vacuum_scale_factor = 0.01)
-"""
-CREATE_SNAPSHOTS: Final = b"""
+""",
+    SNAPSHOTS: b"""
 CREATE TABLE IF NOT EXISTS purgatory_snapshots (
     shard int, snapshot bytea, chunk int, chunks bigint NOT NULL, position bigint NOT NULL, crc32 bigint NOT NULL,
     content bytea NOT NULL, PRIMARY KEY (shard, snapshot, chunk)
 )
+""",
+}
+# In one statement, so that no shard lacks its origin. Afterwards the highest shard tells how many there are.
+BEGIN: Final = b"""
+INSERT INTO purgatory_log (shard, position, content) SELECT shard, 0, $2 FROM generate_series(0, $1 - 1) AS shard
+WHERE NOT EXISTS (SELECT FROM purgatory_log)
 """
+SHARDS: Final = b"SELECT coalesce(max(shard) + 1, 0)::bigint FROM purgatory_log"
+# A commit after all earlier ones: once the replicas have it, they have those too.
+COMMIT: Final = b"SELECT pg_logical_emit_message(true, 'purgatory', '')"
 # The entry before must be there: after a failover to a server that lacks entries, an append would leave a gap.
 INSERT: Final = b"""
 INSERT INTO purgatory_log (shard, position, content) SELECT $1, $2, $3 WHERE EXISTS (
@@ -62,9 +74,9 @@ DELETE FROM purgatory_log WHERE shard = $1 AND position IN (
     AND position < (SELECT max(position) FROM purgatory_log WHERE shard = $1) ORDER BY position LIMIT $3
 ) RETURNING position
 """
-TRIM_SNAPSHOTS: Final = b"DELETE FROM purgatory_snapshots WHERE shard = $1 AND position < $2 - 1"
+TRIM_SNAPSHOTS: Final = b"DELETE FROM purgatory_snapshots WHERE shard = $1 AND position < $2"
 NEWEST: Final = b"""
-SELECT snapshot, position, chunks FROM purgatory_snapshots WHERE shard = $1
+SELECT snapshot, position, chunks FROM purgatory_snapshots WHERE shard = $1 AND position < $2
 GROUP BY snapshot, position, chunks HAVING count(*) = chunks ORDER BY position DESC LIMIT 1
 """
 
@@ -73,6 +85,13 @@ NOT_PERMITTED: Final = b"42501"
 REFUSED: Final = (b"42", b"3F")
 """Classes of SQLSTATE that no retry can fix: a missing table, schema or right."""
 
+TO_READ: Final = ("SELECT",)
+TO_LEAD: Final = ("SELECT", "INSERT", "DELETE")
+"""Rights on both tables. A standby needs those of a leader, and would otherwise miss them when it takes over."""
+
+NEEDS: Final = "SELECT, INSERT and DELETE on both tables of the log"
+
+HIGHEST: Final = 2**63 - 1
 INT8: Final = 20
 BYTEA: Final = 17
 
@@ -93,12 +112,23 @@ class PostgresLog(ReplicatedLog):
         self._connection: psycopg.Connection[Any] | None = None
         self._has_warned = False
 
-    def create(self, shards: int) -> None:  # noqa: ARG002 - one table holds any number of them
-        self._query(CREATE_LOG)
-        self._query(CREATE_SNAPSHOTS)
+    def create(self, shards: int) -> None:
+        for table, sql in CREATE.items():
+            # Also if the table exists, PostgreSQL would want the right to create it.
+            if self._query(f"SELECT WHERE to_regclass('{table}') IS NULL".encode()):
+                self._query(sql, needs="CREATE on the schema of the log, or of another search_path")
+        self._commit(BEGIN, shards, Entry.origin().to_bytes())
 
-    def check(self, shards: int | None) -> None:  # noqa: ARG002
-        self.end()
+    def check(self, shards: int | None) -> None:
+        for table in CREATE:
+            self._check_rights(table, TO_READ if shards is None else TO_LEAD)
+        ((count,),) = self._query(SHARDS)
+        if not count:
+            raise LogRefused(f"table {LOG}: is empty. `purgatory fleet init` begins a log")
+        if shards is not None and count != shards:
+            raise LogRefused(f"table {LOG}: shards={count}, must be {shards}, the number of shards")
+        if self._shard >= count:
+            raise LogRefused(f"table {LOG}: shards={count}, so there is no shard {self._shard}")
         ((commit, names),) = self._query(
             b"SELECT current_setting('synchronous_commit'), current_setting('synchronous_standby_names')"
         )
@@ -109,6 +139,17 @@ class PostgresLog(ReplicatedLog):
                 commit.decode(),
                 names.decode(),
             )
+
+    def _check_rights(self, table: str, needed: Sequence[str]) -> None:
+        """Raises LogRefused, which names the rights on a table that the role lacks."""
+        names = ",".join(needed)
+        rows = self._query(
+            f"SELECT name, current_user::text FROM unnest(string_to_array('{names}', ',')) AS name "  # noqa: S608 - ours
+            f"WHERE NOT has_table_privilege('{table}', name)".encode()
+        )
+        if rows:
+            missing, role = ", ".join(row[0].decode() for row in rows), rows[0][1].decode()
+            raise LogRefused(f'table {table}: role {role} lacks rights on it: GRANT {missing} ON {table} TO "{role}"')
 
     def end(self) -> int:
         ((end,),) = self._query(
@@ -139,30 +180,31 @@ class PostgresLog(ReplicatedLog):
         except _Failed as error:
             if error.args[0] != UNIQUE_VIOLATION:
                 raise _typed(error) from None
-            # There may be our own entry, whose connection broke while it waited for the replica: visible, but not yet
-            # replicated. A later commit waits for it too.
-            self._query(b"SELECT pg_logical_emit_message(true, 'purgatory', '')")
-            return None
+            rows = []
         except BaseException:
             self.close()  # the answer of this statement must not be taken for that of the next one
             raise
-        if self._has_warned:
-            raise LogUnavailable("PostgreSQL committed without waiting for its replicas")
-        if not rows and position > self.end():
+        self._check_replicated()
+        if rows:
+            return Place(position, rows[0][0])
+        if position > self.end():
             raise LogLost(f"the log has gone back: position {position - 1} is not in it")
-        return Place(position, rows[0][0]) if rows else None
+        # There may be our own entry, whose connection broke or whose wait for the replica was cancelled: visible, but
+        # not yet replicated. A later commit waits for it too.
+        self._commit(COMMIT)
+        return None
 
     def put_snapshot(self, position: int, chunks: Sequence[bytes]) -> None:
         snapshot = os.urandom(16)
         for number, content in enumerate(chunks):
-            self._query(
+            self._commit(
                 b"INSERT INTO purgatory_snapshots VALUES ($1, $2, $3, $4, $5, $6, $7)",
                 self._shard, snapshot, number, len(chunks), position, zlib.crc32(content), content,
                 timeout_s=MAINTENANCE_S,
             )  # fmt: skip
 
-    def last_snapshot(self) -> Snapshot | None:
-        rows = self._query(NEWEST, self._shard)
+    def last_snapshot(self, below: int | None = None) -> Snapshot | None:
+        rows = self._query(NEWEST, self._shard, HIGHEST if below is None else below)
         return Snapshot(rows[0][1], lambda: self._chunks(rows[0][0], rows[0][2])) if rows else None
 
     def _chunks(self, snapshot: bytes, chunks: int) -> Iterator[bytes]:
@@ -198,17 +240,33 @@ class PostgresLog(ReplicatedLog):
             # No statement_timeout: it would end the wait for a replica, and the INSERT would succeed with a warning.
             connection.add_notice_handler(self._note)
             self._connection = connection
+            self._query(b"SET client_min_messages = warning")  # a role's own setting could hide the warning
         return self._connection.pgconn
 
     def _note(self, notice: psycopg.errors.Diagnostic) -> None:
         self._has_warned |= notice.severity_nonlocalized == "WARNING"
 
-    def _query(self, sql: bytes, *values: int | bytes, timeout_s: float = ANSWER_S) -> list[tuple[Any, ...]]:
+    def _commit(self, sql: bytes, *values: int | bytes, timeout_s: float = ANSWER_S) -> None:
+        """Execute a statement on whose commit something rests: the replicas have it when this returns."""
+        self._has_warned = False
+        self._query(sql, *values, timeout_s=timeout_s)
+        self._check_replicated()
+
+    def _check_replicated(self) -> None:
+        """Raises LogUnavailable if the last statement was committed on the primary alone: a person or a program has
+        cancelled its wait for the replicas, which only a warning tells.
+        """
+        if self._has_warned:
+            raise LogUnavailable("PostgreSQL committed without waiting for its replicas")
+
+    def _query(
+        self, sql: bytes, *values: int | bytes, timeout_s: float = ANSWER_S, needs: str = NEEDS
+    ) -> list[tuple[Any, ...]]:
         try:
             self._send(sql, *values)
             return self._receive(timeout_s)
         except _Failed as error:
-            raise _typed(error) from None
+            raise _typed(error, needs) from None
         except BaseException:
             self.close()
             raise
@@ -271,12 +329,12 @@ def _why(error: psycopg.Error) -> str:
     return "; ".join(line.rpartition("connection failed: ")[2] for line in lines if line[:2] == "- ") or lines[0]
 
 
-def _typed(failed: _Failed) -> LogRefused | LogUnavailable:
+def _typed(failed: _Failed, needs: str = NEEDS) -> LogRefused | LogUnavailable:
     state, message = failed.args
     text = " ".join(message.split())
     if state[:2] in REFUSED:
-        remedy = "`purgatory fleet init` creates the tables of a log"
+        remedy = "`purgatory fleet init` creates the tables of a log, and a role needs USAGE on their schema"
         if state == NOT_PERMITTED:
-            remedy = "The role needs SELECT, INSERT and DELETE on both tables of the log"
+            remedy = f"The role needs {needs}"
         return LogRefused(f"PostgreSQL refuses: {text}. {remedy}")
     return LogUnavailable(f"PostgreSQL: {text}")

@@ -8,11 +8,13 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from purgatory.fleet.entry import Entry, Kind, unpack_rows
+from purgatory.fleet.entry import Entry, Kind
+from purgatory.fleet.errors import LogLost
 from purgatory.fleet.reign import ReignState
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
@@ -35,12 +37,21 @@ CREATE TABLE IF NOT EXISTS log_place (
     epoch INTEGER NOT NULL,
     number INTEGER NOT NULL,
     writer BLOB NOT NULL,
+    log_id BLOB NOT NULL,
+    claim_position INTEGER NOT NULL,
+    claim_writer BLOB NOT NULL,
     logged_ms INTEGER NOT NULL,
     leader TEXT NOT NULL,
     own_writer BLOB NOT NULL,
     crc32 INTEGER NOT NULL
 )
 """
+CLAIMS_TABLE: Final = """
+CREATE TABLE IF NOT EXISTS log_claims (epoch INTEGER PRIMARY KEY, position INTEGER NOT NULL, writer BLOB NOT NULL)
+"""
+"""The valid claims, which show whether an older file belongs to the same history."""
+
+CLAIMS_KEPT: Final = 10_000
 
 PART: Final = "snapshot.part"
 """A snapshot that is being loaded."""
@@ -51,11 +62,14 @@ SNAPSHOT: Final = "snapshot-"
 class LogPlace(NamedTuple):
     """The part of the log that a file includes."""
 
-    # In the order of the columns.
+    # In the order of the columns: first the fields of `ReignState`, then the others.
     position: int = -1
     epoch: int = 0
     number: int = 0
     writer: bytes = b""
+    log_id: bytes = b""
+    claim_position: int = -1
+    claim_writer: bytes = b""
     logged_ms: int = 0
     """When its last group was appended, by the log's clock; 0: it has none."""
     leader: str = ""
@@ -65,17 +79,19 @@ class LogPlace(NamedTuple):
 
     @property
     def state(self) -> ReignState:
-        return ReignState(self.position, self.epoch, self.number, self.writer)
+        return ReignState(
+            self.position, self.epoch, self.number, self.writer, self.log_id, self.claim_position, self.claim_writer
+        )
 
     def at(self, state: ReignState) -> "LogPlace":
-        return self._replace(position=state.position, epoch=state.epoch, number=state.number, writer=state.writer)
+        return self._replace(**asdict(state))
 
 
 def read_place(database: sqlite3.Connection, folder: Path) -> LogPlace:
     """Return the place of a file; the beginning of the log for a new one. Raises `JournalDamaged`."""
     database.execute(PLACE_TABLE)
-    fields = ", ".join(LogPlace._fields)
-    for *values, crc32 in database.execute(f"SELECT {fields}, crc32 FROM log_place"):  # noqa: S608 - our own names
+    columns = ", ".join(LogPlace._fields)
+    for *values, crc32 in database.execute(f"SELECT {columns}, crc32 FROM log_place"):  # noqa: S608 - our own names
         place = LogPlace(*values)
         if [*map(type, place)] != [*map(type, LogPlace())] or checksum(*place) != crc32:
             raise damaged(folder, "checksum mismatch in table log_place")
@@ -85,7 +101,42 @@ def read_place(database: sqlite3.Connection, folder: Path) -> LogPlace:
 
 def write_place(database: sqlite3.Connection, place: LogPlace) -> None:
     """Store the place, in the transaction of the rows that it is about."""
-    database.execute("INSERT OR REPLACE INTO log_place VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)", (*place, checksum(*place)))
+    values = (*place, checksum(*place))
+    database.execute(f"INSERT OR REPLACE INTO log_place VALUES (1{', ?' * len(values)})", values)  # noqa: S608 - ours
+    if 0 <= place.position == place.claim_position:
+        claim = place.epoch, place.claim_position, place.claim_writer
+        database.execute("INSERT OR REPLACE INTO log_claims VALUES (?, ?, ?)", claim)
+        database.execute("DELETE FROM log_claims WHERE epoch < ?", (place.epoch - CLAIMS_KEPT,))
+
+
+def start_place(database: sqlite3.Connection, place: LogPlace) -> None:
+    """Make a file that has no place yet a copy of a log."""
+    database.execute(PLACE_TABLE)
+    database.execute(CLAIMS_TABLE)
+    write_place(database, place)
+
+
+def check_descends(later: sqlite3.Connection, folder: Path, place: LogPlace) -> None:
+    """Check that the history of a later file contains that of a file with this place.
+
+    Raises:
+        LogLost: It does not.
+        JournalDamaged: The later file is damaged.
+    """
+    claims = dict[int, tuple[int, bytes]]()
+    rows = later.execute("SELECT * FROM log_claims WHERE epoch BETWEEN ? AND ?", (place.epoch, place.epoch + 1))
+    for epoch, position, writer in rows:
+        claims[epoch] = position, writer
+    following, _ = claims.get(place.epoch + 1, (place.position + 1, b""))
+    if (
+        read_place(later, folder).log_id != place.log_id
+        or claims.get(place.epoch) != (place.claim_position, place.claim_writer)
+        or following <= place.position
+    ):
+        raise LogLost(
+            f"the last snapshot does not contain what the file in {folder} has, the claim of epoch {place.epoch} or "
+            "entries after it: the file belongs to another log, or this one was made again, or restored from a backup"
+        )
 
 
 def check_rows(database: sqlite3.Connection, folder: Path) -> None:
@@ -103,6 +154,7 @@ class CopyStore(Store):
         try:
             database.execute("PRAGMA synchronous = NORMAL")
             database.execute(PLACE_TABLE)
+            database.execute(CLAIMS_TABLE)
         except sqlite3.Error as error:
             database.close()
             raise typed_error(self._directory.database, error) from None
@@ -164,7 +216,10 @@ class Replica(CopyStore):
         self._start()
 
     def replace_by(self, path: Path) -> None:
-        """Take a complete file, of any daemon of the fleet, as this one's."""
+        """Take a complete file, of any daemon of the fleet, as this one's. Raises LogLost if it has another history."""
+        if self.place.position >= 0:
+            with closing(sqlite3.connect(path)) as later:
+                check_descends(later, self.directory.path, self.place)
         with path.open("rb") as complete:
             os.fsync(complete.fileno())  # a power failure must not leave its name without its content
         self.close()
@@ -190,13 +245,14 @@ class Replica(CopyStore):
         place = self.place.at(state)
         statements: Statements | None = None
         if entry.kind is Kind.GROUP:
-            statements = unpack_rows(entry)
+            assert entry.rows is not None, f"position {entry.position} was not decoded"
+            statements = entry.rows
             place = place._replace(logged_ms=entry.logged_ms)
         elif entry.kind is Kind.CLAIM:
             place = place._replace(leader=f"{entry.address} (HTTP: {entry.http_address})")
         elif entry.kind is Kind.RESIGNATION:
             place = place._replace(leader="")
-        else:
+        elif entry.kind is Kind.HEARTBEAT:
             return  # the next group includes it
         with self._transaction():
             if statements is not None:
@@ -260,5 +316,6 @@ def forget_place(path: Path) -> None:
     database = sqlite3.connect(path)
     try:
         database.execute("DROP TABLE IF EXISTS log_place")
+        database.execute("DROP TABLE IF EXISTS log_claims")
     finally:
         database.close()

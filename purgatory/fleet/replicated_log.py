@@ -45,10 +45,10 @@ class ReplicatedLog(Protocol):
     """
 
     def create(self, shards: int) -> None:
-        """Create the log of a fleet, for all its shards. One that exists is left as it is.
+        """Create the log of a fleet, and its origin in each shard. A log that exists is left as it is.
 
         Raises:
-            LogRefused: It cannot be created.
+            LogRefused: It cannot be created, or has another number of shards.
         """
 
     def check(self, shards: int | None) -> None:
@@ -105,14 +105,14 @@ class ReplicatedLog(Protocol):
             chunks: Its content, each chunk at most `PART_BYTES_MAX` long.
         """
 
-    def last_snapshot(self) -> Snapshot | None:
-        """The complete snapshot with the highest position; None: there is none."""
+    def last_snapshot(self, below: int | None = None) -> Snapshot | None:
+        """The complete snapshot with the highest position, less than `below` if that is given; None: there is none."""
 
     def trim(self, below: int) -> None:
-        """Delete all entries before a position, and the snapshots that end before `below` - 1.
+        """Delete all entries and snapshots with a lower position.
 
         Args:
-            below: At most the position after a complete snapshot. The last entry is always kept.
+            below: At most the position of a complete snapshot. The last entry is always kept.
         """
 
     def close(self) -> None:

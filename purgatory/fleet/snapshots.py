@@ -2,23 +2,36 @@
 it. The position is in the file itself, so file and position cannot disagree, whichever daemon took the snapshot.
 """
 
+import logging
 import sqlite3
+import struct
 import tempfile
 import zlib
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from purgatory.fleet.entry import PART_BYTES_MAX
-from purgatory.fleet.replica import PART, SNAPSHOT, Replica, check_rows, read_place
-from purgatory.fleet.replicated_log import ReplicatedLog
-from purgatory.journal.errors import damaged
+from purgatory.fleet.errors import LogRefused
+from purgatory.fleet.replica import PART, SNAPSHOT, LogPlace, Replica, check_rows, read_place, start_place
+from purgatory.fleet.replicated_log import ReplicatedLog, Snapshot
+from purgatory.journal.errors import JournalDamaged, damaged
 from purgatory.journal.store import FILE_WRONG
+
+LOGGER: Final = logging.getLogger(__name__)
 
 FASTEST: Final = 1
 """Level of compression: higher ones make it a tenth smaller and take three times as long."""
 
 READ_S: Final = 2.0
 """How long to wait for one entry."""
+
+SQLITE_HEADER: Final = struct.Struct(">16sH10xI")
+"""The beginning of a database: magic, bytes of a page, pages."""
+SQLITE_MAGIC: Final = b"SQLite format 3\0"
+UNPACKED_BYTES: Final = 1 << 20
+"""How much is decompressed at once."""
 
 
 class LastSnapshot(NamedTuple):
@@ -42,12 +55,13 @@ def find_last(log: ReplicatedLog) -> LastSnapshot:
     return LastSnapshot(position, entries[0].logged_ms if entries else 0)
 
 
-def store_snapshot(database: Path, log: ReplicatedLog) -> None:
-    """Store a snapshot of a journal's file that may be in use.
+def store_snapshot(database: Path, log: ReplicatedLog, place: LogPlace | None = None) -> int:
+    """Store a snapshot of a journal's file that may be in use, and return its position.
 
     Args:
         database: The file.
         log: Used by this thread only.
+        place: The place of a journal that is not a copy of a log yet.
 
     Raises:
         LogUnavailable: Nothing was stored that a reader would use.
@@ -66,14 +80,14 @@ def store_snapshot(database: Path, log: ReplicatedLog) -> None:
             raise
         finally:
             source.close()
-        copied = sqlite3.connect(copy)
-        try:
+        with closing(sqlite3.connect(copy, isolation_level=None)) as copied:
+            if place is not None:
+                start_place(copied, place)
             position = read_place(copied, database.parent).position
             check_rows(copied, database.parent)  # a damaged snapshot would be all that is left, once the log is trimmed
-        finally:
-            copied.close()
         content = zlib.compress(copy.read_bytes(), FASTEST)
     log.put_snapshot(position, [content[at : at + PART_BYTES_MAX] for at in range(0, len(content), PART_BYTES_MAX)])
+    return position
 
 
 def store_and_trim(database: Path, log: ReplicatedLog) -> LastSnapshot:
@@ -82,30 +96,77 @@ def store_and_trim(database: Path, log: ReplicatedLog) -> LastSnapshot:
     Arguments and errors as in `store_snapshot`, result as in `find_last`.
     """
     previous = log.last_snapshot()
-    store_snapshot(database, log)
+    position = store_snapshot(database, log)
     if previous is not None:
-        log.trim(previous.position + 1)
+        log.trim(min(previous.position, position))
     return find_last(log)
 
 
 def load_snapshot(log: ReplicatedLog, replica: Replica) -> bool:
-    """Replace a standby's file by the last snapshot.
+    """Replace a standby's file by the last snapshot that can be decoded.
 
     Returns:
-        Whether there is one.
+        Whether there is one that has more than the file.
 
     Raises:
-        LogRefused: The snapshot is damaged.
+        LogLost: It has another history than the file, which is unchanged.
         LogUnavailable: The log does not answer; the file is unchanged.
     """
-    snapshot = log.last_snapshot()
-    if snapshot is None:
-        return False
-    unpacking = zlib.decompressobj()
     path = replica.directory.path / PART
-    with path.open("wb") as file:
-        for chunk in snapshot.read():
-            file.write(unpacking.decompress(chunk))
-        file.write(unpacking.flush())
-    replica.replace_by(path)
-    return True
+    snapshot = log.last_snapshot()
+    while snapshot is not None and snapshot.position > replica.place.position:
+        try:
+            unpack(snapshot, path)
+        except LogRefused as error:
+            LOGGER.warning("%s; trying the snapshot before it", error)
+            snapshot = log.last_snapshot(snapshot.position)
+        else:
+            replica.replace_by(path)
+            return True
+    return False
+
+
+def unpack(snapshot: Snapshot, path: Path) -> LogPlace:
+    """Write the content of a snapshot to a file, and return its place.
+
+    Raises:
+        LogRefused: It cannot be decoded.
+        LogUnavailable: The log does not answer.
+    """
+    try:
+        with path.open("wb") as file:
+            file.writelines(_decompressed(snapshot.read()))
+        with closing(sqlite3.connect(path)) as database:
+            place = read_place(database, path.parent)
+            check_rows(database, path.parent)
+    except (zlib.error, ValueError, sqlite3.Error, JournalDamaged) as error:
+        what = error.what if isinstance(error, JournalDamaged) else error
+        raise LogRefused(f"the snapshot of position {snapshot.position} cannot be used ({what})") from None
+    return place
+
+
+def _decompressed(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The content of a file in pieces of limited size. Raises ValueError, zlib.error if it is not a whole journal."""
+    unpacking, size, left = zlib.decompressobj(), 0, 0
+    for chunk in chunks:
+        packed = chunk
+        while packed:
+            piece = unpacking.decompress(packed, UNPACKED_BYTES)
+            packed = unpacking.unconsumed_tail
+            left = left - len(piece) if size else _size_of_file(piece) - len(piece)
+            size += len(piece)
+            if left < 0:
+                raise ValueError("it is longer than its header says")
+            yield piece
+    rest = unpacking.flush()
+    if not size or left != len(rest):
+        raise ValueError("it is not complete")
+    yield rest
+
+
+def _size_of_file(beginning: bytes) -> int:
+    """The size of a file of SQLite by its header. Raises ValueError."""
+    magic, page_bytes, pages = SQLITE_HEADER.unpack_from(beginning.ljust(SQLITE_HEADER.size, b"\0"))
+    if magic != SQLITE_MAGIC:
+        raise ValueError("it is not a journal")
+    return int(page_bytes * pages)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from purgatory.fleet.entry import Entry, Kind
-from purgatory.fleet.errors import Fenced, LogLost, LogTrimmed, LogUnavailable
-from purgatory.fleet.leadership import Leadership, exit_to_be_restarted
+from purgatory.fleet.entry import Entry, Kind, unpacked
+from purgatory.fleet.errors import Fenced, LogRefused, LogTrimmed, LogUnavailable
+from purgatory.fleet.leadership import HEARTBEAT_S_MAX, Leadership, exit_to_be_restarted
 from purgatory.fleet.log_writer import LogWriter
 from purgatory.fleet.reign import Reign
 from purgatory.fleet.replica import Replica
@@ -36,6 +36,11 @@ PATIENCE: Final = 3
 """Silences after which to claim although something seems to follow that cannot be read."""
 
 GROUPS_PER_MAINTENANCE: Final = 32
+
+NEW_LOG: Final = (
+    "Restore the log, or make a new one from the daemon's folder that has most (`purgatory fleet leave DIR`, then "
+    "`purgatory fleet init LOG --from DIR`)"
+)
 
 
 def boot_s() -> float:
@@ -137,8 +142,9 @@ class Standby:
                 except Fenced as error:
                     LOGGER.info("another daemon was first: %s", error)
                 except LogTrimmed as trimmed:
-                    if not self._load_snapshot():
-                        raise LogLost(f"{trimmed}, and there is no snapshot") from None
+                    before = self._position
+                    if not self._load_snapshot() or self._position <= before:
+                        raise LogRefused(f"{trimmed}, and no snapshot leads there. {NEW_LOG}") from None
                 except LogUnavailable as error:
                     LOGGER.warning("the log does not answer: %s", error)
                     if self._stopping.wait(RETRY_S):
@@ -155,15 +161,18 @@ class Standby:
         return self.reign.state.position
 
     def _begin(self) -> None:
-        self.reign = Reign(self._replica.place.state)
+        self.reign = Reign(self._replica.place.state, unpacked)
         """Who leads, as far as the log has been read."""
         self._writer = LogWriter(self._log, self.reign, self._apply)
 
     def _catch_up(self) -> None:
         self._is_live = False
+        self._writer.check_history(self._replica.place.state)
         self._ask_end()
         while self.lag_entries:
             self._read()
+        if not self.reign.state.log_id:
+            raise LogRefused("the log has no beginning: create it with `purgatory fleet init`")
         self._is_live = True
         self._at_end_s, self._heard_s = self._asked_s, self._now_s()
         if not self.is_caught_up:
@@ -203,11 +212,13 @@ class Standby:
 
     def _must_claim(self) -> bool:
         writer = self.reign.state.writer
-        # Nobody leads, or this daemon did before it was restarted.
-        if not writer or writer == self._replica.place.own_writer:
+        if not writer:
             return True
-        silent_s = self._now_s() - self._heard_s
-        if silent_s < self._silence_s:
+        silent_s, silence_s = self._now_s() - self._heard_s, self._silence_s
+        if writer == self._replica.place.own_writer:
+            # This daemon led before it was restarted. Otherwise its folder is a copy of one whose daemon still leads.
+            silence_s = min(silence_s / 2, 2 * HEARTBEAT_S_MAX)
+        if silent_s < silence_s:
             return False
         # The end is asked for: a Kafka client that has lost its broker reads nothing, without an error. But it need not
         # be a position that an entry can have, if something else has written to the topic.
@@ -215,6 +226,7 @@ class Standby:
 
     def _claim(self) -> Leadership:
         self._replica.check_writable()  # a leader with a full disk would be none
+        self._writer.check_history(self._replica.place.state)
         claim = self._writer.claim(self._replica.moment_ms, *self._addresses)
         claimed_s = self._now_s()
         self._crash.reached(AFTER_CLAIM)

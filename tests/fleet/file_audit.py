@@ -49,7 +49,8 @@ def rows_of_file(data: Path) -> tuple[int, dict[str, Rows]]:
     """The position that a daemon's file includes, and its rows. The daemon must have ended."""
     database = sqlite3.connect(data / "journal.db")
     try:
-        ((position,),) = database.execute("SELECT position FROM log_place")
+        # Empty: it was killed before it had read anything.
+        (position,) = database.execute("SELECT position FROM log_place").fetchone() or (-1,)
         tables: dict[str, Rows] = {}
         for table in COLUMNS:
             hidden = 1 if table in KEYS or table == "moment" else 0

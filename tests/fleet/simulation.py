@@ -1,7 +1,8 @@
 """Histories of a shard: daemons over a log in memory, under a scheduler that interrupts them between any two steps.
 
 The scheduler loses, delays, repeats and reorders entries on their way to the log, and answers on their way back; it
-stops, kills and restarts daemons. Everything follows from the seed. `python -m tests.fleet.simulation` runs many.
+stops, kills and restarts daemons, restores the log from a backup, and starts a daemon on the folder of another fleet.
+Everything follows from the seed. `python -m tests.fleet.simulation` runs many.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from purgatory.fleet.entry import Entry, Kind
-from purgatory.fleet.errors import Fenced, LogUnavailable
+from purgatory.fleet.errors import Fenced, LogLost, LogUnavailable
 from purgatory.fleet.log_writer import Append, AppendRules, End, Read
 from purgatory.fleet.reign import Reign, ReignState
 from purgatory.fleet.replicated_log import Place
@@ -39,9 +40,9 @@ class Rules:
 class MemoryLog:
     """A log as Kafka (appends at its end, positions may have gaps) or PostgreSQL (appends at one position only)."""
 
-    def __init__(self, chance: random.Random, *, is_exclusive: bool) -> None:
+    def __init__(self, chance: random.Random, log_id: bytes, *, is_exclusive: bool) -> None:
         self.is_exclusive: Final = is_exclusive
-        self.entries: Final[list[Entry]] = []
+        self.entries: Final = [Entry(Kind.ORIGIN, 0, log_id, log_id=log_id, position=0)]
         self._chance: Final = chance
 
     def end(self) -> int:
@@ -72,6 +73,8 @@ class Daemon:
         self.state = ReignState()
         self.groups: list[bytes] = []
         """The file: the groups up to `state`."""
+        self.must_not_lead = False
+        """Whether its file belongs to another history than the log."""
         self.stopped = 0
         """Turns that it still sleeps."""
         self.answer: Callable[[], object] | None = None
@@ -98,20 +101,27 @@ class Daemon:
             self.request = step()
         except StopIteration:  # it has exited; its supervisor restarts it
             self.start()
+        except LogLost:
+            assert self.must_not_lead, "a daemon with the log's history is refused"
+            self._history.counts["refused"] += 1
+            self.start()
 
     def _live(self) -> Life:
         history, chance = self._history, self._history.chance
-        reign = history.rules.reign(self.state)
+        reign = self.reign = history.rules.reign(self.state)
         writer = history.new_writer()
 
         def apply(entry: Entry) -> None:
-            if entry.kind is Kind.GROUP and not entry.more:
+            if entry.more:
+                return
+            if entry.kind is Kind.GROUP:
                 self.groups.append(entry.content)
             self.state = reign.resting
 
         rules = history.rules.append(reign, writer, apply, PART_BYTES)
         while True:
             try:
+                yield from rules.check_history(self.state)
                 end = yield End()
                 while reign.state.position + 1 < end:
                     for entry in (yield Read(reign.state.position + 1)):
@@ -124,11 +134,12 @@ class Daemon:
             except LogUnavailable:
                 continue
             try:
+                yield from rules.check_history(self.state)
                 claim = yield from rules.claim(0)
+            except LogUnavailable:
+                continue
             except Fenced:
                 history.counts["fenced"] += 1
-                if chance.random() < 0.2:
-                    history.send_as_impostor(writer, reign.state)
                 continue
             history.check_leader(self, claim)
             try:
@@ -162,8 +173,8 @@ class History:
         self.chance: Final = random.Random(seed)
         self.rules: Final = rules
         self.counts: Final[Counter[str]] = Counter()
-        self.log: Final = MemoryLog(self.chance, is_exclusive=self.chance.random() < 0.4)
-        self.acknowledged: Final[dict[bytes, int]] = {}
+        self.log: Final = MemoryLog(self.chance, b"log", is_exclusive=self.chance.random() < 0.4)
+        self.acknowledged: dict[bytes, int] = {}
         """Groups whose callers have an answer, and where they are in the log."""
         self._attempted: Final[set[bytes]] = set()
         self._writers = 0
@@ -182,17 +193,13 @@ class History:
         self._attempted.add(content)
         return content
 
-    def send_as_impostor(self, writer: bytes, now: ReignState) -> None:
-        """A daemon whose claim came second ignores that, as a faulty version might, and sends a group."""
-        entry = Entry(Kind.GROUP, now.epoch, writer, now.number + 1, content=b"impostor")
-        self._in_flight.append(Append(entry, now.position + 1))
-
     def check_leader(self, daemon: Daemon, claim: Entry) -> None:
         """A new leader has everything that was acknowledged before its claim.
 
         If the answer to its claim was delayed, another daemon may lead by now, and have acknowledged more.
         """
         self.counts["reigns"] += 1
+        assert not daemon.must_not_lead, f"a daemon with another history leads, epoch {claim.epoch}"
         before = {content for content, position in self.acknowledged.items() if position < claim.position}
         missing = before - set(daemon.groups)
         assert not missing, f"the leader of epoch {claim.epoch} lacks {len(missing)} acknowledged groups"
@@ -201,7 +208,15 @@ class History:
 
     def run(self) -> Counter[str]:
         chance = self.chance
-        for _ in range(chance.randrange(20, STEPS_MAX)):
+        steps = chance.randrange(20, STEPS_MAX)
+        restored_at = chance.randrange(3 * steps)
+        if chance.random() < 0.2:
+            self._give_foreign_folder(chance.choice(self._daemons))
+        for step in range(steps):
+            if step == restored_at:
+                self._restore()
+            if chance.random() < 0.01:
+                self.log.append(Entry(Kind.UNREADABLE, 0, b""), self.log.end())
             if self._in_flight and chance.random() < 0.2:
                 late = self._in_flight.pop(chance.randrange(len(self._in_flight)))
                 self.log.append(late.entry, min(late.position, self.log.end()))
@@ -219,6 +234,37 @@ class History:
                 self._turn(daemon)
         self._check()
         return self.counts
+
+    def _give_foreign_folder(self, daemon: Daemon) -> None:
+        """A daemon starts with the file of another fleet, whose history looks much the same."""
+        other = MemoryLog(self.chance, b"log" if self.chance.random() < 0.5 else b"other", is_exclusive=True)
+        reign = self.rules.reign()
+        reign.accept(other.entries[0])
+        for _ in range(self.chance.randrange(1, 4)):
+            now = reign.state
+            writer = self.new_writer()
+            claim = Entry(Kind.CLAIM, now.epoch + 1, writer, log_id=now.log_id, previous_position=now.claim_position,
+                          previous_writer=now.claim_writer)  # fmt: skip
+            reign.accept(claim.at(now.position + 1, 0))
+            for number in range(self.chance.randrange(3)):
+                group = Entry(Kind.GROUP, now.epoch + 1, writer, now.number + 1 + number, log_id=now.log_id)
+                reign.accept(group.at(reign.state.position + 1, 0))
+        daemon.life.close()
+        daemon.state, daemon.must_not_lead = reign.state, True
+        daemon.start()
+        self.counts["foreign"] += 1
+
+    def _restore(self) -> None:
+        """All daemons end, the newest entries are deleted, and the daemons are started again."""
+        end = self.chance.choice(self.log.entries).position + 1
+        self.log.entries[:] = [entry for entry in self.log.entries if entry.position < end]
+        self._in_flight.clear()
+        self.acknowledged = {group: at for group, at in self.acknowledged.items() if at < end}
+        for daemon in self._daemons:
+            daemon.life.close()
+            daemon.must_not_lead |= daemon.state.position >= end
+            daemon.start()
+        self.counts["restored"] += 1
 
     def _turn(self, daemon: Daemon) -> None:
         request = daemon.request
@@ -238,8 +284,9 @@ class History:
         else:
             assert isinstance(request, End)
             end = self.log.end()
-            if self.chance.random() < 0.1 and not self.log.is_exclusive:
-                end = self.chance.randrange(end + 1)  # a broker that has not received everything
+            read = daemon.reign.state.position + 1
+            if self.chance.random() < 0.1 and not self.log.is_exclusive and read < end:
+                end = self.chance.randrange(read, end) + 1  # a broker that has not received everything
             daemon.resume(lambda: end)
 
     def _append(self, request: Append) -> Callable[[], object]:
@@ -280,6 +327,8 @@ class History:
         read = [one.content for one in judged if one is not None and one.kind is Kind.GROUP and not one.more]
         assert read == contents, "a reader disagrees with the audit"
         for daemon in self._daemons:
+            if daemon.must_not_lead:
+                continue
             position = daemon.state.position
             included = [group.content for group in counted if group.position <= position]
             assert daemon.groups == included, "a daemon's file is not the log up to its position"

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from purgatory.fleet.entry import Entry, Kind
-from purgatory.fleet.log_writer import AppendRules, Steps
-from purgatory.fleet.reign import Reign
+from purgatory.fleet.errors import LogLost
+from purgatory.fleet.log_writer import AppendRules, End, Steps
+from purgatory.fleet.reign import Reign, ReignState
 from purgatory.fleet.replicated_log import Place
 from tests.fleet.simulation import Rules, run
 
@@ -23,20 +24,14 @@ def test_histories_keep_the_promises() -> None:
     # Otherwise the scheduler would test nothing.
     assert counts["reigns"] > HISTORIES
     assert counts["acknowledged"] > HISTORIES
-    for fault in ("void", "late", "lost", "answer lost", "repeated", "no position", "kills", "fenced"):
+    for fault in ("void", "late", "lost", "answer lost", "repeated", "no position", "kills", "fenced", "refused"):
         assert counts[fault] > HISTORIES / 10, fault
+    assert min(counts["foreign"], counts["restored"]) > HISTORIES / 20
 
 
 def test_a_history_follows_from_its_seed() -> None:
     """The same seeds give the same histories."""
     assert run(range(50)) == run(range(50))
-
-
-class AnyWriter(Reign):
-    """R2 without the writer."""
-
-    def would_accept(self, entry: Entry) -> bool:
-        return super().would_accept(replace(entry, writer=self.state.writer))
 
 
 class AnyNumber(Reign):
@@ -63,8 +58,8 @@ class KeepsParts(Reign):
 class ReignsOn(Reign):
     """R4 without the end of a reign by resignation."""
 
-    def accept(self, entry: Entry) -> Entry | None:
-        before, judged = self.state, super().accept(entry)
+    def accept(self, entry: Entry, *, is_own: bool = False) -> Entry | None:
+        before, judged = self.state, super().accept(entry, is_own=is_own)
         if judged is not None and judged.kind is Kind.RESIGNATION:
             self.state = self.resting = replace(self.state, writer=before.writer, number=before.number)
         return judged
@@ -75,7 +70,7 @@ class TrustsTheReport(AppendRules):
 
     def _find(self, entry: Entry, place: Place | None) -> Steps[Entry | None]:
         if place is not None:
-            return self._reign.accept(entry.at(*place))
+            return self._reign.accept(entry.at(*place), is_own=True)
         return (yield from super()._find(entry, place))
 
 
@@ -90,16 +85,32 @@ class SkipsOthers(AppendRules):
             self._apply = apply  # type: ignore[misc]
 
 
+class TrustsTheFolder(AppendRules):
+    """Without the check that the log still has what the file has."""
+
+    def check_history(self, known: ReignState) -> Steps[None]:
+        yield from ()
+
+
+class TrustsThePosition(AppendRules):
+    """Compares the position only: a log that has become longer again is not noticed."""
+
+    def check_history(self, known: ReignState) -> Steps[None]:
+        if (yield End()) <= known.position:
+            raise LogLost("the log has gone back")
+
+
 @pytest.mark.parametrize(
     "rules",
     [
-        Rules(reign=AnyWriter),
         Rules(reign=AnyNumber),
         Rules(reign=AnyClaim),
         Rules(reign=KeepsParts),
         Rules(reign=ReignsOn),
         Rules(append=TrustsTheReport),
         Rules(append=SkipsOthers),
+        Rules(append=TrustsTheFolder),
+        Rules(append=TrustsThePosition),
     ],
     ids=lambda rules: (rules.append if rules.reign is Reign else rules.reign).__name__,
 )

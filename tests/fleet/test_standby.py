@@ -1,12 +1,13 @@
 """A standby: when it claims, and how much time it says has passed. With a log in memory and a clock set by hand."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from purgatory.fleet.entry import Entry, Kind, pack_rows
-from purgatory.fleet.errors import LogUnavailable
+from purgatory.fleet.errors import LogLost, LogUnavailable
 from purgatory.fleet.leadership import Leadership
 from purgatory.fleet.replicated_log import Place, Snapshot
 from purgatory.fleet.standby import END_S, Standby
@@ -60,7 +61,7 @@ class MemoryLog:
 
     def put_snapshot(self, position: int, chunks: Sequence[bytes]) -> None: ...
 
-    def last_snapshot(self) -> Snapshot | None:
+    def last_snapshot(self, below: int | None = None) -> Snapshot | None:
         return None
 
     def trim(self, below: int) -> None: ...
@@ -68,16 +69,22 @@ class MemoryLog:
     def close(self) -> None: ...
 
 
+ORIGIN = Entry.origin()
+CLAIM = Entry(
+    Kind.CLAIM, 1, OTHER, address="first:7440", log_id=ORIGIN.log_id, previous_position=0, previous_writer=ORIGIN.writer
+)
+
+
 @pytest.fixture
 def log() -> MemoryLog:
     log = MemoryLog()
-    log.put(Entry(Kind.CLAIM, 1, OTHER, address="first:7440"))
+    log.put(ORIGIN, CLAIM)
     return log
 
 
 def group(number: int, engine_ms: int) -> Entry:
     rows = StatementBuilder().statements(Group(number, Moment(engine_ms, 0, 0, "")))
-    return Entry(Kind.GROUP, 1, OTHER, number, engine_ms, pack_rows(rows))
+    return Entry(Kind.GROUP, 1, OTHER, number, engine_ms, pack_rows(rows), log_id=ORIGIN.log_id)
 
 
 def lead(log: MemoryLog, folder: Path) -> Leadership:
@@ -165,15 +172,58 @@ def test_lag_is_the_time_since_everything_was_read(log: MemoryLog, tmp_path: Pat
     standby.lead()
     assert max(lags) == pytest.approx(lags[44])
     assert lags[44] == pytest.approx(4, abs=END_S)
-    assert (max(entries), entries[45]) == (1, 0)
+    assert (max(entries[2:]), entries[45]) == (1, 0)
     assert max(*lags[:5], *lags[46:]) <= END_S + 0.2
 
 
 def test_a_resignation_needs_no_silence(log: MemoryLog, tmp_path: Path) -> None:
-    """After a resignation a standby claims at once, and so does the last leader after a restart."""
-    log.put(Entry(Kind.RESIGNATION, 1, OTHER, 1))
+    """After a resignation a standby claims at once."""
+    log.put(Entry(Kind.RESIGNATION, 1, OTHER, 1, log_id=ORIGIN.log_id))
     began_s = log.now_s
     lead(log, tmp_path)
-    lead(log, tmp_path)
     assert log.now_s == began_s
+
+
+def test_last_leader_claims_first_after_a_restart(log: MemoryLog, tmp_path: Path) -> None:
+    """It waits for less than the silence: long enough to hear two heartbeats if its folder is only a copy."""
+    leadership = lead(log, tmp_path)
+    began_s, heartbeats = log.now_s, [began + leadership.heartbeat_s for began in (log.now_s, log.now_s + 0.5)]
+    read = log.read
+
+    def read_while_the_other_one_leads(start: int, wait_s: float) -> list[Entry]:
+        if heartbeats and log.now_s >= heartbeats[0]:
+            heartbeats.pop(0)
+            leadership.heartbeat()
+        return read(start, wait_s)
+
+    log.read = read_while_the_other_one_leads  # type: ignore[method-assign]
+    lead(log, tmp_path)
+    assert 2 <= log.now_s - began_s < 2 + SILENCE_S / 2
     assert [entry.epoch for entry in log.entries if entry.kind is Kind.CLAIM] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_standby_whose_log_is_restored_while_it_follows(log: MemoryLog, tmp_path: Path, epoch: int) -> None:
+    """If the log has another history from one read to the next, and is longer than before, the standby ends, and writes
+    nothing.
+    """
+    first = Entry(Kind.GROUP, 1, OTHER, 1, 5_000, group(1, 5_000).content, log_id=ORIGIN.log_id)
+    log.put(first, *(replace(first, number=number) for number in range(2, 5)))
+    if epoch == 2:
+        second = replace(CLAIM, epoch=2, writer=b"p" * 16, previous_position=1, previous_writer=OTHER)
+        log.put(second, replace(first, epoch=2, writer=second.writer, number=5))
+    standby = Standby(tmp_path, log, SILENCE_S, "", "", now_s=lambda: log.now_s)
+    read, reads = log.read, list[int]()
+
+    def read_and_restore(start: int, wait_s: float) -> list[Entry]:
+        reads.append(start)
+        if len(reads) == 5:
+            del log.entries[3:]
+            third = replace(CLAIM, epoch=2, writer=b"q" * 16, previous_position=1, previous_writer=OTHER)
+            log.put(third, *(replace(first, epoch=2, writer=third.writer, number=number) for number in range(2, 12)))
+        return read(start, wait_s)
+
+    log.read = read_and_restore  # type: ignore[method-assign]
+    with pytest.raises(LogLost):
+        standby.lead()
+    assert log.entries[-1].writer == b"q" * 16

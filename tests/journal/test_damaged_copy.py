@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 import pytest
 
 from purgatory.fleet import standby as standby_module
-from purgatory.fleet.entry import Entry, Kind, pack_rows
+from purgatory.fleet.entry import Entry, Kind, pack_rows, unpacked
 from purgatory.fleet.reign import Reign
 from purgatory.fleet.replica import MARK, Replica
 from purgatory.fleet.snapshots import store_snapshot
@@ -23,11 +23,13 @@ from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.store import PAGE_BYTES
 from tests.fleet.audit import audit
 from tests.fleet.file_audit import rows_of_file, rows_of_log
-from tests.fleet.test_standby import OTHER, SILENCE_S, MemoryLog
+from tests.fleet.test_standby import CLAIM, ORIGIN, OTHER, SILENCE_S, MemoryLog
 
 pytestmark = pytest.mark.slow  # several hundred files are opened
 
 GROUPS: Final = 10
+LAST: Final = GROUPS + 1
+"""Position of the last one."""
 SECTOR_BYTES: Final = 512
 FILES: Final = ("journal.db", "journal.db-wal", "lock", MARK)
 
@@ -35,7 +37,7 @@ FILES: Final = ("journal.db", "journal.db-wal", "lock", MARK)
 def a_log() -> list[Entry]:
     """A claim and groups that write, change and delete rows, some of them longer than a page."""
     builder = StatementBuilder()
-    log = [Entry(Kind.CLAIM, 1, OTHER, address="first:7440", position=0)]
+    log = [ORIGIN.at(0, 1), CLAIM.at(1, 1)]
     for number in range(1, GROUPS + 1):
         group = Group(number, Moment(1_000 * number, 0, 0, "boot"))
         group.sessions.append(SessionChanges(SessionState(1, "a", number, 0, 0, 0), 1))
@@ -44,14 +46,15 @@ def a_log() -> list[Entry]:
         group.dead_letters.append((number, b"%d" % number * 3_000))
         group.dead_letters.append((number - 4, b""))
         content = pack_rows(builder.statements(group))
-        log.append(Entry(Kind.GROUP, 1, OTHER, number, group.moment.engine_ms, content, position=number, logged_ms=1))
+        entry = Entry(Kind.GROUP, 1, OTHER, number, group.moment.engine_ms, content, log_id=ORIGIN.log_id)
+        log.append(entry.at(number + 1, 1))
     return log
 
 
 def follow(folder: Path, log: Sequence[Entry], *, checkpoint_at: int = -1) -> tuple[Replica, int]:
     """Follow the log to its end. Return the file, and the position at which it was opened."""
     replica = Replica(folder)
-    reign = Reign(replica.place.state)
+    reign = Reign(replica.place.state, unpacked)
     opened_at = reign.state.position
     for entry in log[opened_at + 1 :]:
         judged = reign.accept(entry)
@@ -66,7 +69,7 @@ def opened_at(folder: Path, log: Sequence[Entry]) -> int:
     """Start a standby on a file. It must end with exactly the rows of the log. Return where it began."""
     replica, position = follow(folder, log)
     replica.release()
-    assert rows_of_file(folder) == (GROUPS, rows_of_log(audit(log), GROUPS))
+    assert rows_of_file(folder) == (LAST, rows_of_log(audit(log), LAST))
     return position
 
 
@@ -161,7 +164,7 @@ def test_a_wrong_header_is_fetched_again(tmp_path: Path, offset: int) -> None:
     assert opened_at(tmp_path, log) == -1
 
 
-@pytest.mark.parametrize("checkpoint_at", [-1, 5, GROUPS], ids=["grown", "restarted", "checkpointed"])
+@pytest.mark.parametrize("checkpoint_at", [-1, 6, LAST], ids=["grown", "restarted", "checkpointed"])
 def test_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_at: int) -> None:
     """A file without the end of its write-ahead log, or with some sectors of it missing, is an earlier one: it is
     continued from there, or discarded if the lock file names a later group.
@@ -187,8 +190,8 @@ def test_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkp
         if not is_noted:
             (folder / "lock").unlink()
         positions[is_noted].add(opened_at(folder, log))
-    assert positions[True] <= {-1, GROUPS}
-    if checkpoint_at < GROUPS:
+    assert positions[True] <= {-1, LAST}
+    if checkpoint_at < LAST:
         assert -1 in positions[True]
         assert len(positions[False]) > 3, "continued from where it was"
 
@@ -227,7 +230,7 @@ def test_no_snapshot_of_a_damaged_file(tmp_path: Path, is_torn: bool) -> None:
     follow(tmp_path, a_log())[0].release()
     path = tmp_path / "journal.db"
     store_snapshot(path, log)
-    assert stored == [GROUPS]
+    assert stored == [LAST]
     if is_torn:
         whole = path.read_bytes()
         path.write_bytes(whole[: 2 * PAGE_BYTES] + bytes(PAGE_BYTES) * 6 + whole[8 * PAGE_BYTES :])
@@ -237,7 +240,7 @@ def test_no_snapshot_of_a_damaged_file(tmp_path: Path, is_torn: bool) -> None:
             database.commit()
     with pytest.raises(JournalDamaged, match="damaged"):
         store_snapshot(path, log)
-    assert stored == [GROUPS]
+    assert stored == [LAST]
     assert not list(tmp_path.glob("snapshot*"))
 
 
@@ -253,17 +256,19 @@ def test_a_standby_that_cannot_write_does_not_claim(tmp_path: Path, monkeypatch:
     """Without a leader a standby whose disk fails exits instead of claiming."""
     monkeypatch.setattr(standby_module, "exit_to_be_restarted", exited)
     log = MemoryLog()
+    log.put(ORIGIN)
     standby = Standby(tmp_path, log, SILENCE_S, "second:7440", "", now_s=lambda: log.now_s)
     standby._replica._database.execute("PRAGMA query_only = ON")
     with pytest.raises(Exited, match="cannot write the standby's file"):
         standby.lead()
-    assert log.entries == []
+    assert log.entries == [ORIGIN.at(0, log.entries[0].logged_ms)]
 
 
 def test_a_claim_that_cannot_be_noted_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A standby whose disk fails between its claim and the note of it resigns, so that another one leads at once."""
     monkeypatch.setattr(standby_module, "exit_to_be_restarted", exited)
     log = MemoryLog()
+    log.put(ORIGIN)
     standby = Standby(tmp_path, log, SILENCE_S, "second:7440", "", now_s=lambda: log.now_s)
     append = log.append
 
@@ -274,4 +279,4 @@ def test_a_claim_that_cannot_be_noted_is_given_up(tmp_path: Path, monkeypatch: p
     log.append = append_and_fill  # type: ignore[method-assign, assignment]
     with pytest.raises(Exited, match="cannot write the standby's file"):
         standby.lead()
-    assert [entry.kind for entry in log.entries] == [Kind.CLAIM, Kind.RESIGNATION]
+    assert [entry.kind for entry in log.entries] == [Kind.ORIGIN, Kind.CLAIM, Kind.RESIGNATION]

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import ssl
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,14 +19,14 @@ from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
 from purgatory_client.errors import InvalidRequest, PurgatoryClientError, Unavailable
 from purgatory_client.unary import shards_of
 
-from purgatory.extensions.fleet.fleet_view import describe
-from purgatory.fleet.entry import Entry, Kind
+from purgatory.extensions.fleet.fleet_view import LEADING, describe
+from purgatory.fleet.entry import Kind, unpacked
 from purgatory.fleet.errors import FleetLogError, LogRefused, LogTrimmed, LogUnavailable
 from purgatory.fleet.open_log import open_log
 from purgatory.fleet.reign import Reign, ReignState
-from purgatory.fleet.replica import MARK, forget_place, is_copy
-from purgatory.fleet.replicated_log import ReplicatedLog
-from purgatory.fleet.snapshots import store_snapshot
+from purgatory.fleet.replica import MARK, PART, SNAPSHOT, LogPlace, forget_place, is_copy
+from purgatory.fleet.replicated_log import ReplicatedLog, Snapshot
+from purgatory.fleet.snapshots import store_snapshot, unpack
 from purgatory.journal.directory import locked
 from purgatory.journal.errors import JournalError, damaged
 from purgatory.journal.integrity import faults
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "purgatory fleet
         if given.command == "leave":
             return _leave(given.folder)
         if given.command == "status":
-            return EXIT_WRONG if _show_status(given) != 1 else 0
+            return _show_status(given)
         if given.command == "handover":
             return asyncio.run(_hand_over(given))
         log = open_log(given.log, getattr(given, "shard", 0))
@@ -132,13 +133,15 @@ def _client(given: argparse.Namespace, address: str) -> AsyncClient:
 
 
 def _show_status(given: argparse.Namespace) -> int:
-    """Print a line for each daemon, and return how many of them lead. Raises OSError for a file that cannot be read."""
+    """Print a line for each daemon. Return the exit code: whether exactly one leads, and all follow one log. Raises
+    OSError for a file that cannot be read.
+    """
     trusted = ssl.create_default_context(cafile=given.tls_ca)
     if given.tls_certificate is not None:
         trusted.load_cert_chain(given.tls_certificate, given.tls_key)
     token = given.token_file and given.token_file.read_text("utf-8").strip()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    leaders = 0
+    leaders, logs = 0, set[str]()
     for address in given.addresses:
         url = address if address.startswith("https://") else f"http://{address.removeprefix('http://')}"
         request = Request(f"{url.rstrip('/')}/fleet", headers=headers)  # noqa: S310 - as above
@@ -148,9 +151,12 @@ def _show_status(given: argparse.Namespace) -> int:
         except (OSError, ValueError) as error:
             print(f"{address}: does not answer ({error})")
             continue
-        leaders += view["state"] == "leading"
+        leaders += view["state"] == LEADING
+        logs.update([view["log"]] if view["log"] else [])
         print(f"{address}: {describe(view)}")
-    return leaders
+    if len(logs) > 1:
+        print(f"these daemons follow different logs: {', '.join(sorted(logs))}")
+    return 0 if leaders == 1 and len(logs) == 1 else EXIT_WRONG
 
 
 def _init(log: ReplicatedLog, source: Path | None, shards: int) -> int:
@@ -158,16 +164,19 @@ def _init(log: ReplicatedLog, source: Path | None, shards: int) -> int:
         raise LogRefused("--from makes one shard of a journal; its sessions cannot be divided")
     log.create(shards)
     _check(log, shards)
+    end, snapshot = log.end(), log.last_snapshot()
+    _check_snapshot(end, snapshot)
     if source is None:
         print("the log is ready")
         return 0
-    if log.end() or log.last_snapshot() is not None:
+    reign = Reign()
+    if end != 1 or snapshot is not None or reign.accept(log.read(0, PATIENCE_S)[0]) is None:
         raise LogRefused("the log is in use: --from needs a new one")
     with locked(source) as directory:
         found, _ = faults(directory)
         if found:
             raise damaged(source, found[0])
-        store_snapshot(directory.database, log)
+        store_snapshot(directory.database, log, LogPlace().at(reign.state))
     print(f"the log is ready, and begins with the journal in {source}. Start the daemons with empty folders")
     return 0
 
@@ -194,39 +203,50 @@ def _check(log: ReplicatedLog, shards: int | None) -> None:
             time.sleep(RETRY_S)
 
 
+def _check_snapshot(end: int, snapshot: Snapshot | None) -> None:
+    if snapshot is not None and snapshot.position >= end:
+        raise LogRefused(
+            f"the log ends at position {end}, and its last snapshot at position {snapshot.position}: the snapshots "
+            "belong to an earlier log. Delete them too, or restore the log"
+        )
+
+
 def _verify(log: ReplicatedLog) -> int:
     _check(log, None)
-    snapshot = log.last_snapshot()
     counts = dict.fromkeys(Kind, 0)
-    reign: Reign | None = None
     try:
-        end, position = log.end(), 0
-        while position < end:
-            try:
-                entries = log.read(position, READ_S)
-            except LogTrimmed:
-                if reign is not None or snapshot is None or position > snapshot.position:
-                    raise
-                position = snapshot.position + 1  # trimmed below an earlier one
-                continue
-            for entry in entries:
-                reign = reign or Reign(_before(entry))
+        end, snapshot = log.end(), log.last_snapshot()
+        _check_snapshot(end, snapshot)
+        reign = Reign(_begin(log, snapshot), unpacked)
+        while reign.state.position + 1 < end:
+            for entry in log.read(reign.state.position + 1, READ_S):
                 valid = reign.accept(entry)
-                position = entry.position + 1
                 if valid is not None:
                     counts[valid.kind] += 1
+        if not reign.state.log_id:
+            raise LogRefused("the log does not begin with the entry that `purgatory fleet init` writes")
     except FleetLogError as error:
         print(f"wrong: {error.args[0]}")
         return EXIT_WRONG
-    if reign is not None:
-        print(f"epoch {reign.state.epoch}, position {reign.state.position}; {reign.void_entries} void entries")
-    print(", ".join(f"{count} {kind.name.lower()}s" for kind, count in counts.items()))
+    print(f"log {reign.state.log_id.hex()}")
+    print(f"epoch {reign.state.epoch}, position {reign.state.position}; {reign.void_entries} void entries")
+    print(", ".join(f"{count} {kind.name.lower()}s" for kind, count in counts.items() if kind is not Kind.UNREADABLE))
     print("no snapshot" if snapshot is None else f"snapshot of position {snapshot.position}")
     return 0
 
 
-def _before(entry: Entry) -> ReignState:
-    """The state in which the first entry of a trimmed log was valid, if it was."""
-    if entry.kind is Kind.CLAIM:
-        return ReignState(entry.position - 1, entry.epoch - 1)
-    return ReignState(entry.position - 1, entry.epoch, entry.number - 1, entry.writer)
+def _begin(log: ReplicatedLog, snapshot: Snapshot | None) -> ReignState:
+    """The state in which a reader begins: nothing, or the last snapshot if the log has been trimmed."""
+    begin = ReignState()
+    if snapshot is not None:
+        with tempfile.TemporaryDirectory(prefix=SNAPSHOT) as folder:
+            begin = unpack(snapshot, Path(folder) / PART).state
+        if not any(map(begin.ends_with, log.read(begin.position, PATIENCE_S)[:1])):
+            raise LogRefused(f"the snapshot of position {begin.position} belongs to another log")
+    try:
+        log.read(0, READ_S)
+    except LogTrimmed:
+        if snapshot is None:
+            raise
+        return begin
+    return ReignState()

@@ -35,6 +35,8 @@ class FleetView:
     void_entries: int
     snapshot_position: int
     snapshot_age_s: float
+    log: str = ""
+    """The log's id."""
     leader: str = ""
     lag_entries: int = 0
     lag_s: float = 0.0
@@ -90,7 +92,8 @@ def view_of_leader(leadership: Leadership, snapshot: LastSnapshot) -> FleetView:
 
 def _view(state: str, reign: Reign, snapshot: LastSnapshot, logged_ms: int) -> FleetView:
     age_s, now = snapshot.age_s(logged_ms), reign.state
-    return FleetView(state, now.epoch, now.position, reign.void_entries, snapshot.position, age_s)
+    log = now.log_id.hex()
+    return FleetView(state, now.epoch, now.position, reign.void_entries, snapshot.position, age_s, log)
 
 
 def fleet_route(view: Callable[[], FleetView]) -> Route:

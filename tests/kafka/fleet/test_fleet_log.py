@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +18,8 @@ from purgatory.fleet.kafka_log import KafkaLog
 from purgatory.fleet.log_writer import LogWriter
 from purgatory.fleet.open_log import open_log
 from purgatory.fleet.reign import Reign
+from purgatory.fleet.standby import Standby
+from tests.daemon_process import wait_until
 from tests.fleet.duel import catch_up, duel, read_all
 from tests.kafka.clients import ClusterClients
 
@@ -44,6 +47,13 @@ def patient(call: Callable[[], T]) -> T:
             time.sleep(0.1)
 
 
+def new_writer(log: KafkaLog) -> LogWriter:
+    """A writer that has read the log to its end, and may claim."""
+    writer = LogWriter(log, Reign(), ignore, PATIENT_S)
+    patient(lambda: catch_up(writer, log))
+    return writer
+
+
 @pytest.fixture
 def name() -> str:
     return f"fleet-{uuid.uuid4().hex[:8]}"
@@ -59,29 +69,33 @@ def log(three_brokers: KafkaCluster, name: str) -> Iterator[KafkaLog]:
 
 
 def test_entries_are_read_as_they_were_appended(log: KafkaLog, three_brokers: KafkaCluster, name: str) -> None:
-    """Each entry is read back unchanged, with its offset and the broker's time; other shards see nothing."""
-    writer = LogWriter(log, Reign(), ignore, PATIENT_S)
+    """Each entry is read back unchanged, with its offset and the broker's time; other shards have their origin only."""
+    writer = new_writer(log)
     written = [writer.claim(-5, "a:1", "a:2"), writer.append(Kind.GROUP, 5, b"\0\xff" * 9)]
     written += [writer.append(Kind.HEARTBEAT, 6), writer.append(Kind.RESIGNATION, 7)]
     reign = Reign()
-    assert [judged for entry in patient(lambda: list(read_all(log))) if (judged := reign.accept(entry))] == written
+    judged = [reign.accept(entry) for entry in patient(lambda: list(read_all(log)))]
+    origin, *read = [one for one in judged if one is not None]
+    assert (origin.kind, read) == (Kind.ORIGIN, written)
     assert all(abs(entry.logged_ms / 1_000 - time.time()) < 3_600 for entry in written)
     end = patient(log.end)
     assert end > written[-1].position
     assert patient(lambda: log.read(end, 0.1)) == []
     other = KafkaLog(three_brokers.bootstrap, name, 0)
-    assert patient(other.end) == 0
+    assert patient(other.end) == 1
+    log.create(2)
+    assert patient(other.end) == 1
     other.close()
 
 
 def test_parts_of_a_large_group(log: KafkaLog) -> None:
     """A group larger than a record is written in parts, and a reader gets it back whole."""
     seen: list[Entry] = []
-    writer, reader = LogWriter(log, Reign(), ignore, PATIENT_S), LogWriter(log, Reign(), seen.append)
+    writer, reader = new_writer(log), LogWriter(log, Reign(), seen.append)
     writer.claim(0)
     assert writer.append(Kind.GROUP, 7, b"x" * 2_000_000).number == 3
     patient(lambda: catch_up(reader, log))
-    assert [len(one.content) for one in seen if not one.more] == [0, 2_000_000]
+    assert [len(one.content) for one in seen if not one.more] == [0, 0, 2_000_000]
 
 
 def test_settings_of_the_topics_are_checked(log: KafkaLog, clients: ClusterClients, name: str) -> None:
@@ -100,6 +114,36 @@ def test_settings_of_the_topics_are_checked(log: KafkaLog, clients: ClusterClien
         patient(lambda: wrong.check(1))
     with pytest.raises(LogRefused, match=r"topic fleet-none: .*purgatory fleet init"):
         patient(lambda: KafkaLog(clients.bootstrap, "fleet-none").check(1))
+
+
+def test_topics_that_were_made_again(
+    three_brokers: KafkaCluster, clients: ClusterClients, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last leader of the old topics is refused whenever it is started, and writes nothing to the new ones. A daemon
+    with an empty folder leads.
+    """
+    url, topics = f"kafka://{three_brokers.bootstrap}/{name}", [name, f"{name}-snapshots"]
+    assert fleet_command(["init", url]) == 0
+    lead(tmp_path / "old", url)
+    for future in clients.admin.delete_topics(topics).values():
+        future.result()
+    wait_until(lambda: not clients.admin.list_topics(timeout=10).topics.keys() & {*topics}, "they are gone")
+    assert fleet_command(["init", url]) == 0
+    with closing(open_log(url)) as log:
+        for _ in range(2):
+            with pytest.raises(LogLost, match="the log has gone back"):
+                lead(tmp_path / "old", url)
+            assert patient(log.end) == 1
+    lead(tmp_path / "new", url)
+    capsys.readouterr()
+    assert fleet_command(["verify", url]) == 0
+    assert "epoch 1, position 2; 0 void entries" in capsys.readouterr().out
+
+
+def lead(folder: Path, url: str) -> None:
+    """Lead with the file in a folder, and resign."""
+    with closing(open_log(url)) as log:
+        Standby(folder, log, 0.5, "", "").lead().resign()
 
 
 def test_commands_are_patient(three_brokers: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,21 +174,25 @@ def test_snapshots_and_trimming(log: KafkaLog, monkeypatch: pytest.MonkeyPatch) 
     """The newest complete snapshot is found and read; trimming keeps what follows it, and does not disturb a reader
     that has just found older ones.
     """
-    writer = LogWriter(log, Reign(), ignore, PATIENT_S)
+    writer = new_writer(log)
     writer.claim(0)
     positions = [writer.append(Kind.GROUP, 0).position for _ in range(5)]
     end = patient(log.end)
     assert patient(log.last_snapshot) is None
+    patient(lambda: log._produce(log._snapshots, b"garbage", PATIENT_S))
     patient(lambda: log.put_snapshot(positions[1], [b"old"]))
     patient(lambda: log.put_snapshot(positions[3], [b"\0" * 900_000, b"end"]))
     newest = patient(log.last_snapshot)
     assert newest is not None
     assert newest.position == positions[3]
     assert patient(lambda: list(newest.read())) == [b"\0" * 900_000, b"end"]
-    patient(lambda: log.trim(newest.position + 1))
-    with pytest.raises(LogTrimmed, match=f"begins at position {positions[3] + 1}, after position 0"):
+    older = patient(lambda: log.last_snapshot(newest.position))
+    assert (older and older.position) == positions[1]
+    patient(lambda: log.trim(newest.position))
+    assert patient(lambda: log.last_snapshot(newest.position)) is None
+    with pytest.raises(LogTrimmed, match=f"begins at position {positions[3]}, after position 0"):
         wait_for_entries(log, 0)
-    assert wait_for_entries(log, positions[3] + 1)[-1].position == end - 1
+    assert wait_for_entries(log, positions[3])[-1].position == end - 1
     with pytest.raises(LogLost, match=f"ends at position {end}, before position {end + 4}"):
         wait_for_entries(log, end + 4)
     assert patient(log.end) == end
@@ -169,13 +217,13 @@ def test_a_deposed_leader_is_fenced(log: KafkaLog, three_brokers: KafkaCluster, 
     """A leader whose shard was claimed by another daemon is fenced at its next append; its entry does not count."""
     seen: list[Entry] = []
     other = KafkaLog(three_brokers.bootstrap, name, 1)
-    old, reign = LogWriter(log, Reign(), ignore, PATIENT_S), Reign()
+    old, reign = new_writer(log), Reign()
     new = LogWriter(other, reign, seen.append, PATIENT_S)
     old.claim(0)
     patient(lambda: catch_up(new, other))
     old.append(Kind.GROUP, 7, b"once")
     new.claim(0)  # finds the group on its way, and applies it
-    assert [entry.content for entry in seen] == [b"", b"once"]
+    assert [entry.content for entry in seen] == [b"", b"", b"once"]
     with pytest.raises(Fenced, match="epoch 2"):
         old.append(Kind.GROUP, 8, b"void")
     assert new.append(Kind.GROUP, 9, b"next").number == 2
@@ -192,6 +240,7 @@ def test_brokers_that_are_away(log: KafkaLog, three_brokers: KafkaCluster, monke
     """With one broker of three nothing can be appended: the append is cut off, and may count once they are back."""
     reign, ran = Reign(), list[int]()
     writer = LogWriter(log, reign, ignore, PATIENT_S)
+    patient(lambda: catch_up(writer, log))
     writer.claim(0)
     monkeypatch.setattr(writer, "_cut_off_s", 3)
     three_brokers.kill(2, 3)

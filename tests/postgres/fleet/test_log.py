@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -56,25 +57,55 @@ def test_entries_are_read_as_they_were_appended(log: PostgresLog) -> None:
         Entry(Kind.CLAIM, 1, b"\0" * 16, moment_ms=-5, address="a:1", http_address="a:2"),
         group(1, b"\0\xff" * 9),
     ]
-    places = [log.append(entry, at, 10, nothing) for at, entry in enumerate(written)]
-    assert log.read(0, 0) == [entry.at(*place) for entry, place in zip(written, places, strict=True) if place]
-    assert [place and place.position for place in places] == [0, 1]
+    places = [log.append(entry, at, 10, nothing) for at, entry in enumerate(written, 1)]
+    assert log.read(1, 0) == [entry.at(*place) for entry, place in zip(written, places, strict=True) if place]
+    assert [place and place.position for place in places] == [1, 2]
     assert all(place and abs(place.logged_ms / 1_000 - time.time()) < 3_600 for place in places)
-    assert log.end() == 2
-    assert log.read(2, 0.1) == []
+    assert log.end() == 3
+    assert log.read(3, 0.1) == []
     other = PostgresLog(log._url, 1)
     assert other.end() == 0
     other.close()
 
 
+def test_each_shard_begins_with_one_origin(log: PostgresLog, url: str) -> None:
+    """`create` begins each shard with the same random id, and leaves a log that exists as it is."""
+    (origin,) = log.read(0, 0)
+    log.create(3)
+    assert log._query(b"SELECT count(*) FROM purgatory_log") == [(1,)]
+    assert (origin.kind, len(origin.log_id), origin.writer) == (Kind.ORIGIN, 16, origin.log_id)
+    log._query(b"DELETE FROM purgatory_log")
+    with pytest.raises(LogRefused, match=r"table purgatory_log: is empty\. `purgatory fleet init`"):
+        log.check(1)
+    log.create(2)
+    origins = []
+    for shard in range(2):
+        with closing(PostgresLog(url, shard)) as one:
+            one.check(2)
+            origins += one.read(0, 0)
+    assert origins[0].log_id == origins[1].log_id != origin.log_id
+
+
+def test_number_of_shards_is_that_of_the_log(log: PostgresLog, url: str) -> None:
+    """A daemon of another number of shards than `init` was given is refused, and so is a shard that there is not."""
+    log._query(b"DELETE FROM purgatory_log")
+    log.create(2)
+    log.check(2)
+    for shards in (1, 3):
+        with pytest.raises(LogRefused, match=f"purgatory_log: shards=2, must be {shards}, the number of shards"):
+            log.check(shards)
+    with closing(PostgresLog(url, 2)) as third, pytest.raises(LogRefused, match="so there is no shard 2"):
+        third.check(None)
+
+
 def test_a_position_is_taken_once(log: PostgresLog) -> None:
     """The second entry at a position is not appended; one after a gap shows that the log has gone back."""
-    assert log.append(group(1), 0, 10, nothing) is not None
-    assert log.append(group(2), 0, 10, nothing) is None
-    assert log.end() == 1
+    assert log.append(group(1), 1, 10, nothing) is not None
+    assert log.append(group(2), 1, 10, nothing) is None
+    assert log.end() == 2
     with pytest.raises(LogLost, match="position 4 is not in it"):
         log.append(group(2), 5, 10, nothing)
-    with pytest.raises(LogLost, match="it ends at position 1, before position 7"):
+    with pytest.raises(LogLost, match="it ends at position 2, before position 7"):
         log.read(7, 0)
 
 
@@ -95,19 +126,45 @@ def test_a_daemon_needs_the_documented_permissions_only(log_servers: LocalPostgr
     server.query(f"GRANT SELECT, INSERT, DELETE ON ALL TABLES IN SCHEMA {schema} TO {name}")
     daemon = PostgresLog(url.replace("postgres@", f"{name}@"))
     daemon.check(1)
-    for at in range(3):
-        assert daemon.append(group(at + 1), at, PATIENT_S, nothing) is not None
+    for at in range(1, 3):
+        assert daemon.append(group(at), at, PATIENT_S, nothing) is not None
     for position in (0, 1):
         daemon.put_snapshot(position, [b"content"])
     snapshot = daemon.last_snapshot()
     assert snapshot is not None
     assert (snapshot.position, b"".join(snapshot.read())) == (1, b"content")
     daemon.trim(2)
-    assert [entry.number for entry in daemon.read(2, 0)] == [3]
+    assert [entry.number for entry in daemon.read(2, 0)] == [2]
     with pytest.raises(LogTrimmed):
         daemon.read(0, 0)
     daemon.close()
     server.query(f"DROP OWNED BY {name}")
+
+
+def test_each_missing_right_is_named(log_servers: LocalPostgres, log: PostgresLog, url: str) -> None:
+    """A daemon whose role lacks a right on either table is refused with the GRANT that it needs; `verify` needs SELECT.
+    `init` needs the right to create tables only where they do not exist.
+    """
+    server, name = log_servers.servers["p"], f"daemon_{uuid.uuid4().hex[:8]}"
+    schema, other = url.rpartition("%3D")[2], f"other_{uuid.uuid4().hex[:8]}"
+    server.query(f"CREATE ROLE {name} LOGIN; CREATE SCHEMA {other}; GRANT USAGE ON SCHEMA {schema}, {other} TO {name}")
+    server.query(f"GRANT SELECT, INSERT, DELETE ON ALL TABLES IN SCHEMA {schema} TO {name}")
+    with closing(PostgresLog(url.replace("postgres@", f"{name}@"))) as daemon:
+        for table in ("purgatory_log", "purgatory_snapshots"):
+            for right in ("SELECT", "INSERT", "DELETE"):
+                server.query(f"REVOKE {right} ON {schema}.{table} FROM {name}")
+                grant = f'table {table}: role {name} lacks rights on it: GRANT {right} ON {table} TO "{name}"'
+                with pytest.raises(LogRefused, match=grant):
+                    daemon.check(1)
+                if right != "SELECT":
+                    daemon.check(None)
+                server.query(f"GRANT {right} ON {schema}.{table} TO {name}")
+        daemon.create(1)
+        daemon.check(1)
+    elsewhere = PostgresLog(url.replace("postgres@", f"{name}@").replace(schema, other))
+    with closing(elsewhere), pytest.raises(LogRefused, match=f"schema {other}.* The role needs CREATE on the schema"):
+        elsewhere.create(1)
+    server.query(f"DROP OWNED BY {name}; DROP SCHEMA {other}")
 
 
 def test_a_database_without_synchronous_replicas_is_reported(
@@ -121,8 +178,8 @@ def test_a_database_without_synchronous_replicas_is_reported(
 
 def test_snapshots_and_trimming(log: PostgresLog) -> None:
     """The newest complete snapshot is found and read; trimming keeps what follows it, and always the last entry."""
-    for at in range(5):
-        log.append(group(at + 1), at, 10, nothing)
+    for at in range(1, 5):
+        log.append(group(at), at, 10, nothing)
     assert log.last_snapshot() is None
     log.put_snapshot(1, [b"old"])
     log.put_snapshot(3, [b"\0" * 900_000, b"end"])
@@ -131,10 +188,14 @@ def test_snapshots_and_trimming(log: PostgresLog) -> None:
     assert newest is not None
     assert newest.position == 3
     assert list(newest.read()) == [b"\0" * 900_000, b"end"]
-    log.trim(newest.position + 1)
-    with pytest.raises(LogTrimmed, match="begins at position 4, after position 0"):
+    older = log.last_snapshot(3)
+    assert older is not None
+    assert older.position == 1
+    log.trim(newest.position)
+    assert log.last_snapshot(3) is None
+    with pytest.raises(LogTrimmed, match="begins at position 3, after position 0"):
         log.read(0, 0)
-    assert [entry.position for entry in log.read(4, 0)] == [4]
+    assert [entry.position for entry in log.read(3, 0)] == [3, 4]
     log._query(b"UPDATE purgatory_snapshots SET content = 'y' WHERE position = 3")
     with pytest.raises(LogRefused, match="chunk 0 of the snapshot is damaged"):
         list(newest.read())
@@ -146,7 +207,7 @@ def test_snapshots_and_trimming(log: PostgresLog) -> None:
 
 def test_many_entries_are_trimmed_in_steps(log: PostgresLog) -> None:
     """More entries than one step deletes are all deleted."""
-    log._query(b"INSERT INTO purgatory_log SELECT 0, n, now(), '' FROM generate_series(0, 2500) AS n")
+    log._query(b"INSERT INTO purgatory_log SELECT 0, n, now(), '' FROM generate_series(1, 2500) AS n")
     log.trim(2_400)
     assert log._query(b"SELECT count(*), min(position) FROM purgatory_log") == [(101, 2_400)]
 
@@ -155,6 +216,7 @@ def test_an_unanswered_append_is_cut_off_and_may_count(log: PostgresLog, log_ser
     """While the server hangs, an append ends after its deadline; the writer is then closed, `meanwhile` ran once."""
     reign, ran = Reign(), []
     writer = LogWriter(log, reign, ignore, cut_off_s=5)
+    catch_up(writer, log)
     writer.claim(0)
     server = log_servers.servers["p"]
     server.signal_all(signal.SIGSTOP)
@@ -177,10 +239,11 @@ def test_an_unanswered_append_is_cut_off_and_may_count(log: PostgresLog, log_ser
 def test_a_lost_answer_is_found_by_reading(log: PostgresLog) -> None:
     """If the connection breaks once the entry is there, the entry is found and counts once."""
     writer, other = LogWriter(log, Reign(), ignore, PATIENT_S), PostgresLog(log._url)
+    catch_up(writer, log)
     writer.claim(0)
 
     def cut() -> None:
-        while other.end() < 2:
+        while other.end() < 3:
             time.sleep(0.01)
         with socket.socket(fileno=os.dup(log._connected().socket)) as connection:
             connection.recv(65_536)  # the answer
@@ -188,8 +251,8 @@ def test_a_lost_answer_is_found_by_reading(log: PostgresLog) -> None:
 
     entry = writer.append(Kind.GROUP, 0, b"once", cut)
     other.close()
-    assert entry.position == 1
-    assert [one.content for one in log.read(0, 0)] == [b"", b"once"]
+    assert entry.position == 2
+    assert [one.content for one in log.read(1, 0)] == [b"", b"once"]
 
 
 def test_a_deposed_leader_is_fenced(log: PostgresLog) -> None:
@@ -197,11 +260,13 @@ def test_a_deposed_leader_is_fenced(log: PostgresLog) -> None:
     first, second = Reign(), Reign()
     seen: list[Entry] = []
     old, new = LogWriter(log, first, ignore, PATIENT_S), LogWriter(log, second, seen.append, PATIENT_S)
+    catch_up(old, log)
     old.claim(0)
     catch_up(new, log)
     old.append(Kind.GROUP, 7, b"x" * 2_000_000)
     new.claim(0)  # finds the group on its way, and applies it
     assert [(entry.kind, len(entry.content)) for entry in seen if not entry.more] == [
+        (Kind.ORIGIN, 0),
         (Kind.CLAIM, 0),
         (Kind.GROUP, 2_000_000),
     ]

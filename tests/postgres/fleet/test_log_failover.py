@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import json
 import signal
+import threading
 from pathlib import Path
 from urllib.request import urlopen
 
+import psycopg
 import pytest
 from purgatory_client import AsyncClient
 
@@ -14,11 +16,15 @@ from examples.local_postgres import LocalPostgres, LocalServer
 from examples.secure_demo.authority import Authority
 from purgatory.extensions.fleet import commands
 from purgatory.extensions.fleet.commands import main as fleet_command
-from purgatory.fleet.errors import LogUnavailable
+from purgatory.fleet.entry import Kind
+from purgatory.fleet.errors import CutOff, LogUnavailable
 from purgatory.fleet.leadership import EXIT_REPLACED
+from purgatory.fleet.log_writer import LogWriter
 from purgatory.fleet.open_log import open_log
+from purgatory.fleet.reign import Reign
 from tests.crash.wire_caller import Broken
 from tests.daemon_process import DEADLINE_S, run_to_end, wait_until
+from tests.fleet.duel import catch_up
 from tests.fleet.file_audit import check_files
 from tests.fleet.pair_run import Member, PairRun
 from tests.postgres.conftest import not_started
@@ -64,10 +70,7 @@ def test_promotion_of_a_synchronous_replica_loses_nothing(tmp_path: Path) -> Non
         primary = servers.primary()
         replica = servers.replica("r", primary)
         assert fleet_command(["init", address(primary, replica)]) == 0
-        primary.query("ALTER SYSTEM SET synchronous_standby_names = 'r'")
-        primary.query("SELECT pg_reload_conf()")
-        state = "SELECT sync_state FROM pg_stat_replication"
-        wait_until(lambda: primary.query(state) == [("sync",)], "the replica is synchronous")
+        make_synchronous(primary)
         tally = asyncio.run(Promotion(tmp_path, servers).run_faults(1))
         assert tally.operations > 100
         with contextlib.closing(open_log(address(replica))) as log:
@@ -109,7 +112,7 @@ def test_promotion_of_a_replica_that_lacks_entries_is_refused(
                 refusal = member.log.splitlines()[-1]
                 assert "the log has gone back" in refusal
                 assert "purgatory fleet verify" in refusal
-                assert "To accept the loss, start a daemon with an empty folder" in refusal
+                assert "stop all daemons, empty their folders, and start them" in refusal
             capsys.readouterr()
             assert fleet_command(["verify", url]) == 0, "what is left is consistent"
             members.append(Member("c", tmp_path, url))
@@ -118,6 +121,57 @@ def test_promotion_of_a_replica_that_lacks_entries_is_refused(
         finally:
             for member in members:
                 member.end()
+
+
+@pytest.mark.parametrize(
+    "setting", ["", "ALTER ROLE postgres SET client_min_messages = error"], ids=["", "no warnings"]
+)
+def test_commit_whose_wait_for_the_replica_was_cancelled_is_not_acknowledged(setting: str) -> None:
+    """While the synchronous replica is down, each wait for it is cancelled. The primary then shows the entry, but the
+    leader does not acknowledge it, however often that happens. What was acknowledged is on the replica.
+    """
+    with not_started() as servers:
+        primary = servers.primary()
+        replica = servers.replica("r", primary)
+        assert fleet_command(["init", address(primary, replica)]) == 0
+        make_synchronous(primary)
+        primary.query(setting or "SELECT 1")
+        cancelled = threading.Event()
+        with contextlib.closing(open_log(address(primary, replica))) as log:
+            writer, acknowledged = LogWriter(log, Reign(), lambda _: None), []
+            catch_up(writer, log)
+            acknowledged += [writer.claim(0), writer.append(Kind.GROUP, 0, b"first")]
+            replica.stop()
+            canceller = threading.Thread(target=cancel_waits, args=(primary, cancelled))
+            canceller.start()
+            try:
+                with pytest.raises(CutOff):
+                    acknowledged.append(writer.append(Kind.GROUP, 0, b"second"))
+                with pytest.raises(LogUnavailable, match="without waiting for its replicas"):
+                    log.put_snapshot(1, [b"content"])
+            finally:
+                cancelled.set()
+                canceller.join()
+            assert log.end() > acknowledged[-1].position + 1, "it is visible"
+        primary.stop(signal.SIGKILL)
+        replica.start()
+        replica.promote()
+        with contextlib.closing(open_log(address(replica))) as log:
+            assert log.read(1, 0) == acknowledged
+
+
+def make_synchronous(primary: LocalServer) -> None:
+    primary.query("ALTER SYSTEM SET synchronous_standby_names = 'r'")
+    primary.query("SELECT pg_reload_conf()")
+    state = "SELECT sync_state FROM pg_stat_replication"
+    wait_until(lambda: primary.query(state) == [("sync",)], "the replica is synchronous")
+
+
+def cancel_waits(primary: LocalServer, ended: threading.Event) -> None:
+    """Cancel each wait for the replica as soon as it begins."""
+    with psycopg.connect(primary.conninfo("postgres"), autocommit=True) as connection:
+        while not ended.wait(0.01):
+            connection.execute("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
 
 
 async def _advance(member: Member, high_watermark: int) -> None:
@@ -181,7 +235,7 @@ def test_each_server_of_an_address_is_named() -> None:
 
 
 def test_role_without_rights(log_servers: LocalPostgres, tmp_path: Path) -> None:
-    """A daemon whose role lacks a right on the log does not start, and says which rights it needs."""
+    """A daemon whose role lacks rights on the log does not start, and says which it needs."""
     url = new_log(log_servers)
     assert fleet_command(["init", url]) == 0
     server, schema = log_servers.servers["p"], url.rpartition("%3D")[2]
@@ -191,4 +245,6 @@ def test_role_without_rights(log_servers: LocalPostgres, tmp_path: Path) -> None
     ended = run_to_end(tmp_path, [*arguments, "--fleet-log", url.replace("postgres@", f"{schema}@")])
     server.query(f"DROP OWNED BY {schema}")
     assert ended.returncode == 1
-    assert "permission denied for table purgatory_log. The role needs SELECT, INSERT and DELETE" in ended.stderr
+    assert (
+        f'role {schema} lacks rights on it: GRANT SELECT, INSERT, DELETE ON purgatory_log TO "{schema}"' in ended.stderr
+    )
