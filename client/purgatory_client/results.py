@@ -68,6 +68,7 @@ ITEM_COLUMNS: Final[dict[str, tuple[str, float]]] = {
     "stale_ms": ("stale_ms", -1),
     "stale_reasons": ("stale_reason_index", 0),
     "signal_values": ("signal_value_index", 0),
+    "signal_values_left_out": ("signal_value_left_out", False),
 }
 """Columns with a value for each item, in the same form."""
 
@@ -124,6 +125,8 @@ class PartitionResult:
             no source.
         stale_reason: Why, as text for people; empty if `stale_for` is None.
         signal_value: The value with which the key of a signal was reached or failed; empty if there is none.
+        signal_value_left_out: Whether there is one that no longer fitted into the result (3.5 MB). To get it, wait for
+            the key again with a timeout of 0.
     """
 
     name: str
@@ -137,6 +140,7 @@ class PartitionResult:
     stale_for: float | None = None
     stale_reason: str = ""
     signal_value: bytes = b""
+    signal_value_left_out: bool = False
 
     def __repr__(self) -> str:
         return (
@@ -179,6 +183,7 @@ class ResultColumns:
     stale_ms: list[int]
     stale_reasons: list[str]
     signal_values: list[bytes]
+    signal_values_left_out: list[bool]
     available_bytes: list[int]
     high_watermarks: list[int]
     last_stable_offsets: list[int]
@@ -363,6 +368,7 @@ class Result:
             None if stale_ms < 0 else stale_ms / 1_000,
             columns.stale_reasons[item] if stale_ms >= 0 else "",
             columns.signal_values[item],
+            bool(columns.signal_values_left_out[item]),
         )
 
     def _fetched(self, item: int) -> FetchedPartition:

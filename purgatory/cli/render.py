@@ -108,6 +108,8 @@ def _item_line(item: PartitionResult, outcome: Outcome, *, is_key: bool = False)
         parts.append(f"stale for {span(item.stale_for)}: {item.stale_reason}".removesuffix(": "))
     if item.signal_value:
         parts.append(f"value {value_text(item.signal_value)}")
+    if item.signal_value_left_out:
+        parts.append("value left out; wait for this key with --timeout 0 to get it")
     return ", ".join(parts)
 
 
@@ -372,6 +374,7 @@ def _item_document(item: PartitionResult) -> dict[str, Any]:
     left_out = {"name", *(["fetched"] if item.fetched is None else [])}
     left_out |= {"stale_for", "stale_reason"} if item.stale_for is None else set()
     left_out |= set() if item.signal_value else {"signal_value"}
+    left_out |= set() if item.signal_value_left_out else {"signal_value_left_out"}
     return {name: value for name, value in document(item).items() if name not in left_out}
 
 

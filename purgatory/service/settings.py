@@ -20,6 +20,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from purgatory.sizes import CHARACTER_BYTES_MAX, ITEM_BYTES_MAX, MESSAGE_BYTES_MAX
+
 ENVIRONMENT_PREFIX: Final = "PURGATORY_"
 DURATION_MS_MAX: Final = 2**31 - 1
 PORT_MAX: Final = 65_535
@@ -226,7 +228,9 @@ class EngineLimitsSettings(SettingsGroup):
     signal_values_bytes_max: Count = setting(
         64 * 1024 * 1024, "Bytes of the values of all signal keys; above it, idle keys with values are forgotten."
     )
-    items_per_operation_max: Count = setting(2_000, "Partitions or keys of one operation.")
+    items_per_operation_max: Count = setting(
+        2_000, "Partitions or keys of one operation. With names of `topic_length_max`, its result must fit into 3.5 MB."
+    )
     timeout_ms_max: DurationMs = setting(DURATION_MS_MAX, "Longest timeout of an operation.")
     timeout_ms_default: DurationMs = setting(30_000, "Timeout of an operation that does not set one.")
     topic_length_max: int = setting(249, "Characters in a topic or key.", ge=1, le=65_535)
@@ -236,6 +240,17 @@ class EngineLimitsSettings(SettingsGroup):
         if self.timeout_ms_default > self.timeout_ms_max:
             raise ValueError(
                 f"timeout_ms_default ({self.timeout_ms_default}) is above timeout_ms_max ({self.timeout_ms_max})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _results_fit_into_messages(self) -> Self:
+        result_bytes = self.items_per_operation_max * (ITEM_BYTES_MAX + CHARACTER_BYTES_MAX * self.topic_length_max)
+        if result_bytes > MESSAGE_BYTES_MAX:
+            raise ValueError(
+                f"a result with items_per_operation_max ({self.items_per_operation_max}) names of topic_length_max "
+                f"({self.topic_length_max}) characters may have {result_bytes} bytes, and clients accept "
+                f"{MESSAGE_BYTES_MAX}: lower one of the two"
             )
         return self
 

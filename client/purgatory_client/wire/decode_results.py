@@ -22,7 +22,7 @@ batch whose results arrive a few at a time would keep many messages in memory.
 
 _MISSING: Final = {
     "waited_ms": 0, "lateness_ms": 0, "error_codes": 0, "available_bytes": 0, "paces_per_second": -1.0,
-    "stale_reasons": "", "signal_values": b"",
+    "stale_reasons": "", "signal_values": b"", "signal_values_left_out": False,
 }  # fmt: skip
 """The values of an operation without a result, because it was refused; -1 in all other columns."""
 

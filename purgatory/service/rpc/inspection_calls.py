@@ -171,8 +171,8 @@ class InspectionCalls:
                     operation = pending_operation(view, session_id, "" if owner is None else owner.principal, now)
                     bytes_left -= operation.ByteSize()
                     response.operations.append(operation)
-            if bytes_left <= 0:
-                break
+                    if bytes_left <= 0:
+                        return response
             await call.turn()
         return response
 

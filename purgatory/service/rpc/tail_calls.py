@@ -17,6 +17,8 @@ NAMES_DEFAULT: Final = 20
 NAMES_PER_SLICE: Final = 5_000
 """Partitions and keys examined before other tasks run."""
 
+ROWS_PER_MESSAGE: Final = 64
+"""Ended operations in one message, which clients can then read however long their names and stale reasons are."""
 COALESCED_S: Final = 0.1
 """Operations that end within this time are sent in one message, seconds."""
 SIGN_OF_LIFE_S: Final = 10.0
@@ -56,6 +58,9 @@ async def tail_results(host: Host, request: wire.TailResultsRequest, call: Call)
             # Before each message: a stream may be open for days, and the role may have been withdrawn.
             call.recheck()
             operations, left_out = follower.take()
+            while len(operations) > ROWS_PER_MESSAGE:
+                await call.context.write(wire.TailResultsResponse(operations=operations[:ROWS_PER_MESSAGE]))
+                del operations[:ROWS_PER_MESSAGE]
             await call.context.write(wire.TailResultsResponse(operations=operations, left_out=left_out))
             try:
                 async with asyncio.timeout(SIGN_OF_LIFE_S):

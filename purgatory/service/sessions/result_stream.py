@@ -16,6 +16,7 @@ from purgatory.service.loop_stalls import StallTimer
 from purgatory.service.sessions.outbox import ResultSlice
 from purgatory.service.sessions.session import Session
 from purgatory.service.translate.results import fill_batch
+from purgatory.sizes import MESSAGE_BYTES_MAX
 from purgatory.v1 import purgatory_service_pb2
 
 Response = purgatory_service_pb2.SessionResponse | purgatory_service_pb2.StreamResultsResponse
@@ -32,12 +33,6 @@ COLUMN_RESULTS_MAX: Final = 5_000
 ROW_RESULTS_MAX: Final = 1_000
 """Maximum of results, and of items, in one message by shape. Encoding a message blocks the event loop, so it must take
 at most a few milliseconds."""
-
-MESSAGE_BYTES_MAX: Final = 3_500_000
-"""A larger message of results is encoded again, once, with fewer results: gRPC clients accept 4 MiB by default."""
-
-FIELDS_BYTES_MAX: Final = 200
-"""Maximum size of a result, or of one of its items, without names and texts."""
 
 SILENT_INTERVALS_MAX: Final = 3
 """A peer that should send heartbeats is considered gone after this many silent intervals."""
@@ -68,6 +63,8 @@ class ResultStream:
         self._writing: Final = writing
         self._response_type: Final = response_type
         self._columns: Final = columns
+        self._room = COLUMN_RESULTS_MAX if columns else ROW_RESULTS_MAX
+        """Results, and items, to put into the next message; fewer while they are large."""
         self._expects_heartbeats = expects_heartbeats
         self._control: Final[deque[Response]] = deque()
         self._reserved = 0
@@ -292,33 +289,24 @@ class ResultStream:
 
     def _next_results(self) -> bytes | None:
         """The next message of results, encoded: its size must be checked, and encoding it twice would be slow."""
-        outbox = self.session.outbox
-        room = COLUMN_RESULTS_MAX if self._columns else ROW_RESULTS_MAX
-        # Taken before the size is known, and put back if the message is too large: only the encoder knows it.
-        first_sequence, slices = outbox.take(room, room)
-        if not slices:
-            return None
-        encoded = self._encode(first_sequence, slices)
-        # More than one result: two slices, or one with two. A single result cannot be split.
-        if len(encoded) > MESSAGE_BYTES_MAX and len(slices) + len(slices[0]) > 2:
+        outbox, room_max = self.session.outbox, COLUMN_RESULTS_MAX if self._columns else ROW_RESULTS_MAX
+        while True:
+            # Taken before the size is known, and put back if the message is too large: only the encoder knows it.
+            first_sequence, slices = outbox.take(self._room, self._room)
+            if not slices:
+                return None
+            encoded = self._encode(first_sequence, slices)
+            results = sum(map(len, slices))
+            if len(encoded) <= MESSAGE_BYTES_MAX or results == 1:
+                if self._room < room_max and len(encoded) < MESSAGE_BYTES_MAX // 4:
+                    self._room = min(room_max, 2 * self._room)
+                return encoded
             outbox.put_back(slices)
-            # Names of ordinary length never exceed the limit, so they are measured only in this case.
-            room = max(1, MESSAGE_BYTES_MAX // 2 // (FIELDS_BYTES_MAX + text_bytes_max(slices)))
-            encoded = self._encode(*outbox.take(room, room))
-        return encoded
+            # To half of the size, because results differ in size; at least by half, so that it ends.
+            items = sum(part.item_stop - part.item_start for part in slices)
+            self._room = max(1, max(results, items) * MESSAGE_BYTES_MAX // (2 * len(encoded)))
 
     def _encode(self, first_sequence: int, slices: Sequence[ResultSlice]) -> bytes:
         message = self._response_type()
         fill_batch(message.results, first_sequence, slices, columns=self._columns)
         return message.SerializeToString()
-
-
-def text_bytes_max(slices: Sequence[ResultSlice]) -> int:
-    """Upper bound for the encoded texts of any one of these results or items, bytes."""
-    names = (name[0] for part in slices for name in part.completions.item_partitions[part.item_start : part.item_stop])
-    refusals = (refusal for part in slices for refusal in part.refusals[part.start : part.stop])
-    longest = max(
-        max(map(len, names), default=0),
-        max((len(refusal.field) + len(refusal.message) for refusal in refusals), default=0),
-    )
-    return 4 * longest  # UTF-8

@@ -19,6 +19,7 @@ from purgatory.engine.completions import (
 )
 from purgatory.service.sessions.outbox import Results, ResultSlice
 from purgatory.service.translate.uniform_columns import SIGNED, UNSIGNED, shortened, values_of
+from purgatory.sizes import ITEM_BYTES_MAX, MESSAGE_BYTES_MAX
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
 
 MESSAGES_MAX: Final = 1_000
@@ -37,6 +38,8 @@ SINGLE_NAMES: Final = [column.name for column in (*SHORTENED, *RESULT_ITEM_COLUM
 SINGLE_DEFAULTS: Final = [column.default for column in (*SHORTENED, *RESULT_ITEM_COLUMNS)]
 ROW_COLUMNS: Final = tuple(column for column in RESULT_COLUMNS if column.name != "item_count")
 """Fields of a result's row."""
+FULL_MIN: Final = 10
+"""A result with fewer items is never full, however long its names, values and reasons are."""
 
 
 def operation_refusal(refusal: Refusal, operation_id: int, *, brief: bool = False) -> operation_pb2.OperationRefusal:
@@ -100,10 +103,11 @@ def fill_columns(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice
     _fill_dictionary(columns, slices)
     if kind == codes.FETCH:
         _fill_fetched(columns, slices)
+    left_out = [_left_out(part) for part in slices]
     if any(part.completions.stale_marks for part in slices):
-        _fill_stale_marks(columns, slices)
+        _fill_stale_marks(columns, slices, left_out)
     if any(part.completions.signal_values for part in slices):
-        _fill_signal_values(columns, slices)
+        _fill_signal_values(columns, slices, left_out)
     for part in slices:
         for place in range(part.start, part.stop) if part.refusals else ():
             columns.refusals.append(operation_refusal(part.refusals[place], part.completions.operation_ids[place]))
@@ -183,13 +187,46 @@ def _fill_fetched(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlic
         _fill(columns, column, shortened(values.tobytes(), SIGNED, column.default))
 
 
-def _fill_stale_marks(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
+def full_at(completions: Results, item: int, stop: int) -> int:
+    """Return the first of the items `item` to `stop` of a result whose value and stale reason no longer fit into a
+    message; `stop`: all fit. The same for rows and columns: how a result is read must not change it.
+    """
+    values, stale = completions.signal_values, completions.stale_marks
+    if stop - item < FULL_MIN or not (values or stale):
+        return stop
+    room = MESSAGE_BYTES_MAX - ITEM_BYTES_MAX
+    room -= sum(ITEM_BYTES_MAX + len(name.encode()) for name, _ in completions.item_partitions[item:stop])
+    for place in range(item, stop):
+        if place in values:
+            room -= len(values[place])
+        if place in stale:
+            room -= len(stale[place][1].encode())
+        if room < 0:
+            return place
+    return stop
+
+
+def _left_out(part: ResultSlice) -> set[int]:
+    """The items of a slice whose values and stale reasons are left out."""
+    item, found = part.item_start, set[int]()
+    if part.item_stop - item >= FULL_MIN and (part.completions.signal_values or part.completions.stale_marks):
+        for count in part.completions.item_counts[part.start : part.stop]:
+            found.update(range(full_at(part.completions, item, item + count), item + count))
+            item += count
+    return found
+
+
+def _fill_stale_marks(
+    columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice], left_out: Sequence[set[int]]
+) -> None:
     reasons: dict[str, int] = {}
     stale_ms: list[int] = []
     indexes: list[int] = []
-    for part in slices:
+    for part, without in zip(slices, left_out, strict=True):
         for item in range(part.item_start, part.item_stop):
             one_ms, reason = part.completions.stale_marks.get(item, (ABSENT, ""))
+            if item in without:
+                reason = ""
             stale_ms.append(one_ms)
             indexes.append(reasons.setdefault(reason, len(reasons)) if one_ms != ABSENT else 0)
     if not reasons:
@@ -200,15 +237,21 @@ def _fill_stale_marks(columns: result_pb2.ResultColumns, slices: Sequence[Result
         columns.stale_reason_index.extend(indexes)
 
 
-def _fill_signal_values(columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice]) -> None:
+def _fill_signal_values(
+    columns: result_pb2.ResultColumns, slices: Sequence[ResultSlice], left_out: Sequence[set[int]]
+) -> None:
     values: dict[bytes, int] = {}
     indexes: list[int] = []
-    for part in slices:
+    flags: list[bool] = []
+    for part, without in zip(slices, left_out, strict=True):
         own = part.completions.signal_values
         indexes += [
-            values.setdefault(own[item], len(values) + 1) if item in own else 0
+            values.setdefault(own[item], len(values) + 1) if item in own and item not in without else 0
             for item in range(part.item_start, part.item_stop)
         ]
+        flags += [item in own and item in without for item in range(part.item_start, part.item_stop)]
+    if any(flags):
+        columns.signal_value_left_out.extend(flags)
     if values:
         columns.signal_value_index.extend(indexes[:1] if indexes.count(indexes[0]) == len(indexes) else indexes)
         columns.signal_values.extend(values)
@@ -229,13 +272,18 @@ def fill_row(row: result_pb2.Result, part: ResultSlice, place: int, item: int, f
     completions, kind = part.completions, part.kind
     for column in ROW_COLUMNS:
         setattr(row, column.name, getattr(completions, column.attribute)[place])
-    for within in range(completions.item_counts[place]):
+    stop = item + completions.item_counts[place]
+    full = full_at(completions, item, stop)
+    for number, one in enumerate(range(item, stop)):
         partition = row.partitions.add()
-        fill_partition(partition, completions, item + within)
+        fill_partition(partition, completions, one)
         if kind == codes.FETCH:
-            _fill_fetched_partition(partition.fetched, completions.fetched[fetched + within])
-        if item + within in completions.signal_values:
-            partition.signal_value = completions.signal_values[item + within]
+            _fill_fetched_partition(partition.fetched, completions.fetched[fetched + number])
+        if one >= full:
+            partition.stale_reason = ""
+            partition.signal_value_left_out = one in completions.signal_values
+        elif one in completions.signal_values:
+            partition.signal_value = completions.signal_values[one]
     if part.refusals:
         row.refusal.CopyFrom(operation_refusal(part.refusals[place], row.operation_id))
 

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar, cast
 
 import pytest
 
+from purgatory import sizes
 from purgatory.engine import codes
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -399,7 +400,7 @@ async def test_messages_of_results_are_made_once(
     while read < 40:
         encoded = stream._next_message()
         assert isinstance(encoded, bytes)
-        assert len(encoded) <= result_stream.MESSAGE_BYTES_MAX
+        assert len(encoded) <= sizes.MESSAGE_BYTES_MAX
         messages += 1
         batch = wire.SessionResponse.FromString(encoded).results
         read += len(batch.columns.operation_id) + len(batch.rows.results)

@@ -218,12 +218,15 @@ type PartitionResult struct {
 	// the wait failed because nothing had ever been reported for the mark: how long it was waited for. Absent: the mark was
 	// fresh.
 	StaleMs *int64 `protobuf:"varint,10,opt,name=stale_ms,json=staleMs,proto3,oneof" json:"stale_ms,omitempty"`
-	// The cause, as text: "broker 2 is down". Empty if stale_ms is absent.
+	// The cause, as text: "broker 2 is down". Empty if stale_ms is absent, or if it no longer fits into the result.
 	StaleReason string `protobuf:"bytes,11,opt,name=stale_reason,json=staleReason,proto3" json:"stale_reason,omitempty"`
 	// For signals: the value of the key, if it has one and was reached or failed. Empty: none.
-	SignalValue   []byte `protobuf:"bytes,12,opt,name=signal_value,json=signalValue,proto3" json:"signal_value,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	SignalValue []byte `protobuf:"bytes,12,opt,name=signal_value,json=signalValue,proto3" json:"signal_value,omitempty"`
+	// True: the key has a value, but a result takes at most 3.5 MB, and this one is full. Wait for the key again, with
+	// timeout_ms 0, to get the value.
+	SignalValueLeftOut bool `protobuf:"varint,13,opt,name=signal_value_left_out,json=signalValueLeftOut,proto3" json:"signal_value_left_out,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *PartitionResult) Reset() {
@@ -338,6 +341,13 @@ func (x *PartitionResult) GetSignalValue() []byte {
 		return x.SignalValue
 	}
 	return nil
+}
+
+func (x *PartitionResult) GetSignalValueLeftOut() bool {
+	if x != nil {
+		return x.SignalValueLeftOut
+	}
+	return false
 }
 
 // The data that a read of this partition would return.
@@ -468,9 +478,11 @@ type ResultColumns struct {
 	// For each item (signal): the index of its value plus 1; 0: none.
 	SignalValueIndex []uint32 `protobuf:"varint,25,rep,packed,name=signal_value_index,json=signalValueIndex,proto3" json:"signal_value_index,omitempty"`
 	// Dictionary of values.
-	SignalValues  [][]byte `protobuf:"bytes,26,rep,name=signal_values,json=signalValues,proto3" json:"signal_values,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	SignalValues [][]byte `protobuf:"bytes,26,rep,name=signal_values,json=signalValues,proto3" json:"signal_values,omitempty"`
+	// For each item (signal): true: its value was left out, as in PartitionResult.
+	SignalValueLeftOut []bool `protobuf:"varint,27,rep,packed,name=signal_value_left_out,json=signalValueLeftOut,proto3" json:"signal_value_left_out,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *ResultColumns) Reset() {
@@ -685,6 +697,13 @@ func (x *ResultColumns) GetSignalValues() [][]byte {
 	return nil
 }
 
+func (x *ResultColumns) GetSignalValueLeftOut() []bool {
+	if x != nil {
+		return x.SignalValueLeftOut
+	}
+	return nil
+}
+
 var File_purgatory_v1_result_proto protoreflect.FileDescriptor
 
 const file_purgatory_v1_result_proto_rawDesc = "" +
@@ -700,7 +719,7 @@ const file_purgatory_v1_result_proto_rawDesc = "" +
 	"\n" +
 	"partitions\x18\x06 \x03(\v2\x1d.purgatory.v1.PartitionResultR\n" +
 	"partitions\x128\n" +
-	"\arefusal\x18\a \x01(\v2\x1e.purgatory.v1.OperationRefusalR\arefusal\"\xc7\x04\n" +
+	"\arefusal\x18\a \x01(\v2\x1e.purgatory.v1.OperationRefusalR\arefusal\"\xfa\x04\n" +
 	"\x0fPartitionResult\x12E\n" +
 	"\x0ftopic_partition\x18\x01 \x01(\v2\x1c.purgatory.v1.TopicPartitionR\x0etopicPartition\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x1d\n" +
@@ -715,7 +734,8 @@ const file_purgatory_v1_result_proto_rawDesc = "" +
 	"\bstale_ms\x18\n" +
 	" \x01(\x03H\x02R\astaleMs\x88\x01\x01\x12!\n" +
 	"\fstale_reason\x18\v \x01(\tR\vstaleReason\x12!\n" +
-	"\fsignal_value\x18\f \x01(\fR\vsignalValueB\x19\n" +
+	"\fsignal_value\x18\f \x01(\fR\vsignalValue\x121\n" +
+	"\x15signal_value_left_out\x18\r \x01(\bR\x12signalValueLeftOutB\x19\n" +
 	"\x17_estimated_remaining_msB\x12\n" +
 	"\x10_pace_per_secondB\v\n" +
 	"\t_stale_ms\"\xa2\x02\n" +
@@ -726,7 +746,7 @@ const file_purgatory_v1_result_proto_rawDesc = "" +
 	"\x0fdiverging_epoch\x18\x04 \x01(\x05H\x00R\x0edivergingEpoch\x88\x01\x01\x125\n" +
 	"\x14diverging_end_offset\x18\x05 \x01(\x03H\x01R\x12divergingEndOffset\x88\x01\x01B\x12\n" +
 	"\x10_diverging_epochB\x17\n" +
-	"\x15_diverging_end_offset\"\xaf\b\n" +
+	"\x15_diverging_end_offset\"\xe2\b\n" +
 	"\rResultColumns\x12/\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1b.purgatory.v1.OperationKindR\x04kind\x12<\n" +
 	"\n" +
@@ -760,7 +780,8 @@ const file_purgatory_v1_result_proto_rawDesc = "" +
 	"\x12stale_reason_index\x18\x17 \x03(\rR\x10staleReasonIndex\x12#\n" +
 	"\rstale_reasons\x18\x18 \x03(\tR\fstaleReasons\x12,\n" +
 	"\x12signal_value_index\x18\x19 \x03(\rR\x10signalValueIndex\x12#\n" +
-	"\rsignal_values\x18\x1a \x03(\fR\fsignalValues*\xa9\x01\n" +
+	"\rsignal_values\x18\x1a \x03(\fR\fsignalValues\x121\n" +
+	"\x15signal_value_left_out\x18\x1b \x03(\bR\x12signalValueLeftOut*\xa9\x01\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11OUTCOME_SATISFIED\x10\x01\x12\x12\n" +

@@ -1,0 +1,70 @@
+"""The ways in which a session's results are read: rows and columns over gRPC, and server-sent events with JSON."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Final, NamedTuple
+
+import aiohttp
+import grpc
+from google.protobuf import json_format
+from purgatory_client.results import PartitionResult, Result
+from purgatory_client.wire.decode_results import arrived_batch
+
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc
+from tests.service.serving import PATIENCE_S
+
+PATHS: Final = ("rows", "columns", "server-sent events")
+
+
+class ReadResult(NamedTuple):
+    """A result. `cursor` is the incarnation and the sequence number, as in the id of a server-sent event."""
+
+    cursor: str
+    operation_id: int
+    items: list[PartitionResult]
+
+
+async def read_results(
+    address: str, http_address: str, path: str, session: str, last: str = "-0"
+) -> AsyncIterator[ReadResult]:
+    """Yield the results behind `last`. The gRPC client has default limits, so it accepts messages of 4 MiB."""
+    incarnation, _, sequence = last.rpartition("-")
+    if path == "server-sent events":
+        headers = {"Last-Event-ID": last} if incarnation else {}
+        async with (
+            aiohttp.ClientSession(f"http://{http_address}", read_bufsize=1 << 23) as http,
+            http.get(f"/v1/results?session={session}", headers=headers) as answer,
+        ):
+            fields: dict[str, str] = {}
+            while line := (await asyncio.wait_for(answer.content.readline(), PATIENCE_S)).decode():
+                name, _, text = line.rstrip("\n").partition(": ")
+                fields[name] = text
+                if not name and "event" not in fields and "data" in fields:
+                    batch = wire.ResultBatch()
+                    json_format.ParseDict(json.loads(fields["data"]), batch.rows.results.add())
+                    incarnation, _, sequence = fields["id"].rpartition("-")
+                    for found in _results_in(batch, incarnation, int(sequence)):
+                        yield found
+                fields = fields if name else {}
+        return
+    async with grpc.aio.insecure_channel(address) as channel:
+        request = wire.StreamResultsRequest(
+            session_id=session, last_sequence=int(sequence), columns=path == "columns", incarnation=incarnation
+        )
+        stream = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel).StreamResults(request)
+        while (message := await asyncio.wait_for(stream.read(), PATIENCE_S)) is not grpc.aio.EOF:
+            if message.HasField("opened"):
+                incarnation = message.opened.incarnation
+            elif message.HasField("results"):
+                for found in _results_in(message.results, incarnation, message.results.first_sequence):
+                    yield found
+
+
+def _results_in(batch: wire.ResultBatch, incarnation: str, sequence: int) -> Iterator[ReadResult]:
+    for arrived in arrived_batch(batch):
+        for place, operation_id in enumerate(arrived.operation_ids):
+            items = Result(arrived.columns, place, arrived.starts[place]).items
+            yield ReadResult(f"{incarnation}-{sequence}", operation_id, items)
+            sequence += 1
