@@ -172,7 +172,10 @@ def examine(fetch: Fetch) -> bool:
             return True
         item.available = available
         total += available
-    return total >= fetch.min_bytes
+        # At the first item that is enough: the bytes of all partitions together may not fit into 64 bits.
+        if total >= fetch.min_bytes:
+            return True
+    return False
 
 
 def split_missing_bytes(fetch: Fetch) -> list[i64]:

@@ -6,7 +6,7 @@ that requires a heartbeat fails when one of the keys that it still waits for is 
 
 from typing import Final, final
 
-from mypy_extensions import i16, i64
+from mypy_extensions import i16, i32, i64
 
 from purgatory.engine.batches import AsGiven
 from purgatory.engine.codes import (
@@ -91,14 +91,16 @@ class SignalKind(Kind):
                 outcome = EXPIRED
             self._end_at_once(owner, operation_id, held, required, outcome)
             return
-        # The first key to be resolved brings `items_left` to 0; the other items stay unresolved and answer 7.
-        if any_key:
-            left = 1
+        # With `any` the first key to be resolved brings `items_left` to 0; other items stay unresolved and answer 7.
+        # The epoch of the first item, which keys do not need, is how many more keys may fail. Counting them at each
+        # failure would take the square of their number.
+        spare: i64 = left - 1 if any_key else 0
+        left -= spare
         slot = pending.admit(owner, SIGNAL, len(held), left, operation_id, timeout_ms, now_ms)
         item: i64 = -1
         for place, key in enumerate(held):
             error = state_of(key, required[place])
-            item = pending.add_item(slot, item, key.index, required[place], key.count, -1, error)
+            item = pending.add_item(slot, item, key.index, required[place], key.count, -1 if place else spare, error)
             if error == UNRESOLVED:
                 pending.watch(key.waits, SIGNAL, item, required[place])
         heartbeat_timeout_ms = columns.column("heartbeat_timeout_ms").at(row)
@@ -183,27 +185,28 @@ class SignalKind(Kind):
 
     def _fail_item(self, item: i64, mark: i64, now_ms: i64) -> None:
         pending = self.pending
-        operations = pending.operations
         slot = i64(pending.items.slot[item])
-        unresolved = self._count_unresolved(slot)
+        pending.work_total += 1
         pending.items.error_code[item] = i16(SIGNAL_FAILED)
         pending.items.mark[item] = mark
-        # With `any`, one item is left to resolve however many are unresolved, so the others may still satisfy it.
-        if unresolved == i64(operations.items_left[slot]):
+        spare = self.spare(slot)
+        if spare == 0:
             pending.end(slot, FAILED, now_ms)
         else:
+            pending.items.epoch[i64(pending.operations.first_item[slot])] = i32(spare - 1)
             pending.note_progress(slot)
 
-    def _count_unresolved(self, slot: i64) -> i64:
-        items = self.pending.items
+    def spare(self, slot: i64) -> i64:
+        return i64(self.items.epoch[i64(self.pending.operations.first_item[slot])])
+
+    def check(self, slot: i64) -> None:
         unresolved: i64 = 0
         item = i64(self.pending.operations.first_item[slot])
         while item >= 0:
-            self.pending.work_total += 1
-            if i64(items.error_code[item]) == UNRESOLVED:
-                unresolved += 1
-            item = i64(items.next[item])
-        return unresolved
+            unresolved += i64(self.must_come(item))
+            item = i64(self.items.next[item])
+        expected = i64(self.pending.operations.items_left[slot]) + self.spare(slot)
+        assert unresolved == expected, f"slot {slot}: {unresolved} keys are waited for, not {expected}"
 
     # Heartbeats.
 
@@ -259,6 +262,7 @@ class SignalKind(Kind):
 
     def restore(self, saved: SavedOperations, place: SavedPlace, slot: i64) -> bool:
         last: i64 = -1
+        spare = -i64(self.pending.operations.items_left[slot])
         for item in range(place.item, place.item + saved.item_counts[place.row]):
             error = saved.error_codes[item]
             required = saved.required[item]
@@ -266,5 +270,7 @@ class SignalKind(Kind):
             key = self.keys.get_or_create(name[0], self.keys.unowned)
             last = self.pending.add_item(slot, last, key.index, required, saved.marks[item], -1, error)
             if error == UNRESOLVED:
+                spare += 1
                 self.pending.watch(key.waits, SIGNAL, last, required)
+        self.items.epoch[i64(self.pending.operations.first_item[slot])] = i32(spare)
         return False

@@ -3,7 +3,7 @@
 An index of (offset, segment base offset, byte position in the segment), with one entry for each append that reported
 its position. Segments follow each other, so every offset also has a *reach*: a single number that rises with the offset
 through all segments and grows by the bytes in between. Fetches wait for a reach; within a segment, a difference of
-reaches is a number of bytes.
+reaches is a number of bytes. The reach of an entry is below OFFSET_MAX, so that a fetch can add to it in 64 bits.
 
 Between two entries, and above the last one, each offset counts as one byte, because every record has at least one. So
 bytes are counted late if they are reported late, but never early. A partition that never reported a position has no
@@ -18,6 +18,8 @@ from typing import Final
 
 from librt.vecs import append, vec
 from mypy_extensions import i64
+
+from purgatory.engine.codes import OFFSET_MAX
 
 __all__ = ["ENTRIES_MAX", "PositionIndex"]
 
@@ -55,7 +57,23 @@ class PositionIndex:
             return f"segment_base_offset {segment} is below {self.offsets[count - 1]}, which lies in segment {newest}"
         if count and position >= 0 and (segment < 0 or segment == newest) and position < self.positions[count - 1]:
             return f"byte_position {position} is below {self.positions[count - 1]}, that of the append before"
+        if (segment >= 0 or position >= 0) and self._reach_after(offset, segment, position) >= OFFSET_MAX:
+            return f"the bytes of all segments up to byte_position {position} are not below {OFFSET_MAX}"
         return ""
+
+    def _reach_after(self, offset: i64, segment: i64, position: i64) -> i64:
+        """The reach of `offset` once `add` has recorded it. Two numbers below OFFSET_MAX are added at most."""
+        count: i64 = len(self.offsets)
+        start: i64 = segment if segment >= 0 else 0
+        before: i64 = 0
+        reach: i64 = start
+        if count and segment > self.segments[count - 1]:
+            reach = self.reach(segment)
+        elif count:
+            start, before, reach = self.offsets[count - 1], self.positions[count - 1], self.reaches[count - 1]
+        if offset <= start:
+            return reach
+        return reach + (position - before if position - before > offset - start else offset - start)
 
     def add(self, offset: i64, segment: i64, position: i64) -> None:
         """Record that the log end `offset` is at `position` of `segment` (-1: not reported). `fault` must be empty."""

@@ -183,3 +183,32 @@ def test_case_85_epoch_decides_whether_a_follower_may_serve() -> None:
     assert world.outcome(loose) == "pending"
     assert world.high_watermark("orders-0", 4).ended == 1
     assert (world.outcome(loose), world.item(loose).available_bytes) == ("satisfied", 4)
+
+
+def test_bytes_of_all_partitions_may_not_fit_into_64_bits() -> None:
+    """A fetch is answered although the sum of what its partitions have exceeds 64 bits."""
+    world = World()
+    names = [f"orders-{number}" for number in range(5)]
+    for name in names:
+        world.append(name, 2**61 - 1)
+        world.high_watermark(name, 2**61 - 1)
+    handle = world.fetch(dict.fromkeys(names, 0), min_bytes=2**61 - 1, max_bytes=2**61 - 1)
+    assert world.outcome(handle) == "satisfied"
+    assert [item.available_bytes for item in world.result(handle).items] == [2**61 - 1] * 5
+
+
+def test_bytes_of_all_segments_are_bounded() -> None:
+    """Byte positions that add up to 2**61 are refused; fetches beyond the highest ones wait for the next byte."""
+    world = World()
+    for segment in range(3):
+        assert world.append("orders-0", segment + 1, segment=segment, position=2**59 - 1).refused is None
+    assert world.append("orders-0", 4, segment=3, position=2**59 - 1).refused is None
+    assert world.append("orders-0", 5, segment=4, position=3).refused is None
+    for segment, position in ((4, 4), (5, 3), (5, -1)):
+        answer = world.append("orders-0", 6, segment=segment, position=position)
+        assert answer.refused == (plain.INVALID_ARGUMENT, 1)
+    world.high_watermark("orders-0", 5)
+    handle = world.fetch({"orders-0": 5}, max_bytes=2**61 - 1)
+    assert world.append("orders-0", 2**61 - 1).ended == 0
+    assert world.high_watermark("orders-0", 6).ended == 1
+    assert world.item(handle).available_bytes == 1

@@ -5,7 +5,16 @@ from collections.abc import Callable
 import pytest
 
 from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
-from purgatory.engine.codes import CANCELLED, COMPOSITE, EXPIRED, IN_SYNC_REPLICAS, PRODUCE, SHUTTING_DOWN, SIGNAL
+from purgatory.engine.codes import (
+    CANCELLED,
+    COMPOSITE,
+    EXPIRED,
+    IN_SYNC_REPLICAS,
+    KEY_SIGNALLED,
+    PRODUCE,
+    SHUTTING_DOWN,
+    SIGNAL,
+)
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.waiting.tables import Owner
@@ -129,3 +138,14 @@ def test_an_event_counts_its_replicas() -> None:
     batch = EventBatch([IN_SYNC_REPLICAS] * 4, partitions=[("orders", 0)], replica_sets=[sets] * 4)
     assert engine.apply(batch, 0, 0, 500).next_index == 1
     assert engine.apply(batch, 0, 1, 500).next_index == 3
+
+
+def test_failures_of_a_wait_for_any_key_take_one_unit_of_work_each() -> None:
+    """The work of a failed key does not grow with the other keys of the wait: their number would count squared."""
+    engine, keys = Engine(EngineLimits(), 0), [f"key-{place}" for place in range(1_000)]
+    places = list(range(1_000))
+    wait = OperationBatch([1], keys=keys, item_indexes=places, item_counts=[1_000], any_key=[1], timeouts_ms=[100])
+    assert engine.register(engine.add_owner(), SIGNAL, wait, 0).accepted == 1
+    failures = EventBatch([KEY_SIGNALLED] * 1_000, keys=keys, item_indexes=places, flags=[1])
+    assert engine.apply(failures, 0, 0, 1_000).next_index == 500
+    assert sum(engine.apply(failures, 0, 500).ended) == 1

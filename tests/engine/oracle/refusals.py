@@ -2,8 +2,10 @@
 
 from tests.engine import plain
 from tests.engine.oracle.partition import Partition
+from tests.engine.oracle.positions import Index
 
 OFFSET_MAX = 2**62
+REACH_MAX = 2**61
 ITEMS_MAX = 2_000
 LOWEST_OFFSET = {plain.PRODUCE: 0, plain.FETCH: 0, plain.DELETE_RECORDS: -1, plain.SIGNAL: 1, plain.COMPOSITE: 0}
 NEEDS_OFFSET = (
@@ -45,7 +47,14 @@ def event_refusal(event: plain.Event, partition: Partition) -> tuple[int, int] |
 
 def position_fault(event: plain.Event, partition: Partition) -> bool:
     """Whether the position contradicts earlier ones. Appends below the log end are not checked."""
-    if not partition.index.entries or event.offset < partition.log_end:
+    if event.offset < partition.log_end or event.segment == event.position == -1:
+        return False
+    grown = Index()
+    grown.entries = list(partition.index.entries)
+    grown.add(event.offset, event.segment, event.position)
+    if grown.entries[-1].reach >= REACH_MAX:
+        return True
+    if not partition.index.entries:
         return False
     last = partition.index.entries[-1]
     if 0 <= event.segment < last.segment or last.segment < event.segment < last.offset:
