@@ -186,7 +186,8 @@ class EventChecks:
             if not 0 <= event.offset < OFFSET_MAX:
                 return out_of_range(field, event.offset, 0, OFFSET_MAX - 1)
         if kind in (LAST_STABLE_OFFSET, LEADERSHIP) and not -1 <= event.offset < OFFSET_MAX:
-            return out_of_range(f"{name}.offset", event.offset, 0, OFFSET_MAX - 1)
+            field = f"{name}.offset" if kind == LAST_STABLE_OFFSET else f"{name}.epoch_start_offset"
+            return out_of_range(field, event.offset, 0, OFFSET_MAX - 1)
         if kind in (FOLLOWER_PROGRESS, REPLICA_STATE) and not 0 <= event.replica_id <= INT32_MAX:
             return out_of_range(f"{name}.replica_id", event.replica_id, 0, INT32_MAX)
         if kind == FOLLOWER_PROGRESS and not -1 <= event.log_start_offset < OFFSET_MAX:

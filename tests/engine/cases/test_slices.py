@@ -144,7 +144,7 @@ def test_failures_of_a_wait_for_any_key_take_one_unit_of_work_each() -> None:
     """The work of a failed key does not grow with the other keys of the wait: their number would count squared."""
     engine, keys = Engine(EngineLimits(), 0), [f"key-{place}" for place in range(1_000)]
     places = list(range(1_000))
-    wait = OperationBatch([1], keys=keys, item_indexes=places, item_counts=[1_000], any_key=[1], timeouts_ms=[100])
+    wait = OperationBatch([1], keys=keys, item_indexes=places, item_counts=[1_000], any_key=[True], timeouts_ms=[100])
     assert engine.register(engine.add_owner(), SIGNAL, wait, 0).accepted == 1
     failures = EventBatch([KEY_SIGNALLED] * 1_000, keys=keys, item_indexes=places, flags=[1])
     assert engine.apply(failures, 0, 0, 1_000).next_index == 500

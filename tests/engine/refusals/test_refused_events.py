@@ -78,7 +78,9 @@ RANGES = {
     "log_start_offset.offset": Range(of_offset(codes.LOG_START_OFFSET), OFFSET_MAX),
     "truncation.offset": Range(of_offset(codes.TRUNCATION), OFFSET_MAX),
     "last_stable_offset.offset": Range(of_offset(codes.LAST_STABLE_OFFSET), OFFSET_MAX, may_lack=True),
-    "leadership.offset": Range(lambda n: event(codes.LEADERSHIP, n, LEADS, leader_epoch=1), OFFSET_MAX, may_lack=True),
+    "leadership.epoch_start_offset": Range(
+        lambda n: event(codes.LEADERSHIP, n, LEADS, leader_epoch=1), OFFSET_MAX, may_lack=True
+    ),
     "leader_epoch": Range(lambda n: event(codes.HIGH_WATERMARK, 5, leader_epoch=n), may_lack=True),
     "follower_progress.replica_id": Range(lambda n: progress(replica_id=n)),
     "replica_state.replica_id": Range(lambda n: event(codes.REPLICA_STATE, replica_id=n)),
