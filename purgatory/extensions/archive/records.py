@@ -15,7 +15,7 @@ from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, 
 from purgatory.engine.codes import EVENT_NAMES, KEY_SIGNALLED
 from purgatory.engine.columns import value_at
 from purgatory.engine.completions import FETCHED, Completions
-from purgatory.engine.kinds.operation_columns import ITEM, OPERATION, columns_of
+from purgatory.engine.kinds.operation_columns import INT32, ITEM, OPERATION, columns_of
 from purgatory.engine.names import dictionary_of, places_of
 from purgatory.extensions.archive.table_columns import EVENT, REPLICAS, copied_columns
 from purgatory.extensions.archive.vocabulary import (
@@ -118,7 +118,7 @@ def packed(values: Sequence[int]) -> Packed:
     if not values:
         return None
     value = int(values[0])
-    if not -INT64_MAX <= value <= INT64_MAX:
+    if not -INT64_MAX - 1 <= value <= INT64_MAX:
         raise OverflowError(f"not a 64-bit integer: {value}")
     return value
 
@@ -214,7 +214,9 @@ def _part(kind: int, batch: OperationBatch, rows: list[int], items: list[int] | 
     for column in columns_of(kind):
         places = rows if column.level == OPERATION else items
         if places is not None:
-            values[column.batch_name] = _chosen(getattr(batch, column.batch_name), places)
+            largest = INT32_MAX if column.type_name == INT32 else INT64_MAX
+            chosen = _chosen(getattr(batch, column.batch_name), places)
+            values[column.batch_name] = [min(value, largest) for value in chosen]
     return OperationBatch([min(batch.operation_ids[row], INT64_MAX) for row in rows], **values)
 
 
