@@ -281,7 +281,7 @@ async def test_what_is_no_message(caller: HttpCaller, codec: str) -> None:
             b"\xff",
             b'{"operation": 1}',
             b"[" * 50_000,
-            b'{"operation": {"timeoutMs": "x"}}',
+            b'{"operation": {"timeoutMs": 1.5}}',
         ],
         BINARY: [b"\xff", b"\x0a\xff"],
     }

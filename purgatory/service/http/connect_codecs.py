@@ -8,9 +8,11 @@ the event loop is free every few milliseconds, and callers take turns there too 
 import asyncio
 import contextlib
 import json
+import re
 import sys
 import zlib
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
 from functools import partial
@@ -19,10 +21,12 @@ from weakref import WeakValueDictionary
 
 from connectrpc.codec import Codec
 from connectrpc.compression import Compression
-from google.protobuf.json_format import MessageToJson, Parse, ParseError
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.json_format import MessageToJson, ParseDict, ParseError
 from google.protobuf.message import DecodeError, Message
 
 from purgatory.service.errors import RpcError, invalid_argument, quoted, resource_exhausted, shortened
+from purgatory.service.rpc.handlers import SERVICE
 from purgatory.service.sessions.session import Turns
 
 JSON_BYTES_MAX: Final = 1_048_576
@@ -141,23 +145,63 @@ class Undecoded:
             raise resource_exhausted("request", f"larger than {self._bytes_max} bytes; {remedy}", None)
 
     def _of_json(self, data: bytes) -> Message:
-        message = self._message_type()
+        message, fields = self._message_type(), None
         try:
             text = data.decode("utf-8")
             if not text.lstrip().startswith("{"):
                 raise invalid_argument("request", "is not a JSON object")
-            Parse(text, message)
+            try:
+                fields = json.loads(text, object_pairs_hook=_object)
+            except json.JSONDecodeError:
+                raise
+            except ValueError:  # Python's limit, which its message advises to raise
+                raise invalid_argument("request", "a number has more than 4,300 digits") from None
+            ParseDict(fields, message)
         except (ParseError, ValueError, RecursionError) as error:
-            raise _unknown_field_of(data, message) or invalid_argument("request", shortened(str(error))) from None
+            # Not from the text of protobuf's error, which contains values of the request and can therefore imitate any
+            # error.
+            with contextlib.suppress(RecursionError):
+                refused = unknown_field(fields, message.DESCRIPTOR)
+                if refused is not None:
+                    raise refused from None
+            raise invalid_argument("request", shortened(str(error))) from None
         return message
 
 
-def _unknown_field_of(data: bytes, message: Message) -> RpcError | None:
-    """Return the refusal of an unknown field in JSON that was not accepted; None if it has another fault."""
-    # Not from the text of protobuf's error, which contains values of the request and can therefore imitate any error.
-    with contextlib.suppress(ValueError, RecursionError):
-        return unknown_field(json.loads(data), message.DESCRIPTOR)
-    return None
+def _texts_of(message_type: Any, known: set[str]) -> Iterator[tuple[str, re.Pattern[str]]]:  # noqa: ANN401 - a descriptor
+    """The numeric fields of a message and of those in it that are not `known`, each with the texts it may have."""
+    known.add(message_type.full_name)
+    for field in message_type.fields:
+        if field.message_type is not None:
+            if field.message_type.full_name not in known:
+                yield from _texts_of(field.message_type, known)
+        elif field.cpp_type not in NOT_NUMBERS:
+            yield from ((name, ENUM if field.enum_type else NUMBER) for name in (field.name, field.json_name))
+
+
+NOT_NUMBERS: Final = (FieldDescriptor.CPPTYPE_STRING, FieldDescriptor.CPPTYPE_BOOL)
+NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+ENUM: Final = re.compile(r"[A-Za-z]\w*|-?[0-9]+", re.ASCII)
+TEXTS: Final = {name: text for method in SERVICE.methods for name, text in _texts_of(method.input_type, set())}
+"""By name, because a name is that of a number in all messages, or in none that has a text. Protobuf would take numbers
+that Python can read: "1_0" as 10, and the digits of all scripts.
+"""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a JSON object. Raises `RpcError` for a field that is given twice, or a number in a text that
+    is not one in JSON.
+    """
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise invalid_argument(quoted(twice), "is given twice")
+    for name, value in pairs:
+        if isinstance(value, str | list) and name in TEXTS:
+            for one in value if isinstance(value, list) else (value,):
+                if isinstance(one, str) and not TEXTS[name].fullmatch(one):
+                    raise invalid_argument(name, f"not a number: {quoted(one)}")
+    return fields
 
 
 def unknown_field(value: object, message: Any, path: str = "") -> RpcError | None:  # noqa: ANN401 - a descriptor
