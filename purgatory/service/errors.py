@@ -82,6 +82,12 @@ def invalid_argument(field: str, description: str) -> RpcError:
     )
 
 
+def check_range(field: str, value: int, lowest: int, highest: int) -> None:
+    """Raise `RpcError` if a number of the request is not in `lowest..highest`."""
+    if not lowest <= value <= highest:
+        raise invalid_argument(field, f"{value} is not in {lowest}..{highest}")
+
+
 def not_found(resource_type: str, resource_name: str) -> RpcError:
     """The requested object does not exist, or no longer does."""
     name = quoted(resource_name)

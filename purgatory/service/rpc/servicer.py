@@ -9,6 +9,7 @@ from typing import Final
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.errors import (
     BatchRejected,
+    check_range,
     from_refusal,
     invalid_argument,
     quoted,
@@ -187,8 +188,7 @@ class PurgatoryServicer(InspectionCalls):
             raise invalid_argument("session_id", "is not set")
         if not request.operation_ids:
             raise invalid_argument("operation_ids", "is empty; give at least one")
-        if not 1 <= request.timeout_ms <= timeout_ms_max:
-            raise invalid_argument("timeout_ms", f"{request.timeout_ms} is not in 1..{timeout_ms_max}")
+        check_range("timeout_ms", request.timeout_ms, 1, timeout_ms_max)
         session = self._session_of(request.session_id, request.principal, call, "extended")
         not_pending = await extend(self._host, session, request.operation_ids, request.timeout_ms, call.turn)
         await self._host.journal.durable()

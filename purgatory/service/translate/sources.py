@@ -5,7 +5,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from purgatory.engine.batches import PartitionName
-from purgatory.service.errors import invalid_argument
+from purgatory.engine.codes import OFFSET_MAX
+from purgatory.engine.names import PARTITION_MAX
+from purgatory.service.errors import check_range, invalid_argument
 from purgatory.service.sources.ends_asked import EndsAnswer, EndsQuestion, LogEnd
 from purgatory.service.sources.source_table import LOADING, REFUSED, KnownSource, ManagedSource, SourceStream
 from purgatory.service.sources.stale_index import StaleIndex, Unseen
@@ -22,6 +24,8 @@ STALE_PARTITIONS_MAX: Final = 10_000
 REASON_LENGTH_MAX: Final = 1_000
 ENDS_MAX: Final = 100_000
 """Log ends in one answer."""
+LARGEST: Final = OFFSET_MAX - 1
+"""The largest offset or time of a source, milliseconds. Added to any time of the daemon it still fits into 64 bits."""
 
 
 def checked_hello(hello: wire.SourceHello) -> tuple[str, list[str]]:
@@ -47,8 +51,7 @@ def take_report(report: wire.SourceReport, stream: SourceStream, now_ms: int) ->
     """
     if not LOADING <= report.state <= REFUSED:
         raise invalid_argument("report.state", f"not a state that a connector can report: {report.state}")
-    if report.lag_ms < 0:
-        raise invalid_argument("report.lag_ms", f"must be 0 or greater, not {report.lag_ms}")
+    check_range("report.lag_ms", report.lag_ms, 0, LARGEST)
     size = report.ByteSize()
     if size > REPORT_BYTES_MAX:
         raise invalid_argument("report", f"has {size} bytes; at most {REPORT_BYTES_MAX} are allowed")
@@ -58,8 +61,8 @@ def take_report(report: wire.SourceReport, stream: SourceStream, now_ms: int) ->
         raise invalid_argument("report.stale", f"has {entries} entries with {partitions} partitions; {most}")
     index = StaleIndex()
     for place, one in enumerate(report.stale):
-        if one.stale_ms < 0:
-            raise invalid_argument(f"report.stale[{place}].stale_ms", f"must be 0 or greater, not {one.stale_ms}")
+        check_range(f"report.stale[{place}].stale_ms", one.stale_ms, 0, LARGEST)
+        check_range(f"report.stale[{place}].partitions", min(one.partitions, default=0), 0, PARTITION_MAX)
         unseen = Unseen(now_ms - one.stale_ms, one.reason[:REASON_LENGTH_MAX])
         index.add(one.topic_prefix, one.exact, list(one.partitions), unseen)
     stream.report(report.state, report.reason[:REASON_LENGTH_MAX], report.lag_ms, index, now_ms)
@@ -69,7 +72,7 @@ def answer_of(ends: wire.SourceEnds) -> EndsAnswer:
     """Decode an answer about log ends.
 
     Raises:
-        RpcError: There are too many, or an offset is negative.
+        RpcError: There are too many, or a number is out of range.
     """
     as_of_ms = ends.as_of_ms if ends.HasField("as_of_ms") else None
     if ends.error:
@@ -77,8 +80,12 @@ def answer_of(ends: wire.SourceEnds) -> EndsAnswer:
     if len(ends.ends) > ENDS_MAX:
         raise invalid_argument("ends.ends", f"{len(ends.ends)} log ends given; at most {ENDS_MAX} are allowed")
     for place, end in enumerate(ends.ends):
-        if end.offset < 0:
-            raise invalid_argument(f"ends.ends[{place}].offset", f"must be 0 or greater, not {end.offset}")
+        # A caller waits for these numbers next, so they have the ranges of a wait.
+        if min(end.offset, end.leader_epoch, end.topic_partition.partition) < 0 or end.offset > LARGEST:
+            path = f"ends.ends[{place}]"
+            check_range(f"{path}.offset", end.offset, 0, LARGEST)
+            check_range(f"{path}.leader_epoch", end.leader_epoch, 0, PARTITION_MAX)
+            check_range(f"{path}.topic_partition.partition", end.topic_partition.partition, 0, PARTITION_MAX)
     return EndsAnswer([_log_end(end) for end in ends.ends], as_of_ms=as_of_ms)
 
 

@@ -9,7 +9,9 @@ from google.protobuf.message import Message
 from purgatory.engine import codes
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.kinds.pace import pace_per_second, remaining_ms
+from purgatory.engine.names import PARTITION_MAX
 from purgatory.engine.views import ItemView, KindCounts, PartitionView, PendingView, RemainingTimes
+from purgatory.service.errors import check_range
 from purgatory.service.sources.source_table import Staleness
 from purgatory.service.translate.results import topic_partition
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, result_pb2
@@ -116,6 +118,12 @@ def _same_fields(names: Sequence[str], view: object) -> dict[str, Any]:
 
 
 def partition_name(message: operation_pb2.TopicPartition) -> PartitionName:
+    """The partition that a request names.
+
+    Raises:
+        RpcError: Its number is negative, which stands for a key in the engine's names.
+    """
+    check_range("topic_partition.partition", message.partition, 0, PARTITION_MAX)
     return (message.topic, message.partition)
 
 

@@ -28,7 +28,7 @@ from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.abuse.requests.verdict import faults_in
 from tests.service.in_process import RunDaemon
-from tests.service.serving import Peer, eventually, produce, serving
+from tests.service.serving import Peer, eventually, produce, serving, signal
 
 WIDE_IDS = (2**63 - 1, 2**63, 2**64 - 1)
 NO_MESSAGE = b"\xff"
@@ -61,6 +61,23 @@ async def test_ids_wider_than_the_engines_are_not_pending(operation_id: int) -> 
         assert [result.operation_id for result in results.rows.results] == [1]
         message = await peer.read()
         assert list(message.cancelled.not_pending_operation_ids) == [operation_id]
+
+
+async def test_negative_partition_does_not_name_a_key() -> None:
+    """The engine's name of a key is (key, -1). A partition of this number must not reach the waits on the key, on which
+    the caller may have no role.
+    """
+    async with serving() as served:
+        peer = await Peer(served, "s").open()
+        await peer.registered(signal(1, "job"))
+        name = operation_pb2.TopicPartition(topic="job", partition=-1)
+        for call in (
+            served.stub.Cancel(wire.CancelRequest(topic_partition=name)),
+            served.stub.ListOperations(wire.ListOperationsRequest(topic_partition=name)),
+            served.stub.GetPartition(wire.GetPartitionRequest(topic_partition=name)),
+        ):
+            assert await code_of(call) is grpc.StatusCode.INVALID_ARGUMENT
+        assert await served.pending() == 1
 
 
 DIGEST = binascii.crc32(b"operations '' '' 0 None ''")

@@ -405,7 +405,8 @@ type LeaderAppend struct {
 	// The next offset to be written. Required, 0 or greater.
 	LogEndOffset int64 `protobuf:"varint,1,opt,name=log_end_offset,json=logEndOffset,proto3" json:"log_end_offset,omitempty"`
 	// Byte position of log_end_offset from the start of its segment (or of the log, if it has no segments). Fetches count
-	// bytes by it. Absent: unknown; a partition for which none was ever given counts one byte for each offset.
+	// bytes by it. At most 2^59 - 1; those of all segments together stay below 2^61. Absent: unknown; a partition for which
+	// none was ever given counts one byte for each offset.
 	BytePosition *int64 `protobuf:"varint,2,opt,name=byte_position,json=bytePosition,proto3,oneof" json:"byte_position,omitempty"`
 	// Base offset of the segment that contains log_end_offset. Absent: unchanged (initially 0).
 	SegmentBaseOffset *int64 `protobuf:"varint,3,opt,name=segment_base_offset,json=segmentBaseOffset,proto3,oneof" json:"segment_base_offset,omitempty"`

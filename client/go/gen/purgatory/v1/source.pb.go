@@ -366,7 +366,7 @@ type SourceReport struct {
 	// several entries has been stale for the longest of their times. At most 2,000 entries with 10,000 partitions in total,
 	// and at most 1 MiB for a report. For more stale marks, use a common prefix or an empty list.
 	Stale []*StaleMarks `protobuf:"bytes,3,rep,name=stale,proto3" json:"stale,omitempty"`
-	// How far its marks lag behind the system it reads from, in milliseconds.
+	// How far its marks lag behind the system it reads from, in milliseconds: 0 to 2^61 - 1.
 	LagMs         int64 `protobuf:"varint,4,opt,name=lag_ms,json=lagMs,proto3" json:"lag_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -437,9 +437,9 @@ type StaleMarks struct {
 	TopicPrefix string `protobuf:"bytes,1,opt,name=topic_prefix,json=topicPrefix,proto3" json:"topic_prefix,omitempty"`
 	// True: topic_prefix is the complete name of a topic.
 	Exact bool `protobuf:"varint,2,opt,name=exact,proto3" json:"exact,omitempty"`
-	// Only these partitions. Empty: all partitions.
+	// Only these partitions, each 0 or greater. Empty: all partitions.
 	Partitions []int32 `protobuf:"varint,3,rep,packed,name=partitions,proto3" json:"partitions,omitempty"`
-	// How long they have been stale, in milliseconds. A source that has never read them counts from its start. For the time
+	// How long they have been stale, in milliseconds: 0 to 2^61 - 1. A source that has never read them counts from its start. For the time
 	// before the stream began, the daemon's own knowledge takes precedence.
 	StaleMs int64 `protobuf:"varint,4,opt,name=stale_ms,json=staleMs,proto3" json:"stale_ms,omitempty"`
 	// The cause, as above.
@@ -843,7 +843,8 @@ func (x *SourceStatus) GetRestarts() int64 {
 type PartitionEnd struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	TopicPartition *TopicPartition        `protobuf:"bytes,1,opt,name=topic_partition,json=topicPartition,proto3" json:"topic_partition,omitempty"`
-	Offset         int64                  `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	// 0 to 2^61 - 1.
+	Offset int64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
 	// The current leader epoch of the partition's mark. Absent: unknown; waits then do not check it.
 	LeaderEpoch   *int32 `protobuf:"varint,3,opt,name=leader_epoch,json=leaderEpoch,proto3,oneof" json:"leader_epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
