@@ -55,8 +55,10 @@ CONSUMER: Final[dict[str, Any]] = {
     "isolation.level": "read_uncommitted",
     "fetch.wait.max.ms": 100,
 }
-RESERVED: Final = PRODUCER.keys() | CONSUMER.keys() | {"bootstrap.servers"}
-"""Settings on which the promises depend. A file that contains one of them is refused."""
+RESERVED: Final = PRODUCER.keys() | CONSUMER.keys() | {"bootstrap.servers", "message.max.bytes", "transactional.id"}
+"""Settings on which the promises depend, or with which no group, or no large one, can be appended. A file that contains
+one of them is refused.
+"""
 
 log = logging.getLogger("purgatory.fleet.librdkafka")
 
@@ -90,7 +92,7 @@ class KafkaLog(ReplicatedLog):
         """
         given = dict(settings or {})
         for reserved in sorted(RESERVED & given.keys()):
-            raise LogRefused(f"{reserved} cannot be set for a fleet's log: the promises depend on it")
+            raise LogRefused(f"{reserved} cannot be set for a fleet's log: remove it from the file")
         self._topic: Final = name
         self._snapshots: Final = f"{name}-snapshots"
         self._shard: Final = shard

@@ -147,6 +147,7 @@ class Standby:
                         raise LogRefused(f"{trimmed}, and no snapshot leads there. {NEW_LOG}") from None
                 except LogUnavailable as error:
                     LOGGER.warning("the log does not answer: %s", error)
+                    self.is_caught_up = False  # not ready, and the log is checked again: it may have been deleted
                     if self._stopping.wait(RETRY_S):
                         raise Stopped from None
                 except (sqlite3.Error, OSError) as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from purgatory.fleet.entry import Entry, Kind, pack_rows
-from purgatory.fleet.errors import LogLost, LogUnavailable
+from purgatory.fleet.errors import LogLost, LogRefused, LogUnavailable
 from purgatory.fleet.leadership import Leadership
 from purgatory.fleet.replicated_log import Place, Snapshot
 from purgatory.fleet.standby import END_S, Standby
@@ -147,6 +147,26 @@ def test_silence_counts_only_while_the_log_answers(log: MemoryLog, tmp_path: Pat
     began_s = log.now_s
     standby.lead()
     assert log.now_s - began_s >= 3 * 0.5 + SILENCE_S
+
+
+def test_standby_whose_log_was_deleted(log: MemoryLog, tmp_path: Path) -> None:
+    """While the log does not answer, a standby is not ready; a log that is gone ends it."""
+    standby, read, seen = Standby(tmp_path, log, SILENCE_S, "", "", now_s=lambda: log.now_s), log.read, list[bool]()
+
+    def read_until_deleted(start: int, wait_s: float) -> list[Entry]:
+        seen.append(standby.is_caught_up)
+        log.outages = len(seen) >= 5
+        return read(start, wait_s)
+
+    def check(shards: int | None) -> None:
+        if seen:
+            seen.append(standby.is_caught_up)
+            raise LogRefused("the topic does not exist")
+
+    log.read, log.check = read_until_deleted, check  # type: ignore[method-assign]
+    with pytest.raises(LogRefused):
+        standby.lead()
+    assert seen[-3:] == [True, True, False]
 
 
 def test_lag_is_the_time_since_everything_was_read(log: MemoryLog, tmp_path: Path) -> None:

@@ -1,13 +1,18 @@
 """The HTTP site alone: the response of each path."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
 from itertools import count
+from typing import Any
 
 import aiohttp
 import pytest
+import uvloop
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
+from purgatory.service.http.http_connection import HttpConnection
 from purgatory.service.http.metrics_page import MetricsPage
 from purgatory.service.http.probes import probe_routes
 from purgatory.service.http.site import HttpSite
@@ -101,3 +106,31 @@ async def test_other_paths_and_methods_are_refused(session: aiohttp.ClientSessio
 async def status(session: aiohttp.ClientSession, path: str) -> int:
     async with session.get(path) as response:
         return response.status
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_site_that_stops_while_a_connection_is_made(
+    run: Callable[[Coroutine[Any, Any, None]], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request that has arrived already is given up without an error: its connection is gone."""
+    arrived = asyncio.Event()
+    receive = HttpConnection.data_received
+
+    def receive_and_stop(connection: HttpConnection, data: bytes) -> None:
+        receive(connection, data)
+        connection.abort_connecting()  # as the site does when it stops
+        arrived.set()
+
+    monkeypatch.setattr(HttpConnection, "data_received", receive_and_stop)
+
+    async def check() -> None:
+        site = HttpSite(HttpSettings(), probe_routes(lambda: True))
+        port = await site.start("127.0.0.1", 0)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            await arrived.wait()
+            await site.end_requests(10)
+        await site.stop()
+
+    run(check())
+    assert not caplog.records

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from google.rpc import code_pb2
+from purgatory_connectors.uri import KINDS
 
 from purgatory.extension import Core, Extension, HttpParts, StartupError, own_settings
 from purgatory.extensions.fleet.fleet_view import (
@@ -71,10 +72,11 @@ class FleetExtension(Extension):
 
     @classmethod
     async def _follow(cls, settings: Settings, fleet: FleetSettings) -> Leadership:
-        if getattr(settings, "source", ()):
+        for source in getattr(settings, "source", ()):
+            command = f"purgatory-source {KINDS[source.partition('://')[0]]} URI --to HOST:PORT,HOST:PORT"
             raise StartupError(
-                "fleet.log and source: run `purgatory-source URI --to ADDRESS` as a process of its own, which follows "
-                "the leader"
+                f"fleet.log and source: run `{command}` with the addresses of all daemons, as a process of its own, "
+                "which follows the leader"
             )
         if settings.journal.dir is None:
             raise StartupError("fleet.log needs journal.dir (--data-dir), for a copy of the log")
@@ -125,7 +127,7 @@ class FleetExtension(Extension):
 
     def _view(self) -> FleetView:
         assert self._leadership is not None, "only the leader has a view of it"
-        return view_of_leader(self._leadership, self._snapshots.last)
+        return view_of_leader(self._leadership, self._snapshots.last, is_confirmed=self._core.host.journal.is_confirmed)
 
     def _described(self) -> str:
         shards, parts = len(self._topology.targets), []

@@ -19,7 +19,8 @@ from purgatory.service.listeners.listener import Listener
 CATCHING_UP: Final = "catching up"
 STANDING_BY: Final = "standing by"
 LEADING: Final = "leading"
-STATES: Final = (CATCHING_UP, STANDING_BY, LEADING)
+UNCONFIRMED: Final = "led until the log ceased to answer"
+STATES: Final = {UNCONFIRMED: 0, CATCHING_UP: 0, STANDING_BY: 1, LEADING: 2}
 LAG_USUAL_S: Final = 2.0
 
 
@@ -44,7 +45,11 @@ class FleetView:
 
     def metrics(self) -> Iterable[Metric]:
         for name, value, text in (
-            ("state", STATES.index(self.state), "0: catching up with the log, 1: standing by, 2: leading."),
+            (
+                "state",
+                STATES[self.state],
+                "0: catching up with the log, or cut off from it, 1: standing by, 2: leading.",
+            ),
             ("epoch", self.epoch, "Epoch of the last claim."),
             ("lag_entries", self.lag_entries, "Entries of the log that a standby has not applied yet."),
             (
@@ -86,8 +91,10 @@ def view_of_standby(standby: Standby, snapshot: LastSnapshot) -> FleetView:
     return replace(view, leader=standby.leader, lag_entries=standby.lag_entries, lag_s=standby.lag_s)
 
 
-def view_of_leader(leadership: Leadership, snapshot: LastSnapshot) -> FleetView:
-    return replace(_view(LEADING, leadership.reign, snapshot, leadership.logged_ms), append_ms=leadership.append_ms)
+def view_of_leader(leadership: Leadership, snapshot: LastSnapshot, *, is_confirmed: bool) -> FleetView:
+    """`is_confirmed`: otherwise another daemon may lead by now, as after a pause of this process."""
+    state = LEADING if is_confirmed else UNCONFIRMED
+    return replace(_view(state, leadership.reign, snapshot, leadership.logged_ms), append_ms=leadership.append_ms)
 
 
 def _view(state: str, reign: Reign, snapshot: LastSnapshot, logged_ms: int) -> FleetView:

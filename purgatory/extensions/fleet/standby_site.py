@@ -21,6 +21,7 @@ from purgatory.extensions.fleet.fleet_view import STANDING_BY, FleetMetrics, Fle
 from purgatory.extensions.fleet.shards import GET_TOPOLOGY, Topology
 from purgatory.listening import bind_grpc, bind_http
 from purgatory.service.errors import RpcError, unavailable
+from purgatory.service.http.connect_codecs import json_of
 from purgatory.service.http.connect_errors import error_response
 from purgatory.service.http.metrics_page import MetricsPage
 from purgatory.service.http.probes import probe_routes
@@ -45,9 +46,10 @@ class StandbySite:
         self._view: Final = view
         self._tls: Final = None if settings.tls.certificate_file is None else Tls(settings.tls)
         self._server: Final = grpc.aio.server(options=server_options(settings))
+        self._topology: Final = topology.message()
         self._health: Final = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self._server.add_generic_rpc_handlers((_RefuseCalls(self._refusal, topology),))
+        self._server.add_generic_rpc_handlers((_RefuseCalls(self._refusal, self._topology.SerializeToString()),))
         self._http: Final = HttpSite(settings.http, self._routes(), tls=self._tls)
 
     async def start(self) -> None:
@@ -79,7 +81,14 @@ class StandbySite:
 
         registry = CollectorRegistry()
         registry.register(FleetMetrics(self._view))
+
+        async def tell_topology(request: Request) -> Response:
+            is_json = "proto" not in request.headers.get("content-type", "")
+            content = json_of(self._topology) if is_json else self._topology.SerializeToString()
+            return Response(content, media_type=f"application/{'json' if is_json else 'proto'}")
+
         return [
+            Route(f"/{SERVICE.full_name}/{GET_TOPOLOGY}", tell_topology, methods=["GET", "POST"]),
             # Ready as a standby: rollouts and disruption budgets would otherwise wait for it forever.
             *probe_routes(self._is_ready, lambda: ["standby"], lambda: self._refusal().message),
             fleet_route(self._view),
@@ -91,9 +100,9 @@ class StandbySite:
 class _RefuseCalls(grpc.GenericRpcHandler):
     """Ends every call except those of the health service and `GetTopology`."""
 
-    def __init__(self, refusal: Callable[[str], RpcError], topology: Topology) -> None:
+    def __init__(self, refusal: Callable[[str], RpcError], topology: bytes) -> None:
         self._refusal: Final = refusal
-        self._topology: Final = topology.message().SerializeToString()
+        self._topology: Final = topology
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         if details.method == f"/{SERVICE.full_name}/{GET_TOPOLOGY}":

@@ -103,8 +103,8 @@ class HttpAcceptor:
                 lambda: connection, accepted, ssl=self._context, ssl_handshake_timeout=self._handshake_timeout_s
             )
         except (OSError, TimeoutError, asyncio.CancelledError) as error:
-            # By hand: `connection_lost` is not called for a connection that was never made.
-            self._limits.remove(connection)
+            # By hand: the transport does not call it, although it may have passed on a request already.
+            connection.connection_lost(error if isinstance(error, OSError) else None)
             with contextlib.suppress(OSError):
                 accepted.close()
             if isinstance(error, asyncio.CancelledError):

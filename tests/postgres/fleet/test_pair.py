@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import grpc
 import pytest
@@ -135,6 +135,11 @@ def test_standby_refuses_with_the_leaders_address(
         urlopen(f"http://{standby.http_address}/purgatory.v1.PurgatoryService/Advance", b"{}", timeout=PATIENCE_S)
     assert error.value.code == 503
     assert leader.grpc_address in json.load(error.value)["message"]
+    for path, body in (("GetTopology", b"{}"), ("GetTopology?encoding=json&message=%7B%7D", None)):
+        address = f"http://{standby.http_address}/purgatory.v1.PurgatoryService/{path}"
+        headers = {"Content-Type": "application/json"}
+        with urlopen(Request(address, body, headers), timeout=PATIENCE_S) as answer:
+            assert json.load(answer) == {"shards": 1}
     assert fleet_command(["status", leader.http_address, standby.http_address]) == 0
     states = [line.split(": ")[1].split(", ")[0] for line in capfd.readouterr().out.splitlines()]
     assert states == ["leading", "standing by"]
@@ -294,6 +299,10 @@ async def test_what_cannot_keep_the_promises_is_refused(url: str, tmp_path: Path
         (with_log, "fleet.log needs journal.dir"),
         ([*with_log, *with_folder, "--journal-mode", "async"], "fleet.log needs journal.mode sync"),
         ([*with_log, *with_folder], "contains a journal that is not in the log"),
+        (
+            [*with_log, *with_folder, "--source", "rediss://h"],
+            "run `purgatory-source redis URI --to HOST:PORT,HOST:PORT`",
+        ),
     ):
         with pytest.raises((StartupError, JournalError), match=re.escape(refusal)):
             await stand_by(*listen, *arguments)

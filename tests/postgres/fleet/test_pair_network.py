@@ -16,6 +16,7 @@ from purgatory_client.views import PendingOperation
 
 from examples.local_postgres import LocalPostgres
 from purgatory.extensions.fleet.commands import main as fleet_command
+from purgatory.extensions.fleet.fleet_view import UNCONFIRMED
 from purgatory.fleet.leadership import EXIT_REPLACED
 from tests.client.until import until_pending
 from tests.crash.history import History
@@ -167,14 +168,24 @@ async def check_reads(old: Member, new: Member) -> None:
     async with AsyncClient(old.grpc_address) as at_old, AsyncClient(new.grpc_address) as at_new:
         advancing = asyncio.create_task(advance(at_new))
         deadline_s = time.monotonic() + PATIENCE_S
+        states = set[str]()
         while old.process.poll() is None:
             assert time.monotonic() < deadline_s, "the old leader does not exit"
+            states.add(await asyncio.to_thread(state_of, old))
             at_least = history.at_least("orders-0")
             with contextlib.suppress(errors.PurgatoryClientError):
                 history.read("orders-0", (await at_old.partition("orders-0")).high_watermark, at_least)
             await asyncio.sleep(0.01)
         advancing.cancel()
     assert history.complaints == []
+    assert UNCONFIRMED in states
+
+
+def state_of(member: Member) -> str:
+    """What a daemon that may have ended shows as its state."""
+    with contextlib.suppress(OSError), urlopen(f"http://{member.http_address}/fleet", timeout=PATIENCE_S) as answer:
+        return str(json.load(answer)["state"])
+    return ""
 
 
 async def test_standby_cut_off_from_the_log(url: str, tmp_path: Path) -> None:
