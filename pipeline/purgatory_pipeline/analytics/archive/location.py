@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pyarrow as pa
 from pyarrow import fs
@@ -131,6 +132,14 @@ def write_file(place: Location, name: str, content: bytes) -> str:
     with place.filesystem.open_output_stream(path) as stream:
         stream.write(content)
     return path
+
+
+def attempt_name(name: str) -> str:
+    """The name under which one attempt of a task writes a file, before it renames it to `name`. Readers ignore it.
+
+    Spark may run two attempts at the same time, also of two applications, whose attempts have the same numbers.
+    """
+    return f"_{name}-{uuid4().hex}"
 
 
 def write_by_path(place: Location, name: str, write: Callable[[Path], object]) -> str:

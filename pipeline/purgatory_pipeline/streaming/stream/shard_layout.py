@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from purgatory_pipeline.analytics.archive.location import Location, open_location, write_file
+from purgatory_pipeline.analytics.archive.location import Location, attempt_name, open_location, write_file
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.streaming.stream.shard import shard_bytes
 from purgatory_pipeline.streaming.stream.shard.shard import Shard
@@ -53,19 +53,10 @@ class ShardLayout:
         octets = self.read(shard, batch)
         return shard_bytes.from_bytes(octets, delay_ms, number=shard) if octets else Shard(delay_ms, number=shard)
 
-    def save(self, shard: Shard, batch: int, attempt: int) -> None:
-        """Save a shard before micro-batch `batch`, and delete its state before the last but one.
-
-        Args:
-            shard: The shard.
-            batch: The next micro-batch.
-            attempt: Number of this attempt. A task that Spark has given up may write at the same time as its
-                successor, so each writes a file of its own and then renames it.
-        """
-        place = self._file(shard.number, batch)
-        unfinished = write_file(
-            _folder(self.checkpoint, self.number), f"_{batch}-{attempt}", shard_bytes.to_bytes(shard)
-        )
+    def save(self, shard: Shard, batch: int) -> None:
+        """Save a shard before micro-batch `batch`, the next one, and delete its state before the last but one."""
+        place, folder = self._file(shard.number, batch), _folder(self.checkpoint, self.number)
+        unfinished = write_file(folder, attempt_name(_name(shard.number, batch)), shard_bytes.to_bytes(shard))
         place.filesystem.move(unfinished, place.root)
         old = self._file(shard.number, batch - 2)
         if batch > 1 and old.exists():

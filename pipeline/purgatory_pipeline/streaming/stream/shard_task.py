@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
-from purgatory_pipeline.analytics.archive.location import open_location
+from purgatory_pipeline.analytics.archive.location import attempt_name, open_location
 from purgatory_pipeline.streaming.stream.payloads import PAYLOAD, unpacked
 from purgatory_pipeline.streaming.stream.shard.outcome_rows import OUTCOME_ROWS
 from purgatory_pipeline.streaming.stream.shard.shard import QUARANTINED, Shard
@@ -72,7 +72,7 @@ class ShardTask:
         for name, rows in tables.items():
             if rows.num_rows and name in self.folders:
                 write_part(self.folders[name], self.batch, number, rows)
-        self.layout.save(shard, self.batch + 1, context.taskAttemptId())
+        self.layout.save(shard, self.batch + 1)
         self.counts.add({name: rows.num_rows for name, rows in tables.items()} | {"pending": shard.pending})
         if OUTCOMES not in self.folders:
             yield from tables[OUTCOMES].to_batches()
@@ -90,10 +90,10 @@ def play_payloads(shard: Shard, payloads: pa.Table) -> dict[str, pa.Table]:
 
 
 def write_part(folder: str, batch: int, shard: int, rows: pa.Table) -> None:
-    """Write one shard's rows of a batch atomically, replacing the file of an earlier attempt."""
+    """Write one shard's rows of a batch atomically, replacing the file of another attempt."""
     place = open_location(folder).child(f"{BATCH}={batch:08d}")
     place.filesystem.create_dir(place.root, recursive=True)
     name = f"shard-{shard:05d}.parquet"
-    unfinished = place.child(f"_{name}").root
+    unfinished = place.child(attempt_name(name)).root
     pq.write_table(rows, unfinished, filesystem=place.filesystem, write_page_checksum=True)
     place.filesystem.move(unfinished, place.child(name).root)

@@ -57,7 +57,7 @@ def test_layouts_and_states_of_a_stream_on_an_object_store(bucket: str) -> None:
     for batch in range(3):
         shard = layout.load(1, batch, delay_ms=0)
         shard.play(pa.table({"at_ms": [batch]}))
-        layout.save(shard, batch + 1, attempt=batch)
+        layout.save(shard, batch + 1)
     assert folder.names() == ["00000000-00000", "00000002-00001", "00000003-00001", "complete"]
     assert [layout.load(1, batch, 0).horizon_ms for batch in (2, 3)] == [1, 2]
     with pytest.raises(StateMissing, match="no state of shard 1 before micro-batch 1"):
