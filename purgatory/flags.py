@@ -5,6 +5,7 @@ All of it is derived from the fields of `settings`: a new setting needs no chang
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
 
@@ -15,6 +16,7 @@ from purgatory.service.setting_sources import (
     Values,
     environment_name,
     flag_name,
+    is_secret,
     load_settings,
     setting_extra,
     setting_groups,
@@ -27,6 +29,9 @@ EPILOG: Final = (
     "Flags win over the environment, the environment over the file, the file over the defaults. In the file, "
     "engine.tick_ms is key tick_ms of table [engine]."
 )
+
+SECRET_PARTS: Final = re.compile(r'(?<=://)[^/?"]*@|(?<=\?)[^"]+')
+"""In the JSON text of addresses: a user and password, and the options."""
 
 
 class CommandLine(NamedTuple):
@@ -55,24 +60,30 @@ def read_command_line(arguments: Sequence[str] | None, program: str, known: type
 
 
 def config_lines(command_line: CommandLine) -> list[str]:
-    """Return the settings in force as a TOML file, each with a comment that names its source."""
+    """Return the settings in force as a TOML file, each with a comment that names its source. The line of a value that
+    may contain a secret is a comment, without it.
+    """
     settings, flags, _ = command_line
     lines: list[str] = []
     known = type(settings)
+
+    def add(name: str, value: object) -> None:
+        text, source = json.dumps(value, default=str), source_of(name, flags, settings)
+        field = name.rpartition(".")[2]
+        if is_secret(name, known) and SECRET_PARTS.search(text):
+            lines.append(f"# {field} = {SECRET_PARTS.sub('***', text)}  # {source}, not shown in full")
+        elif value is not None:  # TOML has no null
+            lines.append(f"{field} = {text}  # {source}")
+
     groups = setting_groups(known)
     for name in known.model_fields:
-        value = getattr(settings, name)
-        if name not in groups and name != "config" and value is not None:
-            lines.append(f"{name} = {json.dumps(value, default=str)}  # {source_of(name, flags, settings)}")
+        if name not in groups and name != "config":
+            add(name, getattr(settings, name))
     lines.append("")
     for part in groups:
         lines.append(f"[{part}]")
         for field, value in getattr(settings, part):
-            if value is None:  # TOML has no null
-                continue
-            lines.append(
-                f"{field} = {json.dumps(value, default=str)}  # {source_of(f'{part}.{field}', flags, settings)}"
-            )
+            add(f"{part}.{field}", value)
         lines.append("")
     return lines[:-1]
 

@@ -22,7 +22,11 @@ KINDS: Final = {
 }  # fmt: skip
 """The connector of each scheme."""
 _Default = TypeVar("_Default", int, None)
-_SECRET: Final = ("password", "secret", "token", "passwd", "sasl.username", "key.pem")
+_SECRET: Final = (
+    "password", "passwd", "passphrase", "pwd", "secret", "token", "credential", "apikey", "api_key", "api-key",
+    "api.key", "access_key", "accesskey", "signature", "sasl.username", "key.pem", "header.",
+)  # fmt: skip
+"""Parts of the names of options that may be secrets, as the value of any header may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class SourceUri:
             )
         hosts = tuple(host for host in parts.netloc.split(",") if host)
         if not hosts and scheme != "poll+sql":  # the database may be a file
-            raise SourceUriInvalid(f"source {text!r}: name at least one host: {scheme}://HOST:PORT")
+            raise SourceUriInvalid(f"source {_shown(text)!r}: name at least one host: {scheme}://HOST:PORT")
         options: dict[str, str] = {}
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
             if any(word in name.lower() for word in _SECRET):

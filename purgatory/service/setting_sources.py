@@ -51,6 +51,12 @@ def setting_extra(field: FieldInfo) -> Values:
     return field.json_schema_extra
 
 
+def is_secret(name: str, known: type[Settings]) -> bool:
+    """Whether the value of a setting must not be shown."""
+    group, _, field = name.rpartition(".")
+    return bool(setting_extra((setting_groups(known)[group] if group else known).model_fields[field])["is_secret"])
+
+
 def environment_name(name: str) -> str:
     """'engine.tick_ms' -> 'PURGATORY_ENGINE_TICK_MS'."""
     return ENVIRONMENT_PREFIX + name.replace(".", "_").upper()
@@ -125,9 +131,5 @@ def _explained(fault: Values, flags: Values, known: type[Settings]) -> str:
     message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     if name not in setting_names(known):
         return f"{name}: {message}" if name else message
-    field = known.model_fields.get(name)
-    # Only for settings outside groups: `model_fields` does not have "group.name". A secret in a group would be shown
-    # here.
-    is_secret = field is not None and setting_extra(field)["is_secret"]
-    given = "" if is_secret else f", not {fault['input']!r}"
+    given = "" if is_secret(name, known) else f", not {fault['input']!r}"
     return f"{name}: {message}{given} ({_flag_or_variable(name, flags) or 'file'})"

@@ -107,6 +107,23 @@ def test_print_config_is_a_file_that_loads_to_the_same(tmp_path: Path) -> None:
     assert second.settings.model_dump(exclude={"config"}) == first.settings.model_dump(exclude={"config"})
 
 
+def test_print_config_hides_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What may be a password is in a comment without it, so that the file can still be loaded; errors hide it too."""
+    monkeypatch.setenv("PURGATORY_FLEET_LOG", "postgresql://me:hunter2@h/log")
+    monkeypatch.setenv("PURGATORY_SOURCE", "poll+http://h/x?k=hunter2 kafka://b")
+    lines = config_lines(read())
+    assert '# log = "postgresql://***h/log"  # environment PURGATORY_FLEET_LOG, not shown in full' in lines
+    assert '# source = ["poll+http://h/x?***", "kafka://b"]  # environment PURGATORY_SOURCE, not shown in full' in lines
+    assert "hunter2" not in str(lines)
+    (tmp_path / "saved.toml").write_text("\n".join(lines))
+    assert read("--config", str(tmp_path / "saved.toml")).settings.fleet == read().settings.fleet  # type: ignore[attr-defined]
+    (tmp_path / "wrong.toml").write_text('[fleet]\nlog = ["postgresql://me:hunter2@h/log"]')
+    monkeypatch.delenv("PURGATORY_FLEET_LOG")
+    with pytest.raises(SettingsError, match=r"fleet\.log") as refused:
+        read("--config", str(tmp_path / "wrong.toml"))
+    assert "hunter2" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("arguments", "fragments"),
     [

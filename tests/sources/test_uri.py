@@ -24,7 +24,12 @@ def test_parts_of_an_address() -> None:
         ("h:9092", "begin with kafka://, postgres://"),
         ("kafka://", "name at least one host"),
         ("postgres://me:hunter2@h/db", "no user or password"),
+        ("kafka://?sasl.password=hunter2", "name at least one host"),
         ("kafka://h?sasl.password=hunter2", "sasl.password does not belong"),
+        ("kafka://h?sasl.oauthbearer.assertion.private.key.passphrase=hunter2", "passphrase does not belong"),
+        ("poll+http://h/x?header.Authorization=hunter2", "header.Authorization does not belong"),
+        ("poll+http://h/x?Api-Key=hunter2", "Api-Key does not belong"),
+        ("poll+sql://h/x?query=SELECT 1&PWD=hunter2", "PWD does not belong"),
         ("postgres://h?password=hunter2&name=x", "password does not belong"),
     ],
 )

@@ -2,7 +2,8 @@
 
 from typing import Annotated
 
-from purgatory_connectors.uri import KINDS
+from purgatory_connectors.errors import SourceUriInvalid
+from purgatory_connectors.uri import SourceUri
 from pydantic import AfterValidator, BaseModel, BeforeValidator
 from pydantic_settings import NoDecode
 
@@ -20,15 +21,10 @@ def _source_uris(given: object) -> object:
 
 def _checked_sources(uris: tuple[str, ...]) -> tuple[str, ...]:
     for number, uri in enumerate(uris, 1):
-        scheme, _, rest = uri.partition("://")
-        if scheme not in KINDS or not rest:
-            schemes = ", ".join(f"{one}://" for one in KINDS)
-            raise ValueError(f"source {number} must begin with one of {schemes} and a host")
-        if "@" in rest.partition("?")[0] or "password" in rest.partition("?")[2].lower():
-            raise ValueError(
-                f"source {number} contains a user or password, which others can read there; put them into a file "
-                "and name it in ?config=FILE"
-            )
+        try:
+            SourceUri.parse(uri)
+        except SourceUriInvalid as error:
+            raise ValueError(f"number {number}: {error}") from None
     return uris
 
 
