@@ -19,14 +19,16 @@ PRIMARY = "role:master\r\nmaster_replid:a1\r\nmaster_replid2:0\r\nmaster_repl_of
 
 @asynccontextmanager
 async def server(answer: str) -> AsyncIterator[str]:
-    """The address of a server that answers INFO with this text, or if it begins with "-", everything with it."""
+    """The address of a server that answers INFO with this text, or as written if it begins like another answer. If
+    it begins with "-", everything is answered with it.
+    """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while (line := await reader.readline()).startswith(b"*"):
             words = [(await reader.readline(), (await reader.readline()).strip())[1] for _ in range(int(line[1:]))]
             text = answer if answer.startswith("-") else "+OK"
             if words[0] == b"INFO" and text == "+OK":
-                text = f"${len(answer)}\r\n{answer}"
+                text = answer if answer[:1] in ("$", "*") else f"${len(answer)}\r\n{answer}"
             writer.write(f"{text}\r\n".encode())
         writer.close()
 
@@ -47,6 +49,9 @@ async def server(answer: str) -> AsyncIterator[str]:
         ("-NOAUTH Authentication required.", "PURGATORY_REDIS_PASSWORD"),
         ("-NOPERM this user has no permissions to run the 'info' command", r"right \+info"),
         ("-LOADING Redis is loading the dataset in memory", "loading"),
+        ("$9000000000\r\n", "longer than 65,536 bytes"),
+        ("*100000000\r\n" + ":1\r\n" * 20_000, "longer than 65,536 bytes"),
+        ("*1\r\n" * 10_000, "nested too deeply"),
     ],
 )
 async def test_a_server_that_lies(answer: str, said: str) -> None:

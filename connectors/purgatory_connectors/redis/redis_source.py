@@ -19,6 +19,7 @@ from purgatory_connectors.errors import SourceStale, SourceUriInvalid
 from purgatory_connectors.publisher.derived_marks import DERIVED
 from purgatory_connectors.publisher.observation import End, Observation
 from purgatory_connectors.publisher.polled_source import POLL_OPTIONS, POSITION_MAX, PolledSource, Unreadable
+from purgatory_connectors.redis.bounded_parser import BoundedParser
 from purgatory_connectors.redis.replica_group import ReplicaGroup, ServerState
 from purgatory_connectors.uri import SourceUri
 
@@ -99,9 +100,9 @@ def _client(uri: SourceUri, host: str) -> Redis:
     scheme = uri.scheme.replace("valkey", "redis")
     login: dict[str, Any] = {"username": uri.options.get("user"), "password": uri.options.get("password")}
     # Protocol 2 is what all versions speak, and the only retries are those of the source.
-    url = f"{scheme}://{host}/?{urlencode({'protocol': '2', **others})}"
+    url = f"{scheme}://{host}/?{urlencode({**others, 'protocol': '2'})}"
     try:
-        client = Redis.from_url(url, **login, retry=Retry(NoBackoff(), 0))
+        client = Redis.from_url(url, **login, retry=Retry(NoBackoff(), 0), parser_class=BoundedParser)
         client.connection_pool.make_connection()  # type: ignore[no-untyped-call] # checks the options, without connecting
     except (TypeError, ValueError) as error:
         raise SourceUriInvalid(f"source {uri.text!r}: {error}; see the options of the Python package redis") from error
