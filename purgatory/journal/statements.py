@@ -6,6 +6,7 @@ All statements are idempotent, because a commit that reported an error may have 
 
 from typing import Any, Final
 
+from purgatory import sizes
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.snapshot.live_set import LiveSet
 from purgatory.engine.snapshot.saved_operations import SavedOperations
@@ -39,10 +40,6 @@ DELETE: Final = {table: f"DELETE FROM {table} WHERE {COLUMNS[table][0]} = ?" for
 ORDER: Final = (*UPSERT.values(), *DELETE.values())
 """The order within a transaction. Deletions come last: a group may write a row and end it, or merge it elsewhere."""
 
-CHANGE_ROWS_MAX: Final = 64
-"""Rows of `changes` after which they are merged into `partitions`."""
-FEW_PARTITIONS: Final = 4
-"""Up to this many changed partitions are written to `partitions` directly."""
 
 NO_KEY_VALUE: Final = (0, b"")
 """A key that has no row in `key_values`."""
@@ -147,8 +144,8 @@ class StatementBuilder:
         self._unmerged.update(group.partitions)
         # Only while no row of `changes` exists: rows of changes override `partitions` at the start, so an older one
         # would undo what is written here.
-        few = not self._change_rows and len(group.partitions) <= FEW_PARTITIONS
-        if not few and len(self._change_rows) < CHANGE_ROWS_MAX:
+        few = not self._change_rows and len(group.partitions) <= sizes.JOURNAL_FEW_PARTITIONS
+        if not few and len(self._change_rows) < sizes.JOURNAL_CHANGE_ROWS_MAX:
             self._last_change += 1
             self._change_rows.append(self._last_change)
             _put(out, "changes", self._last_change, pack_changes(group.partitions))

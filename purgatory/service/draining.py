@@ -5,11 +5,10 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from purgatory import sizes
 from purgatory.service.errors import unavailable
 from purgatory.service.gate import SHUTTING_DOWN_MESSAGE
 from purgatory.service.host import Host
-from purgatory.service.loop_stalls import WORK_PER_SLICE
-from purgatory.service.reaper import EXPIRED_PER_SLICE
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -42,7 +41,8 @@ async def _end_pending(host: Host) -> None:
     owners = host.unary_waits.owners() if host.journal.keeps else [None]
     ended = 0
     for owner in owners:
-        while count := host.engine.shut_down(now_ms := host.time.now_ms(), EXPIRED_PER_SLICE, owner, WORK_PER_SLICE):
+        limits = sizes.EXPIRED_PER_SLICE, owner, sizes.WORK_PER_SLICE
+        while count := host.engine.shut_down(now_ms := host.time.now_ms(), *limits):
             ended += count
             host.listeners.shut_down(count, now_ms)
             host.deliver()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from purgatory import sizes
 from purgatory.clock import Clock, EngineTime
 from purgatory.engine.batches import PartitionName, Refusal
 from purgatory.engine.completions import Completions
@@ -38,8 +39,8 @@ from purgatory.service.listeners.events import (
 from purgatory.service.listeners.listener import Journal, Listener, Listeners
 from purgatory.service.listeners.refusal_log import RefusalLog
 from purgatory.service.listeners.result_tail import ResultTail
-from purgatory.service.loop_stalls import WORK_PER_SLICE, LoopStalls
-from purgatory.service.reaper import EXPIRED_PER_SLICE, Reaper
+from purgatory.service.loop_stalls import LoopStalls
+from purgatory.service.reaper import Reaper
 from purgatory.service.sessions.callbacks import Callbacks
 from purgatory.service.sessions.session import Session
 from purgatory.service.sessions.session_table import Sessions
@@ -192,7 +193,7 @@ class Host:
         # For each slice: the share depends on what all accounts hold, which other calls change between two slices.
         self.shares.set_in_engine(account)
         try:
-            part = self.engine.apply(batch, now_ms, start, WORK_PER_SLICE, account=account.usage, is_full=is_full)
+            part = self.engine.apply(batch, now_ms, start, sizes.WORK_PER_SLICE, account=account.usage, is_full=is_full)
         except InvalidBatch as error:
             raise unreadable_batch(f"columns.{error.field}", error.message) from None
         replace_reasons(part.refusals, events.refusals)
@@ -214,7 +215,7 @@ class Host:
         The list is shorter than `operation_ids` if the slice was full: call again with the remaining ids.
         """
         now_ms = self.time.now_ms()
-        cancelled = self.engine.cancel(session.owner, operation_ids, now_ms, WORK_PER_SLICE)
+        cancelled = self.engine.cancel(session.owner, operation_ids, now_ms, sizes.WORK_PER_SLICE)
         self.listeners.cancelled(Cancelled(session, operation_ids[: len(cancelled)], sum(cancelled), now_ms))
         self.deliver()
         return cancelled
@@ -241,7 +242,7 @@ class Host:
         def cancel(now_ms: int) -> tuple[int, bool]:
             if session.dropped:  # the owner may have been reused for another session
                 return 0, False
-            cancelled = self.engine.cancel_all(owner, now_ms, WORK_PER_SLICE, up_to_id)
+            cancelled = self.engine.cancel_all(owner, now_ms, sizes.WORK_PER_SLICE, up_to_id)
             return cancelled, self.engine.has_pending(owner, up_to_id)
 
         def notify(cancelled: int, now_ms: int) -> None:
@@ -264,9 +265,9 @@ class Host:
 
         def cancel(now_ms: int) -> tuple[int, bool]:
             if name[1] < 0:
-                cancelled = self.engine.cancel_key(name[0], now_ms, WORK_PER_SLICE)
+                cancelled = self.engine.cancel_key(name[0], now_ms, sizes.WORK_PER_SLICE)
             else:
-                cancelled = self.engine.cancel_partition(name, now_ms, WORK_PER_SLICE)
+                cancelled = self.engine.cancel_partition(name, now_ms, sizes.WORK_PER_SLICE)
             return cancelled, self.engine.has_waits(name)
 
         def notify(cancelled: int, now_ms: int) -> None:
@@ -368,7 +369,7 @@ class Host:
             return
         now_ms = self.time.now_ms()
         with self._expiry:
-            if self.engine.advance_clock(now_ms, EXPIRED_PER_SLICE, WORK_PER_SLICE):
+            if self.engine.advance_clock(now_ms, sizes.EXPIRED_PER_SLICE, sizes.WORK_PER_SLICE):
                 self.listeners.expired(now_ms)
             self.deliver()
 
@@ -382,14 +383,14 @@ class Host:
             account = self.unary_waits.account_of_owner(owner_id)
             assert account is not None, f"stale waits of owner {owner_id}, which does not exist"
             owner = self.unary_waits.owner_of(account)
-        failed = self.engine.fail_stale(owner, operation_ids, stale, now_ms, WORK_PER_SLICE)
+        failed = self.engine.fail_stale(owner, operation_ids, stale, now_ms, sizes.WORK_PER_SLICE)
         self.listeners.failed_stale(FailedStale(session, operation_ids[: len(failed)], stale, sum(failed), now_ms))
         self.deliver(were_stale=True)
 
     def _end_dropped(self, session: Session, now_ms: int) -> bool:
         """Cancel a slice of a dropped session's operations, without results. Returns whether none is left."""
         with self._session_drop:
-            cancelled = self.engine.cancel_all(session.owner, now_ms, WORK_PER_SLICE)
+            cancelled = self.engine.cancel_all(session.owner, now_ms, sizes.WORK_PER_SLICE)
             has_more = self.engine.has_pending(session.owner, OPERATION_ID_MAX)
             is_first = session not in self._dropped
             # Before anything else that may raise: the rest is cancelled nevertheless.

@@ -9,13 +9,6 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Final
 
-WORK_PER_SLICE: Final = 6_000
-"""Events and units of engine work (see `Engine`) per slice; the loop is free between slices.
-
-That is 2,000 plain waits ended by events, or 5,000 items: a few milliseconds with the compiled engine. One operation
-(2,000 items by default) and the effects of one event cannot be split.
-"""
-
 LOGGER: Final = logging.getLogger(__name__)
 
 COUNTED_NS: Final = 10_000_000

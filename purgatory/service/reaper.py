@@ -16,8 +16,6 @@ from purgatory.service.listeners.listener import Listener
 
 LOGGER: Final = logging.getLogger(__name__)
 
-EXPIRED_PER_SLICE: Final = 2_000
-"""Operations per slice; fewer if they have many items (see `WORK_PER_SLICE`)."""
 SLEEP_MS_MAX: Final = 1_000
 RETRY_S: Final = 0.1
 

@@ -20,7 +20,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from purgatory.sizes import CHARACTER_BYTES_MAX, ITEM_BYTES_MAX, MESSAGE_BYTES_MAX
+from purgatory import sizes
 
 ENVIRONMENT_PREFIX: Final = "PURGATORY_"
 DURATION_MS_MAX: Final = 2**31 - 1
@@ -245,12 +245,14 @@ class EngineLimitsSettings(SettingsGroup):
 
     @model_validator(mode="after")
     def _results_fit_into_messages(self) -> Self:
-        result_bytes = self.items_per_operation_max * (ITEM_BYTES_MAX + CHARACTER_BYTES_MAX * self.topic_length_max)
-        if result_bytes > MESSAGE_BYTES_MAX:
+        result_bytes = self.items_per_operation_max * (
+            sizes.ITEM_BYTES_MAX + sizes.CHARACTER_BYTES_MAX * self.topic_length_max
+        )
+        if result_bytes > sizes.MESSAGE_BYTES_MAX:
             raise ValueError(
                 f"a result with items_per_operation_max ({self.items_per_operation_max}) names of topic_length_max "
                 f"({self.topic_length_max}) characters may have {result_bytes} bytes, and clients accept "
-                f"{MESSAGE_BYTES_MAX}: lower one of the two"
+                f"{sizes.MESSAGE_BYTES_MAX}: lower one of the two"
             )
         return self
 

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Final, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
+from purgatory import sizes
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.ranking import PendingRanking, RankedOperation
 from purgatory.engine.views import PendingView
@@ -11,9 +12,6 @@ from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.host import Host
 from purgatory.service.loop_stalls import StallTimer
-
-SLOTS_PER_SLICE: Final = 10_000
-"""Slots ranked before other tasks run: a few milliseconds of work."""
 
 
 class RankingFilters(TypedDict, total=False):
@@ -88,7 +86,7 @@ async def rank_pending(
     while True:
         began_ns = time.thread_time_ns()
         with watched:
-            slot = host.engine.rank_pending(slot, SLOTS_PER_SLICE, host.time.now_ms(), ranking)
+            slot = host.engine.rank_pending(slot, sizes.RANKED_SLOTS_PER_SLICE, host.time.now_ms(), ranking)
         used_ns += time.thread_time_ns() - began_ns
         if slot < 0:
             return ranking, used_ns

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from purgatory import sizes
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.extensions.archive import schema
-from purgatory.service.reaper import EXPIRED_PER_SLICE
 from purgatory.service.registration import Registration
 from purgatory.service.translate.operations import OperationRun
 from tests.archive.archive_life import Life
@@ -44,7 +44,7 @@ async def test_herds_in_slices_end_in_the_same_order(tmp_path: Path) -> None:
     """Thousands of operations expire, are satisfied by one batch, or end with the daemon, in one call per slice."""
     life = Life(tmp_path, seed=1, roomy=True)
     session, _ = life.host.sessions.open("herd", life.clock.now_ms())
-    herd = EXPIRED_PER_SLICE * 2 + 500
+    herd = sizes.EXPIRED_PER_SLICE * 2 + 500
 
     def register(first_id: int, topic: str) -> None:
         ids = list(range(first_id, first_id + herd))

@@ -7,13 +7,13 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from purgatory import sizes
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
 from purgatory.engine.completions import Completions
 from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.sessions.outbox import slices_of
 from purgatory.service.translate.operations import parts_from_columns, parts_from_rows, run_from_row
-from purgatory.service.translate.parts import VALUES_PER_PART
 from purgatory.service.translate.results import fill_columns, fill_rows
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, result_pb2
 
@@ -106,12 +106,12 @@ def test_long_batches_are_split_between_operations() -> None:
     """A part has at most so many items, and its own dictionary; together the parts mean what the batch means."""
     operations = [
         ([(f"t{number}", 0, number), (f"k{number}", -1, 2)], [(f"k{number + 1}", -1, -1)], 1)
-        for number in range(VALUES_PER_PART)
+        for number in range(sizes.VALUES_PER_PART)
     ]
     columns = columns_of(operations)
     parts = list(parts_from_columns(columns, 10_000))
     assert len(parts) > 1
-    assert all(len(run.batch.item_indexes) <= VALUES_PER_PART for runs, _, _ in parts for run in runs)
+    assert all(len(run.batch.item_indexes) <= sizes.VALUES_PER_PART for runs, _, _ in parts for run in runs)
     found = [one for runs, _, _ in parts for run in runs for one in meaning(run.batch)]
     assert [(place, len(items)) for place, _, _, items in found] == [(place, 3) for place in columns.operation_id]
     assert found[7] == (8, 1, 1, [(("t7", 0), 7), (("k7", -1), 2), (("k8", -1), 1)])

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Final, NamedTuple
 
 import aiohttp
@@ -23,12 +23,16 @@ class ReadResult(NamedTuple):
 
     cursor: str
     operation_id: int
-    items: list[PartitionResult]
+    result: Result
+
+    @property
+    def items(self) -> list[PartitionResult]:
+        return self.result.items
 
 
 async def read_results(
     address: str, http_address: str, path: str, session: str, last: str = "-0"
-) -> AsyncIterator[ReadResult]:
+) -> AsyncGenerator[ReadResult, None]:
     """Yield the results behind `last`. The gRPC client has default limits, so it accepts messages of 4 MiB."""
     incarnation, _, sequence = last.rpartition("-")
     if path == "server-sent events":
@@ -65,6 +69,6 @@ async def read_results(
 def _results_in(batch: wire.ResultBatch, incarnation: str, sequence: int) -> Iterator[ReadResult]:
     for arrived in arrived_batch(batch):
         for place, operation_id in enumerate(arrived.operation_ids):
-            items = Result(arrived.columns, place, arrived.starts[place]).items
-            yield ReadResult(f"{incarnation}-{sequence}", operation_id, items)
+            result = Result(arrived.columns, place, arrived.starts[place])
+            yield ReadResult(f"{incarnation}-{sequence}", operation_id, result)
             sequence += 1

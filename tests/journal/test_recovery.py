@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from purgatory.journal import statements
+from purgatory import sizes
 from purgatory.journal.group import Group
 from purgatory.service.host import Host
 from purgatory.service.recovery import OpenJournal
@@ -58,8 +58,8 @@ async def revive(life: Life, folder: Path) -> tuple[Host, OpenJournal, ManualClo
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_cut_after_any_commit_loses_nothing(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files after some commit restore exactly the state at the sealing of its group."""
-    monkeypatch.setattr(statements, "FEW_PARTITIONS", seed % 3)
-    monkeypatch.setattr(statements, "CHANGE_ROWS_MAX", 3)
+    monkeypatch.setattr(sizes, "JOURNAL_FEW_PARTITIONS", seed % 3)
+    monkeypatch.setattr(sizes, "JOURNAL_CHANGE_ROWS_MAX", 3)
     life = Life(tmp_path / "archive", seed)
     opened = await keep(life.host, tmp_path / "data", life.clock)
     cut = PowerCut(tmp_path / "data", tmp_path / "cut", random.Random(seed).randint(2, GROUP_MAX))

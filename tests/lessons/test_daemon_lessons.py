@@ -15,12 +15,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from purgatory_client import AsyncClient
 
+from purgatory import sizes
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.service import host as host_module
-from purgatory.service import reaper as reaper_module
 from purgatory.service.host import Host
 from purgatory.service.registration import Registration
 from purgatory.service.settings import HostSettings
@@ -75,14 +74,14 @@ async def test_a_herd_goes_in_slices_and_events_in_between() -> None:
             await asyncio.sleep(0)
         await watching
         ended_between = [before - after for before, after in itertools.pairwise([*pending_at_events, 0])]
-        assert max(turns) <= reaper_module.EXPIRED_PER_SLICE
-        assert max(ended_between) <= 4 * reaper_module.EXPIRED_PER_SLICE
+        assert max(turns) <= sizes.EXPIRED_PER_SLICE
+        assert max(ended_between) <= 4 * sizes.EXPIRED_PER_SLICE
         assert session.outbox.last_sequence == herd
 
 
 async def test_registered_at_every_await_of_an_event_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait registered between any two slices of a batch of events is satisfied when the batch is done."""
-    monkeypatch.setattr(host_module, "WORK_PER_SLICE", 1)
+    monkeypatch.setattr(sizes, "WORK_PER_SLICE", 1)
     events = EventBatch([codes.HIGH_WATERMARK] * 8, partitions=[("orders", 0)], offsets=list(range(1, 9)))
     for turns in itertools.count():
         host = Host(Engine(EngineLimits(), 0), ManualClock(), HostSettings())

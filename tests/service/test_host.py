@@ -6,6 +6,7 @@ import itertools
 import grpc
 import pytest
 
+from purgatory import sizes
 from purgatory.clock import SystemClock
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
@@ -52,7 +53,7 @@ async def test_dropped_sessions_end_after_a_fault(
     """If cancelling a slice of a dropped session's operations fails, the error is logged, and the rest is cancelled
     after a pause. An error in the first slice is raised in the caller, and the rest is cancelled as well.
     """
-    monkeypatch.setattr(host_module, "WORK_PER_SLICE", 20)
+    monkeypatch.setattr(sizes, "WORK_PER_SLICE", 20)
     monkeypatch.setattr(host_module, "RETRY_AFTER_FAULT_S", 0)
     host = Host(Engine(EngineLimits(), 1), ManualClock(1), HostSettings())
     deliver, slices = host.deliver, itertools.count(1)
@@ -76,7 +77,7 @@ async def test_dropped_sessions_end_after_a_fault(
 
 async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks run before the batch is complete, and the merged receipt equals that of a single call."""
-    monkeypatch.setattr(host_module, "WORK_PER_SLICE", 20)
+    monkeypatch.setattr(sizes, "WORK_PER_SLICE", 20)
     listener = RecordingListener()
     clock = ManualClock(1)
     host = Host(Engine(EngineLimits(), 1), clock, HostSettings(), listener)

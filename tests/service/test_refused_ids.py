@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from purgatory import sizes
 from purgatory.engine.engine import Engine
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
 from purgatory.service.rpc import session_requests
-from purgatory.service.sessions.refused_ids import RANGES_MAX, RefusedIds
+from purgatory.service.sessions.refused_ids import RefusedIds
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.testing import ManualClock
@@ -143,7 +144,7 @@ def test_of_a_batch_that_is_too_large_no_id_is_looked_at() -> None:
 
 async def refused_in_slices(monkeypatch: pytest.MonkeyPatch, is_cancelled: bool) -> tuple[Host, Session]:
     """Refuse a batch with ids 1 to 8, two ids in a slice. Between the slices, a second one with id 9 arrives."""
-    monkeypatch.setattr(session_requests, "REFUSED_IDS_PER_SLICE", 2)
+    monkeypatch.setattr(sizes, "REFUSED_IDS_PER_SLICE", 2)
     host, session = opened()
     broken = batch_of(list(range(1, 9)), "short column")
     first = asyncio.create_task(session_requests.register_or_refuse(host, session, broken))
@@ -170,7 +171,7 @@ async def test_many_ids_are_noted_in_slices(monkeypatch: pytest.MonkeyPatch, is_
 
 async def test_while_another_batch_is_registered_no_id_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """That batch may raise the highest id, so all ids that are not known count as refused at once."""
-    monkeypatch.setattr(session_requests, "REFUSED_IDS_PER_SLICE", 2)
+    monkeypatch.setattr(sizes, "REFUSED_IDS_PER_SLICE", 2)
     host, session = opened()
     async with session.registering:
         broken = batch_of(list(range(1, 9)), "columns")
@@ -186,7 +187,7 @@ async def test_while_another_batch_is_registered_no_id_is_looked_at(monkeypatch:
 def test_a_session_with_too_many_gaps_takes_nothing_more(extra: int) -> None:
     """At the limit the session continues; with one more range it reports that it must be closed."""
     host, session = opened()
-    gaps = list(range(2, 2 * (RANGES_MAX + extra) + 1, 2))
+    gaps = list(range(2, 2 * (sizes.REFUSED_ID_RANGES_MAX + extra) + 1, 2))
     for first in range(0, len(gaps), BATCH_MAX):
         register_or_refuse(host, session, batch_of(gaps[first : first + BATCH_MAX], "short column"))
     receipt = register_or_refuse(host, session, batch_of([gaps[-1] + 2], "columns"))

@@ -2,6 +2,7 @@
 
 from purgatory_client import results
 
+from purgatory import sizes
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.completions import (
@@ -15,7 +16,7 @@ from purgatory.service.sessions.outbox import ResultSlice, slices_of
 from purgatory.service.sessions.refused import RefusedOperation, refused_completions
 from purgatory.service.translate.events import events_from_rows
 from purgatory.service.translate.operations import parts_from_columns, parts_from_rows
-from purgatory.service.translate.results import MESSAGES_MAX, event_refusals, fill_columns, fill_rows
+from purgatory.service.translate.results import event_refusals, fill_columns, fill_rows
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
 from tests.service.serving import produce, signal
 
@@ -286,6 +287,6 @@ def test_a_batch_refused_from_end_to_end_has_a_small_receipt() -> None:
     """The first refusals are complete; further ones have only the index and the code."""
     refusals = [Refusal(index, codes.INVALID_ARGUMENT, "offset", "x" * 200) for index in range(50_000)]
     answers = event_refusals(refusals)
-    assert answers[MESSAGES_MAX - 1].message
+    assert answers[sizes.REFUSAL_MESSAGES_MAX - 1].message
     assert (answers[-1].index, answers[-1].code, answers[-1].message) == (49_999, codes.INVALID_ARGUMENT, "")
     assert sum(answer.ByteSize() for answer in answers) < 1_000_000

@@ -7,12 +7,12 @@ import random
 import grpc
 import pytest
 
+from purgatory import sizes
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.registration import Registration
-from purgatory.service.rpc import tail_calls
 from purgatory.service.translate.operations import OperationRun
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import ServedHost, refused, serving
@@ -50,7 +50,7 @@ async def hot_names(served: ServedHost, limit: int = 0) -> list[tuple[int, tuple
 async def test_hottest_first(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The most watched partitions and keys, as many as requested, whatever the slice size."""
     seeded = random.Random(seed)
-    monkeypatch.setattr(tail_calls, "NAMES_PER_SLICE", seeded.choice((1, 3, 100)))
+    monkeypatch.setattr(sizes, "HOT_NAMES_PER_SLICE", seeded.choice((1, 3, 100)))
     names = [(f"t{number}", seeded.randrange(3)) for number in range(15)] + [(f"k{number}", -1) for number in range(15)]
     counts = {name: seeded.randrange(6) for name in names}
     watched = sorted(((count, name) for name, count in counts.items() if count), reverse=True)

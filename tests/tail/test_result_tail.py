@@ -8,6 +8,7 @@ import random
 import grpc
 import pytest
 
+from purgatory import sizes
 from purgatory.engine import codes
 from purgatory.engine.completions import Completions
 from purgatory.service.access.account import Account, Accounts
@@ -61,7 +62,7 @@ def drawn(seeded: random.Random, count: int, *, uniform: bool) -> list[Row]:
 def test_a_follower_is_told_what_it_wants_and_may_see(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compared with a simple loop over the operations: for all filters, for callers with all kinds of roles."""
     seeded = random.Random(seed)
-    monkeypatch.setattr(result_tail, "ROWS_MAX", 20)
+    monkeypatch.setattr(sizes, "TAIL_ROWS_MAX", 20)
     rows = drawn(seeded, seeded.randrange(1, 40), uniform=seeded.random() < 0.5)
     kind, outcomes = seeded.choice((0, *KINDS)), seeded.choice(((), (codes.EXPIRED,), OUTCOMES))
     mine = {"admin": Names(["mine"])}
@@ -100,7 +101,7 @@ def test_what_it_may_see_is_counted_in_a_whole_slice() -> None:
     rows: list[Row] = [(codes.PRODUCE, codes.SATISFIED, [(name, 0)]) for name in ("mine", "yours") * 1_000]
     follower.completed(Completed(None, "other", completions_of(rows)))
     told, left_out = follower.take()
-    assert (len(told), left_out) == (result_tail.ROWS_MAX, 1_000 - result_tail.ROWS_MAX)
+    assert (len(told), left_out) == (sizes.TAIL_ROWS_MAX, 1_000 - sizes.TAIL_ROWS_MAX)
 
 
 def plain(one: wire.EndedOperation) -> tuple[int, int, int, list[tuple[str, int]], int]:

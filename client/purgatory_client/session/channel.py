@@ -22,12 +22,11 @@ from grpc_status import rpc_status
 from purgatory_client.base_errors import ClientClosed, InvalidRequest
 from purgatory_client.session.addresses import is_loopback, options_of, target_of
 from purgatory_client.session.backoff import Retry
-
-MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
+from purgatory_client.wire import sizes
 
 OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", sizes.RECEIVED_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.enable_http_proxy", 0),

@@ -16,10 +16,8 @@ from purgatory.v1 import purgatory_service_pb2 as service
 from purgatory_client.argument_checks import checked_type, several
 from purgatory_client.errors import ClientClosed, LimitExceeded, ProtocolError, PurgatoryClientError
 from purgatory_client.events import AdvanceReceipt, Event, EventRefusal
+from purgatory_client.wire import sizes
 from purgatory_client.wire.encode_events import advance_request, receipt_of
-
-EVENTS_PER_MESSAGE_MAX: Final = 10_000
-EVENTS_MAX: Final = 1_000_000
 
 Exchange = Callable[[service.AdvanceStreamRequest], Awaitable[service.AdvanceReceipt]]
 
@@ -53,9 +51,9 @@ class EventSender:
             checked_type(event, Event, "events", "give events of purgatory_client.events")
         if not events:
             return AdvanceReceipt([], 0, [])
-        if self._queued + len(events) > EVENTS_MAX:
+        if self._queued + len(events) > sizes.EVENTS_QUEUED_MAX:
             raise LimitExceeded(
-                f"{self._queued} events are waiting to be sent; the limit of this client is {EVENTS_MAX}"
+                f"{self._queued} events are waiting to be sent; the limit of this client is {sizes.EVENTS_QUEUED_MAX}"
             )
         loop = asyncio.get_running_loop()
         parts = [_Batch(part, loop.create_future()) for part in _parts(events)]
@@ -102,7 +100,7 @@ class EventSender:
         taken: list[_Batch] = []
         count = 0
         # A batch never exceeds the limit (`_parts`), so at least one is taken.
-        while self._queue and count + len(self._queue[0].events) <= EVENTS_PER_MESSAGE_MAX:
+        while self._queue and count + len(self._queue[0].events) <= sizes.EVENTS_PER_MESSAGE_MAX:
             if taken and self._queue[0].in_rows != taken[0].in_rows:
                 break
             batch = self._queue.popleft()
@@ -142,8 +140,8 @@ def _parts(events: Sequence[Event]) -> Iterator[Sequence[Event]]:
         return
     for _, run in groupby(events, key=lambda event: event.row is None):
         part = list(run)
-        for start in range(0, len(part), EVENTS_PER_MESSAGE_MAX):
-            yield part[start : start + EVENTS_PER_MESSAGE_MAX]
+        for start in range(0, len(part), sizes.EVENTS_PER_MESSAGE_MAX):
+            yield part[start : start + sizes.EVENTS_PER_MESSAGE_MAX]
 
 
 def _joined(lengths: Sequence[int], receipts: Sequence[AdvanceReceipt]) -> AdvanceReceipt:

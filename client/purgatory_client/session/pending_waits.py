@@ -16,6 +16,7 @@ from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.errors import OutboxCopied, PurgatoryClientError, Unavailable
 from purgatory_client.results import Outcome, Result, ResultColumns
 from purgatory_client.waits import Wait
+from purgatory_client.wire import sizes
 from purgatory_client.wire.decode_results import ResultsArrived
 
 Answer = Result | ResultColumns | PurgatoryClientError
@@ -24,9 +25,6 @@ Ended = tuple[Entry, Answer]
 
 OPERATION_ID_MAX = 2**61 - 1
 """The highest id that a daemon accepts. Counting up never reaches it."""
-OPERATIONS_PER_CHUNK_MAX = 10_000
-ITEMS_PER_CHUNK_MAX = 50_000
-BYTES_PER_CHUNK_MAX = 2_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -261,7 +259,7 @@ def take_waits(waits: Iterator[Wait], chunk_max: int) -> list[Wait]:
         taken.append(wait)
         weight += wait.weight
         # The wait that passes the limit stays in this chunk, because the iterator has given it away.
-        if weight > BYTES_PER_CHUNK_MAX:
+        if weight > sizes.BYTES_PER_CHUNK_MAX:
             break
     return taken
 
@@ -270,7 +268,7 @@ def batch_chunks(batch: WaitBatch, chunk_max: int, start: int) -> Iterator[WaitC
     """Cut the pending operations of a batch, from position `start` on, into chunks."""
     positions = batch.pending_positions(start)
     items_each = max(1, -(-batch.item_total // batch.count))
-    step = max(1, min(chunk_max, ITEMS_PER_CHUNK_MAX // items_each))
+    step = max(1, min(chunk_max, sizes.ITEMS_PER_CHUNK_MAX // items_each))
     for first in range(0, len(positions), step):
         yield WaitChunk([], batch, positions[first : first + step])
 

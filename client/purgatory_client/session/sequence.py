@@ -8,18 +8,17 @@ so it is sent after `results_max` results or `DELAY` seconds, whichever comes fi
 from typing import Final
 
 from purgatory_client.errors import ProtocolError
+from purgatory_client.wire import sizes
 
 DELAY: Final = 0.5
 """Seconds that an acknowledgement may be delayed."""
-RESULTS_MAX: Final = 5_000
-"""Results after which the acknowledgement is sent at once. Limited to half of the daemon's `unacknowledged_max`."""
 
 
 class ResultSequence:
     """The results of one session. `last`: the highest sequence number that has arrived; 0: none."""
 
     def __init__(self) -> None:
-        self.results_max = RESULTS_MAX
+        self.results_max = sizes.UNACKNOWLEDGED_MAX
         self.last = 0
         self._acknowledged = 0
         self._due_at: float | None = None
@@ -35,7 +34,7 @@ class ResultSequence:
 
     def limit(self, unacknowledged_max: int) -> None:
         """Set the number of unacknowledged results at which the daemon refuses registrations."""
-        self.results_max = max(1, min(RESULTS_MAX, unacknowledged_max // 2))
+        self.results_max = max(1, min(sizes.UNACKNOWLEDGED_MAX, unacknowledged_max // 2))
 
     def opened(self) -> None:
         """Record that a connection was opened with `last`, which acknowledges all results up to it."""

@@ -32,7 +32,6 @@ from purgatory_client.batches import Entry
 from purgatory_client.errors import LimitExceeded, OperationIdInUse
 from purgatory_client.session.overdue_waits import GRACE, OverdueWaits, due_after, no_answer
 from purgatory_client.session.pending_waits import (
-    OPERATIONS_PER_CHUNK_MAX,
     Ended,
     PendingWaits,
     WaitChunk,
@@ -41,15 +40,11 @@ from purgatory_client.session.pending_waits import (
     pending_ids,
 )
 from purgatory_client.session.sequence import ResultSequence
+from purgatory_client.wire import sizes
 from purgatory_client.wire.decode_results import arrived_batch, refusal_error, refused_batch
 from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
 
-WINDOW: Final = 8
-"""Maximum number of batches without a receipt."""
-CANCELS_PER_MESSAGE_MAX: Final = 10_000
 OPERATION_ID_MAX: Final = 2**64 - 1
-MESSAGE_BYTES_MAX: Final = 4 << 20
-"""The limit of a daemon that does not report one: gRPC's default."""
 
 
 class SessionCore:
@@ -73,9 +68,9 @@ class SessionCore:
         self._plan: deque[WaitChunk] = deque()
         self._unreceipted: dict[int, WaitChunk] = {}
         self._next_batch_id = 1
-        self._chunk_max = OPERATIONS_PER_CHUNK_MAX
-        self._message_bytes_max = MESSAGE_BYTES_MAX
-        self._batch_bytes_max = MESSAGE_BYTES_MAX
+        self._chunk_max = sizes.OPERATIONS_PER_CHUNK_MAX
+        self._message_bytes_max = sizes.SENT_BYTES_MAX
+        self._batch_bytes_max = sizes.SENT_BYTES_MAX
         """Larger batches are split. Below `_message_bytes_max` after a batch was refused for its size."""
         self._too_large: list[Ended] = []
         self._cancels: list[int] = []
@@ -361,8 +356,8 @@ class SessionCore:
         self._sent_at = now
         self.heartbeat_interval = max(0.01, opened.heartbeat_interval_ms / 1_000)
         if opened.operations_per_batch_max > 0:
-            self._chunk_max = min(OPERATIONS_PER_CHUNK_MAX, opened.operations_per_batch_max)
-        self._message_bytes_max = opened.message_bytes_max or MESSAGE_BYTES_MAX
+            self._chunk_max = min(sizes.OPERATIONS_PER_CHUNK_MAX, opened.operations_per_batch_max)
+        self._message_bytes_max = opened.message_bytes_max or sizes.SENT_BYTES_MAX
         self._batch_bytes_max = min(self._batch_bytes_max, self._message_bytes_max)
         if opened.unacknowledged_results_max > 0:
             self._sequence.limit(opened.unacknowledged_results_max)
@@ -420,12 +415,12 @@ class SessionCore:
     def _cancel_message(self) -> wire.SessionRequest | None:
         if not self._cancels:
             return None
-        operation_ids = self._cancels[:CANCELS_PER_MESSAGE_MAX]
+        operation_ids = self._cancels[: sizes.CANCELS_PER_MESSAGE_MAX]
         del self._cancels[: len(operation_ids)]
         return wire.SessionRequest(cancel=wire.CancelOperations(operation_ids=operation_ids))
 
     def _register_message(self, now: float) -> wire.SessionRequest | None:
-        while len(self._unreceipted) < WINDOW and (chunk := self._next_chunk()) is not None:
+        while len(self._unreceipted) < sizes.WINDOW and (chunk := self._next_chunk()) is not None:
             message = wire.SessionRequest()
             message.register.batch_id = self._next_batch_id
             if chunk.batch is None:

@@ -14,11 +14,7 @@ from purgatory.v1 import operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client.base_errors import ProtocolError, PurgatoryClientError, from_code
 from purgatory_client.results import COLUMNS, FETCH_COLUMNS, OPERATION_COLUMNS, Outcome, ResultColumns, item_columns
-
-SEGMENTS_MAX: Final = 32
-"""Maximum number of messages that a batch's results refer to before their values are copied. Without the limit, a
-batch whose results arrive a few at a time would keep many messages in memory.
-"""
+from purgatory_client.wire import sizes
 
 _MISSING: Final = {
     "waited_ms": 0, "lateness_ms": 0, "error_codes": 0, "available_bytes": 0, "paces_per_second": -1.0,
@@ -210,7 +206,7 @@ class BatchResults:
 
     def add(self, segment: ResultSegment) -> None:
         self._segments.append(segment)
-        if len(self._segments) == SEGMENTS_MAX:
+        if len(self._segments) == sizes.SEGMENTS_MAX:
             for name in self._lengths:
                 self._copied[name] = self.column(name)
             self._segments.clear()

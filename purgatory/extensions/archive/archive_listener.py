@@ -14,7 +14,7 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from purgatory import __version__
+from purgatory import __version__, sizes
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.limits import EngineLimits
@@ -43,7 +43,6 @@ from purgatory.service.listeners.events import (
     Registered,
 )
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.reaper import EXPIRED_PER_SLICE
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import Count, DurationMs, EngineSettings, SettingsGroup, setting
 
@@ -390,7 +389,7 @@ def writer_config(
         wheel_size=engine.wheel_size,
         strict_partitions=engine.strict_partitions,
         replica_lag_time_max_ms=engine.replica_lag_time_max_ms,
-        expired_per_slice=EXPIRED_PER_SLICE,
+        expired_per_slice=sizes.EXPIRED_PER_SLICE,
         limits={name: getattr(limits, name) for name in LIMIT_NAMES},
         journal=has_journal,
         continued=is_continued,

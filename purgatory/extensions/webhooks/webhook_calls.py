@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Final
 
+from purgatory import sizes
 from purgatory.extensions.webhooks.webhooks import Webhooks
 from purgatory.service.errors import invalid_argument
 from purgatory.service.rpc.call import Call
-from purgatory.service.rpc.inspection_calls import PAGE_BYTES_MAX, make_token, page_size, read_token
+from purgatory.service.rpc.inspection_calls import make_token, page_size, read_token
 from purgatory.v1 import webhook_pb2 as wire
 
 LISTING: Final = "dead letters"
@@ -19,7 +20,7 @@ def list_dead_letters(
     """One page of the letters that the caller may see. A page token of another kind of request is refused."""
     place = read_token(LISTING, request.page_token, (int,))
     above = 0 if place is None else int(place[0])
-    size, bytes_left = page_size(request.page_size), PAGE_BYTES_MAX
+    size, bytes_left = page_size(request.page_size), sizes.PAGE_BYTES_MAX
     response = wire.ListDeadLettersResponse()
     for number, letter in webhooks.letters.above(above):
         if not webhooks.may_see(call.account, letter):

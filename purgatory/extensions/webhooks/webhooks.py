@@ -13,6 +13,7 @@ from typing import Final
 from google.protobuf.timestamp_pb2 import Timestamp
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from purgatory import sizes
 from purgatory.extensions.webhooks.callback_rules import CallbackNotAllowed, CallbackRules
 from purgatory.extensions.webhooks.dead_letters import DeadLetters
 from purgatory.extensions.webhooks.deliveries import Deliveries, RetrySchedule
@@ -46,8 +47,6 @@ RELOAD_INTERVAL_S: Final = 5.0
 MANY_PARTITIONS: Final = 50
 """Results with more partitions are encoded on a thread: one with 2,000 would block the event loop for 20 ms."""
 KEPT_GRACE_S: Final = 0.5
-OPEN_MAX: Final = 64
-"""Maximum of open results per session: being sent, waiting for a retry, or delivered before an older one."""
 QUEUE_KEY: Final = "\0webhooks"
 """Key under which deliveries take turns in the fair queue; not a valid principal."""
 
@@ -291,8 +290,8 @@ class CallbackStream:
 
     It replaces the client's stream: it takes results from the session's outbox, sends and acknowledges them. Results
     stay in the outbox (and in the journal) until they are acknowledged, and while too many are unacknowledged,
-    registrations of the session are refused. Up to `OPEN_MAX` results are open at a time. They are acknowledged in
-    order: results behind one that keeps failing are sent, but not acknowledged.
+    registrations of the session are refused. Up to `WEBHOOKS_OPEN_MAX` results are open at a time. They are
+    acknowledged in order: results behind one that keeps failing are sent, but not acknowledged.
     """
 
     def __init__(self, session: Session, callback: Callback, host: str, owner: Webhooks) -> None:
@@ -334,7 +333,7 @@ class CallbackStream:
 
     def _take_some(self) -> None:
         self._is_scheduled = False
-        while len(self._open) < OPEN_MAX and not self.is_closed:
+        while len(self._open) < sizes.WEBHOOKS_OPEN_MAX and not self.is_closed:
             sequence, slices = self.session.outbox.take(1)
             if not slices:
                 break

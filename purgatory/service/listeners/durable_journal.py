@@ -20,6 +20,7 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
+from purgatory import sizes
 from purgatory.clock import EngineTime
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, PartitionName, Refusal
@@ -39,8 +40,6 @@ from purgatory.service.sessions.session import Session
 
 LOGGER: Final = logging.getLogger(__name__)
 
-ASYNC_CHANGES_MAX: Final = 100_000
-"""In async mode: results and events that may be answered before they are durable; beyond, answers wait as in sync."""
 
 ASYNC_PAUSE_S: Final = 0.02
 """In async mode: minimum time from one group to the next. No answer waits for it, and larger groups cost less for each
@@ -334,7 +333,7 @@ class DurableJournal(Journal):
         return self._loop.time() - self._changed_s if self._changed else 0.0
 
     def _must_hold(self) -> bool:
-        return self._is_sync or self._is_broken or self._change_count > ASYNC_CHANGES_MAX
+        return self._is_sync or self._is_broken or self._change_count > sizes.ASYNC_CHANGES_MAX
 
     def _changes_of(self, session: Session) -> _PendingChanges:
         changes = self._sessions.get(session)

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from itertools import accumulate, compress
 from typing import Any, Final
 
+from purgatory import sizes
 from purgatory.engine.completions import Completions
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
@@ -20,14 +21,6 @@ from purgatory.service.translate.uniform_columns import is_uniform
 
 SUBSCRIBERS_MAX: Final = 32
 SUBSCRIBERS_PER_PRINCIPAL_MAX: Final = 8
-ROWS_MAX: Final = 500
-"""Operations buffered for one subscriber; further ones are counted but left out."""
-EXAMINED_MAX: Final = 3_000
-"""Operations per batch that are checked against the grants of a subscriber who may not see everything: all that a slice
-of work ends, unless one event ends more. This takes less time than making `ROWS_MAX` messages.
-
-Further ones are neither sent nor counted: how many there are must stay unknown to a subscriber who may not see them.
-"""
 ROW_BYTES: Final = 2_000
 
 EndedOperation = Any
@@ -65,11 +58,11 @@ class TailSubscriber(Listener):
         session, whose, completions = event.session, event.principal, event.completions
         places = self._wanted(completions) if len(completions) else []
         if whose != self._account.principal and ADMIN not in self._account.grants.everywhere:
-            places = self._visible(completions, places[:EXAMINED_MAX])
+            places = self._visible(completions, places[: sizes.TAIL_EXAMINED_MAX])
         # After the check of the grants: being woken, even for an empty message, would show that something has ended.
         if not places:
             return
-        room = ROWS_MAX - len(self._rows)
+        room = sizes.TAIL_ROWS_MAX - len(self._rows)
         self._left_out += max(0, len(places) - room)
         places = places[:room]
         if places:

@@ -4,8 +4,8 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
-from typing import Final
 
+from purgatory import sizes
 from purgatory.service.access.account import Account
 from purgatory.service.access.audit import NAME
 from purgatory.service.access.authorization_filter import filter_events
@@ -17,9 +17,6 @@ from purgatory.service.rpc.handlers import Requests
 from purgatory.service.translate.events import IncomingEvents, event_parts
 from purgatory.service.translate.results import event_refusals
 from purgatory.v1 import purgatory_service_pb2 as wire
-
-ANSWERS_PENDING_MAX: Final = 64
-"""Maximum number of answers of one stream that wait until they are durable."""
 
 
 async def advance(
@@ -99,7 +96,7 @@ async def _serve_pipelined(host: Host, requests: Requests, call: Call) -> None:
             previous = writing[-1] if writing else None
             writing.append(asyncio.create_task(_write_after(host, previous, answer, call)))
             # Then no further batch is read: a slow disk must not let one stream collect answers without bound.
-            if len(writing) > ANSWERS_PENDING_MAX:
+            if len(writing) > sizes.EVENT_ANSWERS_PENDING_MAX:
                 await writing.popleft()
         while writing:
             await writing.popleft()

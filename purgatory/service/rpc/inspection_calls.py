@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
 
-from purgatory import __version__
+from purgatory import __version__, sizes
 from purgatory.engine import COMPILED
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN, OBSERVE, Role
@@ -48,26 +48,10 @@ ANY_OWNER: Final = -1
 NO_OWNER: Final = 2**31 - 1
 """An owner that has no operations: the listing then does its normal work and finds nothing."""
 ANY_KIND: Final = 0
-SLOTS_PER_SLICE: Final = 20_000
-"""Slots visited before other tasks run: less than a millisecond with the compiled engine."""
 START_MAX: Final = 2**31 - 1
 """Highest start of a page. Tokens can be forged, and the engine's integers are bounded."""
-PAGE_SIZE_DEFAULT: Final = 100
-PAGE_SIZE_MAX: Final = 1_000
-PAGE_BYTES_MAX: Final = 256 * 1024
-"""A page that reaches this size is complete: it may be held for a caller that does not read it."""
-OPERATIONS_AT_ONCE: Final = 16
-"""Operations of a page that are requested from the engine at a time; they may have 2,000 items each."""
-ITEMS_PER_SLICE: Final = 250
-"""Items or replicas translated before other tasks run, at about four microseconds each. Honest callers wait for several
-turns of the fair queue, so a turn must be short.
-"""
 PARTITION_COST: Final = 4
 """Cost of translating a partition without its replicas, in replicas."""
-STALE_PER_SLICE: Final = 500
-"""Names looked up in the table of sources before other tasks run."""
-NAMES_PER_SLICE: Final = 4_000
-"""Names examined or sorted before other tasks run."""
 
 Answer = TypeVar("Answer", bound=Message)
 Name = tuple[str, int]
@@ -122,11 +106,12 @@ class InspectionCalls:
         if not 0 <= start <= START_MAX:
             raise invalid_argument("page_token", f"begins at {start}")
         size = page_size(request.page_size)
-        watched, response, bytes_left = host.holds.of("ListOperations"), wire.ListOperationsResponse(), PAGE_BYTES_MAX
+        watched, response = host.holds.of("ListOperations"), wire.ListOperationsResponse()
+        bytes_left = sizes.PAGE_BYTES_MAX
         while True:
             with watched:
                 # A few at a time: whether the page is full by bytes is known only after they were translated.
-                now, asked = self._now(), min(OPERATIONS_AT_ONCE, size - len(response.operations))
+                now, asked = self._now(), min(sizes.LISTED_OPERATIONS_AT_ONCE, size - len(response.operations))
                 views, start = host.engine.list_pending(start, asked, now.now_ms, owner_id, kind, name, request.key)
                 for view in views:
                     session = host.sessions.of_owner(view.owner_id)
@@ -161,10 +146,10 @@ class InspectionCalls:
         )  # fmt: skip
         response = wire.ListOperationsResponse(matching=ranking.operations)
         ranked = ranking.soonest_expiring() if is_by_time_left else ranking.longest_waiting()
-        bytes_left = PAGE_BYTES_MAX
-        for start in range(0, len(ranked), OPERATIONS_AT_ONCE):
+        bytes_left = sizes.PAGE_BYTES_MAX
+        for start in range(0, len(ranked), sizes.LISTED_OPERATIONS_AT_ONCE):
             with watched:
-                now, part = self._now(), ranked[start : start + OPERATIONS_AT_ONCE]
+                now, part = self._now(), ranked[start : start + sizes.LISTED_OPERATIONS_AT_ONCE]
                 for _, view, owner in ranked_views(host, call.account, part, now.now_ms):
                     session = host.sessions.of_owner(view.owner_id)
                     session_id = session.session_id if session is not None else ""
@@ -202,7 +187,7 @@ class InspectionCalls:
         after = (str(place[0]), int(place[1])) if place is not None else None
         size = page_size(request.page_size)
         # Few names are sorted at once: they need no slices, and no copy that is kept.
-        few = host.engine.partition_count <= NAMES_PER_SLICE
+        few = host.engine.partition_count <= sizes.LISTED_NAMES_PER_SLICE
         names = sorted(host.engine.partition_names()) if few else await self._sorted_names.get()
         first = bisect_left(names, request.topic_prefix, key=itemgetter(0))
         start = first if after is None else max(first, bisect_right(names, after))
@@ -225,18 +210,18 @@ class InspectionCalls:
             # Both without an await in between: a change during the sort makes the next call sort again.
             changes, names = engine.partition_changes, engine.partition_names()
             runs = []
-            for first in range(0, len(names), NAMES_PER_SLICE):
+            for first in range(0, len(names), sizes.LISTED_NAMES_PER_SLICE):
                 with watched:
-                    runs.append(sorted(names[first : first + NAMES_PER_SLICE]))
+                    runs.append(sorted(names[first : first + sizes.LISTED_NAMES_PER_SLICE]))
                 await asyncio.sleep(0)
             # Lazy: the merge does its work where the slices are taken, so that each can be bounded.
             merged = heapq.merge(*runs)
             in_order: list[Name] = []
             while True:
                 with watched:
-                    part = list(islice(merged, NAMES_PER_SLICE))
+                    part = list(islice(merged, sizes.LISTED_NAMES_PER_SLICE))
                 in_order += part
-                if len(part) < NAMES_PER_SLICE:
+                if len(part) < sizes.LISTED_NAMES_PER_SLICE:
                     break
                 await asyncio.sleep(0)
             self._names, self._names_at = in_order, changes
@@ -286,9 +271,9 @@ class InspectionCalls:
         """Count the stale partitions that each source feeds or fed, in slices."""
         host, counts, watched = self._host, Counter[KnownSource](), self._host.holds.of("GetStatus")
         names, now_ms = host.engine.partition_names(), host.time.now_ms()
-        for first in range(0, len(names), STALE_PER_SLICE):
+        for first in range(0, len(names), sizes.STALE_NAMES_PER_SLICE):
             with watched:
-                for name in names[first : first + STALE_PER_SLICE]:
+                for name in names[first : first + sizes.STALE_NAMES_PER_SLICE]:
                     if host.sources.stale(name, now_ms) is not None:
                         counts.update(source for source in host.sources if name[0].startswith(source.topic_prefixes))
             await asyncio.sleep(0)
@@ -300,7 +285,7 @@ class InspectionCalls:
         slot = 0
         while True:
             with watched:
-                slot = host.engine.count_remaining(slot, SLOTS_PER_SLICE, host.time.now_ms(), times)
+                slot = host.engine.count_remaining(slot, sizes.LISTED_SLOTS_PER_SLICE, host.time.now_ms(), times)
             if slot < 0:
                 return remaining(times)
             await asyncio.sleep(0)
@@ -352,12 +337,12 @@ class PartitionPage:
         self._size: Final = size
         self._prefix: Final = prefix
         self._seen: Final = account.grants.on_topics(OBSERVE)
-        self._bytes_left = PAGE_BYTES_MAX
+        self._bytes_left = sizes.PAGE_BYTES_MAX
 
     def fill(self) -> bool:
         """Add some partitions; return whether the page is complete."""
-        now_ms, cost_left = self._host.time.now_ms(), ITEMS_PER_SLICE
-        stop = min(self._place + NAMES_PER_SLICE, len(self._names))
+        now_ms, cost_left = self._host.time.now_ms(), sizes.LISTED_ITEMS_PER_SLICE
+        stop = min(self._place + sizes.LISTED_NAMES_PER_SLICE, len(self._names))
         while self._place < stop and cost_left > 0:
             name = self._names[self._place]
             if not name[0].startswith(self._prefix):
@@ -386,7 +371,7 @@ def page_size(asked: int) -> int:
     """Return the page size: the default for 0, at most the maximum. Refuses negative sizes."""
     if asked < 0:
         raise invalid_argument("page_size", f"must be 0 or greater, not {asked}")
-    return min(asked, PAGE_SIZE_MAX) if asked else PAGE_SIZE_DEFAULT
+    return min(asked, sizes.PAGE_SIZE_MAX) if asked else sizes.PAGE_SIZE_DEFAULT
 
 
 def make_token(request: str, place: Place) -> str:

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Final
 
+from purgatory import sizes
 from purgatory.service.errors import BatchRejected, invalid_argument, not_found
 from purgatory.service.fair_queue import Turn, next_loop_turn
 from purgatory.service.host import Host
@@ -16,12 +16,6 @@ from purgatory.service.translate.operations import RegistrationPart, ids_of, reg
 from purgatory.service.translate.parts import size_of
 from purgatory.service.translate.results import operation_refusal, operation_refusals
 from purgatory.v1 import purgatory_service_pb2 as wire
-
-REFUSED_IDS_PER_SLICE: Final = 10_000
-"""Ids of a refused batch that are recorded before other tasks run: 3 ms as rows, 0.5 ms as columns."""
-
-CANCELS_PER_SLICE: Final = 2_000
-"""Ids of a request to cancel or extend that are processed before other tasks run; fewer if they end much work."""
 
 
 async def register(
@@ -64,7 +58,7 @@ async def _note_refused_ids(host: Host, session: Session, batch: wire.RegisterBa
     """
     highest, refused_ids = session.owner.highest_operation_id, session.refused_ids
     count, _ = size_of(batch)
-    is_sliced = count > REFUSED_IDS_PER_SLICE
+    is_sliced = count > sizes.REFUSED_IDS_PER_SLICE
     if count > host.settings.limits.operations_per_batch_max or (is_sliced and session.registering.is_taken):
         # Too many to read; or another batch could raise the highest id before all of them are recorded.
         # Cautious: some of these ids could be registered later, but none of them may ever count as known.
@@ -77,7 +71,7 @@ async def _note_refused_ids(host: Host, session: Session, batch: wire.RegisterBa
     async with session.registering:  # nothing holds the lock, so it is acquired without running other tasks
         try:
             while start < count:
-                stop = start + REFUSED_IDS_PER_SLICE
+                stop = start + sizes.REFUSED_IDS_PER_SLICE
                 with host.holds.of("Register"):
                     refused_ids.add(ids_of(batch, start, stop), highest)
                 start = stop
@@ -149,7 +143,7 @@ async def cancel(
     start = 0
     while True:
         with watched:
-            ids = list(operation_ids[start : start + CANCELS_PER_SLICE])
+            ids = list(operation_ids[start : start + sizes.CANCELS_PER_SLICE])
             answers = host.cancel(session, ids)
             for operation_id, was_pending in zip(ids, answers, strict=False):
                 (cancelled if was_pending else not_pending).append(operation_id)
@@ -167,12 +161,12 @@ async def extend(
     """Extend operations of a session in slices. Return the ids that were not pending."""
     watched = host.holds.of("Extend")
     not_pending: list[int] = []
-    for start in range(0, len(operation_ids), CANCELS_PER_SLICE):
+    for start in range(0, len(operation_ids), sizes.CANCELS_PER_SLICE):
         if start:
             await turn()
             _check_kept(session)
         with watched:
-            ids = list(operation_ids[start : start + CANCELS_PER_SLICE])
+            ids = list(operation_ids[start : start + sizes.CANCELS_PER_SLICE])
             pending = host.extend(session, ids, timeout_ms)
             not_pending += [one for one, was_pending in zip(ids, pending, strict=True) if not was_pending]
     return not_pending

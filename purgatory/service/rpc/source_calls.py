@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
+from purgatory import sizes
 from purgatory.service.access.roles import ADVANCE, WAIT
 from purgatory.service.errors import invalid_argument, quoted
 from purgatory.service.host import Host
@@ -24,7 +25,6 @@ from purgatory.v1 import source_pb2 as wire
 COALESCED_S: Final = 0.005
 """Changes within this time are sent in one message, seconds."""
 SIGN_OF_LIFE_S: Final = 5.0
-NAMES_PER_MESSAGE: Final = 500
 TOPICS_MAX: Final = 1_000
 
 
@@ -113,7 +113,7 @@ async def _write(host: Host, link: AttachedSource, call: Call) -> None:
             await call.context.write(ends_wanted_message(ask_id, question))
         if is_due or link.demand.has_untold:
             await call.turn()  # a new source gets all waits on its topics, which is work of its own caller
-            await call.context.write(demand_message(*link.demand.take(NAMES_PER_MESSAGE)))
+            await call.context.write(demand_message(*link.demand.take(sizes.DEMAND_NAMES_PER_MESSAGE)))
         # More than one message holds: the rest is sent without the pause that collects changes.
         if link.demand.has_untold or link.asks.has_unsent:
             is_due = False

@@ -4,6 +4,7 @@ import asyncio
 import heapq
 from typing import Final
 
+from purgatory import sizes
 from purgatory.service.access.roles import OBSERVE
 from purgatory.service.errors import invalid_argument
 from purgatory.service.host import Host
@@ -14,11 +15,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 
 NAMES_MAX: Final = 1_000
 NAMES_DEFAULT: Final = 20
-NAMES_PER_SLICE: Final = 5_000
-"""Partitions and keys examined before other tasks run."""
 
-ROWS_PER_MESSAGE: Final = 64
-"""Ended operations in one message, which clients can then read however long their names and stale reasons are."""
 COALESCED_S: Final = 0.1
 """Operations that end within this time are sent in one message, seconds."""
 SIGN_OF_LIFE_S: Final = 10.0
@@ -39,7 +36,7 @@ async def list_hot_names(host: Host, request: wire.ListHotNamesRequest, call: Ca
         with watched:
             # Later slices return fewer names, because they must exceed the ones found so far.
             above = hottest[-1][0] if len(hottest) == limit else 0
-            found, place = host.engine.hottest(place, NAMES_PER_SLICE, above)
+            found, place = host.engine.hottest(place, sizes.HOT_NAMES_PER_SLICE, above)
             seen = [one for one in found if one[1][0] in (topics if one[1][1] >= 0 else keys)]
             hottest = heapq.nlargest(limit, hottest + seen)
     return hot_names_response(hottest)
@@ -58,9 +55,9 @@ async def tail_results(host: Host, request: wire.TailResultsRequest, call: Call)
             # Before each message: a stream may be open for days, and the role may have been withdrawn.
             call.recheck()
             operations, left_out = follower.take()
-            while len(operations) > ROWS_PER_MESSAGE:
-                await call.context.write(wire.TailResultsResponse(operations=operations[:ROWS_PER_MESSAGE]))
-                del operations[:ROWS_PER_MESSAGE]
+            while len(operations) > sizes.TAIL_ROWS_PER_MESSAGE:
+                await call.context.write(wire.TailResultsResponse(operations=operations[: sizes.TAIL_ROWS_PER_MESSAGE]))
+                del operations[: sizes.TAIL_ROWS_PER_MESSAGE]
             await call.context.write(wire.TailResultsResponse(operations=operations, left_out=left_out))
             try:
                 async with asyncio.timeout(SIGN_OF_LIFE_S):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
+from purgatory import sizes
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.completions import Completions
@@ -28,13 +29,6 @@ from purgatory.service.budget.result_bytes import (
 )
 from purgatory.service.sessions.packed import ArrayCompletions, packed
 from purgatory.service.translate.uniform_columns import is_uniform
-
-PACKED_TOGETHER: Final = 64
-"""This many consecutive slices are concatenated into one, provided that each of them has at most"""
-SMALL: Final = 4
-"""this many results and"""
-SMALL_ITEMS: Final = 64
-"""this many items: concatenating 64 results of 2,000 items would block the loop for 20 ms."""
 
 UNLIMITED: Final = 2**63
 """Greater than any sequence number."""
@@ -192,7 +186,7 @@ class Outbox:
             self.last_sequence += part.stop - part.start
             self._count(part.held_bytes())
         self._unpacked_unwritten += len(slices)
-        if self._unpacked_unwritten >= PACKED_TOGETHER:
+        if self._unpacked_unwritten >= sizes.PACKED_TOGETHER:
             self._unpacked_unwritten = 0
             self._pack_tail(self._unwritten)
 
@@ -323,7 +317,7 @@ class Outbox:
 
     def pack_written(self) -> None:
         """Save the memory of results that were written one by one. What was taken can no longer be put back."""
-        if self._unpacked_written >= PACKED_TOGETHER:
+        if self._unpacked_written >= sizes.PACKED_TOGETHER:
             self._unpacked_written = 0
             self._pack_tail(self._written)
 
@@ -367,7 +361,7 @@ class Outbox:
 
     def _pack_tail(self, queue: deque[ResultSlice]) -> None:
         """Concatenate the last slices if they are many and small: waits that end one by one while no client reads."""
-        if len(queue) < PACKED_TOGETHER:
+        if len(queue) < sizes.PACKED_TOGETHER:
             return
         kind = queue[-1].kind
         # `packed` has no columns for what fetches have read.
@@ -376,14 +370,14 @@ class Outbox:
         tail: list[ResultSlice] = []
         for part in reversed(queue):
             if (
-                len(part) > SMALL
-                or part.item_stop - part.item_start > SMALL_ITEMS
+                len(part) > sizes.PACKED_RESULTS_MAX
+                or part.item_stop - part.item_start > sizes.PACKED_ITEMS_MAX
                 or part.kind != kind
                 or part.refusals
             ):
                 return
             tail.append(part)
-            if len(tail) == PACKED_TOGETHER:
+            if len(tail) == sizes.PACKED_TOGETHER:
                 break
         tail.reverse()
         # Such results then take a sixth of the memory: a set of columns costs a kilobyte, whatever it holds.

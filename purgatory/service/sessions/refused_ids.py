@@ -9,12 +9,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator
 from typing import Final
 
+from purgatory import sizes
 from purgatory.engine.batches import OperationBatch, Refusal, RegisterReceipt
 from purgatory.engine.codes import INVALID_ARGUMENT
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
-
-RANGES_MAX: Final = 256
-"""Ranges kept for one session. Our client sends consecutive ids and sends refused batches again."""
 
 RANGE: Final = struct.Struct("<QQ")
 
@@ -25,7 +23,8 @@ FULL: Final = Refusal(
     0,
     INVALID_ARGUMENT,
     "",
-    f"the session has more than {RANGES_MAX} separate ranges of ids in refused batches: close it and open another",
+    f"the session has more than {sizes.REFUSED_ID_RANGES_MAX} separate ranges of ids in refused batches: close it and "
+    "open another",
 )
 
 
@@ -53,7 +52,7 @@ class RefusedIds:
     @property
     def is_full(self) -> bool:
         """Whether some ids could not be recorded. The session must then accept nothing more."""
-        return len(self._firsts) > RANGES_MAX
+        return len(self._firsts) > sizes.REFUSED_ID_RANGES_MAX
 
     def to_bytes(self) -> bytes:
         return b"".join(RANGE.pack(*one) for one in zip(self._firsts, self._lasts, strict=True))

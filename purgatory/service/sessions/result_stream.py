@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from purgatory import sizes
 from purgatory.service.errors import RpcError, unavailable
 from purgatory.service.fair_queue import Turn, next_loop_turn
 from purgatory.service.loop_stalls import StallTimer
 from purgatory.service.sessions.outbox import ResultSlice
 from purgatory.service.sessions.session import Session
 from purgatory.service.translate.results import fill_batch
-from purgatory.sizes import MESSAGE_BYTES_MAX
 from purgatory.v1 import purgatory_service_pb2
 
 Response = purgatory_service_pb2.SessionResponse | purgatory_service_pb2.StreamResultsResponse
@@ -24,15 +24,6 @@ ResponseType = type[purgatory_service_pb2.SessionResponse] | type[purgatory_serv
 Write = Callable[[Response | bytes], Awaitable[None]]
 """Write a message or its encoded bytes."""
 
-CONTROL_MESSAGES_MAX: Final = 64
-"""Maximum of unwritten control messages of one stream. At this limit, no requests are read from it."""
-
-# With a million operations pending, a message of 5,000 results holds the loop for a millisecond or two. Smaller ones
-# were tried and cost throughput.
-COLUMN_RESULTS_MAX: Final = 5_000
-ROW_RESULTS_MAX: Final = 1_000
-"""Maximum of results, and of items, in one message by shape. Encoding a message blocks the event loop, so it must take
-at most a few milliseconds."""
 
 SILENT_INTERVALS_MAX: Final = 3
 """A peer that should send heartbeats is considered gone after this many silent intervals."""
@@ -63,7 +54,7 @@ class ResultStream:
         self._writing: Final = writing
         self._response_type: Final = response_type
         self._columns: Final = columns
-        self._room = COLUMN_RESULTS_MAX if columns else ROW_RESULTS_MAX
+        self._room = sizes.COLUMN_RESULTS_MAX if columns else sizes.ROW_RESULTS_MAX
         """Results, and items, to put into the next message; fewer while they are large."""
         self._expects_heartbeats = expects_heartbeats
         self._control: Final[deque[Response]] = deque()
@@ -118,9 +109,9 @@ class ResultStream:
 
     def reserve(self) -> None:
         """Reserve a place in the queue of control messages, for `send_reserved`."""
-        assert self._unwritten < CONTROL_MESSAGES_MAX, "a control message was sent without waiting for space"
+        assert self._unwritten < sizes.CONTROL_MESSAGES_MAX, "a control message was sent without waiting for space"
         self._reserved += 1
-        if self._unwritten >= CONTROL_MESSAGES_MAX:
+        if self._unwritten >= sizes.CONTROL_MESSAGES_MAX:
             self._space.clear()
 
     def send_reserved(self, message: Response) -> None:
@@ -276,7 +267,7 @@ class ResultStream:
             return None
         if self._control:
             message = self._control.popleft()
-            if self._unwritten < CONTROL_MESSAGES_MAX:
+            if self._unwritten < sizes.CONTROL_MESSAGES_MAX:
                 self._space.set()
             return message
         # A stream that was taken over must not take results: the new one has rewound the outbox and writes them all.
@@ -289,7 +280,7 @@ class ResultStream:
 
     def _next_results(self) -> bytes | None:
         """The next message of results, encoded: its size must be checked, and encoding it twice would be slow."""
-        outbox, room_max = self.session.outbox, COLUMN_RESULTS_MAX if self._columns else ROW_RESULTS_MAX
+        outbox, room_max = self.session.outbox, sizes.COLUMN_RESULTS_MAX if self._columns else sizes.ROW_RESULTS_MAX
         while True:
             # Taken before the size is known, and put back if the message is too large: only the encoder knows it.
             first_sequence, slices = outbox.take(self._room, self._room)
@@ -297,14 +288,14 @@ class ResultStream:
                 return None
             encoded = self._encode(first_sequence, slices)
             results = sum(map(len, slices))
-            if len(encoded) <= MESSAGE_BYTES_MAX or results == 1:
-                if self._room < room_max and len(encoded) < MESSAGE_BYTES_MAX // 4:
+            if len(encoded) <= sizes.MESSAGE_BYTES_MAX or results == 1:
+                if self._room < room_max and len(encoded) < sizes.MESSAGE_BYTES_MAX // 4:
                     self._room = min(room_max, 2 * self._room)
                 return encoded
             outbox.put_back(slices)
             # To half of the size, because results differ in size; at least by half, so that it ends.
             items = sum(part.item_stop - part.item_start for part in slices)
-            self._room = max(1, max(results, items) * MESSAGE_BYTES_MAX // (2 * len(encoded)))
+            self._room = max(1, max(results, items) * sizes.MESSAGE_BYTES_MAX // (2 * len(encoded)))
 
     def _encode(self, first_sequence: int, slices: Sequence[ResultSlice]) -> bytes:
         message = self._response_type()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Final
 
+from purgatory import sizes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.codes import RESOURCE_EXHAUSTED
 from purgatory.engine.engine import Engine
@@ -36,9 +37,6 @@ from purgatory.service.sessions.session import AttachedStream, Session, SessionK
 from purgatory.service.settings import HostSettings
 
 SESSION_ID_LENGTH_MAX: Final = 128
-
-DROPPED_PER_SLICE: Final = 100
-"""Sessions dropped in one slice."""
 
 
 class Sessions:
@@ -288,7 +286,7 @@ class Sessions:
 
     def drop_expired(self, now_ms: int) -> bool:
         """Drop some sessions whose time to live has passed. Return whether there may be more of them."""
-        for _ in range(DROPPED_PER_SLICE):
+        for _ in range(sizes.SESSIONS_DROPPED_PER_SLICE):
             if not self._just_used:
                 break
             if now_ms - next(iter(self._just_used.values())).last_used_ms < self._finished_ttl_ms:
@@ -299,7 +297,7 @@ class Sessions:
         # The slice is used up.
         else:
             return True
-        for _ in range(DROPPED_PER_SLICE):
+        for _ in range(sizes.SESSIONS_DROPPED_PER_SLICE):
             if not self._disconnected:
                 return False
             session = next(iter(self._disconnected.values()))

@@ -5,15 +5,12 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from purgatory import sizes
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.waiting.tables import Owner
 from purgatory.service.access.account import Account
 from purgatory.service.sessions.outbox import ResultSlice, slices_of
-
-CANCELS_PER_TURN: Final = 256
-ANSWERS_PER_TURN: Final = 64
-"""Operations cancelled and calls answered in one loop iteration: a few milliseconds of work."""
 
 
 class UnaryWaits:
@@ -91,7 +88,7 @@ class UnaryWaits:
             return
         # Also if nothing is left: the next iteration resets `_is_cancelling`.
         asyncio.get_running_loop().call_soon(self._cancel_some)
-        part = [self._abandoned.popleft() for _ in range(min(CANCELS_PER_TURN, len(self._abandoned)))]
+        part = [self._abandoned.popleft() for _ in range(min(sizes.WAITS_CANCELLED_PER_TURN, len(self._abandoned)))]
         # One engine call for each account: a client that disconnects leaves thousands of operations of one owner.
         by_account = defaultdict[Account, list[int]](list)
         for operation_id in part:
@@ -119,7 +116,7 @@ class UnaryWaits:
         self._deliver_some(completions, iter(slices_of(completions)), None)
 
     def _deliver_some(self, completions: Completions, parts: Iterator[ResultSlice], rest: ResultSlice | None) -> None:
-        for _ in range(ANSWERS_PER_TURN):
+        for _ in range(sizes.WAITS_ANSWERED_PER_TURN):
             rest = rest or next(parts, None)
             if rest is None:
                 return

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any, Final
 from weakref import ReferenceType, WeakKeyDictionary
 
+from purgatory import sizes
 from purgatory.service.errors import RpcError
 
 # With 10,000 waits whose callers have tokens, this takes about 1 % of the loop.
 ROUNDS: Final = 8
 """Number of calls to `check_some` that check every wait once."""
-CHECKED_PER_SLICE: Final = 100
 
 
 class WaitingCallers:
@@ -35,10 +35,10 @@ class WaitingCallers:
         """Check some waits. Call this periodically."""
         if not self._unchecked:
             self._unchecked = self._rechecks.keyrefs()
-        for number in range(1, len(self._rechecks) // ROUNDS + CHECKED_PER_SLICE):
+        for number in range(1, len(self._rechecks) // ROUNDS + sizes.CALLERS_CHECKED_PER_SLICE):
             if not self._unchecked:
                 return
-            if number % CHECKED_PER_SLICE == 0:
+            if number % sizes.CALLERS_CHECKED_PER_SLICE == 0:
                 await asyncio.sleep(0)
             future = self._unchecked.pop()()
             if future is None or future.done():

@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Iterable
 from typing import Final
 
+from purgatory import sizes
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.engine import Engine
 from purgatory.service.sources.source_table import SourceStream
 
 LOST_CHECK_S: Final = 0.5
-NAMES_PER_SLICE: Final = 1_000
 NAME_BYTES: Final = 200
 """Estimated maximum memory of a name that was sent to one source, bytes."""
 
@@ -88,8 +88,8 @@ class Demand:
     async def begin(self, demand: DemandOfStream) -> None:
         """Add all names that have pending waits now. Call after `attach`: registrations between slices count too."""
         names = self._engine.partition_names()
-        for start in range(0, len(names), NAMES_PER_SLICE):
-            self._note(demand, names[start : start + NAMES_PER_SLICE])
+        for start in range(0, len(names), sizes.DEMAND_NAMES_PER_SLICE):
+            self._note(demand, names[start : start + sizes.DEMAND_NAMES_PER_SLICE])
             await asyncio.sleep(0)
 
     def registered(self, names: Iterable[PartitionName]) -> None:
@@ -102,8 +102,8 @@ class Demand:
         for demand in list(self._attached):
             # A copy: `lose` changes the set, and other tasks run between two slices.
             names = list(demand.names)
-            for start in range(0, len(names), NAMES_PER_SLICE):
-                for name in names[start : start + NAMES_PER_SLICE]:
+            for start in range(0, len(names), sizes.DEMAND_NAMES_PER_SLICE):
+                for name in names[start : start + sizes.DEMAND_NAMES_PER_SLICE]:
                     if not self._engine.has_waits(name):
                         demand.lose(name)
                 await asyncio.sleep(0)

@@ -7,6 +7,7 @@ type is set to 0, which the engine refuses, and the refusal from here replaces t
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from purgatory import sizes
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, Refusal, ReplicaSets
 from purgatory.engine.columns import check_length
@@ -15,15 +16,7 @@ from purgatory.engine.marks.event_checks import REPLICAS_MAX
 from purgatory.engine.marks.event_columns import EVENT_COLUMNS, row_fields
 from purgatory.service.errors import unreadable_batch
 from purgatory.service.settings import LimitsSettings
-from purgatory.service.translate.parts import (
-    ROWS_COST_MAX,
-    VALUES_PER_PART,
-    Dictionary,
-    fits_one_part,
-    given_columns,
-    has_columns,
-    part_of,
-)
+from purgatory.service.translate.parts import Dictionary, fits_one_part, given_columns, has_columns, part_of
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 
@@ -113,8 +106,8 @@ def _parts_of_columns(columns: event_pb2.EventColumns) -> Iterator[IncomingEvent
     rows = len(columns.type)
     partitions = Dictionary[PartitionName](columns.partitions, lambda name: (name.topic, name.partition))
     keys = Dictionary[str](columns.keys, str)
-    for start in range(0, max(rows, 1), VALUES_PER_PART):
-        stop = min(start + VALUES_PER_PART, rows)
+    for start in range(0, max(rows, 1), sizes.VALUES_PER_PART):
+        stop = min(start + sizes.VALUES_PER_PART, rows)
         types: list[int] = columns.type[start:stop]
         values = {name: part_of(getattr(columns, field), start, stop) for field, name in ALL_COLUMNS.items()}
         names, words, values["item_indexes"] = _names_of(types, values["item_indexes"], partitions, keys)
@@ -190,7 +183,7 @@ def _row_stop(events: Sequence[event_pb2.Event], start: int) -> int:
     """End of the part that begins at a row."""
     cost = 0
     stop = start
-    while stop < len(events) and cost < ROWS_COST_MAX:
+    while stop < len(events) and cost < sizes.ROWS_COST_MAX:
         event = events[stop]
         name = event.WhichOneof("event")
         cost += 1

@@ -8,6 +8,7 @@ one, and ids that do not rise from one run to the next.
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from purgatory import sizes
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch, PartitionName, Refusal
 from purgatory.engine.columns import check_length
@@ -15,16 +16,7 @@ from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, ITEM, OperationColumn, columns_of
 from purgatory.service.errors import invalid_argument, unreadable_batch
 from purgatory.service.settings import LimitsSettings
-from purgatory.service.translate.parts import (
-    ROWS_COST_MAX,
-    VALUES_PER_PART,
-    Dictionary,
-    fits_one_part,
-    given_columns,
-    has_columns,
-    items_of,
-    part_of,
-)
+from purgatory.service.translate.parts import Dictionary, fits_one_part, given_columns, has_columns, items_of, part_of
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 
@@ -114,7 +106,7 @@ def parts_from_columns(columns: operation_pb2.OperationColumns, items_max: int) 
             raise unreadable_batch(
                 "columns.item_count", f"has {items} items; at most {items_max} are allowed in one batch"
             )
-    if items <= VALUES_PER_PART and fits_one_part(given):
+    if items <= sizes.VALUES_PER_PART and fits_one_part(given):
         return iter([RegistrationPart([_whole_run(kind, given, items)], [], is_last=True)])
     counts: list[int] = columns.item_count[:]
     try:
@@ -188,15 +180,15 @@ def _part_of_both(
 def _cut(counts: list[int], rows: int, row: int, item: int, are_items_cut: bool) -> tuple[int, int]:
     """End of the part that begins at a row and its first item: (row, item). Operations are never split."""
     if not counts:
-        stop = min(row + VALUES_PER_PART, rows)
+        stop = min(row + sizes.VALUES_PER_PART, rows)
         return stop, item + stop - row
     if not are_items_cut:
         # All items are the same, so an operation with several is refused at its second one, whatever its count.
-        stop = min(row + VALUES_PER_PART, rows)
+        stop = min(row + sizes.VALUES_PER_PART, rows)
         return stop, item
-    room = VALUES_PER_PART
+    room = sizes.VALUES_PER_PART
     stop = row
-    while stop < rows and stop - row < VALUES_PER_PART:
+    while stop < rows and stop - row < sizes.VALUES_PER_PART:
         count = counts[stop] if len(counts) > 1 else counts[0]
         if count > room and stop > row:
             break
@@ -245,7 +237,7 @@ def parts_from_rows(
     filling: _RowBatch | None = None
     highest = cost = 0
     for index, operation in enumerate(operations):
-        if cost >= ROWS_COST_MAX:
+        if cost >= sizes.ROWS_COST_MAX:
             if filling is not None:
                 runs.append(filling.finish())
             yield RegistrationPart(runs, refused, is_last=False)

@@ -7,17 +7,10 @@ checked before the first part, from the lengths of the columns alone.
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
+from purgatory import sizes
 from purgatory.engine import codes
 from purgatory.service.errors import unreadable_batch
 from purgatory.v1 import purgatory_service_pb2 as wire
-
-VALUES_PER_PART: Final = 2_000
-"""Maximum of rows, and of items, in one part of a batch of columns: one or two milliseconds, ten if all are refused. An
-operation with more items is a part of its own."""
-
-ROWS_COST_MAX: Final = 1_200
-"""Maximum cost (rows, items, runs) of one part of a batch of rows. Reading a row takes ten times as long as in columns.
-"""
 
 ITEM_ROW_BYTES_MIN: Final = 8
 """Minimum encoded size of a partition or key in a batch of rows."""
@@ -81,7 +74,7 @@ def longest(given: dict[str, Any]) -> int:
 
 def fits_one_part(given: dict[str, Any]) -> bool:
     """Whether all these columns fit into one part."""
-    return longest(given) <= VALUES_PER_PART
+    return longest(given) <= sizes.VALUES_PER_PART
 
 
 def part_of(values: Any, start: int, stop: int) -> list[Any]:  # noqa: ANN401 - a repeated field
@@ -100,7 +93,7 @@ class Dictionary(Generic[Name]):
     def __init__(self, names: Sequence[Any], read: Callable[[Any], Name]) -> None:
         self._names: Final = names
         self._read: Final = read
-        self._whole: Final = [read(name) for name in names] if len(names) <= VALUES_PER_PART else None
+        self._whole: Final = [read(name) for name in names] if len(names) <= sizes.VALUES_PER_PART else None
 
     def part(self, places: list[int]) -> tuple[list[Name], list[int]]:
         """The dictionary of a part and the indexes into it. Indexes out of range stay out of range."""

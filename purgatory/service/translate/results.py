@@ -8,6 +8,7 @@ from typing import Final, cast
 
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
+from purgatory import sizes
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.completions import (
@@ -19,12 +20,7 @@ from purgatory.engine.completions import (
 )
 from purgatory.service.sessions.outbox import Results, ResultSlice
 from purgatory.service.translate.uniform_columns import SIGNED, UNSIGNED, shortened, values_of
-from purgatory.sizes import ITEM_BYTES_MAX, MESSAGE_BYTES_MAX
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
-
-MESSAGES_MAX: Final = 1_000
-"""Refusals of one receipt with field and message. Further ones have only index, id and code, so that the receipt of a
-batch whose operations are all refused stays small."""
 
 ABSENT: Final = -1
 """Marks absent values in columns of optional fields on the wire."""
@@ -38,8 +34,6 @@ SINGLE_NAMES: Final = [column.name for column in (*SHORTENED, *RESULT_ITEM_COLUM
 SINGLE_DEFAULTS: Final = [column.default for column in (*SHORTENED, *RESULT_ITEM_COLUMNS)]
 ROW_COLUMNS: Final = tuple(column for column in RESULT_COLUMNS if column.name != "item_count")
 """Fields of a result's row."""
-FULL_MIN: Final = 10
-"""A result with fewer items is never full, however long its names, values and reasons are."""
 
 
 def operation_refusal(refusal: Refusal, operation_id: int, *, brief: bool = False) -> operation_pb2.OperationRefusal:
@@ -55,7 +49,7 @@ def operation_refusal(refusal: Refusal, operation_id: int, *, brief: bool = Fals
 def operation_refusals(refused: Sequence[tuple[Refusal, int]], before: int = 0) -> list[operation_pb2.OperationRefusal]:
     """Encode refusals of operations in batch order. `before`: the number of refusals already in the receipt."""
     return [
-        operation_refusal(refusal, operation_id, brief=place >= MESSAGES_MAX)
+        operation_refusal(refusal, operation_id, brief=place >= sizes.REFUSAL_MESSAGES_MAX)
         for place, (refusal, operation_id) in enumerate(refused, before)
     ]
 
@@ -67,8 +61,8 @@ def event_refusals(refusals: Sequence[Refusal], before: int = 0) -> list[event_p
             index=refusal.index,
             code=refusal.code,
             error_code=refusal.error_code,
-            field=refusal.field if place < MESSAGES_MAX else "",
-            message=refusal.message if place < MESSAGES_MAX else "",
+            field=refusal.field if place < sizes.REFUSAL_MESSAGES_MAX else "",
+            message=refusal.message if place < sizes.REFUSAL_MESSAGES_MAX else "",
         )
         for place, refusal in enumerate(refusals, before)
     ]
@@ -192,10 +186,10 @@ def full_at(completions: Results, item: int, stop: int) -> int:
     message; `stop`: all fit. The same for rows and columns: how a result is read must not change it.
     """
     values, stale = completions.signal_values, completions.stale_marks
-    if stop - item < FULL_MIN or not (values or stale):
+    if stop - item < sizes.FULL_ITEMS_MIN or not (values or stale):
         return stop
-    room = MESSAGE_BYTES_MAX - ITEM_BYTES_MAX
-    room -= sum(ITEM_BYTES_MAX + len(name.encode()) for name, _ in completions.item_partitions[item:stop])
+    room = sizes.MESSAGE_BYTES_MAX - sizes.ITEM_BYTES_MAX
+    room -= sum(sizes.ITEM_BYTES_MAX + len(name.encode()) for name, _ in completions.item_partitions[item:stop])
     for place in range(item, stop):
         if place in values:
             room -= len(values[place])
@@ -209,7 +203,9 @@ def full_at(completions: Results, item: int, stop: int) -> int:
 def _left_out(part: ResultSlice) -> set[int]:
     """The items of a slice whose values and stale reasons are left out."""
     item, found = part.item_start, set[int]()
-    if part.item_stop - item >= FULL_MIN and (part.completions.signal_values or part.completions.stale_marks):
+    if part.item_stop - item >= sizes.FULL_ITEMS_MIN and (
+        part.completions.signal_values or part.completions.stale_marks
+    ):
         for count in part.completions.item_counts[part.start : part.stop]:
             found.update(range(full_at(part.completions, item, item + count), item + count))
             item += count

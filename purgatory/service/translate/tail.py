@@ -1,16 +1,13 @@
 """Messages for `tail` subscribers and for the list of hot names. Pure functions."""
 
 from collections.abc import Sequence
-from typing import Final
 
+from purgatory import sizes
 from purgatory.engine import codes
 from purgatory.engine.completions import Completions
 from purgatory.service.translate.results import ROW_COLUMNS, fill_partition, topic_partition
 from purgatory.service.translate.views import timestamp
 from purgatory.v1 import purgatory_service_pb2
-
-ITEMS_MAX: Final = 10
-"""Items sent per operation."""
 
 
 def is_known_outcome(outcome: int) -> bool:
@@ -41,11 +38,11 @@ def ended_operation(
         session_id=session_id,
         principal=principal,
         ended_time=timestamp(ended_s),
-        partitions_left_out=max(0, count - ITEMS_MAX),
+        partitions_left_out=max(0, count - sizes.TAIL_ITEMS_MAX),
     )
     for column in ROW_COLUMNS:
         if session_id or column.name != "operation_id":
             setattr(message, column.name, getattr(completions, column.attribute)[place])
-    for item in range(first_item, first_item + min(count, ITEMS_MAX)):
+    for item in range(first_item, first_item + min(count, sizes.TAIL_ITEMS_MAX)):
         fill_partition(message.partitions.add(), completions, item)
     return message

@@ -17,8 +17,8 @@ from purgatory.service.errors import BatchRejected
 from purgatory.service.host import Host
 from purgatory.service.listeners.events import Cancelled, Completed, Registered
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.loop_stalls import WORK_PER_SLICE, LoopStalls
-from purgatory.service.rpc import inspection_calls, session_requests
+from purgatory.service.loop_stalls import LoopStalls
+from purgatory.service.rpc import session_requests
 from purgatory.service.rpc.call import Call, Context
 from purgatory.service.rpc.event_calls import advance
 from purgatory.service.sessions import result_stream
@@ -26,7 +26,6 @@ from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.service.translate import results
 from purgatory.service.translate.events import event_parts
 from purgatory.service.translate.operations import registration_parts
-from purgatory.service.translate.parts import VALUES_PER_PART
 from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -132,7 +131,7 @@ async def test_what_is_decided_already_goes_in_parts_too() -> None:
     await advance(held.host, wire.AdvanceRequest(rows=event_pb2.EventRows(events=events)), held.call)
     await held.register(columns_of(range(1, 21), ITEMS))
     assert sum(held.listener.ended_items) == 20 * ITEMS
-    assert max(held.listener.ended_items) <= VALUES_PER_PART
+    assert max(held.listener.ended_items) <= sizes.VALUES_PER_PART
 
 
 def test_a_part_has_the_names_that_it_uses() -> None:
@@ -149,7 +148,7 @@ def test_a_part_has_the_names_that_it_uses() -> None:
     found: list[tuple[int, int, int]] = []
     for part in registration_parts(wire.RegisterBatch(columns=columns), LIMITS, 30_000):
         [run] = part.runs
-        assert len(run.batch.partitions) <= len(run.batch.operation_ids) <= VALUES_PER_PART
+        assert len(run.batch.partitions) <= len(run.batch.operation_ids) <= sizes.VALUES_PER_PART
         found += zip(
             run.batch.operation_ids,
             [run.batch.partitions[place][1] for place in run.batch.item_indexes],
@@ -190,7 +189,13 @@ async def test_a_short_column_refuses_all_parts() -> None:
 async def test_ids_that_do_not_rise_from_part_to_part_are_refused_once() -> None:
     """An id of an earlier part is refused without a result; an id that was skipped is refused with a result."""
     held = Held()
-    ids = [*range(1, VALUES_PER_PART), VALUES_PER_PART + 5, 7, VALUES_PER_PART + 3, VALUES_PER_PART + 9]
+    ids = [
+        *range(1, sizes.VALUES_PER_PART),
+        sizes.VALUES_PER_PART + 5,
+        7,
+        sizes.VALUES_PER_PART + 3,
+        sizes.VALUES_PER_PART + 9,
+    ]
     columns = operation_pb2.OperationColumns(
         kind=operation_pb2.OPERATION_KIND_PRODUCE,
         partitions=[operation_pb2.TopicPartition(topic="orders")],
@@ -198,12 +203,12 @@ async def test_ids_that_do_not_rise_from_part_to_part_are_refused_once() -> None
         offset=[9],
     )
     receipt = await held.register(columns)
-    assert held.listener.registered_rows == [VALUES_PER_PART, 3]
-    assert (receipt.accepted, receipt.already_known) == (VALUES_PER_PART + 1, 0)
-    assert [refusal.operation_id for refusal in receipt.refusals] == [7, VALUES_PER_PART + 3]
-    assert [refusal.index for refusal in receipt.refusals] == [VALUES_PER_PART, VALUES_PER_PART + 1]
+    assert held.listener.registered_rows == [sizes.VALUES_PER_PART, 3]
+    assert (receipt.accepted, receipt.already_known) == (sizes.VALUES_PER_PART + 1, 0)
+    assert [refusal.operation_id for refusal in receipt.refusals] == [7, sizes.VALUES_PER_PART + 3]
+    assert [refusal.index for refusal in receipt.refusals] == [sizes.VALUES_PER_PART, sizes.VALUES_PER_PART + 1]
     _, slices = held.session.outbox.take(10)
-    assert [list(part.completions.operation_ids) for part in slices] == [[VALUES_PER_PART + 3]]
+    assert [list(part.completions.operation_ids) for part in slices] == [[sizes.VALUES_PER_PART + 3]]
 
 
 async def test_two_batches_of_a_session_do_not_mix() -> None:
@@ -350,7 +355,7 @@ async def test_the_end_of_large_operations_goes_in_slices(how: str) -> None:
         await asyncio.sleep(0)
     assert sum(held.listener.ended_items) == 60 * ITEMS
     # Expired operations are taken out of the wheel sixteen at a time.
-    assert max(held.listener.ended_items) <= WORK_PER_SLICE + (16 * ITEMS if how == "expiry" else ITEMS)
+    assert max(held.listener.ended_items) <= sizes.WORK_PER_SLICE + (16 * ITEMS if how == "expiry" else ITEMS)
     if how in {"session", "partition", "close"}:
         assert held.listener.cancelled_ids == list(range(1, 61))
 
@@ -405,7 +410,7 @@ async def test_messages_of_results_are_made_once(
         batch = wire.SessionResponse.FromString(encoded).results
         read += len(batch.columns.operation_id) + len(batch.rows.results)
     assert len(made) <= 2 * messages
-    assert max(made) <= (result_stream.COLUMN_RESULTS_MAX if columns else result_stream.ROW_RESULTS_MAX)
+    assert max(made) <= (sizes.COLUMN_RESULTS_MAX if columns else sizes.ROW_RESULTS_MAX)
 
 
 # Listings.
@@ -428,7 +433,7 @@ async def test_a_page_of_partitions_ends_by_its_bytes() -> None:
         pages = 0
         while pages == 0 or token:
             page = await served.stub.ListPartitions(wire.ListPartitionsRequest(page_size=1_000, page_token=token))
-            assert page.ByteSize() < 2 * inspection_calls.PAGE_BYTES_MAX
+            assert page.ByteSize() < 2 * sizes.PAGE_BYTES_MAX
             found += [one.topic_partition.partition for one in page.partitions]
             token = page.next_page_token
             pages += 1
@@ -438,7 +443,7 @@ async def test_a_page_of_partitions_ends_by_its_bytes() -> None:
 
 async def test_many_names_are_put_in_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are sorted once for all pages, as long as no partition is added or removed."""
-    monkeypatch.setattr(inspection_calls, "NAMES_PER_SLICE", 10)
+    monkeypatch.setattr(sizes, "LISTED_NAMES_PER_SLICE", 10)
     async with serving() as served:
         for place in draw_order(55):
             await served.high_watermark("orders", 1, place)

@@ -10,7 +10,8 @@ from purgatory_client.results import OperationKind, Outcome, Result, ResultColum
 from purgatory_client.session.pending_waits import Answer
 from purgatory_client.session.session_core import SessionCore
 from purgatory_client.waits import Wait
-from purgatory_client.wire.decode_results import SEGMENTS_MAX, ResultsArrived
+from purgatory_client.wire import sizes
+from purgatory_client.wire.decode_results import ResultsArrived
 
 from purgatory.v1 import result_pb2
 from tests.client.session.wire_script import many, opened, receipt, results, sent
@@ -62,9 +63,9 @@ def test_one_message_for_a_batch_between_single_waits() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_batch_in_parts_is_the_same_as_at_once(seed: int) -> None:
-    """The answer is the same whether results arrive in few parts or in more than `SEGMENTS_MAX`."""
+    """The answer is the same whether results arrive in few parts or in more than `sizes.SEGMENTS_MAX`."""
     generator = random.Random(seed)
-    count = 4 * SEGMENTS_MAX
+    count = 4 * sizes.SEGMENTS_MAX
     batch = many(count)
     core = core_with(batch)
     left = list(range(1, count + 1))

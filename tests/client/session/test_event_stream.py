@@ -10,8 +10,9 @@ import grpc
 import grpc.aio
 import pytest
 from purgatory_client import AsyncClient, errors, events
-from purgatory_client.session.event_sender import EVENTS_PER_MESSAGE_MAX, EventSender
+from purgatory_client.session.event_sender import EventSender
 from purgatory_client.session.event_stream import REOPENED_MAX, Call, EventStream
+from purgatory_client.wire import sizes
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.daemon_process import DaemonProcess
@@ -237,7 +238,7 @@ async def test_a_fault_of_this_client_is_not_taken_for_its_closing() -> None:
         return answer
 
     advancer = EventSender(send)
-    full = [events.signalled("key")] * EVENTS_PER_MESSAGE_MAX
+    full = [events.signalled("key")] * sizes.EVENTS_PER_MESSAGE_MAX
     hit, served = (asyncio.create_task(advancer.send(batch)) for batch in (full, full[:1]))
     with pytest.raises(errors.ProtocolError, match="internal error in this client: RuntimeError") as told:
         await hit

@@ -11,6 +11,7 @@ from purgatory_client.session.overdue_waits import GRACE
 from purgatory_client.session.pending_waits import Ended
 from purgatory_client.session.session_core import SessionCore
 from purgatory_client.waits import Wait
+from purgatory_client.wire import sizes
 
 from tests.client.session.wire_script import Response, many, opened, receipt, results, sent
 from tests.client.until import until_pending
@@ -92,7 +93,7 @@ def test_a_batch_fails_by_its_longest_timeout() -> None:
 
 def test_what_the_daemon_does_not_have_yet_gets_its_time() -> None:
     """While receipts arrive, operations without one keep waiting; when receipts stop, they fail too, sent or not."""
-    entries = [many(10_000) for _ in range(session_core.WINDOW + 1)]
+    entries = [many(10_000) for _ in range(sizes.WINDOW + 1)]
     core = submitted(*entries)
     core.receive(receipt(1), DUE + 5)
     assert [ended for ended, _ in visited(core, DUE + 6)] == [entries[0]]

@@ -8,8 +8,8 @@ from purgatory_client import waits
 from purgatory_client.batches import WaitBatch
 from purgatory_client.errors import InvalidRequest, LimitExceeded, OperationIdInUse, ProtocolError
 from purgatory_client.results import Outcome, Result, ResultColumns
-from purgatory_client.session.session_core import WINDOW, SessionCore
-from purgatory_client.waits import Wait
+from purgatory_client.session.session_core import SessionCore
+from purgatory_client.wire.sizes import WINDOW
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2
 from tests.client.session.wire_script import many, opened, receipt, registered, results, sent
@@ -17,7 +17,7 @@ from tests.client.session.wire_script import many, opened, receipt, registered, 
 pytestmark = pytest.mark.sockets
 
 
-def produce(offset: int = 1, timeout: float | None = 5) -> Wait:
+def produce(offset: int = 1, timeout: float | None = 5) -> waits.Wait:
     return waits.produce({"orders-3": offset}, timeout=timeout)
 
 
@@ -27,14 +27,14 @@ def open_core(pending_max: int = 1_000_000, now: float = 0.0) -> SessionCore:
     return core
 
 
-def submit(core: SessionCore, count: int, now: float = 0.0) -> list[Wait]:
+def submit(core: SessionCore, count: int, now: float = 0.0) -> list[waits.Wait]:
     fresh = [produce(offset) for offset in range(1, count + 1)]
     for wait in fresh:
         core.submit(wait, now)
     return fresh
 
 
-def core_with_sent(count: int) -> tuple[SessionCore, list[Wait]]:
+def core_with_sent(count: int) -> tuple[SessionCore, list[waits.Wait]]:
     """An open session that has sent `count` waits, and these waits."""
     core = open_core()
     fresh = submit(core, count)
@@ -116,7 +116,7 @@ def test_repeated_results_are_dropped() -> None:
     assert len(core.receive(results(1, [1, 2]), 0.0)) == 2
     assert core.receive(results(1, [1, 2]), 0.0) == []
     ended = core.receive(results(2, [2, 3, 4]), 0.0)
-    assert [wait.operation_id for wait, _ in ended if isinstance(wait, Wait)] == [3, 4]
+    assert [wait.operation_id for wait, _ in ended if isinstance(wait, waits.Wait)] == [3, 4]
 
 
 def test_missing_results_are_an_error() -> None:
@@ -178,7 +178,7 @@ def test_a_daemon_that_forgot_the_session_gets_everything_again() -> None:
     core.receive(opened(), 1.0)
     assert registered(sent(core, 1.0)) == [[1, 3]]
     ended = core.receive(results(1, [1, 3]), 1.0)
-    assert [wait.operation_id for wait, _ in ended if isinstance(wait, Wait)] == [1, 3]
+    assert [wait.operation_id for wait, _ in ended if isinstance(wait, waits.Wait)] == [1, 3]
     assert core.pending == 0
 
 
@@ -421,12 +421,12 @@ def test_each_wait_ends_once_whatever_is_lost(seed: int) -> None:
     generator = random.Random(seed)
     core = SessionCore("s", 10_000)
     daemon = ModelDaemon(generator)
-    ends: Counter[Wait | WaitBatch] = Counter()
+    ends: Counter[waits.Wait | WaitBatch] = Counter()
     total = 0
     for step in range(400):
         now = step * 0.1
         if step < 200:
-            fresh: list[Wait | WaitBatch] = [produce() for _ in range(generator.randrange(4))]
+            fresh: list[waits.Wait | WaitBatch] = [produce() for _ in range(generator.randrange(4))]
             if generator.random() < 0.1:
                 fresh.append(many(generator.randrange(1, 6)))
             for wait in fresh:

@@ -23,6 +23,7 @@ from pyspark.sql.types import LongType, StructType, TimestampNTZType, TimestampT
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory_pipeline import sizes
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.streaming.datasource.daemon_options import DaemonConnection, DaemonOptions
 from purgatory_pipeline.streaming.stream.shard.shard_bytes import table_bytes
@@ -33,9 +34,6 @@ from purgatory_pipeline.streaming.stream.wire_records import (
     SIGNAL_FIELDS,
 )
 
-CALL_MESSAGES_MAX: Final = 1_000
-CALL_BYTES_MAX: Final = 1 << 20
-"""Operations or events of one call, and their encoded size. Daemons accept at least 4 MiB."""
 CALL_S: Final = 30.0
 RETRY_S: Final = 60.0
 """Calls that fail because the daemon is full or unavailable are repeated for this long."""
@@ -182,7 +180,7 @@ def call_parts(messages: Iterable[Any]) -> Iterator[list[Any]]:
     part_bytes = 0
     for message in messages:
         size = message.ByteSize()
-        if part and (len(part) == CALL_MESSAGES_MAX or part_bytes + size > CALL_BYTES_MAX):
+        if part and (len(part) == sizes.CALL_MESSAGES_MAX or part_bytes + size > sizes.CALL_BYTES_MAX):
             yield part
             part, part_bytes = [], 0
         part.append(message)

@@ -1,0 +1,313 @@
+"""Every internal size at one less, itself, and one more, with a small result behind the large one.
+
+Each result arrives once and in order: by rows, columns, server-sent events, unary calls and the client, although
+connections are cut, and although the daemon is killed.
+"""
+
+import ast
+import asyncio
+import re
+from contextlib import aclosing
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import pytest
+from purgatory_client import events
+from purgatory_client.aio import AsyncClient
+from purgatory_client.results import Outcome
+from purgatory_client.waits import produce as one_wait
+from purgatory_client.wire import sizes as client_sizes
+from purgatory_pipeline import sizes as pipeline_sizes
+
+from purgatory import sizes
+from purgatory.v1 import operation_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.conftest import StartDaemon
+from tests.daemon_process import DaemonProcess
+from tests.delivery.paths import PATHS, ReadResult, read_results
+from tests.service.in_process import InProcessDaemon, RunDaemon
+from tests.service.serving import PATIENCE_S, DaemonChannel, Peer, eventually, produce, serving, signal
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+MODULES: Final = {"purgatory": sizes, "client": client_sizes, "pipeline": pipeline_sizes}
+SIZE: Final = re.compile(
+    r"_PER_(SLICE|PART|MESSAGE|PAGE|TURN|CHUNK|CALL|GROUP|RESULT|BATCH)|_AT_ONCE|_TOGETHER"
+    r"|(RESULTS?|ITEMS?|ROWS?|MESSAGES|VALUES|EVENTS|CANCELS|ANSWERS|RANGES|SEGMENTS|CHANGES|CHUNKS?|PARTS?|PAGES?)_MAX"
+    r"|(MESSAGE|PAGE|BATCH|CHUNK|PART|CALL)_BYTES_MAX"
+)
+ELSEWHERE: Final = {
+    # The engine, whose modules are compiled. Pages of operations with 1,000 items cross it below.
+    "purgatory/engine/inspection.py": "ITEMS_PER_PAGE SLOTS_PER_RESULT",
+    # What is shown, and how much is looked at for it: no result depends on it.
+    "purgatory/cli/top.py": "ROWS_MAX",
+    "purgatory/extensions/page/bucket_counts.py": "COUNTED_AT_ONCE",
+    "purgatory/extensions/page/found_by_id.py": "SESSIONS_PER_SLICE",
+    "purgatory/extensions/page/ranked_waits.py": "NAMES_PER_SLICE",
+    "purgatory/extensions/page/recent_ends.py": "ITEMS_MAX",
+    "purgatory/service/access/audit.py": "LINES_AT_ONCE_MAX",
+    # Crossed by tests of their own: the archive's files and queue, ready gates, entries of a log, the write-ahead log,
+    # HTTP bodies and error messages, stale waits, and what connectors read and send.
+    "purgatory/extensions/archive/archive_listener.py": "SHARE_AT_ONCE",
+    "purgatory/extensions/archive/files.py": "ROWS_PER_GROUP",
+    "purgatory/extensions/ready/ready_gates.py": "ENDED_AT_ONCE NAMES_PER_TURN",
+    "purgatory/fleet/entry.py": "PART_BYTES_MAX",
+    "purgatory/journal/store.py": "WAL_PAGES_MAX",
+    "purgatory/service/http/connect_codecs.py": "MESSAGE_BYTES_MAX",
+    "purgatory/service/http/http_limits.py": "CHUNKS_MAX",
+    "purgatory/service/sources/stale_reaper.py": "CHECKED_PER_SLICE",
+    "connectors/purgatory_connectors/poll/sql_reader.py": "ROWS_MAX",
+    "connectors/purgatory_connectors/publisher/daemon_link.py": "_EVENTS_PER_BATCH_MAX",
+}
+"""Other modules with sizes. Reports and replays (`analytics`) are left out: they read files and deliver nothing."""
+FOLDERS: Final = (
+    "purgatory",
+    "client/purgatory_client",
+    "connectors/purgatory_connectors",
+    "pipeline/purgatory_pipeline",
+)
+
+SMALL: Final = 8
+"""The value of all sizes in tests that would take long otherwise."""
+NOT_CUT: Final = re.compile("BYTES|EVENTS_QUEUED_MAX")
+"""Sizes in bytes, which have tests of their own, and a limit of the client."""
+
+
+def named_sizes(module: ModuleType) -> dict[str, int]:
+    return {name: value for name, value in vars(module).items() if name.isupper() and isinstance(value, int)}
+
+
+def test_sizes_are_in_one_module_of_each_distribution() -> None:
+    """Any other module-level number that is called like a size is listed above, with the reason."""
+    paths = {str(Path(module.__file__ or "").relative_to(ROOT)) for module in MODULES.values()}
+    found: dict[str, str] = {}
+    for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        if name in paths or name.endswith("_pb2.py") or "analytics" in path.parts:
+            continue
+        statements = ast.parse(path.read_text("utf-8")).body
+        targets: list[ast.expr] = [one.target for one in statements if isinstance(one, ast.AnnAssign)]
+        targets += [target for one in statements if isinstance(one, ast.Assign) for target in one.targets]
+        names = [one.id for one in targets if isinstance(one, ast.Name) and one.id.isupper()]
+        if names := sorted(filter(SIZE.search, names)):
+            found[name] = " ".join(names)
+    assert found == ELSEWHERE
+
+
+@pytest.fixture
+def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set all sizes of daemon and client to `SMALL`."""
+    for module in (sizes, client_sizes):
+        for name in named_sizes(module):
+            if not NOT_CUT.search(name):
+                monkeypatch.setattr(module, name, SMALL)
+
+
+def large_operations(size: int) -> list[operation_pb2.Operation]:
+    """An operation of each kind with `size` items, each with a small one behind it."""
+    operations = []
+    for number in range(5):
+        large = operation_pb2.Operation(operation_id=2 * number + 1, timeout_ms=0)
+        for item in range(size):
+            name = operation_pb2.TopicPartition(topic="t", partition=item)
+            if number == 0:
+                large.signal.keys.add(key=f"k{item}")
+            elif number == 1:
+                large.produce.partitions.add(topic_partition=name, required_offset=1)
+            elif number == 2:
+                large.fetch.partitions.add(topic_partition=name)
+            elif number == 3:
+                large.composite.terms.add().mark.CopyFrom(
+                    operation_pb2.MarkTerm(topic_partition=name, required_offset=1)
+                )
+            else:
+                large.delete_records.partitions.add(topic_partition=name, offset=1)
+        operations += [large, signal(2 * number + 2, "small", timeout_ms=0)]
+    return operations
+
+
+async def read_with_cuts(
+    daemon: InProcessDaemon | DaemonProcess, path: str, session: str, count_: int, last: str = "-0", cut: int = 0
+) -> list[ReadResult]:
+    """Read `count_` results behind `last`. The connection is cut after each `cut` results."""
+    found: list[ReadResult] = []
+    while len(found) < count_:
+        results = read_results(daemon.address, daemon.http_address, path, session, last)
+        async with asyncio.timeout(60), aclosing(results):
+            for _ in range(min(cut or count_, count_ - len(found))):
+                found.append(await anext(results))  # noqa: PERF401 - kept if the next one does not arrive
+        last = found[-1].cursor
+    return found
+
+
+@pytest.mark.slow  # each path, with each size
+@pytest.mark.usefixtures("small_sizes")
+@pytest.mark.parametrize("size", [SMALL - 1, SMALL, SMALL + 1])
+@pytest.mark.parametrize("path", PATHS)
+async def test_results_around_each_size_are_delivered_once_in_order(
+    run_daemon: RunDaemon, tmp_path: Path, path: str, size: int
+) -> None:
+    """Operations with many items, many operations that end together, and many refused and cancelled ones. The
+    connection is cut after every seven results, in the middle of messages.
+    """
+    daemon = await run_daemon("--data-dir", str(tmp_path / "data"))
+    operations, ids = large_operations(size), count(100)
+    waits = [produce(next(ids), "later", 1, timeout_ms=60_000) for _ in range(size)]
+    refused = [produce(next(ids), "later", -5) for _ in range(size)]
+    cancelled = [signal(next(ids), "never", timeout_ms=60_000) for _ in range(size)]
+    async with DaemonChannel(daemon.address) as channel:
+        for part in (operations, [*waits, *refused, *cancelled], [signal(next(ids), "small", timeout_ms=0)]):
+            batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=part))
+            await channel.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
+        listed, token = 0, ""
+        while listed == 0 or token:
+            page = await channel.stub.ListOperations(wire.ListOperationsRequest(page_size=1_000, page_token=token))
+            listed, token = listed + len(page.operations), page.next_page_token
+        assert listed == 2 * size
+        ids_cancelled = [one.operation_id for one in cancelled]
+        answer = await channel.stub.Cancel(wire.CancelRequest(session_id="s", operation_ids=ids_cancelled))
+        assert answer.cancelled == size
+    async with AsyncClient(daemon.address) as client:
+        await client.advance(("later", 0), high_watermark=1)
+    ends = [one.operation_id for one in (*operations, *refused)] + [next(ids) - 1, *ids_cancelled]
+    ends += [one.operation_id for one in waits]
+    found = await read_with_cuts(daemon, path, "s", len(ends), cut=7)
+    assert [one.operation_id for one in found] == ends
+    assert [int(one.cursor.rpartition("-")[2]) for one in found] == list(range(1, len(ends) + 1))
+    assert [len(one.items) for one in found[:10]] == [size, 1] * 5
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_sizes")
+@pytest.mark.parametrize("size", [SMALL - 1, SMALL, SMALL + 1])
+async def test_client_and_unary_calls_around_each_size(run_daemon: RunDaemon, size: int) -> None:
+    """Single waits, a batch, unary calls, events and cancels, as many of each, and `tail` sees what it has room for."""
+    daemon = await run_daemon()
+    async with AsyncClient(daemon.address) as client, DaemonChannel(daemon.address) as channel:
+        tail = channel.stub.TailResults(wire.TailResultsRequest())
+        assert not (await tail.read()).left_out
+        never = [asyncio.ensure_future(client.signal(["never"], timeout=60)) for _ in range(size)]
+        waits = [asyncio.ensure_future(client.produce({("t", 0): number + 1}, timeout=60)) for number in range(size)]
+        large = asyncio.ensure_future(client.produce({("t", number): 1 for number in range(size)}, timeout=60))
+        ids = range(1, size + 1)
+        batch = asyncio.ensure_future(client.produce_many(["t-0"], offsets=ids, timeouts_ms=[60_000] * size))
+        unary = [asyncio.ensure_future(client.wait_once(one_wait({("t", 0): 1}, timeout=60))) for _ in ids]
+        await eventually(lambda: is_pending(channel, 4 * size + 1), "everything is registered")
+        marks = [events.high_watermark(("t", number), size) for number in range(size)]
+        receipt = await client.advance_many(marks)
+        assert (sum(receipt.ended), receipt.refusals) == (3 * size + 1, [])
+        assert [result.outcome for result in await asyncio.gather(*waits, *unary)] == [Outcome.SATISFIED] * 2 * size
+        assert len((await large).items) == size
+        assert (await batch).outcomes == [Outcome.SATISFIED] * size
+        for one in never:
+            one.cancel()
+        await eventually(lambda: is_pending(channel, 0), "the cancels have arrived")
+        told = 0
+        while told < 4 * size + 1:
+            message = await asyncio.wait_for(tail.read(), PATIENCE_S)
+            told += len(message.operations) + message.left_out
+        assert told == 4 * size + 1
+        tail.cancel()
+
+
+async def is_pending(channel: DaemonChannel, count_: int) -> bool:
+    return await channel.pending() == count_
+
+
+@pytest.mark.slow  # 30,000 results, and a daemon that is killed
+@pytest.mark.parametrize(
+    ("path", "size_max"),
+    [
+        ("rows", sizes.ROW_RESULTS_MAX),
+        ("columns", sizes.COLUMN_RESULTS_MAX),
+        ("server-sent events", sizes.ROW_RESULTS_MAX),
+    ],
+)
+async def test_results_around_the_real_sizes_survive_a_kill(
+    start_daemon: StartDaemon, tmp_path: Path, path: str, size_max: int
+) -> None:
+    """A result with as many items as a message may have, and as many results, each with a small one behind. The daemon
+    is killed while they are read, and the next one continues with the same numbers.
+    """
+    flags = [
+        "--data-dir",
+        str(tmp_path / "data"),
+        "--limits-items-per-operation-max",
+        "5100",
+        "--limits-topic-length-max",
+        "99",
+    ]
+    daemon = start_daemon(*flags)
+    for size in (size_max - 1, size_max, size_max + 1):
+        columns = operation_pb2.OperationColumns(
+            kind=operation_pb2.OPERATION_KIND_SIGNAL,
+            keys=[f"k{item}" for item in range(size)],
+            operation_id=range(1, size + 4),
+            timeout_ms=[0],
+            item_count=[size, *[1] * (size + 2)],
+            item_index=[*range(size), *[0] * (size + 2)],
+        )
+        async with DaemonChannel(daemon.address) as channel:
+            batch = wire.RegisterBatch(columns=columns)
+            await channel.stub.Register(wire.RegisterRequest(session_id=f"s{size}", batch=batch))
+    read: dict[int, list[ReadResult]] = {}
+    for size in (size_max - 1, size_max, size_max + 1):
+        read[size] = await read_with_cuts(daemon, path, f"s{size}", size // 2)
+    daemon.kill()
+    daemon = start_daemon(*flags)
+    for size, before in read.items():
+        left = size + 3 - len(before)
+        found = before + await read_with_cuts(daemon, path, f"s{size}", left, before[-1].cursor)
+        assert [one.operation_id for one in found] == list(range(1, size + 4))
+        assert [int(one.cursor.rpartition("-")[2]) for one in found] == list(range(1, size + 4))
+        assert [len(one.items) for one in found[:3]] == [size, 1, 1]
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+async def test_message_of_exactly_the_largest_size_is_not_cut(monkeypatch: pytest.MonkeyPatch, columns: bool) -> None:
+    """Three results whose message has one byte more, as many, and one byte less than the limit."""
+    lengths: list[list[int]] = []
+    whole = 0
+    for more in (0, -1, 0, 1):
+        async with serving() as served:
+            if whole:
+                monkeypatch.setattr(sizes, "MESSAGE_BYTES_MAX", whole + more)
+            operations = [signal(number, f"key-{number}", timeout_ms=0) for number in (1, 2, 3)]
+            batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
+            await served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
+            peer = await Peer(served, "s").open(columns=columns)
+            results = [await peer.results()]
+            whole = whole or wire.SessionResponse(results=results[0]).ByteSize()
+            while sum(map(length_of, results)) < 3:
+                results.append(await peer.results())
+            peer.cancel()
+        monkeypatch.undo()
+        lengths.append([length_of(one) for one in results])
+    assert (lengths[0], lengths[2], lengths[3]) == ([3], [3], [3])
+    assert len(lengths[1]) > 1
+
+
+def length_of(batch: wire.ResultBatch) -> int:
+    return len(batch.columns.operation_id) + len(batch.rows.results)
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+async def test_page_ends_with_the_operation_that_fills_it(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+    """Pages as large as two operations, and one byte less and more: each ends with the operation that fills it."""
+    async with serving() as served:
+        operations = [produce(number, "t", 1, timeout_ms=60_000) for number in range(1, 10)]
+        batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
+        await served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
+        monkeypatch.setattr(sizes, "LISTED_OPERATIONS_AT_ONCE", 1)
+        page = await served.stub.ListOperations(wire.ListOperationsRequest())
+        bytes_max = sum(one.ByteSize() for one in page.operations[:2]) + more
+        monkeypatch.setattr(sizes, "PAGE_BYTES_MAX", bytes_max)
+        found, token = 0, ""
+        while found == 0 or token:
+            page = await served.stub.ListOperations(wire.ListOperationsRequest(page_token=token))
+            lengths, token = [one.ByteSize() for one in page.operations], page.next_page_token
+            assert sum(lengths[:-1]) < bytes_max
+            assert sum(lengths) >= bytes_max or not token
+            found += len(lengths)
+    assert found == 9
