@@ -153,14 +153,7 @@ def unpacked(entry: Entry) -> Entry | None:
 
 
 def unpack_rows(content: bytes) -> Statements:
-    """The statements that apply a group. They are idempotent.
-
-    Args:
-        content: That of a whole group.
-
-    Raises:
-        DecodeError, KeyError, TypeError, ValueError: The content cannot be decoded.
-    """
+    """The statements that apply a whole group with this content. They are idempotent. Raises as `unpacked` expects."""
     statements: Statements = {sql: [] for sql in ORDER}
     for rows in pb.LogRows.FromString(content).tables:
         for sql_of, changed in ((UPSERT, rows.put), (DELETE, rows.deleted)):

@@ -71,10 +71,6 @@ class _Stored(NamedTuple):
     offsets: dict[int, int]
 
 
-class _NoTopic(LogRefused):
-    """The broker that was asked does not know the topic."""
-
-
 class KafkaLog(ReplicatedLog):
     """See `ReplicatedLog`."""
 
@@ -96,8 +92,8 @@ class KafkaLog(ReplicatedLog):
         self._topic: Final = name
         self._snapshots: Final = f"{name}-snapshots"
         self._shard: Final = shard
-        self._patience_s = ANSWER_S
-        """How long a topic may be unknown."""
+        self._believed_s = time.monotonic() + ANSWER_S
+        """From this time on a broker is believed that a topic does not exist: a new one is not known to all at once."""
         self._connection_error = ""
         """The last one of the administrative client."""
         # The default may be changed for services without idempotence, and only a producer has it.
@@ -124,9 +120,8 @@ class KafkaLog(ReplicatedLog):
                 if code != KafkaError.TOPIC_ALREADY_EXISTS:
                     kind = LogUnavailable if code < 0 else LogRefused  # negative: an error of the library
                     raise kind(f"topic {topic} cannot be created: {self._reason(error)}") from None
-        self._patience_s = ADMIN_S
-        until = time.monotonic() + ADMIN_S
-        while True:  # a new topic is not known to every broker at once
+        until = self._believed_s = time.monotonic() + ADMIN_S
+        while True:
             try:
                 partitions, _ = self._describe(self._topic, ())
                 self._bounds(self._snapshots)
@@ -163,17 +158,6 @@ class KafkaLog(ReplicatedLog):
 
     def _describe(self, topic: str, needed: Sequence[AclOperation]) -> tuple[list[Any], dict[str, str | None]]:
         """The partitions of a topic, and its settings. Raises LogRefused if it or one of the permissions is missing."""
-        until = time.monotonic() + self._patience_s
-        while True:
-            try:
-                return self._ask(topic, needed)
-            except _NoTopic:
-                # Every broker may be asked, and one that does not know a new topic yet says that there is none.
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.1)
-
-    def _ask(self, topic: str, needed: Sequence[AclOperation]) -> tuple[list[Any], dict[str, str | None]]:
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         try:
             # Learn which brokers there are. Otherwise one that is gone would be asked again for 10 to 20 s.
@@ -188,8 +172,11 @@ class KafkaLog(ReplicatedLog):
             config = self._admin.describe_configs([resource], request_timeout=ANSWER_S)[resource].result()
         except KafkaException as error:
             code = error.args[0].code()
+            if code == KafkaError.UNKNOWN_TOPIC_OR_PART and time.monotonic() < self._believed_s:
+                time.sleep(0.1)
+                return self._describe(topic, needed)
             if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise _NoTopic(f"topic {topic}: does not exist. `purgatory fleet init` creates it") from None
+                raise LogRefused(f"topic {topic}: does not exist. `purgatory fleet init` creates it") from None
             if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 raise _lacking(topic, needed) from None
             raise LogUnavailable(f"Kafka does not describe topic {topic}: {self._reason(error)}") from None

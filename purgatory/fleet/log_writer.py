@@ -71,11 +71,7 @@ class AppendRules:
         return (yield from self._place(claim))
 
     def check_history(self, known: ReignState) -> Steps[None]:
-        """Check that the log still has what this daemon's file has. Nothing may be appended before that.
-
-        Args:
-            known: The state that the file includes.
-        """
+        """Check that the log still has what a file in the state `known` has. Nothing may be appended before that."""
         if known.position < 0:
             return
         end, last = (yield End()), self._reign.state.position
@@ -191,16 +187,7 @@ class LogWriter:
         return [entry for entry in judged if entry is not None]
 
     def check_history(self, known: ReignState) -> None:
-        """Check, before anything is appended, that the log still has what this daemon's file has.
-
-        Args:
-            known: The state that the file includes.
-
-        Raises:
-            LogLost: It has not.
-            LogTrimmed: Start from a snapshot first.
-            LogUnavailable: The log does not answer.
-        """
+        """See `AppendRules.check_history`. Raises LogLost, LogUnavailable, LogTrimmed: start from a snapshot first."""
         self._run(self._rules.check_history(known), math.inf)
 
     def claim(self, moment_ms: int, address: str = "", http_address: str = "") -> Entry:

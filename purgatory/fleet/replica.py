@@ -117,16 +117,9 @@ def start_place(database: sqlite3.Connection, place: LogPlace) -> None:
 
 
 def check_descends(later: sqlite3.Connection, folder: Path, place: LogPlace) -> None:
-    """Check that the history of a later file contains that of a file with this place.
-
-    Raises:
-        LogLost: It does not.
-        JournalDamaged: The later file is damaged.
-    """
-    claims = dict[int, tuple[int, bytes]]()
+    """Raise LogLost unless the history of a later file contains that of a file with this place."""
     rows = later.execute("SELECT * FROM log_claims WHERE epoch BETWEEN ? AND ?", (place.epoch, place.epoch + 1))
-    for epoch, position, writer in rows:
-        claims[epoch] = position, writer
+    claims = {epoch: (position, writer) for epoch, position, writer in rows}
     following, _ = claims.get(place.epoch + 1, (place.position + 1, b""))
     if (
         read_place(later, folder).log_id != place.log_id

@@ -127,11 +127,8 @@ def load_snapshot(log: ReplicatedLog, replica: Replica) -> bool:
 
 
 def unpack(snapshot: Snapshot, path: Path) -> LogPlace:
-    """Write the content of a snapshot to a file, and return its place.
-
-    Raises:
-        LogRefused: It cannot be decoded.
-        LogUnavailable: The log does not answer.
+    """Write the content of a snapshot to a file, and return its place. Raises LogUnavailable; LogRefused: it cannot be
+    decoded.
     """
     try:
         with path.open("wb") as file:

@@ -2,13 +2,13 @@
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
-from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 
 from examples.kafka_cluster import KafkaCluster
 from purgatory.extensions.fleet.commands import main as fleet_command
@@ -147,19 +147,20 @@ def lead(folder: Path, url: str) -> None:
         Standby(folder, log, 0.5, "", "").lead().resign()
 
 
-def test_topic_that_not_every_broker_knows_yet(log: KafkaLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that says that a new topic does not exist is asked again, by `init` for longer than by a daemon."""
-    ask, unknowing = log._ask, ["topic unknown: does not exist"] * 3
-
-    def ask_slowly(topic: str, needed: Sequence[AclOperation]) -> tuple[list[Any], dict[str, str | None]]:
-        if unknowing:
-            raise kafka_log._NoTopic(unknowing.pop())
-        return ask(topic, needed)
-
-    monkeypatch.setattr(log, "_ask", ask_slowly)
-    patient(lambda: log.check(2))
-    assert not unknowing
-    assert log._patience_s == kafka_log.ADMIN_S
+def test_topic_that_not_every_broker_knows_yet(three_brokers: KafkaCluster, name: str) -> None:
+    """A broker that says that a topic does not exist is asked again: by `init`, which has just created it, for longer
+    than by a daemon.
+    """
+    early, log = (KafkaLog(three_brokers.bootstrap, name) for _ in range(2))
+    with closing(early), closing(log):
+        early._believed_s += PATIENT_S
+        with ThreadPoolExecutor() as pool:
+            checking = pool.submit(lambda: patient(lambda: early.check(1)))
+            assert not wait([checking], timeout=0.5).done
+            before_s = log._believed_s
+            log.create(1)
+            checking.result(PATIENT_S)
+        assert log._believed_s > before_s
 
 
 def test_commands_are_patient(three_brokers: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
