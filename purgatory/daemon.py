@@ -43,6 +43,7 @@ from purgatory.service.rpc.handlers import (
     SERVICE,
     Method,
     RefuseRevoked,
+    UnknownMethods,
     add_standard_service,
     add_to_server,
     checked,
@@ -139,6 +140,8 @@ class Daemon:
         for server in self._servers:
             add_to_server(methods, server, self._gate, identify, peer)
         self._add_standard_services(peer)
+        for server in self._servers:
+            server.add_generic_rpc_handlers((UnknownMethods(self._gate),))
         site = self._site = self._make_site(methods, identify)
         opened.push_async_callback(site.stop)
         if self._journal is not None:
@@ -263,6 +266,7 @@ class Daemon:
         settings = self.settings
         registry = make_registry(self._host, self._metrics, self._pauses)
         registry.register(self._gate.counts)
+        registry.register(self._gate.floods)
         if self._tls is not None:
             registry.register(self._tls)
         identify = checked(identify, None if self._tls is None else self._check_http_certificate)

@@ -301,7 +301,12 @@ class LimitsSettings(EngineLimitsSettings):
     calls_per_caller_max: Count = setting(
         11_000,
         "Calls in flight of one caller: a principal or, without a policy, a gRPC connection or an HTTP client's "
-        "address. Also the number of streams on one gRPC connection. A sixteenth is reserved for events.",
+        "address. A sixteenth is reserved for events.",
+    )
+    calls_per_connection_max: Count = setting(
+        1_000,
+        "Calls in flight on one gRPC connection, which has as many streams; reduced so that 16 times as many fit into "
+        "a quarter of the memory budget. A sixteenth is reserved for events.",
     )
     calls_queued_per_caller_max: Count = setting(
         20_000, "Calls of one caller that may wait for their turn. Further ones are refused before they are read."

@@ -37,6 +37,8 @@ class Options(NamedTuple):
 FLOOD_S: Final = 4
 """So that the p99 of a flood is computed from 800 honest waits."""
 
+CALL_FLOODS: Final = ("no-credential", "no-method")
+
 Run = Callable[[Options, Path], Result]
 
 
@@ -44,6 +46,18 @@ def run_attack(name: str, _options: Options, folder: Path) -> Result:
     """Attack a new daemon."""
     with Arena(folder / "attacked") as arena:
         result = attack(arena, name, ATTACKS[name].seconds)
+    result.judge(is_flood=False)
+    return result
+
+
+def run_call_flood(name: str, _options: Options, folder: Path, *, has_policy: bool = True) -> Result:
+    """Flood a new daemon with calls without a credential, and another one first."""
+    with (
+        Arena(folder / "attacked", has_policy=has_policy) as arena,
+        Arena(folder / "elsewhere", has_policy=has_policy) as elsewhere,
+    ):
+        result = attack(arena, name, ATTACKS[name].seconds, elsewhere)
+    result.name += "" if has_policy else "-no-policy"
     result.judge(is_flood=False)
     return result
 
@@ -64,6 +78,9 @@ def run_requests(name: str, options: Options, folder: Path) -> Result:
 def abuses() -> dict[str, Run]:
     """Return every row of the table by name."""
     rows: dict[str, Run] = {name: partial(run_attack, name) for name in ATTACKS}
+    for name in CALL_FLOODS:
+        rows[name] = partial(run_call_flood, name)
+        rows[f"{name}-no-policy"] = partial(run_call_flood, name, has_policy=False)
     rows |= {f"flood-{method}": partial(run_flood, method) for method in FLOODS}
     rows |= {name: partial(run_requests, name) for name in TARGETS}
     rows["churn"] = lambda options, folder: churn(folder, options.seed, options.minutes * 60)

@@ -16,8 +16,6 @@ from tests.daemon_process import DaemonProcess, daemon_environment
 
 BUDGET_BYTES: Final = 512 * 1024 * 1024
 POLICY: Final = """
-loopback_principal = "honest"
-
 [[grant]]
 to = ["honest"]
 roles = ["wait", "advance", "observe"]
@@ -45,14 +43,15 @@ Waits = list[tuple[float, float | str]]
 
 
 class Arena:
-    """A daemon with a policy, an honest caller from loopback, and a token for the attacker."""
+    """A daemon with a policy, and tokens for an honest caller and for the attacker; or a daemon without a policy."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, has_policy: bool = True) -> None:
         folder.mkdir(parents=True)
         policy, tokens = folder / "policy.toml", folder / "tokens"
         policy.write_text(POLICY, "utf-8")
         self.token: Final = add_token(tokens, "attacker")
-        access = ["--access-policy-file", str(policy), "--access-tokens-file", str(tokens)]
+        self.honest_token: Final = add_token(tokens, "honest")
+        access = ["--access-policy-file", str(policy), "--access-tokens-file", str(tokens)] if has_policy else []
         self.daemon: Final = DaemonProcess(folder, [*access, "--limits-memory-bytes-max", str(BUDGET_BYTES)])
 
     def __enter__(self) -> Self:
@@ -104,7 +103,7 @@ def attack(
         AssertionError: The daemon did not survive.
     """
     result = Result(name)
-    honest = start_program("tests.abuse.honest", arena.daemon.address)
+    honest = start_program("tests.abuse.honest", arena.daemon.address, arena.honest_token)
     assert honest.stdout is not None
     assert honest.stdout.readline() == "ready\n", "the honest client could not begin"
     try:
@@ -116,7 +115,7 @@ def attack(
             elsewhere.run_attacker(name, seconds, calls_per_second)
         begin_s = time.monotonic()
         result.memory_before_mb = start_peak(arena.daemon)
-        result.tally = arena.run_attacker(name, seconds, calls_per_second)
+        result.tally = dict(arena.run_attacker(name, seconds, calls_per_second))
         end_s = time.monotonic()
         time.sleep(SETTLE_S)
         result.memory_peak_mb = round(memory_mb(arena.daemon, "VmHWM"))

@@ -10,7 +10,7 @@ import grpc
 
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.abuse import http2
+from tests.abuse import call_flood, http2
 from tests.abuse.result import Tally
 
 TOPIC: Final = "attack"
@@ -219,6 +219,15 @@ async def compressed(target: Target) -> Tally:
     return attacker.tally
 
 
+def complete_calls(method: str) -> Attack:
+    """Calls without a credential, on 8 connections."""
+
+    async def attack(target: Target) -> Tally:
+        return await asyncio.to_thread(call_flood.complete_calls, target.grpc, target.seconds, method)
+
+    return attack
+
+
 class Timed(NamedTuple):
     attack: Attack
     seconds: float
@@ -236,4 +245,6 @@ ATTACKS: Final = {
     "many-items": Timed(many_items, 8),
     "fill-up": Timed(fill_up, 20),
     "compressed": Timed(compressed, 5),
+    "no-credential": Timed(complete_calls("GetStatus"), 6),
+    "no-method": Timed(complete_calls("GetNothing"), 6),
 }

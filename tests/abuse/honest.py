@@ -1,17 +1,21 @@
-"""The client that judges a daemon under attack: 200 waits per second, each satisfied by an event of its own.
+"""The client that judges a daemon under attack: 200 waits per second, each satisfied by an event of its own, and each
+followed by a unary call.
 
-`python -m tests.abuse.honest ADDRESS` runs until its standard input closes. Then it prints a line of JSON: for each
-wait its start (seconds on the monotonic clock, which all processes share) and its latency or error.
+`python -m tests.abuse.honest ADDRESS TOKEN` runs until its standard input closes. Then it prints a line of JSON: for
+each wait its start (seconds on the monotonic clock, which all processes share) and its latency or error.
 """
 
 import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+import grpc
 from purgatory_client import AsyncClient, Outcome
+
+from purgatory.v1 import purgatory_service_pb2, purgatory_service_pb2_grpc
 
 WAITS_PER_SECOND: Final = 200
 PARTITIONS: Final = 10
@@ -19,10 +23,18 @@ TIMEOUT_S: Final = 20.0
 """A wait that is not satisfied by then is lost: its event was pushed immediately."""
 
 Seen = tuple[float, float | str]
+Call = Callable[[], Awaitable[object]]
 
 
-async def wait_once(client: AsyncClient, number: int, seen: list[Seen]) -> None:
-    """Register one wait, and push the event that satisfies it."""
+def bare_call(channel: grpc.aio.Channel, token: str) -> Call:
+    """A call without our client, which would repeat one that the daemon resets."""
+    stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+    request = purgatory_service_pb2.GetPartitionRequest(topic_partition={"topic": "honest"})
+    return lambda: stub.GetPartition(request, metadata=(("authorization", f"Bearer {token}"),), timeout=TIMEOUT_S)
+
+
+async def wait_once(client: AsyncClient, call: Call, number: int, seen: list[Seen]) -> None:
+    """Register one wait, push the event that satisfies it, and make a call."""
     partition, offset = f"honest-{number % PARTITIONS}", number // PARTITIONS + 1
     began_s = time.monotonic()
     try:
@@ -31,23 +43,29 @@ async def wait_once(client: AsyncClient, number: int, seen: list[Seen]) -> None:
         await client.advance(partition, high_watermark=offset)
         result = await wait
         assert result.outcome is Outcome.SATISFIED, f"the wait ended as {result.outcome.name}"
+        await call()
     except Exception as error:  # noqa: BLE001 - any error is a result of the honest caller
         seen.append((began_s, f"{type(error).__name__}: {error}"[:200]))
     else:
         seen.append((began_s, (time.monotonic() - began_s) * 1_000))
 
 
-async def judge(address: str, ready: Callable[[], object], ended: asyncio.Future[Any]) -> list[Seen]:
+async def judge(address: str, token: str, ready: Callable[[], object], ended: asyncio.Future[Any]) -> list[Seen]:
     """Call `ready` once connected, then wait at a steady rate, whatever the latency, until `ended` is done."""
     seen: list[Seen] = []
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
-    async with AsyncClient(address, name="honest") as client:
+    options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+    async with (
+        AsyncClient(address, name="honest", token=token) as client,
+        grpc.aio.insecure_channel(address, options=options) as channel,
+    ):
+        call = bare_call(channel, token)
         await client.status()
         ready()
         start_s, number = loop.time(), 0
         while not ended.done():
-            task = asyncio.create_task(wait_once(client, number, seen))
+            task = asyncio.create_task(wait_once(client, call, number, seen))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
             number += 1
@@ -61,10 +79,10 @@ def percentile(latencies_ms: list[float], share: float) -> float:
     return sorted(latencies_ms)[int(len(latencies_ms) * share)] if latencies_ms else 0.0
 
 
-async def main(address: str) -> None:
+async def main(address: str, token: str) -> None:
     ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    print(json.dumps(await judge(address, lambda: print("ready", flush=True), ended)), flush=True)
+    print(json.dumps(await judge(address, token, lambda: print("ready", flush=True), ended)), flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(*sys.argv[1:]))

@@ -29,6 +29,7 @@ class RawConnection:
             self.http2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: initial_window})
         self.ended: Final[set[int]] = set()
         """Streams that the server has ended."""
+        self._pings = 0
         self.flush()
 
     def call(self, method: str, **headers: str) -> int:
@@ -63,7 +64,16 @@ class RawConnection:
             for event in self.http2.receive_data(data):
                 if isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
                     self.ended.add(int(event.stream_id or 0))
+                self._pings += isinstance(event, h2.events.PingAckReceived)
             self.flush()
+
+    def until_read(self) -> None:
+        """Wait until the server has read everything that was sent."""
+        pings = self._pings
+        self.http2.ping(bytes(8))
+        self.flush()
+        while self._pings == pings:
+            self.read(10.0)
 
     def close(self) -> None:
         self._socket.close()

@@ -42,11 +42,15 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 @cache
 def headers_of(method: str, token: str) -> bytes:
-    """The header block of a call. It does not use the connection's header table, so it is always the same."""
+    """The header block of a call. An empty token is left out. It does not use the connection's header table, so it is
+    always the same.
+    """
     fields = [
         (":method", "POST"), (":scheme", "http"), (":path", SERVICE + method), (":authority", "purgatory"),
-        ("te", "trailers"), ("content-type", "application/grpc"), ("authorization", f"Bearer {token}"),
+        ("te", "trailers"), ("content-type", "application/grpc"),
     ]  # fmt: skip
+    if token:
+        fields.append(("authorization", f"Bearer {token}"))
     return bytes(hpack.Encoder().encode([(name, value, True) for name, value in fields]))
 
 

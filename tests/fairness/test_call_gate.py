@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -70,7 +71,7 @@ def retry_ms(error: grpc.aio.AioRpcError) -> int:
     raise AssertionError("no RetryInfo")
 
 
-@pytest.mark.parametrize("name", ["calls_max", "calls_per_caller_max"])
+@pytest.mark.parametrize("name", ["calls_max", "calls_per_caller_max", "calls_per_connection_max"])
 async def test_calls_in_flight_are_limited(name: str) -> None:
     """Calls up to the limit are served. The next one is refused with the name of the limit, and succeeds after one has
     ended. Another caller is bound only by the limit on all calls.
@@ -95,6 +96,23 @@ async def test_calls_in_flight_are_limited(name: str) -> None:
         assert (await served.stub.Wait(MET)).result
         for wait in waits:
             wait.cancel()
+
+
+async def test_calls_of_a_connection_are_limited_for_each_principal() -> None:
+    """A principal with two connections may use both up; a sixteenth of each is left to events."""
+    gate = CallGate(FairQueue(), LimitsSettings(calls_per_connection_max=16))
+    account, context = Accounts().of("a"), Context()
+    enter = partial(gate.enter, context, account, is_unary=True)  # type: ignore[arg-type]
+    entered = [(enter(work=REGISTRATIONS, connection=one), one) for one in ("ipv4:1", "ipv4:2") for _ in range(15)]
+    with pytest.raises(RpcError, match="15 calls are in flight on one connection; allowed: 15"):
+        enter(work=REGISTRATIONS, connection="ipv4:1")
+    entered.append((enter(work=EVENTS, connection="ipv4:1"), "ipv4:1"))
+    with pytest.raises(RpcError, match="allowed: 16"):
+        enter(work=EVENTS, connection="ipv4:1")
+    entered.append((enter(work=REGISTRATIONS), ""))  # over HTTP, a call has a connection of its own
+    for caller, connection in entered:
+        gate.leave(caller, is_unary=True, connection=connection)
+    enter(work=REGISTRATIONS, connection="ipv4:1")
 
 
 class Context:

@@ -64,7 +64,7 @@ A stream counts when it ends; a call that is refused counts too. `purgatory_reje
 events, `purgatory_refused_calls_total` whole calls. `code` is the status that the caller saw, by gRPC's name. Compare
 gauges with `purgatory_limit` before a limit is reached.
 
-table of calls refused rejected received sent limit unary access
+table of calls refused rejected received sent limit unary access connections
 
 ## Sessions and results
 

@@ -30,8 +30,8 @@ class MethodCounts:
 
     __slots__ = ("ended", "received_bytes", "sent_bytes")
 
-    def __init__(self) -> None:
-        self.ended: Final = dict.fromkeys(EXPECTED_CODES, 0)
+    def __init__(self, codes: Iterable[int] = EXPECTED_CODES) -> None:
+        self.ended: Final = dict.fromkeys(codes, 0)
         """By google.rpc.Code."""
         self.received_bytes = 0
         self.sent_bytes = 0
@@ -52,6 +52,10 @@ class CallCounts(Collector):
         service = method.containing_service
         is_ours = service.full_name.startswith("purgatory.")
         return self._by_method.setdefault(method.name if is_ours else f"{service.name}/{method.name}", MethodCounts())
+
+    def of_unknown(self) -> MethodCounts:
+        """Return the counts of methods that do not exist, as one: their names are the caller's."""
+        return self._by_method.setdefault("unknown", MethodCounts((code_pb2.UNIMPLEMENTED,)))
 
     def collect(self) -> Iterable[Metric]:
         calls = CounterMetricFamily(

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -14,9 +15,11 @@ from purgatory.service.fair_queue import EVENTS, CallerQueue, FairQueue
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.call import Context
 from purgatory.service.rpc.call_counts import CallCounts
+from purgatory.service.rpc.grpc_options import calls_per_connection_max
 from purgatory.service.rpc.incomplete_requests import IncompleteRequests
+from purgatory.service.rpc.strangers import Strangers
 from purgatory.service.settings import LimitsSettings
-from purgatory.service.transport.resets import ResetWatch
+from purgatory.service.transport.flood_watch import FloodWatch
 
 BURST_S: Final = 1.0
 """A caller may be ahead of `limits.calls_per_second` by the calls of this much time, seconds."""
@@ -28,6 +31,10 @@ CALLS_SHARE: Final = 4
 """Calls in flight may use a quarter of the memory budget."""
 QUEUED_WHEN_FILLING_MAX: Final = 100
 """Calls of one caller that may wait for their turn while much of the memory is taken and not counted."""
+STRANGERS_SHARE: Final = 8
+"""Calls that wait to be refused (`Strangers`) may take an eighth of the memory budget."""
+STRANGERS_MAX: Final = 1_000
+"""The same without a budget."""
 QUIET_S: Final = 0.05
 """Shutdown waits until no unary call has ended for this long, seconds."""
 
@@ -56,13 +63,23 @@ class CallGate:
         self._now_s: Final = now_s
         self._next_expiry_ms: Final = next_expiry_ms
         self.incomplete_requests = IncompleteRequests()
-        self.resets: Final = ResetWatch()
+        self.floods: Final = FloodWatch()
+        self._calls_per_connection_max: Final = calls_per_connection_max(limits)
+        self._by_connection: Final = Counter[str]()
+        """Calls in flight, by gRPC connection."""
+        strangers_max = STRANGERS_MAX if budget is None else budget.bytes_max // STRANGERS_SHARE // CALL_BYTES
+        self.strangers: Final = Strangers(queue, self.floods, strangers_max)
         self.counts: Final = CallCounts()
         self._unary_calls = 0
         self._unary_calls_ended = 0
 
-    def enter(self, context: Context, account: Account, work: int, *, is_unary: bool) -> CallerQueue:
-        """Count a call that has arrived. Call `leave` when it has ended. Raises `RpcError` if a limit refuses it."""
+    def enter(
+        self, context: Context, account: Account, work: int, *, is_unary: bool, connection: str = ""
+    ) -> CallerQueue:
+        """Count a call that has arrived. `connection`: the peer, for gRPC.
+
+        Call `leave` with the same arguments when it has ended. Raises `RpcError` if a limit refuses it.
+        """
         # Its caller has given up. Serving it would register an operation whose result has no reader.
         if context.time_remaining() == 0:
             raise self._refused("deadline", _deadline_passed())
@@ -74,15 +91,19 @@ class CallGate:
         # Without a policy all callers are one account, but each connection takes turns of its own.
         caller = queue.enter(account.principal or context.peer())
         try:
-            self._check_share(caller, account, work)
+            self._check_share(caller, account, work, self._by_connection[connection] if connection else 0)
         except RpcError:
             queue.leave(caller)
             raise
+        self._by_connection[connection] += 1
         self._unary_calls += is_unary
         return caller
 
-    def leave(self, caller: CallerQueue, *, is_unary: bool) -> None:
+    def leave(self, caller: CallerQueue, *, is_unary: bool, connection: str = "") -> None:
         self.queue.leave(caller)
+        self._by_connection[connection] -= 1
+        if not self._by_connection[connection]:
+            del self._by_connection[connection]
         self._unary_calls -= is_unary
         self._unary_calls_ended += is_unary
 
@@ -111,13 +132,19 @@ class CallGate:
 
     # Inside.
 
-    def _check_share(self, caller: CallerQueue, account: Account, work: int) -> None:
+    def _check_share(self, caller: CallerQueue, account: Account, work: int, on_connection: int) -> None:
         limits, calls_max = self._limits, _available(self._limits.calls_per_caller_max, work)
         # This call is counted already, by `enter`; hence the 1 less in the message.
         if caller.calls > calls_max:
             message = f"{caller.calls - 1} calls of one caller are in flight; allowed: {calls_max}"
             retry_after_ms = self.queue.next_turn_ms(caller) or self._next_expiry_ms()
             raise self._refused("calls_per_caller", resource_exhausted("calls_per_caller", message, retry_after_ms))
+        calls_max = _available(self._calls_per_connection_max, work)
+        if on_connection >= calls_max:
+            message = f"{on_connection} calls are in flight on one connection; allowed: {calls_max}"
+            retry_after_ms = self.queue.next_turn_ms(caller) or self._next_expiry_ms()
+            refused = resource_exhausted("calls_per_connection", message, retry_after_ms)
+            raise self._refused("calls_per_connection", refused)
         allowed = limits.calls_queued_per_caller_max
         # Calls that wait for their turn hold messages, which nothing counts. Once these fill the memory, those of the
         # caller that has many of them must stop before everyone's registrations are refused.

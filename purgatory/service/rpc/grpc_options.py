@@ -8,12 +8,14 @@ import socket
 from typing import Final
 
 from purgatory.service.budget.memory_budget import budget_bytes, message_bytes_max
-from purgatory.service.settings import Settings, split_address
+from purgatory.service.settings import LimitsSettings, Settings, split_address
 
 LOGGER: Final = logging.getLogger(__name__)
 
 CALLS_UNREAD_MAX: Final = 20_000
-"""Calls that gRPC's core holds before they are started; it resets further ones. More than one connection may have."""
+"""Calls that gRPC's core holds before they are started; it resets further ones, of whatever connection."""
+CONNECTIONS_UNREAD: Final = 16
+"""So many connections can have all their calls waiting to be started before calls are reset."""
 CALL_UNREAD_BYTES: Final = 24_000
 """Measured resident memory of such a call with a message of a kilobyte, bytes."""
 UNREAD_SHARE: Final = 4
@@ -32,23 +34,21 @@ def server_options(settings: Settings, *, ages: bool = True) -> list[tuple[str, 
     - so_reuseport: otherwise a second daemon would silently share the port.
     - max_pending_requests: the default of 1,000 resets part of a burst of unary waits. It bounds the memory of calls
       that are reset at once, whose number nothing else limits.
-    - max_concurrent_streams: above `limits.calls_per_caller_max`, so that a call over that limit is refused; a stream
-      over the limit of streams would be held back by its client until another ends, without an answer.
-    - overload_protection: see `resets`.
+    - max_concurrent_streams: the calls that `CallGate` allows on a connection. Some of them are reserved for events, so
+      other calls over the limit are refused; a stream over the limit of streams is held back by its client, without
+      an answer.
+    - overload_protection: see `flood_watch`.
     - min_ping_interval_without_data_ms: what gRPC's core calls its minimum interval between received pings.
     - max_receive_message_length: applies to a message before and after decompression.
     """
-    server, limits = settings.grpc, settings.limits
-    unread_max = budget_bytes(limits.memory_bytes_max) // UNREAD_SHARE // CALL_UNREAD_BYTES
-    # At least twice the calls of one caller: calls over that limit have to arrive to be refused with advice.
-    unread_max = min(unread_max, max(CALLS_UNREAD_MAX, 2 * limits.calls_per_caller_max))
+    server, unread_max = settings.grpc, _calls_unread_max(settings.limits)
     options = [
         ("grpc.so_reuseport", 0),
         ("grpc.server.max_pending_requests", unread_max),
         ("grpc.server.max_pending_requests_hard_limit", unread_max),
         ("grpc.max_allowed_incoming_connections", connections_max(server.connections_max)),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
-        ("grpc.max_concurrent_streams", min(unread_max, max(STREAMS_MIN, limits.calls_per_caller_max))),
+        ("grpc.max_concurrent_streams", max(STREAMS_MIN, calls_per_connection_max(settings.limits))),
         ("grpc.http.overload_protection", 0),
         ("grpc.max_receive_message_length", largest_message_bytes(settings)),
         ("grpc.max_send_message_length", server.message_bytes_max),
@@ -62,6 +62,16 @@ def server_options(settings: Settings, *, ages: bool = True) -> list[tuple[str, 
         options.append(("grpc.max_connection_age_ms", server.connection_age_max_ms))
         options.append(("grpc.max_connection_age_grace_ms", settings.shutdown.grace_ms))
     return options
+
+
+def _calls_unread_max(limits: LimitsSettings) -> int:
+    by_memory = budget_bytes(limits.memory_bytes_max) // UNREAD_SHARE // CALL_UNREAD_BYTES
+    return min(by_memory, max(CALLS_UNREAD_MAX, CONNECTIONS_UNREAD * limits.calls_per_connection_max))
+
+
+def calls_per_connection_max(limits: LimitsSettings) -> int:
+    """The limit on calls of one gRPC connection: as set, or less if the memory budget is small."""
+    return max(1, min(limits.calls_per_connection_max, _calls_unread_max(limits) // CONNECTIONS_UNREAD))
 
 
 def connections_max(wanted: int) -> int:

@@ -21,7 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc import code_pb2
 
 from purgatory.service.access.account import Account, Accounts
-from purgatory.service.errors import RpcError, invalid_argument
+from purgatory.service.errors import RpcError, invalid_argument, shortened
 from purgatory.service.fair_queue import EVENTS, INSPECTIONS, REGISTRATIONS, Turn
 from purgatory.service.rpc.call import Call, Context, Identify, check_account
 from purgatory.service.rpc.call_counts import MethodCounts
@@ -35,6 +35,7 @@ SERVICE: Final = purgatory_service_pb2.DESCRIPTOR.services_by_name["PurgatorySer
 WORK: Final = {"Advance": EVENTS, "AdvanceStream": EVENTS, "AttachSource": EVENTS, "Acknowledge": EVENTS}
 """Kinds of work by method. Acknowledgements release memory, as events do. See `work_of` for other methods."""
 
+METHOD_LENGTH_MAX: Final = 100
 NOT_LOADED: Final = "belongs to an extension that this daemon does not run"
 
 T = TypeVar("T")
@@ -200,12 +201,15 @@ def _served(
     """Wrap a method for gRPC: identify the caller, apply the gate, and turn refusals into statuses."""
 
     async def serve(_requests: object, context: Context) -> Message | None:
+        peer = context.peer()
         try:
             # Before the gate, whose limits are per account. A caller without a credential takes no place.
             account = account_of(context)
-            caller = gate.enter(context, account, work, is_unary=is_unary)
+            caller = gate.enter(context, account, work, is_unary=is_unary, connection=peer)
         except RpcError as refused:
             counts.add_ended(refused.code)
+            if refused.code == code_pb2.UNAUTHENTICATED:
+                await gate.strangers.turn(peer)
             await _refuse(context, refused)
             return None
         # Counted in `finally`: an exception that none of the branches below expects leaves it at this.
@@ -230,7 +234,7 @@ def _served(
             if late is None:
                 # Reset before its request was read, the mark of a rapid reset.
                 if incomplete.is_first:
-                    gate.resets.add(context.peer())
+                    gate.floods.reset(peer)
                 raise
             await _refuse(context, late)
         # Only the standard services abort. Our own methods raise `RpcError`.
@@ -239,10 +243,30 @@ def _served(
             code = context.code().value[0]
         finally:
             counts.add_ended(code)
-            gate.leave(caller, is_unary=is_unary)
+            gate.leave(caller, is_unary=is_unary, connection=peer)
         return answer
 
     return serve
+
+
+class UnknownMethods(grpc.GenericRpcHandler):
+    """Refuses calls to all other methods, in turn. gRPC would refuse each at once."""
+
+    def __init__(self, gate: CallGate) -> None:
+        self._gate: Final = gate
+        self._counts: Final = gate.counts.of_unknown()
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        method = shortened(handler_call_details.method, METHOD_LENGTH_MAX)
+
+        async def refuse(_requests: object, context: Context) -> None:
+            self._counts.add_ended(code_pb2.UNIMPLEMENTED)
+            await self._gate.strangers.turn(context.peer())
+            await _refuse(
+                context, RpcError(code_pb2.UNIMPLEMENTED, f"no such method: {method}; see {SERVICE.full_name}")
+            )
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def _takes_context(method: Callable[[Any, Context], Any]) -> Method:

@@ -31,6 +31,8 @@ ANSWERS = {
     "unread-listings": {"OK", "unread"},
     "large-messages": {"RESOURCE_EXHAUSTED"},
     "compressed": {"RESOURCE_EXHAUSTED"},
+    "no-credential": {"UNAUTHENTICATED"},
+    "no-method": {"UNIMPLEMENTED"},
     "fat-names": {"OK"},
     "flood-Session": {"OK", "closed", "started", "due"},
 }
@@ -112,7 +114,7 @@ async def test_honest_callers_lose_nothing(arena: Arena, name: str) -> None:
     """
     start_peak(arena.daemon)
     ready, ended = asyncio.Event(), asyncio.get_running_loop().create_future()
-    honest = asyncio.create_task(judge(arena.daemon.address, ready.set, ended))
+    honest = asyncio.create_task(judge(arena.daemon.address, arena.honest_token, ready.set, ended))
     await ready.wait()
     tally = Counter[str]()
     async with asyncio.timeout(PATIENCE_S):

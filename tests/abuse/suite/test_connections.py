@@ -11,7 +11,7 @@ from purgatory_client import AsyncClient, Client, Outcome
 from purgatory_client.errors import Unavailable
 from purgatory_client.waits import produce as produce_wait
 
-from purgatory.service.transport.resets import RESETS_MAX, ResetWatch, close_connection
+from purgatory.service.transport.flood_watch import RESETS_MAX, FloodWatch, close_connection
 from tests.abuse.open_loop import ACK, GOAWAY, PING, frame
 from tests.abuse.requests.raw_bytes import PREFACE, SETTINGS
 from tests.client.until import until_pending
@@ -20,7 +20,7 @@ from tests.daemon_process import DaemonProcess, open_files_max
 from tests.service.in_process import DaemonThread, RunDaemon, ServeDaemon
 
 PATIENCE_S = 60.0
-WAITS = 2_000
+WAITS = 900
 FILES = 256
 
 
@@ -53,20 +53,20 @@ def is_served(connection: socket.socket) -> bool:
 async def test_a_connection_that_resets_too_many_calls_is_closed() -> None:
     """The limit applies to one second and one connection: below it, and for other connections, nothing happens."""
     now_s = 100.0
-    watch = ResetWatch(lambda: now_s)
+    watch = FloodWatch(lambda: now_s)
     with socket.create_server(("127.0.0.1", 0)) as server:
         clients = [socket.create_connection(server.getsockname(), PATIENCE_S) for _ in range(2)]
         accepted = [server.accept()[0] for _ in clients]
         peers = ["ipv4:{}:{}".format(*client.getsockname()) for client in clients]
         for _ in range(2):
             for _ in range(RESETS_MAX - 1):
-                watch.add(peers[0])
+                watch.reset(peers[0])
             now_s += 1.0
-        watch.add(peers[1])
+        watch.reset(peers[1])
         assert not close_connection("ipv4:127.0.0.1:1")
         assert not close_connection("unix:")
         for _ in range(RESETS_MAX):
-            watch.add(peers[0])
+            watch.reset(peers[0])
         assert await asyncio.to_thread(accepted[0].recv, 1) == b""
         clients[1].sendall(b"x")
         assert accepted[1].recv(1) == b"x"

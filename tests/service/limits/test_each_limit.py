@@ -299,6 +299,7 @@ TABLE: Final = {
     "unary_waits_max": LimitRow(unary_waits, Told(EXHAUSTED, "unary_waits", AT_THE_NEXT_EXPIRY)),
     "calls_max": LimitRow(calls, Told(EXHAUSTED, "calls", AT_THE_NEXT_EXPIRY)),
     "calls_per_caller_max": LimitRow(calls, Told(EXHAUSTED, "calls_per_caller", AT_THE_NEXT_EXPIRY)),
+    "calls_per_connection_max": LimitRow(calls, Told(EXHAUSTED, "calls_per_connection", AT_THE_NEXT_EXPIRY)),
     "calls_queued_per_caller_max": LimitRow(calls_queued, Told(EXHAUSTED, "calls_queued_per_caller", 1)),
     "calls_per_second_max": LimitRow(calls_per_second, Told(EXHAUSTED, "calls_per_second", 251)),
     "sessions_max": LimitRow(sessions, Told(EXHAUSTED, "sessions", 600_000)),
@@ -350,7 +351,7 @@ async def test_whoever_comes_again_when_told_is_served(name: str) -> None:
     """The retry delay is exact if nothing else happens: one millisecond before its end there is still no space, and
     then there is.
     """
-    by_calls = name in ("unary_waits_max", "calls_max", "calls_per_caller_max")
+    by_calls = name in ("unary_waits_max", "calls_max", "calls_per_caller_max", "calls_per_connection_max")
     async with driving(**{name: LIMIT}) as driven, holding_waits(driven, LIMIT if by_calls else 0):
         if name == "signal_keys_max":
             rows = [signal(number, f"key-{number}", HELD_MS) for number in range(1, LIMIT + 1)]
