@@ -16,10 +16,11 @@ class AccountUsage:
     """Usage and limits of one account, shared by its owners and by the partitions and keys that it named first.
 
     The counts belong to the engine: read them, never set them. The limits may be set between two calls, and apply
-    together with those of the engine.
+    together with those of the engine. `name` identifies the account in snapshots of keys.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self.name: Final = name
         self.operations: i64 = 0
         """Pending operations."""
         self.items: i64 = 0
@@ -28,12 +29,20 @@ class AccountUsage:
         """Known partitions that this account was the first to name."""
         self.keys: i64 = 0
         """Keys with pending operations, of which this account was the first to wait."""
+        self.owned_keys: i64 = 0
+        """Known keys that belong to this account: it was the first to signal them."""
+        self.value_bytes: i64 = 0
+        """Bytes of their values."""
+        self.held_value_bytes: i64 = 0
+        """Those of keys with pending operations, of any account."""
         self.name_bytes: i64 = 0
-        """Bytes of these partitions and keys, including replicas, epochs and positions."""
+        """Bytes of these partitions, with replicas, epochs and positions, and of these keys and its own idle ones."""
         self.operations_max: i64 = NO_SHARE
         self.items_max: i64 = NO_SHARE
         self.partitions_max: i64 = NO_SHARE
         self.keys_max: i64 = NO_SHARE
+        self.value_bytes_max: i64 = NO_SHARE
+        """Of `value_bytes`: above it, the oldest of its own keys are forgotten first."""
 
     def memory_bytes(self) -> int:
         """Estimated memory, in bytes."""

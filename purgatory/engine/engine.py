@@ -21,6 +21,7 @@ from purgatory.engine.memory_estimate import (
     FETCH_BYTES,
     FETCH_ITEM_BYTES,
     HEARTBEAT_BYTES,
+    IDLE_ACCOUNT_BYTES,
     ITEM_BYTES,
     OPERATION_BYTES,
     OWNER_BYTES,
@@ -65,7 +66,7 @@ class Engine:
         self.limits: Final = limits
         self._now_ms: i64 = now_ms
         self._partitions: Final = Partitions(strict_partitions)
-        self._keys: Final = SignalKeys(limits.signal_keys_max, limits.signal_values_bytes_max)
+        self._keys: Final = SignalKeys(limits.signal_keys_max, limits.signal_values_bytes_max, self._partitions.unowned)
         self._pending: Final = PendingOperations(self._partitions, self._keys, tick_ms, wheel_size, now_ms)
         self._wakeups: Final = Wakeups(self._pending)
         self._admission: Final = Admission(self._pending, limits)
@@ -145,8 +146,8 @@ class Engine:
         """Apply events from `start` on until events and units of work together reach `limit`; see
         `EventsReceipt.next_index`.
 
-        The effects of one event are never split. Partitions that become known are counted in `account`. With `is_full`,
-        events that would create a partition, key, replica or epoch are refused.
+        The effects of one event are never split. Partitions and keys that become known are counted in `account`. With
+        `is_full`, events that would create a partition, key, replica or epoch are refused.
 
         Raises:
             InvalidBatch: The columns do not fit together. Nothing has been changed.
@@ -454,6 +455,7 @@ class Engine:
         held = pending.operations.size * OPERATION_BYTES + pending.items.size * ITEM_BYTES
         held += pending.pending_by_kind[FETCH] * FETCH_BYTES + self._wakeups.fetches.item_count * FETCH_ITEM_BYTES
         held += len(pending.stale_timeouts_ms) * STALE_TIMEOUT_BYTES + len(pending.heartbeats) * HEARTBEAT_BYTES
+        held += self._keys.idle_accounts * IDLE_ACCOUNT_BYTES
         return held + self._partitions.bytes + self._keys.bytes + len(pending.owners) * OWNER_BYTES
 
     def memory_bytes_more(self, operations: int, items: int) -> int:
@@ -473,6 +475,11 @@ class Engine:
     def held_key_count(self) -> int:
         """Number of signal keys with a pending operation."""
         return self.limits.signal_keys_max - self._keys.room()
+
+    @property
+    def held_value_bytes(self) -> int:
+        """Bytes of the values of signal keys with a pending operation."""
+        return int(self._keys.held_value_bytes)
 
     @property
     def signal_key_count(self) -> int:

@@ -26,6 +26,8 @@ REPLICA_BYTES: Final[i64] = 180
 EPOCH_BYTES: Final[i64] = 80
 POSITION_BYTES: Final[i64] = 40
 KEY_BYTES: Final[i64] = 600
+IDLE_ACCOUNT_BYTES: Final[i64] = 2_000
+"""An account that has idle keys, and their order."""
 VALUE_BYTES: Final[i64] = 40
 """The value of a key, without its content."""
 WATCH_LIST_BYTES: Final[i64] = 400

@@ -99,7 +99,17 @@ CREATE TABLE key_values (
 checksums of its rows.
 """
 
-MIGRATIONS: Final = (SCHEMA, KEY_VALUES)
+KEY_PRINCIPALS: Final = """
+CREATE TABLE key_principals (
+    place INTEGER PRIMARY KEY,
+    key TEXT NOT NULL UNIQUE,
+    principal TEXT NOT NULL,
+    crc32 INTEGER NOT NULL
+);
+"""
+"""Keys that belong to a principal."""
+
+MIGRATIONS: Final = (SCHEMA, KEY_VALUES, KEY_PRINCIPALS)
 """Script n turns version n into version n + 1; version 0 is an empty file. After a release, only append to it."""
 
 COLUMNS: Final = {
@@ -117,10 +127,11 @@ COLUMNS: Final = {
     "changes": ("change", "content"),
     "keys": ("place", "key", "count"),
     "key_values": ("place", "key", "failed", "value"),
+    "key_principals": ("place", "key", "principal"),
 }  # fmt: skip
 """The columns of each table, except the last one, which is the checksum."""
 
-SURROGATE_KEYED: Final = {"moment", "partitions", "keys", "key_values"}
+SURROGATE_KEYED: Final = {"moment", "partitions", "keys", "key_values", "key_principals"}
 """Tables whose first column is a meaningless number, which is not part of the checksum."""
 
 

@@ -29,20 +29,22 @@ UPSERT: Final = {
     # last change, in which they have to be restored.
     "keys": "INSERT OR REPLACE INTO keys (key, count, crc32) VALUES (?, ?, ?)",
     "key_values": "INSERT OR REPLACE INTO key_values (key, failed, value, crc32) VALUES (?, ?, ?, ?)",
+    "key_principals": "INSERT OR REPLACE INTO key_principals (key, principal, crc32) VALUES (?, ?, ?)",
     "moment": "INSERT OR REPLACE INTO moment VALUES (1, ?, ?, ?, ?, ?, ?, ?)",
 }  # fmt: skip
 DELETE: Final = {table: f"DELETE FROM {table} WHERE {COLUMNS[table][0]} = ?" for table in BY_NUMBER} | {  # noqa: S608 - our own names
     "partitions": "DELETE FROM partitions WHERE topic = ? AND number = ?",
     "keys": "DELETE FROM keys WHERE key = ?",
     "key_values": "DELETE FROM key_values WHERE key = ?",
+    "key_principals": "DELETE FROM key_principals WHERE key = ?",
 }
 
 ORDER: Final = (*UPSERT.values(), *DELETE.values())
 """The order within a transaction. Deletions come last: a group may write a row and end it, or merge it elsewhere."""
 
 
-NO_KEY_VALUE: Final = (0, b"")
-"""A key that has no row in `key_values`."""
+NO_ROW: Final[dict[str, tuple[Value, ...]]] = {"key_values": (0, b""), "key_principals": ("",)}
+"""What a key has, by table, that has no row there."""
 
 Statements = dict[str, list[tuple[Any, ...]]]
 """Parameters of each execution, by SQL text."""
@@ -57,8 +59,8 @@ class StatementBuilder:
         self._sessions: Final[dict[int, SessionRows]] = {}
         self._refused_ids: Final[dict[int, bytes]] = {}
         """The rows of `refused_ids`, to write only those that change."""
-        self._key_values: Final[dict[str, tuple[int, bytes]]] = {}
-        """The rows of `key_values`, to write only those that change."""
+        self._key_rows: Final[dict[str, dict[str, tuple[Value, ...]]]] = {table: {} for table in NO_ROW}
+        """The rows of these tables by key, to write only those that change."""
         self._last_registration = 0
         self._last_result = 0
         self._last_change = 0
@@ -91,9 +93,10 @@ class StatementBuilder:
         self._refused_ids[session] = ranges
 
     def add_existing_key(self, saved: SavedKey) -> None:
-        key, _, value, failed = saved
-        if value or failed:
-            self._key_values[key] = int(failed), value
+        key, *_ = saved
+        for table, row in _rows_of_key(saved).items():
+            if row != NO_ROW[table]:
+                self._key_rows[table][key] = row
 
     def add_existing_changes(self, change: int, changes: list[tuple[PartitionName, bytes]]) -> None:
         self._last_change = change
@@ -122,20 +125,22 @@ class StatementBuilder:
         return out
 
     def _update_keys(self, group: Group, out: Statements) -> None:
-        for key, count, value, failed in group.keys:
+        for saved in group.keys:
+            key, count, *_ = saved
             if count:
                 _put(out, "keys", key, count)
             else:
                 out[DELETE["keys"]].append((key,))
-            row = (int(failed), value)
-            if row == self._key_values.get(key, NO_KEY_VALUE):
-                continue
-            if row == NO_KEY_VALUE:
-                del self._key_values[key]
-                out[DELETE["key_values"]].append((key,))
-            else:
-                self._key_values[key] = row
-                _put(out, "key_values", key, *row)
+            for table, row in _rows_of_key(saved).items():
+                known = self._key_rows[table]
+                if row == known.get(key, NO_ROW[table]):
+                    continue
+                if row == NO_ROW[table]:
+                    del known[key]
+                    out[DELETE[table]].append((key,))
+                else:
+                    known[key] = row
+                    _put(out, table, key, *row)
 
     def _add_partitions(self, group: Group, out: Statements) -> None:
         """Write many partitions as one row of `changes`, which is cheaper than a row for each, and merge those rows
@@ -239,6 +244,12 @@ class StatementBuilder:
     def _delete_results(self, rows: list[int], out: Statements) -> None:
         self.results -= len(rows)
         out[DELETE["results"]].extend((row,) for row in rows)
+
+
+def _rows_of_key(saved: SavedKey) -> dict[str, tuple[Value, ...]]:
+    """The rows of a key in the tables other than `keys`."""
+    _, _, value, failed, principal = saved
+    return {"key_values": (int(failed), value), "key_principals": (principal,)}
 
 
 def _put(out: Statements, table: str, *row: Value) -> None:

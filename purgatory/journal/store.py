@@ -247,7 +247,11 @@ class Store:
     def signal_keys(self) -> list[SavedKey]:
         """All keys, in the order in which they have to be restored. Raises `JournalDamaged`."""
         values = {key: (value, failed != 0) for _, key, failed, value in self.rows("key_values")}
-        return [(key, count, *values.get(key, (NO_VALUE, False))) for _, key, count in self.rows("keys")]
+        principals = {key: principal for _, key, principal in self.rows("key_principals")}
+        return [
+            (key, count, *values.get(key, (NO_VALUE, False)), principals.get(key, ""))
+            for _, key, count in self.rows("keys")
+        ]
 
     def rows(self, table: str) -> Iterator[tuple[Any, ...]]:
         """See `intact_rows`."""

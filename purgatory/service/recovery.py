@@ -148,7 +148,8 @@ class OpenJournal:
                 snapshots.restore_partition(name, content)
         for saved in self._store.signal_keys():
             self._builder.add_existing_key(saved)
-            snapshots.restore_key(*saved)
+            key, count, value, failed, principal = saved
+            snapshots.restore_key(key, count, value, failed, host.shares.accounts.of(principal).usage)
 
     def _restore_sessions(self, host: Host) -> None:
         states = [SessionState(*row) for row in self._store.rows("sessions")]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,12 +55,13 @@ COLUMN_CHOICES: Final[dict[str, tuple[int, ...]]] = {
 
 
 class Life:
-    """Performs random steps, with tight limits unless `roomy`.
+    """Performs random steps, with tight limits unless `roomy`. Events are sent by these principals.
 
     `end` shuts the host down and completes the archive.
     """
 
-    def __init__(self, folder: Path, seed: int, *, roomy: bool = False) -> None:
+    def __init__(self, folder: Path, seed: int, *, roomy: bool = False, principals: Sequence[str] = ("",)) -> None:
+        self._principals: Final = principals
         self._random: Final = random.Random(seed)
         self.clock: Final = ManualClock(self._random.randrange(1_000))
         engine_choices: dict[str, Any] = {
@@ -186,7 +187,8 @@ class Life:
         )  # fmt: skip
         for _ in range(self._random.randint(0, 6)):
             self._add_event(batch)
-        await apply_events(self.host, batch)
+        principal = self._principals[self._random.randrange(len(self._principals))]
+        await apply_events(self.host, batch, self.host.shares.accounts.of(principal))
 
     def _add_event(self, batch: EventBatch) -> None:
         event_type = self._random.choice((*codes.EVENT_NAMES, *(codes.HIGH_WATERMARK, codes.LEADER_APPEND) * 4, 99))

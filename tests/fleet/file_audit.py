@@ -11,7 +11,7 @@ from purgatory.v1 import fleet_log_pb2 as pb
 from tests.fleet.audit import Counted, audit
 from tests.fleet.duel import read_all
 
-KEYS: Final = {"partitions": (1, 2), "keys": (1,), "key_values": (1,)}
+KEYS: Final = {"partitions": (1, 2), "keys": (1,), "key_values": (1,), "key_principals": (1,)}
 """Columns that identify a row, in tables whose first column is a number without a meaning."""
 
 Rows = dict[tuple[Any, ...], tuple[Any, ...]]

@@ -55,7 +55,7 @@ def commit(store: Store, number: int) -> None:
     group = Group(number, Moment(number, number, number, "boot"))
     group.sessions.append(SessionChanges(SessionState(1, "a", number, 0, 0, 0), 1))
     group.partitions.append((("t", number), b"%d" % number))
-    group.keys.append((f"key-{number}", number, b"", False))
+    group.keys.append((f"key-{number}", number, b"", False, ""))
     store.commit(StatementBuilder().statements(group))
 
 

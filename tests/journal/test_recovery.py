@@ -19,6 +19,8 @@ from tests.journal.kit import ITEM_COLUMNS, PATIENCE_S, PowerCut, copy_files, ke
 SEEDS = (0, 1, 4)
 STEPS = 60
 GROUP_MAX = 20
+PRINCIPALS = ("", "ann", "bob")
+"""Their signals: a key is restored with its account."""
 
 
 def watch_seals(life: Life, opened: OpenJournal) -> dict[int, Any]:
@@ -60,7 +62,7 @@ async def test_a_cut_after_any_commit_loses_nothing(tmp_path: Path, seed: int, m
     """The files after some commit restore exactly the state at the sealing of its group."""
     monkeypatch.setattr(sizes, "JOURNAL_FEW_PARTITIONS", seed % 3)
     monkeypatch.setattr(sizes, "JOURNAL_CHANGE_ROWS_MAX", 3)
-    life = Life(tmp_path / "archive", seed)
+    life = Life(tmp_path / "archive", seed, principals=PRINCIPALS)
     opened = await keep(life.host, tmp_path / "data", life.clock)
     cut = PowerCut(tmp_path / "data", tmp_path / "cut", random.Random(seed).randint(2, GROUP_MAX))
     opened._store._crash = cut  # type: ignore[misc]
@@ -79,7 +81,7 @@ async def test_a_cut_after_any_commit_loses_nothing(tmp_path: Path, seed: int, m
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_revived_host_goes_on_as_the_first_would_have(tmp_path: Path, seed: int) -> None:
     """A restored host that gets the same calls ends every operation at the same time and in the same way."""
-    life = Life(tmp_path / "archive", seed, roomy=True)
+    life = Life(tmp_path / "archive", seed, roomy=True, principals=PRINCIPALS)
     opened = await keep(life.host, tmp_path / "data", life.clock)
     await live(life)
     copy_files(tmp_path / "data", tmp_path / "copy")

@@ -133,7 +133,7 @@ class Events:
         if not 0 <= place < names:
             return Fault(INVALID_ARGUMENT, "item_index", f"{place} is outside the dictionary of {names}")
         if kind == KEY_SIGNALLED:
-            return self._signals.apply(batch, row, batch.keys[place], now_ms, self.checks.is_full)
+            return self._signals.apply(batch, row, batch.keys[place], now_ms, self._account, self.checks.is_full)
         return self._apply_event(batch.partitions[place], event_at(batch, row), now_ms, receipt)
 
     def _apply_plain(

@@ -1,6 +1,5 @@
 """The known partitions and signal keys, by name and by the index that items store. Both are bounded."""
 
-from collections import OrderedDict
 from typing import Final
 
 from mypy_extensions import i64
@@ -8,6 +7,7 @@ from mypy_extensions import i64
 from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import AsGiven, PartitionName
 from purgatory.engine.codes import NONE, OFFSET_MAX, UNKNOWN_TOPIC_OR_PARTITION
+from purgatory.engine.marks.idle_keys import IdleKeys
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.memory_estimate import (
     EPOCH_BYTES,
@@ -211,9 +211,11 @@ class NamedPartitions:
 class SignalKey:
     """A signal key, how often it was signalled, with which value, and its waits."""
 
-    def __init__(self, key: str, index: i64, holder: AccountUsage) -> None:
+    def __init__(self, key: str, index: i64, account: AccountUsage) -> None:
         self.key: Final = key
-        self.holder = holder
+        self.account = account
+        """Usage of the account that was the first to signal the key or, until then, that made it for a wait."""
+        self.holder = account
         """Usage of the account that was the first to wait for the key, while it has waits."""
         self.name: Final[AsGiven] = (key, -1)
         self.index: Final[i64] = index
@@ -237,31 +239,31 @@ class SignalKey:
 
 
 class SignalKeys:
-    """Known keys, at most `keys_max`. Idle keys (without waits) are kept for their counts. The key that was signalled,
-    or lost its last wait, longest ago is forgotten first.
+    """Known keys, at most `keys_max`. Idle keys (without waits) are kept for their counts. When there is no room for
+    another key, the account with the most idle keys loses the one that was signalled, or lost its last wait, longest
+    ago (see `IdleKeys`).
     """
 
-    def __init__(self, keys_max: int, values_bytes_max: int) -> None:
+    def __init__(self, keys_max: int, values_bytes_max: int, unowned: AccountUsage) -> None:
         self.keys_max: Final = keys_max
         # Capped while it is a Python integer, as in `Admission`.
         self._values_bytes_max: Final[i64] = min(values_bytes_max, OFFSET_MAX)
         self._value_bytes: i64 = 0
         """Total bytes of all values."""
-        self._held_value_bytes: i64 = 0
+        self.held_value_bytes: i64 = 0
         """Those of keys with waits, which cannot be forgotten."""
         self.by_key: Final[dict[str, SignalKey]] = {}
         self.by_index: Final[list[SignalKey | None]] = []
         self.bytes: i64 = 0
         """Total bytes."""
-        self.unowned: Final = AccountUsage()
-        """Usage of idle keys and of restored ones."""
+        self.unowned: Final = unowned
+        """Usage of keys that belong to no account."""
         self.notes_forgotten = False
         self.forgotten: list[str] = []
         """Forgotten keys, if they are recorded."""
-        # Not plain dictionaries: those find their first key behind the gaps of all keys that were removed before it.
-        self._idle: Final[OrderedDict[str, None]] = OrderedDict()
-        self._idle_with_value: Final[OrderedDict[str, None]] = OrderedDict()
-        """The idle keys that have a value, in the same order."""
+        self._idle: Final = IdleKeys()
+        self._idle_with_value: Final = IdleKeys()
+        """The idle keys that have a value, in the same orders."""
         self._free: Final[list[int]] = []
 
     def get(self, key: str) -> SignalKey | None:
@@ -270,46 +272,65 @@ class SignalKeys:
 
     def room(self) -> int:
         """How many new keys could be created now, including those in place of idle keys."""
-        return self.keys_max - len(self.by_key) + len(self._idle)
+        return self.keys_max - len(self.by_key) + int(self._idle.count)
 
-    def make(self, key: str) -> SignalKey:
+    @property
+    def idle_accounts(self) -> int:
+        """Number of accounts that have idle keys."""
+        return len(self._idle.by_account)
+
+    def make(self, key: str, account: AccountUsage) -> SignalKey:
         """Create an idle key; there must be room."""
         assert key not in self.by_key, f"key {key!r} is known already"
-        if len(self.by_key) >= self.keys_max and self._idle:
-            # The first idle key is the one to forget; see `touch` and `release`.
-            self._forget(next(iter(self._idle)))
+        if len(self.by_key) >= self.keys_max and self._idle.count > 0:
+            self._forget(self._idle.first_to_forget(account, 1))
         index = self._free.pop() if self._free else len(self.by_index)
-        made = SignalKey(key, index, self.unowned)
+        made = SignalKey(key, index, account)
         self.bytes += made.bytes
+        account.owned_keys += 1
         if index == len(self.by_index):
             self.by_index.append(made)
         else:
             self.by_index[index] = made
         self.by_key[key] = made
-        self._idle[key] = None
+        self._add_idle(made)
         return made
 
-    def has_room_for_value(self, length: i64) -> bool:
+    def take_over(self, signal_key: SignalKey, account: AccountUsage) -> None:
+        """A held key is signalled for the first time; from now on it belongs to the account that did so."""
+        assert signal_key.count == 0, f"{signal_key.key!r} has been signalled"
+        signal_key.account.owned_keys -= 1
+        signal_key.account = account
+        account.owned_keys += 1
+
+    def has_room_for_value(self, account: AccountUsage, length: i64) -> bool:
         """Whether a value of this length fits, if idle keys with values are forgotten for it."""
-        return self._held_value_bytes + length <= self._values_bytes_max
+        return (
+            self.held_value_bytes + length <= self._values_bytes_max
+            and account.held_value_bytes + length <= account.value_bytes_max
+        )
 
     def set_value(self, signal_key: SignalKey, value: bytes) -> None:
-        """Store the value of a key that has none. Idle keys with values are forgotten until there is room for it.
-
-        Call after `touch`, by which the key itself is forgotten last.
+        """Store the value of a key that has none. Idle keys with values are forgotten until there is room for it: those
+        of its own account if that is above its share, and otherwise those of the account that has the most.
         """
         length = i64(len(value))
+        account, idle = signal_key.account, self._idle_with_value
+        while account.value_bytes + length > account.value_bytes_max and account in idle.by_account:
+            self._forget(next(iter(idle.by_account[account].keys)))
         while self._value_bytes + length > self._values_bytes_max:
-            self._forget(next(iter(self._idle_with_value)))
+            self._forget(idle.first_to_forget(account, length))
         self._value_bytes += length
+        account.value_bytes += length
         signal_key.value = value
         signal_key.bytes += VALUE_BYTES + length
         self.bytes += VALUE_BYTES + length
         if signal_key.references > 0:
-            self._held_value_bytes += length
+            self._hold_value(signal_key, length)
             signal_key.holder.name_bytes += VALUE_BYTES + length
         else:
-            self._idle_with_value[signal_key.key] = None
+            account.name_bytes += VALUE_BYTES + length
+            idle.add(account, signal_key.key, length)
 
     def at(self, index: i64) -> SignalKey:
         """The key with this index, as stored in items."""
@@ -318,11 +339,11 @@ class SignalKeys:
         return signal_key
 
     def touch(self, signal_key: SignalKey) -> None:
-        """Record a signal: of the idle keys, this one is now forgotten last."""
+        """Record a signal: of the idle keys of its account, this one is now forgotten last."""
         if signal_key.references == 0:
-            self._idle.move_to_end(signal_key.key)
+            self._idle.touch(signal_key.account, signal_key.key)
             if signal_key.value:
-                self._idle_with_value.move_to_end(signal_key.key)
+                self._idle_with_value.touch(signal_key.account, signal_key.key)
 
     def composite_waits(self, signal_key: SignalKey) -> WatchList:
         """The list of the terms that wait for a held key, made on first use: few keys need one."""
@@ -335,9 +356,9 @@ class SignalKeys:
         return waits
 
     def oldest_first(self) -> list[SignalKey]:
-        """All keys: idle ones in the order in which they would be forgotten, then those with waits."""
+        """All keys: idle ones, each account's in the order in which they would be forgotten, then those with waits."""
         held = [signal_key for signal_key in self.by_key.values() if signal_key.references > 0]
-        return [self.by_key[key] for key in self._idle] + held
+        return [self.by_key[key] for order in self._idle.by_account.values() for key in order.keys] + held
 
     def hold(self, signal_key: SignalKey, holder: AccountUsage) -> None:
         """Add a reference: one more item names the key."""
@@ -346,14 +367,14 @@ class SignalKeys:
             signal_key.holder = holder
             holder.keys += 1
             holder.name_bytes += signal_key.bytes
-            self._held_value_bytes += i64(len(signal_key.value))
+            self._hold_value(signal_key, i64(len(signal_key.value)))
         signal_key.references += 1
 
     def get_or_create(self, key: str, holder: AccountUsage) -> SignalKey:
         """The key that an item names, created if it is unknown, with one reference added."""
         signal_key = self.by_key.get(key)
         if signal_key is None:
-            signal_key = self.make(key)
+            signal_key = self.make(key, holder)
         self.hold(signal_key, holder)
         return signal_key
 
@@ -377,24 +398,37 @@ class SignalKeys:
             holder = signal_key.holder
             holder.keys -= 1
             holder.name_bytes -= signal_key.bytes
-            self._held_value_bytes -= i64(len(signal_key.value))
+            self._hold_value(signal_key, -i64(len(signal_key.value)))
             # At the end of the order: a key that was waited for until now is forgotten after those that were idle.
-            self._idle[signal_key.key] = None
-            if signal_key.value:
-                self._idle_with_value[signal_key.key] = None
+            self._add_idle(signal_key)
             if signal_key.count == 0:
                 self._forget(signal_key.key)
 
-    def _remove_idle(self, signal_key: SignalKey) -> None:
-        del self._idle[signal_key.key]
+    def _hold_value(self, signal_key: SignalKey, more: i64) -> None:
+        self.held_value_bytes += more
+        signal_key.account.held_value_bytes += more
+
+    def _add_idle(self, signal_key: SignalKey) -> None:
+        account = signal_key.account
+        account.name_bytes += signal_key.bytes
+        self._idle.add(account, signal_key.key, 1)
         if signal_key.value:
-            del self._idle_with_value[signal_key.key]
+            self._idle_with_value.add(account, signal_key.key, i64(len(signal_key.value)))
+
+    def _remove_idle(self, signal_key: SignalKey) -> None:
+        account = signal_key.account
+        account.name_bytes -= signal_key.bytes
+        self._idle.remove(account, signal_key.key, 1)
+        if signal_key.value:
+            self._idle_with_value.remove(account, signal_key.key, i64(len(signal_key.value)))
 
     def _forget(self, key: str) -> None:
         if self.notes_forgotten:
             self.forgotten.append(key)
         gone = self.by_key.pop(key)
         self._remove_idle(gone)
+        gone.account.owned_keys -= 1
+        gone.account.value_bytes -= i64(len(gone.value))
         self.by_index[gone.index] = None
         self._free.append(gone.index)
         self.bytes -= gone.bytes
@@ -404,11 +438,16 @@ class SignalKeys:
         """Assert that the orders of idle keys and the bytes agree with the keys. Visits every key: for tests."""
         known = list(self.by_key.values())
         held = [signal_key for signal_key in known if signal_key.references > 0]
-        idle = sorted([signal_key.key for signal_key in known if signal_key.references == 0])
-        assert sorted(self._idle) == idle, f"{sorted(self._idle)} are kept as idle, not {idle}"
-        with_value = [key for key in self._idle if self.by_key[key].value]
-        assert list(self._idle_with_value) == with_value, f"{list(self._idle_with_value)}, not {with_value}"
+        for orders, only_with_value in ((self._idle, False), (self._idle_with_value, True)):
+            kept = sorted([key for order in orders.by_account.values() for key in order.keys])
+            idle = [key for key in known if key.references == 0 and (key.value or not only_with_value)]
+            assert kept == sorted([key.key for key in idle]), f"{kept} are kept as idle"
+        for account, order in self._idle_with_value.by_account.items():
+            ordered = [key for key in self._idle.by_account[account].keys if self.by_key[key].value]
+            assert list(order.keys) == ordered, f"{list(order.keys)}, not {ordered}"
+            size = sum([len(self.by_key[key].value) for key in ordered])
+            assert order.size == size, f"{order.size} bytes, not {size}"
         assert self.bytes == sum([int(signal_key.bytes) for signal_key in known]), f"{self.bytes} bytes"
         assert self._value_bytes == sum([len(signal_key.value) for signal_key in known]), f"{self._value_bytes} bytes"
         held_bytes = sum([len(signal_key.value) for signal_key in held])
-        assert self._held_value_bytes == held_bytes, f"{self._held_value_bytes} bytes are held, not {held_bytes}"
+        assert self.held_value_bytes == held_bytes, f"{self.held_value_bytes} bytes are held, not {held_bytes}"

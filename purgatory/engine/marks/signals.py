@@ -4,6 +4,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import EventBatch
 from purgatory.engine.codes import INVALID_ARGUMENT, OFFSET_MAX, RESOURCE_EXHAUSTED
 from purgatory.engine.columns import value_at
@@ -30,20 +31,27 @@ class Signals:
         self.wakeups: Final = wakeups
         self.limits: Final = limits
 
-    def apply(self, batch: EventBatch, row: int, key: str, now_ms: i64, is_full: bool) -> Fault | None:
-        """Apply the event in a row, or return why it is refused. With `is_full`, no memory may be taken."""
+    def apply(
+        self, batch: EventBatch, row: int, key: str, now_ms: i64, account: AccountUsage, is_full: bool
+    ) -> Fault | None:
+        """Apply the event in a row, or return why it is refused. `account` is that of its sender. With `is_full`, no
+        memory may be taken.
+        """
         given = value_at(batch.offsets, row, -1)
         count = 1 if given == -1 else given
         failed = value_at(batch.flags, row, 0) & FAILED_FLAG != 0
         value = batch.values[row] if batch.values else b""
         signal_key = self.keys.get(key)
-        fault = self._fault(key, signal_key, count, failed, value, is_full)
+        owner = account if signal_key is None or signal_key.count == 0 else signal_key.account
+        fault = self._fault(key, signal_key, count, failed, value, owner, is_full)
         if fault is not None:
             return fault
         if signal_key is None:
             if count == 0:
                 return None
-            signal_key = self.keys.make(key)
+            signal_key = self.keys.make(key, account)
+        elif signal_key.count == 0 and count > 0:
+            self.keys.take_over(signal_key, account)
         signal_key.count += count
         signal_key.signalled_ms = now_ms
         self.keys.touch(signal_key)
@@ -58,7 +66,14 @@ class Signals:
         return None
 
     def _fault(
-        self, key: str, signal_key: SignalKey | None, count: int, failed: bool, value: bytes, is_full: bool
+        self,
+        key: str,
+        signal_key: SignalKey | None,
+        count: int,
+        failed: bool,
+        value: bytes,
+        owner: AccountUsage,
+        is_full: bool,
     ) -> Fault | None:
         said = key_fault(key, self.limits.topic_length_max)
         if said:
@@ -80,8 +95,10 @@ class Signals:
             if is_full:
                 return no_memory("key_signalled.key")
         if value and (signal_key is None or not signal_key.value):
-            if not self.keys.has_room_for_value(len(value)):
-                message = f"values with waits may have at most {self.limits.signal_values_bytes_max} bytes in total"
+            if not self.keys.has_room_for_value(owner, len(value)):
+                most = min(int(owner.value_bytes_max), self.limits.signal_values_bytes_max)
+                whose = "total" if most == self.limits.signal_values_bytes_max else "your current share"
+                message = f"values with waits may have at most {most} bytes in {whose}"
                 return Fault(RESOURCE_EXHAUSTED, "key_signalled.value", f"{message}; try again later")
             if is_full:
                 return no_memory("key_signalled.value")

@@ -10,6 +10,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.codes import EXPIRED, NONE, SATISFIED
 from purgatory.engine.marks.registry import NO_VALUE, Partitions, SignalKeys
@@ -20,8 +21,8 @@ from purgatory.engine.waiting.tables import FREE, Owner
 
 __all__ = ["SavedKey", "Snapshots"]
 
-SavedKey = tuple[str, int, bytes, bool]
-"""A key, how often it was signalled, its value (empty: none), and whether it failed."""
+SavedKey = tuple[str, int, bytes, bool, str]
+"""A key, how often it was signalled, its value (empty: none), whether it failed, and the name of its account."""
 
 
 class Snapshots:
@@ -118,7 +119,9 @@ class Snapshots:
     def save_key(self, key: str) -> SavedKey:
         """Save a key. Its count is 0 if it is not known."""
         known = self.keys.get(key)
-        return (key, 0, NO_VALUE, False) if known is None else (key, int(known.count), known.value, known.failed)
+        if known is None or known.count == 0:
+            return key, 0, NO_VALUE, False, ""
+        return key, int(known.count), known.value, known.failed, known.account.name
 
     def save_keys(self) -> list[SavedKey]:
         """Save all keys that were signalled, in the order in which `restore_key` needs them."""
@@ -134,13 +137,17 @@ class Snapshots:
         # After its state: replicas, epochs and positions are what is weighed.
         self.partitions.weigh(partition)
 
-    def restore_key(self, key: str, count: int, value: bytes = NO_VALUE, failed: bool = False) -> None:
-        """Create a key. Call in the order of the last signals: the first key is the first to be forgotten."""
-        made = self.keys.make(key)
+    def restore_key(
+        self, key: str, count: int, value: bytes = NO_VALUE, failed: bool = False, account: AccountUsage | None = None
+    ) -> None:
+        """Create a key of an account. Call in the order of the last signals: an account's first key is the first to be
+        forgotten.
+        """
+        made = self.keys.make(key, self.keys.unowned if account is None else account)
         made.count = count
         made.failed = failed
         # The limit may be lower than when the value was saved; like an idle key over the limit, it is then forgotten.
-        if value and self.keys.has_room_for_value(len(value)):
+        if value and self.keys.has_room_for_value(made.account, len(value)):
             self.keys.set_value(made, value)
 
     def restore(self, owner: Owner, saved: SavedOperations, gone: bytes, now_ms: i64) -> int:

@@ -33,10 +33,12 @@ class Account:
         """Replaced when the policy is reloaded, so streams must read it for every message."""
         self.own_shares = AS_FOR_ALL
         """Shares of this principal in the policy. Replaced when the policy is reloaded."""
-        self.usage: Final = AccountUsage()
+        self.usage: Final = AccountUsage(principal)
         """Pending operations of its sessions, and the partitions and keys that it named first."""
         self.results_bytes = 0
         """Size of the unacknowledged results of its sessions."""
+        self.answers_bytes = 0
+        """Size of the answers to its listings that it has not read."""
         self.sessions = 0
         self.unary_waits = 0
         self.calls_due_s = 0.0
@@ -51,10 +53,12 @@ class Account:
             self.sessions
             or self.unary_waits
             or self.results_bytes
+            or self.answers_bytes
             or held.operations
             or held.items
             or held.partitions
             or held.keys
+            or held.owned_keys
             or held.name_bytes
             or self.calls_due_s > now_s
         )

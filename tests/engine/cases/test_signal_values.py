@@ -3,6 +3,7 @@
 import pytest
 
 from purgatory.engine import codes
+from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import EventBatch, OperationBatch, Refusal
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import SIGNAL_VALUE_BYTES_MAX, EngineLimits
@@ -142,7 +143,7 @@ def test_memory_counts_values() -> None:
     While memory is short, a value is refused, and a signal of a known key is not.
     """
     engine = Engine(EngineLimits(signal_keys_max=2), 0)
-    owner = engine.add_owner()
+    owner = engine.add_owner(AccountUsage())
     engine.register(owner, codes.SIGNAL, OperationBatch([1], keys=["a"], item_indexes=[0], offsets=[2]), 0)
     before, used = engine.memory_bytes(), int(owner.usage.name_bytes)
     assert signal(engine, "a", b"x" * 1_000, is_full=True) is not None

@@ -64,7 +64,7 @@ def restored(run: ComparableRun, generator: Generator) -> ComparableRun:
     for key, _ in generator.keys:
         saved_key = source.snapshots.save_key(key)
         if saved_key[1]:
-            target.snapshots.restore_key(*saved_key)
+            target.snapshots.restore_key(*saved_key[:4])
     for owner_id, twin_id in zip(run.owners.ids, twin.owners.ids, strict=True):
         owner, other = run.engine.owners[owner_id], twin.engine.owners[twin_id]
         octets = source.snapshots.save_above(owner, 0).to_bytes()

@@ -114,7 +114,11 @@ class TwoAccounts:
         for usage in self.usage:
             assert usage.name_bytes == sum(
                 partition.weighed_bytes for partition in placed if partition.account is usage
-            ) + sum(key.bytes for key in known_keys if key.references and key.holder is usage)
+            ) + sum(key.bytes for key in known_keys if (key.holder if key.references else key.account) is usage)
+            owned = [key for key in known_keys if key.account is usage]
+            assert usage.owned_keys == len(owned)
+            assert usage.value_bytes == sum(len(key.value) for key in owned)
+            assert usage.held_value_bytes == sum(len(key.value) for key in owned if key.references)
         for partition in placed:
             before = partition.weighed_bytes
             partitions.weigh(partition)

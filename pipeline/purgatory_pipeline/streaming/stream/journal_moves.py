@@ -90,7 +90,7 @@ def restore_marks(engine: Engine, contents: Mapping[PartitionName, bytes], keys:
         if content:
             engine.snapshots.restore_partition(name, content)
     for key in keys:
-        engine.snapshots.restore_key(*key)
+        engine.snapshots.restore_key(*key[:-1])  # a stream has no accounts
 
 
 def take_over(shard: Shard, saved: SavedOperations, tombstones: bytes, caller: str, to_wall_ms: int) -> None:

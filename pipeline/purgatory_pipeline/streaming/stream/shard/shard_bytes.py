@@ -66,7 +66,9 @@ def to_bytes(shard: Shard) -> bytes:
             snapshots.save_above(shard.owner, 0).to_bytes(),
             table_bytes(shard.callers.table),
             table_bytes(pa.table(partitions, schema=PARTITIONS)),
-            table_bytes(pa.Table.from_pylist([dict(zip(KEYS.names, row, strict=True)) for row in keys], schema=KEYS)),
+            table_bytes(
+                pa.Table.from_pylist([dict(zip(KEYS.names, row[:-1], strict=True)) for row in keys], schema=KEYS)
+            ),
             table_bytes(shard.kept),
         ]
     )

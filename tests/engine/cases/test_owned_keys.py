@@ -1,0 +1,160 @@
+"""Signal keys belong to the account that signalled them: one account pushes out its own keys, not those of others."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from purgatory.engine import codes
+from purgatory.engine.account_usage import AccountUsage
+from purgatory.engine.batches import EventBatch, OperationBatch, Refusal
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+
+KEYS_MAX = 10
+VALUES_MAX = 100
+
+
+class Shared:
+    """An engine and its accounts, by name."""
+
+    def __init__(self, keys_max: int = KEYS_MAX, values_max: int = VALUES_MAX) -> None:
+        self.engine = Engine(EngineLimits(signal_keys_max=keys_max, signal_values_bytes_max=values_max), 0)
+        self.accounts = {name: AccountUsage(name) for name in "abc"}
+        self._waits = 0
+
+    def signal(self, name: str, *keys: str, value: bytes = b"", failed: bool = False, count: int = 1) -> list[Refusal]:
+        batch = EventBatch(
+            [codes.KEY_SIGNALLED] * len(keys), keys=list(keys), item_indexes=list(range(len(keys))), offsets=[count],
+            flags=[int(failed)], values=[value] * len(keys),
+        )  # fmt: skip
+        refusals = self.engine.apply(batch, 0, account=self.accounts[name]).refusals
+        self.engine.check()
+        return refusals
+
+    def wait(self, name: str, *keys: str) -> Callable[[], None]:
+        """Wait for more signals of each key than it gets; returns how to cancel the wait."""
+        owner = self.engine.add_owner(self.accounts[name])
+        batch = OperationBatch([1], keys=list(keys), item_indexes=list(range(len(keys))), item_counts=[len(keys)],
+            offsets=[1_000])  # fmt: skip
+        assert self.engine.register(owner, codes.SIGNAL, batch, 0).refusals == []
+        return lambda: self.engine.remove_owner(owner, 0)
+
+    def known(self, name: str) -> list[str]:
+        return [key for key, _, _, _, account in self.engine.snapshots.save_keys() if account == name]
+
+    def state(self, key: str) -> tuple[int, bytes, bool]:
+        _, count, value, failed, _ = self.engine.snapshots.save_key(key)
+        return count, value, failed
+
+
+def numbered(prefix: str, count: int) -> list[str]:
+    return [f"{prefix}{number}" for number in range(count)]
+
+
+@pytest.mark.parametrize("value", [b"", b"x" * 20], ids=["keys", "values"])
+@pytest.mark.parametrize("has_waits", [False, True], ids=["signals", "waits too"])
+def test_flood_of_one_account_forgets_its_own_oldest_keys(value: bytes, has_waits: bool) -> None:
+    """The count, value and failure of another account's key stay, and so do the newest keys of the flood."""
+    shared = Shared()
+    shared.signal("a", "a/job", value=b"disk full", failed=True, count=3)
+    if has_waits:
+        shared.wait("b", *numbered("b/waited", 6))
+    flood = numbered("b/", 1_000)
+    for key in flood:
+        assert shared.signal("b", key, value=value) == []
+    assert shared.state("a/job") == (3, b"disk full", True)
+    kept = min(KEYS_MAX - 1 - 6 * has_waits, 4 if value else KEYS_MAX)
+    assert shared.known("b") == flood[-kept:]
+
+
+def test_account_with_the_most_keys_makes_room_for_a_new_account() -> None:
+    """It loses its oldest until all have an equal part; then each new key is in place of one of its own account."""
+    shared = Shared(9)
+    shared.signal("a", *numbered("a", 9))
+    shared.signal("b", *numbered("b", 9))
+    assert (len(shared.known("a")), shared.known("b")) == (5, numbered("b", 9)[-4:])
+    shared.signal("c", *numbered("c", 9))
+    assert [shared.known(name) for name in "abc"] == [numbered(name, 9)[-3:] for name in "abc"]
+
+
+def test_key_belongs_to_the_first_account_that_signals_it() -> None:
+    """Also if another one waits for it before, or signals it later."""
+    shared = Shared()
+    shared.wait("b", "job")
+    shared.signal("a", "job")
+    shared.signal("c", "job", value=b"1")
+    assert shared.known("a") == ["job"]
+    assert [int(one.value_bytes) for one in shared.accounts.values()] == [1, 0, 0]
+
+
+def test_account_above_its_share_of_values_forgets_its_own_first() -> None:
+    """Values of keys with waits cannot be forgotten: if its own take all of its share, its next value is refused, and
+    another account's is not.
+    """
+    shared = Shared()
+    shared.accounts["b"].value_bytes_max = 60
+    shared.signal("a", "a", value=b"x" * 20)
+    shared.signal("b", *numbered("b", 4), value=b"x" * 20)
+    assert shared.known("b") == ["b1", "b2", "b3"]
+    cancel = shared.wait("b", "b1", "b2", "b3")
+    (refusal,) = shared.signal("b", "b4", value=b"x")
+    assert (refusal.code, refusal.field) == (codes.RESOURCE_EXHAUSTED, "key_signalled.value")
+    assert "60 bytes in your current share" in refusal.message
+    assert shared.signal("a", "a1", value=b"x" * 20) == []
+    cancel()
+    assert shared.signal("b", "b4", value=b"x") == []
+    assert (shared.known("a"), shared.known("b")) == (["a", "a1"], ["b2", "b3", "b4"])
+
+
+def test_restored_keys_belong_to_their_accounts() -> None:
+    """After a restore, a flood still forgets only keys of its own account."""
+    before, after = Shared(), Shared()
+    for number in range(3):
+        before.signal("a", f"a{number}", value=b"x")
+        before.signal("b", f"b{number}")
+    for *saved, account in before.engine.snapshots.save_keys():
+        after.engine.snapshots.restore_key(*saved, after.accounts[account])
+    after.signal("b", *numbered("c", 100))
+    assert after.known("a") == ["a0", "a1", "a2"]
+    assert after.known("b") == numbered("c", 100)[-7:]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.integers(0, 4)), max_size=60))
+def test_keys_that_are_kept_are_those_of_a_model(steps: list[tuple[str, int, int]]) -> None:
+    """The model is a list of keys in order of their last signal: the account with the most keys, or bytes of values,
+    loses its first. What the account that needs room needs counts if it has any.
+    """
+    shared = Shared(6, 9)
+    model: dict[str, tuple[str, int]] = {}
+    for name, number, length in steps:
+        key = f"{name}{number}"
+        shared.signal(name, key, value=b"x" * length)
+        _, known_length = model.get(key, (name, 0))
+        if key not in model and len(model) == 6:
+            drop(model, shared, name, 1, lambda _: 1)
+        model.pop(key, None)
+        while not known_length and sum(size for _, size in model.values()) + length > 9:
+            drop(model, shared, name, length, lambda size: size)
+        model[key] = (name, known_length or length)
+        for one in "abc":
+            assert shared.known(one) == [key for key, (owner, _) in model.items() if owner == one]
+
+
+def drop(model: dict[str, tuple[str, int]], shared: Shared, newest: str, more: int, size: Callable[[int], int]) -> None:
+    """Remove the first key of the account with the most. Of several with equal use, the newest or the engine's choice
+    loses one.
+    """
+    held = Counter[str]()
+    for owner, length in model.values():
+        held[owner] += size(length)
+    if held[newest]:
+        held[newest] += more
+    firsts = {
+        one: next(key for key, (owner, length) in model.items() if owner == one and size(length)) for one in +held
+    }
+    most = max(firsts, key=lambda one: (held[one], one == newest, shared.state(firsts[one])[0] == 0))
+    del model[firsts[most]]
