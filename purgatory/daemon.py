@@ -101,7 +101,7 @@ class Daemon:
             settings.limits,
             self._host.listeners,
             next_expiry_ms=self._host.gate.next_expiry_ms,
-            budget=self._host.shares.budget,
+            shares=self._host.shares,
         )
         self._memory_watch: Final = MemoryWatch(
             self._host.shares.budget, end_late_calls=self._gate.incomplete_requests.end_late

@@ -49,6 +49,8 @@ class CallerQueue:
         self.key: Final = key
         self.calls = 0
         """Calls in flight."""
+        self.event_calls = 0
+        """Those of them whose work is EVENTS."""
         self.start_us = start_us
         self.waiters: Final[tuple[deque[Waiter], ...]] = tuple(deque() for _ in WORK_NAMES)
         """Waiters by kind of work, in order of arrival."""

@@ -110,9 +110,9 @@ class Gate:
         """Return why operations with a total of `items` do not fit; None: they fit."""
         return self.shares.memory_refusal(account, self.shares.budget.operations_bytes(operations, items))
 
-    def check_answer(self) -> None:
-        """Raise `RpcError` if memory is too short for an answer that may be large."""
-        self._check_call(self.shares.budget.refusal())
+    def check_answer(self, account: Account) -> None:
+        """Raise `RpcError` if memory, or the account's share of it, is too short for an answer that may be large."""
+        self._check_call(self.shares.answer_refusal(account))
 
     def next_expiry_ms(self) -> int:
         """Return the time until the next pending operation expires, rounded up to the precision of the timing wheel."""

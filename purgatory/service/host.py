@@ -94,7 +94,9 @@ class Host:
         self.sources: Final = SourceTable()
         """Connector state; `stale(name, now_ms)` returns why a mark is stale."""
         limits = settings.limits
-        self.source_links: Final = SourceLinks(engine, self.sources, self.time.now_ms, limits.sources_max)
+        self.source_links: Final = SourceLinks(
+            engine, self.sources, self.time.now_ms, limits.sources_max, self.shares.principal_may_add
+        )
         # Set afterwards, because the budget is made before the things that it counts.
         self.shares.budget.calls = lambda: self.fair_queue.calls
         self.shares.budget.queues = lambda: (

@@ -224,7 +224,7 @@ class EngineLimitsSettings(SettingsGroup):
     pending_operations_max: Count = setting(10_000_000, "Pending operations.")
     pending_items_max: Count = setting(20_000_000, "Partitions and keys of all pending operations in total.")
     partitions_max: Count = setting(100_000, "Known partitions.")
-    signal_keys_max: Count = setting(100_000, "Signal keys in memory.")
+    signal_keys_max: Count = setting(100_000, "Signal keys in memory; above it, idle keys are forgotten.")
     signal_values_bytes_max: Count = setting(
         64 * 1024 * 1024, "Bytes of the values of all signal keys; above it, idle keys with values are forgotten."
     )

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
+from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import source_pb2
 from tests.access.guarded import POLICY, Caller, guarding
@@ -20,7 +21,8 @@ async def attach(caller: Caller) -> Any:  # noqa: ANN401 - a call
     stream = caller.stream("AttachSource")
     hello = source_pb2.SourceHello(name="a source", topic_prefixes=["mine-"])
     await stream.write(source_pb2.AttachSourceRequest(hello=hello))
-    assert await asyncio.wait_for(stream.read(), PATIENCE_S) is not grpc.aio.EOF
+    if await asyncio.wait_for(stream.read(), PATIENCE_S) is grpc.aio.EOF:
+        await stream
     await stream.write(REPORT)
     return stream
 
@@ -65,3 +67,24 @@ async def test_two_principals_with_one_name_are_two_sources(tmp_path: Path) -> N
             ("a source", "advance"),
             ("a source", "root"),
         ]
+
+
+async def test_sources_of_one_principal_leave_room_for_another(tmp_path: Path) -> None:
+    """It gets its share of `limits.sources_max`, and the next one is refused; another principal can still attach one.
+    The sources that the daemon runs itself have no share.
+    """
+    settings = HostSettings(LimitsSettings(sources_max=6))
+    async with (
+        guarding(tmp_path, host_settings=settings) as served,
+        served.caller("advance") as caller,
+        served.caller("root") as root,
+    ):
+        streams = [await attach(caller) for _ in range(4)]
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "you have 4 sources attached"):
+            await attach(caller)
+        streams.append(await attach(root))
+        served.host.source_links.supervised_as = "advance"
+        streams.append(await attach(caller))
+        assert served.host.sources.attached == 6
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "6 sources are attached"):
+            await attach(root)

@@ -15,14 +15,14 @@ from grpc_status import rpc_status
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.access.account import Accounts
-from purgatory.service.budget.shares import Shares
+from purgatory.service.budget.shares import CALL_BYTES, Shares
 from purgatory.service.draining import drain
 from purgatory.service.errors import RpcError
 from purgatory.service.fair_queue import EVENTS, LOOP_TURN_US_MAX, REGISTRATIONS, CallerQueue, FairQueue
 from purgatory.service.listeners.refusal_log import RefusalLog
 from purgatory.service.rpc import call_gate
 from purgatory.service.rpc.call_gate import CallGate
-from purgatory.service.settings import HostSettings, LimitsSettings
+from purgatory.service.settings import HostSettings, LimitsSettings, SharesSettings
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.service.serving import (
@@ -77,7 +77,8 @@ async def test_calls_in_flight_are_limited(name: str) -> None:
     ended. Another caller is bound only by the limit on all calls.
     """
     heard = CallRefusals()
-    async with serving(HostSettings(LimitsSettings(**{name: 3})), listener=heard) as served:
+    settings = HostSettings(LimitsSettings(**{name: 3}), shares=SharesSettings(times_free=0))
+    async with serving(settings, listener=heard) as served:
         waits = await hold(served, served, 2)
         assert (await served.stub.Wait(MET)).result
         waits += await hold(served, served, 1)
@@ -129,6 +130,31 @@ class Context:
         return self._peer
 
 
+@pytest.mark.parametrize("principals", [["bob", "ann", "eve"], ["", "", ""]], ids=["principals", "connections"])
+def test_calls_of_one_caller_leave_room_for_others(principals: list[str]) -> None:
+    """One caller gets two thirds of the calls that fit into the memory budget, on however many connections; the next
+    ones two thirds of the rest. Events have their reserve.
+    """
+    shares = Shares(HostSettings(), Engine(EngineLimits(), 0))
+    shares.budget.bytes_max = 32 * CALL_BYTES * call_gate.CALLS_SHARE
+    gate = CallGate(FairQueue(), LimitsSettings(), shares=shares)
+
+    def taken(place: int, work: int = REGISTRATIONS) -> int:
+        """The calls that a caller gets."""
+        account, peers = shares.accounts.of(principals[place]), [f"ipv4:{place}", f"ipv4:{place}"]
+        if account.principal:
+            peers[1] = "ipv4:another"
+        for number in range(100):
+            try:
+                gate.enter(Context(peer=peers[number % 2]), account, work, is_unary=True)  # type: ignore[arg-type]
+            except RpcError:
+                return number
+        raise AssertionError("no call was refused")
+
+    assert [taken(0), taken(1), taken(2)] == [20, 6, 2]
+    assert [taken(0, EVENTS), taken(1, EVENTS), taken(2, EVENTS)] == [1, 1, 1]
+
+
 def slow_clock() -> Callable[[], int]:
     """A clock that advances by a loop iteration whenever it is read, so that each turn takes one iteration."""
     return itertools.count(0, LOOP_TURN_US_MAX).__next__
@@ -146,7 +172,7 @@ async def test_calls_that_wait_for_a_turn_are_limited(
     shares = Shares(HostSettings(), Engine(EngineLimits(), 0))
     shares.budget.uncounted_bytes = int(is_filling)
     limits = LimitsSettings(calls_queued_per_caller_max=1_000 if is_filling else 2)
-    gate = CallGate(FairQueue(now_us=slow_clock()), limits, budget=shares.budget)
+    gate = CallGate(FairQueue(now_us=slow_clock()), limits, shares=shares)
     account, context = Accounts().nobody, Context()
     others = [gate.enter(Context(peer="ipv4:2"), account, REGISTRATIONS, is_unary=True)]  # type: ignore[arg-type]
     caller = gate.enter(context, account, REGISTRATIONS, is_unary=True)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -10,13 +11,17 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.core import HistogramMetricFamily
 
+from purgatory.extensions.page import ranked_waits
 from purgatory.extensions.page.daemon_views import DaemonViews
 from purgatory.extensions.page.ranked_waits import RankedWaits, WaitsQuery
+from purgatory.service.access.own_shares import AS_FOR_ALL
+from purgatory.service.access.roles import NONE
+from purgatory.service.errors import RpcError
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.service.serving import ServedHost, refused, serving
+from tests.service.serving import ServedHost, eventually, refused, serving
 
 HOUR_MS = 3_600_000
 ALL = wire.OperationOrder
@@ -109,6 +114,30 @@ async def test_the_page_shows_waits_as_long_as_there_are_any(served: ServedHost)
             rows = (await ranked.show(account, WaitsQuery(order=order)))["rows"]
             assert len(rows) == 50
             assert all(int(row["id"]) >= first for row in rows)
+
+
+async def test_searches_of_one_account_leave_room_for_another(served: ServedHost) -> None:
+    """One account gets its share of the searches on display; another one's search is shown, and is repeated as often as
+    if each account had a single one.
+    """
+    host = served.host
+    ranked, bob, ann = RankedWaits(host), host.shares.accounts.of("bob"), host.shares.accounts.of("ann")
+    host.shares.accounts.use_policy(lambda _: NONE, lambda _: AS_FOR_ALL)
+    shares_most = 2 * ranked_waits.KEPT_MAX // 3
+    async with ranked._ranking:
+        busy = [
+            asyncio.create_task(ranked.show(bob, WaitsQuery(search=f"s{number}"))) for number in range(shares_most + 2)
+        ]
+        mine = asyncio.create_task(ranked.show(ann, WaitsQuery(search="s1")))
+        await eventually(lambda: len(ranked._kept) == shares_most + 1, "all are to be ranked")
+    assert (await mine)["rows"] == []
+    assert sum(one.done() for one in busy[:shares_most]) < shares_most, "it does not wait for all of the other account"
+    for one in busy[shares_most:]:
+        with pytest.raises(
+            RpcError, match=f"{shares_most} different searches and orders are on display, {shares_most} of"
+        ):
+            await one
+    await asyncio.gather(*busy[:shares_most])
 
 
 class _WithHistogram(Listener):

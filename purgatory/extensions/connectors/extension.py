@@ -49,7 +49,7 @@ class ConnectorsExtension(Extension):
         for uri in self._uris:
             command = command_of(uri, socket_address, settings.journal.dir, settings.log.level)
             self._sources.append(SupervisedSource(uri, command, token, links.count_restart))
-        links.supervised = self._sources
+        links.supervised, links.supervised_as = self._sources, PRINCIPAL
 
     def serving(self) -> None:
         self._tasks = [asyncio.create_task(source.run(), name=source.name) for source in self._sources]

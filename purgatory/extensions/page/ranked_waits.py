@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.codes import KIND_NAMES
@@ -27,7 +28,9 @@ NAMES_PER_SLICE: Final = 5_000
 NAMES_SHOWN: Final = 50
 AGAIN_S_MIN: Final = 1.0
 LOAD: Final = 0.01
-"""Maximum share of one processor for all rankings: a single one that took 50 ms is repeated after 5 s."""
+"""Maximum share of one processor for all rankings, divided among the accounts that display some: a single one that
+took 50 ms is repeated after 5 s.
+"""
 KEPT_MAX: Final = 32
 """Maximum of different rankings with viewers."""
 KEPT_S: Final = 3.0
@@ -84,11 +87,12 @@ class RankedWaits:
         self._kept: Final[dict[tuple[object, ...], _Kept]] = {}
         self._ranking: Final = asyncio.Lock()
         """One ranking at a time."""
+        self._own_ranking: Final[WeakKeyDictionary[Account, asyncio.Lock]] = WeakKeyDictionary()
 
     async def show(self, account: Account, query: WaitsQuery) -> dict[str, Any]:
         """The account's own operations; with the role admin on everything, all operations."""
         sees_all = ADMIN in account.grants.everywhere
-        kept = self._kept_for((None if sees_all else account.principal, *query.selection))
+        kept = self._kept_for((None if sees_all else account.principal, *query.selection), account)
         await self._refresh(kept, account, query, is_due=time.monotonic() >= kept.again_s)
         rows = self._rows(kept, account, query)
         if len(rows) < min(ROWS_SHOWN, kept.ranking.operations):
@@ -117,18 +121,24 @@ class RankedWaits:
             "session_count": len(kept.found.sessions),
         }
 
-    def _kept_for(self, key: tuple[object, ...]) -> "_Kept":
+    def _kept_for(self, key: tuple[object, ...], account: Account) -> "_Kept":
         now_s = time.monotonic()
         kept = self._kept.pop(key, None)
-        # Each ranking that is kept lets the others wait longer.
+        # Each ranking that is kept lets the others of its account wait longer.
         for old in [old for old, one in self._kept.items() if one.looking is None and now_s - one.shown_s > KEPT_S]:
             del self._kept[old]
         if kept is None:
-            if len(self._kept) >= KEPT_MAX:
-                raise resource_exhausted("page", f"{KEPT_MAX} different searches and orders are on display; close one")
-            kept = _Kept()
+            own = self._own(account)
+            if not self._host.shares.may_add(account, KEPT_MAX, len(self._kept), own):
+                message = f"{len(self._kept)} different searches and orders are on display, {own} of them are yours"
+                raise resource_exhausted("page", f"{message}; close one, or try again later")
+            kept = _Kept(account)
         self._kept[key], kept.shown_s = kept, now_s
         return kept
+
+    def _own(self, account: Account) -> int:
+        """Number of rankings that this account was the first to display."""
+        return sum(one.account is account for one in self._kept.values())
 
     async def _refresh(self, kept: "_Kept", account: Account, query: WaitsQuery, *, is_due: bool) -> None:
         if kept.looking is None and is_due:
@@ -140,7 +150,8 @@ class RankedWaits:
     async def _look(self, kept: "_Kept", account: Account, query: WaitsQuery) -> None:
         name = query.name or ("", -1)
         try:
-            async with self._ranking:
+            # Within its account first: the rankings of one account must not be in line before those of another.
+            async with self._own_ranking.setdefault(kept.account, asyncio.Lock()), self._ranking:
                 found = await find_by_id(self._host, account, query.search) if query.search else FoundById()
                 ranking, used_ns = await rank_pending(
                     self._host,
@@ -162,7 +173,8 @@ class RankedWaits:
         kept.name_count = len(ranking.waits)
         ranking.waits.clear()  # up to 30 MB
         used_s = (used_ns + found.used_ns) / 1e9
-        kept.again_s = time.monotonic() + max(AGAIN_S_MIN, len(self._kept) * used_s / LOAD)
+        accounts = len({one.account for one in self._kept.values()})
+        kept.again_s = time.monotonic() + max(AGAIN_S_MIN, self._own(kept.account) * accounts * used_s / LOAD)
 
     async def _names(self, ranking: PendingRanking, query: WaitsQuery) -> tuple[list[tuple[PartitionName, int]], int]:
         """The first matching names in the order of the query, and the number of matching names."""
@@ -217,7 +229,9 @@ class RankedWaits:
 class _Kept:
     """One ranking, and the time at which it may be computed again."""
 
-    def __init__(self) -> None:
+    def __init__(self, account: Account) -> None:
+        self.account: Final = account
+        """The account that was the first to display it."""
         self.ranking = PendingRanking(RANKED_MAX)
         self.found = FoundById()
         self.names: list[tuple[PartitionName, int]] = []

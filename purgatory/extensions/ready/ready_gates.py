@@ -153,7 +153,7 @@ class ReadyGates:
         """
         try:
             async with asyncio.timeout(LOOKUP_S):
-                ends = await self._host.source_links.ends(topics)
+                ends = await self._host.source_links.ends(topics, call.account.principal)
         except TimeoutError:
             return f"the source has not answered within {LOOKUP_S:g} s where the logs end"
         except RpcError as refused:

@@ -44,7 +44,7 @@ class WebhooksExtension(Extension):
     async def _list_dead_letters(
         self, request: wire.ListDeadLettersRequest, call: Call
     ) -> wire.ListDeadLettersResponse:
-        self._host.gate.check_answer()
+        self._host.gate.check_answer(call.account)
         return held_answer(self._host, list_dead_letters(self._webhooks, request, call), call)
 
     async def _resend_dead_letters(

@@ -106,9 +106,10 @@ class MemoryBudget:
         )
         return Refusal(0, codes.RESOURCE_EXHAUSTED, "memory", message)
 
-    def let_go(self, answer_bytes: int) -> None:
-        """An answer has been written, or its call has ended."""
-        self.answers_bytes -= answer_bytes
+    def hold_answer(self, account: Account, more_bytes: int) -> None:
+        """Add an unread answer; negative: its call has ended."""
+        account.answers_bytes += more_bytes
+        self.answers_bytes += more_bytes
 
     def operations_bytes(self, operations: int, items: int) -> int:
         """Return the worst-case memory of this many operations and items, from registration until their results are
@@ -149,6 +150,22 @@ class Shares:
         most = share(self._times_free if own is None else own, limit, held_by_all, held)
         return most if own_most is None else min(most, own_most)
 
+    def may_add(self, account: Account, limit: int, held_by_all: int, held: int, own_most: int | None = None) -> bool:
+        """Return whether an account that holds `held` of a limit may hold one more."""
+        has_share = account.principal != NOBODY
+        return held_by_all < limit and not (has_share and self.has_all(account, limit, held_by_all, held, own_most))
+
+    def principal_may_add(self, principal: str, limit: int, held_by_all: int, held: int) -> bool:
+        """The same for the account of a principal."""
+        return self.may_add(self.accounts.of(principal), limit, held_by_all, held)
+
+    def has_all(self, account: Account, limit: int, held_by_all: int, held: int, own_most: int | None = None) -> bool:
+        """Return whether a caller with the shares of this account holds all of its share of a limit.
+
+        One that holds nothing never does: shares of a small limit are rounded down, in the end to 0.
+        """
+        return held >= max(self._of(account, limit, held_by_all, held, own_most), 0 if own_most == 0 else 1)
+
     def set_in_engine(self, account: Account) -> None:
         """Pass the account's current shares of operations, items, partitions and keys to the engine."""
         # Without a policy all callers share this account, and the limits of the engine hold for it.
@@ -165,12 +182,15 @@ class Shares:
             account, limits.partitions_max, engine.partition_count, held.partitions, own.partitions_max
         )
         held.keys_max = self._of(account, limits.signal_keys_max, engine.held_key_count, held.keys, own.signal_keys_max)
+        # The limit of all its values, but only those of keys with waits take room: others can be forgotten.
+        held.value_bytes_max = self._of(
+            account, limits.signal_values_bytes_max, engine.held_value_bytes, held.held_value_bytes, None
+        )
 
     def session_refusal(self, account: Account, sessions: int) -> Refusal | None:
         """Return why the account may not open another session, given the total number of sessions; None if it may."""
         own_most = account.own_shares.sessions_max
-        most = self._of(account, self._limits.sessions_max, sessions, account.sessions, own_most)
-        if account.sessions < most or account.principal == NOBODY:
+        if self.may_add(account, self._limits.sessions_max, sessions, account.sessions, own_most):
             return None
         message = f"you have {account.sessions} sessions, which is your current share; close one, or try again later"
         return Refusal(0, codes.RESOURCE_EXHAUSTED, "sessions", message)
@@ -178,8 +198,7 @@ class Shares:
     def unary_wait_refusal(self, account: Account, in_flight: int) -> Refusal | None:
         """Return why the account may not make another call of `Wait`; None if it may."""
         own_most = account.own_shares.unary_waits_max
-        most = self._of(account, self._limits.unary_waits_max, in_flight, account.unary_waits, own_most)
-        if account.unary_waits < most or account.principal == NOBODY:
+        if self.may_add(account, self._limits.unary_waits_max, in_flight, account.unary_waits, own_most):
             return None
         message = (
             f"you have {account.unary_waits} calls of Wait in flight, which is your current share; try again later"
@@ -205,6 +224,18 @@ class Shares:
         message = f"you use {held} bytes of memory, and your current share is {most}: {more_bytes} more do not fit"
         return Refusal(0, codes.RESOURCE_EXHAUSTED, "memory", message)
 
+    def answer_refusal(self, account: Account) -> Refusal | None:
+        """Return why the account may not get another answer that may be large; None if it may."""
+        budget = self.budget
+        held_by_all = budget.held_bytes()
+        refused = budget.refusal(held_bytes=held_by_all)
+        own_bytes = account.answers_bytes
+        is_free = account.principal == NOBODY or not self.has_all(account, budget.bytes_max, held_by_all, own_bytes)
+        if refused is not None or is_free:
+            return refused
+        message = f"{own_bytes} bytes of answers to you are unread, which is your current share: read them first"
+        return Refusal(0, codes.RESOURCE_EXHAUSTED, "memory", message)
+
     @staticmethod
     def held_bytes(account: Account) -> int:
         held = account.usage
@@ -213,5 +244,6 @@ class Shares:
             + held.operations * RESULT_BYTES
             + held.items * RESULT_ITEM_BYTES
             + account.results_bytes
+            + account.answers_bytes
             + account.sessions * SESSION_BYTES
         )

@@ -127,7 +127,7 @@ class HttpCall:
     def leave(self) -> None:
         # Harmless if called twice or before `enter`: the interceptor calls it after any error.
         if self._caller is not None:
-            self._methods.gate.leave(self._caller, is_unary=self.method.is_unary)
+            self._methods.gate.leave(self._caller, self.method.work, is_unary=self.method.is_unary)
             self._caller = None
 
 

@@ -9,9 +9,9 @@ from typing import Final
 from google.rpc import code_pb2
 
 from purgatory.service.access.account import Account
-from purgatory.service.budget.shares import CALL_BYTES, MemoryBudget
+from purgatory.service.budget.shares import CALL_BYTES, Shares
 from purgatory.service.errors import RETRY_AFTER_MS, RpcError, resource_exhausted
-from purgatory.service.fair_queue import EVENTS, CallerQueue, FairQueue
+from purgatory.service.fair_queue import EVENTS, REGISTRATIONS, CallerQueue, FairQueue
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.call import Context
 from purgatory.service.rpc.call_counts import CallCounts
@@ -49,15 +49,15 @@ class CallGate:
         listeners: Listener | None = None,
         now_s: Callable[[], float] = time.monotonic,
         next_expiry_ms: Callable[[], int] = lambda: RETRY_AFTER_MS,
-        budget: MemoryBudget | None = None,
+        shares: Shares | None = None,
     ) -> None:
-        """`next_expiry_ms`: time until the next operation expires, which may end a call. `budget`: the memory budget;
-        None: not taken into account.
+        """`next_expiry_ms`: time until the next operation expires, which may end a call. `shares`: the memory budget
+        and the shares of callers; None: not taken into account.
         """
         self.queue: Final = queue
         self._limits: Final = limits
-        self._budget: Final = budget
-        by_memory = limits.calls_max if budget is None else budget.bytes_max // CALLS_SHARE // CALL_BYTES
+        self._shares: Final = shares
+        by_memory = limits.calls_max if shares is None else shares.budget.bytes_max // CALLS_SHARE // CALL_BYTES
         self._calls_max: Final = min(limits.calls_max, by_memory)
         self._listeners: Final = listeners or Listener()
         self._now_s: Final = now_s
@@ -67,9 +67,10 @@ class CallGate:
         self._calls_per_connection_max: Final = calls_per_connection_max(limits)
         self._by_connection: Final = Counter[str]()
         """Calls in flight, by gRPC connection."""
-        strangers_max = STRANGERS_MAX if budget is None else budget.bytes_max // STRANGERS_SHARE // CALL_BYTES
+        strangers_max = STRANGERS_MAX if shares is None else shares.budget.bytes_max // STRANGERS_SHARE // CALL_BYTES
         self.strangers: Final = Strangers(queue, self.floods, strangers_max)
         self.counts: Final = CallCounts()
+        self._event_calls = 0
         self._unary_calls = 0
         self._unary_calls_ended = 0
 
@@ -97,10 +98,12 @@ class CallGate:
             raise
         self._by_connection[connection] += 1
         self._unary_calls += is_unary
+        self._count_event_call(caller, work, 1)
         return caller
 
-    def leave(self, caller: CallerQueue, *, is_unary: bool, connection: str = "") -> None:
+    def leave(self, caller: CallerQueue, work: int = REGISTRATIONS, *, is_unary: bool, connection: str = "") -> None:
         self.queue.leave(caller)
+        self._count_event_call(caller, work, -1)
         self._by_connection[connection] -= 1
         if not self._by_connection[connection]:
             del self._by_connection[connection]
@@ -132,11 +135,29 @@ class CallGate:
 
     # Inside.
 
+    def _count_event_call(self, caller: CallerQueue, work: int, more: int) -> None:
+        if work == EVENTS:
+            caller.event_calls += more
+            self._event_calls += more
+
+    def _has_its_share(self, caller: CallerQueue, account: Account, work: int) -> bool:
+        """Return whether a caller, whose next call is counted already, had all of its share before."""
+        shares, total = self._shares, self._calls_max
+        # Each caller has a share, although without a policy all connections are of one account.
+        if shares is None or not shares.has_all(
+            account, _available(total, work), self.queue.calls - 1, caller.calls - 1
+        ):
+            return False
+        # For the same reason as the reserve: its waiting calls may need its own events.
+        return work != EVENTS or shares.has_all(account, total // EVENTS_SHARE, self._event_calls, caller.event_calls)
+
     def _check_share(self, caller: CallerQueue, account: Account, work: int, on_connection: int) -> None:
         limits, calls_max = self._limits, _available(self._limits.calls_per_caller_max, work)
+        has_its_share = self._has_its_share(caller, account, work)
         # This call is counted already, by `enter`; hence the 1 less in the message.
-        if caller.calls > calls_max:
-            message = f"{caller.calls - 1} calls of one caller are in flight; allowed: {calls_max}"
+        if caller.calls > calls_max or has_its_share:
+            allowed = "its current share" if has_its_share else calls_max
+            message = f"{caller.calls - 1} calls of one caller are in flight; allowed: {allowed}"
             retry_after_ms = self.queue.next_turn_ms(caller) or self._next_expiry_ms()
             raise self._refused("calls_per_caller", resource_exhausted("calls_per_caller", message, retry_after_ms))
         calls_max = _available(self._calls_per_connection_max, work)
@@ -145,13 +166,13 @@ class CallGate:
             retry_after_ms = self.queue.next_turn_ms(caller) or self._next_expiry_ms()
             refused = resource_exhausted("calls_per_connection", message, retry_after_ms)
             raise self._refused("calls_per_connection", refused)
-        allowed = limits.calls_queued_per_caller_max
+        queued_max = limits.calls_queued_per_caller_max
         # Calls that wait for their turn hold messages, which nothing counts. Once these fill the memory, those of the
         # caller that has many of them must stop before everyone's registrations are refused.
-        if self._budget is not None and self._budget.uncounted_bytes:
-            allowed = min(allowed, QUEUED_WHEN_FILLING_MAX)
-        if caller.waiting >= allowed:
-            message = f"{caller.waiting} calls of this caller wait for their turn; allowed: {allowed}"
+        if self._shares is not None and self._shares.budget.uncounted_bytes:
+            queued_max = min(queued_max, QUEUED_WHEN_FILLING_MAX)
+        if caller.waiting >= queued_max:
+            message = f"{caller.waiting} calls of this caller wait for their turn; allowed: {queued_max}"
             raise self._refused(
                 "calls_queued_per_caller",
                 resource_exhausted("calls_queued_per_caller", message, self.queue.expected_wait_ms(caller)),

@@ -243,7 +243,7 @@ def _served(
             code = context.code().value[0]
         finally:
             counts.add_ended(code)
-            gate.leave(caller, is_unary=is_unary, connection=peer)
+            gate.leave(caller, work, is_unary=is_unary, connection=peer)
         return answer
 
     return serve

@@ -87,7 +87,7 @@ class InspectionCalls:
 
     async def ListOperations(self, request: wire.ListOperationsRequest, call: Call) -> wire.ListOperationsResponse:
         """Return a page of pending operations. Refuses unknown sessions and kinds, and tokens of other requests."""
-        self._host.gate.check_answer()
+        self._host.gate.check_answer(call.account)
         host, kind = self._host, int(request.kind)
         if kind != ANY_KIND and not is_known_kind(kind):
             raise invalid_argument("kind", f"is not a known kind of operation: {kind}")
@@ -163,7 +163,7 @@ class InspectionCalls:
 
     async def GetPartition(self, request: wire.GetPartitionRequest, call: Call) -> wire.GetPartitionResponse:
         """Return one partition's marks, replicas and waits. Refuses unknown partitions, and topics without a role."""
-        self._host.gate.check_answer()
+        self._host.gate.check_answer(call.account)
         name = partition_name(request.topic_partition)
         if name[0] not in call.account.grants.on_topics(OBSERVE):
             raise self._denied(call, OBSERVE, f"topic {quoted(name[0])}")
@@ -180,7 +180,7 @@ class InspectionCalls:
 
         Partitions of topics on which the caller lacks the role observe are omitted.
         """
-        self._host.gate.check_answer()
+        self._host.gate.check_answer(call.account)
         host = self._host
         filters = f"partitions {request.topic_prefix!r}"
         place = read_token(filters, request.page_token, (str, int))
@@ -316,8 +316,8 @@ class InspectionCalls:
 def held_answer(host: Host, answer: Answer, call: Call) -> Answer:
     """Count an answer against the memory budget until its call ends, as it is held until the caller has read it."""
     budget, held = host.shares.budget, answer.ByteSize()
-    budget.answers_bytes += held
-    on_end: Any = lambda _context: budget.let_go(held)  # noqa: E731 - the stubs want a class that does not exist
+    budget.hold_answer(call.account, held)
+    on_end: Any = lambda _context: budget.hold_answer(call.account, -held)  # noqa: E731 - the stubs want a class that does not exist
     call.context.add_done_callback(on_end)
     return answer
 

@@ -50,13 +50,13 @@ async def serve_source(host: Host, requests: Requests, call: Call) -> None:
 
 async def source_ends(host: Host, request: wire.GetSourceEndsRequest, call: Call) -> wire.GetSourceEndsResponse:
     """Return where topics end, as determined by their sources after this call."""
-    host.gate.check_answer()
+    host.gate.check_answer(call.account)
     topics = checked_topics(host, call, request.topics)
     as_of_ms = request.as_of_ms if request.HasField("as_of_ms") else None
     now_ms = time.time_ns() // 1_000_000
     if as_of_ms is not None and not 0 <= as_of_ms <= now_ms:
         raise invalid_argument("as_of_ms", f"must be from 0 to the present ({now_ms}), not {as_of_ms}")
-    return ends_response(await host.source_links.ends(topics, as_of_ms))
+    return ends_response(await host.source_links.ends(topics, call.account.principal, as_of_ms))
 
 
 def checked_topics(host: Host, call: Call, asked: Iterable[str]) -> list[str]:

@@ -23,7 +23,7 @@ SIGN_OF_LIFE_S: Final = 10.0
 
 async def list_hot_names(host: Host, request: wire.ListHotNamesRequest, call: Call) -> wire.ListHotNamesResponse:
     """Return the names with the most watch entries among those that the caller may observe."""
-    host.gate.check_answer()
+    host.gate.check_answer(call.account)
     if request.limit < 0:
         raise invalid_argument("limit", f"must be 0 or greater, not {request.limit}")
     limit = min(request.limit, NAMES_MAX) if request.limit else NAMES_DEFAULT

@@ -2,14 +2,18 @@
 
 A caller gets an answer that the source began to determine after the call. Callers that ask for the same topics share an
 answer only if its question was sent after all of them asked; the answer to an earlier question may be out of date for
-them.
+them. Principals share no answers: their questions are asked in turn, and those of one do not delay those of another.
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from purgatory.engine.batches import PartitionName
+
+MayAdd = Callable[[str, int, int, int], bool]
+"""Whether a principal may have one more of something, given its limit, and how many all and this principal have."""
 
 UNANSWERED_MAX: Final = 16
 """Maximum number of unanswered questions sent to one source."""
@@ -45,25 +49,31 @@ class EndsAnswer(NamedTuple):
 
 
 class EndsAsked:
-    """The questions to one source."""
+    """The questions to one source. Of both maxima, a principal has a share."""
 
-    def __init__(self, source_name: str, woken: asyncio.Event) -> None:
+    def __init__(self, source_name: str, woken: asyncio.Event, may_add: MayAdd) -> None:
         self._source_name: Final = source_name
         self._woken: Final = woken
-        self._waiting: Final[dict[EndsQuestion, asyncio.Future[EndsAnswer]]] = {}
-        self._sent: Final[dict[int, tuple[asyncio.Future[EndsAnswer], asyncio.TimerHandle, EndsQuestion]]] = {}
+        self._may_add: Final = may_add
+        self._waiting: Final[OrderedDict[str, dict[EndsQuestion, asyncio.Future[EndsAnswer]]]] = OrderedDict()
+        """Questions to send, by principal; the first principal is next."""
+        self._sent: Final[dict[int, tuple[asyncio.Future[EndsAnswer], asyncio.TimerHandle, EndsQuestion, str]]] = {}
         self._last_id = 0
         self._has_ended = False
 
-    async def ask(self, question: EndsQuestion) -> EndsAnswer:
-        """Ask where topics end. If there is no answer, the returned answer has an error."""
+    async def ask(self, question: EndsQuestion, principal: str) -> EndsAnswer:
+        """Ask where topics end, for a principal. If there is no answer, the returned answer has an error."""
         if self._has_ended:
             return self._no_answer("has gone")
-        future = self._waiting.get(question)
+        own = self._waiting.get(principal, {})
+        future = own.get(question)
         if future is None:
-            if len(self._waiting) >= WAITING_MAX:
-                return self._no_answer(f"has {WAITING_MAX} unanswered questions, which is the limit")
-            future = self._waiting[question] = asyncio.get_running_loop().create_future()
+            waiting = sum(map(len, self._waiting.values()))
+            if not self._may_add(principal, WAITING_MAX, waiting, len(own)):
+                return self._no_answer(
+                    f"has {waiting} unanswered questions, {len(own)} of them are yours; try again later"
+                )
+            future = self._waiting.setdefault(principal, own)[question] = asyncio.get_running_loop().create_future()
             self._woken.set()
         # The answer is shared, and any one of its callers may be cancelled.
         return await asyncio.shield(future)
@@ -72,20 +82,32 @@ class EndsAsked:
         """Return the questions to send now, with their ids."""
         taken = []
         loop = asyncio.get_running_loop()
-        while self._waiting and len(self._sent) < UNANSWERED_MAX:
-            question = next(iter(self._waiting))
+        while (principal := self._next()) is not None:
+            own = self._waiting.pop(principal)
             # Taken out when it is sent: a caller that asks from now on needs a new question, or it could get an end
             # that was read before its call.
-            future = self._waiting.pop(question)
+            question = next(iter(own))
+            future = own.pop(question)
+            if own:
+                self._waiting[principal] = own  # behind the others
             self._last_id += 1
             give_up: Callable[[int], None] = self._give_up
-            self._sent[self._last_id] = future, loop.call_later(ANSWER_S_MAX, give_up, self._last_id), question
+            timer = loop.call_later(ANSWER_S_MAX, give_up, self._last_id)
+            self._sent[self._last_id] = future, timer, question, principal
             taken.append((self._last_id, question))
         return taken
 
+    def _next(self) -> str | None:
+        """The principal whose question can be sent next, if any."""
+        for principal in self._waiting:
+            own = sum(sent[-1] == principal for sent in self._sent.values())
+            if self._may_add(principal, UNANSWERED_MAX, len(self._sent), own):
+                return principal
+        return None
+
     @property
     def has_unsent(self) -> bool:
-        return bool(self._waiting) and len(self._sent) < UNANSWERED_MAX
+        return self._next() is not None
 
     def answer(self, ask_id: int, answer: EndsAnswer) -> None:
         """Record an answer of the source. Ids that are unknown, or no longer known, are ignored."""
@@ -99,7 +121,7 @@ class EndsAsked:
     def _finish(self, ask_id: int, answer: EndsAnswer) -> None:
         sent = self._sent.pop(ask_id, None)
         if sent is not None:
-            future, timer, _ = sent
+            future, timer, *_ = sent
             timer.cancel()
             # Never done before: callers wait through a shield, so none of them can cancel it.
             future.set_result(answer)
@@ -112,8 +134,9 @@ class EndsAsked:
         for ask_id in list(self._sent):
             self._finish(ask_id, gone)
         # Without their timers, which begin when a question is sent.
-        for future in self._waiting.values():
-            future.set_result(gone)
+        for own in self._waiting.values():
+            for future in own.values():
+                future.set_result(gone)
         self._waiting.clear()
 
     def _give_up(self, ask_id: int) -> None:

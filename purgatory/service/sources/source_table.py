@@ -257,7 +257,7 @@ class SourceTable:
 
     def attach(self, name: str, principal: str, topic_prefixes: Sequence[str], now_ms: int) -> SourceStream:
         """Add a stream of a source, which may have others."""
-        # Taken out and added again, so that attached sources are behind the detached ones, see `_forget_some`.
+        # Taken out and added again, so that attached sources are behind the detached ones, see `_forget_one`.
         source = self._sources.pop((principal, name), None) or KnownSource(name, principal)
         self._sources[principal, name] = source
         stream = SourceStream(name, topic_prefixes, now_ms)
@@ -272,7 +272,7 @@ class SourceTable:
         if not source.streams:
             self._sources.pop((principal, name))
             self._sources[principal, name] = source
-            self._forget_some()
+            self._forget_one()
         self._note_prefixes()
 
     def stale(self, name: PartitionName, now_ms: int) -> Staleness | None:
@@ -293,10 +293,13 @@ class SourceTable:
         last = max(found, key=_since)
         return Staleness(min(last.since_ms, now_ms), last.reason)
 
-    def _forget_some(self) -> None:
+    def _forget_one(self) -> None:
+        # Of the principal that has the most: otherwise one could make the marks of another no longer stale.
         gone = [key for key, source in self._sources.items() if not source.streams]
-        for key in gone[: len(gone) - self._remembered_max] if len(gone) > self._remembered_max else ():
-            del self._sources[key]
+        if len(gone) > self._remembered_max:
+            principals = [principal for principal, _ in gone]
+            most = max(principals, key=principals.count)
+            del self._sources[gone[principals.index(most)]]
 
     def _note_prefixes(self) -> None:
         streams = (stream for source in self for stream in source.all_streams())

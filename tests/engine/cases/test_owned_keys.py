@@ -115,8 +115,8 @@ def test_restored_keys_belong_to_their_accounts() -> None:
     for number in range(3):
         before.signal("a", f"a{number}", value=b"x")
         before.signal("b", f"b{number}")
-    for *saved, account in before.engine.snapshots.save_keys():
-        after.engine.snapshots.restore_key(*saved, after.accounts[account])
+    for key, count, value, failed, account in before.engine.snapshots.save_keys():
+        after.engine.snapshots.restore_key(key, count, value, failed, after.accounts[account])
     after.signal("b", *numbered("c", 100))
     assert after.known("a") == ["a0", "a1", "a2"]
     assert after.known("b") == numbered("c", 100)[-7:]

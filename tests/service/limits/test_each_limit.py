@@ -19,7 +19,7 @@ from purgatory.service.errors import RETRY_AFTER_MS
 from purgatory.service.fair_queue import REGISTRATIONS, Waiter
 from purgatory.service.host import make_host
 from purgatory.service.metrics.metrics import Metrics
-from purgatory.service.settings import MEMORY_BYTES_MIN, EngineLimitsSettings, LimitsSettings, Settings
+from purgatory.service.settings import MEMORY_BYTES_MIN, EngineLimitsSettings, LimitsSettings, Settings, SharesSettings
 from purgatory.service.translate.parts import size_of
 from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2, operation_pb2, source_pb2
@@ -311,8 +311,8 @@ TABLE: Final = {
 
 @asynccontextmanager
 async def driving(**limits: int) -> AsyncIterator[Driven]:
-    """Serve the daemon's own host with these limits."""
-    settings = Settings(limits=LimitsSettings(**limits))
+    """Serve the daemon's own host with these limits. The only caller has no share: see `test_shares`."""
+    settings = Settings(limits=LimitsSettings(**limits), shares=SharesSettings(times_free=0))
     clock = ManualClock()
     host = make_host(settings, Metrics(), clock, 0)
     server, port = await start_server(host, now_s=lambda: 100.0)

@@ -136,7 +136,7 @@ async def test_while_memory_is_short_marks_are_still_taken() -> None:
     for refused in (
         lambda: host.sessions.open("new", 0),
         lambda: host.gate.check_unary_items(nobody, 1),
-        host.gate.check_answer,
+        lambda: host.gate.check_answer(nobody),
     ):
         with pytest.raises(RpcError, match="memory") as raised:
             refused()

@@ -122,6 +122,61 @@ async def test_partitions_are_shared_out() -> None:
     assert host.shares.accounts.of("ann").usage.partitions == 8
 
 
+@pytest.mark.parametrize("value", [b"", b"x" * 4_096], ids=["keys", "values"])
+async def test_signals_of_one_account_forget_no_keys_of_another(value: bytes) -> None:
+    """One account signals more keys, or larger values, than there is room for, and waits for its share of keys: all of
+    its signals are accepted, and the count, value and failure of another account's key stay.
+    """
+    limits = {"signal_keys_max": 100, "signal_values_bytes_max": 100 * 4_096}
+    settings = HostSettings(LimitsSettings(**limits))
+    host = Host(Engine(EngineLimits(**limits), 0), ManualClock(), settings)
+    ann, bob = host.shares.accounts.of("ann"), host.shares.accounts.of("bob")
+    job = EventBatch([codes.KEY_SIGNALLED], keys=["a/job"], offsets=[3], flags=[1], values=[b"disk full"])
+    assert not (await apply_events(host, job, ann)).refusals
+    session, accepted = host.sessions.open("jobs", 0, bob)[0], 0
+    for number in range(1, 101):
+        batch = OperationBatch([number], keys=[f"w/{number}"], item_indexes=[0], offsets=[9])
+        accepted += Registration(host, session).register([OperationRun(codes.SIGNAL, batch)], []).accepted
+    assert accepted == 66
+    keys = [f"b/{number}" for number in range(1_000)]
+    flood = EventBatch(
+        [codes.KEY_SIGNALLED] * len(keys), keys=keys, item_indexes=list(range(len(keys))), values=[value] * len(keys)
+    )
+    assert not (await apply_events(host, flood, bob)).refusals
+    assert host.engine.snapshots.save_key("a/job") == ("a/job", 3, b"disk full", True, "ann")
+    assert (bob.usage.owned_keys, bob.usage.value_bytes) == (66 + 33, 33 * len(value))
+
+
+def test_unread_answers_of_one_account_leave_room_for_another() -> None:
+    """Above its share of the free memory, an account gets no further listing; another one does."""
+    host, _ = make_host()
+    budget = host.shares.budget
+    ann, bob = host.shares.accounts.of("ann"), host.shares.accounts.of("bob")
+    budget.bytes_max = budget.held_bytes() + 300_000
+    budget.hold_answer(bob, 190_000)
+    host.gate.check_answer(bob)
+    budget.hold_answer(bob, 20_000)
+    with pytest.raises(RpcError, match="210000 bytes of answers to you are unread"):
+        host.gate.check_answer(bob)
+    host.gate.check_answer(ann)
+    budget.hold_answer(bob, -210_000)
+    host.gate.check_answer(bob)
+    assert budget.answers_bytes == 0
+
+
+def test_the_first_of_an_account_needs_only_a_free_place() -> None:
+    """Of a limit of few, shares are rounded down, in the end to nothing: each account gets one nevertheless."""
+    shares = make_host()[0].shares
+    held = [0] * 12
+    for place in range(12):
+        account = shares.accounts.of(f"user-{place}")
+        while shares.may_add(account, LIMIT, sum(held), held[place]):
+            held[place] += 1
+    assert held == [8, 2, 1, 1] + [0] * 8
+    assert not shares.may_add(shares.accounts.of("last"), LIMIT, 8, 0, own_most=0)
+    assert shares.may_add(shares.accounts.nobody, LIMIT, LIMIT - 1, LIMIT - 1)
+
+
 def test_memory_is_shared_out() -> None:
     """An account whose results fill its share of the memory has a whole batch refused; another account is served."""
     host, metrics = make_host()

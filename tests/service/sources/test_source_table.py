@@ -246,6 +246,15 @@ def test_only_so_many_that_are_gone_are_remembered() -> None:
     assert table.stale(("t1/x", 0), 2_000) is not None
 
 
+def test_principal_with_the_most_gone_sources_is_forgotten_first() -> None:
+    """The sources of another one are remembered, so its marks stay stale."""
+    table = SourceTable(remembered_max=3)
+    for principal, number in [("ann", 0), *(("bob", number) for number in range(20))]:
+        table.detach(f"s{number}", principal, table.attach(f"s{number}", principal, [f"{principal}/"], 0), 1_000)
+    assert [(source.principal, source.name) for source in table] == [("ann", "s0"), ("bob", "s18"), ("bob", "s19")]
+    assert table.stale(("ann/x", 0), 2_000) is not None
+
+
 def test_what_has_just_been_attached_is_loading() -> None:
     """Until its first report, a source sees nothing and is in the state LOADING."""
     table = SourceTable()
