@@ -13,20 +13,22 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 PAGE: Final = ROOT / "docs" / "security.md"
 HEAD: Final = "| limit | one caller has | what happens there | what happens at the limit |"
 NAME: Final = re.compile(r"`([a-z_]+\.\w+)`")
+BOUND: Final = re.compile(r"(sizes\.)?[A-Z][A-Z_]*(?<!_S)(?<!_MS)(_MAX|_KEPT)")
 
 OF_ONE_CALLER: Final = {
     "epochs.ENTRIES_MAX": "one partition",
+    "positions.OFFSET_MAX": "one partition",
     "ranking.NAMES_MAX": "one ranking",
-    "webhooks.OPEN_MAX": "one session",
-    "refused_ids.RANGES_MAX": "one session",
-    "result_stream.CONTROL_MESSAGES_MAX": "one stream",
+    "sizes.WEBHOOKS_OPEN_MAX": "one session",
+    "sizes.REFUSED_ID_RANGES_MAX": "one session",
+    "sizes.CONTROL_MESSAGES_MAX": "one stream",
     "connect_codecs.TEXT_BYTES_MAX": "one request",
-    "resets.RESETS_MAX": "one connection",
+    "flood_watch.RESETS_MAX": "one connection",
 }
 OF_NO_CALLER: Final = {
     "files.BATCHES_WAITING_MAX": "batches of all callers, in the archive's process",
     "last_hour.SAMPLES_MAX": "totals of the daemon",
-    "statements.CHANGE_ROWS_MAX": "rows that are then merged",
+    "sizes.JOURNAL_CHANGE_ROWS_MAX": "rows that are then merged",
     "store.FREE_PAGES_KEPT": "pages of a file",
     "http_limits.MEMORY_KEPT": "a ratio",
     "refusal_log.SUBJECTS_MAX": "lines of the log",
@@ -55,7 +57,8 @@ def settings() -> set[str]:
 def internal() -> set[str]:
     """Constants that bound what an object or a module holds, as module.NAME."""
     paths = [path for path in (ROOT / "purgatory").rglob("*.py") if not {"v1", "cli", "generic"} & set(path.parts)]
-    return {f"{path.stem}.{name}" for path in paths for name in bounds(ast.parse(path.read_text("utf-8")))}
+    names = ((path.stem, name) for path in paths for name in bounds(ast.parse(path.read_text("utf-8"))))
+    return {name if "." in name else f"{stem}.{name}" for stem, name in names}
 
 
 def bounds(module: ast.Module) -> Iterator[str]:
@@ -78,8 +81,8 @@ def is_held(node: ast.expr) -> bool:
 def constants(nodes: list[ast.expr]) -> Iterator[str]:
     for node in nodes:
         for name in ast.walk(node):
-            if isinstance(name, ast.Name) and re.search(r"(?<!_S)(?<!_MS)(_MAX|_KEPT)$", name.id):
-                yield name.id
+            if isinstance(name, ast.Name | ast.Attribute) and BOUND.fullmatch(ast.unparse(name)):
+                yield ast.unparse(name)
 
 
 def test_every_limit_has_a_row() -> None:
