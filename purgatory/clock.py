@@ -12,6 +12,11 @@ NS_PER_MS: Final = 1_000_000
 OFFSET_MS_MAX: Final = 2**40
 """35 years: beyond any real uptime, far below any limit of the engine."""
 
+PAUSE_MS_MIN: Final = 250
+"""A longer time between two ticks is a pause, milliseconds. Ticks come at least every 100 ms, see `Reaper`."""
+SETTLE_MS: Final = 500
+"""What arrived during a pause is read in this time after it, which belongs to the pause, milliseconds."""
+
 
 class Clock(Protocol):
     """A source of monotonic milliseconds."""
@@ -90,4 +95,43 @@ class EngineTime:
     def registration_ms(self) -> int:
         """The time for registrations: rounded up."""
         self._latest_ms = max(self._latest_ms, self._clock.ceiling_ms())
+        return self._latest_ms
+
+
+class ListeningTime:
+    """Engine time without the pauses of its owner. Silences and staleness are measured by it, so that nobody is called
+    silent whose messages could not be read.
+
+    A pause is a time without ticks, which come from the event loop whenever it has polled its sockets: the process was
+    stopped, or something held the loop. Nothing is a pause before the first tick.
+    """
+
+    def __init__(self, time: EngineTime) -> None:
+        self._time: Final = time
+        self._ticked_ms = -1
+        self._paused_ms = 0
+        self._settled_ms = -1
+        """End of the last pause. May be in the future."""
+        self._latest_ms = -1
+
+    def tick(self) -> None:
+        """Call once `take_pause` has returned 0."""
+        self._ticked_ms = self._time.now_ms()
+
+    def take_pause(self) -> int:
+        """Return the length of the pause that has just been noticed, with the time to settle; 0: there was none."""
+        now_ms = self._time.now_ms()
+        if self._ticked_ms < 0 or now_ms - self._ticked_ms <= PAUSE_MS_MIN:
+            return 0
+        pause_ms = now_ms + SETTLE_MS - max(self._ticked_ms, self._settled_ms)
+        self._paused_ms += pause_ms
+        self._ticked_ms, self._settled_ms = now_ms, now_ms + SETTLE_MS
+        return pause_ms
+
+    def now_ms(self) -> int:
+        """The listening time. It stands still in a pause."""
+        now_ms = self._time.now_ms()
+        if self._ticked_ms >= 0 and now_ms - self._ticked_ms > PAUSE_MS_MIN:
+            now_ms = self._ticked_ms  # a pause that has not been taken yet
+        self._latest_ms = max(self._latest_ms, now_ms - self._paused_ms)
         return self._latest_ms

@@ -102,6 +102,7 @@ class Daemon:
             self._host.listeners,
             next_expiry_ms=self._host.gate.next_expiry_ms,
             shares=self._host.shares,
+            on_events_refused=self._host.note_refused_events,
         )
         self._memory_watch: Final = MemoryWatch(
             self._host.shares.budget, end_late_calls=self._gate.incomplete_requests.end_late

@@ -6,10 +6,11 @@ from mypy_extensions import i64
 
 from purgatory.engine.memory_estimate import ITEM_BYTES, OPERATION_BYTES
 
-__all__ = ["NO_SHARE", "AccountUsage"]
+__all__ = ["LONG_AGO_MS", "NO_SHARE", "AccountUsage"]
 
 # Half of what an i64 holds: `Admission.open_for` adds a count to it, and compiled sums wrap without an error.
 NO_SHARE: Final[i64] = 2**62
+LONG_AGO_MS: Final[i64] = -(2**62)
 
 
 class AccountUsage:
@@ -37,6 +38,8 @@ class AccountUsage:
         """Those of keys with pending operations, of any account."""
         self.name_bytes: i64 = 0
         """Bytes of these partitions, with replicas, epochs and positions, and of these keys and its own idle ones."""
+        self.refused_ms: i64 = LONG_AGO_MS
+        """Listening time at which events of this account were last refused for reasons of the daemon."""
         self.operations_max: i64 = NO_SHARE
         self.items_max: i64 = NO_SHARE
         self.partitions_max: i64 = NO_SHARE

@@ -320,6 +320,20 @@ class Engine:
                 break
         return expired
 
+    def note_pause(self, pause_ms: int) -> bool:
+        """The owner has received nothing for `pause_ms`, or could not have applied it: keys are not silent in that
+        time, and stale timeouts do not count it. Deadlines stay. Returns whether this concerns a pending operation.
+        """
+        assert pause_ms >= 0, f"pause_ms={pause_ms}"
+        if not self._pending.heartbeats and not self._pending.stale_timeouts:
+            return False
+        self._pending.paused_ms += pause_ms
+        return True
+
+    def note_refused_events(self, account: AccountUsage, now_ms: int) -> None:
+        """Events of an account were refused for reasons of the owner: its keys were not silent until now."""
+        account.refused_ms = self._pending.listening_ms(now_ms)
+
     def next_expiration_ms(self) -> int:
         """When to call `advance_clock` next; -1: nothing is timed. May be in the past."""
         return self._pending.wheel.next_expiration_ms()
@@ -327,7 +341,7 @@ class Engine:
     @property
     def has_stale_waits(self) -> bool:
         """Whether a pending operation has a stale timeout: see `stale_waits`."""
-        return len(self._pending.stale_timeouts_ms) > 0
+        return len(self._pending.stale_timeouts) > 0
 
     @property
     def has_unreported(self) -> bool:
@@ -454,7 +468,7 @@ class Engine:
         pending = self._pending
         held = pending.operations.size * OPERATION_BYTES + pending.items.size * ITEM_BYTES
         held += pending.pending_by_kind[FETCH] * FETCH_BYTES + self._wakeups.fetches.item_count * FETCH_ITEM_BYTES
-        held += len(pending.stale_timeouts_ms) * STALE_TIMEOUT_BYTES + len(pending.heartbeats) * HEARTBEAT_BYTES
+        held += len(pending.stale_timeouts) * STALE_TIMEOUT_BYTES + len(pending.heartbeats) * HEARTBEAT_BYTES
         held += self._keys.idle_accounts * IDLE_ACCOUNT_BYTES
         return held + self._partitions.bytes + self._keys.bytes + len(pending.owners) * OWNER_BYTES
 

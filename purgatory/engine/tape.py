@@ -34,6 +34,7 @@ __all__ = [
     "EXTEND",
     "FAIL_STALE",
     "PASS",
+    "PAUSE",
     "REGISTER",
     "SHUT_DOWN",
     "Played",
@@ -59,6 +60,8 @@ FAIL_STALE: Final = 7
 EXTEND: Final = 8
 """Extend the operations with the next `count` ids, if they are pending, by the timeout that the tape has for the step.
 """
+PAUSE: Final = 9
+"""Note a pause of `count` milliseconds, as `Engine.note_pause` does."""
 REGISTER: Final = 16
 """Plus the code of a kind: register the next `count` operations of that kind. Last, so that kinds may be added."""
 
@@ -150,6 +153,9 @@ class TapePlayer:
         for place, step in enumerate(tape.steps):
             now_ms: i64 = tape.times_ms[place]
             count = tape.counts[place]
+            # Before anything expires: a silence does not end in a pause.
+            if step == PAUSE:
+                self._pending.paused_ms += count
             # Before the time of the step is taken over: what is due earlier must end at its own millisecond.
             if self._prompt:
                 self._expire_due(now_ms)
@@ -173,7 +179,7 @@ class TapePlayer:
             elif step == CANCEL_ALL_ON:
                 self._cancel_all_on(tape.names, count, now_ms)
             else:
-                assert step == PASS, f"step {place} has the code {step}"
+                assert step in (PASS, PAUSE), f"step {place} has the code {step}"
         return played
 
     def _kind_columns(self, tape: Tape, kind: int) -> KindColumns | None:

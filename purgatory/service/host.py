@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from purgatory import sizes
-from purgatory.clock import Clock, EngineTime
+from purgatory.clock import Clock, EngineTime, ListeningTime
 from purgatory.engine.batches import PartitionName, Refusal
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
@@ -66,6 +66,8 @@ class Host:
         self.engine: Final = engine
         self.time: Final = EngineTime(clock)
         """Engine time. Do not read the clock directly: it may be behind the engine."""
+        self.listening: Final = ListeningTime(self.time)
+        """The time by which silences and staleness are measured. Reports of sources are stamped with it."""
         self.settings: Final = settings
         self.listeners: Final = Listeners(listeners)
         """Listeners, in notification order. Do not modify after `start`."""
@@ -95,7 +97,7 @@ class Host:
         """Connector state; `stale(name, now_ms)` returns why a mark is stale."""
         limits = settings.limits
         self.source_links: Final = SourceLinks(
-            engine, self.sources, self.time.now_ms, limits.sources_max, self.shares.principal_may_add
+            engine, self.sources, self.listening.now_ms, limits.sources_max, self.shares.principal_may_add
         )
         # Set afterwards, because the budget is made before the things that it counts.
         self.shares.budget.calls = lambda: self.fair_queue.calls
@@ -104,9 +106,9 @@ class Host:
         )
         self.started_time: Final = time.time()
         """Start time (wall clock, seconds since the epoch). For display only."""
-        self.reaper: Final = Reaper(engine, clock, self.listeners, self._expire_slice)
+        self.reaper: Final = Reaper(engine, clock, self.listeners, self._expire_slice, self._tick)
         self.stale_reaper: Final = StaleReaper(
-            engine, self.time, self.sources, self.fail_stale, self.holds.of("stale waits")
+            engine, self.time, self.listening, self.sources, self.fail_stale, self.holds.of("stale waits")
         )
         self._tasks: Final[list[asyncio.Task[None]]] = []
 
@@ -190,6 +192,7 @@ class Host:
 
     def _apply_slice(self, events: IncomingEvents, account: Account) -> bool:
         """Apply the next slice and add its effects to `events`. Returns whether events are left."""
+        self._take_pause()
         batch, done, now_ms = events.batch, events.done, self.time.now_ms()
         start, is_full = done.next_index, self.shares.budget.is_full
         # For each slice: the share depends on what all accounts hold, which other calls change between two slices.
@@ -208,6 +211,10 @@ class Host:
         done.unchanged += part.unchanged
         done.refusals.extend(part.refusals)
         return done.next_index < len(batch.types)
+
+    def note_refused_events(self, account: Account) -> None:
+        """Events were refused for the daemon's own reasons: the keys of their account are not silent."""
+        self.engine.note_refused_events(account.usage, self.time.now_ms())
 
     # Cancelling.
 
@@ -322,7 +329,7 @@ class Host:
             if self.sources or were_stale:
                 try:
                     # Before the listeners: journal and archive store the results with it.
-                    note_stale_marks(completions, self.sources, self.time.now_ms())
+                    note_stale_marks(completions, self.sources, self.listening.now_ms())
                 except Exception as error:  # noqa: BLE001 - logged and counted; the results are delivered without it
                     self.listeners.failed("SourceTable", "stale", error)
             try:
@@ -360,9 +367,25 @@ class Host:
         Nothing expires while it is ahead, so due operations must expire first: otherwise a steady stream of
         registrations, one per millisecond, would delay all expiries.
         """
+        self._take_pause()
         if 0 <= self.engine.next_expiration_ms() <= self.time.now_ms():
             self._expire_slice()
         return self.time.registration_ms()
+
+    def _tick(self) -> None:
+        self._take_pause()
+        self.listening.tick()
+
+    def _take_pause(self) -> None:
+        """Note the pause that has just ended, if there was one, before anything uses the time after it."""
+        pause_ms = self.listening.take_pause()
+        if not pause_ms:
+            return
+        for stream in self.sessions.streams():
+            stream.paused()
+        if self.engine.note_pause(pause_ms):
+            LOGGER.info("the process was stopped or busy: silences do not count %d ms", pause_ms)
+            self.listeners.paused(pause_ms, self.time.now_ms())
 
     def _expire_slice(self) -> None:
         # The time of the engine is the end of a millisecond that is not over. Operations that are due at that time
@@ -436,6 +459,7 @@ class Host:
         while True:
             await asyncio.sleep(turn_s)
             try:
+                self._take_pause()
                 now_ms = self.time.now_ms()
                 for stream in self.sessions.streams():
                     stream.check(now_ms, interval_ms)

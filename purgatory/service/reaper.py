@@ -1,7 +1,8 @@
 """The task that advances the engine's time: it expires due operations in slices and sleeps until the next expiry.
 
 An exception is logged and counted, and the turn is retried. Many expiries at once hold the event loop for no longer
-than a slice. The reaper wakes at least every `SLEEP_MS_MAX`, so that loop lag is measured even while idle.
+than a slice. The reaper wakes at least every `SLEEP_MS_MAX`, so that loop lag is measured, and pauses of the process
+are noticed, even while idle.
 """
 
 import asyncio
@@ -16,19 +17,28 @@ from purgatory.service.listeners.listener import Listener
 
 LOGGER: Final = logging.getLogger(__name__)
 
-SLEEP_MS_MAX: Final = 1_000
+SLEEP_MS_MAX: Final = 100
 RETRY_S: Final = 0.1
 
 
 class Reaper:
     """Calls `expire_slice` whenever an operation is due."""
 
-    def __init__(self, engine: Engine, clock: Clock, listeners: Listener, expire_slice: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        listeners: Listener,
+        expire_slice: Callable[[], None],
+        tick: Callable[[], None],
+    ) -> None:
+        """`tick` is called before each turn; the event loop has polled its sockets since the last one."""
         self._engine: Final = engine
         self._clock: Final = clock
         self._listeners: Final = listeners
         self.turn: Final = expire_slice
         """Expire a slice of the due operations."""
+        self._tick: Final = tick
         self._woken: Final = asyncio.Event()
         self._sleeping_until_ms = -1
         """-1: awake."""
@@ -51,6 +61,7 @@ class Reaper:
         try:
             while True:
                 try:
+                    self._tick()
                     self.turn()
                     await self._sleep(alarm)
                 except Exception:

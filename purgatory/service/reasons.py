@@ -37,17 +37,19 @@ def held_back(host: Host, view: PendingView) -> list[str]:
 
 def held_back_by(host: Host, view: PendingView, item: ItemView) -> str:
     """The reason why an item that is waited for has not reached its target."""
-    name, now_ms = item.name, host.time.now_ms()
+    name = item.name
     if name[1] < 0:
         if item.reached_offset <= 0:
             return f"{name[0]} has not been signalled yet"
         return f"{name[0]} has been signalled {item.reached_offset} of {item.required_offset} times"
     feeding = [one for one in host.sources if name[0].startswith(one.topic_prefixes)] if host.sources else []
     connectors = ", ".join(dict.fromkeys(one.name for one in feeding))
-    stale = host.sources.stale(name, now_ms)
+    listening_ms = host.listening.now_ms()
+    stale = host.sources.stale(name, listening_ms)
     if stale is not None:
-        return f"connector {connectors}: the mark has been stale for {stale.ms(now_ms) / 1_000:.1f} s: {stale.reason}"
-    partition = host.engine.partition_view(name, now_ms)
+        stale_s = stale.ms(listening_ms) / 1_000
+        return f"connector {connectors}: the mark has been stale for {stale_s:.1f} s: {stale.reason}"
+    partition = host.engine.partition_view(name, host.time.now_ms())
     if partition is None or max(partition.log_end_offset, partition.high_watermark, partition.log_start_offset - 1) < 0:
         by = f" by connector {connectors}" if connectors else ""
         return f"nothing has been reported{by} for {spelled(name)} yet"

@@ -3,7 +3,8 @@
 Attacks and floods: an honest client waits 200 times per second before, during and after each. It shares the machine
 with the attacker, so for floods it is first measured while the same flood hits another, idle daemon; p99 under attack
 is relative to that.  Requests: fuzzed messages and bytes,
-`--requests` per target. Churn: callers that come and go for `--minutes`. Exit code 1 if a row fails.
+`--requests` per target. Stops: daemons that are stopped for seconds while workers send heartbeats. Churn: callers that
+come and go for `--minutes`. Exit code 1 if a row fails.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from tests.abuse.churn import churn
 from tests.abuse.floods import FLOODS
 from tests.abuse.requests.targets import TARGETS, fuzz
 from tests.abuse.result import HEADER, Result
+from tests.abuse.stops import stops
 
 
 class Options(NamedTuple):
@@ -31,6 +33,7 @@ class Options(NamedTuple):
     times: float
     requests: int
     minutes: float
+    stops: int
     seed: int
 
 
@@ -83,6 +86,7 @@ def abuses() -> dict[str, Run]:
         rows[f"{name}-no-policy"] = partial(run_call_flood, name, has_policy=False)
     rows |= {f"flood-{method}": partial(run_flood, method) for method in FLOODS}
     rows |= {name: partial(run_requests, name) for name in TARGETS}
+    rows["stops"] = lambda options, folder: stops(folder, options.seed, options.stops)
     rows["churn"] = lambda options, folder: churn(folder, options.seed, options.minutes * 60)
     return rows
 
@@ -96,10 +100,11 @@ def main() -> int:
     )
     parser.add_argument("--requests", type=int, default=50_000, help="fuzzed requests per target (50000)")
     parser.add_argument("--minutes", type=float, default=15.0, help="duration of the churn (15)")
+    parser.add_argument("--stops", type=int, default=100, help="number of times that daemons are stopped (100)")
     parser.add_argument("--seed", type=int, default=None, help="seed of requests and churn (default: random)")
     given = parser.parse_args()
     seed = secrets.randbelow(1_000_000) if given.seed is None else given.seed
-    options = Options(given.times, given.requests, given.minutes, seed)
+    options = Options(given.times, given.requests, given.minutes, given.stops, seed)
     rows = {name: run for name, run in abuses().items() if not given.only or any(word in name for word in given.only)}
     print(f"seed {seed}\n{HEADER}")
     results = []

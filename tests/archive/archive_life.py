@@ -90,6 +90,8 @@ class Life:
         host_settings = HostSettings() if roomy else host_settings
         self.host: Final = Host(self.new_engine(started_ms), self.clock, host_settings)
         self.host.listeners.append(self._archive)
+        self._pauses: Final = [] if roomy else [self._pause]
+        """A restored host counts a silence from its start, so what a pause leaves of one is not comparable there."""
         self._last_id = 0
         self._marks: Final = dict.fromkeys(PARTITIONS, 0)
         self._epochs: Final = dict.fromkeys(PARTITIONS, 0)
@@ -105,7 +107,7 @@ class Life:
     async def live(self, steps: int) -> None:
         """Perform random steps."""
         deeds = [self._register] * 6 + [self._advance] * 5 + [self._pass_time] * 3
-        rare = [self._cancel, self._extend, self._fail_stale, self._wait_unary, self._drop_sessions]
+        rare = [self._cancel, self._extend, self._fail_stale, self._wait_unary, self._drop_sessions, *self._pauses]
         for _ in range(steps):
             deed = self._random.choice([*deeds, *rare])
             try:
@@ -220,6 +222,12 @@ class Life:
         self.clock.jump(self._random.choice((0, 1, 10, 100)))
         if self._random.random() < 0.8:
             self.host.reaper.turn()
+
+    async def _pause(self) -> None:
+        """The process is stopped, and nothing is read in that time."""
+        self.host.listening.tick()
+        self.clock.jump(self._random.choice((300, 1_000)))
+        self.host.reaper.turn()
 
     async def _cancel(self) -> None:
         session = self._session()

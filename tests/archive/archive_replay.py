@@ -129,6 +129,9 @@ def repeat_call(
         case schema.EXTEND:
             engine.extend(owner(), row["operation_ids"], row["timeout_ms"], now_ms)
             return 0
+        case schema.PAUSE:
+            engine.note_pause(row["timeout_ms"])
+            return 0
         case schema.FAIL_STALE:
             return sum(engine.fail_stale(owner(), row["operation_ids"], names, now_ms))
         case call:

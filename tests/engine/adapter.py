@@ -231,6 +231,10 @@ class EngineUnderTest:
             assert engine.fail_stale(self.owners[owner_id], [operation_id], set(stale_ms), self.now_ms) == [True]
         return len(due)
 
+    def pause(self, ms: int) -> bool:
+        """Return whether any pending operation is concerned: for others, a pause need not be counted."""
+        return self.engine.note_pause(ms)
+
     def cancel_all(self, owner_id: int) -> int:
         return self.engine.cancel_all(self.owners[owner_id], self.now_ms)
 

@@ -109,6 +109,10 @@ class Pair:
         self.compare_ended()
         return failed
 
+    def pause(self, ms: int) -> None:
+        if self.engine.pause(ms):
+            self.oracle.paused_ms += ms
+
     def cancel_all(self, owner_id: int) -> None:
         cancelled = self.engine.cancel_all(owner_id)
         demand("cancelled of owner", cancelled, self.oracle.cancel_all(owner_id, self.now_ms))

@@ -72,6 +72,9 @@ class Calls:
                 self.note(tapes.APPLY, len(events))
             case steps.Advance(_, limit) if not self.prompt:
                 self.note(tapes.EXPIRE, engine.advance_clock(self.now_ms, limit))
+            case steps.Pause(ms):
+                if engine.note_pause(ms):
+                    self.note(tapes.PAUSE, ms)
             case steps.Cancel(_, back):
                 ids = [max(1, self.next_id - number % 40) for number in back]
                 engine.cancel(owner, ids, self.now_ms)

@@ -9,12 +9,12 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
+from google.rpc import code_pb2, error_details_pb2
 from grpc_status import rpc_status
 
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.access.account import Accounts
+from purgatory.service.access.account import Account, Accounts
 from purgatory.service.budget.shares import CALL_BYTES, Shares
 from purgatory.service.draining import drain
 from purgatory.service.errors import RpcError
@@ -289,3 +289,27 @@ async def test_a_flood_does_not_hold_up_another_callers_event(monkeypatch: pytes
         await other.stub.Advance(wire.AdvanceRequest(rows={"events": [high_watermark("quiet", 1)]}))
         assert 0 <= heard.before_event - heard.before_asked <= 200
         await asyncio.gather(*callers)
+
+
+@pytest.mark.parametrize(("work", "heard"), [(EVENTS, 2), (REGISTRATIONS, 0)])
+async def test_refused_events_are_reported_for_their_account(work: int, heard: int) -> None:
+    """Those that arrive after their deadline and those over a limit, and no other calls."""
+    reported: list[Account] = []
+    gate = CallGate(FairQueue(), LimitsSettings(calls_per_caller_max=1), on_events_refused=reported.append)
+    account = Accounts().nobody
+    with pytest.raises(RpcError):
+        gate.enter(Context(0.0), account, work, is_unary=True)  # type: ignore[arg-type]
+    gate.enter(Context(), account, work, is_unary=True)  # type: ignore[arg-type]
+    with pytest.raises(RpcError):
+        gate.enter(Context(), account, work, is_unary=True)  # type: ignore[arg-type]
+    assert reported == [account] * heard
+
+
+@pytest.mark.parametrize("is_unary", [True, False])
+def test_ends_of_event_calls_are_reported_by_their_code(is_unary: bool) -> None:
+    """A stream that is cancelled has been left by its caller; a call, before it had its answer."""
+    reported: list[int] = []
+    gate = CallGate(FairQueue(), LimitsSettings(), on_events_refused=lambda _account: reported.append(code))
+    for code in (code_pb2.OK, code_pb2.INVALID_ARGUMENT, code_pb2.UNAVAILABLE, code_pb2.CANCELLED):
+        gate.note_end(Accounts().nobody, EVENTS, code, is_unary=is_unary)
+    assert reported == ([code_pb2.UNAVAILABLE, code_pb2.CANCELLED] if is_unary else [code_pb2.UNAVAILABLE])

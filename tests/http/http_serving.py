@@ -18,10 +18,12 @@ from google.protobuf.json_format import MessageToJson, Parse
 from google.protobuf.message import Message
 from google.rpc import status_pb2
 
+from purgatory.clock import Clock
 from purgatory.service.http.connect_application import ConnectCalls
 from purgatory.service.http.http_calls import HttpMethods
 from purgatory.service.http.server_sent_events import ServerSentEvents
 from purgatory.service.http.site import HttpSite
+from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.settings import HostSettings, HttpSettings
 from tests.service.serving import ServedHost, all_methods, serving
@@ -110,12 +112,17 @@ class HttpCaller:
 
 @asynccontextmanager
 async def serving_http(
-    settings: HostSettings | None = None, message_bytes_max: int = MESSAGE_BYTES_MAX
+    settings: HostSettings | None = None,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+    clock: Clock | None = None,
+    listener: Listener | None = None,
 ) -> AsyncIterator[HttpCaller]:
     """Serve a new host over gRPC and over HTTP until the block ends."""
-    async with serving(settings) as served:
+    async with serving(settings, clock=clock, listener=listener) as served:
         host = served.host
-        gate = CallGate(host.fair_queue, host.settings.limits, host.listeners)
+        gate = CallGate(
+            host.fair_queue, host.settings.limits, host.listeners, on_events_refused=host.note_refused_events
+        )
         methods = HttpMethods(
             all_methods(host),
             gate,

@@ -171,7 +171,9 @@ async def start_server(
     """
     server = grpc.aio.server(options=options)
     advice = host.gate.next_expiry_ms
-    gate = CallGate(host.fair_queue, host.settings.limits, host.listeners, now_s, advice, host.shares)
+    gate = CallGate(
+        host.fair_queue, host.settings.limits, host.listeners, now_s, advice, host.shares, host.note_refused_events
+    )
     ask = identify or (lambda _method: lambda _context: host.sessions.accounts.nobody)
     add_to_server(all_methods(host), server, gate, ask)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -66,6 +66,9 @@ class Generator:
     def sleep(self) -> steps.Step:
         return steps.Sleep(self.below(3 * self.swarm.leap_max_ms))
 
+    def pause(self) -> steps.Step:
+        return steps.Pause(self.below(3 * self.swarm.leap_max_ms))
+
     def cancel(self) -> steps.Step:
         owner = self.below(self.swarm.owners)
         return steps.Cancel(owner, self.recent_ids(owner))

@@ -42,6 +42,8 @@ class Owners:
                 world.advance(ms, limit)
             case steps.Sleep(ms):
                 world.now_ms += ms
+            case steps.Pause(ms):
+                world.pause(ms)
             case steps.Cancel(owner, operation_ids):
                 world.cancel(self.ids[owner], list(operation_ids))
             case steps.CancelAll(owner):

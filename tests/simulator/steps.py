@@ -34,6 +34,12 @@ class Sleep(NamedTuple):
     ms: int
 
 
+class Pause(NamedTuple):
+    """Nothing could be received for `ms` milliseconds, which are neither silence nor staleness."""
+
+    ms: int
+
+
 class Cancel(NamedTuple):
     owner: int
     operation_ids: tuple[int, ...]
@@ -72,7 +78,18 @@ class ShutDown(NamedTuple):
 
 
 Step = (
-    Register | Apply | Advance | Sleep | Cancel | CancelAll | CancelName | FailStale | Extend | ReplaceOwner | ShutDown
+    Register
+    | Apply
+    | Advance
+    | Sleep
+    | Pause
+    | Cancel
+    | CancelAll
+    | CancelName
+    | FailStale
+    | Extend
+    | ReplaceOwner
+    | ShutDown
 )
 
 

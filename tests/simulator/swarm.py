@@ -18,6 +18,7 @@ STEP_NAMES = (
     "shut_down",
     "fail_stale",
     "extend",
+    "pause",
 )
 
 
@@ -67,6 +68,7 @@ class Swarm:
             rng.choice(rare),
             rng.choice((0.02, 0.1)) if self.stale else 0.0,
             rng.choice((0.0, 0.02, 0.1)),
+            rng.choice((0.0, 0.05)) if self.heartbeats or self.stale else 0.0,
         ]
 
     @staticmethod

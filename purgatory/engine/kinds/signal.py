@@ -8,6 +8,7 @@ from typing import Final, final
 
 from mypy_extensions import i16, i32, i64
 
+from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import AsGiven
 from purgatory.engine.codes import (
     EXPIRED,
@@ -245,9 +246,18 @@ class SignalKind(Kind):
     def _item_silent_at_ms(self, slot: i64, item: i64) -> i64:
         heartbeat = self.pending.heartbeats[int(slot)]
         key = self.keys.at(i64(self.pending.items.target[item]))
+        heard_ms = max(heartbeat.since_ms, key.signalled_ms, self._signaller(slot, key).refused_ms)
         # A deadline is rounded up to a tick, and so is the end of a silence.
-        silent_ms = max(heartbeat.since_ms, key.signalled_ms) + heartbeat.timeout_ms
+        silent_ms = heard_ms + heartbeat.timeout_ms + self.pending.paused_ms
         return round_up_to_tick(silent_ms, self.pending.wheel.tick_ms)
+
+    def _signaller(self, slot: i64, key: SignalKey) -> AccountUsage:
+        """Who is expected to signal a key: the account that did so last, or else the one that waits."""
+        if key.signaller is not None:
+            return key.signaller
+        owner = self.pending.owners[i64(self.pending.operations.owner_id[slot])]
+        assert owner is not None, f"slot {slot} has no owner"
+        return owner.usage
 
     # Views and snapshots.
 

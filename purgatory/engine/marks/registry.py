@@ -4,7 +4,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from purgatory.engine.account_usage import AccountUsage
+from purgatory.engine.account_usage import LONG_AGO_MS, AccountUsage
 from purgatory.engine.batches import AsGiven, PartitionName
 from purgatory.engine.codes import NONE, OFFSET_MAX, UNKNOWN_TOPIC_OR_PARTITION
 from purgatory.engine.marks.idle_keys import IdleKeys
@@ -226,8 +226,10 @@ class SignalKey:
         """The first value it was signalled with; empty: none."""
         self.failed = False
         """It was signalled as failed. Stays so."""
-        self.signalled_ms: i64 = -1
-        """Time of the last signal, heartbeats included; -1: none since this engine was created."""
+        self.signalled_ms: i64 = LONG_AGO_MS
+        """Listening time of the last signal, heartbeats included."""
+        self.signaller: AccountUsage | None = None
+        """Usage of the account that signalled last; None: none since this engine was created."""
         self.composite_waits: WatchList | None = None
         """Terms of composites; see `SignalKeys.composite_waits`."""
         self.bytes: i64 = KEY_BYTES + name_bytes(self.name)

@@ -44,16 +44,20 @@ class Signals:
         signal_key = self.keys.get(key)
         owner = account if signal_key is None or signal_key.count == 0 else signal_key.account
         fault = self._fault(key, signal_key, count, failed, value, owner, is_full)
-        if fault is not None:
+        if fault is not None and fault.code != RESOURCE_EXHAUSTED:
             return fault
         if signal_key is None:
-            if count == 0:
-                return None
+            if count == 0 or fault is not None:
+                return fault
             signal_key = self.keys.make(key, account)
-        elif signal_key.count == 0 and count > 0:
+        # Also if there is no room for the value: the key is not silent.
+        signal_key.signalled_ms = self.wakeups.pending.listening_ms(now_ms)
+        signal_key.signaller = account
+        if fault is not None:
+            return fault
+        if signal_key.count == 0 and count > 0:
             self.keys.take_over(signal_key, account)
         signal_key.count += count
-        signal_key.signalled_ms = now_ms
         self.keys.touch(signal_key)
         if value and not signal_key.value:
             self.keys.set_value(signal_key, value)

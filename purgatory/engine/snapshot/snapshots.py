@@ -106,8 +106,8 @@ class Snapshots:
             self.pending.deadline_ms(slot), i64(operations.items_left[slot]), count,
         )  # fmt: skip
         kind.save_extra(saved, slot)
-        if self.pending.stale_timeouts_ms and int(slot) in self.pending.stale_timeouts_ms:
-            saved.stale_timeouts_ms[len(saved) - 1] = self.pending.stale_timeouts_ms[int(slot)]
+        if self.pending.stale_timeouts and int(slot) in self.pending.stale_timeouts:
+            saved.stale_timeouts_ms[len(saved) - 1] = int(self.pending.stale_timeouts[int(slot)].timeout_ms)
         if self.pending.heartbeats and int(slot) in self.pending.heartbeats:
             saved.heartbeat_timeouts_ms[len(saved) - 1] = int(self.pending.heartbeats[int(slot)].timeout_ms)
 
@@ -179,7 +179,8 @@ class Snapshots:
             saved.registered_ms[row],
         )  # fmt: skip
         if saved.stale_timeouts_ms and int(row) in saved.stale_timeouts_ms:
-            pending.stale_timeouts_ms[int(slot)] = saved.stale_timeouts_ms[int(row)]
+            # From now on, as for a heartbeat below.
+            pending.limit_staleness(slot, saved.stale_timeouts_ms[int(row)], now_ms)
         # Items are added even if the time is up: ending the operation releases them.
         # The deadline itself and not the time that was left: engine time continues from the last daemon, including the
         # time in between.

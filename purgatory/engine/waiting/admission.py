@@ -146,12 +146,12 @@ class Admission:
         if fault is None:
             kind.begin(owner, columns, row, first_item, now_ms)
             if columns.has_stale_timeouts:
-                self._note_stale_timeout(owner, operation_id, columns.stale_timeouts_ms.at(row))
+                self._note_stale_timeout(owner, operation_id, columns.stale_timeouts_ms.at(row), now_ms)
         return fault
 
-    def _note_stale_timeout(self, owner: Owner, operation_id: i64, stale_timeout_ms: i64) -> None:
+    def _note_stale_timeout(self, owner: Owner, operation_id: i64, stale_timeout_ms: i64, now_ms: i64) -> None:
         """Store the stale timeout if the operation is still pending; it may have ended during its registration."""
         if stale_timeout_ms >= 0:
             slot = owner.find(operation_id, self.pending.operations)
             if slot >= 0:
-                self.pending.stale_timeouts_ms[int(slot)] = int(stale_timeout_ms)
+                self.pending.limit_staleness(slot, stale_timeout_ms, now_ms)

@@ -35,14 +35,23 @@ OUTCOMES_MAX: Final = 8
 class Heartbeat:
     """What an operation requires of its keys: none may be silent for `timeout_ms`.
 
-    Silence counts from `since_ms` or the last signal of the key. The timer of such an operation is set to the end of a
-    silence and then set again, so it is not the deadline of the operation; that is `deadline_ms`.
+    Silence counts from `since_ms` or the last signal of the key, both in listening time. The timer of such an operation
+    is set to the end of a silence and then set again, so it is not the deadline of the operation; that is
+    `deadline_ms`.
     """
 
     def __init__(self, timeout_ms: i64, since_ms: i64, deadline_ms: i64) -> None:
         self.timeout_ms: Final[i64] = timeout_ms
         self.since_ms: Final[i64] = since_ms
         self.deadline_ms: i64 = deadline_ms
+
+
+class StaleTimeout:
+    """How long the marks of an operation may be stale, from `since_ms` (listening time) on."""
+
+    def __init__(self, timeout_ms: i64, since_ms: i64) -> None:
+        self.timeout_ms: Final[i64] = timeout_ms
+        self.since_ms: Final[i64] = since_ms
 
 
 class PendingOperations:
@@ -68,7 +77,9 @@ class PendingOperations:
         self.evaluations_by_kind: Final = vec[i64]([0] * (len(KINDS) + 1))
         self.ended: Final = vec[i64]([0] * ((len(KINDS) + 1) * OUTCOMES_MAX))
         self._ready: list[Completions] = []
-        self.stale_timeouts_ms: Final[dict[int, int]] = {}
+        self.paused_ms: i64 = 0
+        """Total length of the pauses: see `Engine.note_pause`."""
+        self.stale_timeouts: Final[dict[int, StaleTimeout]] = {}
         """By slot, only for operations that have one: they are few, and the others have no cost."""
         self.heartbeats: Final[dict[int, Heartbeat]] = {}
         """By slot, only for operations that require one."""
@@ -111,11 +122,19 @@ class PendingOperations:
         self.pending_by_kind[kind] += 1
         return slot
 
-    def require_heartbeat(self, slot: i64, timeout_ms: i64, since_ms: i64) -> None:
-        """Require a heartbeat of an operation whose timer was set to its deadline."""
+    def require_heartbeat(self, slot: i64, timeout_ms: i64, now_ms: i64) -> None:
+        """Require a heartbeat, from now on, of an operation whose timer was set to its deadline."""
         deadline_ms = self.wheel.deadline_ms(slot)
-        self.heartbeats[int(slot)] = Heartbeat(timeout_ms, since_ms, deadline_ms)
-        self.set_timer(slot, min(since_ms + timeout_ms, deadline_ms))
+        self.heartbeats[int(slot)] = Heartbeat(timeout_ms, self.listening_ms(now_ms), deadline_ms)
+        self.set_timer(slot, min(now_ms + timeout_ms, deadline_ms))
+
+    def limit_staleness(self, slot: i64, timeout_ms: i64, now_ms: i64) -> None:
+        """Set the stale timeout of an operation, which begins now."""
+        self.stale_timeouts[int(slot)] = StaleTimeout(timeout_ms, self.listening_ms(now_ms))
+
+    def listening_ms(self, now_ms: i64) -> i64:
+        """The listening time: engine time without the pauses."""
+        return now_ms - self.paused_ms
 
     def set_timer(self, slot: i64, time_ms: i64) -> None:
         """Set the timer of an operation to a time that is not due yet."""
@@ -238,8 +257,8 @@ class PendingOperations:
         completions.add_operation(self.operations.operation_id[slot], kind, outcome, waited_ms, lateness_ms, item_count)
         self.operations.release(slot)
         # With the slot: the next operation in it must not inherit the timeout.
-        if self.stale_timeouts_ms:
-            self.stale_timeouts_ms.pop(int(slot), None)
+        if self.stale_timeouts:
+            self.stale_timeouts.pop(int(slot), None)
         if self.heartbeats:
             self.heartbeats.pop(int(slot), None)
         owner.pending -= 1
@@ -327,7 +346,7 @@ class PendingOperations:
         for slot in range(int(operations.size)):
             kind = int(operations.kind[slot])
             if kind == FREE:
-                assert slot not in self.stale_timeouts_ms, f"free slot {slot} has a stale timeout"
+                assert slot not in self.stale_timeouts, f"free slot {slot} has a stale timeout"
                 assert slot not in self.heartbeats, f"free slot {slot} requires a heartbeat"
                 continue
             owner_id = int(operations.owner_id[slot])

@@ -24,7 +24,7 @@ class StaleWaits:
 
     def slots(self) -> list[int]:
         """Slots of all pending operations that have a stale timeout."""
-        return list(self.pending.stale_timeouts_ms)
+        return list(self.pending.stale_timeouts)
 
     def names(self, slots: list[int]) -> list[PartitionName]:
         """The partitions that these operations wait for, each once. Keys cannot become stale."""
@@ -32,24 +32,24 @@ class StaleWaits:
         for slot in slots:
             # The operation may have ended since `slots` was called, and the slot may be free or belong to another one
             # by now.
-            if slot in self.pending.stale_timeouts_ms:
+            if slot in self.pending.stale_timeouts:
                 self._add_names(slot, found)
         return list(found)
 
     def due(self, slots: list[int], stale_ms: dict[PartitionName, int], now_ms: i64) -> list[int]:
         """Those operations that have waited for a mark which was stale for the whole of their stale timeout.
 
-        `stale_ms` has the marks that are stale, and for how long.
+        `stale_ms` has the marks that are stale, and for how long. Pauses do not count as waiting.
         """
-        operations = self.pending.operations
+        listening_ms = self.pending.listening_ms(now_ms)
         found: list[int] = []
         for slot in slots:
-            stale_timeout_ms = self.pending.stale_timeouts_ms.get(slot, -1)
+            stale_timeout = self.pending.stale_timeouts.get(slot)
             # Two conditions, because a mark may have been stale long before the operation was registered: both the wait
             # and the staleness must have lasted for the timeout.
-            if stale_timeout_ms < 0 or now_ms - operations.registered_ms[slot] < stale_timeout_ms:
+            if stale_timeout is None or listening_ms - stale_timeout.since_ms < stale_timeout.timeout_ms:
                 continue
-            if self._is_out_of_time(slot, stale_ms, stale_timeout_ms):
+            if self._is_out_of_time(slot, stale_ms, stale_timeout.timeout_ms):
                 found.append(slot)
         return found
 
@@ -81,7 +81,7 @@ class StaleWaits:
                 found[partition.name] = True
             item = i64(self.pending.items.next[item])
 
-    def _is_out_of_time(self, slot: i64, stale_ms: dict[PartitionName, int], stale_timeout_ms: int) -> bool:
+    def _is_out_of_time(self, slot: i64, stale_ms: dict[PartitionName, int], stale_timeout_ms: i64) -> bool:
         """Whether the operation has to fail because of marks that have been stale for this long.
 
         One is enough, except for a composite that can do without some of its terms.

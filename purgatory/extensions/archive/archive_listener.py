@@ -224,6 +224,10 @@ class ArchiveListener(Listener):
         """Start a call in which operations expired. The call itself has no row, only the outcomes have."""
         self._begin(now_ms)
 
+    def paused(self, pause_ms: int, now_ms: int) -> None:
+        self._add_call(vocabulary.PAUSE, now_ms, timeout_ms=pause_ms, ended=0)
+        self.call_finished()
+
     def completed(self, event: Completed) -> None:
         call, whose, completions = self._call, registrant_of(event.session, event.principal), event.completions
         assert call is not None, f"{len(completions)} operations ended by no call"

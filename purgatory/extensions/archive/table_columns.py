@@ -142,7 +142,7 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
         TableColumn("operation_ids", INT64_LIST),
         *_NAME,  # cancel_partition: the partition; cancel_key: the key; fail_stale: a stale mark
         _given("ended", INT32),
-        TableColumn("timeout_ms", INT64, FEW_VALUES),  # extend: from this call on
+        TableColumn("timeout_ms", INT64, FEW_VALUES),  # extend: from this call on; pause: its length
     ],
     MARKERS: [
         *_COMMON,

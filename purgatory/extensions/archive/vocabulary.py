@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 __all__ = [
     "ACCEPTED", "CALLS", "CALL_NAMES", "CANCEL", "CANCEL_KEY", "CANCEL_PARTITION", "CANCEL_SESSION", "CRASHED",
     "DROPPED", "ENDED", "EVENTS", "EXTEND", "FAIL_STALE", "MARKERS", "MARKER_NAMES", "NO_PARTITION", "OUTCOMES",
-    "REGISTRATIONS", "SHUT_DOWN", "STARTED", "TABLES",
+    "PAUSE", "REGISTRATIONS", "SHUT_DOWN", "STARTED", "TABLES",
 ]  # fmt: skip
 
 INT64_MAX: Final = 2**63 - 1
@@ -33,7 +33,9 @@ SHUT_DOWN: Final = "shut_down"
 FAIL_STALE: Final = "fail_stale"
 """Operations failed because their marks were stale. One row per stale mark; the first row has the operation ids."""
 EXTEND: Final = "extend"
-CALL_NAMES: Final = (CANCEL, CANCEL_SESSION, CANCEL_PARTITION, CANCEL_KEY, SHUT_DOWN, FAIL_STALE, EXTEND)
+PAUSE: Final = "pause"
+"""The daemon could not receive anything for `timeout_ms`, which silences and stale timeouts do not count."""
+CALL_NAMES: Final = (CANCEL, CANCEL_SESSION, CANCEL_PARTITION, CANCEL_KEY, SHUT_DOWN, FAIL_STALE, EXTEND, PAUSE)
 
 # Kinds of marker in the table `markers`.
 STARTED: Final = "started"

@@ -56,7 +56,7 @@ class ConnectorsExtension(Extension):
 
     def readiness(self) -> Sequence[str]:
         """The state of each connector, in the order of the settings."""
-        now_ms = self._core.host.time.now_ms()
+        now_ms = self._core.host.listening.now_ms()
         states = {source.name: STATE_NAMES[source.state_at(now_ms)] for source in self._core.host.sources}
         shown = [states.get(one.name, "loading") if one.is_running else "not running" for one in self._sources]
         return [f"source {number}: {state}" for number, state in enumerate(shown, 1)]

@@ -141,7 +141,7 @@ class ReadyGates:
         return {**state, "reason": reason} if reason else state
 
     def _stale_reason(self, name: PartitionName) -> str:
-        now_ms = self._host.time.now_ms()
+        now_ms = self._host.listening.now_ms()
         stale = self._host.sources.stale(name, now_ms)
         return "" if stale is None else f"{name[0]}-{name[1]} has been stale for {stale.ms(now_ms)} ms: {stale.reason}"
 

@@ -110,6 +110,7 @@ class HttpCall:
             raise
         finally:
             self._counts.add_ended(code)
+            self._methods.gate.note_end(call.account, self.method.work, code, is_unary=self.method.is_unary)
         return answer
 
     async def off_loop(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - of any type

@@ -91,6 +91,11 @@ class Listener:
     def expired(self, now_ms: int) -> None:
         """The clock was advanced, and operations expired."""
 
+    def paused(self, pause_ms: int, now_ms: int) -> None:
+        """Nothing could be received for `pause_ms`, which silences and stale timeouts of pending operations do not
+        count.
+        """
+
     def completed(self, event: Completed) -> None:
         """Operations of one owner have ended. Their results have no sequence numbers yet."""
 

@@ -33,7 +33,7 @@ def make_registry(host: Host, metrics: Metrics, pauses: PauseWatch) -> Collector
     registry = CollectorRegistry(auto_describe=False)
     registry.register(HostCollector(host, metrics, pauses))
     registry.register(host.sessions.accounts.audit)
-    registry.register(SourceMetrics(host.source_links, host.time.now_ms))
+    registry.register(SourceMetrics(host.source_links, host.listening.now_ms))
     # Not the global registry of the library: a second daemon in one process, as in tests, would register everything
     # twice.
     ProcessCollector(registry=registry)

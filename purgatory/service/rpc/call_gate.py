@@ -35,6 +35,8 @@ STRANGERS_SHARE: Final = 8
 """Calls that wait to be refused (`Strangers`) may take an eighth of the memory budget."""
 STRANGERS_MAX: Final = 1_000
 """The same without a budget."""
+OWN_REASONS: Final = (code_pb2.RESOURCE_EXHAUSTED, code_pb2.UNAVAILABLE, code_pb2.DEADLINE_EXCEEDED)
+"""Codes of calls that are refused for the daemon's reasons, and not for what they contain."""
 QUIET_S: Final = 0.05
 """Shutdown waits until no unary call has ended for this long, seconds."""
 
@@ -50,9 +52,10 @@ class CallGate:
         now_s: Callable[[], float] = time.monotonic,
         next_expiry_ms: Callable[[], int] = lambda: RETRY_AFTER_MS,
         shares: Shares | None = None,
+        on_events_refused: Callable[[Account], None] = lambda _account: None,
     ) -> None:
         """`next_expiry_ms`: time until the next operation expires, which may end a call. `shares`: the memory budget
-        and the shares of callers; None: not taken into account.
+        and the shares of callers; None: not taken into account. `on_events_refused`: see `note_end`.
         """
         self.queue: Final = queue
         self._limits: Final = limits
@@ -62,6 +65,7 @@ class CallGate:
         self._listeners: Final = listeners or Listener()
         self._now_s: Final = now_s
         self._next_expiry_ms: Final = next_expiry_ms
+        self._on_events_refused: Final = on_events_refused
         self.incomplete_requests = IncompleteRequests()
         self.floods: Final = FloodWatch()
         self._calls_per_connection_max: Final = calls_per_connection_max(limits)
@@ -81,6 +85,13 @@ class CallGate:
 
         Call `leave` with the same arguments when it has ended. Raises `RpcError` if a limit refuses it.
         """
+        try:
+            return self._enter(context, account, work, is_unary=is_unary, connection=connection)
+        except RpcError as refused:
+            self.note_end(account, work, refused.code, is_unary=is_unary)
+            raise
+
+    def _enter(self, context: Context, account: Account, work: int, *, is_unary: bool, connection: str) -> CallerQueue:
         # Its caller has given up. Serving it would register an operation whose result has no reader.
         if context.time_remaining() == 0:
             raise self._refused("deadline", _deadline_passed())
@@ -109,6 +120,12 @@ class CallGate:
             del self._by_connection[connection]
         self._unary_calls -= is_unary
         self._unary_calls_ended += is_unary
+
+    def note_end(self, account: Account, work: int, code: int, *, is_unary: bool) -> None:
+        """Report events that the daemon did not accept for reasons of its own: whoever sent them is not silent."""
+        # A stream ends with CANCELLED whenever its caller leaves.
+        if work == EVENTS and (code in OWN_REASONS or (is_unary and code == code_pb2.CANCELLED)):
+            self._on_events_refused(account)
 
     async def call_turn(self, context: Context, caller: CallerQueue, work: int) -> None:
         """Acquire the first turn of a call. Raises `RpcError` if its deadline passes while it waits."""

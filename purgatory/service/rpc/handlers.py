@@ -243,6 +243,7 @@ def _served(
             code = context.code().value[0]
         finally:
             counts.add_ended(code)
+            gate.note_end(account, work, code, is_unary=is_unary)
             gate.leave(caller, work, is_unary=is_unary, connection=peer)
         return answer
 

@@ -167,12 +167,12 @@ class InspectionCalls:
         name = partition_name(request.topic_partition)
         if name[0] not in call.account.grants.on_topics(OBSERVE):
             raise self._denied(call, OBSERVE, f"topic {quoted(name[0])}")
-        now_ms = self._host.time.now_ms()
-        view = self._host.engine.partition_view(name, now_ms)
+        view = self._host.engine.partition_view(name, self._host.time.now_ms())
         if view is None:
             raise not_found("partition", f"{name[0]}-{name[1]}")
-        staleness = self._host.sources.stale(name, now_ms)
-        return held_answer(self._host, wire.GetPartitionResponse(partition=partition(view, staleness, now_ms)), call)
+        listening_ms = self._host.listening.now_ms()
+        shown = partition(view, self._host.sources.stale(name, listening_ms), listening_ms)
+        return held_answer(self._host, wire.GetPartitionResponse(partition=shown), call)
 
     async def ListPartitions(self, request: wire.ListPartitionsRequest, call: Call) -> wire.ListPartitionsResponse:
         """Return a page of known partitions. They are sorted by name, so that added and removed partitions do not shift
@@ -260,7 +260,7 @@ class InspectionCalls:
         if not known:
             return absent
         stale_partitions = await self._stale_partitions.get()
-        now_ms = host.time.now_ms()
+        now_ms = host.listening.now_ms()
         return absent + [
             source_status(source, now_ms, stale_partitions.get(source, 0), host.source_links.restarts.get(source.name))
             for source in host.sources
@@ -270,7 +270,7 @@ class InspectionCalls:
     async def _count_stale(self) -> dict[KnownSource, int]:
         """Count the stale partitions that each source feeds or fed, in slices."""
         host, counts, watched = self._host, Counter[KnownSource](), self._host.holds.of("GetStatus")
-        names, now_ms = host.engine.partition_names(), host.time.now_ms()
+        names, now_ms = host.engine.partition_names(), host.listening.now_ms()
         for first in range(0, len(names), sizes.STALE_NAMES_PER_SLICE):
             with watched:
                 for name in names[first : first + sizes.STALE_NAMES_PER_SLICE]:
@@ -342,6 +342,7 @@ class PartitionPage:
     def fill(self) -> bool:
         """Add some partitions; return whether the page is complete."""
         now_ms, cost_left = self._host.time.now_ms(), sizes.LISTED_ITEMS_PER_SLICE
+        listening_ms = self._host.listening.now_ms()
         stop = min(self._place + sizes.LISTED_NAMES_PER_SLICE, len(self._names))
         while self._place < stop and cost_left > 0:
             name = self._names[self._place]
@@ -356,7 +357,7 @@ class PartitionPage:
             if self._bytes_left <= 0 or len(self.response.partitions) == self._size:
                 self.has_more = True
                 return True
-            message = partition(view, self._host.sources.stale(name, now_ms), now_ms)
+            message = partition(view, self._host.sources.stale(name, listening_ms), listening_ms)
             self.response.partitions.append(message)
             self.last = name
             self._bytes_left -= message.ByteSize()

@@ -91,7 +91,7 @@ async def _read(host: Host, requests: Requests, link: AttachedSource, call: Call
 def _take(host: Host, request: wire.AttachSourceRequest, link: AttachedSource, call: Call) -> None:
     if request.HasField("report"):
         _check_prefixes(host, call, link.stream.topic_prefixes)  # checked under the current policy
-        now_ms = host.time.now_ms()
+        now_ms = host.listening.now_ms()
         take_report(request.report, link.stream, now_ms)
         host.source_links.log.tell(now_ms)
     elif request.HasField("ends"):

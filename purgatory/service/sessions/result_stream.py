@@ -92,6 +92,10 @@ class ResultStream:
         self._silent_checks = 0
         self.last_read_ms = now_ms
 
+    def paused(self) -> None:
+        """What the peer has sent may not have been read: the checks for silence begin again."""
+        self._silent_checks = 0
+
     def half_closed(self) -> None:
         """The peer will send nothing more. The stream ends once everything the peer waits for has been written."""
         self._half_closed = True

@@ -8,7 +8,7 @@ A *claim* is a statement of a source about the time before its stream began. A s
 nothing of earlier times; if it is restarted repeatedly, each start would make its marks look fresher. So observations
 made by this daemon take precedence over any claim.
 
-Times are milliseconds on the host's clock.
+Times are listening time (`Host.listening`), in milliseconds: a pause of the daemon makes no source silent.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ ALL_PARTITIONS: Final = -1
 
 
 class Unseen(NamedTuple):
-    """Time (host clock) at which a source last saw a mark, and the reason why it does not see it now."""
+    """Listening time at which a source last saw a mark, and the reason why it does not see it now."""
 
     since_ms: int
     reason: str

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
-from purgatory.clock import EngineTime
+from purgatory.clock import EngineTime, ListeningTime
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.engine import Engine
 from purgatory.service.loop_stalls import StallTimer
@@ -33,9 +33,18 @@ Fail = Callable[[int, list[int], set[PartitionName], int], None]
 class StaleReaper:
     """Fails operations whose stale timeout has passed."""
 
-    def __init__(self, engine: Engine, time: EngineTime, sources: SourceTable, fail: Fail, held: StallTimer) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        time: EngineTime,
+        listening: ListeningTime,
+        sources: SourceTable,
+        fail: Fail,
+        held: StallTimer,
+    ) -> None:
         self._engine: Final = engine
         self._time: Final = time
+        self._listening: Final = listening
         self._sources: Final = sources
         self._fail: Final = fail
         self._held: Final = held
@@ -61,7 +70,7 @@ class StaleReaper:
 
     def _sees_not_all(self) -> bool:
         """Return whether any mark may be stale."""
-        now_ms = self._time.now_ms()
+        now_ms = self._listening.now_ms()
         streams = (stream for source in self._sources for stream in source.all_streams())
         return any(stream.stale_since_ms(now_ms) is not None for stream in streams)
 
@@ -75,7 +84,7 @@ class StaleReaper:
 
     def _check(self, slots: list[int]) -> None:
         waits, now_ms = self._engine.stale_waits, self._time.now_ms()
-        stale = self._stale_ms(waits.names(slots), now_ms)
+        stale = self._stale_ms(waits.names(slots), self._listening.now_ms())
         by_owner: defaultdict[int, list[int]] = defaultdict(list)
         for slot in waits.due(slots, stale, now_ms) if stale else ():
             by_owner[waits.owner_id(slot)].append(slot)

@@ -101,10 +101,10 @@ def _item(item: ItemView, waited_ms: int) -> result_pb2.PartitionResult:
     )
 
 
-def partition(view: PartitionView, staleness: Staleness | None, now_ms: int) -> purgatory_service_pb2.Partition:
+def partition(view: PartitionView, staleness: Staleness | None, listening_ms: int) -> purgatory_service_pb2.Partition:
     """A partition; with `staleness` if no source sees it."""
     return purgatory_service_pb2.Partition(
-        stale_ms=None if staleness is None else staleness.ms(now_ms),
+        stale_ms=None if staleness is None else staleness.ms(listening_ms),
         stale_reason="" if staleness is None else staleness.reason,
         topic_partition=topic_partition(view.name),
         replicas=[purgatory_service_pb2.Replica(**_same_fields(REPLICA_FIELDS, replica)) for replica in view.replicas],

@@ -1,6 +1,10 @@
 """Waits that require a heartbeat, and extended deadlines, engine and oracle side by side."""
 
+from functools import partial
+
 from purgatory.engine import codes
+from purgatory.engine.account_usage import AccountUsage
+from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.snapshot.saved_operations import SavedOperations
@@ -141,3 +145,93 @@ def test_extension_keeps_the_heartbeat() -> None:
     assert world.wait(70) == 1
     assert [world.outcome(handle) for handle in handles] == ["expired", "failed"]
     assert [world.result(handle).waited_ms for handle in handles] == [150, 80]
+
+
+def test_silence_over_a_pause_does_not_count_it() -> None:
+    """Neither that of a wait whose key has not been signalled since, nor that of one whose key was signalled before."""
+    world = World()
+    handles = [world.wait_signal({key: 1}, heartbeat_timeout_ms=100) for key in ("a", "b")]
+    world.wait(60)
+    world.heartbeat("b")
+    world.now_ms += 500
+    world.pair.pause(480)
+    assert world.wait(19) == 0
+    assert world.wait(1) == 1
+    assert world.wait(59) == 0
+    assert world.wait(1) == 1
+    assert [world.outcome(handle) for handle in handles] == ["failed", "failed"]
+    assert [world.result(handle).waited_ms for handle in handles] == [580, 640]
+
+
+def test_signal_after_a_pause_begins_a_whole_silence() -> None:
+    """It is measured like any other: the pause before it adds nothing."""
+    world = World()
+    world.wait_signal({"job": 1}, heartbeat_timeout_ms=100)
+    world.now_ms += 500
+    world.pair.pause(500)
+    world.heartbeat("job")
+    assert world.wait(99) == 0
+    assert world.wait(1) == 1
+
+
+def test_deadline_in_a_pause_stays() -> None:
+    """Only silences are measured without pauses."""
+    world = World()
+    handle = world.wait_signal({"job": 1}, timeout_ms=300, heartbeat_timeout_ms=200)
+    world.now_ms += 500
+    world.pair.pause(500)
+    assert world.wait(0) == 1
+    assert (world.outcome(handle), world.result(handle).lateness_ms) == ("expired", 200)
+
+
+def test_stale_timeout_over_a_pause_does_not_count_it() -> None:
+    """The wait itself must have been pending for the timeout, whatever the age of the mark."""
+    world = World()
+    handle = world.composite(("orders-0", 5), stale_timeout_ms=100)
+    world.now_ms += 500
+    world.pair.pause(450)
+    assert world.pair.fail_stale({("orders", 0): 1_000}) == 0
+    world.now_ms += 50
+    assert world.pair.fail_stale({("orders", 0): 1_000}) == 1
+    world.collect()
+    assert world.outcome(handle) == "failed"
+
+
+def test_stale_timeout_of_a_restored_wait_begins_again() -> None:
+    """No source could report while there was no daemon."""
+    world = World()
+    world.composite(("orders-0", 5), stale_timeout_ms=100)
+    octets = world.engine.snapshots.save_above(world.owner, 0).to_bytes()
+    other = Engine(EngineLimits(), 500)
+    owner = other.add_owner()
+    owner.highest_operation_id = 1
+    other.restore(owner, SavedOperations.from_bytes(octets), b"", 500)
+    waits, stale = other.stale_waits, {("orders", 0): 1_000}
+    assert waits.due(waits.slots(), stale, 599) == []
+    assert len(waits.due(waits.slots(), stale, 600)) == 1
+
+
+def test_refused_signals_of_an_account_keep_its_keys_alive() -> None:
+    """The key of the account that signalled it last, and the wait whose key nobody has signalled; no other ones."""
+    engine = Engine(EngineLimits(), 0)
+    worker, other = AccountUsage(), AccountUsage()
+    batch = partial(OperationBatch, timeouts_ms=[1_000], heartbeat_timeouts_ms=[100])
+    engine.register(engine.add_owner(worker), codes.SIGNAL, batch([1], keys=["first"]), 0)
+    owner = engine.add_owner(other)
+    engine.register(owner, codes.SIGNAL, batch([1, 2], keys=["job", "third"], item_indexes=[0, 1]), 0)
+    engine.apply(EventBatch([codes.KEY_SIGNALLED], keys=["job"], offsets=[0]), 10, account=worker)
+    engine.note_refused_events(worker, 90)
+    assert engine.advance_clock(100, 10) == 1
+    assert engine.advance_clock(189, 10) == 0
+    assert engine.advance_clock(190, 10) == 2
+
+
+def test_signal_refused_for_want_of_room_ends_the_silence() -> None:
+    """The worker is alive, even if its value cannot be kept."""
+    engine = Engine(EngineLimits(signal_values_bytes_max=1), 0)
+    batch = OperationBatch([1], keys=["job"], timeouts_ms=[1_000], heartbeat_timeouts_ms=[100])
+    engine.register(engine.add_owner(), codes.SIGNAL, batch, 0)
+    signal = EventBatch([codes.KEY_SIGNALLED], keys=["job"], offsets=[1], values=[b"large"])
+    assert [refusal.code for refusal in engine.apply(signal, 90).refusals] == [codes.RESOURCE_EXHAUSTED]
+    assert engine.advance_clock(189, 10) == 0
+    assert engine.advance_clock(190, 10) == 1

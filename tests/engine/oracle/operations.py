@@ -42,11 +42,14 @@ class WaitingItem:
 class Waiting:
     """A registered operation that has not ended."""
 
-    def __init__(self, owner_id: int, operation: plain.Operation, now_ms: int, deadline_ms: int) -> None:
+    def __init__(
+        self, owner_id: int, operation: plain.Operation, now_ms: int, deadline_ms: int, listening_ms: int
+    ) -> None:
         self.owner_id = owner_id
         self.operation = operation
         self.registered_ms = now_ms
         self.deadline_ms = deadline_ms
+        self.listening_ms = listening_ms
         self.items = [WaitingItem(item) for item in operation.items]
 
     @property

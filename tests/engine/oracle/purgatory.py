@@ -16,10 +16,10 @@ NEVER_MS = 2**62
 MAKES_KNOWN = (plain.LEADERSHIP, plain.LEADER_APPEND, plain.PARTITION_REMOVED)
 
 
-def is_stale(waiting: Waiting, stale_ms: dict[plain.Name, int], now_ms: int) -> bool:
+def is_stale(waiting: Waiting, stale_ms: dict[plain.Name, int], listening_ms: int) -> bool:
     """Whether an operation must not wait any longer for a stale mark."""
     timeout_ms = waiting.operation.stale_timeout_ms
-    if timeout_ms < 0 or waiting.operation.kind == plain.SIGNAL or now_ms - waiting.registered_ms < timeout_ms:
+    if timeout_ms < 0 or waiting.operation.kind == plain.SIGNAL or listening_ms - waiting.listening_ms < timeout_ms:
         return False
     if waiting.operation.kind == plain.COMPOSITE:
         terms, _ = operations.arms(waiting)
@@ -38,6 +38,8 @@ class Oracle:
         self.pending: dict[tuple[int, int], Waiting] = {}
         self.highest_ids: dict[int, int] = {}
         """By owner: its highest registered operation id."""
+        self.paused_ms = 0
+        """The sum of all pauses, which count neither as silence nor for stale timeouts."""
         self.ended: list[plain.Ended] = []
         self.tally: dict[int, list[int]] = {kind: [0] * 6 for kind in plain.KINDS}
         """By kind: registered, then ended by outcome."""
@@ -75,7 +77,7 @@ class Oracle:
         if refusals.operation_fault(operation, self.settings.timeout_ms_max):
             return REFUSED
         deadline_ms = self.rounded_up(now_ms + operation.timeout_ms) if operation.timeout_ms else now_ms
-        waiting = Waiting(owner_id, operation, now_ms, deadline_ms)
+        waiting = Waiting(owner_id, operation, now_ms, deadline_ms, now_ms - self.paused_ms)
         if operation.kind != plain.SIGNAL and not self.settings.strict:
             for item in waiting.items:
                 if item.name not in self.world.partitions and not operations.is_key(operation, item):
@@ -136,7 +138,7 @@ class Oracle:
         if count < 0 or (count == 0 and (event.value or event.flag)):
             return plain.EventAnswer(refused=(plain.INVALID_ARGUMENT, 0))
         self.world.signals[event.name] = self.world.signals.get(event.name, 0) + count
-        self.world.signalled_ms[event.name] = now_ms
+        self.world.signalled_ms[event.name] = now_ms - self.paused_ms
         if event.value:
             self.world.values.setdefault(event.name, event.value)
         if event.flag:
@@ -168,7 +170,7 @@ class Oracle:
 
     def fail_stale(self, stale_ms: dict[plain.Name, int], now_ms: int) -> int:
         """Fail the operations that have waited out their stale timeout for a mark that was stale as long."""
-        stale = [waiting for waiting in self.pending.values() if is_stale(waiting, stale_ms, now_ms)]
+        stale = [waiting for waiting in self.pending.values() if is_stale(waiting, stale_ms, now_ms - self.paused_ms)]
         for waiting in stale:
             decided = [item.decided for item in waiting.items]
             self.end(waiting, plain.FAILED, now_ms)
@@ -222,8 +224,8 @@ class Oracle:
         timeout_ms = waiting.operation.heartbeat_timeout_ms
         if timeout_ms < 1 or item.decided:
             return NEVER_MS
-        heard_ms = max(waiting.registered_ms, self.world.signalled_ms.get(item.name, 0))
-        return self.rounded_up(heard_ms + timeout_ms)
+        heard_ms = max(waiting.listening_ms, self.world.signalled_ms.get(item.name, waiting.listening_ms))
+        return self.rounded_up(heard_ms + timeout_ms + self.paused_ms)
 
     def due_ms(self, waiting: Waiting) -> int:
         """When an operation must end: at its deadline, or before if one of its keys is silent until then."""

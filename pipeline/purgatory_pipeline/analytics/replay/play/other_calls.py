@@ -18,6 +18,7 @@ from purgatory.extensions.archive.schema import (
     CANCEL_SESSION,
     EXTEND,
     FAIL_STALE,
+    PAUSE,
     SHUT_DOWN,
 )
 from purgatory_pipeline.analytics.replay.play.open_operations import OpenOperations
@@ -64,6 +65,10 @@ class EndedByCalls:
         self.add_ids(call, time, tape.FAIL_STALE, ids)
         self.stale.update(dict.fromkeys(ids.tolist(), stale))
 
+    def add_pause(self, call: int, time: int, pause_ms: int) -> None:
+        """Adds a time in which the daemon could not receive anything."""
+        self._rows.append((call, time, tape.PAUSE, pause_ms))
+
     def add_name(self, call: int, time: int, name: Name) -> None:
         """Adds a call that ends everything waiting on a name."""
         self._rows.append((call, time, tape.CANCEL_ALL_ON, 1))
@@ -96,6 +101,8 @@ class OtherCalls:
             elif name == EXTEND:
                 timeout_ms = int(self._chunk.column("timeout_ms")[row])
                 found.add_extension(call, time, self._cancelled_ids[row], timeout_ms)
+            elif name == PAUSE:
+                found.add_pause(call, time, int(self._chunk.column("timeout_ms")[row]))
             elif name == CANCEL_SESSION:
                 of_session = self._operations["session"] == self._chunk.column("session")[row]
                 found.add_ids(call, time, tape.CANCEL, self._open_at(call, of_session))

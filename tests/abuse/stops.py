@@ -1,0 +1,152 @@
+"""A daemon that is stopped for seconds, again and again: whoever reports to it is not called silent because of that.
+
+Workers send heartbeats and a source sends reports all the time, so none of their waits may fail. With each stop, one
+worker is really gone and one mark is really stale, and both waits must fail: silence is counted while the daemon runs.
+"""
+
+import asyncio
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+import grpc
+from purgatory_client import AsyncClient
+from purgatory_client.results import HEARTBEAT_MISSED, MARK_STALE, Result
+from purgatory_client.sources.source_link import SourceLink, SourceState, StaleMarks
+
+from purgatory.v1 import event_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.abuse.result import Result as Row
+from tests.daemon_process import DaemonProcess
+from tests.service.serving import DaemonChannel
+
+TIMEOUT_S: Final = 2.0
+"""Silence after which a wait fails."""
+BEAT_S: Final = 0.3
+PATIENCE_S: Final = 1.0
+"""How long a unary heartbeat waits for its answer: shorter than a stop, which then ends it."""
+STOP_S: Final = (2.0, 6.0)
+LATE_S_MAX: Final = 1.0
+FOREVER_S: Final = 3_600.0
+
+
+class StopsRun:
+    """One daemon that is stopped `stops` times."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.late_s: Final[list[float]] = []
+        """For each worker that was gone: how long after its timeout its wait failed, stops not counted."""
+        self.faults: Final[list[str]] = []
+        self._folder: Final = folder
+        self._chance: Final = random.Random(seed)
+
+    async def run(self, stops: int, stop_s: tuple[float, float] = STOP_S) -> None:
+        daemon = DaemonProcess(self._folder)
+        try:
+            async with (
+                AsyncClient(daemon.address) as client,
+                DaemonChannel(daemon.address) as unary,
+                client.attach_source("stopped", ["m/"]) as link,
+            ):
+                await self._run(daemon, client, unary, link, stops, stop_s)
+        finally:
+            daemon.process.send_signal(signal.SIGCONT)
+            daemon.stop()
+
+    async def _run(
+        self,
+        daemon: DaemonProcess,
+        client: AsyncClient,
+        unary: DaemonChannel,
+        link: SourceLink,
+        stops: int,
+        stop_s: tuple[float, float],
+    ) -> None:
+        await link.report(SourceState.LIVE)
+        await client.advance(("m/seen", 0), high_watermark=1)
+        alive = {key: asyncio.create_task(self._wait(client, key)) for key in ("beats", "beats-unary")}
+        alive["seen"] = asyncio.create_task(client.produce({("m/seen", 0): 2}, timeout=FOREVER_S, fail_when_stale=2))
+        beating = [
+            asyncio.create_task(task)
+            for task in (_beat(client, "beats"), _beat_unary(unary, "beats-unary"), _report(link))
+        ]
+        for number in range(stops):
+            await self._stop_once(daemon, client, f"gone-{number}", self._chance.uniform(*stop_s))
+        for name, waiting in alive.items():
+            if waiting.done():
+                self.faults.append(f"{name}: {waiting.result().outcome.name} though it was reported")
+            waiting.cancel()
+        for task in beating:
+            task.cancel()
+        await asyncio.gather(*alive.values(), *beating, return_exceptions=True)
+
+    async def _stop_once(self, daemon: DaemonProcess, client: AsyncClient, key: str, stop_s: float) -> None:
+        """Stop the daemon in the silence of a worker that is gone, and wait until both waits have failed."""
+        silent = asyncio.create_task(self._wait(client, key))
+        stale = asyncio.create_task(client.produce({("m/gone", 0): 1}, timeout=FOREVER_S, fail_when_stale=TIMEOUT_S))
+        await client.signal_key(key, 0)
+        last_s = time.monotonic()
+        await asyncio.sleep(self._chance.uniform(0.0, TIMEOUT_S / 2))
+        stopped_s = time.monotonic()
+        daemon.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(stop_s)
+        went_on_s = time.monotonic()
+        daemon.process.send_signal(signal.SIGCONT)
+        result = await silent
+        self.late_s.append(time.monotonic() - last_s - (went_on_s - stopped_s) - TIMEOUT_S)
+        codes = result.partitions[key].error_code, (await stale).partitions["m/gone-0"].error_code
+        if codes != (HEARTBEAT_MISSED, MARK_STALE):
+            self.faults.append(f"{key} and its mark: {codes}")
+
+    @staticmethod
+    async def _wait(client: AsyncClient, key: str) -> Result:
+        return await client.signal([key], timeout=FOREVER_S, heartbeat_timeout=TIMEOUT_S)
+
+
+async def _beat(client: AsyncClient, key: str) -> None:
+    while True:
+        await client.signal_key(key, 0)
+        await asyncio.sleep(BEAT_S)
+
+
+async def _beat_unary(unary: DaemonChannel, key: str) -> None:
+    """Send heartbeats that are given up when the daemon does not answer."""
+    beat = event_pb2.Event(key_signalled=event_pb2.KeySignalled(key=key, count=0))
+    request = wire.AdvanceRequest(rows=event_pb2.EventRows(events=[beat]))
+    while True:
+        try:
+            await unary.stub.Advance(request, timeout=PATIENCE_S)
+        except grpc.aio.AioRpcError as error:
+            assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED, error.code()  # noqa: PT017 - the expected one
+        await asyncio.sleep(BEAT_S)
+
+
+async def _report(link: SourceLink) -> None:
+    """Report every half second that all marks but one are seen."""
+    began_s = time.monotonic()
+    while True:
+        stale_ms = round((time.monotonic() - began_s) * 1_000)
+        unseen = StaleMarks("m/gone", exact=True, stale_ms=stale_ms, reason="it is gone")
+        await link.report(SourceState.STALE, "one is gone", [unseen])
+        await asyncio.sleep(0.5)
+
+
+def stops(folder: Path, seed: int, count: int, at_once: int = 4) -> Row:
+    """Stop several daemons at once, `count` times in all."""
+    runs, row = [StopsRun(folder / str(number), seed + number) for number in range(at_once)], Row("stops")
+
+    async def run_all() -> None:
+        await asyncio.gather(*(run.run(count // at_once) for run in runs))
+
+    asyncio.run(run_all())
+    late_s = sorted(late for run in runs for late in run.late_s)
+    row.faults += [fault for run in runs for fault in run.faults]
+    if late_s[-1] > LATE_S_MAX:
+        row.faults.append(f"a silence was noticed {late_s[-1]:.2f} s late; allowed: {LATE_S_MAX:g} s")
+    row.figures = (
+        f"{len(late_s)} stops; {len(late_s)} workers gone, noticed {late_s[0]:.2f} to {late_s[-1]:.2f} s after "
+        f"{TIMEOUT_S:g} s of listening"
+    )
+    return row
