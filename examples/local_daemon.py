@@ -18,8 +18,9 @@ async def serving(folder: Path, *arguments: str) -> AsyncIterator[str]:
     options = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--ready-file", str(ready)]
     with (folder / "daemon.log").open("w") as log:
         daemon = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "purgatory", "serve", *options, *arguments, stdout=log, stderr=log
-        )
+            sys.executable, "-m", "purgatory", "serve", *options, *arguments,
+            stdout=log, stderr=log, start_new_session=True,  # Ctrl-C must reach the demonstration only, which ends it
+        )  # fmt: skip
     try:
         async with asyncio.timeout(START_S_MAX):
             while not ready.exists():

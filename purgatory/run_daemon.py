@@ -1,7 +1,8 @@
 """Runs a daemon as a process: command line, signals, the ready file, exit codes.
 
 The first SIGTERM or SIGINT shuts the daemon down in an orderly way. A second one exits at once; it waits only until
-everything that was receipted by an async journal is on disk. A third one does not wait at all. SIGHUP reloads files.
+everything that was receipted by an async journal is on disk. A third one does not wait at all. Signals within a second
+count as one. SIGHUP reloads files.
 """
 
 import asyncio
@@ -10,7 +11,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import uvloop
@@ -35,6 +37,10 @@ from purgatory.service.transport.certificate_files import CannotUseCertificates
 LOGGER: Final = logging.getLogger("purgatory.daemon")
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
+SAME_SIGNAL_S: Final = 1.0
+"""Further signals within this time count as the same one, seconds. Ctrl-C reaches all processes of a terminal, and the
+one that started the daemon may then send it another signal.
+"""
 
 
 async def serve(settings: Settings, extensions: Sequence[type[Extension]]) -> int:
@@ -137,12 +143,15 @@ def _security(settings: Settings) -> str:
 class Stopping:
     """Counts the signals: the first one asks for a shutdown, the second for an exit, the third for an exit at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s: Final = now_s
         self.asked: Final[asyncio.Future[str]] = asyncio.get_running_loop().create_future()
         """The reason for the shutdown."""
         self.exit_code = 0
         self.daemon: Daemon | None = None
         self._signals = 0
+        self._signalled_s = 0.0
+        """When the last signal that counts was received."""
         self._exiting: asyncio.Task[None] | None = None
 
     def end(self, reason: str, code: int) -> None:
@@ -152,7 +161,10 @@ class Stopping:
             self.asked.set_result(reason)
 
     def on_signal(self, number: signal.Signals) -> None:
-        self._signals += 1
+        now_s = self._now_s()
+        if self._signals and now_s - self._signalled_s < SAME_SIGNAL_S:
+            return
+        self._signals, self._signalled_s = self._signals + 1, now_s
         if self._signals == 1:
             self.end(number.name, 0)
         elif self._exiting is None and self.daemon is not None:

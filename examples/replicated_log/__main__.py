@@ -140,8 +140,9 @@ class Run:
     async def _start_follower(self, replica_id: int, port: int) -> None:
         module = [sys.executable, "-m", "examples.replicated_log.follower"]
         process = await asyncio.create_subprocess_exec(
-            *module, str(port), str(self._path(replica_id)), str(replica_id), stdout=asyncio.subprocess.PIPE
-        )
+            *module, str(port), str(self._path(replica_id)), str(replica_id),
+            stdout=asyncio.subprocess.PIPE, start_new_session=True,  # see `local_daemon`
+        )  # fmt: skip
         self._stack.push_async_callback(_end, process)
         assert process.stdout is not None, "a pipe was asked for"
         line = await asyncio.wait_for(process.stdout.readline(), TIMEOUT_S)
