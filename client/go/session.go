@@ -338,6 +338,8 @@ func (s *Session) receive(message *pb.SessionResponse) error {
 		s.receipt(m.Receipt.BatchRefusal)
 	case *pb.SessionResponse_Cancelled:
 		s.cancelled(m.Cancelled)
+	case *pb.SessionResponse_Extended:
+		s.extended(m.Extended)
 	case *pb.SessionResponse_GoingAway:
 		switch m.GoingAway.Reason {
 		case pb.GoingAway_REASON_TAKEN_OVER:
@@ -397,6 +399,17 @@ func (s *Session) cancelled(receipt *pb.CancelReceipt) {
 	defer s.mu.Unlock()
 	for _, id := range append(receipt.CancelledOperationIds, receipt.NotPendingOperationIds...) {
 		delete(s.cancelling, id)
+	}
+}
+
+// extended notes more time that any caller gave to operations: it is sent if they are registered again.
+func (s *Session) extended(extended *pb.OperationsExtended) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range extended.OperationIds {
+		if w := s.pending[id]; w != nil {
+			w.timeoutMs = max(w.timeoutMs, time.Since(w.submitted).Milliseconds()+extended.TimeoutMs)
+		}
 	}
 }
 

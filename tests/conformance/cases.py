@@ -144,6 +144,25 @@ async def registers_again_with_the_remaining_time(client: ClientProcess) -> None
         assert await client.ended(*names) == ["satisfied"] * 3
 
 
+async def registers_again_with_the_time_of_an_extension(client: ClientProcess) -> None:
+    """More time that anybody gave to a wait is sent to a daemon that has forgotten the session; less, not."""
+    async with opened(client) as daemon:
+        longer, same, last = client.waits(3)
+        await daemon.registered(3)
+        daemon.extend(longer, 10 * TIMEOUT_MS)
+        daemon.extend(same, 1)
+        daemon.complete(last)
+        await client.ended(last)  # so the messages before have been read
+        daemon.cut(unreachable=True)
+        daemon.forget()
+        daemon.restore()
+        again = {one.topic: one.timeout_ms for one in await daemon.registered(2)}
+        assert 9 * TIMEOUT_MS < again[longer] <= 10 * TIMEOUT_MS, f"the extension: {again}"
+        assert again[same] <= TIMEOUT_MS, f"as before: {again}"
+        daemon.complete()
+        assert await client.ended(longer, same) == ["satisfied"] * 2
+
+
 def check_remaining(operations: list[Registered], elapsed_ms: float, longest_ms: float) -> None:
     for one in operations:
         at_least, at_most = TIMEOUT_MS - longest_ms - 1, TIMEOUT_MS - elapsed_ms + 1

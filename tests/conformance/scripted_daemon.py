@@ -167,6 +167,13 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
                     session.results.append(result)
             self._send(session_id, session.results_after(ended))
 
+    def extend(self, topic: str, timeout_ms: int) -> None:
+        """Tell that the wait for this topic was given more time, as after a call of Extend by anybody."""
+        for session_id, session in self.sessions.items():
+            ids = [one.operation_id for one in session.operations.values() if one.topic == topic]
+            extended = wire.OperationsExtended(operation_ids=ids, timeout_ms=timeout_ms)
+            self._send(session_id, {"extended": extended})
+
     def repeat_results(self) -> None:
         """Send all results again, from number 1."""
         for session_id, session in self.sessions.items():

@@ -159,6 +159,20 @@ async def test_a_stream_that_lost_its_session_is_told_to_stop() -> None:
         assert await second.response.content.read() == b""
 
 
+async def test_stream_reports_an_extension() -> None:
+    """With an event of its own name, which has no id: it is not a result."""
+    async with serving_http() as caller, events(caller, "/v1/results?session=s") as reader:
+        await reader.next()
+        await caller.served.stub.Register(
+            wire.RegisterRequest(
+                session_id="s", batch=wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=[signal(1, "k")]))
+            )
+        )
+        await caller.served.stub.Extend(wire.ExtendRequest(session_id="s", operation_ids=[1], timeout_ms=600_000))
+        data = {"operationIds": ["1"], "timeoutMs": "600000"}
+        assert await reader.next() == Event("extended", "", data)
+
+
 def partitions_of(event: Event) -> list[tuple[str, str]]:
     """(topic and partition, high watermark) of each partition of a listing."""
     assert event.name == "partitions"

@@ -296,6 +296,8 @@ class SessionCore:
             return self._on_opened(message.opened, now)
         if which == "cancelled":
             self._on_cancelled(message.cancelled)
+        elif which == "extended":
+            self.extended(message.extended.operation_ids, message.extended.timeout_ms, now)
         elif which == "going_away":
             self.going_away = message.going_away.reason
         return []

@@ -238,6 +238,8 @@ export class Session {
           });
         } else if (message.case === "results" && message.value.shape.case === "rows") {
           this.deliver(message.value.firstSequence, message.value.shape.value.results);
+        } else if (message.case === "extended") {
+          this.extend(message.value.operationIds, Number(message.value.timeoutMs));
         } else if (message.case === "goingAway" && message.value.reason === GoingAway_Reason.TAKEN_OVER) {
           this.end(new SessionEnded("taken_over", "another client opened the session"));
         } else if (message.case === "goingAway" && message.value.reason === GoingAway_Reason.SESSION_CLOSED) {
@@ -284,6 +286,15 @@ export class Session {
       sequence++;
     }
     this.wake();
+  }
+
+  /** Notes more time that any caller gave to operations: it is sent if they are registered again. */
+  private extend(ids: bigint[], timeoutMs: number): void {
+    for (const id of ids) {
+      const wait = this.pending.get(id);
+      if (!wait || (this.leftMs(wait) ?? 0) >= timeoutMs) continue;
+      wait.timeoutMs = Math.ceil(performance.now() - wait.submittedMs) + timeoutMs;
+    }
   }
 
   /** Sends what there is to send, one call at a time, until the connection ends. */

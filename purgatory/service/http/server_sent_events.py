@@ -114,6 +114,9 @@ class ServerSentEvents:
             event_id = TAKEN_OVER_ID if leaving.reason == leaving.REASON_TAKEN_OVER else ""
             return event_bytes(json_of(leaving), name="going_away", event_id=event_id)
 
+        if message.HasField("extended"):
+            return event_bytes(json_of(message.extended), name="extended")
+
         def events() -> bytes:
             numbered = enumerate(message.results.rows.results, message.results.first_sequence)
             return b"".join(

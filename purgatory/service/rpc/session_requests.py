@@ -1,6 +1,7 @@
 """Requests on a session stream: registrations, cancels and acknowledgements."""
 
 import asyncio
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -168,6 +169,9 @@ async def extend(
         with watched:
             ids = list(operation_ids[start : start + sizes.CANCELS_PER_SLICE])
             pending = host.extend(session, ids, timeout_ms)
+            if any(pending) and isinstance(session.stream, ResultStream):
+                found = list(itertools.compress(ids, pending))
+                host.journal.when_durable(partial(session.stream.extended, found, timeout_ms))
             not_pending += [one for one, was_pending in zip(ids, pending, strict=True) if not was_pending]
     return not_pending
 

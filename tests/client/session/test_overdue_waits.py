@@ -13,6 +13,7 @@ from purgatory_client.session.session_core import SessionCore
 from purgatory_client.waits import Wait
 from purgatory_client.wire import sizes
 
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.session.wire_script import Response, many, opened, receipt, results, sent
 from tests.client.until import until_pending
 from tests.service.in_process import RunDaemon
@@ -56,6 +57,16 @@ def test_a_wait_fails_a_while_after_its_timeout() -> None:
     assert answers(visited(core, DUE + 0.2, times=1)) == [errors.NoAnswer]
     assert core.pending == 0
     assert core.receive(results(1, [1]), DUE + 1) == []
+
+
+def test_a_wait_that_another_caller_extended_is_overdue_later() -> None:
+    """The daemon tells how long it waits from then on."""
+    core = submitted(one())
+    core.receive(receipt(1), 0.1)
+    extended = wire.OperationsExtended(operation_ids=[1, 7], timeout_ms=60_000)
+    assert core.receive(wire.SessionResponse(extended=extended), 4.0) == []
+    assert visited(core, 64.0 + GRACE) == []
+    assert answers(visited(core, 64.1 + GRACE)) == [errors.NoAnswer]
 
 
 def test_the_grace_is_a_share_of_a_long_timeout() -> None:

@@ -17,6 +17,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
 from purgatory.service.registration import Registration
+from purgatory.service.sessions.result_stream import CONTROL_MESSAGES_MAX
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
@@ -90,7 +91,9 @@ async def test_extended_while_it_fires() -> None:
         await client.advance("orders-0", high_watermark=5)
         ended: dict[int, int] = {}
         while len(ended) < COUNT:
-            columns = (await peer.results()).columns
+            if not (message := await peer.read()).HasField("results"):
+                continue  # which were extended
+            columns = message.results.columns
             outcomes = list(columns.outcome)
             for number in columns.operation_id:
                 assert number not in ended
@@ -98,6 +101,34 @@ async def test_extended_while_it_fires() -> None:
         assert sorted(gone) == sorted(number for number, outcome in ended.items() if outcome == codes.EXPIRED)
         assert set(ended.values()) <= {codes.EXPIRED, codes.SATISFIED}
         peer.cancel()
+
+
+async def test_owner_hears_of_an_extension_by_another_caller() -> None:
+    """On its session stream, or its stream of results: those that were pending, and the time from now on."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        peer = await Peer(served, "s").open()
+        await peer.registered(produce(1, "orders", 5), produce(2, "orders", 6))
+        assert await client.extend([2, 3], 600, session_id="s") == [3]
+        expected = wire.OperationsExtended(operation_ids=[2], timeout_ms=600_000)
+        assert (await peer.read()).extended == expected
+        results = served.stub.StreamResults(wire.StreamResultsRequest(session_id="s"))
+        assert (await results.read()).HasField("opened")
+        assert await client.extend([2], 600, session_id="s") == []
+        assert (await results.read()).extended == expected
+        results.cancel()
+
+
+async def test_extensions_are_left_out_where_nobody_reads() -> None:
+    """They must not take the place of a receipt: a peer that does not read has few."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        peer = await Peer(served, "s").open()
+        await peer.registered(produce(1, "orders", 5))
+        [stream] = served.host.sessions.streams()
+        stream.wake = lambda: None  # type: ignore[method-assign] # so its writer does nothing
+        for _ in range(2 * CONTROL_MESSAGES_MAX):
+            await client.extend([1], 600, session_id="s")
+        stream.reserve()
+        assert stream._unwritten == CONTROL_MESSAGES_MAX
 
 
 async def test_a_client_extends_its_own_waits() -> None:

@@ -200,7 +200,7 @@ func (x GoingAway_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GoingAway_Reason.Descriptor instead.
 func (GoingAway_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{14, 0}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{15, 0}
 }
 
 type GetTopologyRequest struct {
@@ -532,6 +532,7 @@ type SessionResponse struct {
 	//	*SessionResponse_Cancelled
 	//	*SessionResponse_Heartbeat
 	//	*SessionResponse_GoingAway
+	//	*SessionResponse_Extended
 	Message       isSessionResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -628,6 +629,15 @@ func (x *SessionResponse) GetGoingAway() *GoingAway {
 	return nil
 }
 
+func (x *SessionResponse) GetExtended() *OperationsExtended {
+	if x != nil {
+		if x, ok := x.Message.(*SessionResponse_Extended); ok {
+			return x.Extended
+		}
+	}
+	return nil
+}
+
 type isSessionResponse_Message interface {
 	isSessionResponse_Message()
 }
@@ -656,6 +666,10 @@ type SessionResponse_GoingAway struct {
 	GoingAway *GoingAway `protobuf:"bytes,6,opt,name=going_away,json=goingAway,proto3,oneof"`
 }
 
+type SessionResponse_Extended struct {
+	Extended *OperationsExtended `protobuf:"bytes,7,opt,name=extended,proto3,oneof"`
+}
+
 func (*SessionResponse_Opened) isSessionResponse_Message() {}
 
 func (*SessionResponse_Receipt) isSessionResponse_Message() {}
@@ -667,6 +681,8 @@ func (*SessionResponse_Cancelled) isSessionResponse_Message() {}
 func (*SessionResponse_Heartbeat) isSessionResponse_Message() {}
 
 func (*SessionResponse_GoingAway) isSessionResponse_Message() {}
+
+func (*SessionResponse_Extended) isSessionResponse_Message() {}
 
 // The first message of a session stream: opens or resumes a session. A second stream with the same id takes it over.
 type OpenSession struct {
@@ -1182,6 +1198,60 @@ func (x *CancelReceipt) GetNotPendingOperationIds() []uint64 {
 	return nil
 }
 
+// Pending operations of the session were given more time, by any caller of Extend.
+type OperationsExtended struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	OperationIds []uint64               `protobuf:"varint,1,rep,packed,name=operation_ids,json=operationIds,proto3" json:"operation_ids,omitempty"`
+	// They wait for at least this long from now on, in milliseconds. Those that have more time left keep it.
+	TimeoutMs     int64 `protobuf:"varint,2,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OperationsExtended) Reset() {
+	*x = OperationsExtended{}
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OperationsExtended) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OperationsExtended) ProtoMessage() {}
+
+func (x *OperationsExtended) ProtoReflect() protoreflect.Message {
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OperationsExtended.ProtoReflect.Descriptor instead.
+func (*OperationsExtended) Descriptor() ([]byte, []int) {
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *OperationsExtended) GetOperationIds() []uint64 {
+	if x != nil {
+		return x.OperationIds
+	}
+	return nil
+}
+
+func (x *OperationsExtended) GetTimeoutMs() int64 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
 type AcknowledgeResults struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Acknowledges all results up to this sequence number.
@@ -1192,7 +1262,7 @@ type AcknowledgeResults struct {
 
 func (x *AcknowledgeResults) Reset() {
 	*x = AcknowledgeResults{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[12]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1204,7 +1274,7 @@ func (x *AcknowledgeResults) String() string {
 func (*AcknowledgeResults) ProtoMessage() {}
 
 func (x *AcknowledgeResults) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[12]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1217,7 +1287,7 @@ func (x *AcknowledgeResults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeResults.ProtoReflect.Descriptor instead.
 func (*AcknowledgeResults) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{12}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AcknowledgeResults) GetSequence() uint64 {
@@ -1235,7 +1305,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[13]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1247,7 +1317,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[13]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1260,7 +1330,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{13}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{14}
 }
 
 // The stream ends after this message; reconnect to continue, unless the reason says otherwise.
@@ -1273,7 +1343,7 @@ type GoingAway struct {
 
 func (x *GoingAway) Reset() {
 	*x = GoingAway{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[14]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1285,7 +1355,7 @@ func (x *GoingAway) String() string {
 func (*GoingAway) ProtoMessage() {}
 
 func (x *GoingAway) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[14]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1298,7 +1368,7 @@ func (x *GoingAway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoingAway.ProtoReflect.Descriptor instead.
 func (*GoingAway) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{14}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GoingAway) GetReason() GoingAway_Reason {
@@ -1326,7 +1396,7 @@ type ResultBatch struct {
 
 func (x *ResultBatch) Reset() {
 	*x = ResultBatch{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[15]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1338,7 +1408,7 @@ func (x *ResultBatch) String() string {
 func (*ResultBatch) ProtoMessage() {}
 
 func (x *ResultBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[15]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1351,7 +1421,7 @@ func (x *ResultBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResultBatch.ProtoReflect.Descriptor instead.
 func (*ResultBatch) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{15}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ResultBatch) GetFirstSequence() uint64 {
@@ -1411,7 +1481,7 @@ type ResultRows struct {
 
 func (x *ResultRows) Reset() {
 	*x = ResultRows{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[16]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1423,7 +1493,7 @@ func (x *ResultRows) String() string {
 func (*ResultRows) ProtoMessage() {}
 
 func (x *ResultRows) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[16]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1436,7 +1506,7 @@ func (x *ResultRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResultRows.ProtoReflect.Descriptor instead.
 func (*ResultRows) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{16}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ResultRows) GetResults() []*Result {
@@ -1463,7 +1533,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[17]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1475,7 +1545,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[17]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1488,7 +1558,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{17}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RegisterRequest) GetSessionId() string {
@@ -1530,7 +1600,7 @@ type RegisterResponse struct {
 
 func (x *RegisterResponse) Reset() {
 	*x = RegisterResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[18]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1542,7 +1612,7 @@ func (x *RegisterResponse) String() string {
 func (*RegisterResponse) ProtoMessage() {}
 
 func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[18]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1555,7 +1625,7 @@ func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterResponse.ProtoReflect.Descriptor instead.
 func (*RegisterResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{18}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RegisterResponse) GetReceipt() *Receipt {
@@ -1588,7 +1658,7 @@ type StreamResultsRequest struct {
 
 func (x *StreamResultsRequest) Reset() {
 	*x = StreamResultsRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[19]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1600,7 +1670,7 @@ func (x *StreamResultsRequest) String() string {
 func (*StreamResultsRequest) ProtoMessage() {}
 
 func (x *StreamResultsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[19]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1613,7 +1683,7 @@ func (x *StreamResultsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamResultsRequest.ProtoReflect.Descriptor instead.
 func (*StreamResultsRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{19}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StreamResultsRequest) GetSessionId() string {
@@ -1652,6 +1722,7 @@ type StreamResultsResponse struct {
 	//	*StreamResultsResponse_Heartbeat
 	//	*StreamResultsResponse_GoingAway
 	//	*StreamResultsResponse_Opened
+	//	*StreamResultsResponse_Extended
 	Message       isStreamResultsResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1659,7 +1730,7 @@ type StreamResultsResponse struct {
 
 func (x *StreamResultsResponse) Reset() {
 	*x = StreamResultsResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[20]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1671,7 +1742,7 @@ func (x *StreamResultsResponse) String() string {
 func (*StreamResultsResponse) ProtoMessage() {}
 
 func (x *StreamResultsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[20]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1684,7 +1755,7 @@ func (x *StreamResultsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamResultsResponse.ProtoReflect.Descriptor instead.
 func (*StreamResultsResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{20}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StreamResultsResponse) GetMessage() isStreamResultsResponse_Message {
@@ -1730,6 +1801,15 @@ func (x *StreamResultsResponse) GetOpened() *SessionOpened {
 	return nil
 }
 
+func (x *StreamResultsResponse) GetExtended() *OperationsExtended {
+	if x != nil {
+		if x, ok := x.Message.(*StreamResultsResponse_Extended); ok {
+			return x.Extended
+		}
+	}
+	return nil
+}
+
 type isStreamResultsResponse_Message interface {
 	isStreamResultsResponse_Message()
 }
@@ -1751,6 +1831,10 @@ type StreamResultsResponse_Opened struct {
 	Opened *SessionOpened `protobuf:"bytes,4,opt,name=opened,proto3,oneof"`
 }
 
+type StreamResultsResponse_Extended struct {
+	Extended *OperationsExtended `protobuf:"bytes,5,opt,name=extended,proto3,oneof"`
+}
+
 func (*StreamResultsResponse_Results) isStreamResultsResponse_Message() {}
 
 func (*StreamResultsResponse_Heartbeat) isStreamResultsResponse_Message() {}
@@ -1758,6 +1842,8 @@ func (*StreamResultsResponse_Heartbeat) isStreamResultsResponse_Message() {}
 func (*StreamResultsResponse_GoingAway) isStreamResultsResponse_Message() {}
 
 func (*StreamResultsResponse_Opened) isStreamResultsResponse_Message() {}
+
+func (*StreamResultsResponse_Extended) isStreamResultsResponse_Message() {}
 
 type AcknowledgeRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -1772,7 +1858,7 @@ type AcknowledgeRequest struct {
 
 func (x *AcknowledgeRequest) Reset() {
 	*x = AcknowledgeRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[21]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1784,7 +1870,7 @@ func (x *AcknowledgeRequest) String() string {
 func (*AcknowledgeRequest) ProtoMessage() {}
 
 func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[21]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1797,7 +1883,7 @@ func (x *AcknowledgeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{21}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AcknowledgeRequest) GetSessionId() string {
@@ -1829,7 +1915,7 @@ type AcknowledgeResponse struct {
 
 func (x *AcknowledgeResponse) Reset() {
 	*x = AcknowledgeResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[22]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1841,7 +1927,7 @@ func (x *AcknowledgeResponse) String() string {
 func (*AcknowledgeResponse) ProtoMessage() {}
 
 func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[22]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1854,7 +1940,7 @@ func (x *AcknowledgeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{22}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{23}
 }
 
 type CloseSessionRequest struct {
@@ -1866,7 +1952,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[23]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1878,7 +1964,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[23]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1891,7 +1977,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{23}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CloseSessionRequest) GetSessionId() string {
@@ -1913,7 +1999,7 @@ type CloseSessionResponse struct {
 
 func (x *CloseSessionResponse) Reset() {
 	*x = CloseSessionResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[24]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1925,7 +2011,7 @@ func (x *CloseSessionResponse) String() string {
 func (*CloseSessionResponse) ProtoMessage() {}
 
 func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[24]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1938,7 +2024,7 @@ func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
 func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{24}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CloseSessionResponse) GetCancelled() int64 {
@@ -1972,7 +2058,7 @@ type AdvanceRequest struct {
 
 func (x *AdvanceRequest) Reset() {
 	*x = AdvanceRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[25]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1984,7 +2070,7 @@ func (x *AdvanceRequest) String() string {
 func (*AdvanceRequest) ProtoMessage() {}
 
 func (x *AdvanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[25]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1997,7 +2083,7 @@ func (x *AdvanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceRequest.ProtoReflect.Descriptor instead.
 func (*AdvanceRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{25}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AdvanceRequest) GetShape() isAdvanceRequest_Shape {
@@ -2057,7 +2143,7 @@ type AdvanceResponse struct {
 
 func (x *AdvanceResponse) Reset() {
 	*x = AdvanceResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[26]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2069,7 +2155,7 @@ func (x *AdvanceResponse) String() string {
 func (*AdvanceResponse) ProtoMessage() {}
 
 func (x *AdvanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[26]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2082,7 +2168,7 @@ func (x *AdvanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceResponse.ProtoReflect.Descriptor instead.
 func (*AdvanceResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{26}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AdvanceResponse) GetReceipt() *AdvanceReceipt {
@@ -2107,7 +2193,7 @@ type AdvanceStreamRequest struct {
 
 func (x *AdvanceStreamRequest) Reset() {
 	*x = AdvanceStreamRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[27]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2119,7 +2205,7 @@ func (x *AdvanceStreamRequest) String() string {
 func (*AdvanceStreamRequest) ProtoMessage() {}
 
 func (x *AdvanceStreamRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[27]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2132,7 +2218,7 @@ func (x *AdvanceStreamRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceStreamRequest.ProtoReflect.Descriptor instead.
 func (*AdvanceStreamRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{27}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *AdvanceStreamRequest) GetShape() isAdvanceStreamRequest_Shape {
@@ -2192,7 +2278,7 @@ type AdvanceStreamResponse struct {
 
 func (x *AdvanceStreamResponse) Reset() {
 	*x = AdvanceStreamResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[28]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2204,7 +2290,7 @@ func (x *AdvanceStreamResponse) String() string {
 func (*AdvanceStreamResponse) ProtoMessage() {}
 
 func (x *AdvanceStreamResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[28]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2217,7 +2303,7 @@ func (x *AdvanceStreamResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceStreamResponse.ProtoReflect.Descriptor instead.
 func (*AdvanceStreamResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{28}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AdvanceStreamResponse) GetReceipt() *AdvanceReceipt {
@@ -2244,7 +2330,7 @@ type AdvanceReceipt struct {
 
 func (x *AdvanceReceipt) Reset() {
 	*x = AdvanceReceipt{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[29]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2256,7 +2342,7 @@ func (x *AdvanceReceipt) String() string {
 func (*AdvanceReceipt) ProtoMessage() {}
 
 func (x *AdvanceReceipt) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[29]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2269,7 +2355,7 @@ func (x *AdvanceReceipt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceReceipt.ProtoReflect.Descriptor instead.
 func (*AdvanceReceipt) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{29}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AdvanceReceipt) GetEnded() []int32 {
@@ -2315,7 +2401,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[30]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2327,7 +2413,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[30]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2340,7 +2426,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{30}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CancelRequest) GetSessionId() string {
@@ -2390,7 +2476,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[31]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2402,7 +2488,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[31]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2415,7 +2501,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{31}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CancelResponse) GetCancelled() int64 {
@@ -2448,7 +2534,7 @@ type ExtendRequest struct {
 
 func (x *ExtendRequest) Reset() {
 	*x = ExtendRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[32]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2460,7 +2546,7 @@ func (x *ExtendRequest) String() string {
 func (*ExtendRequest) ProtoMessage() {}
 
 func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[32]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2473,7 +2559,7 @@ func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendRequest.ProtoReflect.Descriptor instead.
 func (*ExtendRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{32}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ExtendRequest) GetSessionId() string {
@@ -2516,7 +2602,7 @@ type ExtendResponse struct {
 
 func (x *ExtendResponse) Reset() {
 	*x = ExtendResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[33]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2528,7 +2614,7 @@ func (x *ExtendResponse) String() string {
 func (*ExtendResponse) ProtoMessage() {}
 
 func (x *ExtendResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[33]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2541,7 +2627,7 @@ func (x *ExtendResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendResponse.ProtoReflect.Descriptor instead.
 func (*ExtendResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{33}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ExtendResponse) GetExtended() int64 {
@@ -2590,7 +2676,7 @@ type PendingOperation struct {
 
 func (x *PendingOperation) Reset() {
 	*x = PendingOperation{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[34]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2602,7 +2688,7 @@ func (x *PendingOperation) String() string {
 func (*PendingOperation) ProtoMessage() {}
 
 func (x *PendingOperation) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[34]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2615,7 +2701,7 @@ func (x *PendingOperation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PendingOperation.ProtoReflect.Descriptor instead.
 func (*PendingOperation) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{34}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PendingOperation) GetSessionId() string {
@@ -2721,7 +2807,7 @@ type GetOperationRequest struct {
 
 func (x *GetOperationRequest) Reset() {
 	*x = GetOperationRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[35]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2733,7 +2819,7 @@ func (x *GetOperationRequest) String() string {
 func (*GetOperationRequest) ProtoMessage() {}
 
 func (x *GetOperationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[35]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2746,7 +2832,7 @@ func (x *GetOperationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetOperationRequest.ProtoReflect.Descriptor instead.
 func (*GetOperationRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{35}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GetOperationRequest) GetSessionId() string {
@@ -2779,7 +2865,7 @@ type GetOperationResponse struct {
 
 func (x *GetOperationResponse) Reset() {
 	*x = GetOperationResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[36]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2791,7 +2877,7 @@ func (x *GetOperationResponse) String() string {
 func (*GetOperationResponse) ProtoMessage() {}
 
 func (x *GetOperationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[36]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2804,7 +2890,7 @@ func (x *GetOperationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetOperationResponse.ProtoReflect.Descriptor instead.
 func (*GetOperationResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{36}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GetOperationResponse) GetOperation() *PendingOperation {
@@ -2838,7 +2924,7 @@ type ListOperationsRequest struct {
 
 func (x *ListOperationsRequest) Reset() {
 	*x = ListOperationsRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[37]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2850,7 +2936,7 @@ func (x *ListOperationsRequest) String() string {
 func (*ListOperationsRequest) ProtoMessage() {}
 
 func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[37]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2863,7 +2949,7 @@ func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsRequest.ProtoReflect.Descriptor instead.
 func (*ListOperationsRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{37}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListOperationsRequest) GetSessionId() string {
@@ -2945,7 +3031,7 @@ type ListOperationsResponse struct {
 
 func (x *ListOperationsResponse) Reset() {
 	*x = ListOperationsResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[38]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2957,7 +3043,7 @@ func (x *ListOperationsResponse) String() string {
 func (*ListOperationsResponse) ProtoMessage() {}
 
 func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[38]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2970,7 +3056,7 @@ func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsResponse.ProtoReflect.Descriptor instead.
 func (*ListOperationsResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{38}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListOperationsResponse) GetOperations() []*PendingOperation {
@@ -3011,7 +3097,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[39]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3023,7 +3109,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[39]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3036,7 +3122,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{39}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Replica) GetReplicaId() int32 {
@@ -3113,7 +3199,7 @@ type Partition struct {
 
 func (x *Partition) Reset() {
 	*x = Partition{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[40]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3125,7 +3211,7 @@ func (x *Partition) String() string {
 func (*Partition) ProtoMessage() {}
 
 func (x *Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[40]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3138,7 +3224,7 @@ func (x *Partition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Partition.ProtoReflect.Descriptor instead.
 func (*Partition) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{40}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Partition) GetTopicPartition() *TopicPartition {
@@ -3276,7 +3362,7 @@ type GetPartitionRequest struct {
 
 func (x *GetPartitionRequest) Reset() {
 	*x = GetPartitionRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[41]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3288,7 +3374,7 @@ func (x *GetPartitionRequest) String() string {
 func (*GetPartitionRequest) ProtoMessage() {}
 
 func (x *GetPartitionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[41]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3301,7 +3387,7 @@ func (x *GetPartitionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPartitionRequest.ProtoReflect.Descriptor instead.
 func (*GetPartitionRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{41}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *GetPartitionRequest) GetTopicPartition() *TopicPartition {
@@ -3320,7 +3406,7 @@ type GetPartitionResponse struct {
 
 func (x *GetPartitionResponse) Reset() {
 	*x = GetPartitionResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[42]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3332,7 +3418,7 @@ func (x *GetPartitionResponse) String() string {
 func (*GetPartitionResponse) ProtoMessage() {}
 
 func (x *GetPartitionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[42]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3345,7 +3431,7 @@ func (x *GetPartitionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPartitionResponse.ProtoReflect.Descriptor instead.
 func (*GetPartitionResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{42}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *GetPartitionResponse) GetPartition() *Partition {
@@ -3369,7 +3455,7 @@ type ListPartitionsRequest struct {
 
 func (x *ListPartitionsRequest) Reset() {
 	*x = ListPartitionsRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[43]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3381,7 +3467,7 @@ func (x *ListPartitionsRequest) String() string {
 func (*ListPartitionsRequest) ProtoMessage() {}
 
 func (x *ListPartitionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[43]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3394,7 +3480,7 @@ func (x *ListPartitionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPartitionsRequest.ProtoReflect.Descriptor instead.
 func (*ListPartitionsRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{43}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListPartitionsRequest) GetTopicPrefix() string {
@@ -3430,7 +3516,7 @@ type ListPartitionsResponse struct {
 
 func (x *ListPartitionsResponse) Reset() {
 	*x = ListPartitionsResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[44]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3442,7 +3528,7 @@ func (x *ListPartitionsResponse) String() string {
 func (*ListPartitionsResponse) ProtoMessage() {}
 
 func (x *ListPartitionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[44]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3455,7 +3541,7 @@ func (x *ListPartitionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPartitionsResponse.ProtoReflect.Descriptor instead.
 func (*ListPartitionsResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{44}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListPartitionsResponse) GetPartitions() []*Partition {
@@ -3483,7 +3569,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[45]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3495,7 +3581,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[45]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3508,7 +3594,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{45}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GetStatusRequest) GetRemainingTime() bool {
@@ -3547,7 +3633,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[46]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3559,7 +3645,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[46]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3572,7 +3658,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{46}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GetStatusResponse) GetVersion() string {
@@ -3691,7 +3777,7 @@ type RemainingTime struct {
 
 func (x *RemainingTime) Reset() {
 	*x = RemainingTime{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[47]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3703,7 +3789,7 @@ func (x *RemainingTime) String() string {
 func (*RemainingTime) ProtoMessage() {}
 
 func (x *RemainingTime) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[47]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3716,7 +3802,7 @@ func (x *RemainingTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemainingTime.ProtoReflect.Descriptor instead.
 func (*RemainingTime) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{47}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RemainingTime) GetSoonestMs() int64 {
@@ -3766,7 +3852,7 @@ type KindStatus struct {
 
 func (x *KindStatus) Reset() {
 	*x = KindStatus{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[48]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3778,7 +3864,7 @@ func (x *KindStatus) String() string {
 func (*KindStatus) ProtoMessage() {}
 
 func (x *KindStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[48]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3791,7 +3877,7 @@ func (x *KindStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KindStatus.ProtoReflect.Descriptor instead.
 func (*KindStatus) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{48}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *KindStatus) GetKind() OperationKind {
@@ -3867,7 +3953,7 @@ type ListHotNamesRequest struct {
 
 func (x *ListHotNamesRequest) Reset() {
 	*x = ListHotNamesRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[49]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3879,7 +3965,7 @@ func (x *ListHotNamesRequest) String() string {
 func (*ListHotNamesRequest) ProtoMessage() {}
 
 func (x *ListHotNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[49]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3892,7 +3978,7 @@ func (x *ListHotNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHotNamesRequest.ProtoReflect.Descriptor instead.
 func (*ListHotNamesRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{49}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListHotNamesRequest) GetLimit() int32 {
@@ -3912,7 +3998,7 @@ type ListHotNamesResponse struct {
 
 func (x *ListHotNamesResponse) Reset() {
 	*x = ListHotNamesResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[50]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3924,7 +4010,7 @@ func (x *ListHotNamesResponse) String() string {
 func (*ListHotNamesResponse) ProtoMessage() {}
 
 func (x *ListHotNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[50]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3937,7 +4023,7 @@ func (x *ListHotNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHotNamesResponse.ProtoReflect.Descriptor instead.
 func (*ListHotNamesResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{50}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListHotNamesResponse) GetNames() []*HotName {
@@ -3962,7 +4048,7 @@ type HotName struct {
 
 func (x *HotName) Reset() {
 	*x = HotName{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[51]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3974,7 +4060,7 @@ func (x *HotName) String() string {
 func (*HotName) ProtoMessage() {}
 
 func (x *HotName) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[51]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3987,7 +4073,7 @@ func (x *HotName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HotName.ProtoReflect.Descriptor instead.
 func (*HotName) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{51}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *HotName) GetTopicPartition() *TopicPartition {
@@ -4023,7 +4109,7 @@ type TailResultsRequest struct {
 
 func (x *TailResultsRequest) Reset() {
 	*x = TailResultsRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[52]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4035,7 +4121,7 @@ func (x *TailResultsRequest) String() string {
 func (*TailResultsRequest) ProtoMessage() {}
 
 func (x *TailResultsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[52]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4048,7 +4134,7 @@ func (x *TailResultsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TailResultsRequest.ProtoReflect.Descriptor instead.
 func (*TailResultsRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{52}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *TailResultsRequest) GetOutcomes() []Outcome {
@@ -4079,7 +4165,7 @@ type TailResultsResponse struct {
 
 func (x *TailResultsResponse) Reset() {
 	*x = TailResultsResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[53]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4091,7 +4177,7 @@ func (x *TailResultsResponse) String() string {
 func (*TailResultsResponse) ProtoMessage() {}
 
 func (x *TailResultsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[53]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4104,7 +4190,7 @@ func (x *TailResultsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TailResultsResponse.ProtoReflect.Descriptor instead.
 func (*TailResultsResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{53}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *TailResultsResponse) GetOperations() []*EndedOperation {
@@ -4147,7 +4233,7 @@ type EndedOperation struct {
 
 func (x *EndedOperation) Reset() {
 	*x = EndedOperation{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[54]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4159,7 +4245,7 @@ func (x *EndedOperation) String() string {
 func (*EndedOperation) ProtoMessage() {}
 
 func (x *EndedOperation) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[54]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4172,7 +4258,7 @@ func (x *EndedOperation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndedOperation.ProtoReflect.Descriptor instead.
 func (*EndedOperation) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{54}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *EndedOperation) GetSessionId() string {
@@ -4253,7 +4339,7 @@ type HandOverRequest struct {
 
 func (x *HandOverRequest) Reset() {
 	*x = HandOverRequest{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[55]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4265,7 +4351,7 @@ func (x *HandOverRequest) String() string {
 func (*HandOverRequest) ProtoMessage() {}
 
 func (x *HandOverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[55]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4278,7 +4364,7 @@ func (x *HandOverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HandOverRequest.ProtoReflect.Descriptor instead.
 func (*HandOverRequest) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{55}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{56}
 }
 
 type HandOverResponse struct {
@@ -4289,7 +4375,7 @@ type HandOverResponse struct {
 
 func (x *HandOverResponse) Reset() {
 	*x = HandOverResponse{}
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[56]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4301,7 +4387,7 @@ func (x *HandOverResponse) String() string {
 func (*HandOverResponse) ProtoMessage() {}
 
 func (x *HandOverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[56]
+	mi := &file_purgatory_v1_purgatory_service_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4314,7 +4400,7 @@ func (x *HandOverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HandOverResponse.ProtoReflect.Descriptor instead.
 func (*HandOverResponse) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{56}
+	return file_purgatory_v1_purgatory_service_proto_rawDescGZIP(), []int{57}
 }
 
 var File_purgatory_v1_purgatory_service_proto protoreflect.FileDescriptor
@@ -4337,7 +4423,7 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"\x06cancel\x18\x03 \x01(\v2\x1e.purgatory.v1.CancelOperationsH\x00R\x06cancel\x12D\n" +
 	"\vacknowledge\x18\x04 \x01(\v2 .purgatory.v1.AcknowledgeResultsH\x00R\vacknowledge\x127\n" +
 	"\theartbeat\x18\x05 \x01(\v2\x17.purgatory.v1.HeartbeatH\x00R\theartbeatB\t\n" +
-	"\amessage\"\xed\x02\n" +
+	"\amessage\"\xad\x03\n" +
 	"\x0fSessionResponse\x125\n" +
 	"\x06opened\x18\x01 \x01(\v2\x1b.purgatory.v1.SessionOpenedH\x00R\x06opened\x121\n" +
 	"\areceipt\x18\x02 \x01(\v2\x15.purgatory.v1.ReceiptH\x00R\areceipt\x125\n" +
@@ -4345,7 +4431,8 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"\tcancelled\x18\x04 \x01(\v2\x1b.purgatory.v1.CancelReceiptH\x00R\tcancelled\x127\n" +
 	"\theartbeat\x18\x05 \x01(\v2\x17.purgatory.v1.HeartbeatH\x00R\theartbeat\x128\n" +
 	"\n" +
-	"going_away\x18\x06 \x01(\v2\x17.purgatory.v1.GoingAwayH\x00R\tgoingAwayB\t\n" +
+	"going_away\x18\x06 \x01(\v2\x17.purgatory.v1.GoingAwayH\x00R\tgoingAway\x12>\n" +
+	"\bextended\x18\a \x01(\v2 .purgatory.v1.OperationsExtendedH\x00R\bextendedB\t\n" +
 	"\amessage\"\x8d\x01\n" +
 	"\vOpenSession\x12\x1d\n" +
 	"\n" +
@@ -4385,7 +4472,11 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"\roperation_ids\x18\x01 \x03(\x04R\foperationIds\"\x82\x01\n" +
 	"\rCancelReceipt\x126\n" +
 	"\x17cancelled_operation_ids\x18\x01 \x03(\x04R\x15cancelledOperationIds\x129\n" +
-	"\x19not_pending_operation_ids\x18\x02 \x03(\x04R\x16notPendingOperationIds\"0\n" +
+	"\x19not_pending_operation_ids\x18\x02 \x03(\x04R\x16notPendingOperationIds\"X\n" +
+	"\x12OperationsExtended\x12#\n" +
+	"\roperation_ids\x18\x01 \x03(\x04R\foperationIds\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x02 \x01(\x03R\ttimeoutMs\"0\n" +
 	"\x12AcknowledgeResults\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\"\v\n" +
 	"\tHeartbeat\"\xb1\x01\n" +
@@ -4418,13 +4509,14 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12#\n" +
 	"\rlast_sequence\x18\x02 \x01(\x04R\flastSequence\x12\x18\n" +
 	"\acolumns\x18\x03 \x01(\bR\acolumns\x12 \n" +
-	"\vincarnation\x18\x04 \x01(\tR\vincarnation\"\x83\x02\n" +
+	"\vincarnation\x18\x04 \x01(\tR\vincarnation\"\xc3\x02\n" +
 	"\x15StreamResultsResponse\x125\n" +
 	"\aresults\x18\x01 \x01(\v2\x19.purgatory.v1.ResultBatchH\x00R\aresults\x127\n" +
 	"\theartbeat\x18\x02 \x01(\v2\x17.purgatory.v1.HeartbeatH\x00R\theartbeat\x128\n" +
 	"\n" +
 	"going_away\x18\x03 \x01(\v2\x17.purgatory.v1.GoingAwayH\x00R\tgoingAway\x125\n" +
-	"\x06opened\x18\x04 \x01(\v2\x1b.purgatory.v1.SessionOpenedH\x00R\x06openedB\t\n" +
+	"\x06opened\x18\x04 \x01(\v2\x1b.purgatory.v1.SessionOpenedH\x00R\x06opened\x12>\n" +
+	"\bextended\x18\x05 \x01(\v2 .purgatory.v1.OperationsExtendedH\x00R\bextendedB\t\n" +
 	"\amessage\"q\n" +
 	"\x12AcknowledgeRequest\x12\x1d\n" +
 	"\n" +
@@ -4703,7 +4795,7 @@ func file_purgatory_v1_purgatory_service_proto_rawDescGZIP() []byte {
 }
 
 var file_purgatory_v1_purgatory_service_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_purgatory_v1_purgatory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_purgatory_v1_purgatory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_purgatory_v1_purgatory_service_proto_goTypes = []any{
 	(Durability)(0),                   // 0: purgatory.v1.Durability
 	(OperationOrder)(0),               // 1: purgatory.v1.OperationOrder
@@ -4720,197 +4812,200 @@ var file_purgatory_v1_purgatory_service_proto_goTypes = []any{
 	(*Receipt)(nil),                   // 12: purgatory.v1.Receipt
 	(*CancelOperations)(nil),          // 13: purgatory.v1.CancelOperations
 	(*CancelReceipt)(nil),             // 14: purgatory.v1.CancelReceipt
-	(*AcknowledgeResults)(nil),        // 15: purgatory.v1.AcknowledgeResults
-	(*Heartbeat)(nil),                 // 16: purgatory.v1.Heartbeat
-	(*GoingAway)(nil),                 // 17: purgatory.v1.GoingAway
-	(*ResultBatch)(nil),               // 18: purgatory.v1.ResultBatch
-	(*ResultRows)(nil),                // 19: purgatory.v1.ResultRows
-	(*RegisterRequest)(nil),           // 20: purgatory.v1.RegisterRequest
-	(*RegisterResponse)(nil),          // 21: purgatory.v1.RegisterResponse
-	(*StreamResultsRequest)(nil),      // 22: purgatory.v1.StreamResultsRequest
-	(*StreamResultsResponse)(nil),     // 23: purgatory.v1.StreamResultsResponse
-	(*AcknowledgeRequest)(nil),        // 24: purgatory.v1.AcknowledgeRequest
-	(*AcknowledgeResponse)(nil),       // 25: purgatory.v1.AcknowledgeResponse
-	(*CloseSessionRequest)(nil),       // 26: purgatory.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),      // 27: purgatory.v1.CloseSessionResponse
-	(*AdvanceRequest)(nil),            // 28: purgatory.v1.AdvanceRequest
-	(*AdvanceResponse)(nil),           // 29: purgatory.v1.AdvanceResponse
-	(*AdvanceStreamRequest)(nil),      // 30: purgatory.v1.AdvanceStreamRequest
-	(*AdvanceStreamResponse)(nil),     // 31: purgatory.v1.AdvanceStreamResponse
-	(*AdvanceReceipt)(nil),            // 32: purgatory.v1.AdvanceReceipt
-	(*CancelRequest)(nil),             // 33: purgatory.v1.CancelRequest
-	(*CancelResponse)(nil),            // 34: purgatory.v1.CancelResponse
-	(*ExtendRequest)(nil),             // 35: purgatory.v1.ExtendRequest
-	(*ExtendResponse)(nil),            // 36: purgatory.v1.ExtendResponse
-	(*PendingOperation)(nil),          // 37: purgatory.v1.PendingOperation
-	(*GetOperationRequest)(nil),       // 38: purgatory.v1.GetOperationRequest
-	(*GetOperationResponse)(nil),      // 39: purgatory.v1.GetOperationResponse
-	(*ListOperationsRequest)(nil),     // 40: purgatory.v1.ListOperationsRequest
-	(*ListOperationsResponse)(nil),    // 41: purgatory.v1.ListOperationsResponse
-	(*Replica)(nil),                   // 42: purgatory.v1.Replica
-	(*Partition)(nil),                 // 43: purgatory.v1.Partition
-	(*GetPartitionRequest)(nil),       // 44: purgatory.v1.GetPartitionRequest
-	(*GetPartitionResponse)(nil),      // 45: purgatory.v1.GetPartitionResponse
-	(*ListPartitionsRequest)(nil),     // 46: purgatory.v1.ListPartitionsRequest
-	(*ListPartitionsResponse)(nil),    // 47: purgatory.v1.ListPartitionsResponse
-	(*GetStatusRequest)(nil),          // 48: purgatory.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),         // 49: purgatory.v1.GetStatusResponse
-	(*RemainingTime)(nil),             // 50: purgatory.v1.RemainingTime
-	(*KindStatus)(nil),                // 51: purgatory.v1.KindStatus
-	(*ListHotNamesRequest)(nil),       // 52: purgatory.v1.ListHotNamesRequest
-	(*ListHotNamesResponse)(nil),      // 53: purgatory.v1.ListHotNamesResponse
-	(*HotName)(nil),                   // 54: purgatory.v1.HotName
-	(*TailResultsRequest)(nil),        // 55: purgatory.v1.TailResultsRequest
-	(*TailResultsResponse)(nil),       // 56: purgatory.v1.TailResultsResponse
-	(*EndedOperation)(nil),            // 57: purgatory.v1.EndedOperation
-	(*HandOverRequest)(nil),           // 58: purgatory.v1.HandOverRequest
-	(*HandOverResponse)(nil),          // 59: purgatory.v1.HandOverResponse
-	(*Operation)(nil),                 // 60: purgatory.v1.Operation
-	(*Result)(nil),                    // 61: purgatory.v1.Result
-	(*OperationRows)(nil),             // 62: purgatory.v1.OperationRows
-	(*OperationColumns)(nil),          // 63: purgatory.v1.OperationColumns
-	(*OperationRefusal)(nil),          // 64: purgatory.v1.OperationRefusal
-	(*ResultColumns)(nil),             // 65: purgatory.v1.ResultColumns
-	(*EventRows)(nil),                 // 66: purgatory.v1.EventRows
-	(*EventColumns)(nil),              // 67: purgatory.v1.EventColumns
-	(*EventRefusal)(nil),              // 68: purgatory.v1.EventRefusal
-	(*TopicPartition)(nil),            // 69: purgatory.v1.TopicPartition
-	(OperationKind)(0),                // 70: purgatory.v1.OperationKind
-	(*timestamppb.Timestamp)(nil),     // 71: google.protobuf.Timestamp
-	(*PartitionResult)(nil),           // 72: purgatory.v1.PartitionResult
-	(*SourceStatus)(nil),              // 73: purgatory.v1.SourceStatus
-	(*WebhookStatus)(nil),             // 74: purgatory.v1.WebhookStatus
-	(Outcome)(0),                      // 75: purgatory.v1.Outcome
-	(*AttachSourceRequest)(nil),       // 76: purgatory.v1.AttachSourceRequest
-	(*GetSourceEndsRequest)(nil),      // 77: purgatory.v1.GetSourceEndsRequest
-	(*ListDeadLettersRequest)(nil),    // 78: purgatory.v1.ListDeadLettersRequest
-	(*ResendDeadLettersRequest)(nil),  // 79: purgatory.v1.ResendDeadLettersRequest
-	(*DeleteDeadLettersRequest)(nil),  // 80: purgatory.v1.DeleteDeadLettersRequest
-	(*AttachSourceResponse)(nil),      // 81: purgatory.v1.AttachSourceResponse
-	(*GetSourceEndsResponse)(nil),     // 82: purgatory.v1.GetSourceEndsResponse
-	(*ListDeadLettersResponse)(nil),   // 83: purgatory.v1.ListDeadLettersResponse
-	(*ResendDeadLettersResponse)(nil), // 84: purgatory.v1.ResendDeadLettersResponse
-	(*DeleteDeadLettersResponse)(nil), // 85: purgatory.v1.DeleteDeadLettersResponse
+	(*OperationsExtended)(nil),        // 15: purgatory.v1.OperationsExtended
+	(*AcknowledgeResults)(nil),        // 16: purgatory.v1.AcknowledgeResults
+	(*Heartbeat)(nil),                 // 17: purgatory.v1.Heartbeat
+	(*GoingAway)(nil),                 // 18: purgatory.v1.GoingAway
+	(*ResultBatch)(nil),               // 19: purgatory.v1.ResultBatch
+	(*ResultRows)(nil),                // 20: purgatory.v1.ResultRows
+	(*RegisterRequest)(nil),           // 21: purgatory.v1.RegisterRequest
+	(*RegisterResponse)(nil),          // 22: purgatory.v1.RegisterResponse
+	(*StreamResultsRequest)(nil),      // 23: purgatory.v1.StreamResultsRequest
+	(*StreamResultsResponse)(nil),     // 24: purgatory.v1.StreamResultsResponse
+	(*AcknowledgeRequest)(nil),        // 25: purgatory.v1.AcknowledgeRequest
+	(*AcknowledgeResponse)(nil),       // 26: purgatory.v1.AcknowledgeResponse
+	(*CloseSessionRequest)(nil),       // 27: purgatory.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),      // 28: purgatory.v1.CloseSessionResponse
+	(*AdvanceRequest)(nil),            // 29: purgatory.v1.AdvanceRequest
+	(*AdvanceResponse)(nil),           // 30: purgatory.v1.AdvanceResponse
+	(*AdvanceStreamRequest)(nil),      // 31: purgatory.v1.AdvanceStreamRequest
+	(*AdvanceStreamResponse)(nil),     // 32: purgatory.v1.AdvanceStreamResponse
+	(*AdvanceReceipt)(nil),            // 33: purgatory.v1.AdvanceReceipt
+	(*CancelRequest)(nil),             // 34: purgatory.v1.CancelRequest
+	(*CancelResponse)(nil),            // 35: purgatory.v1.CancelResponse
+	(*ExtendRequest)(nil),             // 36: purgatory.v1.ExtendRequest
+	(*ExtendResponse)(nil),            // 37: purgatory.v1.ExtendResponse
+	(*PendingOperation)(nil),          // 38: purgatory.v1.PendingOperation
+	(*GetOperationRequest)(nil),       // 39: purgatory.v1.GetOperationRequest
+	(*GetOperationResponse)(nil),      // 40: purgatory.v1.GetOperationResponse
+	(*ListOperationsRequest)(nil),     // 41: purgatory.v1.ListOperationsRequest
+	(*ListOperationsResponse)(nil),    // 42: purgatory.v1.ListOperationsResponse
+	(*Replica)(nil),                   // 43: purgatory.v1.Replica
+	(*Partition)(nil),                 // 44: purgatory.v1.Partition
+	(*GetPartitionRequest)(nil),       // 45: purgatory.v1.GetPartitionRequest
+	(*GetPartitionResponse)(nil),      // 46: purgatory.v1.GetPartitionResponse
+	(*ListPartitionsRequest)(nil),     // 47: purgatory.v1.ListPartitionsRequest
+	(*ListPartitionsResponse)(nil),    // 48: purgatory.v1.ListPartitionsResponse
+	(*GetStatusRequest)(nil),          // 49: purgatory.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),         // 50: purgatory.v1.GetStatusResponse
+	(*RemainingTime)(nil),             // 51: purgatory.v1.RemainingTime
+	(*KindStatus)(nil),                // 52: purgatory.v1.KindStatus
+	(*ListHotNamesRequest)(nil),       // 53: purgatory.v1.ListHotNamesRequest
+	(*ListHotNamesResponse)(nil),      // 54: purgatory.v1.ListHotNamesResponse
+	(*HotName)(nil),                   // 55: purgatory.v1.HotName
+	(*TailResultsRequest)(nil),        // 56: purgatory.v1.TailResultsRequest
+	(*TailResultsResponse)(nil),       // 57: purgatory.v1.TailResultsResponse
+	(*EndedOperation)(nil),            // 58: purgatory.v1.EndedOperation
+	(*HandOverRequest)(nil),           // 59: purgatory.v1.HandOverRequest
+	(*HandOverResponse)(nil),          // 60: purgatory.v1.HandOverResponse
+	(*Operation)(nil),                 // 61: purgatory.v1.Operation
+	(*Result)(nil),                    // 62: purgatory.v1.Result
+	(*OperationRows)(nil),             // 63: purgatory.v1.OperationRows
+	(*OperationColumns)(nil),          // 64: purgatory.v1.OperationColumns
+	(*OperationRefusal)(nil),          // 65: purgatory.v1.OperationRefusal
+	(*ResultColumns)(nil),             // 66: purgatory.v1.ResultColumns
+	(*EventRows)(nil),                 // 67: purgatory.v1.EventRows
+	(*EventColumns)(nil),              // 68: purgatory.v1.EventColumns
+	(*EventRefusal)(nil),              // 69: purgatory.v1.EventRefusal
+	(*TopicPartition)(nil),            // 70: purgatory.v1.TopicPartition
+	(OperationKind)(0),                // 71: purgatory.v1.OperationKind
+	(*timestamppb.Timestamp)(nil),     // 72: google.protobuf.Timestamp
+	(*PartitionResult)(nil),           // 73: purgatory.v1.PartitionResult
+	(*SourceStatus)(nil),              // 74: purgatory.v1.SourceStatus
+	(*WebhookStatus)(nil),             // 75: purgatory.v1.WebhookStatus
+	(Outcome)(0),                      // 76: purgatory.v1.Outcome
+	(*AttachSourceRequest)(nil),       // 77: purgatory.v1.AttachSourceRequest
+	(*GetSourceEndsRequest)(nil),      // 78: purgatory.v1.GetSourceEndsRequest
+	(*ListDeadLettersRequest)(nil),    // 79: purgatory.v1.ListDeadLettersRequest
+	(*ResendDeadLettersRequest)(nil),  // 80: purgatory.v1.ResendDeadLettersRequest
+	(*DeleteDeadLettersRequest)(nil),  // 81: purgatory.v1.DeleteDeadLettersRequest
+	(*AttachSourceResponse)(nil),      // 82: purgatory.v1.AttachSourceResponse
+	(*GetSourceEndsResponse)(nil),     // 83: purgatory.v1.GetSourceEndsResponse
+	(*ListDeadLettersResponse)(nil),   // 84: purgatory.v1.ListDeadLettersResponse
+	(*ResendDeadLettersResponse)(nil), // 85: purgatory.v1.ResendDeadLettersResponse
+	(*DeleteDeadLettersResponse)(nil), // 86: purgatory.v1.DeleteDeadLettersResponse
 }
 var file_purgatory_v1_purgatory_service_proto_depIdxs = []int32{
-	60, // 0: purgatory.v1.WaitRequest.operation:type_name -> purgatory.v1.Operation
-	61, // 1: purgatory.v1.WaitResponse.result:type_name -> purgatory.v1.Result
+	61, // 0: purgatory.v1.WaitRequest.operation:type_name -> purgatory.v1.Operation
+	62, // 1: purgatory.v1.WaitResponse.result:type_name -> purgatory.v1.Result
 	9,  // 2: purgatory.v1.SessionRequest.open:type_name -> purgatory.v1.OpenSession
 	11, // 3: purgatory.v1.SessionRequest.register:type_name -> purgatory.v1.RegisterBatch
 	13, // 4: purgatory.v1.SessionRequest.cancel:type_name -> purgatory.v1.CancelOperations
-	15, // 5: purgatory.v1.SessionRequest.acknowledge:type_name -> purgatory.v1.AcknowledgeResults
-	16, // 6: purgatory.v1.SessionRequest.heartbeat:type_name -> purgatory.v1.Heartbeat
+	16, // 5: purgatory.v1.SessionRequest.acknowledge:type_name -> purgatory.v1.AcknowledgeResults
+	17, // 6: purgatory.v1.SessionRequest.heartbeat:type_name -> purgatory.v1.Heartbeat
 	10, // 7: purgatory.v1.SessionResponse.opened:type_name -> purgatory.v1.SessionOpened
 	12, // 8: purgatory.v1.SessionResponse.receipt:type_name -> purgatory.v1.Receipt
-	18, // 9: purgatory.v1.SessionResponse.results:type_name -> purgatory.v1.ResultBatch
+	19, // 9: purgatory.v1.SessionResponse.results:type_name -> purgatory.v1.ResultBatch
 	14, // 10: purgatory.v1.SessionResponse.cancelled:type_name -> purgatory.v1.CancelReceipt
-	16, // 11: purgatory.v1.SessionResponse.heartbeat:type_name -> purgatory.v1.Heartbeat
-	17, // 12: purgatory.v1.SessionResponse.going_away:type_name -> purgatory.v1.GoingAway
-	62, // 13: purgatory.v1.RegisterBatch.rows:type_name -> purgatory.v1.OperationRows
-	63, // 14: purgatory.v1.RegisterBatch.columns:type_name -> purgatory.v1.OperationColumns
-	64, // 15: purgatory.v1.Receipt.refusals:type_name -> purgatory.v1.OperationRefusal
-	64, // 16: purgatory.v1.Receipt.batch_refusal:type_name -> purgatory.v1.OperationRefusal
-	0,  // 17: purgatory.v1.Receipt.durability:type_name -> purgatory.v1.Durability
-	2,  // 18: purgatory.v1.GoingAway.reason:type_name -> purgatory.v1.GoingAway.Reason
-	19, // 19: purgatory.v1.ResultBatch.rows:type_name -> purgatory.v1.ResultRows
-	65, // 20: purgatory.v1.ResultBatch.columns:type_name -> purgatory.v1.ResultColumns
-	61, // 21: purgatory.v1.ResultRows.results:type_name -> purgatory.v1.Result
-	11, // 22: purgatory.v1.RegisterRequest.batch:type_name -> purgatory.v1.RegisterBatch
-	12, // 23: purgatory.v1.RegisterResponse.receipt:type_name -> purgatory.v1.Receipt
-	18, // 24: purgatory.v1.StreamResultsResponse.results:type_name -> purgatory.v1.ResultBatch
-	16, // 25: purgatory.v1.StreamResultsResponse.heartbeat:type_name -> purgatory.v1.Heartbeat
-	17, // 26: purgatory.v1.StreamResultsResponse.going_away:type_name -> purgatory.v1.GoingAway
-	10, // 27: purgatory.v1.StreamResultsResponse.opened:type_name -> purgatory.v1.SessionOpened
-	66, // 28: purgatory.v1.AdvanceRequest.rows:type_name -> purgatory.v1.EventRows
-	67, // 29: purgatory.v1.AdvanceRequest.columns:type_name -> purgatory.v1.EventColumns
-	32, // 30: purgatory.v1.AdvanceResponse.receipt:type_name -> purgatory.v1.AdvanceReceipt
-	66, // 31: purgatory.v1.AdvanceStreamRequest.rows:type_name -> purgatory.v1.EventRows
-	67, // 32: purgatory.v1.AdvanceStreamRequest.columns:type_name -> purgatory.v1.EventColumns
-	32, // 33: purgatory.v1.AdvanceStreamResponse.receipt:type_name -> purgatory.v1.AdvanceReceipt
-	68, // 34: purgatory.v1.AdvanceReceipt.refusals:type_name -> purgatory.v1.EventRefusal
-	69, // 35: purgatory.v1.CancelRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
-	70, // 36: purgatory.v1.PendingOperation.kind:type_name -> purgatory.v1.OperationKind
-	71, // 37: purgatory.v1.PendingOperation.registered_time:type_name -> google.protobuf.Timestamp
-	71, // 38: purgatory.v1.PendingOperation.deadline_time:type_name -> google.protobuf.Timestamp
-	72, // 39: purgatory.v1.PendingOperation.partitions:type_name -> purgatory.v1.PartitionResult
-	37, // 40: purgatory.v1.GetOperationResponse.operation:type_name -> purgatory.v1.PendingOperation
-	70, // 41: purgatory.v1.ListOperationsRequest.kind:type_name -> purgatory.v1.OperationKind
-	69, // 42: purgatory.v1.ListOperationsRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
-	1,  // 43: purgatory.v1.ListOperationsRequest.order:type_name -> purgatory.v1.OperationOrder
-	37, // 44: purgatory.v1.ListOperationsResponse.operations:type_name -> purgatory.v1.PendingOperation
-	69, // 45: purgatory.v1.Partition.topic_partition:type_name -> purgatory.v1.TopicPartition
-	42, // 46: purgatory.v1.Partition.replicas:type_name -> purgatory.v1.Replica
-	69, // 47: purgatory.v1.GetPartitionRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
-	43, // 48: purgatory.v1.GetPartitionResponse.partition:type_name -> purgatory.v1.Partition
-	43, // 49: purgatory.v1.ListPartitionsResponse.partitions:type_name -> purgatory.v1.Partition
-	71, // 50: purgatory.v1.GetStatusResponse.started_time:type_name -> google.protobuf.Timestamp
-	51, // 51: purgatory.v1.GetStatusResponse.kinds:type_name -> purgatory.v1.KindStatus
-	50, // 52: purgatory.v1.GetStatusResponse.remaining_time:type_name -> purgatory.v1.RemainingTime
-	73, // 53: purgatory.v1.GetStatusResponse.sources:type_name -> purgatory.v1.SourceStatus
-	74, // 54: purgatory.v1.GetStatusResponse.webhooks:type_name -> purgatory.v1.WebhookStatus
-	70, // 55: purgatory.v1.KindStatus.kind:type_name -> purgatory.v1.OperationKind
-	54, // 56: purgatory.v1.ListHotNamesResponse.names:type_name -> purgatory.v1.HotName
-	69, // 57: purgatory.v1.HotName.topic_partition:type_name -> purgatory.v1.TopicPartition
-	75, // 58: purgatory.v1.TailResultsRequest.outcomes:type_name -> purgatory.v1.Outcome
-	70, // 59: purgatory.v1.TailResultsRequest.kind:type_name -> purgatory.v1.OperationKind
-	57, // 60: purgatory.v1.TailResultsResponse.operations:type_name -> purgatory.v1.EndedOperation
-	70, // 61: purgatory.v1.EndedOperation.kind:type_name -> purgatory.v1.OperationKind
-	75, // 62: purgatory.v1.EndedOperation.outcome:type_name -> purgatory.v1.Outcome
-	71, // 63: purgatory.v1.EndedOperation.ended_time:type_name -> google.protobuf.Timestamp
-	72, // 64: purgatory.v1.EndedOperation.partitions:type_name -> purgatory.v1.PartitionResult
-	5,  // 65: purgatory.v1.PurgatoryService.Wait:input_type -> purgatory.v1.WaitRequest
-	7,  // 66: purgatory.v1.PurgatoryService.Session:input_type -> purgatory.v1.SessionRequest
-	20, // 67: purgatory.v1.PurgatoryService.Register:input_type -> purgatory.v1.RegisterRequest
-	22, // 68: purgatory.v1.PurgatoryService.StreamResults:input_type -> purgatory.v1.StreamResultsRequest
-	24, // 69: purgatory.v1.PurgatoryService.Acknowledge:input_type -> purgatory.v1.AcknowledgeRequest
-	26, // 70: purgatory.v1.PurgatoryService.CloseSession:input_type -> purgatory.v1.CloseSessionRequest
-	28, // 71: purgatory.v1.PurgatoryService.Advance:input_type -> purgatory.v1.AdvanceRequest
-	30, // 72: purgatory.v1.PurgatoryService.AdvanceStream:input_type -> purgatory.v1.AdvanceStreamRequest
-	33, // 73: purgatory.v1.PurgatoryService.Cancel:input_type -> purgatory.v1.CancelRequest
-	35, // 74: purgatory.v1.PurgatoryService.Extend:input_type -> purgatory.v1.ExtendRequest
-	38, // 75: purgatory.v1.PurgatoryService.GetOperation:input_type -> purgatory.v1.GetOperationRequest
-	40, // 76: purgatory.v1.PurgatoryService.ListOperations:input_type -> purgatory.v1.ListOperationsRequest
-	44, // 77: purgatory.v1.PurgatoryService.GetPartition:input_type -> purgatory.v1.GetPartitionRequest
-	46, // 78: purgatory.v1.PurgatoryService.ListPartitions:input_type -> purgatory.v1.ListPartitionsRequest
-	48, // 79: purgatory.v1.PurgatoryService.GetStatus:input_type -> purgatory.v1.GetStatusRequest
-	52, // 80: purgatory.v1.PurgatoryService.ListHotNames:input_type -> purgatory.v1.ListHotNamesRequest
-	55, // 81: purgatory.v1.PurgatoryService.TailResults:input_type -> purgatory.v1.TailResultsRequest
-	76, // 82: purgatory.v1.PurgatoryService.AttachSource:input_type -> purgatory.v1.AttachSourceRequest
-	77, // 83: purgatory.v1.PurgatoryService.GetSourceEnds:input_type -> purgatory.v1.GetSourceEndsRequest
-	78, // 84: purgatory.v1.PurgatoryService.ListDeadLetters:input_type -> purgatory.v1.ListDeadLettersRequest
-	79, // 85: purgatory.v1.PurgatoryService.ResendDeadLetters:input_type -> purgatory.v1.ResendDeadLettersRequest
-	80, // 86: purgatory.v1.PurgatoryService.DeleteDeadLetters:input_type -> purgatory.v1.DeleteDeadLettersRequest
-	58, // 87: purgatory.v1.PurgatoryService.HandOver:input_type -> purgatory.v1.HandOverRequest
-	3,  // 88: purgatory.v1.PurgatoryService.GetTopology:input_type -> purgatory.v1.GetTopologyRequest
-	6,  // 89: purgatory.v1.PurgatoryService.Wait:output_type -> purgatory.v1.WaitResponse
-	8,  // 90: purgatory.v1.PurgatoryService.Session:output_type -> purgatory.v1.SessionResponse
-	21, // 91: purgatory.v1.PurgatoryService.Register:output_type -> purgatory.v1.RegisterResponse
-	23, // 92: purgatory.v1.PurgatoryService.StreamResults:output_type -> purgatory.v1.StreamResultsResponse
-	25, // 93: purgatory.v1.PurgatoryService.Acknowledge:output_type -> purgatory.v1.AcknowledgeResponse
-	27, // 94: purgatory.v1.PurgatoryService.CloseSession:output_type -> purgatory.v1.CloseSessionResponse
-	29, // 95: purgatory.v1.PurgatoryService.Advance:output_type -> purgatory.v1.AdvanceResponse
-	31, // 96: purgatory.v1.PurgatoryService.AdvanceStream:output_type -> purgatory.v1.AdvanceStreamResponse
-	34, // 97: purgatory.v1.PurgatoryService.Cancel:output_type -> purgatory.v1.CancelResponse
-	36, // 98: purgatory.v1.PurgatoryService.Extend:output_type -> purgatory.v1.ExtendResponse
-	39, // 99: purgatory.v1.PurgatoryService.GetOperation:output_type -> purgatory.v1.GetOperationResponse
-	41, // 100: purgatory.v1.PurgatoryService.ListOperations:output_type -> purgatory.v1.ListOperationsResponse
-	45, // 101: purgatory.v1.PurgatoryService.GetPartition:output_type -> purgatory.v1.GetPartitionResponse
-	47, // 102: purgatory.v1.PurgatoryService.ListPartitions:output_type -> purgatory.v1.ListPartitionsResponse
-	49, // 103: purgatory.v1.PurgatoryService.GetStatus:output_type -> purgatory.v1.GetStatusResponse
-	53, // 104: purgatory.v1.PurgatoryService.ListHotNames:output_type -> purgatory.v1.ListHotNamesResponse
-	56, // 105: purgatory.v1.PurgatoryService.TailResults:output_type -> purgatory.v1.TailResultsResponse
-	81, // 106: purgatory.v1.PurgatoryService.AttachSource:output_type -> purgatory.v1.AttachSourceResponse
-	82, // 107: purgatory.v1.PurgatoryService.GetSourceEnds:output_type -> purgatory.v1.GetSourceEndsResponse
-	83, // 108: purgatory.v1.PurgatoryService.ListDeadLetters:output_type -> purgatory.v1.ListDeadLettersResponse
-	84, // 109: purgatory.v1.PurgatoryService.ResendDeadLetters:output_type -> purgatory.v1.ResendDeadLettersResponse
-	85, // 110: purgatory.v1.PurgatoryService.DeleteDeadLetters:output_type -> purgatory.v1.DeleteDeadLettersResponse
-	59, // 111: purgatory.v1.PurgatoryService.HandOver:output_type -> purgatory.v1.HandOverResponse
-	4,  // 112: purgatory.v1.PurgatoryService.GetTopology:output_type -> purgatory.v1.GetTopologyResponse
-	89, // [89:113] is the sub-list for method output_type
-	65, // [65:89] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	17, // 11: purgatory.v1.SessionResponse.heartbeat:type_name -> purgatory.v1.Heartbeat
+	18, // 12: purgatory.v1.SessionResponse.going_away:type_name -> purgatory.v1.GoingAway
+	15, // 13: purgatory.v1.SessionResponse.extended:type_name -> purgatory.v1.OperationsExtended
+	63, // 14: purgatory.v1.RegisterBatch.rows:type_name -> purgatory.v1.OperationRows
+	64, // 15: purgatory.v1.RegisterBatch.columns:type_name -> purgatory.v1.OperationColumns
+	65, // 16: purgatory.v1.Receipt.refusals:type_name -> purgatory.v1.OperationRefusal
+	65, // 17: purgatory.v1.Receipt.batch_refusal:type_name -> purgatory.v1.OperationRefusal
+	0,  // 18: purgatory.v1.Receipt.durability:type_name -> purgatory.v1.Durability
+	2,  // 19: purgatory.v1.GoingAway.reason:type_name -> purgatory.v1.GoingAway.Reason
+	20, // 20: purgatory.v1.ResultBatch.rows:type_name -> purgatory.v1.ResultRows
+	66, // 21: purgatory.v1.ResultBatch.columns:type_name -> purgatory.v1.ResultColumns
+	62, // 22: purgatory.v1.ResultRows.results:type_name -> purgatory.v1.Result
+	11, // 23: purgatory.v1.RegisterRequest.batch:type_name -> purgatory.v1.RegisterBatch
+	12, // 24: purgatory.v1.RegisterResponse.receipt:type_name -> purgatory.v1.Receipt
+	19, // 25: purgatory.v1.StreamResultsResponse.results:type_name -> purgatory.v1.ResultBatch
+	17, // 26: purgatory.v1.StreamResultsResponse.heartbeat:type_name -> purgatory.v1.Heartbeat
+	18, // 27: purgatory.v1.StreamResultsResponse.going_away:type_name -> purgatory.v1.GoingAway
+	10, // 28: purgatory.v1.StreamResultsResponse.opened:type_name -> purgatory.v1.SessionOpened
+	15, // 29: purgatory.v1.StreamResultsResponse.extended:type_name -> purgatory.v1.OperationsExtended
+	67, // 30: purgatory.v1.AdvanceRequest.rows:type_name -> purgatory.v1.EventRows
+	68, // 31: purgatory.v1.AdvanceRequest.columns:type_name -> purgatory.v1.EventColumns
+	33, // 32: purgatory.v1.AdvanceResponse.receipt:type_name -> purgatory.v1.AdvanceReceipt
+	67, // 33: purgatory.v1.AdvanceStreamRequest.rows:type_name -> purgatory.v1.EventRows
+	68, // 34: purgatory.v1.AdvanceStreamRequest.columns:type_name -> purgatory.v1.EventColumns
+	33, // 35: purgatory.v1.AdvanceStreamResponse.receipt:type_name -> purgatory.v1.AdvanceReceipt
+	69, // 36: purgatory.v1.AdvanceReceipt.refusals:type_name -> purgatory.v1.EventRefusal
+	70, // 37: purgatory.v1.CancelRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
+	71, // 38: purgatory.v1.PendingOperation.kind:type_name -> purgatory.v1.OperationKind
+	72, // 39: purgatory.v1.PendingOperation.registered_time:type_name -> google.protobuf.Timestamp
+	72, // 40: purgatory.v1.PendingOperation.deadline_time:type_name -> google.protobuf.Timestamp
+	73, // 41: purgatory.v1.PendingOperation.partitions:type_name -> purgatory.v1.PartitionResult
+	38, // 42: purgatory.v1.GetOperationResponse.operation:type_name -> purgatory.v1.PendingOperation
+	71, // 43: purgatory.v1.ListOperationsRequest.kind:type_name -> purgatory.v1.OperationKind
+	70, // 44: purgatory.v1.ListOperationsRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
+	1,  // 45: purgatory.v1.ListOperationsRequest.order:type_name -> purgatory.v1.OperationOrder
+	38, // 46: purgatory.v1.ListOperationsResponse.operations:type_name -> purgatory.v1.PendingOperation
+	70, // 47: purgatory.v1.Partition.topic_partition:type_name -> purgatory.v1.TopicPartition
+	43, // 48: purgatory.v1.Partition.replicas:type_name -> purgatory.v1.Replica
+	70, // 49: purgatory.v1.GetPartitionRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
+	44, // 50: purgatory.v1.GetPartitionResponse.partition:type_name -> purgatory.v1.Partition
+	44, // 51: purgatory.v1.ListPartitionsResponse.partitions:type_name -> purgatory.v1.Partition
+	72, // 52: purgatory.v1.GetStatusResponse.started_time:type_name -> google.protobuf.Timestamp
+	52, // 53: purgatory.v1.GetStatusResponse.kinds:type_name -> purgatory.v1.KindStatus
+	51, // 54: purgatory.v1.GetStatusResponse.remaining_time:type_name -> purgatory.v1.RemainingTime
+	74, // 55: purgatory.v1.GetStatusResponse.sources:type_name -> purgatory.v1.SourceStatus
+	75, // 56: purgatory.v1.GetStatusResponse.webhooks:type_name -> purgatory.v1.WebhookStatus
+	71, // 57: purgatory.v1.KindStatus.kind:type_name -> purgatory.v1.OperationKind
+	55, // 58: purgatory.v1.ListHotNamesResponse.names:type_name -> purgatory.v1.HotName
+	70, // 59: purgatory.v1.HotName.topic_partition:type_name -> purgatory.v1.TopicPartition
+	76, // 60: purgatory.v1.TailResultsRequest.outcomes:type_name -> purgatory.v1.Outcome
+	71, // 61: purgatory.v1.TailResultsRequest.kind:type_name -> purgatory.v1.OperationKind
+	58, // 62: purgatory.v1.TailResultsResponse.operations:type_name -> purgatory.v1.EndedOperation
+	71, // 63: purgatory.v1.EndedOperation.kind:type_name -> purgatory.v1.OperationKind
+	76, // 64: purgatory.v1.EndedOperation.outcome:type_name -> purgatory.v1.Outcome
+	72, // 65: purgatory.v1.EndedOperation.ended_time:type_name -> google.protobuf.Timestamp
+	73, // 66: purgatory.v1.EndedOperation.partitions:type_name -> purgatory.v1.PartitionResult
+	5,  // 67: purgatory.v1.PurgatoryService.Wait:input_type -> purgatory.v1.WaitRequest
+	7,  // 68: purgatory.v1.PurgatoryService.Session:input_type -> purgatory.v1.SessionRequest
+	21, // 69: purgatory.v1.PurgatoryService.Register:input_type -> purgatory.v1.RegisterRequest
+	23, // 70: purgatory.v1.PurgatoryService.StreamResults:input_type -> purgatory.v1.StreamResultsRequest
+	25, // 71: purgatory.v1.PurgatoryService.Acknowledge:input_type -> purgatory.v1.AcknowledgeRequest
+	27, // 72: purgatory.v1.PurgatoryService.CloseSession:input_type -> purgatory.v1.CloseSessionRequest
+	29, // 73: purgatory.v1.PurgatoryService.Advance:input_type -> purgatory.v1.AdvanceRequest
+	31, // 74: purgatory.v1.PurgatoryService.AdvanceStream:input_type -> purgatory.v1.AdvanceStreamRequest
+	34, // 75: purgatory.v1.PurgatoryService.Cancel:input_type -> purgatory.v1.CancelRequest
+	36, // 76: purgatory.v1.PurgatoryService.Extend:input_type -> purgatory.v1.ExtendRequest
+	39, // 77: purgatory.v1.PurgatoryService.GetOperation:input_type -> purgatory.v1.GetOperationRequest
+	41, // 78: purgatory.v1.PurgatoryService.ListOperations:input_type -> purgatory.v1.ListOperationsRequest
+	45, // 79: purgatory.v1.PurgatoryService.GetPartition:input_type -> purgatory.v1.GetPartitionRequest
+	47, // 80: purgatory.v1.PurgatoryService.ListPartitions:input_type -> purgatory.v1.ListPartitionsRequest
+	49, // 81: purgatory.v1.PurgatoryService.GetStatus:input_type -> purgatory.v1.GetStatusRequest
+	53, // 82: purgatory.v1.PurgatoryService.ListHotNames:input_type -> purgatory.v1.ListHotNamesRequest
+	56, // 83: purgatory.v1.PurgatoryService.TailResults:input_type -> purgatory.v1.TailResultsRequest
+	77, // 84: purgatory.v1.PurgatoryService.AttachSource:input_type -> purgatory.v1.AttachSourceRequest
+	78, // 85: purgatory.v1.PurgatoryService.GetSourceEnds:input_type -> purgatory.v1.GetSourceEndsRequest
+	79, // 86: purgatory.v1.PurgatoryService.ListDeadLetters:input_type -> purgatory.v1.ListDeadLettersRequest
+	80, // 87: purgatory.v1.PurgatoryService.ResendDeadLetters:input_type -> purgatory.v1.ResendDeadLettersRequest
+	81, // 88: purgatory.v1.PurgatoryService.DeleteDeadLetters:input_type -> purgatory.v1.DeleteDeadLettersRequest
+	59, // 89: purgatory.v1.PurgatoryService.HandOver:input_type -> purgatory.v1.HandOverRequest
+	3,  // 90: purgatory.v1.PurgatoryService.GetTopology:input_type -> purgatory.v1.GetTopologyRequest
+	6,  // 91: purgatory.v1.PurgatoryService.Wait:output_type -> purgatory.v1.WaitResponse
+	8,  // 92: purgatory.v1.PurgatoryService.Session:output_type -> purgatory.v1.SessionResponse
+	22, // 93: purgatory.v1.PurgatoryService.Register:output_type -> purgatory.v1.RegisterResponse
+	24, // 94: purgatory.v1.PurgatoryService.StreamResults:output_type -> purgatory.v1.StreamResultsResponse
+	26, // 95: purgatory.v1.PurgatoryService.Acknowledge:output_type -> purgatory.v1.AcknowledgeResponse
+	28, // 96: purgatory.v1.PurgatoryService.CloseSession:output_type -> purgatory.v1.CloseSessionResponse
+	30, // 97: purgatory.v1.PurgatoryService.Advance:output_type -> purgatory.v1.AdvanceResponse
+	32, // 98: purgatory.v1.PurgatoryService.AdvanceStream:output_type -> purgatory.v1.AdvanceStreamResponse
+	35, // 99: purgatory.v1.PurgatoryService.Cancel:output_type -> purgatory.v1.CancelResponse
+	37, // 100: purgatory.v1.PurgatoryService.Extend:output_type -> purgatory.v1.ExtendResponse
+	40, // 101: purgatory.v1.PurgatoryService.GetOperation:output_type -> purgatory.v1.GetOperationResponse
+	42, // 102: purgatory.v1.PurgatoryService.ListOperations:output_type -> purgatory.v1.ListOperationsResponse
+	46, // 103: purgatory.v1.PurgatoryService.GetPartition:output_type -> purgatory.v1.GetPartitionResponse
+	48, // 104: purgatory.v1.PurgatoryService.ListPartitions:output_type -> purgatory.v1.ListPartitionsResponse
+	50, // 105: purgatory.v1.PurgatoryService.GetStatus:output_type -> purgatory.v1.GetStatusResponse
+	54, // 106: purgatory.v1.PurgatoryService.ListHotNames:output_type -> purgatory.v1.ListHotNamesResponse
+	57, // 107: purgatory.v1.PurgatoryService.TailResults:output_type -> purgatory.v1.TailResultsResponse
+	82, // 108: purgatory.v1.PurgatoryService.AttachSource:output_type -> purgatory.v1.AttachSourceResponse
+	83, // 109: purgatory.v1.PurgatoryService.GetSourceEnds:output_type -> purgatory.v1.GetSourceEndsResponse
+	84, // 110: purgatory.v1.PurgatoryService.ListDeadLetters:output_type -> purgatory.v1.ListDeadLettersResponse
+	85, // 111: purgatory.v1.PurgatoryService.ResendDeadLetters:output_type -> purgatory.v1.ResendDeadLettersResponse
+	86, // 112: purgatory.v1.PurgatoryService.DeleteDeadLetters:output_type -> purgatory.v1.DeleteDeadLettersResponse
+	60, // 113: purgatory.v1.PurgatoryService.HandOver:output_type -> purgatory.v1.HandOverResponse
+	4,  // 114: purgatory.v1.PurgatoryService.GetTopology:output_type -> purgatory.v1.GetTopologyResponse
+	91, // [91:115] is the sub-list for method output_type
+	67, // [67:91] is the sub-list for method input_type
+	67, // [67:67] is the sub-list for extension type_name
+	67, // [67:67] is the sub-list for extension extendee
+	0,  // [0:67] is the sub-list for field type_name
 }
 
 func init() { file_purgatory_v1_purgatory_service_proto_init() }
@@ -4937,39 +5032,41 @@ func file_purgatory_v1_purgatory_service_proto_init() {
 		(*SessionResponse_Cancelled)(nil),
 		(*SessionResponse_Heartbeat)(nil),
 		(*SessionResponse_GoingAway)(nil),
+		(*SessionResponse_Extended)(nil),
 	}
 	file_purgatory_v1_purgatory_service_proto_msgTypes[8].OneofWrappers = []any{
 		(*RegisterBatch_Rows)(nil),
 		(*RegisterBatch_Columns)(nil),
 	}
-	file_purgatory_v1_purgatory_service_proto_msgTypes[15].OneofWrappers = []any{
+	file_purgatory_v1_purgatory_service_proto_msgTypes[16].OneofWrappers = []any{
 		(*ResultBatch_Rows)(nil),
 		(*ResultBatch_Columns)(nil),
 	}
-	file_purgatory_v1_purgatory_service_proto_msgTypes[20].OneofWrappers = []any{
+	file_purgatory_v1_purgatory_service_proto_msgTypes[21].OneofWrappers = []any{
 		(*StreamResultsResponse_Results)(nil),
 		(*StreamResultsResponse_Heartbeat)(nil),
 		(*StreamResultsResponse_GoingAway)(nil),
 		(*StreamResultsResponse_Opened)(nil),
+		(*StreamResultsResponse_Extended)(nil),
 	}
-	file_purgatory_v1_purgatory_service_proto_msgTypes[25].OneofWrappers = []any{
+	file_purgatory_v1_purgatory_service_proto_msgTypes[26].OneofWrappers = []any{
 		(*AdvanceRequest_Rows)(nil),
 		(*AdvanceRequest_Columns)(nil),
 	}
-	file_purgatory_v1_purgatory_service_proto_msgTypes[27].OneofWrappers = []any{
+	file_purgatory_v1_purgatory_service_proto_msgTypes[28].OneofWrappers = []any{
 		(*AdvanceStreamRequest_Rows)(nil),
 		(*AdvanceStreamRequest_Columns)(nil),
 	}
-	file_purgatory_v1_purgatory_service_proto_msgTypes[34].OneofWrappers = []any{}
-	file_purgatory_v1_purgatory_service_proto_msgTypes[40].OneofWrappers = []any{}
-	file_purgatory_v1_purgatory_service_proto_msgTypes[47].OneofWrappers = []any{}
+	file_purgatory_v1_purgatory_service_proto_msgTypes[35].OneofWrappers = []any{}
+	file_purgatory_v1_purgatory_service_proto_msgTypes[41].OneofWrappers = []any{}
+	file_purgatory_v1_purgatory_service_proto_msgTypes[48].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_purgatory_v1_purgatory_service_proto_rawDesc), len(file_purgatory_v1_purgatory_service_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   57,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,7 @@ import purgatory.v1.OpenSession;
 import purgatory.v1.Operation;
 import purgatory.v1.OperationRefusal;
 import purgatory.v1.OperationRows;
+import purgatory.v1.OperationsExtended;
 import purgatory.v1.Outcome;
 import purgatory.v1.PurgatoryServiceGrpc;
 import purgatory.v1.Receipt;
@@ -82,6 +83,14 @@ public final class Session implements AutoCloseable {
 
     long leftMs(long defaultMs) {
       return (operation.hasTimeoutMs() ? operation.getTimeoutMs() : defaultMs) - (nowMs() - submittedMs);
+    }
+
+    Wait extended(long timeoutMs, SessionOpened daemon) {
+      if (leftMs(daemon.getTimeoutMsDefault()) >= timeoutMs) {
+        return this;
+      }
+      long sinceSubmittedMs = nowMs() - submittedMs + timeoutMs;
+      return new Wait(operation.toBuilder().setTimeoutMs(sinceSubmittedMs).build(), submittedMs, result);
     }
   }
 
@@ -428,6 +437,7 @@ public final class Session implements AutoCloseable {
         case RECEIPT -> receive(message.getReceipt());
         case RESULTS -> deliver(message.getResults());
         case CANCELLED -> receive(message.getCancelled());
+        case EXTENDED -> extend(message.getExtended());
         case GOING_AWAY -> leave(message.getGoingAway().getReason());
         default -> {} // a heartbeat, or a message of a later version
       }
@@ -488,6 +498,15 @@ public final class Session implements AutoCloseable {
       synchronized (Session.this) {
         cancelling.keySet().removeAll(receipt.getCancelledOperationIdsList());
         cancelling.keySet().removeAll(receipt.getNotPendingOperationIdsList());
+      }
+    }
+
+    /** More time that any caller gave to operations: it is sent if they are registered again. */
+    private void extend(OperationsExtended extended) {
+      synchronized (Session.this) {
+        for (long operationId : extended.getOperationIdsList()) {
+          pending.computeIfPresent(operationId, (key, wait) -> wait.extended(extended.getTimeoutMs(), daemon));
+        }
       }
     }
 
