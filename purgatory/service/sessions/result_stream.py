@@ -114,7 +114,7 @@ class ResultStream:
     def extended(self, operation_ids: Sequence[int], timeout_ms: int) -> None:
         """Report that operations were given more time, unless the peer does not read."""
         # One place is left for the reader, which may have waited for space and not used it yet.
-        if not self.closing and self._unwritten < CONTROL_MESSAGES_MAX - 1:
+        if not self.closing and self._unwritten < sizes.CONTROL_MESSAGES_MAX - 1:
             extended = purgatory_service_pb2.OperationsExtended(operation_ids=operation_ids, timeout_ms=timeout_ms)
             self.send(self._response_type(extended=extended))
 
