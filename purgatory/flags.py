@@ -60,9 +60,7 @@ def read_command_line(arguments: Sequence[str] | None, program: str, known: type
 
 
 def config_lines(command_line: CommandLine) -> list[str]:
-    """Return the settings in force as a TOML file, each with a comment that names its source. The line of a value that
-    may contain a secret is a comment, without it.
-    """
+    """Return the settings in force as a TOML file, with their sources. A value that may be a secret is in a comment."""
     settings, flags, _ = command_line
     lines: list[str] = []
     known = type(settings)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
+from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from purgatory.v1 import purgatory_service_pb2
 from purgatory_client import batches, waits
@@ -34,9 +34,6 @@ from purgatory_client.unary import SingleCalls, ids_of, shards_of
 from purgatory_client.waits import ByPartition, Name, Wait
 from purgatory_client.wire.decode_results import arrived_row
 from purgatory_client.wire.encode_waits import row_of_wait
-
-if TYPE_CHECKING:  # few clients have one
-    from purgatory_client.outbox.outbox_gate import OutboxGate
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:7440"
 WAIT_GRACE: Final = 10.0
@@ -130,7 +127,7 @@ class AsyncClient(SingleCalls):
         token: Token | None = None,
     ) -> None:
         super().__init__(address, ChannelSecurity(tls, tls_ca, tls_certificate, tls_key, token), give_up_after)
-        self._session: Final = SessionDriver(
+        self._driver: Final = SessionDriver(
             address,
             name=name,
             pending_max=pending_max,
@@ -163,7 +160,6 @@ class AsyncClient(SingleCalls):
         Raises:
             OutboxUnwritable: A confirmation could not be written; the next client will recover its wait once more.
         """
-        self._enter_loop()
         await self._session.close(finish)
         self._closed = True
         await self._event_sender.close()
@@ -172,12 +168,12 @@ class AsyncClient(SingleCalls):
     @property
     def session_id(self) -> str:
         """The session's id as the daemon lists it. It changes after the client has given up the connection."""
-        return self._session.session_id
+        return self._driver.session_id
 
     @property
     def pending(self) -> int:
         """The number of pending operations in this client."""
-        return self._session.pending
+        return self._driver.pending
 
     # Waits. Arguments are described at the functions of `waits` and `batches`.
 
@@ -323,13 +319,11 @@ class AsyncClient(SingleCalls):
             ClientClosed: The client is closed.
         """
         checked_type(wait, Wait, "wait", "give a wait of purgatory_client.waits")
-        self._enter_loop()
         return await self._session.submit_kept(wait, tag)
 
     async def submit_many(self, batch: WaitBatch, tag: str = "") -> Ticket:
         """As `submit`, for a batch made by a function of `purgatory_client.batches`, under one tag."""
         checked_type(batch, WaitBatch, "batch", "give a batch of purgatory_client.batches")
-        self._enter_loop()
         return await self._session.submit_kept(batch, tag)
 
     async def recovered(self) -> list[Ticket]:
@@ -339,7 +333,7 @@ class AsyncClient(SingleCalls):
         Raises:
             OutboxError: This client has no outbox, or it cannot be read.
         """
-        return list(self._outbox().recovered)
+        return list(self._session.outbox().recovered)
 
     async def result(self, ticket: Ticket) -> Result:
         """Wait for the result of a submitted wait. May be called repeatedly; cancelling this call does not cancel the
@@ -354,12 +348,12 @@ class AsyncClient(SingleCalls):
             SessionTakenOver: Another client has opened the session.
             ClientClosed: The client was closed before or during the call.
         """
-        return await self._outbox().result(ticket, Result, "the ticket is for a batch; use result_many")
+        return await self._session.outbox().result(ticket, Result, "the ticket is for a batch; use result_many")
 
     async def result_many(self, ticket: Ticket) -> ResultColumns:
         """As `result`, for a ticket from `submit_many`."""
         otherwise = "the ticket is for a single wait; use result"
-        return await self._outbox().result(ticket, ResultColumns, otherwise)
+        return await self._session.outbox().result(ticket, ResultColumns, otherwise)
 
     async def confirm(self, ticket: Ticket) -> None:
         """Remove a wait and its result from the outbox, after the result has been used.
@@ -373,7 +367,7 @@ class AsyncClient(SingleCalls):
             InvalidRequest: The wait has not ended.
             OutboxUnwritable: The confirmation could not be written; it is tried again with the next write.
         """
-        await self._outbox().confirm(ticket)
+        await self._session.outbox().confirm(ticket)
 
     # Events
 
@@ -448,20 +442,20 @@ class AsyncClient(SingleCalls):
     # Internals
 
     def _leave_loop(self) -> None:
-        self._session.leave_loop()
+        self._driver.leave_loop()
         super()._leave_loop()
         self._exchanges, self._event_sender = [_exchange_of(self)], EventSender(self._send_events)
 
-    def _outbox(self) -> OutboxGate:
+    @property
+    def _session(self) -> SessionDriver:
         self._enter_loop()
-        return self._session.outbox()
+        return self._driver
 
     async def _send(self, events: Sequence[Event]) -> AdvanceReceipt:
         self._enter_loop()
         return await self._event_sender.send(events)
 
     async def _wait(self, entry: Entry) -> Result | ResultColumns:
-        self._enter_loop()
         future = self._session.submit(entry)
         try:
             return await future

@@ -24,32 +24,14 @@ TIMEOUT_S_MAX: Final = INT32_MAX / 1_000
 
 
 def several(values: Iterable[T], argument: str) -> list[T]:
-    """The values of a collection, as a list.
-
-    Args:
-        values: Any collection except a text.
-        argument: Its name, for the error.
-
-    Raises:
-        InvalidRequest: It is a single value.
-    """
+    """The values of a collection, as a list. Raises InvalidRequest for a single value, also for a text."""
     if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
         raise InvalidRequest(argument, f"{values!r} is a single value; give a list, such as [{values!r}]")
     return list(values)
 
 
-def checked_type(value: T, kind: type[T], argument: str, remedy: str) -> T:
-    """Return a value of this type.
-
-    Args:
-        value: The value.
-        kind: The type.
-        argument: Its name, for the error.
-        remedy: What to give instead, for the error.
-
-    Raises:
-        InvalidRequest: It has another type.
-    """
+def checked_type(value: object, kind: type[T], argument: str, remedy: str) -> T:
+    """Return `value` if it has this type. Raises InvalidRequest, with what to give instead (`remedy`)."""
     if not isinstance(value, kind):
         raise InvalidRequest(argument, f"{type(value).__name__} given; {remedy}")
     return value

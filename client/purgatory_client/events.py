@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from purgatory.v1 import event_pb2 as wire
-from purgatory_client.argument_checks import int32, int64, several
-from purgatory_client.base_errors import InvalidRequest, PurgatoryClientError
+from purgatory_client.argument_checks import checked_type, int32, int64, several
+from purgatory_client.base_errors import PurgatoryClientError
 from purgatory_client.partition_names import PartitionName, checked_key, partition_name
 from purgatory_client.waits import Name
 
@@ -181,8 +181,7 @@ def signalled(key: str, count: int = 1, *, value: bytes = b"", failed: bool = Fa
         failed: Whether what the key stands for has failed. Waits on the key fail (error 1003), and so do later ones.
     """
     event = Event(wire.EVENT_TYPE_SIGNAL, None, checked_key(key), int64(count, "offset"))
-    if not isinstance(value, bytes):
-        raise InvalidRequest("key_signalled.value", f"{type(value).__name__}; give bytes, such as text.encode()")
+    checked_type(value, bytes, "key_signalled.value", "give bytes, such as text.encode()")
     if value or failed:
         signal = wire.KeySignalled(key=event.key, count=event.offset, value=value, failed=failed)
         event.row = wire.Event(key_signalled=signal)

@@ -69,9 +69,7 @@ KEYWORDS: Final = Marks.__optional_keys__
 
 
 def events_of(name: Name, marks: Marks) -> list[Event]:
-    """Convert marks to events. Raises InvalidRequest if no event results, the marks contradict each other or one has no
-    effect; TypeError for an unknown keyword.
-    """
+    """Convert marks to events. Raises InvalidRequest if they are incomplete, contradictory or without effect."""
     check_keywords("advance", marks, KEYWORDS)
     found = list(_in_safe_order(name, marks))
     if not found:

@@ -22,7 +22,7 @@ from purgatory_client.partition_names import partition_name
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.session.addresses import check_address, pause_max
 from purgatory_client.session.backoff import Resumption
-from purgatory_client.session.channel import ChannelSecurity, is_lost, open_channel
+from purgatory_client.session.channel import ChannelSecurity, LoopBound, is_lost, open_channel
 from purgatory_client.session.detached_sessions import (
     CALL_TIMEOUT,
     ClosedSession,
@@ -31,7 +31,6 @@ from purgatory_client.session.detached_sessions import (
     Registered,
     register,
 )
-from purgatory_client.session.loop_bound import LoopBound
 from purgatory_client.session.shards import shard_of, shard_refusal
 from purgatory_client.sources.position_tokens import Positions
 from purgatory_client.sources.source_link import SourceLink

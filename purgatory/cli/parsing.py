@@ -60,7 +60,7 @@ def optional_seconds(text: str | None) -> float | None:
 
 def moment_of(text: str, now: datetime, zone: tzinfo | None = None) -> datetime:
     """A time: RFC 3339 ("2025-03-01T00:00:00Z"), or the last moment up to `now` at which clocks of the zone (None: this
-    machine's) showed "00:00". Where they were put forward past that time, it is the moment at which they were.
+    machine's) showed "00:00".
     """
     expected = f"not a time: {text!r}; expected 00:00, or with an offset, like 2025-03-01T00:00:00Z"
     try:
@@ -77,8 +77,8 @@ def moment_of(text: str, now: datetime, zone: tzinfo | None = None) -> datetime:
 
 
 def _shown_at(clock: datetime, zone: tzinfo | None) -> list[datetime]:
-    """The moments at which the clocks of a zone show a date and time, given as if it were in UTC: one, or two when they
-    are put back. If they are put forward past it: the moment at which that happens.
+    """The moments at which clocks show a date and time (given as if in UTC): one, or two if they are put back. If they
+    are put forward past it: the moment at which that happens.
     """
 
     def offset(moment: datetime) -> timedelta:

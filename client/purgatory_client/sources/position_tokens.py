@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from purgatory.v1 import source_pb2
 from purgatory_client import waits
+from purgatory_client.argument_checks import checked_type
 from purgatory_client.base_errors import InvalidRequest
 from purgatory_client.partition_names import PartitionName, format_partition, partition_name
 from purgatory_client.waits import ByPartition, Name, Wait
@@ -171,9 +172,5 @@ def positions_of(given: object) -> Positions:
     """Return positions, decoded if they are a token. Raises InvalidRequest for anything else."""
     if isinstance(given, str):
         return Positions.of_token(given)
-    if not isinstance(given, Positions):
-        kind = type(given).__name__
-        raise InvalidRequest(
-            "positions", f"{kind} given; give the result of `ends` or a token, or call `produce` with offsets"
-        )
-    return given
+    remedy = "give the result of `ends` or a token, or call `produce` with offsets"
+    return checked_type(given, Positions, "positions", remedy)

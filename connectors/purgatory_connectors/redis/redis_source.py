@@ -10,18 +10,50 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from redis._parsers import _AsyncRESP2Parser
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, RedisError
 
 from purgatory_connectors.errors import SourceStale, SourceUriInvalid
 from purgatory_connectors.publisher.derived_marks import DERIVED
 from purgatory_connectors.publisher.observation import End, Observation
 from purgatory_connectors.publisher.polled_source import POLL_OPTIONS, POSITION_MAX, PolledSource, Unreadable
-from purgatory_connectors.redis.bounded_parser import BoundedParser
 from purgatory_connectors.redis.replica_group import ReplicaGroup, ServerState
 from purgatory_connectors.uri import SourceUri
+
+ANSWER_BYTES_MAX: Final = 1 << 16
+"""`INFO replication` has about 1,000 bytes, and 100 for each replica."""
+
+
+class BoundedParser(_AsyncRESP2Parser):
+    """The package's parser of protocol 2, which has no limits, and does not let the loop run while it has data.
+
+    Raises InvalidResponse for an answer that is longer or nested too deeply; the package then closes the connection.
+    """
+
+    async def read_response(self, disable_decoding: bool = False) -> Any:  # noqa: ANN401 - as in the package
+        self._left = ANSWER_BYTES_MAX
+        try:
+            return await super().read_response(disable_decoding)
+        except RecursionError:
+            raise InvalidResponse("its answer is nested too deeply") from None
+
+    async def _read(self, length: int) -> bytes:
+        self._count(length)
+        octets: bytes = await super()._read(length)
+        return octets
+
+    async def _readline(self) -> bytes:
+        line: bytes = await super()._readline()
+        self._count(len(line) + 2)
+        return line
+
+    def _count(self, length: int) -> None:
+        self._left -= length
+        if self._left < 0:
+            raise InvalidResponse(f"its answer is longer than {ANSWER_BYTES_MAX:,} bytes")
 
 
 class RedisSource(PolledSource[ServerState]):

@@ -135,10 +135,8 @@ def write_file(place: Location, name: str, content: bytes) -> str:
 
 
 def attempt_name(name: str) -> str:
-    """The name under which one attempt of a task writes a file, before it renames it to `name`. Readers ignore it.
-
-    Spark may run two attempts at the same time, also of two applications, whose attempts have the same numbers.
-    """
+    """The name under which an attempt of a task writes a file, before it renames it to `name`. Readers ignore it."""
+    # Not the attempt's number: the attempts of two applications may run at the same time, with the same numbers.
     return f"_{name}-{uuid4().hex}"
 
 
