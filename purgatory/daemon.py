@@ -176,10 +176,7 @@ class Daemon:
         added: dict[str, Method] = {}
         for extension in self._extensions:
             added |= extension.calls()
-        methods = service_methods(PurgatoryServicer(self._host, largest_message_bytes(self.settings)), added)
-        for extension in self._extensions:
-            methods = extension.checked(methods)
-        return methods
+        return service_methods(PurgatoryServicer(self._host, largest_message_bytes(self.settings)), added)
 
     def _add_standard_services(self, peer: RefuseRevoked | None) -> None:
         """Add health and, unless it is switched off, reflection."""

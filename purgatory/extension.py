@@ -4,7 +4,7 @@ The daemon takes a list of extension classes and imports none of them. For each 
 
     stand_by     before the daemon is built: waits until it may serve
     __init__     with the core, before an address is bound. Opens nothing that needs closing.
-    calls, checked, routes, identify, servers, listener     its additions to the daemon; see each
+    calls, routes, identify, servers, listener     its additions to the daemon; see each
     open         the addresses are bound; the journal has not been restored yet
     restore      before the journal is restored into the host; called only if there is a journal
     start        the host is about to start, and calls will be served
@@ -96,10 +96,6 @@ class Extension:
     def calls(self) -> Mapping[str, Method]:
         """Return the calls that it serves, by name. Without the extension they end with UNIMPLEMENTED."""
         return {}
-
-    def checked(self, methods: dict[str, Method]) -> dict[str, Method]:
-        """Wrap the service's calls, to refuse some requests."""
-        return methods
 
     def routes(self, _methods: HttpMethods) -> HttpParts:
         """Return its pages and streams on the HTTP site. `methods`: the service's calls, as served over HTTP."""

@@ -30,9 +30,11 @@ class Unavailable(PurgatoryClientError):
 
     Attributes:
         is_answer: Whether the daemon itself sent this answer, so that it can be reached.
+        address: The daemon's address, if a unary call failed. With shards it may differ from the client's.
     """
 
     is_answer = False
+    address = ""
 
 
 class InvalidRequest(PurgatoryClientError):

@@ -417,7 +417,10 @@ class SingleCalls(LoopBound):
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            made = from_rpc_error(error)
+            if isinstance(made, Unavailable):
+                made.address = self.address
+            raise made from error
         except asyncio.CancelledError:
             # gRPC also raises this when the channel is closed during a call; in that case this task was not cancelled.
             task = asyncio.current_task()

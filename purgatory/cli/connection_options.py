@@ -85,7 +85,7 @@ def _run(options: dict[str, Any], call: Callable[[AsyncClient], Awaitable[Exit]]
     except PurgatoryClientError as error:
         message = str(error)
         if isinstance(error, Unavailable) and not error.is_answer:
-            message = f"the daemon at {options['address']} is not available: {error}"
+            message = f"the daemon at {error.address or options['address']} is not available: {error}"
         elif isinstance(error, InvalidRequest | EventRefused):
             message = f"refused: {error}"
         render.error_line(message)

@@ -189,7 +189,7 @@ def _errors_for_agents(address: str) -> Iterator[None]:
     except UsageError as error:
         raise ToolError(str(error)) from error
     except Unavailable as error:
-        lost = "" if error.is_answer else f"the daemon at {address} is not available: "
+        lost = "" if error.is_answer else f"the daemon at {error.address or address} is not available: "
         raise ToolError(f"{lost}{error}") from error
     except PurgatoryClientError as error:
         raise ToolError(str(error)) from error

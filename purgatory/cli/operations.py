@@ -6,6 +6,7 @@ from typing import Annotated, Final, TypeVar
 
 import typer
 from purgatory_client.aio import AsyncClient
+from purgatory_client.errors import Unavailable
 from purgatory_client.unary import Filters
 from purgatory_client.views import OperationOrder
 from typer import Argument, Option
@@ -154,6 +155,9 @@ async def status(client: AsyncClient, watch: Watch = None) -> Exit:
         render.status(merged(statuses))
         if len(statuses) > 1:
             render.shards((one.address, status) for one, status in zip(counted.shards, statuses, strict=True))
+        for lost in statuses:
+            if isinstance(lost, Unavailable):
+                raise lost
 
     return await shown(watch, show)
 

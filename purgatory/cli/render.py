@@ -14,6 +14,7 @@ from datetime import datetime
 from enum import IntEnum
 from typing import Any, Final
 
+from purgatory_client.errors import Unavailable
 from purgatory_client.events import AdvanceReceipt
 from purgatory_client.results import OperationKind, Outcome, PartitionResult, Result, value_text
 from purgatory_client.session.detached_sessions import ClosedSession
@@ -268,12 +269,14 @@ def status(answer: Status) -> None:
         console.print(remaining_line(answer.remaining_time))
 
 
-def shards(found: Iterable[tuple[str, Status]]) -> None:
+def shards(found: Iterable[tuple[str, Status | Unavailable]]) -> None:
     """The shards of a status, each with its address."""
     for number, (address, one) in enumerate(found):
-        pending = sum(kind.pending for kind in one.kinds)
+        said = "not available"
+        if isinstance(one, Status):
+            said = f"{sum(kind.pending for kind in one.kinds):,} pending, {counted(one.sessions, 'session')}"
         if not AS_JSON.get():
-            print_lines(f"shard {number} at {address}: {pending:,} pending, {counted(one.sessions, 'session')}")
+            print_lines(f"shard {number} at {address}: {said}")
 
 
 def pending_line(answer: Status) -> str:

@@ -120,7 +120,8 @@ class EventBatch:
 
     `replica_sets` has a `ReplicaSets` for events with lists of replicas (IN_SYNC_REPLICAS, LEADERSHIP), else None.
     `flags` holds LEADERSHIP's is_leader, PARTITION_REMOVED's moved, REPLICA_STATE's dead (1) and fenced (2) bits, and
-    KEY_SIGNALLED's failed. `values` has the value of each KEY_SIGNALLED event; empty: none.
+    KEY_SIGNALLED's failed (1) and decided (2) bits; see `Signals`. `values` has the value of each KEY_SIGNALLED event;
+    empty: none.
     """
 
     def __init__(

@@ -249,7 +249,7 @@ class StatementBuilder:
 def _rows_of_key(saved: SavedKey) -> dict[str, tuple[Value, ...]]:
     """The rows of a key in the tables other than `keys`."""
     _, _, value, failed, principal = saved
-    return {"key_values": (int(failed), value), "key_principals": (principal,)}
+    return {"key_values": (failed, value), "key_principals": (principal,)}
 
 
 def _put(out: Statements, table: str, *row: Value) -> None:

@@ -246,10 +246,10 @@ class Store:
 
     def signal_keys(self) -> list[SavedKey]:
         """All keys, in the order in which they have to be restored. Raises `JournalDamaged`."""
-        values = {key: (value, failed != 0) for _, key, failed, value in self.rows("key_values")}
+        values = {key: (value, failed) for _, key, failed, value in self.rows("key_values")}
         principals = {key: principal for _, key, principal in self.rows("key_principals")}
         return [
-            (key, count, *values.get(key, (NO_VALUE, False)), principals.get(key, ""))
+            (key, count, *values.get(key, (NO_VALUE, 0)), principals.get(key, ""))
             for _, key, count in self.rows("keys")
         ]
 

@@ -127,8 +127,8 @@ class HostRun:
         waiting = await self._wait_for(clients, 1)
         lost = len(self.targets) - 1
         await self._take_down(self._pairs[lost])
-        applied = ", ".join(map(str, range(lost)))
-        expected = f"; shards that have applied these events: {applied}"
+        answered = ", ".join(map(str, range(lost)))
+        expected = f"; shards that have answered: {answered}"
 
         async def is_reported() -> bool:
             try:

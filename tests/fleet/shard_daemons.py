@@ -14,9 +14,9 @@ from purgatory_client import AsyncClient
 
 from examples.free_ports import free_row
 from purgatory.extension import chosen
-from purgatory.extensions.fleet.shards import shard_of
 from purgatory.extensions.installed import ALL, ALL_SETTINGS
 from purgatory.flags import read_command_line
+from purgatory.service.translate.shards import shard_of
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.daemon_process import DEADLINE_S, DaemonProcess, children_of, daemon_environment, is_running, wait_until
 

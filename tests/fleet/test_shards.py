@@ -7,11 +7,13 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import grpc
@@ -24,12 +26,13 @@ from purgatory_client.unary import shards_of
 
 from examples.free_ports import free_ports
 from examples.secure_demo.authority import Authority
+from purgatory.cli.exit_codes import Exit
 from purgatory.extension import StartupError
-from purgatory.extensions.fleet import shards as daemon_shards
 from purgatory.extensions.fleet.extension import SHARD_NOTE
 from purgatory.extensions.fleet.supervisor import Supervisor
 from purgatory.journal.directory import DATABASE
 from purgatory.service.setting_sources import SettingsError
+from purgatory.service.translate import shards as daemon_shards
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.until import until_pending
@@ -192,6 +195,7 @@ def test_commands_show_all_shards(shards: ShardSet) -> None:
     assert sum(kind["pending"] for kind in json.loads(run("status", "--json"))["kinds"]) == 2
     for command in (["ls"], ["ls", "--sort", "remaining"], ["top"]):
         assert all(session_id in run(*command) for session_id in sessions), command
+    assert all(session_id in run("ls", "--session", session_id) for session_id in sessions)
     partition = json.loads(run("ls", "--partitions", "--prefix", "listed", "--json"))
     assert partition["watched"] == 2
     hot = list(map(json.loads, run("hot", "--json").splitlines()))
@@ -267,6 +271,9 @@ async def test_shards_over_tls(tmp_path: Path) -> None:
             command += ["--tls-ca", str(tmp_path / "ca.pem")]
             shown = await asyncio.to_thread(subprocess.check_output, command, env=daemon_environment(), text=True)
             assert shown.count(": 1 pending, 1 session") == 2
+            for name in ("web-0", "web-1"):  # one of them is not of the shard that is asked
+                gate = await asyncio.to_thread(ready_gate, shards, name, tmp_path / "ca.pem")
+                assert "no source that publishes" in gate["reason"]
             assert (await clients[0].advance("tls-0", high_watermark=1)).ended == [2]
             assert all(one.satisfied for one in await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_S))
         children = [shards.pid_of(shard) for shard in range(2)]
@@ -276,6 +283,15 @@ async def test_shards_over_tls(tmp_path: Path) -> None:
         assert "second signal" not in shards.log
     finally:
         await asyncio.to_thread(shards.kill)
+
+
+def ready_gate(shards: ShardSet, name: str, ca: Path) -> Any:  # noqa: ANN401 - JSON
+    """Ask the first shard for a gate, which is not ready."""
+    host, _, port = shards.targets[0].rpartition(":")
+    url = f"https://{host}:{int(port) + 1}/v1/ready?name={name}&topics=orders"
+    with pytest.raises(HTTPError) as answer:
+        urlopen(url, context=ssl.create_default_context(cafile=ca), timeout=PATIENCE_S)
+    return json.load(answer.value)
 
 
 async def test_dead_child_is_started_again(shards: ShardSet) -> None:
@@ -324,14 +340,31 @@ async def test_daemons_that_disagree(tmp_path: Path) -> None:
 
 
 async def test_marks_while_a_shard_is_down(tmp_path: Path) -> None:
-    """A report that one shard has not answered raises an error that names the others; sent again, it ends all waits."""
+    """A report that one shard has not answered raises an error that names the others; sent again, it ends all waits.
+    `purgatory status` shows the others and names the one that is down.
+    """
     targets = [f"127.0.0.1:{port}" for port in free_ports(2)]
     daemons = [await asyncio.to_thread(start_one, tmp_path / str(shard), targets, shard) for shard in range(2)]
     try:
         async with AsyncClient(targets[0]) as client:
             assert (await client.advance("orders-0", high_watermark=1)).ended == [0]
             await asyncio.to_thread(daemons[1].kill)
-            with pytest.raises(errors.Unavailable, match=r"shard 1 of 2: .*; shards that have applied these events: 0"):
+            command = [sys.executable, "-m", "purgatory", "status", "--address", targets[0]]
+            environment = daemon_environment({"COLUMNS": "200"})
+            shown = await asyncio.to_thread(
+                subprocess.run,
+                command,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=DEADLINE_S,
+                check=False,
+            )
+            assert f"shard 0 at {targets[0]}: 0 pending" in shown.stdout
+            assert f"shard 1 at {targets[1]}: not available" in shown.stdout
+            assert f"purgatory: the daemon at {targets[1]} is not available: " in shown.stderr
+            assert shown.returncode == Exit.UNAVAILABLE
+            with pytest.raises(errors.Unavailable, match=r"shard 1 of 2: .*; shards that have answered: 0"):
                 await client.advance("orders-0", high_watermark=2)
             daemons[1] = await asyncio.to_thread(start_one, tmp_path / "again", targets, 1)
             waiting = asyncio.create_task(client.produce({"orders-0": 3}, timeout=600))

@@ -43,7 +43,7 @@ def a_log() -> list[Entry]:
         group.sessions.append(SessionChanges(SessionState(1, "a", number, 0, 0, 0), 1))
         group.partitions.extend(((f"topic-{number % 3}", place), b"%d" % number) for place in range(6))
         group.keys.extend(
-            (f"key-{place}", (number + place) % 5, b"%d" % number, False, f"user-{place}") for place in range(9)
+            (f"key-{place}", (number + place) % 5, b"%d" % number, 0, f"user-{place}") for place in range(9)
         )
         group.dead_letters.append((number, b"%d" % number * 3_000))
         group.dead_letters.append((number - 4, b""))

@@ -4,7 +4,7 @@ A client learns of them by a refusal, so that a daemon without shards costs noth
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -13,10 +13,13 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_client.base_errors import InvalidRequest, PurgatoryClientError
+from purgatory.v1.event_pb2 import EventRows
+from purgatory_client.base_errors import InvalidRequest, PurgatoryClientError, Unavailable
 
 OTHER_SHARD: Final = "OTHER_SHARD"
 ALL_SHARDS_NEEDED: Final = "ALL_SHARDS_NEEDED"
+DECIDED_PER_MESSAGE: Final = 500
+"""Signals passed on in one message: with values, they have up to 2 MiB."""
 
 Exchange = Callable[[wire.AdvanceStreamRequest], Awaitable[wire.AdvanceReceipt]]
 
@@ -48,30 +51,68 @@ def shard_refusal(error: BaseException | None) -> ShardRefusal | None:
 async def send_to_all(shards: Sequence[Exchange], request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
     """Send events to all shards; returns once all of them have answered.
 
+    A signal is decided by the shard of its key, and then passed on to the others.
+
     Raises:
-        PurgatoryClientError: Not all of them have. The message names those that have applied the events.
+        PurgatoryClientError: Not all of them have. The message names those that have.
     """
-    request.all_shards = True
-    answers = await asyncio.gather(*(exchange(request) for exchange in shards), return_exceptions=True)
-    receipts = [answer for answer in answers if isinstance(answer, wire.AdvanceReceipt)]
-    if len(receipts) == len(shards):
-        return _together(receipts)
-    failed = [(shard, answer) for shard, answer in enumerate(answers) if isinstance(answer, BaseException)]
-    shard, error = failed[0]
+    request.all_shards = request.passes_on_decided = True
+    failed: dict[int, BaseException] = {}
+    receipts = await _exchanged(shards, dict.fromkeys(range(len(shards)), request), failed)
+    ended = [sum(counts) for counts in zip(*(one.ended for one in receipts.values()), strict=True)]
+    refusals = {refusal.index: refusal for one in receipts.values() for refusal in one.refusals}
+    of_others = {
+        shard: [
+            decided
+            for other, one in receipts.items()
+            if other != shard
+            for decided in zip(one.decided_index, one.decided, strict=True)
+        ]
+        for shard in receipts
+    }
+    for start in range(0, max(map(len, of_others.values()), default=0), DECIDED_PER_MESSAGE):
+        parts = {shard: found[start : start + DECIDED_PER_MESSAGE] for shard, found in of_others.items()}
+        requests = {
+            shard: wire.AdvanceStreamRequest(rows=EventRows(events=[event for _, event in part]), all_shards=True)
+            for shard, part in parts.items()
+            if part and shard not in failed
+        }
+        for shard, answer in (await _exchanged(shards, requests, failed)).items():
+            indexes = [index for index, _ in parts[shard]]
+            for index, count in zip(indexes, answer.ended, strict=True):
+                ended[index] += count
+            for refusal in answer.refusals:
+                refusal.index = indexes[refusal.index]
+                refusals.setdefault(refusal.index, refusal)
+    _raise_first(failed, len(shards))
+    return wire.AdvanceReceipt(
+        ended=ended,
+        ended_total=sum(ended),
+        unchanged=min(one.unchanged for one in receipts.values()),
+        refusals=[refusals[index] for index in sorted(refusals)],  # one shard is enough to refuse an event
+    )
+
+
+async def _exchanged(
+    shards: Sequence[Exchange], requests: Mapping[int, wire.AdvanceStreamRequest], failed: dict[int, BaseException]
+) -> dict[int, wire.AdvanceReceipt]:
+    """The receipts of the shards that answer. The errors of the others are added to `failed`."""
+    calls = (shards[shard](request) for shard, request in requests.items())
+    answers = dict(zip(requests, await asyncio.gather(*calls, return_exceptions=True), strict=True))
+    failed |= {shard: answer for shard, answer in answers.items() if isinstance(answer, BaseException)}
+    return {shard: answer for shard, answer in answers.items() if not isinstance(answer, BaseException)}
+
+
+def _raise_first(failed: Mapping[int, BaseException], shards: int) -> None:
+    if not failed:
+        return
+    shard = min(failed)
+    error = failed[shard]
     if not isinstance(error, PurgatoryClientError):
         raise error
-    without = {shard for shard, _ in failed}
-    applied = ", ".join(str(shard) for shard in range(len(shards)) if shard not in without) or "none"
-    text = f"shard {shard} of {len(shards)}: {error}; shards that have applied these events: {applied}"
-    raise (InvalidRequest("", text) if isinstance(error, InvalidRequest) else type(error)(text)) from error
-
-
-def _together(receipts: Sequence[wire.AdvanceReceipt]) -> wire.AdvanceReceipt:
-    """One receipt of all shards. An event that one of them refused counts as refused."""
-    refusals = {refusal.index: refusal for receipt in receipts for refusal in receipt.refusals}
-    return wire.AdvanceReceipt(
-        ended=map(sum, zip(*(receipt.ended for receipt in receipts), strict=True)),
-        ended_total=sum(receipt.ended_total for receipt in receipts),
-        unchanged=min(receipt.unchanged for receipt in receipts),
-        refusals=[refusals[index] for index in sorted(refusals)],
-    )
+    answered = ", ".join(str(shard) for shard in range(shards) if shard not in failed) or "none"
+    text = f"shard {shard} of {shards}: {error}; shards that have answered: {answered}"
+    made = InvalidRequest("", text) if isinstance(error, InvalidRequest) else type(error)(text)
+    if isinstance(made, Unavailable) and isinstance(error, Unavailable):
+        made.address = error.address
+    raise made from error

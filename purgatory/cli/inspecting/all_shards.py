@@ -4,9 +4,11 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import fields, replace
-from typing import Any, Final, TypeVar, Unpack
+from typing import Any, Final, TypeVar, Unpack, cast
 
+from purgatory_client.errors import Unavailable
 from purgatory_client.results import OperationKind, Outcome
+from purgatory_client.session.shards import shard_of
 from purgatory_client.unary import Filters, SingleCalls, shards_of
 from purgatory_client.views import (
     EndedTogether,
@@ -35,21 +37,33 @@ class AllShards:
     def __init__(self, shards: Sequence[SingleCalls]) -> None:
         self.shards: Final = shards
 
-    async def statuses(self, *, remaining_time: bool = False) -> list[Status]:
-        return await asyncio.gather(*(one.status(remaining_time=remaining_time) for one in self.shards))
+    async def statuses(self, *, remaining_time: bool = False) -> list[Status | Unavailable]:
+        """The status of each shard, or why it is not available. Raises Unavailable if none of them is."""
+        calls = (one.status(remaining_time=remaining_time) for one in self.shards)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        others = [answer for answer in answers if not isinstance(answer, Unavailable)]
+        for error in others or answers:
+            if isinstance(error, BaseException):
+                raise error
+        return cast("list[Status | Unavailable]", answers)
 
     async def status(self) -> Status:
         return merged(await self.statuses())
 
+    def _having(self, filters: Filters) -> Sequence[SingleCalls]:
+        """The shards that may have operations which match the filters."""
+        session_id, several = filters.get("session_id"), len(self.shards) > 1
+        return [self.shards[shard_of(session_id, len(self.shards))]] if session_id and several else self.shards
+
     async def operations(self, page_size: int, **filters: Unpack[Filters]) -> AsyncIterator[PendingOperation]:
-        for shard in self.shards:
+        for shard in self._having(filters):
             async for one in shard.operations(page_size=page_size, **filters):
                 yield one
 
     async def ranked_operations(
         self, order: OperationOrder, *, limit: int, search: str = "", **filters: Unpack[Filters]
     ) -> RankedOperations:
-        calls = (one.ranked_operations(order, limit=limit, search=search, **filters) for one in self.shards)
+        calls = (one.ranked_operations(order, limit=limit, search=search, **filters) for one in self._having(filters))
         ranked = await asyncio.gather(*calls)
         found = sorted((one for part in ranked for one in part.operations), key=KEYS[order])
         return RankedOperations(found[:limit], sum(part.matching for part in ranked))
@@ -101,8 +115,9 @@ def _next(stream: AsyncIterator[EndedTogether]) -> "asyncio.Future[EndedTogether
     return asyncio.ensure_future(anext(stream, None))
 
 
-def merged(statuses: Sequence[Status]) -> Status:
-    """One status of all shards. Each knows the same partitions and keys."""
+def merged(found: Sequence[Status | Unavailable]) -> Status:
+    """One status of all shards that are available. Each knows the same partitions and keys."""
+    statuses = [one for one in found if isinstance(one, Status)]
     webhooks = [one.webhooks for one in statuses if one.webhooks is not None]
     oldest = [one.oldest for one in webhooks if one.oldest is not None]
     left = [one.remaining_time for one in statuses if one.remaining_time is not None]

@@ -224,8 +224,12 @@ class SignalKey:
         self.waits: Final = WatchList()
         self.value = NO_VALUE
         """The first value it was signalled with; empty: none."""
+        self.value_at: i64 = 0
+        """Its count when it got the value."""
         self.failed = False
         """It was signalled as failed. Stays so."""
+        self.failed_at: i64 = 0
+        """Its count when it failed."""
         self.signalled_ms: i64 = LONG_AGO_MS
         """Listening time of the last signal, heartbeats included."""
         self.signaller: AccountUsage | None = None
@@ -333,6 +337,21 @@ class SignalKeys:
         else:
             account.name_bytes += VALUE_BYTES + length
             idle.add(account, signal_key.key, length)
+
+    def drop_value(self, signal_key: SignalKey) -> None:
+        """Remove the value of a key that gets another one; see `Signals`."""
+        length, account = i64(len(signal_key.value)), signal_key.account
+        self._value_bytes -= length
+        account.value_bytes -= length
+        signal_key.bytes -= VALUE_BYTES + length
+        self.bytes -= VALUE_BYTES + length
+        if signal_key.references > 0:
+            self._hold_value(signal_key, -length)
+            signal_key.holder.name_bytes -= VALUE_BYTES + length
+        else:
+            account.name_bytes -= VALUE_BYTES + length
+            self._idle_with_value.remove(account, signal_key.key, length)
+        signal_key.value = NO_VALUE
 
     def at(self, index: i64) -> SignalKey:
         """The key with this index, as stored in items."""

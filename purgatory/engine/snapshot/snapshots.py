@@ -21,8 +21,10 @@ from purgatory.engine.waiting.tables import FREE, Owner
 
 __all__ = ["SavedKey", "Snapshots"]
 
-SavedKey = tuple[str, int, bytes, bool, str]
-"""A key, how often it was signalled, its value (empty: none), whether it failed, and the name of its account."""
+SavedKey = tuple[str, int, bytes, int, str]
+"""A key, how often it was signalled, its value (empty: none), its failure, and the name of its account. The failure is
+0 if it has not failed, otherwise 1 more than its count when it failed; negative if it had no value then.
+"""
 
 
 class Snapshots:
@@ -120,8 +122,11 @@ class Snapshots:
         """Save a key. Its count is 0 if it is not known."""
         known = self.keys.get(key)
         if known is None or known.count == 0:
-            return key, 0, NO_VALUE, False, ""
-        return key, int(known.count), known.value, known.failed, known.account.name
+            return key, 0, NO_VALUE, 0, ""
+        failed = int(known.failed_at) + 1 if known.failed else 0
+        if known.value_at >= known.failed_at:
+            failed = -failed
+        return key, int(known.count), known.value, failed, known.account.name
 
     def save_keys(self) -> list[SavedKey]:
         """Save all keys that were signalled, in the order in which `restore_key` needs them."""
@@ -138,14 +143,16 @@ class Snapshots:
         self.partitions.weigh(partition)
 
     def restore_key(
-        self, key: str, count: int, value: bytes = NO_VALUE, failed: bool = False, account: AccountUsage | None = None
+        self, key: str, count: int, value: bytes = NO_VALUE, failed: int = 0, account: AccountUsage | None = None
     ) -> None:
         """Create a key of an account. Call in the order of the last signals: an account's first key is the first to be
         forgotten.
         """
         made = self.keys.make(key, self.keys.unowned if account is None else account)
         made.count = count
-        made.failed = failed
+        made.failed = failed != 0
+        made.failed_at = max(abs(failed) - 1, 0)
+        made.value_at = made.failed_at if failed < 0 else 0
         # The limit may be lower than when the value was saved; like an idle key over the limit, it is then forgotten.
         if value and self.keys.has_room_for_value(made.account, len(value)):
             self.keys.set_value(made, value)

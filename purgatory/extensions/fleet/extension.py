@@ -20,9 +20,8 @@ from purgatory.extensions.fleet.fleet_view import (
     view_of_standby,
 )
 from purgatory.extensions.fleet.settings import FleetSettings, WithFleet
-from purgatory.extensions.fleet.shards import GET_TOPOLOGY, Topology
 from purgatory.extensions.fleet.snapshot_task import SnapshotTask
-from purgatory.extensions.fleet.standby_site import StandbySite
+from purgatory.extensions.fleet.standby_site import GET_TOPOLOGY, StandbySite
 from purgatory.extensions.fleet.supervisor import Supervisor, end_with_stdin
 from purgatory.fleet.errors import CutOff, FleetLogError
 from purgatory.fleet.leadership import EXIT_REPLACED, Leadership
@@ -39,7 +38,8 @@ from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.call import Call, Context, Identify
 from purgatory.service.rpc.handlers import Method
 from purgatory.service.settings import Settings
-from purgatory.v1.purgatory_service_pb2 import HandOverRequest, HandOverResponse
+from purgatory.service.translate.shards import Shards
+from purgatory.v1.purgatory_service_pb2 import GetTopologyResponse, HandOverRequest, HandOverResponse
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class FleetExtension(Extension):
         shards = max(1, len(fleet.targets))
         standby = Standby(settings.journal.dir, log, fleet.silence_ms / 1_000, address, settings.http.address, shards)
         snapshots = SnapshotTask(fleet)
-        topology = Topology(fleet.targets, fleet.shard)
+        topology = Shards(fleet.targets, shard=fleet.shard).topology().SerializeToString()
         site = StandbySite(settings, lambda: view_of_standby(standby, snapshots.last), topology)
         leading = asyncio.create_task(asyncio.to_thread(standby.lead), name="standby")
         following = asyncio.create_task(snapshots.follow(), name="fleet snapshots")
@@ -112,7 +112,7 @@ class FleetExtension(Extension):
     def __init__(self, core: Core) -> None:
         self._core: Final = core
         self._settings: Final = own_settings(core.settings, WithFleet).fleet
-        self._topology: Final = Topology(self._settings.targets, self._settings.shard)
+        self._shards: Final = Shards(self._settings.targets, self._settings.urls.split(), self._settings.shard)
         takeover = core.takeover
         assert takeover is None or isinstance(takeover, Leadership), f"taken over by another extension: {takeover}"
         self._leadership: Final = takeover
@@ -120,6 +120,7 @@ class FleetExtension(Extension):
         self._snapshots: Final = SnapshotTask(self._settings)
         self._tasks: Final[list[asyncio.Task[None]]] = []
         core.host.fleet = self._described
+        core.host.sessions.shards = self._shards
 
     @property
     def listener(self) -> Listener | None:
@@ -130,15 +131,12 @@ class FleetExtension(Extension):
         return view_of_leader(self._leadership, self._snapshots.last, is_confirmed=self._core.host.journal.is_confirmed)
 
     def _described(self) -> str:
-        shards, parts = len(self._topology.targets), []
-        if shards > 1:
-            parts.append(f"shard {self._topology.shard} of {shards}")
+        parts = []
+        if self._shards.are_several:
+            parts.append(f"shard {self._shards.shard} of {len(self._shards.targets)}")
         if self._leadership is not None:
             parts.append(describe(self._view().as_json()))
         return ", ".join(parts)
-
-    def checked(self, methods: dict[str, Method]) -> dict[str, Method]:
-        return self._topology.checked(methods)
 
     def identify(self, identify: Identify) -> Identify:
         """Refuse calls while it is not certain that this daemon leads; its state could be old."""
@@ -157,7 +155,10 @@ class FleetExtension(Extension):
         return identify if self._leadership is None else for_method
 
     def calls(self) -> Mapping[str, Method]:
-        return {GET_TOPOLOGY: self._topology.get, "HandOver": self._hand_over}
+        return {GET_TOPOLOGY: self._get_topology, "HandOver": self._hand_over}
+
+    async def _get_topology(self, _request: object, _call: Call) -> GetTopologyResponse:
+        return self._shards.topology()
 
     async def _hand_over(self, _request: HandOverRequest, call: Call) -> HandOverResponse:
         """Answer, then end as at SIGTERM, but be started again."""

@@ -46,6 +46,11 @@ class FleetSettings(SettingsGroup):
         "dns:///name:7440. The same for all daemons. Empty: one shard.",
     )
     shard: int = setting(0, "This daemon's shard, from 0.", ge=0)
+    urls: Words = setting(
+        "",
+        "The HTTP address of each shard, as a URL, in the order of fleet.shards, so that requests for ready gates are "
+        "passed on to the gate's shard. --shards sets it.",
+    )
     ends_with_stdin: bool = setting(
         False, "Shut down when standard input closes, as with the supervisor that holds it. --shards sets it."
     )
@@ -60,6 +65,8 @@ class FleetSettings(SettingsGroup):
             raise ValueError(f"shard is {self.shard}, and the last one of shards is {max(1, len(self.targets)) - 1}")
         if len(set(self.targets)) < len(self.targets):
             raise ValueError("shards: the same target twice")
+        if self.urls and len(self.urls.split()) != len(self.targets):
+            raise ValueError(f"urls has {len(self.urls.split())} addresses for {len(self.targets)} shards")
         return self
 
 

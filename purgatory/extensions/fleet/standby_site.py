@@ -18,7 +18,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from purgatory.extensions.fleet.fleet_view import STANDING_BY, FleetMetrics, FleetView, fleet_route
-from purgatory.extensions.fleet.shards import GET_TOPOLOGY, Topology
 from purgatory.listening import bind_grpc, bind_http
 from purgatory.service.errors import RpcError, unavailable
 from purgatory.service.http.connect_codecs import json_of
@@ -31,6 +30,7 @@ from purgatory.service.rpc.handlers import SERVICE
 from purgatory.service.settings import Settings
 from purgatory.service.transport.tls import Tls
 
+GET_TOPOLOGY: Final = "GetTopology"
 HEALTH: Final = f"/{health.SERVICE_NAME}/"
 STOP_S: Final = 0.05
 """Enough for refusals that are on their way. Clients watch the health without end, so a takeover waits this long."""
@@ -40,7 +40,7 @@ METHODS: Final = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 class StandbySite:
     """Serves from `start` to `stop`."""
 
-    def __init__(self, settings: Settings, view: Callable[[], FleetView], topology: Topology) -> None:
+    def __init__(self, settings: Settings, view: Callable[[], FleetView], topology: bytes) -> None:
         """Raises `CannotUseCertificates`."""
         self._settings: Final = settings
         self._view: Final = view

@@ -111,12 +111,14 @@ def _flags_of(settings: Settings, fleet: FleetSettings, shards: int) -> list[lis
         raise StartupError(f"shards: {folder} is the journal of a single daemon; use another folder")
     ports = _ports(int(grpc_port), int(http_port), shards)
     memory_bytes = max(MEMORY_BYTES_MIN, budget_bytes(settings.limits.memory_bytes_max) // shards)
+    scheme = "http" if settings.tls.certificate_file is None else "https"
     found = []
     for shard, port in enumerate(ports):
         given: dict[str, object] = {
             "shards": 1,
             "fleet-shards": " ".join(f"{host}:{port}" for port, _ in ports),
             "fleet-shard": shard,
+            "fleet-urls": " ".join(f"{scheme}://{http_host}:{port}" for _, port in ports),
             "grpc-address": f"{grpc_host}:{port[0]}",
             "http-address": f"{http_host}:{port[1]}",
             "limits-memory-bytes-max": memory_bytes,

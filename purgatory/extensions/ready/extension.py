@@ -13,9 +13,10 @@ class ReadyExtension(Extension):
 
     def __init__(self, core: Core) -> None:
         self._gates = ReadyGates(core.host)
+        self._certificate = core.settings.tls.certificate_file
 
     def routes(self, methods: HttpMethods) -> HttpParts:
-        return HttpParts(applications={"/v1/ready": ReadyPage(self._gates, methods)})
+        return HttpParts(applications={"/v1/ready": ReadyPage(self._gates, methods, self._certificate)})
 
     def serving(self) -> None:
         self._gates.is_open = True

@@ -57,6 +57,21 @@ class ReadyGates:
         self._first_seen: Final[WeakKeyDictionary[Session, tuple[int, int, int]]] = WeakKeyDictionary()
         """Operation, engine time in milliseconds, and progress when a request first saw it."""
 
+    def elsewhere(self, names: Sequence[str], *, may_pass_on: bool) -> dict[str, list[str]]:
+        """Return those of these gates that belong to other shards, by the URL of their shard.
+
+        Raises:
+            RpcError: The request would have to be passed on, and cannot be.
+        """
+        shards, found = self._host.sessions.shards, dict[str, list[str]]()
+        for session_id in (SESSION_PREFIX + name for name in names):
+            if not may_pass_on or not shards.urls:
+                shards.check_session(session_id)
+            elif shards.of(session_id) != shards.shard:
+                url = shards.urls[shards.of(session_id)]
+                found.setdefault(url, []).append(session_id.removeprefix(SESSION_PREFIX))
+        return found
+
     async def states(self, names: Sequence[str], asked: Sequence[str], call: Call) -> list[GateState]:
         """Return the states of gates. A gate exists from the first request on.
 

@@ -16,12 +16,11 @@ from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.handlers import Requests
 from purgatory.service.translate.events import IncomingEvents, event_parts
 from purgatory.service.translate.results import event_refusals
+from purgatory.service.translate.shards import Request
 from purgatory.v1 import purgatory_service_pb2 as wire
 
 
-async def advance(
-    host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest, call: Call
-) -> wire.AdvanceReceipt:
+async def advance(host: Host, request: Request, call: Call) -> wire.AdvanceReceipt:
     """Apply a batch of events in order, in parts and bounded slices.
 
     Each event is applied or refused. Other tasks run between slices, and events of other calls may be interleaved.
@@ -30,14 +29,19 @@ async def advance(
     Raises:
         RpcError: The batch cannot be decoded, or no events are accepted at the moment.
     """
-    account, receipt = call.account, wire.AdvanceReceipt()
+    account, receipt, shards = call.account, wire.AdvanceReceipt(), host.sessions.shards
     try:
         # Before the first part is applied: a batch that cannot be read must change nothing.
+        shards.check_events(request)
         parts = event_parts(request, host.settings.limits)
         host.gate.check_events()
         while True:
-            events = await host.apply(partial(_next_part, host, parts, account), account, call.turn)
+            next_part = partial(_next_part, host, parts, account, request, receipt)
+            events = await host.apply(next_part, account, call.turn)
             _add_to_receipt(receipt, events)
+            for index, decided in shards.decided(events, host.engine.snapshots.keys):
+                receipt.decided_index.append(index)
+                receipt.decided.append(decided)
             if events.is_last:
                 return receipt
             await call.turn()
@@ -45,12 +49,15 @@ async def advance(
         raise from_refusal(error.refusal, "") from None
 
 
-def _next_part(host: Host, parts: Iterator[IncomingEvents], account: Account) -> IncomingEvents:
+def _next_part(
+    host: Host, parts: Iterator[IncomingEvents], account: Account, request: Request, receipt: wire.AdvanceReceipt
+) -> IncomingEvents:
     events = next(parts)
     if ADVANCE not in account.grants.everywhere and (denied := filter_events(account, events.batch)):
         first = next(iter(denied.values())).message
         host.sessions.accounts.audit.refused(NAME, account.principal, role=ADVANCE, name=first, count=len(denied))
         events.refusals.update(denied)
+    host.sessions.shards.prepare(events, request, receipt.decided, host.engine.snapshots.keys)
     return events
 
 
@@ -63,9 +70,7 @@ def _add_to_receipt(receipt: wire.AdvanceReceipt, events: IncomingEvents) -> Non
         receipt.refusals.extend(event_refusals(list(map(events.explain, done.refusals)), len(receipt.refusals)))
 
 
-async def advance_durably(
-    host: Host, request: wire.AdvanceRequest | wire.AdvanceStreamRequest, call: Call
-) -> wire.AdvanceReceipt:
+async def advance_durably(host: Host, request: Request, call: Call) -> wire.AdvanceReceipt:
     """Apply a batch of events; return its receipt once the changes are durable."""
     receipt = await advance(host, request, call)
     await host.journal.durable()

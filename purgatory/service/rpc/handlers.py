@@ -325,19 +325,8 @@ class Requests:
     def __init__(self, call: Call, decode: Decode, first_turn: Turn, incomplete: IncompleteRequest) -> None:
         self._call: Final = call
         self._incomplete: Final = incomplete
-        self._decode = decode
+        self._decode: Final = decode
         self._turn = first_turn
-
-    def check_each(self, check: Callable[[Any], None]) -> None:
-        """Let `check` see each message first. It raises `RpcError` to end the call."""
-        decode = self._decode
-
-        def decode_checked(data: bytes) -> Message:
-            message = decode(data)
-            check(message)
-            return message
-
-        self._decode = decode_checked
 
     def __aiter__(self) -> Requests:
         return self

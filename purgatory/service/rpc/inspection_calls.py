@@ -297,6 +297,7 @@ class InspectionCalls:
         unknown: the answer must equal that for a session in which the caller may see nothing.
         """
         sessions = self._host.sessions
+        sessions.shards.check_session(request.session_id)
         # A foreign session is not looked up before the role is checked: the error must not depend on whether it exists.
         if request.principal in ("", call.account.principal):
             return sessions.get(request.session_id, call.account)

@@ -35,6 +35,7 @@ from purgatory.service.loop_stalls import LoopStalls
 from purgatory.service.sessions.result_stream import ResponseType, ResultStream
 from purgatory.service.sessions.session import AttachedStream, Session, SessionKey
 from purgatory.service.settings import HostSettings
+from purgatory.service.translate.shards import Shards
 
 SESSION_ID_LENGTH_MAX: Final = 128
 
@@ -65,6 +66,8 @@ class Sessions:
         self._opened = 0
         self._shares: Final = shares or Shares(settings, engine)
         self.accounts: Final = self._shares.accounts
+        self.shards = Shards()
+        """One shard, unless an extension replaces it."""
         # Every session is in `_by_id`, and every owner in `_by_owner_id`, also after its session was dropped, until
         # nothing of it is pending. A session without a stream is in `_disconnected`, and in at most one of the two that
         # follow; one with a stream is in none of the three.
@@ -101,10 +104,12 @@ class Sessions:
         """The session of an account; None: of the account of unauthenticated callers.
 
         Raises:
-            RpcError: NOT_FOUND: it does not exist, or its incarnation differs from the given one (empty: any).
+            RpcError: NOT_FOUND: it does not exist, or its incarnation differs from the given one (empty: any). Or it
+                belongs to another shard.
         """
         session = self.find(session_id, account)
         if session is None:
+            self.shards.check_session(session_id)
             raise not_found("session", session_id)
         if incarnation not in ("", session.incarnation):
             raise not_found("session", f"{session_id}, incarnation {incarnation}")
@@ -132,7 +137,7 @@ class Sessions:
             may have created it, and the client must still learn that its old session is gone.
 
         Raises:
-            RpcError: The id is invalid, or there are too many sessions.
+            RpcError: The id is invalid, it belongs to another shard, or there are too many sessions.
         """
         session = self.find(session_id, account)
         if session is not None:
@@ -143,6 +148,7 @@ class Sessions:
                 "session_id",
                 f"must have 1 to {SESSION_ID_LENGTH_MAX} characters, not {len(session_id)}: {quoted(session_id)}",
             )
+        self.shards.check_session(session_id)
         if len(self._by_id) >= self._sessions_max and not self._evict_finished(now_ms):
             message = f"the daemon keeps at most {self._sessions_max} sessions"
             refused = Refusal(0, RESOURCE_EXHAUSTED, "sessions", message)

@@ -14,6 +14,7 @@ from purgatory.engine.columns import check_length
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.marks.event_checks import REPLICAS_MAX
 from purgatory.engine.marks.event_columns import EVENT_COLUMNS, row_fields
+from purgatory.engine.marks.signals import DECIDED_FLAG, FAILED_FLAG
 from purgatory.service.errors import unreadable_batch
 from purgatory.service.settings import LimitsSettings
 from purgatory.service.translate.parts import Dictionary, fits_one_part, given_columns, has_columns, part_of
@@ -224,6 +225,9 @@ def _events_of_rows(events: Sequence[event_pb2.Event], start: int, *, is_last: b
         if shape.type == codes.KEY_SIGNALLED and message.value:
             values = columns.setdefault("values", [b""] * count)
             values[place] = message.value
+        if shape.type == codes.KEY_SIGNALLED and message.HasField("decision"):
+            columns["segment_base_offsets"][place] = message.decision.value_at
+            columns["log_start_offsets"][place] = message.decision.failed_at
         if shape.type in REPLICA_SETS:
             refusal = _too_many_replicas(place, name, message)
             if refusal is not None:
@@ -252,6 +256,10 @@ def _optional(message: Any, field: str) -> int:  # noqa: ANN401 - any message th
     return getattr(message, field) if message.HasField(field) else codes.UNKNOWN
 
 
+def _signal_flags(signalled: event_pb2.KeySignalled) -> int:
+    return (FAILED_FLAG if signalled.failed else 0) | (DECIDED_FLAG if signalled.HasField("decision") else 0)
+
+
 def _replica_flags(state: event_pb2.ReplicaState) -> int:
     return (DEAD_FLAG if state.dead else 0) | (FENCED_FLAG if state.fenced else 0)
 
@@ -273,7 +281,7 @@ FLAGS: Final[dict[int, Callable[[Any], int]]] = {
     codes.LEADERSHIP: lambda leadership: int(leadership.is_leader),
     codes.PARTITION_REMOVED: lambda removed: int(removed.moved),
     codes.REPLICA_STATE: _replica_flags,
-    codes.KEY_SIGNALLED: lambda signalled: int(signalled.failed),
+    codes.KEY_SIGNALLED: _signal_flags,
 }
 REPLICA_SETS: Final[dict[int, Callable[[Any], ReplicaSets]]] = {
     codes.IN_SYNC_REPLICAS: _in_sync_replicas,

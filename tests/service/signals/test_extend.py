@@ -17,10 +17,10 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
 from purgatory.service.registration import Registration
-from purgatory.service.sessions.result_stream import CONTROL_MESSAGES_MAX
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
+from purgatory.sizes import CONTROL_MESSAGES_MAX
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.until import until_pending

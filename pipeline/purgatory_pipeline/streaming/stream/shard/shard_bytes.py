@@ -37,7 +37,7 @@ HEAD_NAMES: Final = ("seen_ms", "horizon_ms", "clock_ms", "late", "next_id")
 _LENGTH: Final = struct.Struct("<Q")
 PARTITIONS: Final = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("content", pa.binary())])
 KEYS: Final = pa.schema(
-    [("key", pa.string()), ("count", pa.int64()), ("value", pa.binary()), ("failed", pa.bool_())]
+    [("key", pa.string()), ("count", pa.int64()), ("value", pa.binary()), ("failed", pa.int64())]
 )  # the arguments of `restore_key`; shards of older versions do not have the last two
 
 

@@ -1,0 +1,142 @@
+"""Ready gates with shards: any shard can be asked for a gate, and its own one answers."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from http import HTTPStatus
+from pathlib import Path
+
+import aiohttp
+import pytest
+from purgatory_client.aio import AsyncClient
+from purgatory_client.session.shards import shard_of
+from purgatory_client.views import OperationOrder
+
+from examples.free_ports import free_ports
+from purgatory.cli.inspecting.all_shards import over_shards
+from purgatory.service.access.tokens import HEAD, add_token
+from tests.ready.gate_kit import ask, log_source
+from tests.service.in_process import InProcessDaemon, RunDaemon
+
+READY, WAITING = HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def gate_of(shard: int) -> str:
+    return next(name for name in (f"web-{number}" for number in range(100)) if shard_of(f"ready/{name}", 2) == shard)
+
+
+async def start_shards(run_daemon: RunDaemon, *flags: str, count: int = 2, urls: bool = True) -> list[InProcessDaemon]:
+    """Both of two shards, or only the first one."""
+    ports = free_ports(4)
+    targets, http = [f"127.0.0.1:{port}" for port in ports[:2]], [f"127.0.0.1:{port}" for port in ports[2:]]
+    common = ["--fleet-shards", " ".join(targets), *flags]
+    common += ["--fleet-urls", " ".join(f"http://{one}" for one in http)] if urls else []
+    return [
+        await run_daemon(
+            "--grpc-address", targets[shard], "--http-address", http[shard], "--fleet-shard", str(shard), *common
+        )
+        for shard in range(count)
+    ]  # fmt: skip
+
+
+async def test_gate_asked_at_both_shards(run_daemon: RunDaemon) -> None:
+    """A gate has one target, wherever it is asked for first and later, alone or among others, and it can be listed and
+    closed from both shards.
+    """
+    daemons = await start_shards(run_daemon)
+    addresses = [daemon.http_address for daemon in daemons]
+    names = [gate_of(0), gate_of(1)]
+    async with AsyncExitStack() as stack:
+        sources = [await stack.enter_async_context(log_source(daemon.address, 10)) for daemon in daemons]
+        for source in sources:
+            await source.processed(4)
+        for name in names:  # for each gate, its own shard is not always the first
+            assert await ask(addresses[0], name=name) == (WAITING, {"name": name, "ready": False, "lag": 6})
+        for source in sources:
+            source.ends[0] = 100
+        for address in addresses:
+            for name in names:
+                assert (await ask(address, name=name))[1]["lag"] == 6
+            status, answer = await ask(address, names=",".join([*names, names[0]]))
+            assert (status, [(one["name"], one["lag"]) for one in answer["gates"]]) == (
+                WAITING,
+                [(names[0], 6), (names[1], 6), (names[0], 6)],
+            )
+        for source in sources:
+            await source.processed(10)
+        for address in addresses:
+            assert [(await ask(address, name=name))[0] for name in names] == [READY, READY]
+            assert (await ask(address, names=",".join(names)))[0] == READY
+        for daemon, name in zip(daemons, reversed(names), strict=True):
+            async with AsyncClient(daemon.address) as client:
+                await client.close_session(f"ready/{name}")
+        assert [(await ask(address, name=names[0]))[1]["lag"] for address in addresses] == [90, 90]
+
+
+async def test_gate_listed_from_both_shards(run_daemon: RunDaemon) -> None:
+    """A listing of one session asks its shard, and shows the wait of a gate whichever shard the client knows."""
+    daemons = await start_shards(run_daemon)
+    session_id = f"ready/{gate_of(1)}"
+    async with log_source(daemons[1].address, 10):
+        await ask(daemons[0].http_address, name=gate_of(1))
+        for daemon in daemons:
+            async with AsyncClient(daemon.address) as client:
+                shards = await over_shards(client)
+                assert [one.session_id async for one in shards.operations(10, session_id=session_id)] == [session_id]
+                ranked = await shards.ranked_operations(OperationOrder.LEAST_REMAINING, limit=10, session_id=session_id)
+                assert ranked.matching == 1
+
+
+async def test_gate_whose_shard_is_down(run_daemon: RunDaemon) -> None:
+    """Such a gate is not ready, and the answer says why; gates of the shard that is asked are not affected."""
+    [daemon] = await start_shards(run_daemon, count=1)
+    async with log_source(daemon.address, 0):
+        status, gate = await ask(daemon.http_address, name=gate_of(1))
+        assert (status, gate["ready"]) == (WAITING, False)
+        assert gate["reason"].startswith("its shard, at http://127.0.0.1:")
+        status, answer = await ask(daemon.http_address, names=f"{gate_of(0)},{gate_of(1)}")
+        assert (status, [gate["ready"] for gate in answer["gates"]]) == (WAITING, [True, False])
+
+
+@pytest.mark.parametrize("urls", [False, True])
+async def test_gate_that_is_not_passed_on(run_daemon: RunDaemon, urls: bool) -> None:
+    """Where the addresses of other shards are not known, and in a request that was passed on already, a gate of another
+    shard is refused with its shard, and does not come to exist.
+    """
+    [daemon] = await start_shards(run_daemon, count=1, urls=urls)
+    headers = {"purgatory-passed-on": "1"} if urls else {}
+    async with (
+        aiohttp.ClientSession(f"http://{daemon.http_address}", headers=headers) as http,
+        http.get(f"/v1/ready?name={gate_of(1)}&topics=orders") as answer,
+    ):
+        assert answer.status == HTTPStatus.BAD_REQUEST
+        assert "belongs to shard 1, at 127.0.0.1:" in (await answer.json())["message"]
+    async with AsyncClient(daemon.address) as client:
+        assert (await client.status()).sessions == 0
+
+
+async def test_caller_of_a_gate_at_another_shard(run_daemon: RunDaemon, tmp_path: Path) -> None:
+    """The shard of a gate identifies the caller by its token, and its refusals reach the caller."""
+    (tmp_path / "policy.toml").write_text(
+        'loopback_principal = "root"\n'
+        '[[grant]]\nto = ["root", "billing"]\nroles = ["wait", "advance", "observe"]\ntopics = ["*"]\n',
+        "utf-8",
+    )
+    (tmp_path / "tokens").write_text(HEAD, "utf-8")
+    token = add_token(tmp_path / "tokens", "billing")
+    files = ("--access-policy-file", str(tmp_path / "policy.toml"), "--access-tokens-file", str(tmp_path / "tokens"))
+    daemons = await start_shards(run_daemon, *files)
+    name = gate_of(1)
+    async with (
+        log_source(daemons[1].address, 10) as source,
+        aiohttp.ClientSession(
+            f"http://{daemons[0].http_address}", headers={"Authorization": f"Bearer {token}"}
+        ) as billing,
+    ):
+        assert (await ask(daemons[0].http_address, name=name))[1]["lag"] == 10
+        source.ends[0] = 20
+        async with billing.get(f"/v1/ready?name={name}&group=billing&topics=orders") as answer:
+            assert (await answer.json())["lag"] == 20, "a gate of its own"
+        async with billing.get(f"/v1/ready?name={name}&topics=orders") as answer:
+            assert answer.status == HTTPStatus.BAD_REQUEST
+            assert "belongs to a gate that waits for other marks" in (await answer.json())["message"]
