@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from purgatory.extensions.fleet.shards import shard_of
 from purgatory_client import AsyncClient, Outcome, ResultColumns
 
 from bench.drivers.messages import TIMEOUT_MS
 from bench.measure.instructions import UNIT, VALGRIND
 from bench.measure.processes import ROOT, START_TIMEOUT_S, environment
 from examples.free_ports import free_ports
+from purgatory.service.translate.shards import shard_of
 
 BATCH: Final = 500
 WARM_UP: Final = 4
