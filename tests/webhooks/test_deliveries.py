@@ -4,6 +4,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
+import pytest
+
+from purgatory.extensions.webhooks import deliveries
 from purgatory.extensions.webhooks.deliveries import Deliveries, RetrySchedule
 from purgatory.extensions.webhooks.webhook_poster import DELIVERED, REFUSED, UNREACHABLE, Attempt
 from purgatory.service.fair_queue import next_loop_turn
@@ -189,6 +192,24 @@ async def test_silent_hosts_have_half_of_the_places() -> None:
     await world.until(lambda: "new" in world.ended)
     assert world.deliveries.in_flight <= 32
     await world.deliveries.close(0.0, start_more=False)
+
+
+async def test_new_host_gets_the_slot_of_one_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although no attempt ends by itself. The host that gives up its slot is tried again, like any silent one."""
+    monkeypatch.setattr(deliveries, "PROMPT_S", 0.01)
+    world = TriedPosts(posts_max=4)
+    silent = [f"silent {number}" for number in range(6)]
+    for host in silent:
+        world.gates[host] = asyncio.Event()
+        world.add(host, "h", host)
+    await world.until(lambda: sum(world.in_flight.values()) == 2)
+    world.add("new", "s", "new")
+    await world.until(lambda: "new" in world.ended)
+    assert world.most_of_all <= 3
+    for gate in world.gates.values():
+        gate.set()
+    await world.until(lambda: len(world.ended) == 7)
+    assert set(world.ended.values()) == {DELIVERED}
 
 
 async def test_a_slow_host_is_not_prompt_until_it_is() -> None:

@@ -2,7 +2,8 @@
 
 Each host has a few slots. A new or unresponsive host has one slot until it answers, and while it stays unresponsive
 there is a pause between attempts. Hosts that have not proven to be prompt (new, unresponsive or slow ones) share at
-most half of all slots, so that they cannot delay webhooks to prompt hosts.
+most half of all slots, so that they cannot delay webhooks to prompt hosts. A new host that finds these taken gets the
+slot of a host that has not answered for `PROMPT_S`.
 Within a host, senders (sessions) take turns. A delivery that waits for its retry uses no slot.
 """
 
@@ -126,6 +127,8 @@ class Deliveries:
         self._posts: Final[set[asyncio.Task[None]]] = set()
         self._unproven_posts = 0
         """How many of `_posts` went to hosts that were not prompt when the post started."""
+        self._unanswered: Final[OrderedDict[asyncio.Timeout, float]] = OrderedDict()
+        """Attempts to silent hosts that have all their time, and when each began (on the event loop's clock)."""
         self._pauses: Final[dict[OutgoingWebhook, asyncio.Task[None]]] = {}
         self._rests: Final[set[asyncio.Task[None]]] = set()
         """Timers that free the slot of an unresponsive host."""
@@ -164,6 +167,9 @@ class Deliveries:
         delivery = Delivery(webhook, queue, self._clock_s())
         self._open[delivery] = None
         self._enqueue(delivery)
+        if queue.is_new and queue.open == 1 and self._unanswered:
+            limit, began_s = self._unanswered.popitem(last=False)
+            limit.reschedule(began_s + PROMPT_S)
 
     def abandon(self, webhook: OutgoingWebhook) -> None:
         """Forget a webhook that is no longer wanted, if it waits for a retry: pauses last up to an hour."""
@@ -210,7 +216,7 @@ class Deliveries:
             if delivery.webhook.is_wanted:
                 started_s = self._clock_s()
                 try:
-                    attempt = await delivery.webhook.attempt()
+                    attempt = await self._attempt(delivery)
                 except Exception as error:
                     # Retried like a refusal. Otherwise the delivery, which is in no queue now, would be forgotten.
                     LOGGER.exception("sending a webhook to %s failed; will be retried", delivery.queue.host)
@@ -229,6 +235,19 @@ class Deliveries:
                 self._free(delivery.queue)
         if attempt is None or not delivery.webhook.is_wanted or self._is_over(delivery, attempt):
             self._forget(delivery)
+
+    async def _attempt(self, delivery: Delivery) -> Attempt:
+        """Make one attempt. The time of one to a silent host is cut to `PROMPT_S` if a new host needs its slot."""
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                if delivery.queue.is_silent:
+                    self._unanswered[limit] = asyncio.get_running_loop().time()
+                return await delivery.webhook.attempt()
+        except TimeoutError:
+            return Attempt(UNREACHABLE, f"no answer within {PROMPT_S:g} s, and a new receiver waited")
+        finally:
+            self._unanswered.pop(limit, None)
 
     def _judge(self, queue: HostQueue, attempt: Attempt, took_s: float) -> None:
         """Count the attempt and update the state of the host."""
