@@ -118,7 +118,7 @@ class PartitionResult:
         reached_offset: The offset that the mark had reached.
         log_start_offset: The partition's first readable offset.
         estimated_remaining: For expired waits: seconds until the offset would have been reached at the mark's pace.
-            None if the mark did not move.
+            None if the mark did not move while it was known.
         pace_per_second: That pace in offsets per second, or None.
         fetched: For fetches: the readable data.
         stale_for: For expired and stale waits: seconds for which the mark had been stale. None: it was not, or it has

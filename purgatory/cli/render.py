@@ -383,7 +383,7 @@ def _item_document(item: PartitionResult) -> dict[str, Any]:
 
 def _estimate(item: PartitionResult) -> str:
     if item.estimated_remaining is None:
-        return "no estimate: the mark did not move" if item.reached_offset >= 0 else "no estimate"
+        return "no estimate: no progress was measured" if item.reached_offset >= 0 else "no estimate"
     pace = "" if item.pace_per_second is None else f" at {item.pace_per_second:,.1f} a second"
     return f"would have been reached in about {span(item.estimated_remaining)}{pace}"
 

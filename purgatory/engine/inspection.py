@@ -7,9 +7,11 @@ from mypy_extensions import i64
 from purgatory.engine.batches import AsGiven, PartitionName
 from purgatory.engine.codes import (
     CANCELLED,
+    COMPOSITE,
     EXPIRED,
     FAILED,
     FETCH,
+    PRODUCE,
     REQUEST_TIMED_OUT,
     SATISFIED,
     SHUTTING_DOWN,
@@ -237,7 +239,10 @@ class EngineInspection:
             reached = described.reached(slot, item)
         partition = described.partition_of(item)
         log_start = -1 if partition is None else partition.log_start_offset
-        return ItemView(described.name_of(item), error, items.required[item], reached, log_start, before)
+        paced_from_ms = self.pending.operations.registered_ms[slot]
+        if error == REQUEST_TIMED_OUT and before < 0 and partition is not None and kind in (PRODUCE, COMPOSITE):
+            before, paced_from_ms = partition.first_mark, partition.first_ms
+        return ItemView(described.name_of(item), error, items.required[item], reached, log_start, before, paced_from_ms)
 
     def partition_view(self, name: PartitionName) -> PartitionView | None:
         """A view of a known partition; None if it is not known."""

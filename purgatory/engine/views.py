@@ -10,7 +10,8 @@ __all__ = ["ItemView", "KindCounts", "PartitionView", "PendingView", "RemainingT
 class ItemView:
     """One partition (or key: (key, -1)) of a pending operation. error_code is 7 while it is waited for.
 
-    `mark_before` is the mark at registration, from which the pace is measured; -1 where there is no pace.
+    `mark_before` is the mark at `paced_from_ms`: at registration or, where it was not known then, when it first was.
+    The pace is measured from there; -1 where there is none.
     """
 
     def __init__(
@@ -21,6 +22,7 @@ class ItemView:
         reached_offset: int,
         log_start_offset: int,
         mark_before: int = -1,
+        paced_from_ms: int = -1,
     ) -> None:
         self.name: Final = name
         self.error_code: Final = error_code
@@ -28,6 +30,7 @@ class ItemView:
         self.reached_offset: Final = reached_offset
         self.log_start_offset: Final = log_start_offset
         self.mark_before: Final = mark_before
+        self.paced_from_ms: Final = paced_from_ms
 
 
 class PendingView:

@@ -295,7 +295,7 @@ def test_the_command_line_shows_each_outcome(shared_daemon: DaemonProcess) -> No
     assert late.stdout.splitlines()[1:] == [
         "  cli-3: reached 42 of 42",
         "  cli/job: reached 0 of 1, error 7 REQUEST_TIMED_OUT",
-        "  cli-3: reached 42 of 50, error 7 REQUEST_TIMED_OUT, no estimate: the mark did not move",
+        "  cli-3: reached 42 of 50, error 7 REQUEST_TIMED_OUT, no estimate: no progress was measured",
         "  unless cli/no: reached 0 of 1",
     ]
     record = purgatory("wait", "cli-3@41", "signal:cli/failed", "--record", "--timeout", "0", address=address)

@@ -215,9 +215,15 @@ class CompositeKind(Countdown):
                 failed = failed or error == UNLESS_REACHED
                 before = mark
                 mark = self._mark_now(is_key, target)
-                if outcome == EXPIRED and before >= 0:
-                    remaining = remaining_ms(before, mark, required, waited_ms)
-                    pace = pace_per_second(before, mark, waited_ms)
+                if outcome == EXPIRED:
+                    paced_ms = waited_ms
+                    if before < 0 and not is_key and self.partitions.at(target).first_mark >= 0:
+                        partition = self.partitions.at(target)
+                        before = partition.first_mark
+                        paced_ms += self.pending.operations.registered_ms[slot] - partition.first_ms
+                    if before >= 0 and paced_ms > 0:
+                        remaining = remaining_ms(before, mark, required, paced_ms)
+                        pace = pace_per_second(before, mark, paced_ms)
                 waits = self.keys.at(target).composite_waits if is_key else self.partitions.at(target).waits[COMPOSITE]
                 self.pending.unwatch(waits, COMPOSITE)
             self._answer(completions, is_key, target, error, required, mark, remaining, pace)

@@ -186,9 +186,15 @@ class Countdown(Kind):
                 current = self.mark(partition)
                 if self.answers_mark_of_now:
                     reached = current
-                if outcome == EXPIRED and mark >= 0:
-                    remaining = remaining_ms(mark, current, self.threshold(partition, required), waited_ms)
-                    pace = pace_per_second(mark, current, waited_ms)
+                if outcome == EXPIRED:
+                    paced_ms = waited_ms
+                    if mark < 0 and self.answers_mark_of_now and partition.first_mark >= 0:
+                        # It was not known at the registration.
+                        mark = partition.first_mark
+                        paced_ms += self.pending.operations.registered_ms[slot] - partition.first_ms
+                    if mark >= 0 and paced_ms > 0:
+                        remaining = remaining_ms(mark, current, self.threshold(partition, required), paced_ms)
+                        pace = pace_per_second(mark, current, paced_ms)
                 self.pending.unwatch(partition.waits_of(self.code), self.code)
             elif error != NONE:
                 failed = True

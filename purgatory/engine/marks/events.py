@@ -178,6 +178,7 @@ class Events:
                 return False
             self.partitions.announce(partition)
             changed = self._follower_progress(partition, replica_id, offset, log_start, now_ms)
+        partition.note_first_mark(now_ms)
         if not changed:
             partition.unchanged_events += 1
             receipt.unchanged += 1
@@ -209,6 +210,7 @@ class Events:
         # Not joined by `or`, which would skip the change whenever the epoch was newer.
         if self._change(partition, event, now_ms):
             changed = True
+        partition.note_first_mark(now_ms)
         self.partitions.weigh(partition)
         if not changed:
             partition.unchanged_events += 1

@@ -79,6 +79,9 @@ class Partition:
         self.log_start_offset: i64 = 0
         self.log_end_offset: i64 = -1
         self.high_watermark: i64 = -1
+        self.first_mark: i64 = -1
+        """The high watermark when it was first known to this engine, and the time; the pace of earlier waits."""
+        self.first_ms: i64 = -1
         self.first_unstable_offset: i64 = -1
         self.min_in_sync_replicas: i64 = 1
         self.in_sync: list[int] = []
@@ -144,6 +147,11 @@ class Partition:
     # Every method here keeps log start <= high watermark <= log end where they are known, and the last stable offset
     # between the first two. Waits rely on it: an offset that was reached is readable.
     # Marks.
+
+    def note_first_mark(self, now_ms: i64) -> None:
+        """Call after each event."""
+        if self.first_mark < 0 and self.high_watermark >= 0:
+            self.first_mark, self.first_ms = self.high_watermark, now_ms
 
     def raise_high_watermark(self, offset: i64) -> bool:
         """Apply a reported high watermark.

@@ -65,7 +65,7 @@ def pending_operation(
         deadline_time=wall_time.timestamp(view.deadline_ms),
         waited_ms=waited_ms,
         remaining_ms=max(0, view.deadline_ms - wall_time.now_ms),
-        partitions=[_item(item, waited_ms) for item in view.items],
+        partitions=[_item(item, wall_time.now_ms) for item in view.items],
         min_bytes=view.min_bytes if view.kind == codes.FETCH else None,
         required_terms=view.required_terms if view.kind == codes.COMPOSITE else None,
         unless_count=view.unless_count if view.kind == codes.COMPOSITE else None,
@@ -86,9 +86,10 @@ def remaining(times: RemainingTimes) -> purgatory_service_pb2.RemainingTime:
     )
 
 
-def _item(item: ItemView, waited_ms: int) -> result_pb2.PartitionResult:
+def _item(item: ItemView, now_ms: int) -> result_pb2.PartitionResult:
     is_key, before, reached = item.name[1] < 0, item.mark_before, item.reached_offset
-    left_ms = remaining_ms(before, reached, item.required_offset, waited_ms) if before >= 0 else -1
+    paced_ms = now_ms - item.paced_from_ms
+    left_ms = remaining_ms(before, reached, item.required_offset, paced_ms) if before >= 0 and paced_ms > 0 else -1
     return result_pb2.PartitionResult(
         topic_partition=None if is_key else topic_partition(item.name),
         key=item.name[0] if is_key else "",
@@ -97,7 +98,7 @@ def _item(item: ItemView, waited_ms: int) -> result_pb2.PartitionResult:
         reached_offset=reached,
         log_start_offset=item.log_start_offset,
         estimated_remaining_ms=left_ms if left_ms >= 0 else None,
-        pace_per_second=pace_per_second(before, reached, waited_ms) if left_ms >= 0 else None,
+        pace_per_second=pace_per_second(before, reached, paced_ms) if left_ms >= 0 else None,
     )
 
 

@@ -40,6 +40,8 @@ class Partition:
         self.log_start = 0
         self.log_end = -1
         self.high_watermark = -1
+        self.first_known: tuple[int, int] | None = None
+        """The first high watermark that was known, and when."""
         self.first_unstable = -1
         self.min_in_sync = 1
         self.committed: set[int] | None = None

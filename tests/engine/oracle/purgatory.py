@@ -120,6 +120,8 @@ class Oracle:
         partition.apply(event, now_ms)
         if lead_changed:
             partition.recompute_high_watermark(now_ms)
+        if partition.first_known is None and partition.high_watermark >= 0:
+            partition.first_known = partition.high_watermark, now_ms
         changed = partition.all_state() != before
         partition.unchanged += not changed
         concerned = self.waiting_on(event.name)
@@ -366,10 +368,15 @@ class Oracle:
 
     @staticmethod
     def estimate(waiting: Waiting, item: WaitingItem, mark: int, now_ms: int) -> tuple[int, float]:
-        """Remaining time at the mean pace of the mark, and that pace; -1: unknown."""
-        moved = mark - item.mark_at_start
-        waited_ms = now_ms - waiting.registered_ms
-        if item.mark_at_start < 0 or moved <= 0:
+        """Remaining time at the mean pace of the mark since the registration, or since it became known later, and that
+        pace; -1: unknown.
+        """
+        start, since_ms = item.mark_at_start, waiting.registered_ms
+        is_low = waiting.operation.kind == plain.DELETE_RECORDS
+        if start < 0 and item.partition is not None and item.partition.first_known and not is_low:
+            start, since_ms = item.partition.first_known
+        moved, waited_ms = mark - start, now_ms - since_ms
+        if start < 0 or moved <= 0 or waited_ms <= 0:
             return (-1, -1.0)
         remaining_ms = min(-(-(item.required - mark) * waited_ms // moved), 2**62)
         return (remaining_ms, moved * 1000 / waited_ms)
