@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.abuse.arena import Arena, attack
-from tests.abuse.attacks import ATTACKS
+from tests.abuse.attacks import ATTACKS, CALL_FLOODS
 from tests.abuse.churn import churn
 from tests.abuse.floods import FLOODS
 from tests.abuse.requests.targets import TARGETS, fuzz
@@ -39,8 +39,6 @@ class Options(NamedTuple):
 
 FLOOD_S: Final = 4
 """So that the p99 of a flood is computed from 800 honest waits."""
-
-CALL_FLOODS: Final = ("no-credential", "no-method")
 
 Run = Callable[[Options, Path], Result]
 

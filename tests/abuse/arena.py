@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from purgatory.service.access.tokens import add_token
-from tests.abuse.attacks import Target
+from tests.abuse.attacks import CALL_FLOODS, Target
 from tests.abuse.honest import percentile
 from tests.abuse.result import Result, Tally, memory_mb, start_peak
 from tests.daemon_process import DaemonProcess, daemon_environment
@@ -103,7 +103,8 @@ def attack(
         AssertionError: The daemon did not survive.
     """
     result = Result(name)
-    honest = start_program("tests.abuse.honest", arena.daemon.address, arena.honest_token)
+    calls = ["calls"] if name in CALL_FLOODS else []
+    honest = start_program("tests.abuse.honest", arena.daemon.address, arena.honest_token, *calls)
     assert honest.stdout is not None
     assert honest.stdout.readline() == "ready\n", "the honest client could not begin"
     try:

@@ -248,3 +248,5 @@ ATTACKS: Final = {
     "no-credential": Timed(complete_calls("GetStatus"), 6),
     "no-method": Timed(complete_calls("GetNothing"), 6),
 }
+CALL_FLOODS: Final = ("no-credential", "no-method")
+"""Those that need no credential, so that they are also made at a daemon without a policy."""

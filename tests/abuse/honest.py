@@ -1,8 +1,8 @@
-"""The client that judges a daemon under attack: 200 waits per second, each satisfied by an event of its own, and each
-followed by a unary call.
+"""The client that judges a daemon under attack: 200 waits per second, each satisfied by an event of its own and, with
+`makes_calls`, followed by a unary call that is never repeated.
 
-`python -m tests.abuse.honest ADDRESS TOKEN` runs until its standard input closes. Then it prints a line of JSON: for
-each wait its start (seconds on the monotonic clock, which all processes share) and its latency or error.
+`python -m tests.abuse.honest ADDRESS TOKEN [calls]` runs until its standard input closes. Then it prints a line of
+JSON: for each wait its start (seconds on the monotonic clock, which all processes share) and its latency or error.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ def bare_call(channel: grpc.aio.Channel, token: str) -> Call:
     return lambda: stub.GetPartition(request, metadata=(("authorization", f"Bearer {token}"),), timeout=TIMEOUT_S)
 
 
-async def wait_once(client: AsyncClient, call: Call, number: int, seen: list[Seen]) -> None:
-    """Register one wait, push the event that satisfies it, and make a call."""
+async def wait_once(client: AsyncClient, call: Call | None, number: int, seen: list[Seen]) -> None:
+    """Register one wait, push the event that satisfies it, and make the call, if any."""
     partition, offset = f"honest-{number % PARTITIONS}", number // PARTITIONS + 1
     began_s = time.monotonic()
     try:
@@ -43,14 +43,17 @@ async def wait_once(client: AsyncClient, call: Call, number: int, seen: list[See
         await client.advance(partition, high_watermark=offset)
         result = await wait
         assert result.outcome is Outcome.SATISFIED, f"the wait ended as {result.outcome.name}"
-        await call()
+        if call is not None:
+            await call()
     except Exception as error:  # noqa: BLE001 - any error is a result of the honest caller
         seen.append((began_s, f"{type(error).__name__}: {error}"[:200]))
     else:
         seen.append((began_s, (time.monotonic() - began_s) * 1_000))
 
 
-async def judge(address: str, token: str, ready: Callable[[], object], ended: asyncio.Future[Any]) -> list[Seen]:
+async def judge(
+    address: str, token: str, ready: Callable[[], object], ended: asyncio.Future[Any], *, makes_calls: bool = False
+) -> list[Seen]:
     """Call `ready` once connected, then wait at a steady rate, whatever the latency, until `ended` is done."""
     seen: list[Seen] = []
     loop = asyncio.get_running_loop()
@@ -60,7 +63,7 @@ async def judge(address: str, token: str, ready: Callable[[], object], ended: as
         AsyncClient(address, name="honest", token=token) as client,
         grpc.aio.insecure_channel(address, options=options) as channel,
     ):
-        call = bare_call(channel, token)
+        call = bare_call(channel, token) if makes_calls else None
         await client.status()
         ready()
         start_s, number = loop.time(), 0
@@ -79,9 +82,10 @@ def percentile(latencies_ms: list[float], share: float) -> float:
     return sorted(latencies_ms)[int(len(latencies_ms) * share)] if latencies_ms else 0.0
 
 
-async def main(address: str, token: str) -> None:
+async def main(address: str, token: str, *calls: str) -> None:
     ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    print(json.dumps(await judge(address, token, lambda: print("ready", flush=True), ended)), flush=True)
+    seen = await judge(address, token, lambda: print("ready", flush=True), ended, makes_calls=bool(calls))
+    print(json.dumps(seen), flush=True)
 
 
 if __name__ == "__main__":

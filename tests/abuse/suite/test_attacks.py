@@ -31,8 +31,6 @@ ANSWERS = {
     "unread-listings": {"OK", "unread"},
     "large-messages": {"RESOURCE_EXHAUSTED"},
     "compressed": {"RESOURCE_EXHAUSTED"},
-    "no-credential": {"UNAUTHENTICATED"},
-    "no-method": {"UNIMPLEMENTED"},
     "fat-names": {"OK"},
     "flood-Session": {"OK", "closed", "started", "due"},
 }
