@@ -90,7 +90,7 @@ class FleetExtension(Extension):
         shards = max(1, len(fleet.targets))
         standby = Standby(settings.journal.dir, log, fleet.silence_ms / 1_000, address, settings.http.address, shards)
         snapshots = SnapshotTask(fleet)
-        topology = Shards(fleet.targets, shard=fleet.shard).topology().SerializeToString()
+        topology = Shards(fleet.targets, shard=fleet.shard).topology()
         site = StandbySite(settings, lambda: view_of_standby(standby, snapshots.last), topology)
         leading = asyncio.create_task(asyncio.to_thread(standby.lead), name="standby")
         following = asyncio.create_task(snapshots.follow(), name="fleet snapshots")

@@ -29,6 +29,7 @@ from purgatory.service.rpc.grpc_options import server_options
 from purgatory.service.rpc.handlers import SERVICE
 from purgatory.service.settings import Settings
 from purgatory.service.transport.tls import Tls
+from purgatory.v1.purgatory_service_pb2 import GetTopologyResponse
 
 GET_TOPOLOGY: Final = "GetTopology"
 HEALTH: Final = f"/{health.SERVICE_NAME}/"
@@ -40,13 +41,13 @@ METHODS: Final = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 class StandbySite:
     """Serves from `start` to `stop`."""
 
-    def __init__(self, settings: Settings, view: Callable[[], FleetView], topology: bytes) -> None:
+    def __init__(self, settings: Settings, view: Callable[[], FleetView], topology: GetTopologyResponse) -> None:
         """Raises `CannotUseCertificates`."""
         self._settings: Final = settings
         self._view: Final = view
         self._tls: Final = None if settings.tls.certificate_file is None else Tls(settings.tls)
         self._server: Final = grpc.aio.server(options=server_options(settings))
-        self._topology: Final = topology.message()
+        self._topology: Final = topology
         self._health: Final = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._server.add_generic_rpc_handlers((_RefuseCalls(self._refusal, self._topology.SerializeToString()),))

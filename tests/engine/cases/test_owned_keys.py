@@ -45,7 +45,7 @@ class Shared:
     def known(self, name: str) -> list[str]:
         return [key for key, _, _, _, account in self.engine.snapshots.save_keys() if account == name]
 
-    def state(self, key: str) -> tuple[int, bytes, bool]:
+    def state(self, key: str) -> tuple[int, bytes, int]:
         _, count, value, failed, _ = self.engine.snapshots.save_key(key)
         return count, value, failed
 
