@@ -143,8 +143,7 @@ class Engine:
         account: AccountUsage | None = None,
         is_full: bool = False,
     ) -> EventsReceipt:
-        """Apply events from `start` on until events and units of work together reach `limit`; see
-        `EventsReceipt.next_index`.
+        """Apply events from `start` until events and units of work reach `limit` (see `EventsReceipt.next_index`).
 
         The effects of one event are never split. Partitions and keys that become known are counted in `account`. With
         `is_full`, events that would create a partition, key, replica or epoch are refused.
@@ -259,8 +258,7 @@ class Engine:
         stop: i64 = self._pending.work_total + work_max
         while ended < limit and self._pending.count > 0 and self._pending.work_total < stop:
             slot = self._next_to_shut_down
-            # The walk continues where the last slice stopped. It wraps, because slots behind it may have been taken
-            # again.
+            # The walk continues where the last slice stopped, and wraps: slots behind it may have been taken again.
             self._next_to_shut_down = slot + 1 if slot + 1 < operations.size else 0
             if slot < operations.size and operations.kind[slot] != FREE:
                 self._pending.end(slot, SHUTTING_DOWN, now_ms)
@@ -300,8 +298,7 @@ class Engine:
     # Time.
 
     def advance_clock(self, now_ms: int, limit: int, work_max: int = UNLIMITED) -> int:
-        """End up to `limit` operations whose time is up, in order of deadline: they expire, or have missed a heartbeat.
-        Returns how many.
+        """End up to `limit` operations that expire or have missed a heartbeat, by deadline. Returns how many.
 
         If `next_expiration_ms() <= now_ms` afterwards, there is more to do: call again.
         """
@@ -315,15 +312,12 @@ class Engine:
             asked = min(limit - expired, EXPIRED_AT_A_TIME)
             wheel.advance(now_ms, asked, fired)
             expired += self._pending.on_timers(fired, now_ms)
-            # Nothing more is due, or the wheel has used up its moves; `next_expiration_ms` tells which.
-            if len(fired) < asked:
+            if len(fired) < asked:  # nothing more is due, or the wheel has used up its moves
                 break
         return expired
 
     def note_pause(self, pause_ms: int) -> bool:
-        """The owner has received nothing for `pause_ms`, or could not have applied it: keys are not silent in that
-        time, and stale timeouts do not count it. Deadlines stay. Returns whether this concerns a pending operation.
-        """
+        """Count `pause_ms` neither as silence of a key nor for stale timeouts. Returns whether a wait has either."""
         assert pause_ms >= 0, f"pause_ms={pause_ms}"
         if not self._pending.heartbeats and not self._pending.stale_timeouts:
             return False

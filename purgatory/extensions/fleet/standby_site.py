@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message import Message
 from google.rpc import code_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
@@ -29,7 +30,6 @@ from purgatory.service.rpc.grpc_options import server_options
 from purgatory.service.rpc.handlers import SERVICE
 from purgatory.service.settings import Settings
 from purgatory.service.transport.tls import Tls
-from purgatory.v1.purgatory_service_pb2 import GetTopologyResponse
 
 GET_TOPOLOGY: Final = "GetTopology"
 HEALTH: Final = f"/{health.SERVICE_NAME}/"
@@ -41,7 +41,7 @@ METHODS: Final = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 class StandbySite:
     """Serves from `start` to `stop`."""
 
-    def __init__(self, settings: Settings, view: Callable[[], FleetView], topology: GetTopologyResponse) -> None:
+    def __init__(self, settings: Settings, view: Callable[[], FleetView], topology: Message) -> None:
         """Raises `CannotUseCertificates`."""
         self._settings: Final = settings
         self._view: Final = view
