@@ -47,7 +47,7 @@ class Shared:
 
     def state(self, key: str) -> tuple[int, bytes, int]:
         _, count, value, failed, _ = self.engine.snapshots.save_key(key)
-        return count, value, failed
+        return count, value, failed != 0
 
 
 def numbered(prefix: str, count: int) -> list[str]:
