@@ -47,8 +47,12 @@ class Ending:
 class HttpCaller:
     """Makes calls with Connect; `served` is the same host over gRPC."""
 
-    def __init__(self, served: ServedHost, gate: CallGate, client: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, served: ServedHost, gate: CallGate, client: aiohttp.ClientSession, methods: HttpMethods, site: HttpSite
+    ) -> None:
         self.served = served
+        self.methods = methods
+        self.site = site
         self.host = served.host
         self.gate = gate
         self.client = client
@@ -133,7 +137,7 @@ async def serving_http(
         port = await site.start("127.0.0.1", 0)
         try:
             async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
-                yield HttpCaller(served, gate, client)
+                yield HttpCaller(served, gate, client, methods, site)
         finally:
             await site.stop()
 

@@ -6,12 +6,14 @@ import asyncio
 import gzip
 import re
 import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 
 from purgatory.service.settings import HostSettings, LimitsSettings
-from purgatory.v1 import operation_pb2, result_pb2
+from purgatory.v1 import event_pb2, operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.http.http_serving import (
     BINARY,
@@ -19,12 +21,14 @@ from tests.http.http_serving import (
     JSON,
     MESSAGE_BYTES_MAX,
     SERVICE,
+    HttpCaller,
     encoded,
     serving_http,
 )
-from tests.service.serving import eventually, produce, produce_columns, signal
+from tests.service.serving import eventually, high_watermark, produce, produce_columns, signal
 
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
 DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 LONG = wire.WaitRequest(operation=produce(0, "orders", 300, timeout_ms=600_000))
 
@@ -200,3 +204,57 @@ async def test_what_cannot_be_a_call_is_told_what_to_send(
             assert error["code"] in {"invalid_argument", "unimplemented"}
             assert words in error["message"]
             assert len(error["message"]) < 300
+
+
+APPLIED = wire.AdvanceRequest(rows=event_pb2.EventRows(events=[high_watermark("orders", 7)]))
+
+
+@asynccontextmanager
+async def serving_with_slow_disk() -> AsyncIterator[HttpCaller]:
+    """Changes are applied, but never become durable."""
+    async with serving_http() as caller:
+        caller.host.journal.durable = asyncio.Event().wait  # type: ignore[method-assign, assignment]
+        yield caller
+
+
+async def end(caller: HttpCaller) -> None:
+    caller.methods.is_ending = True
+    await caller.site.end_requests(0.0)
+
+
+@pytest.mark.parametrize("is_grpc_web", [False, True])
+async def test_call_that_was_processed_ends_as_unavailable_and_says_so(is_grpc_web: bool) -> None:
+    """Its change is applied: the caller must not conclude that it was not. Without a RetryInfo, as over gRPC."""
+    async with serving_with_slow_disk() as caller:
+        make = caller.grpc_web if is_grpc_web else caller.unary
+        calling = asyncio.create_task(make("Advance", APPLIED, wire.AdvanceResponse))
+        await eventually(lambda: caller.host.engine.partition_count == 1, "the event is applied")
+        await end(caller)
+        status = (await calling).status
+    assert (status.code, list(status.details)) == (UNAVAILABLE, [])
+    assert status.message == "the daemon is shutting down; this call may have been processed"
+    assert (
+        caller.gate.counts.of(wire.DESCRIPTOR.services_by_name["PurgatoryService"].methods_by_name["Advance"]).ended[
+            UNAVAILABLE
+        ]
+        == 1
+    )
+
+
+async def test_call_that_waits_for_its_turn_ends_as_not_processed() -> None:
+    """With advice to repeat it."""
+    async with serving_with_slow_disk() as caller:
+        turn = asyncio.Event()
+
+        async def never(*_arguments: object, **_options: object) -> None:
+            turn.set()
+            await asyncio.Event().wait()
+
+        caller.host.fair_queue.turn = never  # type: ignore[method-assign]
+        calling = asyncio.create_task(caller.unary("Advance", APPLIED, wire.AdvanceResponse))
+        await turn.wait()
+        await end(caller)
+        status = (await calling).status
+        assert caller.host.engine.partition_count == 0
+    assert (status.code, status.message) == (UNAVAILABLE, "the daemon is shutting down")
+    assert [detail.type_url for detail in status.details] == ["type.googleapis.com/google.rpc.RetryInfo"]

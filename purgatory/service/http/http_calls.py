@@ -23,6 +23,9 @@ from purgatory.service.rpc.call import Call, Context, Identify, check_account
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.handlers import SERVICE, Method, not_served, work_of
 
+SHUTTING_DOWN: Final = "the daemon is shutting down"
+CUT_OFF: Final = "the daemon is shutting down; this call may have been processed"
+"""Without advice to repeat it, as over gRPC."""
 BOTH_WAYS: Final = "is a stream in both directions, which HTTP/1.1 cannot carry: use gRPC"
 
 
@@ -80,7 +83,7 @@ class HttpCall:
         try:
             # Only here: calls that have entered are answered during the shutdown.
             if self._methods.is_ending:
-                raise unavailable("the daemon is shutting down")
+                raise unavailable(SHUTTING_DOWN)
             account = method.account_of(as_grpc)
             caller = self._caller = gate.enter(as_grpc, account, method.work, is_unary=method.is_unary)
         except RpcError as refused:
@@ -95,19 +98,26 @@ class HttpCall:
         assert call is not None, "a call is served that did not enter"
         assert caller is not None, "as above"
         code = code_pb2.UNKNOWN
+        has_begun = False
         try:
             # Again, because the body may have arrived long after `enter`.
             call.recheck()
             # The turn comes before the body is decoded: JSON takes fifty times as long as protobuf.
             await self._methods.gate.call_turn(call.context, caller, self.method.work)
-            answer = await self.method.serve(await decode(), call)
+            request = await decode()
+            has_begun = True
+            answer = await self.method.serve(request, call)
             code = code_pb2.OK
         except RpcError as refused:
             code = refused.code
             raise
         except asyncio.CancelledError:
-            code = code_pb2.CANCELLED
-            raise
+            # Not a stream, which its client continues. The task ends normally, because the answer has to be written.
+            if not (self._methods.is_ending and self.method.is_unary):
+                code = code_pb2.CANCELLED
+                raise
+            code = code_pb2.UNAVAILABLE
+            raise (RpcError(code, CUT_OFF) if has_begun else unavailable(SHUTTING_DOWN)) from None
         finally:
             self._counts.add_ended(code)
             self._methods.gate.note_end(call.account, self.method.work, code, is_unary=self.method.is_unary)
