@@ -1057,7 +1057,9 @@ type KeySignalled struct {
 	Value []byte `protobuf:"bytes,3,opt,name=value,proto3" json:"value,omitempty"`
 	// True: what the key stands for has failed. Waits on the key fail (1003), and so do later ones; with `any`, when no
 	// other key is left. The value is the reason. Default false.
-	Failed        bool `protobuf:"varint,4,opt,name=failed,proto3" json:"failed,omitempty"`
+	Failed bool `protobuf:"varint,4,opt,name=failed,proto3" json:"failed,omitempty"`
+	// Only in events of AdvanceReceipt.decided, which are passed on unchanged. Refused where there is one shard.
+	Decision      *KeyDecision `protobuf:"bytes,5,opt,name=decision,proto3" json:"decision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1120,6 +1122,68 @@ func (x *KeySignalled) GetFailed() bool {
 	return false
 }
 
+func (x *KeySignalled) GetDecision() *KeyDecision {
+	if x != nil {
+		return x.Decision
+	}
+	return nil
+}
+
+// What the key's shard had done before it applied the signal, so that waits at the other shards end alike.
+type KeyDecision struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The key's count when it got its value: waits for this count or less were satisfied without the value.
+	ValueAt int64 `protobuf:"varint,1,opt,name=value_at,json=valueAt,proto3" json:"value_at,omitempty"`
+	// If the key has failed, its count at that time: waits for this count or less were satisfied.
+	FailedAt      int64 `protobuf:"varint,2,opt,name=failed_at,json=failedAt,proto3" json:"failed_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeyDecision) Reset() {
+	*x = KeyDecision{}
+	mi := &file_purgatory_v1_event_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyDecision) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyDecision) ProtoMessage() {}
+
+func (x *KeyDecision) ProtoReflect() protoreflect.Message {
+	mi := &file_purgatory_v1_event_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyDecision.ProtoReflect.Descriptor instead.
+func (*KeyDecision) Descriptor() ([]byte, []int) {
+	return file_purgatory_v1_event_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *KeyDecision) GetValueAt() int64 {
+	if x != nil {
+		return x.ValueAt
+	}
+	return 0
+}
+
+func (x *KeyDecision) GetFailedAt() int64 {
+	if x != nil {
+		return x.FailedAt
+	}
+	return 0
+}
+
 // Events as rows.
 type EventRows struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1130,7 +1194,7 @@ type EventRows struct {
 
 func (x *EventRows) Reset() {
 	*x = EventRows{}
-	mi := &file_purgatory_v1_event_proto_msgTypes[14]
+	mi := &file_purgatory_v1_event_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1142,7 +1206,7 @@ func (x *EventRows) String() string {
 func (*EventRows) ProtoMessage() {}
 
 func (x *EventRows) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_event_proto_msgTypes[14]
+	mi := &file_purgatory_v1_event_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1155,7 +1219,7 @@ func (x *EventRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRows.ProtoReflect.Descriptor instead.
 func (*EventRows) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_event_proto_rawDescGZIP(), []int{14}
+	return file_purgatory_v1_event_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *EventRows) GetEvents() []*Event {
@@ -1195,7 +1259,7 @@ type EventColumns struct {
 
 func (x *EventColumns) Reset() {
 	*x = EventColumns{}
-	mi := &file_purgatory_v1_event_proto_msgTypes[15]
+	mi := &file_purgatory_v1_event_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1207,7 +1271,7 @@ func (x *EventColumns) String() string {
 func (*EventColumns) ProtoMessage() {}
 
 func (x *EventColumns) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_event_proto_msgTypes[15]
+	mi := &file_purgatory_v1_event_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1220,7 +1284,7 @@ func (x *EventColumns) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventColumns.ProtoReflect.Descriptor instead.
 func (*EventColumns) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_event_proto_rawDescGZIP(), []int{15}
+	return file_purgatory_v1_event_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *EventColumns) GetPartitions() []*TopicPartition {
@@ -1314,7 +1378,7 @@ type EventRefusal struct {
 
 func (x *EventRefusal) Reset() {
 	*x = EventRefusal{}
-	mi := &file_purgatory_v1_event_proto_msgTypes[16]
+	mi := &file_purgatory_v1_event_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1326,7 +1390,7 @@ func (x *EventRefusal) String() string {
 func (*EventRefusal) ProtoMessage() {}
 
 func (x *EventRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_purgatory_v1_event_proto_msgTypes[16]
+	mi := &file_purgatory_v1_event_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1339,7 +1403,7 @@ func (x *EventRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRefusal.ProtoReflect.Descriptor instead.
 func (*EventRefusal) Descriptor() ([]byte, []int) {
-	return file_purgatory_v1_event_proto_rawDescGZIP(), []int{16}
+	return file_purgatory_v1_event_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EventRefusal) GetIndex() int32 {
@@ -1454,13 +1518,17 @@ const file_purgatory_v1_event_proto_rawDesc = "" +
 	"\x10PartitionRemoved\x12\x14\n" +
 	"\x05moved\x18\x01 \x01(\bR\x05moved\"\x0f\n" +
 	"\rStorageFailed\"\x0f\n" +
-	"\rStorageOnline\"s\n" +
+	"\rStorageOnline\"\xaa\x01\n" +
 	"\fKeySignalled\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x19\n" +
 	"\x05count\x18\x02 \x01(\x03H\x00R\x05count\x88\x01\x01\x12\x14\n" +
 	"\x05value\x18\x03 \x01(\fR\x05value\x12\x16\n" +
-	"\x06failed\x18\x04 \x01(\bR\x06failedB\b\n" +
-	"\x06_count\"8\n" +
+	"\x06failed\x18\x04 \x01(\bR\x06failed\x125\n" +
+	"\bdecision\x18\x05 \x01(\v2\x19.purgatory.v1.KeyDecisionR\bdecisionB\b\n" +
+	"\x06_count\"E\n" +
+	"\vKeyDecision\x12\x19\n" +
+	"\bvalue_at\x18\x01 \x01(\x03R\avalueAt\x12\x1b\n" +
+	"\tfailed_at\x18\x02 \x01(\x03R\bfailedAt\"8\n" +
 	"\tEventRows\x12+\n" +
 	"\x06events\x18\x01 \x03(\v2\x13.purgatory.v1.EventR\x06events\"\x85\x03\n" +
 	"\fEventColumns\x12<\n" +
@@ -1517,7 +1585,7 @@ func file_purgatory_v1_event_proto_rawDescGZIP() []byte {
 }
 
 var file_purgatory_v1_event_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_purgatory_v1_event_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_purgatory_v1_event_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_purgatory_v1_event_proto_goTypes = []any{
 	(EventType)(0),           // 0: purgatory.v1.EventType
 	(*Event)(nil),            // 1: purgatory.v1.Event
@@ -1534,13 +1602,14 @@ var file_purgatory_v1_event_proto_goTypes = []any{
 	(*StorageFailed)(nil),    // 12: purgatory.v1.StorageFailed
 	(*StorageOnline)(nil),    // 13: purgatory.v1.StorageOnline
 	(*KeySignalled)(nil),     // 14: purgatory.v1.KeySignalled
-	(*EventRows)(nil),        // 15: purgatory.v1.EventRows
-	(*EventColumns)(nil),     // 16: purgatory.v1.EventColumns
-	(*EventRefusal)(nil),     // 17: purgatory.v1.EventRefusal
-	(*TopicPartition)(nil),   // 18: purgatory.v1.TopicPartition
+	(*KeyDecision)(nil),      // 15: purgatory.v1.KeyDecision
+	(*EventRows)(nil),        // 16: purgatory.v1.EventRows
+	(*EventColumns)(nil),     // 17: purgatory.v1.EventColumns
+	(*EventRefusal)(nil),     // 18: purgatory.v1.EventRefusal
+	(*TopicPartition)(nil),   // 19: purgatory.v1.TopicPartition
 }
 var file_purgatory_v1_event_proto_depIdxs = []int32{
-	18, // 0: purgatory.v1.Event.topic_partition:type_name -> purgatory.v1.TopicPartition
+	19, // 0: purgatory.v1.Event.topic_partition:type_name -> purgatory.v1.TopicPartition
 	2,  // 1: purgatory.v1.Event.leader_append:type_name -> purgatory.v1.LeaderAppend
 	3,  // 2: purgatory.v1.Event.follower_progress:type_name -> purgatory.v1.FollowerProgress
 	4,  // 3: purgatory.v1.Event.high_watermark:type_name -> purgatory.v1.HighWatermark
@@ -1554,14 +1623,15 @@ var file_purgatory_v1_event_proto_depIdxs = []int32{
 	12, // 11: purgatory.v1.Event.storage_failed:type_name -> purgatory.v1.StorageFailed
 	13, // 12: purgatory.v1.Event.storage_online:type_name -> purgatory.v1.StorageOnline
 	14, // 13: purgatory.v1.Event.key_signalled:type_name -> purgatory.v1.KeySignalled
-	1,  // 14: purgatory.v1.EventRows.events:type_name -> purgatory.v1.Event
-	18, // 15: purgatory.v1.EventColumns.partitions:type_name -> purgatory.v1.TopicPartition
-	0,  // 16: purgatory.v1.EventColumns.type:type_name -> purgatory.v1.EventType
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	15, // 14: purgatory.v1.KeySignalled.decision:type_name -> purgatory.v1.KeyDecision
+	1,  // 15: purgatory.v1.EventRows.events:type_name -> purgatory.v1.Event
+	19, // 16: purgatory.v1.EventColumns.partitions:type_name -> purgatory.v1.TopicPartition
+	0,  // 17: purgatory.v1.EventColumns.type:type_name -> purgatory.v1.EventType
+	18, // [18:18] is the sub-list for method output_type
+	18, // [18:18] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_purgatory_v1_event_proto_init() }
@@ -1597,7 +1667,7 @@ func file_purgatory_v1_event_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_purgatory_v1_event_proto_rawDesc), len(file_purgatory_v1_event_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -2051,9 +2051,12 @@ type AdvanceRequest struct {
 	// True: the caller sends these events to every shard (see GetTopology), so that no wait misses them. Where there is more
 	// than one shard, events without it are refused, with FAILED_PRECONDITION and the reason ALL_SHARDS_NEEDED: waits at
 	// the other shards would hang. Ignored where there is one.
-	AllShards     bool `protobuf:"varint,3,opt,name=all_shards,json=allShards,proto3" json:"all_shards,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	AllShards bool `protobuf:"varint,3,opt,name=all_shards,json=allShards,proto3" json:"all_shards,omitempty"`
+	// True: the caller also sends to each shard what the receipts of the others have as decided. Where there is more than
+	// one shard, signals without it are refused, apart from heartbeats: the key's shard decides their value and failure.
+	PassesOnDecided bool `protobuf:"varint,4,opt,name=passes_on_decided,json=passesOnDecided,proto3" json:"passes_on_decided,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *AdvanceRequest) Reset() {
@@ -2114,6 +2117,13 @@ func (x *AdvanceRequest) GetColumns() *EventColumns {
 func (x *AdvanceRequest) GetAllShards() bool {
 	if x != nil {
 		return x.AllShards
+	}
+	return false
+}
+
+func (x *AdvanceRequest) GetPassesOnDecided() bool {
+	if x != nil {
+		return x.PassesOnDecided
 	}
 	return false
 }
@@ -2186,9 +2196,11 @@ type AdvanceStreamRequest struct {
 	//	*AdvanceStreamRequest_Columns
 	Shape isAdvanceStreamRequest_Shape `protobuf_oneof:"shape"`
 	// As in AdvanceRequest.
-	AllShards     bool `protobuf:"varint,3,opt,name=all_shards,json=allShards,proto3" json:"all_shards,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	AllShards bool `protobuf:"varint,3,opt,name=all_shards,json=allShards,proto3" json:"all_shards,omitempty"`
+	// As in AdvanceRequest.
+	PassesOnDecided bool `protobuf:"varint,4,opt,name=passes_on_decided,json=passesOnDecided,proto3" json:"passes_on_decided,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *AdvanceStreamRequest) Reset() {
@@ -2249,6 +2261,13 @@ func (x *AdvanceStreamRequest) GetColumns() *EventColumns {
 func (x *AdvanceStreamRequest) GetAllShards() bool {
 	if x != nil {
 		return x.AllShards
+	}
+	return false
+}
+
+func (x *AdvanceStreamRequest) GetPassesOnDecided() bool {
+	if x != nil {
+		return x.PassesOnDecided
 	}
 	return false
 }
@@ -2323,7 +2342,12 @@ type AdvanceReceipt struct {
 	// Events that did not advance a mark, and so woke nothing.
 	Unchanged int32 `protobuf:"varint,3,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
 	// Refused events; the others were applied.
-	Refusals      []*EventRefusal `protobuf:"bytes,4,rep,name=refusals,proto3" json:"refusals,omitempty"`
+	Refusals []*EventRefusal `protobuf:"bytes,4,rep,name=refusals,proto3" json:"refusals,omitempty"`
+	// Where there is more than one shard: the signals of the keys of this shard, with the value and the failure that it has
+	// decided. The caller sends them to each of the other shards, unchanged, as rows and with all_shards.
+	Decided []*Event `protobuf:"bytes,5,rep,name=decided,proto3" json:"decided,omitempty"`
+	// For each of them: its index in the batch.
+	DecidedIndex  []int32 `protobuf:"varint,6,rep,packed,name=decided_index,json=decidedIndex,proto3" json:"decided_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2382,6 +2406,20 @@ func (x *AdvanceReceipt) GetUnchanged() int32 {
 func (x *AdvanceReceipt) GetRefusals() []*EventRefusal {
 	if x != nil {
 		return x.Refusals
+	}
+	return nil
+}
+
+func (x *AdvanceReceipt) GetDecided() []*Event {
+	if x != nil {
+		return x.Decided
+	}
+	return nil
+}
+
+func (x *AdvanceReceipt) GetDecidedIndex() []int32 {
+	if x != nil {
+		return x.DecidedIndex
 	}
 	return nil
 }
@@ -4529,29 +4567,33 @@ const file_purgatory_v1_purgatory_service_proto_rawDesc = "" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\"]\n" +
 	"\x14CloseSessionResponse\x12\x1c\n" +
 	"\tcancelled\x18\x01 \x01(\x03R\tcancelled\x12'\n" +
-	"\x0fresults_dropped\x18\x02 \x01(\x03R\x0eresultsDropped\"\x9f\x01\n" +
+	"\x0fresults_dropped\x18\x02 \x01(\x03R\x0eresultsDropped\"\xcb\x01\n" +
 	"\x0eAdvanceRequest\x12-\n" +
 	"\x04rows\x18\x01 \x01(\v2\x17.purgatory.v1.EventRowsH\x00R\x04rows\x126\n" +
 	"\acolumns\x18\x02 \x01(\v2\x1a.purgatory.v1.EventColumnsH\x00R\acolumns\x12\x1d\n" +
 	"\n" +
-	"all_shards\x18\x03 \x01(\bR\tallShardsB\a\n" +
+	"all_shards\x18\x03 \x01(\bR\tallShards\x12*\n" +
+	"\x11passes_on_decided\x18\x04 \x01(\bR\x0fpassesOnDecidedB\a\n" +
 	"\x05shape\"I\n" +
 	"\x0fAdvanceResponse\x126\n" +
-	"\areceipt\x18\x01 \x01(\v2\x1c.purgatory.v1.AdvanceReceiptR\areceipt\"\xa5\x01\n" +
+	"\areceipt\x18\x01 \x01(\v2\x1c.purgatory.v1.AdvanceReceiptR\areceipt\"\xd1\x01\n" +
 	"\x14AdvanceStreamRequest\x12-\n" +
 	"\x04rows\x18\x01 \x01(\v2\x17.purgatory.v1.EventRowsH\x00R\x04rows\x126\n" +
 	"\acolumns\x18\x02 \x01(\v2\x1a.purgatory.v1.EventColumnsH\x00R\acolumns\x12\x1d\n" +
 	"\n" +
-	"all_shards\x18\x03 \x01(\bR\tallShardsB\a\n" +
+	"all_shards\x18\x03 \x01(\bR\tallShards\x12*\n" +
+	"\x11passes_on_decided\x18\x04 \x01(\bR\x0fpassesOnDecidedB\a\n" +
 	"\x05shape\"O\n" +
 	"\x15AdvanceStreamResponse\x126\n" +
-	"\areceipt\x18\x01 \x01(\v2\x1c.purgatory.v1.AdvanceReceiptR\areceipt\"\x9d\x01\n" +
+	"\areceipt\x18\x01 \x01(\v2\x1c.purgatory.v1.AdvanceReceiptR\areceipt\"\xf1\x01\n" +
 	"\x0eAdvanceReceipt\x12\x14\n" +
 	"\x05ended\x18\x01 \x03(\x05R\x05ended\x12\x1f\n" +
 	"\vended_total\x18\x02 \x01(\x03R\n" +
 	"endedTotal\x12\x1c\n" +
 	"\tunchanged\x18\x03 \x01(\x05R\tunchanged\x126\n" +
-	"\brefusals\x18\x04 \x03(\v2\x1a.purgatory.v1.EventRefusalR\brefusals\"\xca\x01\n" +
+	"\brefusals\x18\x04 \x03(\v2\x1a.purgatory.v1.EventRefusalR\brefusals\x12-\n" +
+	"\adecided\x18\x05 \x03(\v2\x13.purgatory.v1.EventR\adecided\x12#\n" +
+	"\rdecided_index\x18\x06 \x03(\x05R\fdecidedIndex\"\xca\x01\n" +
 	"\rCancelRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12#\n" +
@@ -4867,23 +4909,24 @@ var file_purgatory_v1_purgatory_service_proto_goTypes = []any{
 	(*EventRows)(nil),                 // 67: purgatory.v1.EventRows
 	(*EventColumns)(nil),              // 68: purgatory.v1.EventColumns
 	(*EventRefusal)(nil),              // 69: purgatory.v1.EventRefusal
-	(*TopicPartition)(nil),            // 70: purgatory.v1.TopicPartition
-	(OperationKind)(0),                // 71: purgatory.v1.OperationKind
-	(*timestamppb.Timestamp)(nil),     // 72: google.protobuf.Timestamp
-	(*PartitionResult)(nil),           // 73: purgatory.v1.PartitionResult
-	(*SourceStatus)(nil),              // 74: purgatory.v1.SourceStatus
-	(*WebhookStatus)(nil),             // 75: purgatory.v1.WebhookStatus
-	(Outcome)(0),                      // 76: purgatory.v1.Outcome
-	(*AttachSourceRequest)(nil),       // 77: purgatory.v1.AttachSourceRequest
-	(*GetSourceEndsRequest)(nil),      // 78: purgatory.v1.GetSourceEndsRequest
-	(*ListDeadLettersRequest)(nil),    // 79: purgatory.v1.ListDeadLettersRequest
-	(*ResendDeadLettersRequest)(nil),  // 80: purgatory.v1.ResendDeadLettersRequest
-	(*DeleteDeadLettersRequest)(nil),  // 81: purgatory.v1.DeleteDeadLettersRequest
-	(*AttachSourceResponse)(nil),      // 82: purgatory.v1.AttachSourceResponse
-	(*GetSourceEndsResponse)(nil),     // 83: purgatory.v1.GetSourceEndsResponse
-	(*ListDeadLettersResponse)(nil),   // 84: purgatory.v1.ListDeadLettersResponse
-	(*ResendDeadLettersResponse)(nil), // 85: purgatory.v1.ResendDeadLettersResponse
-	(*DeleteDeadLettersResponse)(nil), // 86: purgatory.v1.DeleteDeadLettersResponse
+	(*Event)(nil),                     // 70: purgatory.v1.Event
+	(*TopicPartition)(nil),            // 71: purgatory.v1.TopicPartition
+	(OperationKind)(0),                // 72: purgatory.v1.OperationKind
+	(*timestamppb.Timestamp)(nil),     // 73: google.protobuf.Timestamp
+	(*PartitionResult)(nil),           // 74: purgatory.v1.PartitionResult
+	(*SourceStatus)(nil),              // 75: purgatory.v1.SourceStatus
+	(*WebhookStatus)(nil),             // 76: purgatory.v1.WebhookStatus
+	(Outcome)(0),                      // 77: purgatory.v1.Outcome
+	(*AttachSourceRequest)(nil),       // 78: purgatory.v1.AttachSourceRequest
+	(*GetSourceEndsRequest)(nil),      // 79: purgatory.v1.GetSourceEndsRequest
+	(*ListDeadLettersRequest)(nil),    // 80: purgatory.v1.ListDeadLettersRequest
+	(*ResendDeadLettersRequest)(nil),  // 81: purgatory.v1.ResendDeadLettersRequest
+	(*DeleteDeadLettersRequest)(nil),  // 82: purgatory.v1.DeleteDeadLettersRequest
+	(*AttachSourceResponse)(nil),      // 83: purgatory.v1.AttachSourceResponse
+	(*GetSourceEndsResponse)(nil),     // 84: purgatory.v1.GetSourceEndsResponse
+	(*ListDeadLettersResponse)(nil),   // 85: purgatory.v1.ListDeadLettersResponse
+	(*ResendDeadLettersResponse)(nil), // 86: purgatory.v1.ResendDeadLettersResponse
+	(*DeleteDeadLettersResponse)(nil), // 87: purgatory.v1.DeleteDeadLettersResponse
 }
 var file_purgatory_v1_purgatory_service_proto_depIdxs = []int32{
 	61, // 0: purgatory.v1.WaitRequest.operation:type_name -> purgatory.v1.Operation
@@ -4923,89 +4966,90 @@ var file_purgatory_v1_purgatory_service_proto_depIdxs = []int32{
 	68, // 34: purgatory.v1.AdvanceStreamRequest.columns:type_name -> purgatory.v1.EventColumns
 	33, // 35: purgatory.v1.AdvanceStreamResponse.receipt:type_name -> purgatory.v1.AdvanceReceipt
 	69, // 36: purgatory.v1.AdvanceReceipt.refusals:type_name -> purgatory.v1.EventRefusal
-	70, // 37: purgatory.v1.CancelRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
-	71, // 38: purgatory.v1.PendingOperation.kind:type_name -> purgatory.v1.OperationKind
-	72, // 39: purgatory.v1.PendingOperation.registered_time:type_name -> google.protobuf.Timestamp
-	72, // 40: purgatory.v1.PendingOperation.deadline_time:type_name -> google.protobuf.Timestamp
-	73, // 41: purgatory.v1.PendingOperation.partitions:type_name -> purgatory.v1.PartitionResult
-	38, // 42: purgatory.v1.GetOperationResponse.operation:type_name -> purgatory.v1.PendingOperation
-	71, // 43: purgatory.v1.ListOperationsRequest.kind:type_name -> purgatory.v1.OperationKind
-	70, // 44: purgatory.v1.ListOperationsRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
-	1,  // 45: purgatory.v1.ListOperationsRequest.order:type_name -> purgatory.v1.OperationOrder
-	38, // 46: purgatory.v1.ListOperationsResponse.operations:type_name -> purgatory.v1.PendingOperation
-	70, // 47: purgatory.v1.Partition.topic_partition:type_name -> purgatory.v1.TopicPartition
-	43, // 48: purgatory.v1.Partition.replicas:type_name -> purgatory.v1.Replica
-	70, // 49: purgatory.v1.GetPartitionRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
-	44, // 50: purgatory.v1.GetPartitionResponse.partition:type_name -> purgatory.v1.Partition
-	44, // 51: purgatory.v1.ListPartitionsResponse.partitions:type_name -> purgatory.v1.Partition
-	72, // 52: purgatory.v1.GetStatusResponse.started_time:type_name -> google.protobuf.Timestamp
-	52, // 53: purgatory.v1.GetStatusResponse.kinds:type_name -> purgatory.v1.KindStatus
-	51, // 54: purgatory.v1.GetStatusResponse.remaining_time:type_name -> purgatory.v1.RemainingTime
-	74, // 55: purgatory.v1.GetStatusResponse.sources:type_name -> purgatory.v1.SourceStatus
-	75, // 56: purgatory.v1.GetStatusResponse.webhooks:type_name -> purgatory.v1.WebhookStatus
-	71, // 57: purgatory.v1.KindStatus.kind:type_name -> purgatory.v1.OperationKind
-	55, // 58: purgatory.v1.ListHotNamesResponse.names:type_name -> purgatory.v1.HotName
-	70, // 59: purgatory.v1.HotName.topic_partition:type_name -> purgatory.v1.TopicPartition
-	76, // 60: purgatory.v1.TailResultsRequest.outcomes:type_name -> purgatory.v1.Outcome
-	71, // 61: purgatory.v1.TailResultsRequest.kind:type_name -> purgatory.v1.OperationKind
-	58, // 62: purgatory.v1.TailResultsResponse.operations:type_name -> purgatory.v1.EndedOperation
-	71, // 63: purgatory.v1.EndedOperation.kind:type_name -> purgatory.v1.OperationKind
-	76, // 64: purgatory.v1.EndedOperation.outcome:type_name -> purgatory.v1.Outcome
-	72, // 65: purgatory.v1.EndedOperation.ended_time:type_name -> google.protobuf.Timestamp
-	73, // 66: purgatory.v1.EndedOperation.partitions:type_name -> purgatory.v1.PartitionResult
-	5,  // 67: purgatory.v1.PurgatoryService.Wait:input_type -> purgatory.v1.WaitRequest
-	7,  // 68: purgatory.v1.PurgatoryService.Session:input_type -> purgatory.v1.SessionRequest
-	21, // 69: purgatory.v1.PurgatoryService.Register:input_type -> purgatory.v1.RegisterRequest
-	23, // 70: purgatory.v1.PurgatoryService.StreamResults:input_type -> purgatory.v1.StreamResultsRequest
-	25, // 71: purgatory.v1.PurgatoryService.Acknowledge:input_type -> purgatory.v1.AcknowledgeRequest
-	27, // 72: purgatory.v1.PurgatoryService.CloseSession:input_type -> purgatory.v1.CloseSessionRequest
-	29, // 73: purgatory.v1.PurgatoryService.Advance:input_type -> purgatory.v1.AdvanceRequest
-	31, // 74: purgatory.v1.PurgatoryService.AdvanceStream:input_type -> purgatory.v1.AdvanceStreamRequest
-	34, // 75: purgatory.v1.PurgatoryService.Cancel:input_type -> purgatory.v1.CancelRequest
-	36, // 76: purgatory.v1.PurgatoryService.Extend:input_type -> purgatory.v1.ExtendRequest
-	39, // 77: purgatory.v1.PurgatoryService.GetOperation:input_type -> purgatory.v1.GetOperationRequest
-	41, // 78: purgatory.v1.PurgatoryService.ListOperations:input_type -> purgatory.v1.ListOperationsRequest
-	45, // 79: purgatory.v1.PurgatoryService.GetPartition:input_type -> purgatory.v1.GetPartitionRequest
-	47, // 80: purgatory.v1.PurgatoryService.ListPartitions:input_type -> purgatory.v1.ListPartitionsRequest
-	49, // 81: purgatory.v1.PurgatoryService.GetStatus:input_type -> purgatory.v1.GetStatusRequest
-	53, // 82: purgatory.v1.PurgatoryService.ListHotNames:input_type -> purgatory.v1.ListHotNamesRequest
-	56, // 83: purgatory.v1.PurgatoryService.TailResults:input_type -> purgatory.v1.TailResultsRequest
-	77, // 84: purgatory.v1.PurgatoryService.AttachSource:input_type -> purgatory.v1.AttachSourceRequest
-	78, // 85: purgatory.v1.PurgatoryService.GetSourceEnds:input_type -> purgatory.v1.GetSourceEndsRequest
-	79, // 86: purgatory.v1.PurgatoryService.ListDeadLetters:input_type -> purgatory.v1.ListDeadLettersRequest
-	80, // 87: purgatory.v1.PurgatoryService.ResendDeadLetters:input_type -> purgatory.v1.ResendDeadLettersRequest
-	81, // 88: purgatory.v1.PurgatoryService.DeleteDeadLetters:input_type -> purgatory.v1.DeleteDeadLettersRequest
-	59, // 89: purgatory.v1.PurgatoryService.HandOver:input_type -> purgatory.v1.HandOverRequest
-	3,  // 90: purgatory.v1.PurgatoryService.GetTopology:input_type -> purgatory.v1.GetTopologyRequest
-	6,  // 91: purgatory.v1.PurgatoryService.Wait:output_type -> purgatory.v1.WaitResponse
-	8,  // 92: purgatory.v1.PurgatoryService.Session:output_type -> purgatory.v1.SessionResponse
-	22, // 93: purgatory.v1.PurgatoryService.Register:output_type -> purgatory.v1.RegisterResponse
-	24, // 94: purgatory.v1.PurgatoryService.StreamResults:output_type -> purgatory.v1.StreamResultsResponse
-	26, // 95: purgatory.v1.PurgatoryService.Acknowledge:output_type -> purgatory.v1.AcknowledgeResponse
-	28, // 96: purgatory.v1.PurgatoryService.CloseSession:output_type -> purgatory.v1.CloseSessionResponse
-	30, // 97: purgatory.v1.PurgatoryService.Advance:output_type -> purgatory.v1.AdvanceResponse
-	32, // 98: purgatory.v1.PurgatoryService.AdvanceStream:output_type -> purgatory.v1.AdvanceStreamResponse
-	35, // 99: purgatory.v1.PurgatoryService.Cancel:output_type -> purgatory.v1.CancelResponse
-	37, // 100: purgatory.v1.PurgatoryService.Extend:output_type -> purgatory.v1.ExtendResponse
-	40, // 101: purgatory.v1.PurgatoryService.GetOperation:output_type -> purgatory.v1.GetOperationResponse
-	42, // 102: purgatory.v1.PurgatoryService.ListOperations:output_type -> purgatory.v1.ListOperationsResponse
-	46, // 103: purgatory.v1.PurgatoryService.GetPartition:output_type -> purgatory.v1.GetPartitionResponse
-	48, // 104: purgatory.v1.PurgatoryService.ListPartitions:output_type -> purgatory.v1.ListPartitionsResponse
-	50, // 105: purgatory.v1.PurgatoryService.GetStatus:output_type -> purgatory.v1.GetStatusResponse
-	54, // 106: purgatory.v1.PurgatoryService.ListHotNames:output_type -> purgatory.v1.ListHotNamesResponse
-	57, // 107: purgatory.v1.PurgatoryService.TailResults:output_type -> purgatory.v1.TailResultsResponse
-	82, // 108: purgatory.v1.PurgatoryService.AttachSource:output_type -> purgatory.v1.AttachSourceResponse
-	83, // 109: purgatory.v1.PurgatoryService.GetSourceEnds:output_type -> purgatory.v1.GetSourceEndsResponse
-	84, // 110: purgatory.v1.PurgatoryService.ListDeadLetters:output_type -> purgatory.v1.ListDeadLettersResponse
-	85, // 111: purgatory.v1.PurgatoryService.ResendDeadLetters:output_type -> purgatory.v1.ResendDeadLettersResponse
-	86, // 112: purgatory.v1.PurgatoryService.DeleteDeadLetters:output_type -> purgatory.v1.DeleteDeadLettersResponse
-	60, // 113: purgatory.v1.PurgatoryService.HandOver:output_type -> purgatory.v1.HandOverResponse
-	4,  // 114: purgatory.v1.PurgatoryService.GetTopology:output_type -> purgatory.v1.GetTopologyResponse
-	91, // [91:115] is the sub-list for method output_type
-	67, // [67:91] is the sub-list for method input_type
-	67, // [67:67] is the sub-list for extension type_name
-	67, // [67:67] is the sub-list for extension extendee
-	0,  // [0:67] is the sub-list for field type_name
+	70, // 37: purgatory.v1.AdvanceReceipt.decided:type_name -> purgatory.v1.Event
+	71, // 38: purgatory.v1.CancelRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
+	72, // 39: purgatory.v1.PendingOperation.kind:type_name -> purgatory.v1.OperationKind
+	73, // 40: purgatory.v1.PendingOperation.registered_time:type_name -> google.protobuf.Timestamp
+	73, // 41: purgatory.v1.PendingOperation.deadline_time:type_name -> google.protobuf.Timestamp
+	74, // 42: purgatory.v1.PendingOperation.partitions:type_name -> purgatory.v1.PartitionResult
+	38, // 43: purgatory.v1.GetOperationResponse.operation:type_name -> purgatory.v1.PendingOperation
+	72, // 44: purgatory.v1.ListOperationsRequest.kind:type_name -> purgatory.v1.OperationKind
+	71, // 45: purgatory.v1.ListOperationsRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
+	1,  // 46: purgatory.v1.ListOperationsRequest.order:type_name -> purgatory.v1.OperationOrder
+	38, // 47: purgatory.v1.ListOperationsResponse.operations:type_name -> purgatory.v1.PendingOperation
+	71, // 48: purgatory.v1.Partition.topic_partition:type_name -> purgatory.v1.TopicPartition
+	43, // 49: purgatory.v1.Partition.replicas:type_name -> purgatory.v1.Replica
+	71, // 50: purgatory.v1.GetPartitionRequest.topic_partition:type_name -> purgatory.v1.TopicPartition
+	44, // 51: purgatory.v1.GetPartitionResponse.partition:type_name -> purgatory.v1.Partition
+	44, // 52: purgatory.v1.ListPartitionsResponse.partitions:type_name -> purgatory.v1.Partition
+	73, // 53: purgatory.v1.GetStatusResponse.started_time:type_name -> google.protobuf.Timestamp
+	52, // 54: purgatory.v1.GetStatusResponse.kinds:type_name -> purgatory.v1.KindStatus
+	51, // 55: purgatory.v1.GetStatusResponse.remaining_time:type_name -> purgatory.v1.RemainingTime
+	75, // 56: purgatory.v1.GetStatusResponse.sources:type_name -> purgatory.v1.SourceStatus
+	76, // 57: purgatory.v1.GetStatusResponse.webhooks:type_name -> purgatory.v1.WebhookStatus
+	72, // 58: purgatory.v1.KindStatus.kind:type_name -> purgatory.v1.OperationKind
+	55, // 59: purgatory.v1.ListHotNamesResponse.names:type_name -> purgatory.v1.HotName
+	71, // 60: purgatory.v1.HotName.topic_partition:type_name -> purgatory.v1.TopicPartition
+	77, // 61: purgatory.v1.TailResultsRequest.outcomes:type_name -> purgatory.v1.Outcome
+	72, // 62: purgatory.v1.TailResultsRequest.kind:type_name -> purgatory.v1.OperationKind
+	58, // 63: purgatory.v1.TailResultsResponse.operations:type_name -> purgatory.v1.EndedOperation
+	72, // 64: purgatory.v1.EndedOperation.kind:type_name -> purgatory.v1.OperationKind
+	77, // 65: purgatory.v1.EndedOperation.outcome:type_name -> purgatory.v1.Outcome
+	73, // 66: purgatory.v1.EndedOperation.ended_time:type_name -> google.protobuf.Timestamp
+	74, // 67: purgatory.v1.EndedOperation.partitions:type_name -> purgatory.v1.PartitionResult
+	5,  // 68: purgatory.v1.PurgatoryService.Wait:input_type -> purgatory.v1.WaitRequest
+	7,  // 69: purgatory.v1.PurgatoryService.Session:input_type -> purgatory.v1.SessionRequest
+	21, // 70: purgatory.v1.PurgatoryService.Register:input_type -> purgatory.v1.RegisterRequest
+	23, // 71: purgatory.v1.PurgatoryService.StreamResults:input_type -> purgatory.v1.StreamResultsRequest
+	25, // 72: purgatory.v1.PurgatoryService.Acknowledge:input_type -> purgatory.v1.AcknowledgeRequest
+	27, // 73: purgatory.v1.PurgatoryService.CloseSession:input_type -> purgatory.v1.CloseSessionRequest
+	29, // 74: purgatory.v1.PurgatoryService.Advance:input_type -> purgatory.v1.AdvanceRequest
+	31, // 75: purgatory.v1.PurgatoryService.AdvanceStream:input_type -> purgatory.v1.AdvanceStreamRequest
+	34, // 76: purgatory.v1.PurgatoryService.Cancel:input_type -> purgatory.v1.CancelRequest
+	36, // 77: purgatory.v1.PurgatoryService.Extend:input_type -> purgatory.v1.ExtendRequest
+	39, // 78: purgatory.v1.PurgatoryService.GetOperation:input_type -> purgatory.v1.GetOperationRequest
+	41, // 79: purgatory.v1.PurgatoryService.ListOperations:input_type -> purgatory.v1.ListOperationsRequest
+	45, // 80: purgatory.v1.PurgatoryService.GetPartition:input_type -> purgatory.v1.GetPartitionRequest
+	47, // 81: purgatory.v1.PurgatoryService.ListPartitions:input_type -> purgatory.v1.ListPartitionsRequest
+	49, // 82: purgatory.v1.PurgatoryService.GetStatus:input_type -> purgatory.v1.GetStatusRequest
+	53, // 83: purgatory.v1.PurgatoryService.ListHotNames:input_type -> purgatory.v1.ListHotNamesRequest
+	56, // 84: purgatory.v1.PurgatoryService.TailResults:input_type -> purgatory.v1.TailResultsRequest
+	78, // 85: purgatory.v1.PurgatoryService.AttachSource:input_type -> purgatory.v1.AttachSourceRequest
+	79, // 86: purgatory.v1.PurgatoryService.GetSourceEnds:input_type -> purgatory.v1.GetSourceEndsRequest
+	80, // 87: purgatory.v1.PurgatoryService.ListDeadLetters:input_type -> purgatory.v1.ListDeadLettersRequest
+	81, // 88: purgatory.v1.PurgatoryService.ResendDeadLetters:input_type -> purgatory.v1.ResendDeadLettersRequest
+	82, // 89: purgatory.v1.PurgatoryService.DeleteDeadLetters:input_type -> purgatory.v1.DeleteDeadLettersRequest
+	59, // 90: purgatory.v1.PurgatoryService.HandOver:input_type -> purgatory.v1.HandOverRequest
+	3,  // 91: purgatory.v1.PurgatoryService.GetTopology:input_type -> purgatory.v1.GetTopologyRequest
+	6,  // 92: purgatory.v1.PurgatoryService.Wait:output_type -> purgatory.v1.WaitResponse
+	8,  // 93: purgatory.v1.PurgatoryService.Session:output_type -> purgatory.v1.SessionResponse
+	22, // 94: purgatory.v1.PurgatoryService.Register:output_type -> purgatory.v1.RegisterResponse
+	24, // 95: purgatory.v1.PurgatoryService.StreamResults:output_type -> purgatory.v1.StreamResultsResponse
+	26, // 96: purgatory.v1.PurgatoryService.Acknowledge:output_type -> purgatory.v1.AcknowledgeResponse
+	28, // 97: purgatory.v1.PurgatoryService.CloseSession:output_type -> purgatory.v1.CloseSessionResponse
+	30, // 98: purgatory.v1.PurgatoryService.Advance:output_type -> purgatory.v1.AdvanceResponse
+	32, // 99: purgatory.v1.PurgatoryService.AdvanceStream:output_type -> purgatory.v1.AdvanceStreamResponse
+	35, // 100: purgatory.v1.PurgatoryService.Cancel:output_type -> purgatory.v1.CancelResponse
+	37, // 101: purgatory.v1.PurgatoryService.Extend:output_type -> purgatory.v1.ExtendResponse
+	40, // 102: purgatory.v1.PurgatoryService.GetOperation:output_type -> purgatory.v1.GetOperationResponse
+	42, // 103: purgatory.v1.PurgatoryService.ListOperations:output_type -> purgatory.v1.ListOperationsResponse
+	46, // 104: purgatory.v1.PurgatoryService.GetPartition:output_type -> purgatory.v1.GetPartitionResponse
+	48, // 105: purgatory.v1.PurgatoryService.ListPartitions:output_type -> purgatory.v1.ListPartitionsResponse
+	50, // 106: purgatory.v1.PurgatoryService.GetStatus:output_type -> purgatory.v1.GetStatusResponse
+	54, // 107: purgatory.v1.PurgatoryService.ListHotNames:output_type -> purgatory.v1.ListHotNamesResponse
+	57, // 108: purgatory.v1.PurgatoryService.TailResults:output_type -> purgatory.v1.TailResultsResponse
+	83, // 109: purgatory.v1.PurgatoryService.AttachSource:output_type -> purgatory.v1.AttachSourceResponse
+	84, // 110: purgatory.v1.PurgatoryService.GetSourceEnds:output_type -> purgatory.v1.GetSourceEndsResponse
+	85, // 111: purgatory.v1.PurgatoryService.ListDeadLetters:output_type -> purgatory.v1.ListDeadLettersResponse
+	86, // 112: purgatory.v1.PurgatoryService.ResendDeadLetters:output_type -> purgatory.v1.ResendDeadLettersResponse
+	87, // 113: purgatory.v1.PurgatoryService.DeleteDeadLetters:output_type -> purgatory.v1.DeleteDeadLettersResponse
+	60, // 114: purgatory.v1.PurgatoryService.HandOver:output_type -> purgatory.v1.HandOverResponse
+	4,  // 115: purgatory.v1.PurgatoryService.GetTopology:output_type -> purgatory.v1.GetTopologyResponse
+	92, // [92:116] is the sub-list for method output_type
+	68, // [68:92] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_purgatory_v1_purgatory_service_proto_init() }

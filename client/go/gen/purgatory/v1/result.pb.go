@@ -207,8 +207,8 @@ type PartitionResult struct {
 	// -1: unknown.
 	LogStartOffset int64 `protobuf:"varint,6,opt,name=log_start_offset,json=logStartOffset,proto3" json:"log_start_offset,omitempty"`
 	// For an expired wait whose mark was moving: the additional time it would have needed at the observed pace, in
-	// milliseconds; for a pending one: the time that it still needs. Absent: the mark did not move, was reached, or was
-	// unknown at registration. Always absent for fetches.
+	// milliseconds; for a pending one: the time that it still needs. Absent: the mark did not move, or was reached. A mark
+	// that was unknown at registration is measured from its first report. Always absent for fetches.
 	EstimatedRemainingMs *int64 `protobuf:"varint,7,opt,name=estimated_remaining_ms,json=estimatedRemainingMs,proto3,oneof" json:"estimated_remaining_ms,omitempty"`
 	// That pace, in offsets (or signals) a second. Absent as above.
 	PacePerSecond *float64 `protobuf:"fixed64,8,opt,name=pace_per_second,json=pacePerSecond,proto3,oneof" json:"pace_per_second,omitempty"`
