@@ -43,6 +43,8 @@ It is not truncated, because syncing a file of constant size takes half as long 
 WAL_PAGES_KEPT: Final = 2 * WAL_PAGES_MAX
 """A log that has grown beyond this is truncated when it is restarted."""
 
+PRIVATE: Final = 0o600
+"""Mode of the files: they contain names, values and marks of all callers."""
 VACUUM_PAGES: Final = 512
 """Maximum of pages that one step of incremental vacuum moves."""
 
@@ -80,6 +82,7 @@ class Store:
             missing = missing_groups(self._directory)  # before SQLite writes to the file, which would hide it
             if missing is not None:
                 raise damaged(self._directory.path, missing)
+            path.touch(mode=PRIVATE)  # SQLite gives its log the same mode
             # Without an isolation level the module begins no transactions of its own. The connection is opened on the
             # event loop's thread and used by the journal's.
             database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
@@ -110,6 +113,7 @@ class Store:
         # With a new connection: what the old one has cached may not be in the file.
         self.reopen()
         new_file.unlink(missing_ok=True)
+        new_file.touch(mode=PRIVATE)
         self._database.execute("VACUUM INTO ?", (str(new_file),))
         with new_file.open("rb") as written:
             os.fsync(written.fileno())

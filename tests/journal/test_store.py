@@ -1,6 +1,7 @@
 """The write-ahead log is overwritten in place and truncated when idle; which changes start a new group."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -164,3 +165,22 @@ async def test_an_acknowledgement_goes_with_the_next_group(tmp_path: Path, by_ti
     after = statistics(host)
     assert (after.groups, after.results) == (before.groups + 1, 0)
     await daemon.stop()
+
+
+def test_files_of_a_journal_are_those_of_its_user_alone(tmp_path: Path) -> None:
+    """Also the log, and the file that replaces the journal when it is rewritten, whatever the process's umask."""
+    umask = os.umask(0o022)
+    try:
+        directory = Directory(tmp_path / "data")
+        store = Store(directory, CrashPoints())
+        for _ in range(2):
+            commit(store, 1)
+            modes = {path.name: oct(path.stat().st_mode & 0o777) for path in directory.path.iterdir()}
+            assert {"journal.db", "journal.db-wal", "lock"} <= modes.keys()
+            assert set(modes.values()) == {"0o600"}, modes
+            store.rewrite()
+        assert directory.path.stat().st_mode & 0o777 == 0o700
+        store.close()
+        directory.release()
+    finally:
+        os.umask(umask)

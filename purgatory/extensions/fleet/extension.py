@@ -228,7 +228,7 @@ def _check_folder(folder: Path, fleet: FleetSettings) -> None:
         if was != now and (was != alone or (folder / DATABASE).exists()):
             raise StartupError(f"{folder} is the journal of {was}, and not of {now}; use another folder")
         if was != now:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with note.open("w", encoding="utf-8") as written:
                 written.write(now)
                 written.flush()
