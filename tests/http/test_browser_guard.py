@@ -8,6 +8,7 @@ import pytest
 
 from purgatory.service.access.tokens import add_token
 from purgatory.service.http.browser_guard import is_own_host
+from tests.daemon_process import DaemonProcess
 from tests.http.http_serving import SERVICE, serving_http
 from tests.http.raw_http import RawConnection, request
 from tests.service.in_process import ServeDaemon
@@ -129,3 +130,15 @@ def test_names_of_the_daemon_behind_a_proxy(serve_daemon: ServeDaemon) -> None:
         with RawConnection(daemon.http_address.replace("127.1:", "127.0.0.1:")) as connection:
             connection.send(request("GET", "/", headers))
             assert connection.answer().status == status, headers
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [b"Sec-Fetch-Site: Cross-Site", b"Sec-Fetch-Site: same-origin\r\nSec-Fetch-Site: same-site",
+     b"Origin: http://localhost\r\nOrigin: http://evil.example"],
+)  # fmt: skip
+def test_foreign_page_is_refused_by_any_of_its_headers(shared_daemon: DaemonProcess, headers: bytes) -> None:
+    """However the browser spells it, and also if the first header of that name is harmless."""
+    with RawConnection(shared_daemon.http_address) as connection:
+        connection.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n\r\n")
+        assert connection.answer().status == 403

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import re
 import struct
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -21,6 +23,7 @@ from tests.http.http_serving import (
     JSON,
     MESSAGE_BYTES_MAX,
     SERVICE,
+    Ending,
     HttpCaller,
     encoded,
     serving_http,
@@ -258,3 +261,34 @@ async def test_call_that_waits_for_its_turn_ends_as_not_processed() -> None:
         assert caller.host.engine.partition_count == 0
     assert (status.code, status.message) == (UNAVAILABLE, "the daemon is shutting down")
     assert [detail.type_url for detail in status.details] == ["type.googleapis.com/google.rpc.RetryInfo"]
+
+
+async def test_pending_call_keeps_neither_headers_nor_address_that_nobody_uses() -> None:
+    """Headers that calls use are counted, however long they are, until the call has ended."""
+    junk, calls = {f"x-{number}": "j" * 5_000 for number in range(10)}, 20
+    async with serving_http() as caller:
+
+        async def hold(number: int, **headers: str) -> list[asyncio.Task[Ending]]:
+            waits = [
+                asyncio.create_task(caller.unary("Wait", LONG, wire.WaitResponse, **headers)) for _ in range(number)
+            ]
+            pending = caller.host.engine.pending + number
+            await eventually(lambda: caller.host.engine.pending == pending, "the waits are registered")
+            return waits
+
+        waits = await hold(1)
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            waits += await hold(calls, **junk)
+            gc.collect()
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert after - before < calls * 45_000, "the headers are kept"
+        held = caller.site.limits.held_bytes
+        waits += await hold(1, **{"connect-unknown": "j" * 50_000})
+        assert caller.site.limits.held_bytes - held >= 100_000
+        await caller.served.high_watermark("orders", 300)
+        await asyncio.gather(*waits)
+        await eventually(lambda: caller.site.limits.held_bytes == 0, "the requests have ended")

@@ -11,7 +11,7 @@ from typing import Final
 
 from starlette.types import Scope
 
-from purgatory.service.http.http_context import header_of
+from purgatory.service.http.http_context import header_of, headers_of
 
 FOREIGN_SITES: Final = frozenset(("cross-site", "same-site"))
 FOREIGN_PAGE: Final = "requests from pages of other sites are refused; names of this daemon: see http.allowed_hosts\n"
@@ -21,15 +21,13 @@ WRONG_HOST: Final = "the Host header must be localhost, an IP address, or one of
 def is_foreign_page(scope: Scope, allowed_hosts: Sequence[str]) -> bool:
     """Return whether a page of another origin sent the request. Only browsers send these headers."""
     # "same-site" is foreign too: another port or subdomain is another program.
-    if header_of(scope, b"sec-fetch-site") in FOREIGN_SITES:
+    if any(site.lower() in FOREIGN_SITES for site in headers_of(scope, b"sec-fetch-site")):
         return True
-    origin = header_of(scope, b"origin")
-    if origin is None:
-        return False
     # "Origin: null", as sandboxed frames send it, is a host of that name here and therefore foreign.
-    host = origin.rpartition("//")[2].lower()
+    hosts = {origin.rpartition("//")[2].lower() for origin in headers_of(scope, b"origin")}
     # A proxy may send its own name as Host, so that the two differ although the page belongs to the daemon.
-    return host != (header_of(scope, b"host") or "").lower() and not _is_allowed(host, allowed_hosts)
+    own = (header_of(scope, b"host") or "").lower()
+    return any(host != own and not _is_allowed(host, allowed_hosts) for host in hosts)
 
 
 def is_dns_rebinding(scope: Scope, allowed_hosts: Sequence[str]) -> bool:

@@ -26,7 +26,7 @@ from purgatory.service.http.connect_codecs import Gzip, MessageCodec, Ready, Und
 from purgatory.service.http.connect_errors import connect_error, retry_after, wrong_content_type, wrong_method
 from purgatory.service.http.http_calls import HttpCall, HttpMethod, HttpMethods
 from purgatory.service.http.http_connection import CONNECTION
-from purgatory.service.http.http_context import HttpContext, header_of
+from purgatory.service.http.http_context import HttpContext, drop_head, header_of
 from purgatory.service.http.written_answers import WrittenAnswers
 from purgatory.service.rpc.handlers import SERVICE
 
@@ -39,13 +39,14 @@ STREAM_TYPES: Final = "application/connect+json, application/connect+proto"
 class ConnectRequest:
     """One request, from its arrival on. The package passes its own context, which lacks most of this."""
 
-    __slots__ = ("_is_json", "answers", "call", "context", "scope")
+    __slots__ = ("_head_bytes", "_is_json", "answers", "call", "context", "scope")
 
-    def __init__(self, methods: HttpMethods, method: HttpMethod, scope: Scope) -> None:
+    def __init__(self, methods: HttpMethods, method: HttpMethod, scope: Scope, head_bytes: int) -> None:
         self.call: Final = HttpCall(methods, method)
         self.scope: Final = scope
         self.answers: WrittenAnswers[Ready] | None = None
         """The written answers of a stream; None for a unary call."""
+        self._head_bytes: Final = head_bytes
         self._is_json = False
         self.context: HttpContext | None = None
 
@@ -58,7 +59,8 @@ class ConnectRequest:
             # The body is not needed while the call waits, which may take hours for `Wait`.
             finally:
                 request.forget()
-                self.scope["state"][CONNECTION].body_decoded()
+                self.scope["query_string"] = self.scope["raw_path"] = b""
+                self.scope["state"][CONNECTION].body_decoded(self._head_bytes)
 
         return await self.call.run(decode)
 
@@ -127,9 +129,10 @@ class ConnectCalls:
         if content_type.startswith("application/grpc") and not content_type.startswith("application/grpc-web"):
             await wrong_content_type(content_type, GRPC_WEB_TYPES, GRPC_HINT)(scope, receive, send)
             return
-        # Compressing an answer would block the loop, so the package must not see that the client accepts compression.
-        scope["headers"] = [header for header in scope["headers"] if not header[0].endswith(b"accept-encoding")]
-        request = ConnectRequest(self._methods, method, scope)
+        query = scope["query_string"]
+        head_bytes = drop_head(scope, _is_of_protocol)
+        scope["query_string"] = query  # until the package has read it
+        request = ConnectRequest(self._methods, method, scope, head_bytes)
         REQUEST.set(request)
         is_replaced = False
 
@@ -151,6 +154,12 @@ class ConnectCalls:
         finally:
             if request.context is not None:
                 request.context.done()
+
+
+def _is_of_protocol(name: bytes) -> bool:
+    """Return whether the package reads a header."""
+    # Compressing an answer would block the loop, so it must not see that the client accepts compression.
+    return name.startswith((b"connect-", b"content-", b"grpc-")) and not name.endswith(b"accept-encoding")
 
 
 def _endpoints(methods: HttpMethods) -> Mapping[str, Any]:

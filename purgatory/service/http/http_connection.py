@@ -157,10 +157,10 @@ class HttpConnection(asyncio.Protocol):
         else:
             self.transport.abort()
 
-    def body_decoded(self) -> None:
-        """Stop counting the bytes of the body: it has been decoded."""
+    def body_decoded(self, kept_bytes: int = 0) -> None:
+        """Stop counting the bytes of the request, except those that are kept until it has been answered."""
         # Bytes behind the body are kept by the parser. They belong to the next requests and stay counted.
-        self._hold(len(self._parser.trailing_data[0]), self._unread_bytes)
+        self._hold(len(self._parser.trailing_data[0]) + kept_bytes, self._unread_bytes)
 
     # A request.
 

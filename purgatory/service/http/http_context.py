@@ -2,7 +2,7 @@
 
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Final
 
 from google.protobuf.message import Message
@@ -16,6 +16,9 @@ Write = Callable[[Message | bytes], Awaitable[None]]
 
 HEADERS: Final = ("authorization", "traceparent", "tracestate")
 """The headers that calls use."""
+HEADER_COPIES: Final = 2
+"""The Connect package keeps a copy of each header as text."""
+HEADER_NAMES: Final = frozenset(name.encode() for name in HEADERS)
 
 
 async def write_nothing(_answer: Message | bytes) -> None:
@@ -67,7 +70,21 @@ class HttpContext:
 
 def header_of(scope: Scope, name: bytes) -> str | None:
     """Return the first header of this name (in lower case); None if it is missing."""
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+    return next(headers_of(scope, name), None)
+
+
+def headers_of(scope: Scope, name: bytes) -> Iterator[str]:
+    """All headers of this name (in lower case)."""
+    return (value.decode("latin-1") for key, value in scope["headers"] if key == name)
+
+
+def drop_head(scope: Scope, kept: Callable[[bytes], bool] = lambda _name: False) -> int:
+    """Drop the headers of a request that neither calls use nor `kept` names, and its address: a client chooses how long
+    they are, and how long its call waits. Returns the memory of what is left, in bytes.
+    """
+    scope["headers"] = [header for header in scope["headers"] if header[0] in HEADER_NAMES or kept(header[0])]
+    scope["query_string"] = scope["raw_path"] = b""
+    return HEADER_COPIES * sum(len(name) + len(value) for name, value in scope["headers"])
 
 
 def certificate_of(scope: Scope) -> PeerCertificate | None:

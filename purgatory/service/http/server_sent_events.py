@@ -23,7 +23,8 @@ from purgatory.service.errors import RpcError, invalid_argument, quoted
 from purgatory.service.http.connect_codecs import MESSAGE_BYTES_MAX, json_of, json_text, off_loop
 from purgatory.service.http.connect_errors import error_response, wrong_method
 from purgatory.service.http.http_calls import HttpCall, HttpMethods, already_decoded
-from purgatory.service.http.http_context import HttpContext, header_of
+from purgatory.service.http.http_connection import CONNECTION
+from purgatory.service.http.http_context import HttpContext, drop_head, header_of
 from purgatory.service.http.written_answers import WrittenAnswers
 
 WATCH_INTERVAL_S: Final = 1.0
@@ -224,6 +225,8 @@ async def _send_events(events: Events, scope: Scope, receive: Receive, send: Sen
             async for data in events:
                 # The status goes out with the first event, so a refusal before it can have a status of its own.
                 if not has_begun:
+                    kept_bytes = 2 * len(scope["query_string"])  # as parameters and in a request
+                    scope["state"][CONNECTION].body_decoded(kept_bytes + drop_head(scope))
                     await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": HEADERS})
                     has_begun = True
                 await send({"type": "http.response.body", "body": data, "more_body": True})
