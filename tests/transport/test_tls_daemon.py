@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from examples.secure_demo.authority import Authority
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from tests.conftest import StartDaemon
 from tests.service.in_process import RunDaemon
 from tests.transport.callers import (
     PATIENCE_S,
@@ -114,3 +115,14 @@ async def test_revoked_certificate_reaches_no_service(run_daemon: RunDaemon, tls
         call = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
         assert await call.code() is UNAUTHENTICATED
         assert await call.details() == f"the certificate {revoked.serial_number:x} of CN=laptop has been revoked"
+
+
+@pytest.mark.parametrize("is_reachable", [False, True])
+def test_daemon_that_trusts_other_machines_says_so(
+    start_daemon: StartDaemon, tls_folder: TlsFolder, is_reachable: bool
+) -> None:
+    """TLS alone keeps nobody out: without a policy or client certificates, a warning names both."""
+    # A name of loopback that counts as an address that other machines can reach.
+    address = "127.1:0" if is_reachable else "127.0.0.1:0"
+    daemon = start_daemon(*tls_folder.flags(), "--http-address", address)
+    assert ("all their callers are trusted: set access.policy_file" in daemon.log) is is_reachable
