@@ -122,39 +122,50 @@ def test_restored_keys_belong_to_their_accounts() -> None:
     assert after.known("b") == numbered("c", 100)[-7:]
 
 
+Model = dict[str, tuple[str, int]]
+"""Owner and length of the value of each key, in order of the last signal."""
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.integers(0, 4)), max_size=60))
 def test_keys_that_are_kept_are_those_of_a_model(steps: list[tuple[str, int, int]]) -> None:
-    """The model is a list of keys in order of their last signal: the account with the most keys, or bytes of values,
-    loses its first. What the account that needs room needs counts if it has any.
+    """The account with the most keys, or bytes of values, loses its first. If the one that needs room has any, what it
+    needs counts. Of others with equal use, any may lose one.
     """
     shared = Shared(6, 9)
-    model: dict[str, tuple[str, int]] = {}
+    model: Model = {}
     for name, number, length in steps:
         key = f"{name}{number}"
         shared.signal(name, key, value=b"x" * length)
         _, known_length = model.get(key, (name, 0))
-        if key not in model and len(model) == 6:
-            drop(model, shared, name, 1, lambda _: 1)
-        model.pop(key, None)
-        while not known_length and sum(size for _, size in model.values()) + length > 9:
-            drop(model, shared, name, length, lambda size: size)
-        model[key] = (name, known_length or length)
-        for one in "abc":
-            assert shared.known(one) == [key for key, (owner, _) in model.items() if owner == one]
+        is_full = key not in model and len(model) == 6
+        possible = after_a_drop(model, name, 1, lambda _: 1) if is_full else [model]
+        possible = [{other: of for other, of in one.items() if other != key} for one in possible]
+        fitting: list[Model] = []
+        while possible:
+            one = possible.pop()
+            if known_length or sum(size for _, size in one.values()) + length <= 9:
+                fitting.append({**one, key: (name, known_length or length)})
+            else:
+                possible += after_a_drop(one, name, length, lambda size: size)
+        known = [shared.known(account) for account in "abc"]
+        same = [one for one in fitting if [by_owner(one, account) for account in "abc"] == known]
+        assert same, f"{known} is none of {fitting}"
+        model = same[0]
 
 
-def drop(model: dict[str, tuple[str, int]], shared: Shared, newest: str, more: int, size: Callable[[int], int]) -> None:
-    """Remove the first key of the account with the most. Of several with equal use, the newest or the engine's choice
-    loses one.
-    """
+def by_owner(model: Model, account: str) -> list[str]:
+    return [key for key, (owner, _) in model.items() if owner == account]
+
+
+def after_a_drop(model: Model, newest: str, more: int, size: Callable[[int], int]) -> list[Model]:
+    """The model without the first key of the account with the most: one for each that it may be."""
     held = Counter[str]()
     for owner, length in model.values():
         held[owner] += size(length)
     if held[newest]:
         held[newest] += more
-    firsts = {
-        one: next(key for key, (owner, length) in model.items() if owner == one and size(length)) for one in +held
-    }
-    most = max(firsts, key=lambda one: (held[one], one == newest, shared.state(firsts[one])[0] == 0))
-    del model[firsts[most]]
+    most = [owner for owner in held if held[owner] == max(held.values())]
+    losers = [newest] if newest in most else most
+    firsts = [next(key for key in by_owner(model, owner) if size(model[key][1])) for owner in losers]
+    return [{key: of for key, of in model.items() if key != first} for first in firsts]
