@@ -55,7 +55,8 @@ def judged(run: Run, seen: dict[str, int], *, submitted_ms: float = 999.2, ended
         columns.item_indexes, columns.error_codes = [0], [seen["code"]]
         columns.required_offsets, columns.reached_offsets, columns.log_start_offsets = [5], [5], [0]
         columns.estimated_remaining_ms, columns.paces_per_second = [-1], [-1.0]
-        columns.stale_ms, columns.stale_reasons, columns.signal_values = [-1], [""], [b""]
+        columns.stale_ms, columns.stale_reasons = [-1], [""]
+        columns.signal_values, columns.signal_values_left_out = [b""], [False]
         call.result, call.ended_ms = Result(columns, 0, 0), ended_ms
     ledger = CallLog(calls=[call])
     checker = Checker(Plan(1), ledger, [run])

@@ -68,7 +68,7 @@ def test_parts_left_unfinished_are_discarded() -> None:
 def test_rows_of_a_group_survive() -> None:
     """What the journal's statement builder makes of a group is read back as the same statements."""
     group = Group(3, Moment(5, 6, 7, "boot"))
-    group.keys.append(("key", 1, b"\0value", True, "ann"))
+    group.keys.append(("key", 1, b"\0value", 2, "ann"))
     group.partitions.extend((("orders", number), b"x" * number) for number in range(9))
     group.dead_letters.extend([(1, b"letter"), (2, b"")])
     statements = StatementBuilder().statements(group)

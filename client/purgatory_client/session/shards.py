@@ -15,11 +15,10 @@ from grpc_status import rpc_status
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.event_pb2 import EventRows
 from purgatory_client.base_errors import InvalidRequest, PurgatoryClientError, Unavailable
+from purgatory_client.wire import sizes
 
 OTHER_SHARD: Final = "OTHER_SHARD"
 ALL_SHARDS_NEEDED: Final = "ALL_SHARDS_NEEDED"
-DECIDED_PER_MESSAGE: Final = 500
-"""Signals passed on in one message: with values, they have up to 2 MiB."""
 
 Exchange = Callable[[wire.AdvanceStreamRequest], Awaitable[wire.AdvanceReceipt]]
 
@@ -70,8 +69,8 @@ async def send_to_all(shards: Sequence[Exchange], request: wire.AdvanceStreamReq
         ]
         for shard in receipts
     }
-    for start in range(0, max(map(len, of_others.values()), default=0), DECIDED_PER_MESSAGE):
-        parts = {shard: found[start : start + DECIDED_PER_MESSAGE] for shard, found in of_others.items()}
+    for start in range(0, max(map(len, of_others.values()), default=0), sizes.DECISIONS_PER_MESSAGE_MAX):
+        parts = {shard: found[start : start + sizes.DECISIONS_PER_MESSAGE_MAX] for shard, found in of_others.items()}
         requests = {
             shard: wire.AdvanceStreamRequest(rows=EventRows(events=[event for _, event in part]), all_shards=True)
             for shard, part in parts.items()

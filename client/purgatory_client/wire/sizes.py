@@ -14,6 +14,8 @@ WINDOW: Final = 8
 """Maximum number of batches without a receipt."""
 CANCELS_PER_MESSAGE_MAX: Final = 10_000
 EVENTS_PER_MESSAGE_MAX: Final = 10_000
+DECISIONS_PER_MESSAGE_MAX: Final = 500
+"""Decided signals passed on to other shards in one message: with values, they have up to 2 MiB."""
 EVENTS_QUEUED_MAX: Final = 1_000_000
 """Events that wait to be sent; more are refused with LimitExceeded."""
 

@@ -31,6 +31,8 @@ def partition_to(partition: Partition) -> bytes:
         partition.min_in_sync_replicas,
         partition.unchanged_events,
         partition.stale_events,
+        partition.first_mark,
+        partition.first_ms,
     ])  # fmt: skip
     writer.add(scalars)
     writer.add_list(partition.in_sync)
@@ -76,6 +78,8 @@ def partition_from(partition: Partition, octets: bytes) -> None:
     partition.min_in_sync_replicas = scalars[8]
     partition.unchanged_events = scalars[9]
     partition.stale_events = scalars[10]
+    partition.first_mark = scalars[11]
+    partition.first_ms = scalars[12]
     partition.in_sync = [int(member) for member in reader.column()]
     partition.proposed = [int(member) for member in reader.column()]
     replicas = [int(value) for value in reader.column()]

@@ -87,6 +87,8 @@ RANGES: Final[dict[str, tuple[int, int] | None]] = {
     "isolation_level": (0, 2),
     "required_terms": (0, 1),
     "unless_count": ANY,
+    "value_at": ANY,
+    "failed_at": ANY,
     "item_count": ANY,
     "item_index": ANY,
     "kind": (0, 5),
@@ -160,7 +162,7 @@ class Number(NamedTuple):
             if not is_ours and (holder in SPARSE or (in_real_oneof(field) and not _is_chosen(field, path))):
                 continue
             if field.message_type is not None:
-                if is_ours or field.name not in {"unless", "stale"}:
+                if is_ours or field.name not in {"unless", "stale", "decision"}:
                     inner = inner.add() if field.is_repeated else inner
                     inner.SetInParent()
                     self._fill(inner, path[1:] if is_ours else (), besides)
