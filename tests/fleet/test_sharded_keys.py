@@ -226,6 +226,22 @@ async def test_decisions_are_refused_by_the_shard_of_the_key(run_daemon: RunDaem
             assert result.partitions[OWN].signal_value == b"first"
 
 
+async def test_decision_with_counts_out_of_range_is_refused(run_daemon: RunDaemon) -> None:
+    """As any number of a caller, and for the other events of the message without an effect."""
+    [daemon] = await start_shards(run_daemon)
+    async with AsyncClient(daemon.address) as client:
+        decisions = [
+            event_pb2.KeyDecision(value_at=value_at, failed_at=failed_at)
+            for value_at, failed_at in ((-1, 0), (2**61, 0), (0, -(2**63)), (0, 2**63 - 1), (0, 0))
+        ]
+        signals = [event_pb2.KeySignalled(key=OTHER, value=b"v", decision=decision) for decision in decisions]
+        refusals = (await advance(client, *signals)).refusals
+        assert [(one.index, one.code, one.field) for one in refusals] == [
+            (index, code_pb2.INVALID_ARGUMENT, "key_signalled.decision") for index in range(4)
+        ]
+        assert await is_reached(client, OTHER)
+
+
 async def test_values_of_a_receipt_are_limited(run_daemon: RunDaemon) -> None:
     """Signals whose values would make the receipt too large are refused, also if the values are those of earlier ones,
     and those before them are applied.

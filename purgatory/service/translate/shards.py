@@ -99,8 +99,12 @@ class Shards(NamedTuple):
         for row, key, _ in list(_signals(batch)):
             refusal, is_own, known = None, self.of(key) == self.shard, keys.get(key)
             if value_at(batch.flags, row, 0) & DECIDED_FLAG:
+                counts = [value_at(column, row, 0) for column in (batch.segment_base_offsets, batch.log_start_offsets)]
                 if is_own:
                     refusal = codes.INVALID_ARGUMENT, "key_signalled.decision", f"{quoted(key)} belongs to this shard"
+                elif min(counts) < 0 or max(counts) >= codes.OFFSET_MAX:
+                    said = f"{counts} are not in 0..{codes.OFFSET_MAX - 1}"
+                    refusal = codes.INVALID_ARGUMENT, "key_signalled.decision", said
             elif self.are_several and not request.passes_on_decided:
                 refusal = codes.FAILED_PRECONDITION, "key_signalled", NOT_PASSED_ON
             elif not is_own:
