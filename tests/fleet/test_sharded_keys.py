@@ -11,7 +11,7 @@ import pytest
 from google.rpc import code_pb2
 from purgatory_client import AsyncClient, errors, events, waits
 from purgatory_client.results import Result
-from purgatory_client.session.shards import DECIDED_PER_MESSAGE
+from purgatory_client.wire.sizes import DECISIONS_PER_MESSAGE_MAX
 
 from examples.free_ports import free_ports
 from purgatory.engine.limits import SIGNAL_VALUE_BYTES_MAX
@@ -260,7 +260,7 @@ async def test_values_of_a_receipt_are_limited(run_daemon: RunDaemon) -> None:
 
 async def test_many_signals_in_one_call(run_daemon: RunDaemon) -> None:
     """All signals of a call reach both shards, and are counted once in the receipt, however many messages they take."""
-    keys = [f"many/{number}" for number in range(3 * DECIDED_PER_MESSAGE + 3)]
+    keys = [f"many/{number}" for number in range(3 * DECISIONS_PER_MESSAGE_MAX + 3)]
     daemons = await start_shards(run_daemon, 2)
     async with AsyncClient(daemons[0].address) as client, AsyncClient(daemons[1].address) as other:
         waiting = [asyncio.create_task(one.wait_once(waits.signal(keys, timeout=600))) for one in (client, other)]
