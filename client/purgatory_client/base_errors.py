@@ -147,8 +147,8 @@ def from_code(code: int, field: str, message: str) -> PurgatoryClientError:
     return _BY_CODE.get(code, DaemonError)(text)
 
 
-def from_rpc_error(error: grpc.aio.AioRpcError) -> PurgatoryClientError:
-    """The error for a failed call; the field comes from the BadRequest details, if there are any."""
+def from_rpc_error(error: grpc.aio.AioRpcError, address: str = "") -> PurgatoryClientError:
+    """The error for a failed call to `address`; the field comes from the BadRequest details, if there are any."""
     status = rpc_status.from_call(error)
     field = "" if status is None else _field_violated(status)
     message = error.details() or error.code().name
@@ -157,6 +157,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> PurgatoryClientError:
     made = from_code(error.code().value[0], field, message.removeprefix(f"{field}: "))
     if isinstance(made, Unavailable):
         made.is_answer = status is not None  # errors that gRPC itself raises have no status details
+        made.address = address
     return made
 
 

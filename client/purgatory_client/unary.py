@@ -417,10 +417,8 @@ class SingleCalls(LoopBound):
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            made = from_rpc_error(error)
-            if isinstance(made, Unavailable):
-                made.address = self.address
-            raise made from error
+            # Not kept in a local: the error refers to this frame, and the cycle would keep the connection open.
+            raise from_rpc_error(error, self.address) from error
         except asyncio.CancelledError:
             # gRPC also raises this when the channel is closed during a call; in that case this task was not cancelled.
             task = asyncio.current_task()
