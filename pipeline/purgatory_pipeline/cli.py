@@ -16,7 +16,7 @@ from purgatory_pipeline.analytics.report.command import report
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.pack import pack
 from purgatory_pipeline.spark.failures import is_spark_error, root_cause
-from purgatory_pipeline.streaming.stream.command import from_journal, reshard, stream, to_journal
+from purgatory_pipeline.streaming.stream.command import stream
 
 NAME: Final = "purgatory-pipeline"
 EXIT_FAILED: Final = 1
@@ -53,13 +53,10 @@ def settings(
 
 
 app.command("check")(check)
-app.command("from-journal")(from_journal)
 app.command("pack")(pack)
 app.command("replay")(replay)
 app.command("report")(report)
-app.command("reshard")(reshard)
 app.command("stream")(stream)
-app.command("to-journal")(to_journal)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -90,7 +90,7 @@ def test_help_lists_commands_and_settings(capsys: pytest.CaptureFixture[str]) ->
     """`--help` shows every command and the settings that all share."""
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for word in ("check", "pack", "replay", "report", "reshard", "stream", "--master", "--conf"):
+    for word in ("check", "pack", "replay", "report", "stream", "--master", "--conf"):
         assert word in shown
 
 

@@ -22,7 +22,7 @@ class Drive:
     """Takes a history through shards: rows out of order within the delay, cut into batches at random, and each shard
     saved and loaded between them.
 
-    `divided`: the number of shards in the second half. `strays`: some rows are late or cannot be read; `late` and
+    `strays`: some rows are late or cannot be read; `late` and
     `malformed` count the rows that the shards set aside, `strays_late` and `strays_malformed` those that were sent.
     """
 
@@ -33,7 +33,6 @@ class Drive:
         *,
         shards: int,
         delay_ms: int,
-        divided: int | None = None,
         strays: bool = False,
         batch_max: int | None = None,
     ) -> None:
@@ -55,8 +54,6 @@ class Drive:
                 stop += 1
             self._play(arrived[start:stop])
             start = stop
-            if divided is not None and len(self.shards) != divided and start > len(arrived) // 2:
-                self._divide(divided)
         self._play([{"at_ms": history.end_ms + delay_ms}])  # a heartbeat
 
     def outcomes(self) -> list[Outcome]:
@@ -70,12 +67,6 @@ class Drive:
         for row in rows:
             arrives_ms.setdefault(row["place"], row["at_ms"] + self._rng.random() * 0.99 * self._delay_ms)
         return sorted(rows, key=lambda row: arrives_ms[row["place"]])
-
-    def _divide(self, shards: int) -> None:
-        made = shard_bytes.divided([shard_bytes.to_bytes(shard) for shard in self.shards], shards)
-        self.shards = [
-            shard_bytes.from_bytes(octets, self._delay_ms, number=number) for number, octets in enumerate(made)
-        ]
 
     def _play(self, rows: Sequence[Row]) -> None:
         rows = [*rows, *(self._some_strays() if self._strays else ())]

@@ -6,10 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from purgatory_pipeline.cli import main
 from purgatory_pipeline.spark.spark_session import own_session
-from purgatory_pipeline.streaming.stream.shard_layout import newest_layout
-from purgatory_pipeline.streaming.stream.stopped_stream import reshard_stream
 from purgatory_pipeline.streaming.stream.stream_inputs import StreamInput, StreamUnusable
 from purgatory_pipeline.streaming.stream.stream_outputs import StreamOutput
 from purgatory_pipeline.streaming.stream.stream_query import StreamOptions, start_stream
@@ -81,58 +78,6 @@ def test_a_history_ends_as_by_the_engine_over_a_restart(spark: SparkSession, tmp
     assert 0 < first < len(history.outcomes)
     refused = folders.rows("quarantine").num_rows
     assert refused == history.refused_events
-
-
-def test_a_stream_goes_on_with_another_number_of_shards(spark: SparkSession, tmp_path: Path) -> None:
-    """Two shards become three, then at once one, and all end as by the engine; not before the last micro-batch is done,
-    and not where nothing has run.
-    """
-    history = SimulatedHistory.of_seed(11, 1_000)
-    folders = StreamFolders(tmp_path)
-    checkpoint = str(folders.results / "_checkpoint")
-    with pytest.raises(StreamUnusable, match="no stream has run"):
-        reshard_stream(checkpoint, 3)
-    parts = folders.slices(history.rows, 3)
-    folders.write(parts[0])
-    run(spark, folders)
-    shards: list[int] = []
-    end = {"at_ms": history.end_ms + DELAY_MS}
-    for part, others in ((parts[1], [3]), ([*parts[2], end], [4, 1])):
-        for count in others:
-            reshard_stream(checkpoint, count)
-        folders.write(part)
-        run(spark, folders)
-        layout = newest_layout(checkpoint)
-        assert layout is not None
-        shards.append(layout.shards)
-    assert sorted(map(repr, folders.outcomes())) == sorted(map(repr, history.outcomes))
-    assert shards == [3, 1]
-    last = max((folders.results / "_checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()
-    with pytest.raises(StreamUnusable, match="is not committed"):
-        reshard_stream(checkpoint, 2)
-
-
-def test_load_moves_to_a_daemon_and_back(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A stream ends in a journal, and another goes on with it, from a checkpoint of its own."""
-    history = SimulatedHistory.of_seed(1, 1_000)
-    stream, other = StreamFolders(tmp_path / "stream"), StreamFolders(tmp_path / "other")
-    first, second = stream.slices(history.rows, 2)
-    stream.write(first)
-    stream.write([{"at_ms": first[-1]["at_ms"] + DELAY_MS + 1}])  # what is kept back is played
-    run(spark, stream)
-    journal, checkpoint = str(tmp_path / "journal"), str(stream.results / "_checkpoint")
-    assert main(["to-journal", checkpoint, journal]) == 0
-    assert main(["to-journal", checkpoint, journal]) == 2
-    assert main(["from-journal", journal, checkpoint]) == 2
-    assert main(["from-journal", journal, str(other.results / "_checkpoint"), "--shards", "3"]) == 0
-    assert capsys.readouterr().out.count("93 pending operations moved") == 2
-    other.write(second)
-    other.write([{"at_ms": history.end_ms + DELAY_MS}])
-    run(spark, other)
-    assert sorted(map(repr, stream.outcomes() + other.outcomes())) == sorted(map(repr, history.outcomes))
 
 
 def test_lines_of_json_with_bad_ones_among_them(spark: SparkSession, tmp_path: Path) -> None:

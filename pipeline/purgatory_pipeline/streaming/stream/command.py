@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,7 +20,7 @@ def stream(
     form: Annotated[
         str, typer.Option("--format", metavar="NAME", help="parquet or json for files, protobuf or json for Kafka.")
     ] = "",
-    shards: Annotated[int, typer.Option(min=1, help="Number of shards of a new stream (to change it: `reshard`).")] = 4,
+    shards: Annotated[int, typer.Option(min=1, help="Number of shards of a new stream.")] = 4,
     delay: Annotated[str, typer.Option(metavar="SPAN", help="How far rows may be out of order: 500ms, 2s.")] = "2s",
     heartbeat: Annotated[
         int, typer.Option(metavar="SECONDS", min=0, help="Advance time by this machine's clock too; 0: by rows only.")
@@ -68,39 +67,3 @@ def stream(
             query.awaitTermination()
         finally:
             query.stop()
-
-
-def reshard(
-    checkpoint: Annotated[str, typer.Argument(metavar="DIR", help="Checkpoint of a stopped stream.")],
-    shards: Annotated[int, typer.Option(min=1, help="The new number of shards.")],
-) -> None:
-    """Change the number of shards of a stopped stream."""
-    from purgatory_pipeline.streaming.stream.stopped_stream import reshard_stream
-
-    before, now = reshard_stream(checkpoint, shards)
-    typer.echo(f"{before.shards} shards became {now.shards}; the next run of the stream uses them")
-
-
-def from_journal(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Data folder of a stopped daemon.")],
-    checkpoint: Annotated[
-        str, typer.Argument(metavar="CHECKPOINT", help="Checkpoint of a stream that has not started yet.")
-    ],
-    shards: Annotated[int, typer.Option(min=1, help="Number of shards.")] = 4,
-) -> None:
-    """Start a stream from the pending operations in a daemon's journal."""
-    from purgatory_pipeline.streaming.stream.stopped_stream import begin_from_journal
-
-    waiting = begin_from_journal(folder, checkpoint, shards)
-    typer.echo(f"{waiting:,} pending operations moved; continue with: stream --checkpoint {checkpoint}")
-
-
-def to_journal(
-    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Checkpoint of a stopped stream.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A data folder without a journal.")],
-) -> None:
-    """Write the pending operations of a stream as a daemon's journal."""
-    from purgatory_pipeline.streaming.stream.stopped_stream import end_in_journal
-
-    waiting = end_in_journal(checkpoint, folder)
-    typer.echo(f"{waiting:,} pending operations moved; continue with: serve --data-dir {folder}")

@@ -16,9 +16,8 @@ from purgatory_pipeline.analytics.archive.location import open_location
 from purgatory_pipeline.spark.spark_session import own_session
 from purgatory_pipeline.streaming.stream.payloads import PAYLOAD_DDL, clock_packer
 from purgatory_pipeline.streaming.stream.shard.outcome_rows import OUTCOME_ROWS
-from purgatory_pipeline.streaming.stream.shard_layout import ShardLayout, newest_layout, write_layout
+from purgatory_pipeline.streaming.stream.shard_layout import ShardLayout, saved_layout, write_layout
 from purgatory_pipeline.streaming.stream.shard_task import OUTCOMES, TABLES, AddedCounts, ShardTask
-from purgatory_pipeline.streaming.stream.stopped_stream import last_number
 from purgatory_pipeline.streaming.stream.stream_inputs import StreamInput
 from purgatory_pipeline.streaming.stream.stream_outputs import StreamOutput
 from purgatory_pipeline.streaming.stream.wire_records import OPERATION
@@ -101,7 +100,7 @@ def start_stream(
     is_done = last_number(options.checkpoint, "offsets") == last_number(options.checkpoint, "commits")
     if checkpoint.spark_prefix == "file://" and is_done:
         session.conf.set(*LOCAL_FILES)
-    layout = newest_layout(options.checkpoint) or write_layout(options.checkpoint, 0, [b""] * options.shards)
+    layout = saved_layout(options.checkpoint) or write_layout(options.checkpoint, options.shards)
     # The order matters: Spark polls its sources one after another. Sources that advance time (heartbeats, events) come
     # first. Polled last, they could return an event without the registration written before it, which would be late.
     parts = [heartbeats(session, options.heartbeat_s, layout.shards)] if options.heartbeat_s else []
@@ -114,6 +113,11 @@ def start_stream(
     )
     triggered = writer.trigger(availableNow=True) if options.once else writer.trigger(processingTime=options.trigger)
     return triggered.start()
+
+
+def last_number(checkpoint: str, log: str) -> int | None:
+    """The last micro-batch in one of Spark's logs (`offsets`: started, `commits`: committed); None if it is empty."""
+    return max((int(name) for name in open_location(checkpoint).child(log).names() if name.isdigit()), default=None)
 
 
 def heartbeats(session: SparkSession, every_s: int, shards: int) -> DataFrame:

@@ -1,6 +1,5 @@
 """One shard of a stream, without Spark: its outcomes, its state, and the rows that it sets aside."""
 
-import random
 from typing import Any
 
 import pyarrow as pa
@@ -20,8 +19,7 @@ from purgatory.engine.codes import (
     PRODUCE,
     SIGNAL,
 )
-from tests.pipeline.stream.shard_drive import Drive
-from tests.pipeline.stream.simulated_history import Row, SimulatedHistory, outcomes_of
+from tests.pipeline.stream.simulated_history import Row, outcomes_of
 from tests.pipeline.stream.stream_histories import driven
 
 
@@ -212,45 +210,26 @@ def test_a_shard_cut_short_is_refused(kept: int) -> None:
         shard_bytes.from_bytes(octets[:kept], 0)
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (4, 2), (3, 16)])
-def test_shards_divided_anew_answer_the_same(before: int, after: int) -> None:
-    """In the midst of a history the shards become more or fewer: the same outcomes, each once; signals are counted."""
-    history = SimulatedHistory.of_seed(11, 800)
-    drive = Drive(history, random.Random(1), shards=before, delay_ms=40, divided=after)
-    assert sorted(map(repr, drive.outcomes())) == sorted(map(repr, history.outcomes))
-    assert len(drive.shards) == after
-
-
-def test_shards_that_stand_at_different_times_are_not_divided() -> None:
-    """They are not of one stream, or not of one batch."""
-    first, second = Shard(), Shard()
-    play(first, mark(1, 1))
-    play(second, mark(2, 1))
-    with pytest.raises(shard_bytes.SavedShardUnusable, match="different horizons"):
-        shard_bytes.divided([shard_bytes.to_bytes(shard) for shard in (first, second)], 3)
-
-
 def test_a_partition_of_which_nothing_is_known_but_its_name_survives() -> None:
     """One item of two is answered before an event names its partition; at the end it tells that partition's mark."""
     first = produce(1, 1, -1, kind=DELETE_RECORDS, item_count=2)
     second = first | {"item": 1, "partition": 1, "offset": 5}
     shard = Shard()
     play(shard, first, second)
-    for loaded in (again(shard), shard_bytes.from_bytes(shard_bytes.divided([shard_bytes.to_bytes(shard)], 1)[0], 0)):
-        play(loaded, mark(2, 40), mark(3, 28, type=LOG_START_OFFSET))
-        [outcome] = outcomes_of(play(loaded, heartbeat(5_000)).outcomes)
-        assert [item[5] for item in outcome[6]] == [28, 0]
-        assert loaded.engine is not None
-        assert loaded.engine.partition_names() == [("t", 0)]
+    loaded = again(shard)
+    play(loaded, mark(2, 40), mark(3, 28, type=LOG_START_OFFSET))
+    [outcome] = outcomes_of(play(loaded, heartbeat(5_000)).outcomes)
+    assert [item[5] for item in outcome[6]] == [28, 0]
+    assert loaded.engine is not None
+    assert loaded.engine.partition_names() == [("t", 0)]
 
 
 def test_counts_of_signals_survive() -> None:
-    """A key that was signalled before anybody waits is known after the state was saved and divided."""
+    """A key that was signalled before anybody waits is known after the state was saved."""
     shard = Shard()
     play(shard, {"at_ms": 1, "type": KEY_SIGNALLED, "topic": "k", "offset": 3})
-    made = shard_bytes.divided([shard_bytes.to_bytes(shard)], 1)
     wait = produce(2, 1, 3, kind=SIGNAL, topic="k", partition=None)
-    assert ends(play(shard_bytes.from_bytes(made[0], 0), wait)) == [(1, "satisfied", 0)]
+    assert ends(play(again(shard), wait)) == [(1, "satisfied", 0)]
 
 
 @pytest.mark.parametrize("seed", range(1, 9))
