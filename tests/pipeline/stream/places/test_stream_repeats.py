@@ -105,7 +105,7 @@ def test_a_table_of_a_persistent_catalog_grows_from_run_to_run(tmp_path: Path) -
     """The command runs twice, each time with a session of its own, and the second run adds the outcomes of its new
     input.
     """
-    history = SimulatedHistory.of_seed(3, 200)
+    history = SimulatedHistory.of_seed(2, 200)
     folders = StreamFolders(tmp_path)
     warehouse = tmp_path / "warehouse"
     derby = f"jdbc:derby:;databaseName={tmp_path / 'metastore'};create=true"
