@@ -17,6 +17,8 @@ from purgatory_client.base_errors import InvalidRequest
 
 T = TypeVar("T")
 
+DIGITS_MAX: Final = 40
+"""Digits read of a number in a text. A longer one is out of every range anyway, and `int` raises above 4,300 digits."""
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
 TIMEOUT_S_MAX: Final = INT32_MAX / 1_000
@@ -45,6 +47,20 @@ def check_keywords(function: str, given: Iterable[str], known: frozenset[str]) -
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}. Did you mean {closest!r}?")
 
 
+def whole_number(text: str) -> int | None:
+    """The number that a text of ASCII digits stands for, cut to its first DIGITS_MAX; None for any other text.
+
+    `int` would also take "1_0", and digits of other scripts.
+    """
+    return int(text.lstrip("0")[:DIGITS_MAX] or "0") if text.isascii() and text.isdigit() else None
+
+
+def shown(number: float) -> str:
+    """A number for an error message; Python formats no integer of more than 4,300 digits."""
+    is_long = isinstance(number, int) and number.bit_length() > 4 * DIGITS_MAX
+    return f"an integer of {int(number).bit_length()} bits" if is_long else str(number)
+
+
 def int32(value: int, field: str) -> int:
     """Return `value` if it is an integer of 32 signed bits. Raises InvalidRequest."""
     return _signed(value, field, 32)
@@ -68,7 +84,7 @@ def integer(value: int, field: str) -> int:
 def _signed(value: int, field: str, bits: int) -> int:
     number = integer(value, field)
     if number.bit_length() >= bits and number != -(1 << bits - 1):
-        raise InvalidRequest(field, f"{number} does not fit in {bits} bits")
+        raise InvalidRequest(field, f"{shown(number)} does not fit in {bits} bits")
     return number
 
 
@@ -82,7 +98,7 @@ def int_column(values: Sequence[int] | None, count: int, field: str, highest: in
     check_length(column, count, field)
     if column and (min(column) < lowest or max(column) > highest):
         place = next(i for i, value in enumerate(column) if not lowest <= value <= highest)
-        raise InvalidRequest(f"{field}[{place}]", f"{column[place]} must be from {lowest} to {highest}")
+        raise InvalidRequest(f"{field}[{place}]", f"{shown(column[place])} must be from {lowest} to {highest}")
     return column
 
 
@@ -124,5 +140,5 @@ def milliseconds(seconds: float | None, field: str = "timeout_ms") -> int | None
     except TypeError:
         raise InvalidRequest(field, f"{seconds!r} is not a number of seconds") from None
     if not is_allowed:
-        raise InvalidRequest(field, f"a timeout of {seconds} s; must be from 0 to {TIMEOUT_S_MAX} s")
+        raise InvalidRequest(field, f"a timeout of {shown(seconds)} s; must be from 0 to {TIMEOUT_S_MAX} s")
     return math.ceil(seconds * 1_000)

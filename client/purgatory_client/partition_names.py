@@ -9,7 +9,7 @@ ambiguous or cannot be sent are refused here.
 from functools import lru_cache
 from typing import Final
 
-from purgatory_client.argument_checks import checked_type, integer
+from purgatory_client.argument_checks import checked_type, integer, shown, whole_number
 from purgatory_client.base_errors import InvalidRequest
 
 PartitionName = tuple[str, int]
@@ -47,18 +47,19 @@ def checked_key(key: str) -> str:
 def _parse(name: str) -> PartitionName:
     if name.startswith(WHOLE_PREFIXES):
         return _checked(name, 0)
-    topic, dash, number = name.rpartition("-")
-    if not (dash and topic and number.isascii() and number.isdigit()):
+    topic, _, number = name.rpartition("-")
+    partition = whole_number(number)
+    if not topic or partition is None:
         raise InvalidRequest(
             "topic_partition",
             f"{name!r} is not a partition; write the topic, a dash and the partition number, like 'orders-3'",
         )
-    return _checked(topic, int(number))
+    return _checked(topic, partition)
 
 
 def _checked(topic: str, partition: int) -> PartitionName:
     if not 0 <= partition <= _PARTITION_MAX:
-        name = format_partition(topic, partition)
+        name = f"{topic}-{shown(partition)}"
         raise InvalidRequest("topic_partition.partition", f"{name!r}: must be from 0 to {_PARTITION_MAX}")
     _check_utf8(topic, "topic_partition.topic")
     return topic, partition

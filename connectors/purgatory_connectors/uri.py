@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from purgatory_client.argument_checks import whole_number
+
 from purgatory_connectors.errors import SourceUriInvalid
 
 KINDS: Final = {
@@ -85,9 +87,10 @@ class SourceUri:
         text = self.options.get(option)
         if text is None:
             return default
-        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+        number = whole_number(text)
+        if number is None or not least <= number <= most:
             raise SourceUriInvalid(f"source {self.text!r}: {option}={text!r} must be a whole number, {least} to {most}")
-        return int(text)
+        return number
 
     def choice(self, option: str, *allowed: str) -> str:
         """The value of an option that has one of these values; the first is the default. Raises SourceUriInvalid."""
@@ -132,7 +135,7 @@ def _read_config(path: Path) -> dict[str, str]:
     if path.suffix == ".toml":
         try:
             return _flat(tomllib.loads(text))
-        except tomllib.TOMLDecodeError as error:
+        except ValueError as error:  # also of Python, for a number of more than 4,300 digits
             raise SourceUriInvalid(f"config file {path}: {error}") from error
     settings = {}
     for number, line in enumerate(text.splitlines(), 1):

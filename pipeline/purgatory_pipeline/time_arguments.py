@@ -7,7 +7,7 @@ from typing import Final
 from purgatory_pipeline.errors import PolicyInvalid, WindowInvalid
 
 UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_SPAN: Final = re.compile(r"(\d+)(ms|s|m|h|d)?")
+_SPAN: Final = re.compile(r"([0-9]{1,15})(ms|s|m|h|d)?")
 
 
 def parse_window(since: str, until: str) -> tuple[datetime | None, datetime | None]:

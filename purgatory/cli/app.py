@@ -31,6 +31,8 @@ class _Given:
             return () if value is None and is_list else value
         if kind == list[str]:
             return list(value)
+        if kind in {int, float} and isinstance(value, str) and re.fullmatch(r"[0-9.eE+-]+", value) is None:
+            raise typer.BadParameter(f"{value!r} is not a number", ctx, param)  # pydantic would take "1_0"
         return type(param).get_runtime_param(param).coerce(value, param, ctx)
 
 

@@ -44,7 +44,8 @@ INSTRUCTIONS: Final = (
 )
 
 Timeout = Annotated[
-    float, Field(ge=0, le=TIMEOUT_S_MAX, description="How long to wait. 0: answer at once whether it holds.")
+    float,
+    Field(strict=True, ge=0, le=TIMEOUT_S_MAX, description="How long to wait. 0: answer at once whether it holds."),
 ]
 
 
@@ -96,7 +97,7 @@ class Tools:
     async def signal(
         self,
         key: Annotated[str, Field(description="The key, without `signal:`.")],
-        count: Annotated[int, Field(ge=1, description="How many times.")] = 1,
+        count: Annotated[int, Field(strict=True, ge=1, description="How many times.")] = 1,
     ) -> dict[str, int]:
         """Send a signal: waits for this key, now and later, are satisfied. Returns the number of waits that ended."""
         with _errors_for_agents(self._client.address):
@@ -106,7 +107,7 @@ class Tools:
     async def pending(
         self,
         search: Annotated[str, Field(description="Only waits for a name that contains this text.")] = "",
-        limit: Annotated[int, Field(ge=1, le=1_000)] = 50,
+        limit: Annotated[int, Field(strict=True, ge=1, le=1_000)] = 50,
     ) -> Pending:
         """List waits that have not ended, those that expire first at the top, with how far their targets are."""
         with _errors_for_agents(self._client.address):

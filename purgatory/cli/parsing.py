@@ -8,6 +8,7 @@ from datetime import UTC, datetime, time, timedelta, tzinfo
 from functools import partial
 from typing import Annotated, Final, TypeVar
 
+from purgatory_client.argument_checks import whole_number
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import format_partition, partition_name
 from purgatory_client.results import OperationKind, Outcome
@@ -21,7 +22,7 @@ T = TypeVar("T")
 SIGNAL_PREFIX: Final = "signal:"
 """Prefix of a target that is a key, where other targets are partitions."""
 UNITS_S: Final[dict[str, float]] = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)")
 ORDERS: Final = {
     "remaining": (OperationOrder.LEAST_REMAINING, OperationOrder.MOST_REMAINING),
     "waited": (OperationOrder.LONGEST_WAITED, OperationOrder.SHORTEST_WAITED),
@@ -64,7 +65,7 @@ def moment_of(text: str, now: datetime, zone: tzinfo | None = None) -> datetime:
     """
     expected = f"not a time: {text!r}; expected 00:00, or with an offset, like 2025-03-01T00:00:00Z"
     try:
-        if re.fullmatch(r"\d\d:\d\d(:\d\d)?", text):
+        if re.fullmatch(r"\d\d:\d\d(:\d\d)?", text, re.ASCII):
             today, clock = now.astimezone(zone).date(), time.fromisoformat(text)
             days = (datetime.combine(today - timedelta(days=back), clock, UTC) for back in (0, 1))
             return max(moment for day in days for moment in _shown_at(day, zone) if moment <= now)
@@ -111,8 +112,9 @@ def partition_offsets(targets: Sequence[str], default_offset: int | None = None)
 
 
 def _offset(target: str, number: str) -> int:
-    if re.fullmatch(r"-?\d+", number, re.ASCII) is not None:
-        return int(number)
+    offset = whole_number(number.removeprefix("-"))
+    if offset is not None:
+        return -offset if number.startswith("-") else offset
     if "/" in number:
         try:
             return offset_of_lsn(number)
@@ -126,11 +128,12 @@ def key_counts(targets: Sequence[str]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for target in targets:
         key, at, number = target.rpartition("@")
-        if not (at and number.isascii() and number.isdigit()):
-            key, number = target, "1"
+        count = whole_number(number) if at else None
+        if count is None:
+            key, count = target, 1
         if key in counts:
             raise UsageError(f"key {key} is given twice; to wait for several signals, write {key}@2")
-        counts[key] = int(number)
+        counts[key] = count
     return counts
 
 
@@ -157,35 +160,35 @@ def checked_partition(name: str) -> str:
 
 def is_reference(text: str) -> bool:
     """Whether it has the form "SESSION/17"."""
-    return re.fullmatch(r".*/\d+", text, re.ASCII | re.DOTALL) is not None
+    return "/" in text and whole_number(text.rpartition("/")[2]) is not None
 
 
 def operation_reference(text: str) -> tuple[str, int]:
     """Session id and operation id of "SESSION/17"."""
-    if not is_reference(text):
+    session_id, slash, number = text.rpartition("/")
+    operation_id = whole_number(number)
+    if not slash or operation_id is None:
         raise UsageError(f"not an operation: {text!r}; expected SESSION/ID as shown by `purgatory ls`")
-    session_id, _, number = text.rpartition("/")
-    return session_id, int(number)
+    return session_id, operation_id
 
 
 def follower(text: str) -> tuple[int, int, int | None]:
     """(replica id, log end offset, log start offset or None) of "2:41" or "2:41:7"."""
-    match = re.fullmatch(r"(\d+):(\d+)(?::(\d+))?", text, re.ASCII)
-    if match is None:
-        raise UsageError(
-            f"not a follower's progress: {text!r}; expected id:log_end_offset[:log_start_offset], like 2:41"
-        )
-    return int(match[1]), int(match[2]), None if match[3] is None else int(match[3])
+    match [whole_number(part) for part in text.split(":")]:
+        case [int(replica_id), int(end_offset)]:
+            return replica_id, end_offset, None
+        case [int(replica_id), int(end_offset), int(start_offset)]:
+            return replica_id, end_offset, start_offset
+    raise UsageError(f"not a follower's progress: {text!r}; expected id:log_end_offset[:log_start_offset], like 2:41")
 
 
 def ids(text: str) -> list[int]:
     """Replica ids of "1,2,3"."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise UsageError(
-            f"not a list of replica ids: {text!r}; expected numbers separated by commas, like 1,2,3"
-        ) from error
+    parts = [whole_number(part.strip()) for part in text.split(",")]
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts):
+        raise UsageError(f"not a list of replica ids: {text!r}; expected numbers separated by commas, like 1,2,3")
+    return found
 
 
 def _one_of(known: Mapping[str, T], what: str, name: str) -> T:

@@ -107,7 +107,7 @@ def _check_file(path: Path, known: type[Settings]) -> None:
     """Raise `SettingsError` unless the file can be read and contains only settings."""
     try:
         tables = tomllib.loads(read_regular_file(path).decode())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: also a number of more than 4,300 digits
         raise SettingsError(f"config: cannot read {path}: {error}") from None
     names = set(setting_names(known)) - {"config"}
     for table, content in tables.items():

@@ -7,11 +7,21 @@ environment overrides the file. Flags, `--help` and docs/configuration.md are de
 No group may be called `service` or `port`: Kubernetes sets PURGATORY_SERVICE_HOST and PURGATORY_PORT by itself.
 """
 
+import re
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.config import JsonDict
 from pydantic_settings import (
     BaseSettings,
@@ -34,7 +44,7 @@ def split_address(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     if not colon or not host or (":" in host and not (host.startswith("[") and host.endswith("]"))):
         raise ValueError("must be host:port, such as 127.0.0.1:7440 or [::1]:7440")
-    if not (port.isascii() and port.isdigit()) or int(port) > PORT_MAX:
+    if re.fullmatch("[0-9]{1,5}", port) is None or int(port) > PORT_MAX:
         raise ValueError(f"must end in a port from 0 to {PORT_MAX}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
@@ -112,7 +122,18 @@ def setting(
     return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
-class SettingsGroup(BaseModel):
+class _PlainNumbers(BaseModel):
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_plain(cls, given: object, info: ValidationInfo) -> object:
+        """Refuse a number such as "1_0" in a text, which pydantic takes for 10."""
+        field = cls.model_fields[info.field_name or ""]
+        if field.annotation is int and isinstance(given, str) and "_" in given:
+            raise ValueError("must be a valid integer, without underscores")
+        return given
+
+
+class SettingsGroup(_PlainNumbers):
     """Settings of one part of the daemon. Immutable once loaded."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -386,7 +407,7 @@ class HostSettings(NamedTuple):
     shares: SharesSettings = SharesSettings()
 
 
-class Settings(BaseSettings):
+class Settings(_PlainNumbers, BaseSettings):
     """The settings of the core. Those of extensions are added by `purgatory.extension.settings_class`."""
 
     model_config = SettingsConfigDict(

@@ -6,6 +6,7 @@ It is loaded in each run of a project that has the package installed, and starts
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -54,8 +55,6 @@ def processed(pytestconfig: pytest.Config, purgatory: RunningDaemon) -> Callable
     The arguments are those of `RunningDaemon.processed`.
     """
     text = pytestconfig.getini("purgatory_timeout")
-    try:
-        timeout = float(text)
-    except ValueError:
-        raise pytest.UsageError(f"purgatory_timeout is not a number of seconds: {text!r}") from None
-    return functools.partial(purgatory.processed, timeout=timeout)
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) is None:
+        raise pytest.UsageError(f"purgatory_timeout is not a number of seconds: {text!r}")
+    return functools.partial(purgatory.processed, timeout=float(text))

@@ -30,7 +30,7 @@ def test_a_token_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert token not in listed
 
 
-@pytest.mark.parametrize("expires", ["90", "90s", "d", "-1d", "1.5h", ""])
+@pytest.mark.parametrize("expires", ["90", "90s", "d", "-1d", "1.5h", "", "\u0663d", "9" * 23 + "d"])
 def test_times_that_are_none(tmp_path: Path, expires: str) -> None:
     """Invalid times are a usage error, and nothing is written."""
     with pytest.raises(SystemExit) as ended:
@@ -75,6 +75,8 @@ def test_a_broken_policy_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert run_policy(["check", str(path)]) == 1
     faults = capsys.readouterr().err.splitlines()
     assert ["grant 1, roles 1" in faults[0], "grant 2, to" in faults[1]] == [True, True]
+    path.write_text(f"x = {'9' * 5_000}", "utf-8")
+    assert run_policy(["check", str(path)]) == 1
     with pytest.raises(SystemExit):
         run_policy(["check", str(path), "--may", "wait", "x"])
     with pytest.raises(SystemExit):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from purgatory_client import AsyncClient, Client, batches, mark, signal, waits
-from purgatory_client.argument_checks import int32, int64, int_column, milliseconds, squeeze, take
+from purgatory_client.argument_checks import int32, int64, int_column, milliseconds, squeeze, take, whole_number
 from purgatory_client.batches import WaitBatch, partition_columns
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import checked_key, partition_name
@@ -44,6 +44,27 @@ def test_numbers_that_do_not_fit_are_refused_with_field_and_value() -> None:
             int64(value, "offset")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match=r"offset\[1\]: -2 must be from -1"):
         int_column([3, -2], 2, "offset", 9, -1)
+
+
+def test_a_number_too_long_for_python_to_format_is_refused_like_others() -> None:
+    """Python converts no integer of more than 4,300 digits from or to text."""
+    long = 10**5_000
+    for refused in (
+        lambda: int64(long, "offset"),
+        lambda: int_column([long], 1, "offset", 9, -1),
+        lambda: milliseconds(long),
+        lambda: partition_name(("orders", long)),
+    ):
+        with pytest.raises(InvalidRequest, match="an integer of 16610 bits"):
+            refused()
+    with pytest.raises(InvalidRequest, match=r"orders-9{40}': must be from 0 to 2147483647"):
+        partition_name("orders-" + "9" * 5_000)
+
+
+def test_whole_numbers_are_ascii_digits_only() -> None:
+    """Zeros in front do not count; a long number stays out of every range."""
+    assert [whole_number(text) for text in ("0", "007", "0" * 5_000 + "42", "9" * 5_000)] == [0, 7, 42, 10**40 - 1]
+    assert [whole_number(text) for text in ("", "1_0", "\u0663", "-1", "+1", " 1", "1.0")] == [None] * 7
 
 
 def test_take_and_squeeze() -> None:

@@ -11,9 +11,9 @@ from typing import cast
 
 import pytest
 from purgatory_pipeline import cli
-from purgatory_pipeline.errors import ArchiveUnusable, JavaMissing, SettingInvalid, WindowInvalid
+from purgatory_pipeline.errors import ArchiveUnusable, JavaMissing, PolicyInvalid, SettingInvalid, WindowInvalid
 from purgatory_pipeline.spark import failures, spark_session
-from purgatory_pipeline.time_arguments import parse_window
+from purgatory_pipeline.time_arguments import parse_span_ms, parse_window
 from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
 
@@ -300,3 +300,9 @@ def test_windows_are_instants_in_order() -> None:
     assert (until - START).total_seconds() == 3600
     with pytest.raises(WindowInvalid, match="--since 2026-11-22 is not before --until 2026-11-21"):
         parse_window("2026-11-22", "2026-11-21")
+
+
+@pytest.mark.parametrize("text", ["\u0663s", "1_0", "9" * 5_000])
+def test_spans_are_ascii_digits(text: str) -> None:
+    with pytest.raises(PolicyInvalid, match=r"--delay .*: not a duration"):
+        parse_span_ms("--delay", text)

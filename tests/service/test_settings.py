@@ -130,6 +130,8 @@ def test_print_config_hides_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     [
         (["--engine-tick-ms", "0"], ["engine.tick_ms", "1", "'0'", "--engine-tick-ms"]),
         (["--engine-tick-ms", "fast"], ["engine.tick_ms", "integer", "'fast'"]),
+        (["--engine-tick-ms", "1_0"], ["engine.tick_ms", "without underscores", "'1_0'", "--engine-tick-ms"]),
+        (["--shards", "1_0"], ["shards", "without underscores", "'1_0'"]),
         (["--grpc-address", "localhost"], ["grpc.address", "host:port", "'localhost'"]),
         (["--grpc-address", "localhost:70000"], ["grpc.address", "65535"]),
         (
@@ -180,6 +182,8 @@ def test_the_variable_of_a_group_is_refused(monkeypatch: pytest.MonkeyPatch, giv
         ("engine = 1\n", r"engine: is a group of settings; .* \[engine\] \(in "),
         ('[[grpc]]\naddress = "x"\n', r"grpc: is a group of settings"),
         ("[engine\n", r"config: cannot read .*line 1"),
+        ('[engine]\ntick_ms = "1_0"\n', r"engine\.tick_ms: .* without underscores, not '1_0' \(file"),
+        (f"[engine]\ntick_ms = {'9' * 5_000}\n", r"config: cannot read .*4300 digits"),
         ("[engine]\ntick_ms = 0\n", r"engine\.tick_ms: .* \(file"),
     ],
 )
@@ -246,7 +250,7 @@ def test_addresses_are_split(address: str, expected: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["", ":", "7440", ":7440", "localhost:", "localhost:x", "::1:7440", "a:65536", "a:²"]
+    "address", ["", ":", "7440", ":7440", "localhost:", "localhost:x", "::1:7440", "a:65536", "a:²", f"a:{'9' * 5_000}"]
 )
 def test_bad_addresses_are_refused(address: str) -> None:
     """Anything that is not host:port is refused."""

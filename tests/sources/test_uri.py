@@ -63,6 +63,13 @@ def test_a_config_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         SourceUri.parse(f"kafka://h?config={broken}").config("T_")
 
 
+@pytest.mark.parametrize("text", ["1_0", "\u0663", "9" * 5_000])
+def test_numbers_of_options(text: str) -> None:
+    """Refused with the range, also where Python converts the text or raises an error of its own."""
+    with pytest.raises(SourceUriInvalid, match="must be a whole number, 1 to 50"):
+        SourceUri.parse(f"kafka://h?n={text}").number("n", 7, most=50)
+
+
 def test_unknown_options_are_refused() -> None:
     """A misspelled option is refused."""
     with pytest.raises(SourceUriInvalid, match="unknown option 'topcis'"):

@@ -20,7 +20,7 @@ from typing import Final
 from purgatory_client.argument_checks import checked_type
 from purgatory_client.base_errors import InvalidRequest
 
-ADDRESS: Final = re.compile(r"(\[[^\]\s]+\]|[^:/\[\]\s]+):(\d{1,5})")
+ADDRESS: Final = re.compile(r"(\[[^\]\s]+\]|[^:/\[\]\s]+):([0-9]{1,5})")
 DNS: Final = "dns:///"
 OTHER_TARGETS: Final = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:", "xds:")
 PORT_MAX: Final = 65_535

@@ -16,10 +16,12 @@ from typing import Final
 from urllib.request import Request, urlopen
 
 from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
+from purgatory_client.argument_checks import whole_number
 from purgatory_client.errors import InvalidRequest, PurgatoryClientError, Unavailable
 from purgatory_client.unary import shards_of
 
 from purgatory.extensions.fleet.fleet_view import LEADING, describe
+from purgatory.extensions.fleet.settings import SHARDS_MAX
 from purgatory.fleet.entry import Kind, unpacked
 from purgatory.fleet.errors import FleetLogError, LogRefused, LogTrimmed, LogUnavailable
 from purgatory.fleet.open_log import open_log
@@ -76,8 +78,8 @@ def fleet_parser(program: str = "purgatory fleet") -> argparse.ArgumentParser:
     of = {name: subparsers.add_parser(name, help=text, description=text) for name, text in COMMANDS.items()}
     for name in ("init", "verify"):
         of[name].add_argument("log", metavar="LOG", help="kafka://HOST:PORT/TOPIC or postgresql://HOST:PORT/DATABASE")
-    of["init"].add_argument("--shards", metavar="N", type=int, default=1, help="number of shards (default: 1)")
-    of["verify"].add_argument("--shard", metavar="N", type=int, default=0, help="which shard (default: 0)")
+    of["init"].add_argument("--shards", metavar="N", type=_number, default=1, help="number of shards (default: 1)")
+    of["verify"].add_argument("--shard", metavar="N", type=_number, default=0, help="which shard (default: 0)")
     of["init"].add_argument("--from", dest="source", metavar="DIR", type=Path, help="of a stopped daemon")
     of["leave"].add_argument("folder", metavar="DIR", type=Path, help="the daemon's data folder")
     with_tls = "HTTP address of a daemon; with TLS: https://HOST:PORT"
@@ -97,6 +99,13 @@ def fleet_parser(program: str = "purgatory fleet") -> argparse.ArgumentParser:
             default, flag = os.environ.get(f"PURGATORY_{file.upper()}"), f"--{file.replace('_', '-')}"
             of[name].add_argument(flag, metavar="FILE", type=Path, default=default, help=text)
     return parser
+
+
+def _number(text: str) -> int:
+    number = whole_number(text)
+    if number is None or number > SHARDS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {SHARDS_MAX}")
+    return number
 
 
 async def _hand_over(given: argparse.Namespace) -> int:

@@ -118,11 +118,11 @@ def read_policy(path: Path) -> AccessPolicy:
         parsed = _PolicyFile.model_validate(document)
     except OSError as error:
         raise PolicyError(f"{path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PolicyError(f"{path}: {error}") from None
     except ValidationError as error:
         faults = [f"{path}: {_place(fault['loc'])}: {fault['msg']}" for fault in error.errors()]
         raise PolicyError("\n".join(faults)) from None
+    except ValueError as error:  # of TOML, of UTF-8, or of Python, for a number of more than 4,300 digits
+        raise PolicyError(f"{path}: {error}") from None
     # Refused, although harmless: the author certainly meant something else.
     useless = [
         f"{path}: grant {number}: names neither topics nor keys, so it grants nothing"

@@ -98,7 +98,7 @@ def _shown(grants: Grants, role: Role, *, is_key: bool) -> str:
 
 
 def _seconds(text: str) -> int:
-    matched = re.fullmatch(r"(\d+)([mhd])", text)
+    matched = re.fullmatch(r"([0-9]{1,9})([mhd])", text)
     if matched is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration; use a form such as 90d, 12h or 30m")
     return int(matched[1]) * UNITS_S[matched[2]]

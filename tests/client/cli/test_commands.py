@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from purgatory.cli.app import app
 from purgatory.cli.exit_codes import Exit
-from purgatory.cli.parsing import UsageError, follower, key_counts, partition_offsets, seconds
+from purgatory.cli.parsing import UsageError, follower, ids, key_counts, operation_reference, partition_offsets, seconds
 from tests.client.test_blocking import environment
 from tests.conftest import StartDaemon
 from tests.daemon_process import DaemonProcess
@@ -266,6 +266,10 @@ async def test_caught_up_with_empty_topics(start_daemon: StartDaemon, run: Run) 
         (["tail", "--kind", "delay"], "not a kind: 'delay'; expected one of produce, "),
         (["show", "nonsense"], "is not a partition"),
         (["dead-letters", "--resend-all", "--delete", "1.1"], "--resend, --resend-all and --delete cannot be combined"),
+        (["tail", "--count", "1_0"], "'1_0' is not a number"),
+        (["load", "--rate", "1_0"], "'1_0' is not a number"),
+        (["advance", "orders-3", "--in-sync-replicas", "1,1_0"], "not a list of replica ids"),
+        (["fleet", "init", "postgresql://host/db", "--shards", "1_0"], "'1_0' is not a whole number from 0 to 64"),
         (["--nonsense"], "nonsense"),
         (["nonsense"], "nonsense"),
     ],
@@ -399,6 +403,18 @@ def test_parsing() -> None:
     assert partition_offsets(["a-1", "b-2@3"], -1) == {"a-1": -1, "b-2": 3}
     assert key_counts(["job", "mail@example", "k@3"]) == {"job": 1, "mail@example": 1, "k": 3}
     assert (follower("2:41"), follower("2:41:7")) == ((2, 41, None), (2, 41, 7))
-    for text in ("", "-5s", "9" * 400, "5 weeks"):
+    for text in ("", "-5s", "9" * 400, "5 weeks", "\u0663s", "1_0s"):
         with pytest.raises(UsageError):
             seconds(text)
+
+
+def test_numbers_of_thousands_of_digits_are_out_of_range() -> None:
+    """They are parsed, cut, for the same refusal as any other number that does not fit into 64 bits."""
+    long, cut = "9" * 5_000, 10**40 - 1
+    assert partition_offsets([f"a-1@{long}", f"a-2@-{long}"]) == {"a-1": cut, "a-2": -cut}
+    assert (key_counts([f"k@{long}"]), follower(f"2:{long}"), ids(f"1, {long}")) == (
+        {"k": cut},
+        (2, cut, None),
+        [1, cut],
+    )
+    assert operation_reference(f"session/{long}") == ("session", cut)

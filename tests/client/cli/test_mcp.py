@@ -224,6 +224,8 @@ async def test_caught_up_asks_a_source(shared_daemon: DaemonProcess, looking: As
         ({"targets": ["orders-3"]}, "expected partition@offset, like orders-3@42"),
         ({"targets": ["orders-3@1"], "unless": ["signal-1"]}, "expected partition@offset, like orders-3@42"),
         ({"targets": ["signal:"]}, "key"),
+        ({"targets": ["orders-3@" + "9" * 5_000]}, "9" * 40 + " does not fit in 64 bits"),
+        ({"targets": ["signal:a"], "timeout_seconds": "1_0"}, "valid number"),
         ({"targets": ["signal:a"], "timeout_seconds": -1}, "greater than or equal to 0"),
         ({"targets": ["signal:a"], "timeout_seconds": 1e9}, "less than or equal to"),
     ],

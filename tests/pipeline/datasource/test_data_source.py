@@ -339,6 +339,7 @@ def test_a_message_of_the_wire_becomes_rows() -> None:
 
 def test_options_that_make_no_sense_are_named() -> None:
     """Before anything is connected."""
-    with pytest.raises(DaemonOptionInvalid, match="maxRows"):
-        DaemonOptions.of({"maxRows": "many"})
+    for text in ("many", "0", "1_0", "\u0663"):
+        with pytest.raises(DaemonOptionInvalid, match=f"maxRows: {text}"):
+            DaemonOptions.of({"maxRows": text})
     assert DaemonOptions.of({"session": "a, b,"}).sessions == ("a", "b")

@@ -104,6 +104,9 @@ def test_the_command(
     [
         (["--set", "timeout=5"], "--set timeout=5: give [TOPIC:|KIND:]NAME=VALUE with NAME one of timeout_ms"),
         (["--set", "timeout_ms=0"], "--set timeout_ms=0: timeout_ms must be 1 to 2147483647"),
+        (["--set", "timeout_ms=1_0"], "--set timeout_ms=1_0: give [TOPIC:"),
+        (["--set", f"timeout_ms=+{'9' * 5_000}"], "give [TOPIC:"),
+        (["--slow-replica", f"3=+{'9' * 5_000}ms"], "give ID=+MILLISECONDSms"),
         (["--set", "produce:min_bytes=9"], "produce has no min_bytes"),
         (["--slow-replica", "3=20"], "--slow-replica 3=20: give ID=+MILLISECONDSms"),
         (["--sweep", "timeout_ms"], "--sweep timeout_ms: give NAME=VALUE,VALUE,..."),

@@ -30,9 +30,9 @@ DELAY_MS_MAX: Final = 3_600_000
 POLICIES_MAX: Final = 64
 KIND_CODES: Final = {name: kind for kind, name in KIND_NAMES.items()}
 
-_NUMBER: Final = r"[0-9][0-9_]*(?:\.[0-9]+)?"
+_NUMBER: Final = r"[0-9]{1,40}(?:\.[0-9]{1,40})?"
 _SETTING: Final = re.compile(rf"(?:(?P<scope>.+):)?(?P<name>[a-z_]+)=(?P<how>[*+-]?)(?P<value>{_NUMBER})")
-_SLOW: Final = re.compile(r"(?P<replica>[0-9]+)=\+(?P<delay>[0-9]+)ms")
+_SLOW: Final = re.compile(r"(?P<replica>[0-9]{1,40})=\+(?P<delay>[0-9]{1,40})ms")
 SETTINGS_HELP: Final = "[TOPIC:|KIND:]NAME=VALUE with NAME one of " + ", ".join(HIGHEST)
 SLOW_HELP: Final = "ID=+MILLISECONDSms, for example 3=+20ms"
 
@@ -118,7 +118,7 @@ def parse_change(text: str, option: str = "--set") -> Change:
     if found is None or found["name"] not in HIGHEST:
         raise PolicyInvalid(f"{option} {text}: give {SETTINGS_HELP}")
     name, how, scope = found["name"], found["how"] or "=", found["scope"] or ""
-    value = float(found["value"].replace("_", ""))
+    value = float(found["value"])
     if how != "*" and value != int(value):
         raise PolicyInvalid(f"{option} {text}: {name} must be a whole number (write a factor as *1.5)")
     if how == "=" and not 1 <= value <= HIGHEST[name]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import grpc
+from purgatory_client.argument_checks import whole_number
 from purgatory_client.session.addresses import target_of
 from purgatory_client.session.channel import ChannelSecurity, channel_options
 
@@ -44,14 +45,14 @@ class DaemonOptions:
     @staticmethod
     def of(options: Mapping[str, str]) -> DaemonOptions:
         """Raises `DaemonOptionInvalid`."""
-        rows_max = options.get("maxRows", "100000")
-        if not rows_max.isdigit() or not int(rows_max):
-            raise DaemonOptionInvalid(f"maxRows: {rows_max}; give a number above 0")
+        rows_max = whole_number(options.get("maxRows", "100000"))
+        if not rows_max:
+            raise DaemonOptionInvalid(f"maxRows: {options['maxRows']}; give a number above 0")
         token = options.get("tokenFile")
         return DaemonOptions(
             options.get("address", ADDRESS),
             tuple(name.strip() for name in options.get(SESSION, "").split(",") if name.strip()),
-            int(rows_max),
+            rows_max,
             options.get("topicPrefix", ""),
             ChannelSecurity(
                 options.get("tls", "").lower() == "true",
