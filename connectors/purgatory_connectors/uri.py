@@ -7,14 +7,13 @@ Addresses contain no secrets, because other users can read a command line. Secre
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
-
-from purgatory_client.argument_checks import whole_number
 
 from purgatory_connectors.errors import SourceUriInvalid
 
@@ -87,8 +86,8 @@ class SourceUri:
         text = self.options.get(option)
         if text is None:
             return default
-        number = whole_number(text)
-        if number is None or not least <= number <= most:
+        number = int(text) if re.fullmatch("[0-9]{1,20}", text) else -1
+        if not least <= number <= most:
             raise SourceUriInvalid(f"source {self.text!r}: {option}={text!r} must be a whole number, {least} to {most}")
         return number
 

@@ -304,5 +304,6 @@ def test_windows_are_instants_in_order() -> None:
 
 @pytest.mark.parametrize("text", ["\u0663s", "1_0", "9" * 5_000])
 def test_spans_are_ascii_digits(text: str) -> None:
+    """Digits of other scripts, underscores and numbers of thousands of digits are refused."""
     with pytest.raises(PolicyInvalid, match=r"--delay .*: not a duration"):
         parse_span_ms("--delay", text)
