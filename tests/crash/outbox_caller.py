@@ -7,10 +7,12 @@ from typing import Final
 
 from tests.client.outbox.outbox_killed import Killed
 from tests.crash.wire_caller import Broken
-from tests.daemon_process import DaemonProcess
+from tests.daemon_process import DaemonProcess, wait_until
 
 KILLED: Final = 0.4
 WAITS_MAX: Final = 100_000
+LINES_MIN: Final = 20
+"""Lines of its log from which on the caller has lived."""
 
 
 class OutboxCaller:
@@ -35,7 +37,8 @@ class OutboxCaller:
             raise Broken(f"the caller with an outbox ended with {self._process.returncode}: {error}")
 
     def finish(self, daemon: DaemonProcess) -> None:
-        """Start a last process that collects all remaining results."""
+        """Start a last process that collects all remaining results, once some waits were submitted."""
+        wait_until(lambda: len(self._killed.lines()) >= LINES_MIN, "the caller with an outbox has begun")
         self.kill()
         self._killed.finish(daemon)
 
