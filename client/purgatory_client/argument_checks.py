@@ -18,7 +18,7 @@ from purgatory_client.base_errors import InvalidRequest
 T = TypeVar("T")
 
 DIGITS_MAX: Final = 40
-"""Digits read of a number in a text. A longer one is out of every range anyway, and `int` raises above 4,300 digits."""
+"""The number of digits that are read. A longer number is out of every range, and `int` raises above 4,300 digits."""
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
 TIMEOUT_S_MAX: Final = INT32_MAX / 1_000
@@ -57,8 +57,9 @@ def whole_number(text: str) -> int | None:
 
 def shown(number: float) -> str:
     """A number for an error message; Python formats no integer of more than 4,300 digits."""
-    is_long = isinstance(number, int) and number.bit_length() > 4 * DIGITS_MAX
-    return f"an integer of {int(number).bit_length()} bits" if is_long else str(number)
+    if isinstance(number, int) and number.bit_length() > 4 * DIGITS_MAX:
+        return f"an integer of {number.bit_length()} bits"
+    return str(number)
 
 
 def int32(value: int, field: str) -> int:

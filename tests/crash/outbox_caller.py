@@ -12,7 +12,7 @@ from tests.daemon_process import DaemonProcess, wait_until
 KILLED: Final = 0.4
 WAITS_MAX: Final = 100_000
 LINES_MIN: Final = 20
-"""Lines of its log from which on the caller has lived."""
+"""Lines of its log that show that the caller has submitted some waits."""
 
 
 class OutboxCaller:
