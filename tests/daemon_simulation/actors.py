@@ -253,6 +253,10 @@ async def operate(
                 continue  # the session has not been opened yet, or the daemon is down
 
 
+GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+"""The daemon is not there, or it stopped after it had accepted the call, which gRPC's server then cancels."""
+
+
 async def pass_by(day: Day, passers: list[Passer], address: Callable[[], str], ledger: CallLog) -> None:
     """Open one session after another and leave each at once. Only a daemon that is shutting down may refuse to open
     one.
@@ -265,5 +269,5 @@ async def pass_by(day: Day, passers: list[Passer], address: Callable[[], str], l
             try:
                 await anext(aiter(stub.Session(iter([opening]))), None)
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                if error.code() not in GONE:
                     ledger.complaints.append(f"no session for {passer}: {error.code().name}: {error.details()}")
