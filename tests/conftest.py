@@ -1,17 +1,17 @@
-"""Fixtures for all tests: the real daemon as a subprocess, and a report of tests that this machine cannot run."""
+"""Fixtures for all tests: daemons that are stopped when the test ends, and a report of tests that cannot run here."""
 
 import itertools
+import logging
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 from hypothesis import settings
 
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess, DaemonThread, InProcessDaemon, RunDaemon, ServeDaemon, StartDaemon, start
 from tests.quick_java import use_quick_java
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
@@ -48,15 +48,39 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"{count} tests did not run: {reason}", red=True)
 
 
-class StartDaemon(Protocol):
-    """Start a daemon with these flags and additional environment variables; it is killed when the test ends."""
+@pytest.fixture
+async def run_daemon(caplog: pytest.LogCaptureFixture) -> AsyncIterator[RunDaemon]:
+    """Start any number of daemons in the test's event loop."""
+    caplog.set_level(logging.INFO)
+    started: list[InProcessDaemon] = []
 
-    def __call__(self, *arguments: str, environment: dict[str, str] | None = None) -> DaemonProcess: ...
+    async def run(*arguments: str) -> InProcessDaemon:
+        started.append(InProcessDaemon(await start(*arguments), caplog))
+        return started[-1]
+
+    yield run
+    for daemon in started:
+        await daemon.stop()
+
+
+@pytest.fixture
+def serve_daemon(caplog: pytest.LogCaptureFixture) -> Iterator[ServeDaemon]:
+    """Start any number of daemons in threads, for tests that block."""
+    caplog.set_level(logging.INFO)
+    started: list[DaemonThread] = []
+
+    def serve(*arguments: str) -> DaemonThread:
+        started.append(DaemonThread(*arguments))
+        return started[-1]
+
+    yield serve
+    for daemon in started:
+        daemon.stop()
 
 
 @pytest.fixture
 def start_daemon(tmp_path: Path) -> Iterator[StartDaemon]:
-    """Start any number of daemons, each with the test's own settings."""
+    """Start any number of daemons as processes."""
     started: list[DaemonProcess] = []
     numbers = itertools.count(1)
 

@@ -12,7 +12,7 @@ from purgatory.service.access.tokens import add_token
 from tests.abuse.attacks import CALL_FLOODS, Target
 from tests.abuse.honest import percentile
 from tests.abuse.result import Result, Tally, memory_mb, start_peak
-from tests.daemon_process import DaemonProcess, daemon_environment
+from tests.kit.daemon import DaemonProcess, daemon_environment
 
 BUDGET_BYTES: Final = 512 * 1024 * 1024
 POLICY: Final = """

@@ -17,7 +17,7 @@ from purgatory_client.views import Status
 from tests.abuse.churn_callers import CallersPlace, ClientCallersPlace, WireCallersPlace
 from tests.abuse.result import Result, memory_mb, open_files
 from tests.crash.wire_caller import TOPICS, Broken, PushedMarks
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 
 SETTINGS: Final = ("--limits-memory-bytes-max", str(512 * 1024 * 1024), "--session-heartbeat-interval-ms", "1000")
 TTL_MS: Final = 8_000

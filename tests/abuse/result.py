@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 
 MEMORY_MB_MAX: Final = 600
 RATIO_MAX: Final = 3.0

@@ -19,8 +19,8 @@ from purgatory_client.sources.source_link import SourceLink, SourceState, StaleM
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.abuse.result import Result as Row
-from tests.daemon_process import DaemonProcess
-from tests.service.serving import DaemonChannel
+from tests.kit.daemon import DaemonProcess
+from tests.kit.served_host import DaemonChannel
 
 TIMEOUT_S: Final = 2.0
 """Silence after which a wait fails."""

@@ -18,7 +18,7 @@ from purgatory.service.access.tokens import HEAD, add_token
 from purgatory.service.host import Host
 from purgatory.service.settings import AccessSettings, HostSettings
 from purgatory.v1 import purgatory_service_pb2_grpc
-from tests.service.serving import start_server
+from tests.kit.served_host import start_server
 
 ROLES = ("wait", "advance", "observe", "admin")
 NOBODY = "nobody"

@@ -23,10 +23,11 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.access.guarded import POLICY, Caller
 from tests.archive.archive_replay import rows_of
-from tests.conftest import StartDaemon
 from tests.journal.kit import copy_files
-from tests.service.in_process import InProcessDaemon, RunDaemon
-from tests.service.serving import PATIENCE_S, high_watermark, produce, refused
+from tests.kit.daemon import InProcessDaemon, RunDaemon, StartDaemon
+from tests.kit.eventually import PATIENCE_S
+from tests.kit.messages import high_watermark, produce
+from tests.kit.served_host import refused
 from tests.transport.callers import secure_channel
 from tests.transport.conftest import TlsFolder
 

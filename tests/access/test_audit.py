@@ -15,7 +15,8 @@ from purgatory.service.access.audit import AUDIT, LINES_AT_ONCE_MAX, NAME, PRINC
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import guarding
-from tests.service.serving import high_watermark, produce, refused
+from tests.kit.messages import high_watermark, produce
+from tests.kit.served_host import refused
 
 
 @pytest.fixture

@@ -29,7 +29,9 @@ from purgatory.service.translate.operations import OperationRun
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import Caller, guarding
-from tests.service.serving import PATIENCE_S, high_watermark, produce, refused
+from tests.kit.eventually import PATIENCE_S
+from tests.kit.messages import high_watermark, produce
+from tests.kit.served_host import refused
 
 NAMES = ("mine-1", "yours-1", "mine-2", "yours-2")
 MINE = Names(["mine-*"])

@@ -24,7 +24,8 @@ from purgatory.service.translate.operations import OperationRun
 from purgatory.v1 import event_pb2, operation_pb2, source_pb2, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import NOBODY, ROLES, Caller, guarding
-from tests.service.serving import PATIENCE_S, high_watermark, produce
+from tests.kit.eventually import PATIENCE_S
+from tests.kit.messages import high_watermark, produce, register_batch
 
 OK = "ok"
 WITHHELD = "one refused with 7"
@@ -124,8 +125,7 @@ def signal(operation_id: int, name: str) -> operation_pb2.Operation:
 
 
 def batch(name: str) -> wire.RegisterBatch:
-    operations = [produce(100, f"{name}-1", 9, timeout_ms=0)]
-    return wire.RegisterBatch(batch_id=1, rows=operation_pb2.OperationRows(operations=operations))
+    return register_batch(produce(100, f"{name}-1", 9, timeout_ms=0), batch_id=1)
 
 
 def events(name: str) -> event_pb2.EventRows:
@@ -175,8 +175,8 @@ async def _register_composites(caller: Caller, name: str) -> str:
             terms=[mark_term(first), key_term(second)], unless=[mark_term(third), key_term(fourth)]
         )
         operations.append(operation_pb2.Operation(operation_id=100 + place, timeout_ms=0, composite=composite))
-    rows = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
-    answer = await caller.call("Register", wire.RegisterRequest(session_id="s", batch=rows))
+    batch = register_batch(*operations)
+    answer = await caller.call("Register", wire.RegisterRequest(session_id="s", batch=batch))
     return item(answer.receipt.refusals, 4)
 
 

@@ -27,7 +27,7 @@ from tests.access.key_set_servers import (
     serving_keys,
 )
 from tests.access.test_json_web_tokens import AUDIENCE, ISSUER, claims, signed
-from tests.service.in_process import RunDaemon
+from tests.kit.daemon import RunDaemon
 
 EC = ECKey.generate_key("P-256", {"kid": "ec"})
 OTHER = ECKey.generate_key("P-256", {"kid": "other"})

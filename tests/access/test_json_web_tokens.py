@@ -22,7 +22,8 @@ from purgatory.service.access.errors import BadToken
 from purgatory.service.access.json_web_tokens import FETCH_AGAIN_S, LEEWAY_S, JsonWebTokens, KeySetError
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import Caller, Guarded, guarding
-from tests.service.serving import PATIENCE_S, refused
+from tests.kit.eventually import PATIENCE_S
+from tests.kit.served_host import refused
 
 ISSUER, AUDIENCE = "https://issuer.example", "purgatory"
 RSA = RSAKey.generate_key(2048, {"kid": "rsa"})

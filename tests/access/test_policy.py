@@ -15,7 +15,9 @@ from purgatory.service.access.roles import ROLES, Names
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import POLICY, Guarded, guarding
-from tests.service.serving import PATIENCE_S, high_watermark, produce, refused
+from tests.kit.eventually import PATIENCE_S
+from tests.kit.messages import high_watermark, produce
+from tests.kit.served_host import refused
 
 WORDS = st.text("ab*", min_size=1, max_size=4).filter(lambda word: "*" not in word[:-1])
 

@@ -10,7 +10,8 @@ from purgatory.service.access.tokens import add_token
 from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import POLICY, guarding
-from tests.service.serving import PATIENCE_S, eventually, high_watermark, produce
+from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.messages import high_watermark, produce
 
 WAITS = 300
 """More than are checked in one slice."""

@@ -11,7 +11,8 @@ from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import source_pb2
 from tests.access.guarded import POLICY, Caller, guarding
-from tests.service.serving import PATIENCE_S, eventually, refused
+from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.served_host import refused
 
 REPORT = source_pb2.AttachSourceRequest(report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_LIVE))
 

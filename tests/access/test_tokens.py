@@ -16,7 +16,8 @@ from purgatory.service.access.tokens import HEAD, PREFIX, TokensError, add_token
 from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import Caller, Guarded, guarding
-from tests.service.serving import PATIENCE_S, refused
+from tests.kit.eventually import PATIENCE_S
+from tests.kit.served_host import refused
 
 STATUS = wire.GetStatusRequest()
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED

@@ -28,7 +28,7 @@ from purgatory.service.settings import EngineSettings, HostSettings, LimitsSetti
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.archive.archive_kit import ThreadLink
-from tests.service.serving import apply_events
+from tests.kit.served_host import apply_events
 
 PARTITIONS: Final = [(topic, partition) for topic in ("orders", "clicks") for partition in range(3)]
 KEYS: Final = ["paid", "shipped", "closed"]

@@ -22,9 +22,9 @@ from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.archive.archive_replay import Replay, Row, rows_of, without
-from tests.conftest import StartDaemon
-from tests.daemon_process import DEADLINE_S, DaemonProcess, children_of, is_running, run_to_end
-from tests.service.serving import high_watermark, produce_columns
+from tests.kit.daemon import DaemonProcess, StartDaemon, children_of, is_running, run_to_end
+from tests.kit.eventually import PATIENCE_S
+from tests.kit.messages import high_watermark, produce_columns
 from tests.service.test_daemon import fetch_page, sums_by_kind
 
 EACH = 50
@@ -97,7 +97,7 @@ def writer_of(daemon: DaemonProcess) -> int:
 
 def until(condition: Callable[[], bool], what: str, meanwhile: Callable[[], None] = lambda: time.sleep(0.01)) -> None:
     """Call `meanwhile` until the condition holds; fail if that takes too long."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, f"never came to hold: {what}"
         meanwhile()
@@ -141,7 +141,7 @@ def test_a_daemon_that_is_killed_leaves_what_it_had_sent(start_daemon: StartDaem
         os.kill(writer_id, number)  # every process of a service gets these; the writer ignores them
     work_until_sent(caller, writer_id)
     daemon.process.send_signal(signal.SIGKILL)
-    daemon.process.wait(DEADLINE_S)
+    daemon.process.wait(PATIENCE_S)
     caller.close()
     until(lambda: not is_running(writer_id), "its writer process has ended")
     crashed = crashed_in(folder)
@@ -168,7 +168,7 @@ def test_after_a_kill_every_file_is_whole_and_only_the_last_interval_is_missing(
     os.kill(daemon.process.pid, signal.SIGSTOP)  # otherwise it would start another writer
     os.kill(writer_id, signal.SIGKILL)
     daemon.process.send_signal(signal.SIGKILL)
-    daemon.process.wait(DEADLINE_S)
+    daemon.process.wait(PATIENCE_S)
     caller.close()
     assert len(rows_of(folder, schema.REGISTRATIONS)) >= accepted
     [(run_id, _)] = markers(folder)

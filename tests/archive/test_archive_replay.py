@@ -16,7 +16,7 @@ from purgatory.service.registration import Registration
 from purgatory.service.translate.operations import OperationRun
 from tests.archive.archive_life import Life
 from tests.archive.archive_replay import Replay, rows_of, without
-from tests.service.serving import apply_events
+from tests.kit.served_host import apply_events
 
 STEPS = 120
 

@@ -20,7 +20,8 @@ from purgatory.service.registration import register_unary_wait
 from purgatory.service.settings import HostSettings
 from tests.archive.archive_kit import AT_MS, ArchivedHost, marks, produces
 from tests.archive.failing_disk import FailingDisk
-from tests.service.serving import RecordingListener, apply_events, eventually
+from tests.kit.eventually import eventually
+from tests.kit.served_host import RecordingListener, apply_events
 
 HOUR_MS = 3_600_000
 

@@ -10,7 +10,7 @@ import pytest
 
 from purgatory.extensions.archive import schema
 from tests.archive.archive_kit import ArchivedHost, marks, produces
-from tests.service.serving import apply_events
+from tests.kit.served_host import apply_events
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "archive.md"
 

@@ -13,14 +13,14 @@ from purgatory.extensions.archive.vocabulary import CannotArchive
 from purgatory.extensions.archive.writer_link import WriterLink
 from purgatory.testing import daemon_in_process
 from tests.archive.archive_kit import NOWHERE
-from tests.daemon_process import run_to_end
+from tests.kit.daemon import run_to_end
+from tests.kit.eventually import PATIENCE_S
 
 CREDENTIALS: Final = {
     "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"
 }  # fmt: skip
 LISTING: Final = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
 UPLOAD: Final = b"<InitiateMultipartUploadResult><UploadId>one</UploadId></InitiateMultipartUploadResult>"
-PATIENCE_S: Final = 60.0
 
 
 class Store:

@@ -17,7 +17,7 @@ from purgatory.extensions.archive.vocabulary import CallStamp
 from purgatory.extensions.archive.writer_process import NICENESS, LineOutput, serve
 from purgatory.extensions.archive.writer_protocol import WriterConfig, decode_frame, encode_frame, read_frame
 from tests.archive.archive_kit import CLOSE_S, NOWHERE, RUN, ThreadLink
-from tests.service.serving import eventually
+from tests.kit.eventually import eventually
 
 
 class NotingProcess:

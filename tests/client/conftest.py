@@ -1,14 +1,11 @@
-"""A client for the tests of clients, and daemons in the test's own process."""
+"""A client for the tests of clients."""
 
 from collections.abc import AsyncIterator
 
 import pytest
 from purgatory_client import AsyncClient
 
-from tests.daemon_process import DaemonProcess
-from tests.service.in_process import run_daemon
-
-__all__ = ["run_daemon"]
+from tests.kit.daemon import DaemonProcess
 
 
 @pytest.fixture

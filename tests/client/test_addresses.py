@@ -6,7 +6,7 @@ from purgatory_client.session.addresses import check_address
 
 from purgatory.cli.exit_codes import Exit
 from tests.client.cli.test_commands import purgatory
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 
 WRONG = [
     "", "127.0.0.1", "localhost", "127.0.0.1:WRONG", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:70000", ":7440",

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from purgatory_client import AsyncClient, Client, Outcome, errors, events
 
-from tests.daemon_process import DaemonProcess, daemon_environment
+from tests.kit.daemon import DaemonProcess, daemon_environment
 
 
 def test_the_same_calls_without_await(shared_daemon: DaemonProcess) -> None:

@@ -8,10 +8,8 @@ from purgatory_client import AsyncClient, OperationKind, Outcome, Result, batche
 from purgatory_client.session.detached_sessions import Registered
 from purgatory_client.session.session_core import SessionCore
 
-from tests.client.until import until_pending
-from tests.daemon_process import DaemonProcess
-from tests.service.in_process import RunDaemon
-from tests.service.serving import eventually
+from tests.kit.daemon import DaemonProcess, RunDaemon
+from tests.kit.eventually import eventually, until_pending
 
 LONG = 60.0
 

@@ -7,8 +7,8 @@ import pytest
 from purgatory_client import AsyncClient
 from purgatory_client.errors import WrongEventLoop
 
-from tests.client.until import until_pending
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import until_pending
 
 
 def test_client_connects_again_when_its_loop_is_closed(daemon: DaemonProcess) -> None:

@@ -11,8 +11,8 @@ from purgatory_client import AdvanceReceipt, AsyncClient
 from purgatory_client.errors import EventRefused, InvalidRequest, LimitExceeded, Unavailable
 from purgatory_client.prefix import Prefix
 
-from tests.conftest import StartDaemon
-from tests.service.serving import eventually
+from tests.kit.daemon import StartDaemon
+from tests.kit.eventually import eventually
 
 POSITIONS = st.integers(0, 12)
 STEPS = st.lists(

@@ -33,9 +33,8 @@ from purgatory.service.access.account import Accounts
 from purgatory.service.access.roles import Grants, Names
 from purgatory.service.visibility import may_see
 from tests.client.cli.test_commands import purgatory
-from tests.client.until import until_pending
-from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess, StartDaemon
+from tests.kit.eventually import until_pending
 
 LONG = 60.0
 TERMS_MAX = 2_000

@@ -13,8 +13,8 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.conformance import cases
 from tests.conformance.client_process import ClientProcess
-from tests.conftest import StartDaemon
-from tests.service.serving import eventually
+from tests.kit.daemon import StartDaemon
+from tests.kit.eventually import eventually
 from tests.strangers.client_builds import BUILT, build_go, build_java, build_typescript
 
 pytestmark = [pytest.mark.xdist_group("strangers"), pytest.mark.slow]

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.crash.crash_run import CrashRun
-from tests.crash.limited_disk import LimitedDisk, NotPossibleHere
-from tests.crash.power_cut import Power
+from tests.kit.faults import LimitedDisk, NotPossibleHere, Power
 
 ASYNC_SHARE: Final = 4
 POWER_SHARE: Final = 10

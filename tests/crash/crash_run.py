@@ -20,12 +20,11 @@ from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub as Stub
 from tests.crash.history import History
-from tests.crash.limited_disk import LimitedDisk, fold_log
 from tests.crash.outbox_caller import OutboxCaller
-from tests.crash.power_cut import Power
 from tests.crash.wire_caller import TOPICS, Broken, PushedMarks, WireCaller, channel_to
-from tests.daemon_process import DaemonProcess
-from tests.service.serving import high_watermark
+from tests.kit.daemon import DaemonProcess
+from tests.kit.faults import LimitedDisk, Power, fold_log
+from tests.kit.messages import high_watermark
 
 CALLERS: Final = 3
 LIFE_S_MAX: Final = 0.7

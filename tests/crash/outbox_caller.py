@@ -7,7 +7,8 @@ from typing import Final
 
 from tests.client.outbox.outbox_killed import Killed
 from tests.crash.wire_caller import Broken
-from tests.daemon_process import DaemonProcess, wait_until
+from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import wait_until
 
 KILLED: Final = 0.4
 WAITS_MAX: Final = 100_000

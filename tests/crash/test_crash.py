@@ -8,9 +8,8 @@ import pytest
 
 from purgatory.journal.crash_points import VARIABLE
 from tests.crash.crash_run import CrashRun
-from tests.crash.limited_disk import LimitedDisk, NotPossibleHere
-from tests.crash.power_cut import Power
-from tests.daemon_process import run_to_end
+from tests.kit.daemon import run_to_end
+from tests.kit.faults import LimitedDisk, NotPossibleHere, Power
 
 KILLS = 2
 

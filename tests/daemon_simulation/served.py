@@ -11,9 +11,9 @@ from purgatory.service.draining import drain
 from purgatory.service.host import Host
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from tests.daemon_simulation.engine_tap import EngineTap
-from tests.daemon_simulation.faulty_proxy import NOBODY
 from tests.daemon_simulation.plan import Plan
-from tests.service.serving import RecordingListener, start_server
+from tests.kit.proxy import NOBODY
+from tests.kit.served_host import RecordingListener, start_server
 
 DRAIN_S: Final = 10.0
 

@@ -18,14 +18,13 @@ from purgatory.engine import codes
 from tests.daemon_simulation.actors import Advancer, ClientActor, Day, event_of, operate, pass_by
 from tests.daemon_simulation.call_log import CallLog, SimulatedCall, now_ms
 from tests.daemon_simulation.checker import Checker
-from tests.daemon_simulation.faulty_proxy import FaultyProxy
 from tests.daemon_simulation.model import run_of
 from tests.daemon_simulation.plan import Plan, draw_plan, waking_events
 from tests.daemon_simulation.served import Served
 from tests.engine import plain
+from tests.kit.eventually import PATIENCE_S
+from tests.kit.proxy import FaultyProxy
 
-PATIENCE_S = 60.0
-"""Timeout for events that must happen, in seconds; generous for a busy machine."""
 POLL_S = 0.01
 WAKE_AGAIN_S = 0.2
 SETTLED_MS = 50

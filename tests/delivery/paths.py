@@ -13,7 +13,7 @@ from purgatory_client.wire.decode_results import arrived_batch
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
-from tests.service.serving import PATIENCE_S
+from tests.kit.eventually import PATIENCE_S
 
 PATHS: Final = ("rows", "columns", "server-sent events")
 

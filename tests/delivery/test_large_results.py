@@ -16,8 +16,9 @@ from purgatory.service.translate.sources import REASON_LENGTH_MAX
 from purgatory.v1 import operation_pb2, source_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.delivery.paths import PATHS, ReadResult, read_results
-from tests.service.in_process import InProcessDaemon, RunDaemon
-from tests.service.serving import DaemonChannel, produce, signal
+from tests.kit.daemon import InProcessDaemon, RunDaemon
+from tests.kit.messages import produce, signal
+from tests.kit.served_host import DaemonChannel
 
 KEYS = [f"job-{number}" for number in range(1_100)]
 VALUES = {key: key.encode().ljust(SIGNAL_VALUE_BYTES_MAX, b"-") for key in KEYS}

@@ -29,8 +29,9 @@ from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
-from tests.service.in_process import RunDaemon
-from tests.service.serving import RecordingListener, eventually
+from tests.kit.daemon import RunDaemon
+from tests.kit.eventually import eventually
+from tests.kit.served_host import RecordingListener
 
 POLICY: Final = (
     '[[grant]]\nto = ["ann", "bob"]\nroles = ["wait", "advance", "observe", "admin"]\ntopics = ["*"]\nkeys = ["*"]\n'

@@ -24,11 +24,11 @@ from purgatory_pipeline import sizes as pipeline_sizes
 from purgatory import sizes
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
 from tests.delivery.paths import PATHS, ReadResult, read_results
-from tests.service.in_process import InProcessDaemon, RunDaemon
-from tests.service.serving import PATIENCE_S, DaemonChannel, Peer, eventually, produce, serving, signal
+from tests.kit.daemon import DaemonProcess, InProcessDaemon, RunDaemon, StartDaemon
+from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.messages import produce, signal
+from tests.kit.served_host import DaemonChannel, Peer, serving
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 MODULES: Final = {"purgatory": sizes, "client": client_sizes, "pipeline": pipeline_sizes}

@@ -17,9 +17,9 @@ import yaml
 from examples.free_ports import free_port
 from purgatory.v1 import operation_pb2, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.conftest import StartDaemon
-from tests.daemon_process import DEADLINE_S
-from tests.service.serving import produce
+from tests.kit.daemon import StartDaemon
+from tests.kit.eventually import PATIENCE_S
+from tests.kit.messages import produce
 from tests.webhooks.callbacks import CallbackCaller, webhook_flags
 from tests.webhooks.receiver import WebhookReceiver
 
@@ -54,7 +54,7 @@ def queries() -> list[str]:
 def promtool(*arguments: str) -> str:
     """Run promtool and return its output; fail if it reports an error."""
     assert PROMTOOL is not None, "the test is skipped without it"
-    done = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -156,13 +156,13 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path,
         yield tmp_path / "targets.yml", address
     finally:
         process.kill()
-        process.wait(DEADLINE_S)
+        process.wait(PATIENCE_S)
 
 
 def firing(address: str) -> set[str]:
     """Alerts that are firing; empty while Prometheus does not respond yet."""
     try:
-        with urllib.request.urlopen(f"http://{address}/api/v1/alerts", timeout=DEADLINE_S) as response:
+        with urllib.request.urlopen(f"http://{address}/api/v1/alerts", timeout=PATIENCE_S) as response:
             return {alert["labels"]["alertname"] for alert in json.load(response)["data"]["alerts"]}
     except OSError:
         return set()
@@ -170,7 +170,7 @@ def firing(address: str) -> set[str]:
 
 def until_firing(address: str, *alerts: str, but: tuple[str, ...] = ()) -> None:
     """Wait until these alerts fire and those in `but` do not."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + PATIENCE_S
     while not (set(alerts) <= (now := firing(address)) and now.isdisjoint(but)):
         assert time.monotonic() < deadline, f"firing: {now}, expected: {alerts}, but not {but}"
         time.sleep(0.05)
@@ -196,12 +196,12 @@ def test_alerts_fire_under_a_planted_fault(
     ):
         rows = operation_pb2.OperationRows(operations=[produce(number, "t", 5, 1) for number in range(1, 10)])
         batch = wire.RegisterBatch(batch_id=1, rows=rows)
-        caller.stub.Register(wire.RegisterRequest(session_id="lazy", batch=batch), timeout=DEADLINE_S)
+        caller.stub.Register(wire.RegisterRequest(session_id="lazy", batch=batch), timeout=PATIENCE_S)
         until_firing(address, *lazy, but=("PurgatoryDown",))
         caller.register("refused", receiver.url(), ["gone", "refused"])
         caller.signal("gone", "refused")
         until_firing(address, *refused, but=("PurgatoryDown",))
-        caller.stub.Acknowledge(wire.AcknowledgeRequest(session_id="lazy", sequence=9), timeout=DEADLINE_S)
+        caller.stub.Acknowledge(wire.AcknowledgeRequest(session_id="lazy", sequence=9), timeout=PATIENCE_S)
         receiver.answer = lambda _received: 204
         ids = [letter.webhook_id for letter in caller.dead_letters()]
         caller.stub.DeleteDeadLetters(webhook_pb2.DeleteDeadLettersRequest(webhook_ids=ids))
@@ -213,10 +213,10 @@ def test_alerts_fire_under_a_planted_fault(
 def until_scraped(address: str) -> None:
     """Wait until Prometheus has scraped the initial counts twice."""
     query = "count_over_time(purgatory_outcomes_total%7Boutcome%3D%22expired%22%7D%5B1m%5D)%3E1"
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
-            with urllib.request.urlopen(f"http://{address}/api/v1/query?query={query}", timeout=DEADLINE_S) as response:
+            with urllib.request.urlopen(f"http://{address}/api/v1/query?query={query}", timeout=PATIENCE_S) as response:
                 if json.load(response)["data"]["result"]:
                     return
         except OSError:
@@ -237,7 +237,7 @@ def test_each_panel_shows_something(prometheus: tuple[Path, str], start_daemon: 
     until_scraped(address)
     values = {"$__rate_interval": "1m", "$job": ".*", "$instance": ".*"}
     unanswered = {re.sub(r"\$\w+", lambda found: values[found[0]], one) for one in queries() if FLEET not in one}
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + PATIENCE_S
     while unanswered := {one for one in unanswered if not answer_of(address, one)}:
         assert time.monotonic() < deadline, sorted(unanswered)
         time.sleep(0.1)
@@ -246,6 +246,6 @@ def test_each_panel_shows_something(prometheus: tuple[Path, str], start_daemon: 
 def answer_of(address: str, expression: str) -> list[Any]:
     """Prometheus's current result."""
     asked = f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
-    with urllib.request.urlopen(asked, timeout=DEADLINE_S) as response:
+    with urllib.request.urlopen(asked, timeout=PATIENCE_S) as response:
         found: list[Any] = json.load(response)["data"]["result"]
         return found

@@ -12,8 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess, daemon_environment
+from tests.kit.daemon import DaemonProcess, StartDaemon, daemon_environment
 from tests.ready.gate_kit import log_source
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "ready"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_process import DEADLINE_S, PACKAGE_PARENT, children_of, daemon_environment, is_running, wait_until
+from tests.kit.daemon import PACKAGE_PARENT, children_of, daemon_environment, is_running
+from tests.kit.eventually import PATIENCE_S, wait_until
 
 SLOW_MODULE = "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(600)\n"
 """Replaces gRPC: the daemon keeps importing for as long as a test needs."""
@@ -38,7 +39,7 @@ def importing_daemon(folder: Path, arguments: list[str], wrapper: list[str]) -> 
         yield (children_of(process.pid)[0] if wrapper else process.pid), process
     finally:
         process.kill()
-        process.wait(DEADLINE_S)
+        process.wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize("wrapper", [[], ["unshare", "--pid", "--kill-child"]], ids=["any process", "first process"])
@@ -50,5 +51,5 @@ def test_sigterm_ends_a_daemon_that_is_still_importing(tmp_path: Path, command: 
     with importing_daemon(tmp_path, COMMANDS[command], wrapper) as (daemon, process):
         os.kill(daemon, signal.SIGHUP)
         os.kill(daemon, signal.SIGTERM)
-        assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+        assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
         assert not is_running(daemon)

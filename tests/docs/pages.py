@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.daemon_process import daemon_environment
+from tests.kit.daemon import daemon_environment
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = [

@@ -26,10 +26,9 @@ from examples.free_ports import free_port
 from purgatory.cli.app import app as purgatory_app
 from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.flags import read_command_line
-from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
 from tests.docs.pages import ROOT, Block, blocks, comparable, play, shell, texts
 from tests.docs.where_blocks_run import NOT_RUN, PARSED, RUN_ELSEWHERE, SESSIONS, SESSIONS_ELSEWHERE, SHELL_PAGES
+from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.played_source import played_source
 
 LANGUAGES: Final = {"console", "go", "haproxy", "java", "json", "nginx", "python", "sh", "sql", "text", "toml", "ts"}

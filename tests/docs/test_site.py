@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_process import DaemonProcess
 from tests.docs.pages import PAGES, ROOT, texts
+from tests.kit.daemon import DaemonProcess
 from tests.strangers.client_builds import BUILT, build_go, build_java, build_typescript, tool_path
 
 START = ROOT / "docs" / "start"

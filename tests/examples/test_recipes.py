@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_process import DaemonProcess, daemon_environment
+from tests.kit.daemon import DaemonProcess, daemon_environment
 from tests.parsing import parsed
 
 PROJECT = Path(__file__).resolve().parents[2]

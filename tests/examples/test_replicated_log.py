@@ -17,7 +17,8 @@ import pytest
 from examples.replicated_log.proof import read_counters
 from purgatory.extensions.archive.schema import OUTCOMES
 from tests.archive.archive_replay import Replay, rows_of, without
-from tests.daemon_process import children_of, is_running, wait_until
+from tests.kit.daemon import children_of, is_running
+from tests.kit.eventually import wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
 RUN_SECONDS_MAX = 180

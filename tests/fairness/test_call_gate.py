@@ -25,17 +25,9 @@ from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.settings import HostSettings, LimitsSettings, SharesSettings
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.service.serving import (
-    DaemonChannel,
-    RecordingListener,
-    ServedHost,
-    eventually,
-    high_watermark,
-    produce,
-    produce_columns,
-    refused,
-    serving,
-)
+from tests.kit.eventually import eventually
+from tests.kit.messages import high_watermark, produce, produce_columns
+from tests.kit.served_host import DaemonChannel, RecordingListener, ServedHost, refused, serving
 
 HELD = wire.WaitRequest(operation=produce(1, "held", 1, timeout_ms=60_000))
 MET = wire.WaitRequest(operation=produce(1, "met", 1, timeout_ms=0))

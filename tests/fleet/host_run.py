@@ -19,7 +19,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.fleet.file_audit import check_files
 from tests.fleet.pair_run import Member
 from tests.fleet.shard_daemons import client_of, first_answer, refusal_of, session_of
-from tests.service.serving import PATIENCE_S, eventually
+from tests.kit.eventually import PATIENCE_S, eventually
 
 HOSTS: Final = ("127.0.0.2", "127.0.0.3")
 SILENCE: Final = ("--fleet-silence-ms", "3000")

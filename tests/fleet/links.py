@@ -5,7 +5,7 @@ from typing import Final, Self
 from urllib.parse import urlsplit
 
 from examples.free_ports import free_port
-from tests.daemon_simulation.faulty_proxy import BOTH, DOWN, UP, FaultyProxy
+from tests.kit.proxy import BOTH, DOWN, UP, FaultyProxy
 
 CUTS: Final = ("cut from the log", "cut from callers")
 WAYS: Final = (UP, DOWN, BOTH)

@@ -23,13 +23,13 @@ from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.leadership import EXIT_REPLACED
 from purgatory.journal.crash_points import FLEET_POINTS, NEVER, VARIABLE
 from tests.crash.crash_run import CrashRun
-from tests.crash.limited_disk import NotPossibleHere
-from tests.crash.power_cut import WallClock, build_library
 from tests.crash.wire_caller import Broken
-from tests.daemon_process import DEADLINE_S, StartedDaemon, start_process
-from tests.daemon_simulation.faulty_proxy import FaultyProxy
 from tests.fleet.links import CUTS, CUTS_S, WAYS, Links
 from tests.fleet.observer import Observer
+from tests.kit.daemon import StartedDaemon, start_process
+from tests.kit.eventually import PATIENCE_S
+from tests.kit.faults import NotPossibleHere, WallClock, build_library
+from tests.kit.proxy import FaultyProxy
 
 SILENCE_MS: Final = 600
 """Less than the default, so that there are more takeovers."""
@@ -114,7 +114,7 @@ class Member:
     def end(self, number: signal.Signals = signal.SIGKILL) -> None:
         if self.is_running:
             self.process.send_signal(number)
-        self.process.wait(DEADLINE_S)
+        self.process.wait(PATIENCE_S)
 
     def answers(self, path: str) -> bool:
         """Whether a probe is answered with 200."""
@@ -212,7 +212,7 @@ class PairRun(CrashRun):
 
     async def until_led(self) -> Member:
         """Wait until a daemon leads, and return it."""
-        deadline_s = time.monotonic() + DEADLINE_S
+        deadline_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline_s:
             for member in self._members:
                 member.start_if_ended()
@@ -242,7 +242,7 @@ class PairRun(CrashRun):
         if kind == "hand over by call":
             # The standby refuses. The leader is started again by the next check.
             if await asyncio.to_thread(fleet_command, ["handover", "--address", member.grpc_address]) == 0:
-                await asyncio.to_thread(member.process.wait, DEADLINE_S)
+                await asyncio.to_thread(member.process.wait, PATIENCE_S)
             return
         if kind == "crash point":
             point = f"{self._draw.choice(FLEET_POINTS)}:{self._draw.randint(1, 20)}"

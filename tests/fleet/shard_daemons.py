@@ -18,7 +18,8 @@ from purgatory.extensions.installed import ALL, ALL_SETTINGS
 from purgatory.flags import read_command_line
 from purgatory.service.translate.shards import shard_of
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from tests.daemon_process import DEADLINE_S, DaemonProcess, children_of, daemon_environment, is_running, wait_until
+from tests.kit.daemon import DaemonProcess, children_of, daemon_environment, is_running
+from tests.kit.eventually import PATIENCE_S, wait_until
 
 
 def session_of(shard: int, shards: int = 2, name: str = "session") -> str:
@@ -40,7 +41,7 @@ def first_answer(target: str, method: str, request: Any) -> Any:  # noqa: ANN401
     with grpc.insecure_channel(target) as channel:
         call = getattr(PurgatoryServiceStub(channel), method)
         is_stream = method in {"Session", "StreamResults", "AdvanceStream"}
-        answer = call(iter([request]) if method in {"Session", "AdvanceStream"} else request, timeout=DEADLINE_S)
+        answer = call(iter([request]) if method in {"Session", "AdvanceStream"} else request, timeout=PATIENCE_S)
         return next(answer) if is_stream else answer
 
 
@@ -88,14 +89,14 @@ class ShardSet:
     def stop(self) -> int:
         """End it with SIGTERM; returns its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(DEADLINE_S)
+        return self.process.wait(PATIENCE_S)
 
     def kill(self) -> None:
         """End it with SIGKILL, and return when its children have ended."""
         if self.process.poll() is None:
             children = children_of(self.process.pid)
             self.process.kill()
-            self.process.wait(DEADLINE_S)
+            self.process.wait(PATIENCE_S)
             wait_until(lambda: not any(map(is_running, children)), "the children end with their supervisor")
 
 

@@ -18,13 +18,9 @@ from purgatory.engine.limits import SIGNAL_VALUE_BYTES_MAX
 from purgatory.service.translate.shards import VALUE_BYTES_MAX, shard_of
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.client.until import until_pending
-from tests.daemon_process import wait_until
 from tests.fleet.shard_daemons import ShardSet, client_of
-from tests.service.in_process import InProcessDaemon, RunDaemon, run_daemon
-from tests.service.serving import eventually
-
-__all__ = ["run_daemon"]
+from tests.kit.daemon import InProcessDaemon, RunDaemon
+from tests.kit.eventually import eventually, until_pending, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -35,16 +35,13 @@ from purgatory.service.setting_sources import SettingsError
 from purgatory.service.translate import shards as daemon_shards
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.client.until import until_pending
-from tests.conftest import StartDaemon
-from tests.daemon_process import DEADLINE_S, daemon_environment, is_running, run_to_end, wait_until
 from tests.fleet.shard_daemons import ShardSet, client_of, first_answer, refusal_of, session_of, stand_by, start_one
-from tests.service.serving import eventually
+from tests.kit.daemon import StartDaemon, daemon_environment, is_running, run_to_end
+from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
 from tests.sources.file_source import FileSourceProcess, write_positions
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_S = 60.0
 CLIENTS = 12
 
 
@@ -182,7 +179,7 @@ def test_commands_show_all_shards(shards: ShardSet) -> None:
     def run(*command: str) -> str:
         return subprocess.run(
             [sys.executable, "-m", "purgatory", *command, "--address", shards.targets[1]],
-            env=daemon_environment({"COLUMNS": "200"}), capture_output=True, text=True, timeout=DEADLINE_S, check=True,
+            env=daemon_environment({"COLUMNS": "200"}), capture_output=True, text=True, timeout=PATIENCE_S, check=True,
         ).stdout  # fmt: skip
 
     sessions = [session_of(shard, name="listed") for shard in range(2)]
@@ -231,7 +228,7 @@ def test_tail_of_all_shards(shards: ShardSet, tmp_path: Path) -> None:
         wait_until(all_are_shown, "operations of both shards are shown")
     finally:
         tail.kill()
-        tail.wait(DEADLINE_S)
+        tail.wait(PATIENCE_S)
 
 
 async def test_sources_feed_each_shard(shards: ShardSet, tmp_path: Path) -> None:
@@ -357,7 +354,7 @@ async def test_marks_while_a_shard_is_down(tmp_path: Path) -> None:
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=DEADLINE_S,
+                timeout=PATIENCE_S,
                 check=False,
             )
             assert f"shard 0 at {targets[0]}: 0 pending" in shown.stdout

@@ -24,9 +24,9 @@ from purgatory.fleet.snapshots import (
     store_snapshot,
 )
 from purgatory.journal.directory import DATABASE
-from tests.daemon_process import wait_until
 from tests.fleet.test_standby import MemoryLog, group, log
 from tests.journal.test_damaged_copy import LAST, a_log, follow
+from tests.kit.eventually import wait_until
 
 __all__ = ["log"]
 

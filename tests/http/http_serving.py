@@ -26,7 +26,7 @@ from purgatory.service.http.site import HttpSite
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.settings import HostSettings, HttpSettings
-from tests.service.serving import ServedHost, all_methods, serving
+from tests.kit.served_host import ServedHost, all_methods, serving
 
 SERVICE = "/purgatory.v1.PurgatoryService"
 JSON, BINARY = "json", "proto"

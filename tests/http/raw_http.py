@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Self
 
 import h11
 
-PATIENCE_S: Final = 30.0
+from tests.kit.eventually import PATIENCE_S
 
 
 class Answer(NamedTuple):

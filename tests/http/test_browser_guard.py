@@ -8,10 +8,9 @@ import pytest
 
 from purgatory.service.access.tokens import add_token
 from purgatory.service.http.browser_guard import is_own_host
-from tests.daemon_process import DaemonProcess
 from tests.http.http_serving import SERVICE, serving_http
 from tests.http.raw_http import RawConnection, request
-from tests.service.in_process import ServeDaemon
+from tests.kit.daemon import DaemonProcess, ServeDaemon
 
 
 @pytest.mark.parametrize(

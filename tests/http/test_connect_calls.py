@@ -28,7 +28,8 @@ from tests.http.http_serving import (
     encoded,
     serving_http,
 )
-from tests.service.serving import eventually, high_watermark, produce, produce_columns, signal
+from tests.kit.eventually import eventually
+from tests.kit.messages import high_watermark, produce, produce_columns, signal
 
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]

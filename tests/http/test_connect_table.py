@@ -18,7 +18,8 @@ from purgatory.service.rpc.handlers import SERVICE
 from purgatory.v1 import event_pb2, operation_pb2, source_pb2, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.http.http_serving import BINARY, CODECS, JSON, Ending, HttpCaller, enveloped, over_grpc, serving_http
-from tests.service.serving import PATIENCE_S, eventually, high_watermark, produce, signal
+from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.messages import high_watermark, produce, signal
 
 UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED.value[0]
 TOPIC = operation_pb2.TopicPartition(topic="orders")

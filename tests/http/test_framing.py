@@ -12,8 +12,8 @@ import pytest
 
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.daemon_process import DaemonProcess
 from tests.http.raw_http import Answer, RawConnection, chunked, request
+from tests.kit.daemon import DaemonProcess
 
 SERVICE = "/purgatory.v1.PurgatoryService"
 WAIT = {"operation": {"operationId": "7", "timeoutMs": 1, "signal": {"keys": [{"key": "framing"}]}}}

@@ -10,8 +10,8 @@ import pytest
 
 from purgatory.service.sources.stale_index import StaleIndex, Unseen
 from purgatory.service.transport.linear_h11 import make_h11_linear
-from tests.daemon_process import DaemonProcess
 from tests.http.raw_http import RawConnection, chunked, request
+from tests.kit.daemon import DaemonProcess
 
 SERVICE = "/purgatory.v1.PurgatoryService"
 IMITATED = 'has no field named "" at "a.".\n Available: "['

@@ -5,8 +5,8 @@ import json
 from collections import Counter
 
 from tests.http.raw_http import request
-from tests.service.in_process import RunDaemon
-from tests.service.serving import eventually
+from tests.kit.daemon import RunDaemon
+from tests.kit.eventually import eventually
 
 SERVICE = "/purgatory.v1.PurgatoryService"
 COUNT = 1_000

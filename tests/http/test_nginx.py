@@ -16,9 +16,9 @@ from purgatory_client import AsyncClient, Outcome, waits
 
 from examples.free_ports import free_port
 from examples.secure_demo.authority import Authority
-from tests.daemon_process import DaemonProcess, wait_until
 from tests.docs.pages import texts
-from tests.service.serving import eventually
+from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import eventually, wait_until
 
 pytestmark = pytest.mark.xdist_group("nginx")
 

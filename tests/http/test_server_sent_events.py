@@ -18,7 +18,8 @@ from purgatory.service.http.connect_codecs import json_text
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.http.http_serving import HttpCaller, serving_http
-from tests.service.serving import PATIENCE_S, eventually, signal
+from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.messages import signal
 
 JSON_TEXT = "purgatory.service.http.server_sent_events.json_text"
 

@@ -6,9 +6,9 @@ import pytest
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from tests.kit.daemon import DaemonThread, ServeDaemon
+from tests.kit.messages import signal
 from tests.pipeline.page.browser import chromium_path, running_browser
-from tests.service.in_process import DaemonThread, ServeDaemon
-from tests.service.serving import signal
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 

@@ -1,11 +1,8 @@
-"""Daemons in the test's own process, whose journals try again soon."""
+"""Journals of daemons in the test's own process try again soon."""
 
 import pytest
 
 from purgatory.journal import thread
-from tests.service.in_process import run_daemon
-
-__all__ = ["run_daemon"]
 
 
 @pytest.fixture(autouse=True)

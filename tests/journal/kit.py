@@ -23,6 +23,7 @@ from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.archive.archive_life import KEYS, PARTITIONS
+from tests.kit.eventually import PATIENCE_S
 
 COLUMNS: Final = (
     "operation_ids", "kinds", "registered_ms", "deadlines_ms", "items_left", "item_counts", "required", "marks",
@@ -38,7 +39,6 @@ ITEM_COLUMNS: Final = (
 )  # fmt: skip
 
 BOOT: Final = "boot-1"
-PATIENCE_S: Final = 60.0
 
 
 def clocks_of(clock: ManualClock) -> ReadClocks:

@@ -14,9 +14,10 @@ from purgatory.journal.thread import JournalThread
 from purgatory.service.listeners.durable_journal import ASYNC_PAUSE_S, POLL_AT_END_S, DurableJournal
 from purgatory.service.recovery import OpenJournal
 from purgatory.testing import ManualClock
-from tests.journal.kit import PATIENCE_S, clocks_of, high_watermark, keep, new_host
-from tests.service.in_process import GC_FLAGS
-from tests.service.serving import apply_events
+from tests.journal.kit import clocks_of, high_watermark, keep, new_host
+from tests.kit.daemon import GC_FLAGS
+from tests.kit.eventually import PATIENCE_S
+from tests.kit.served_host import apply_events
 
 CHANGES = 200
 ROUNDING_S = 0.001

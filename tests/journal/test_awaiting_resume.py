@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.journal.kit import JournaledHost, copy_files, high_watermark, register
-from tests.service.serving import apply_events
+from tests.kit.served_host import apply_events
 
 WAITS = 4
 

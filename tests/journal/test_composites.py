@@ -7,7 +7,7 @@ from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.service.registration import Registration
 from purgatory.service.translate.operations import OperationRun
 from tests.journal.kit import JournaledHost, picture
-from tests.service.serving import apply_events
+from tests.kit.served_host import apply_events
 
 PARTITIONS = [("t", 0), ("t", 1), ("t", 2)]
 KEYS = ["job", "job/failed"]

@@ -9,7 +9,8 @@ from purgatory.journal.group import Moment
 from purgatory.service.host import Host
 from purgatory.service.recovery import OpenJournal
 from purgatory.testing import ManualClock
-from tests.journal.kit import PATIENCE_S, new_host, register
+from tests.journal.kit import new_host, register
+from tests.kit.eventually import PATIENCE_S
 
 HOUR_MS = 3_600_000
 DOWN_MS = 2_000

@@ -16,7 +16,7 @@ from purgatory.journal.sql_schema import migrate
 from purgatory.service.listeners.durable_journal import DurableJournal
 from purgatory.service.recovery import OpenJournal
 from tests.journal.kit import JournaledHost, high_watermark, register
-from tests.service.serving import apply_events
+from tests.kit.served_host import apply_events
 
 SESSIONS = ("a", "b")
 WAITS = 10

@@ -16,9 +16,10 @@ from purgatory.service.errors import BatchRejected
 from purgatory.service.host import Host
 from purgatory.service.metrics.exposition import make_registry
 from purgatory.service.metrics.metrics import Metrics
-from tests.journal.kit import PATIENCE_S, JournaledHost, high_watermark, register
+from tests.journal.kit import JournaledHost, high_watermark, register
 from tests.journal.test_damage import read
-from tests.service.serving import apply_events
+from tests.kit.eventually import PATIENCE_S
+from tests.kit.served_host import apply_events
 
 
 class FailingCommits(CrashPoints):

@@ -15,11 +15,11 @@ from purgatory.journal.errors import JournalLocked
 from purgatory.service.errors import BatchRejected
 from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.conftest import StartDaemon
-from tests.daemon_process import wait_until
-from tests.journal.kit import PATIENCE_S, JournaledHost, register
+from tests.journal.kit import JournaledHost, register
 from tests.journal.test_disk import until_closed
-from tests.service.serving import high_watermark
+from tests.kit.daemon import StartDaemon
+from tests.kit.eventually import PATIENCE_S, wait_until
+from tests.kit.messages import high_watermark
 from tests.service.test_daemon import fetch_page
 
 

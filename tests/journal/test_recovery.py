@@ -14,7 +14,8 @@ from purgatory.service.host import Host
 from purgatory.service.recovery import OpenJournal
 from purgatory.testing import ManualClock
 from tests.archive.archive_life import Life
-from tests.journal.kit import ITEM_COLUMNS, PATIENCE_S, PowerCut, copy_files, keep, picture
+from tests.journal.kit import ITEM_COLUMNS, PowerCut, copy_files, keep, picture
+from tests.kit.eventually import PATIENCE_S
 
 SEEDS = (0, 1, 4)
 STEPS = 60

@@ -11,11 +11,9 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.results import SIGNAL_FAILED, Outcome
 from purgatory_client.terms import at_least, mark, signal
 
-from tests.client.until import until_pending
-from tests.daemon_process import DaemonProcess
-from tests.journal.kit import PATIENCE_S, copy_files
-from tests.service.in_process import InProcessDaemon, RunDaemon
-from tests.service.serving import eventually
+from tests.journal.kit import copy_files
+from tests.kit.daemon import DaemonProcess, InProcessDaemon, RunDaemon
+from tests.kit.eventually import PATIENCE_S, eventually, until_pending
 
 LONG_MS = 3_600_000
 """So that nothing expires on a busy machine."""

@@ -17,8 +17,9 @@ from purgatory.service.host import Host
 from purgatory.service.listeners.durable_journal import DurableJournal
 from purgatory.service.listeners.journal_metrics import JournalStatistics
 from purgatory.service.sessions.session import Session
-from tests.journal.kit import PATIENCE_S, JournaledHost, high_watermark, register
-from tests.service.serving import apply_events
+from tests.journal.kit import JournaledHost, high_watermark, register
+from tests.kit.eventually import PATIENCE_S
+from tests.kit.served_host import apply_events
 
 PAGES_MAX = 20
 

@@ -18,7 +18,7 @@ from purgatory_connectors.publisher.observation import (
 from purgatory_connectors.publisher.publisher import Publisher
 from purgatory_connectors.uri import SourceUri
 
-PATIENCE_S = 60.0
+from tests.kit.eventually import PATIENCE_S
 
 
 class RecordingPublisher(Publisher):

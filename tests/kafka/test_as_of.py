@@ -13,10 +13,10 @@ from purgatory_client import AsyncClient
 from purgatory_client.errors import Unavailable
 from purgatory_connectors.errors import SourceStale
 
-from tests.conftest import StartDaemon
-from tests.daemon_process import daemon_environment
 from tests.kafka.clients import ClusterClients
-from tests.kafka.recording_publisher import PATIENCE_S, running_source
+from tests.kafka.recording_publisher import running_source
+from tests.kit.daemon import StartDaemon, daemon_environment
+from tests.kit.eventually import PATIENCE_S
 from tests.ready.gate_kit import ask, until
 
 HOUR_MS = 3_600_000

@@ -5,10 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.conftest import StartDaemon
-from tests.daemon_process import daemon_environment
 from tests.docs.pages import commands_about, shell, sources_about, texts
 from tests.kafka.clients import ClusterClients
+from tests.kit.daemon import StartDaemon, daemon_environment
 
 PARTITIONS = 4
 RECORDS = 43

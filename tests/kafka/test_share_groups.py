@@ -22,7 +22,8 @@ from purgatory_connectors.kafka.mark_names import MarkNames, ParsedName
 
 from examples.kafka_cluster import KafkaCluster
 from tests.kafka.clients import QUIET, ClusterClients
-from tests.kafka.recording_publisher import PATIENCE_S, running_source
+from tests.kafka.recording_publisher import running_source
+from tests.kit.eventually import PATIENCE_S
 
 TAGS = ("tags", TaggedFields)
 TEXT = CompactString("utf-8")

@@ -26,11 +26,10 @@ from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2, result_pb2
-from tests.client.until import until_pending
-from tests.conftest import StartDaemon
-from tests.daemon_process import daemon_environment
-from tests.service.in_process import RunDaemon
-from tests.service.serving import DaemonChannel, Peer, apply_events, eventually, produce, produce_columns, serving
+from tests.kit.daemon import RunDaemon, StartDaemon, daemon_environment
+from tests.kit.eventually import eventually, until_pending
+from tests.kit.messages import produce, produce_columns
+from tests.kit.served_host import DaemonChannel, Peer, apply_events, serving
 from tests.service.test_daemon import fetch_page, sums_by_kind
 
 LONG = 3_600.0

@@ -20,8 +20,8 @@ from purgatory_client.errors import PurgatoryClientError
 
 from examples.secure_demo.authority import Authority
 from purgatory.extensions.fleet.fleet_view import LEADING, FleetView
-from tests.daemon_process import DEADLINE_S
-from tests.service.in_process import DaemonThread
+from tests.kit.daemon import DaemonThread
+from tests.kit.eventually import PATIENCE_S
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
@@ -137,7 +137,7 @@ def scrape(daemon: DaemonThread, authority: Authority) -> list[Metric]:
     context = ssl.create_default_context(cadata=authority.certificate_pem.decode())
     accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
     request = urllib.request.Request(f"https://{daemon.http_address}/metrics", headers=accept)
-    with urllib.request.urlopen(request, timeout=DEADLINE_S, context=context) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S, context=context) as response:
         return list(parsed(response.read().decode()))
 
 
@@ -166,13 +166,13 @@ async def use(daemon: DaemonThread, folder: Path) -> None:
             with pytest.raises(PurgatoryClientError):
                 await call
         ticket = await client.submit(waits.produce({"t-0": 99}))
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not await client.cancel(partition="t-0"):  # noqa: ASYNC110 - it is on its way
                 await asyncio.sleep(0.01)
         await client.result(ticket)
         await client.status(remaining_time=True)
         assert [one async for one in client.partitions()]
-        async with client.attach_source("a source", ["kafka/"]), asyncio.timeout(DEADLINE_S):
+        async with client.attach_source("a source", ["kafka/"]), asyncio.timeout(PATIENCE_S):
             while not (await client.status()).sources:  # noqa: ASYNC110 - another process's state
                 await asyncio.sleep(0.01)
 

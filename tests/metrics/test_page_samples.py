@@ -10,7 +10,7 @@ from purgatory.extensions.page.bucket_counts import COUNTED_AT_ONCE, BucketCount
 from purgatory.extensions.page.last_hour import SAMPLES_MAX, LastHour
 from purgatory.service.metrics.metrics import Metrics
 from tests.engine.world import World
-from tests.service.serving import serving
+from tests.kit.served_host import serving
 
 
 async def test_samples_become_rates_and_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:

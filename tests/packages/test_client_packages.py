@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import purgatory
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 from tests.packages.client_packages import go_environment, go_proxy
 from tests.strangers.client_builds import (
     BUILT,

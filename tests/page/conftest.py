@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser
 from purgatory_client.blocking import Client
 
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 from tests.page.many_waits import register_crowd, register_waits, tell_marks
 from tests.page.steady_load import steady_load
 from tests.pipeline.page.browser import chromium_path, running_browser

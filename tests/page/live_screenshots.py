@@ -11,7 +11,7 @@ from typing import Literal
 
 from purgatory_client.blocking import Client
 
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 from tests.page.many_waits import register_waits, tell_marks
 from tests.page.steady_load import steady_load
 from tests.page.watched_page import watched_page

@@ -4,7 +4,7 @@ import json
 import urllib.request
 from typing import Any
 
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 
 TOPIC_OF_ITS_OWN = "refunds"
 

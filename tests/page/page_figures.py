@@ -15,7 +15,7 @@ from typing import Final
 from playwright.sync_api import Browser
 from purgatory_client.blocking import Client
 
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 from tests.page.many_waits import register_crowd
 from tests.page.page_calls import call
 from tests.page.steady_load import steady_load

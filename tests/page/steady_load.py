@@ -10,7 +10,7 @@ from typing import Final
 
 from purgatory_client import AsyncClient, events
 
-from tests.daemon_process import daemon_environment
+from tests.kit.daemon import daemon_environment
 
 TOPIC: Final = "clicks"
 PARTITIONS: Final = 12

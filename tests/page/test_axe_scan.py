@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 from tests.page.many_waits import SESSION
 from tests.page.page_calls import register_one
 from tests.page.watched_page import watched_page

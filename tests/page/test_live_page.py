@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 from tests.page.many_waits import HOSTILE_KEY, HOSTILE_TOPIC, SESSION, WAITS
 from tests.page.page_calls import TOPIC_OF_ITS_OWN, call, register_one
 from tests.page.watched_page import watched_page

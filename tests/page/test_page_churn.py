@@ -6,8 +6,7 @@ import subprocess
 import pytest
 from playwright.sync_api import Browser
 
-from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.page.watched_page import size_of, watched_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]

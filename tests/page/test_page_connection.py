@@ -7,7 +7,7 @@ from playwright.sync_api import Browser
 from purgatory_client.blocking import Client
 
 from purgatory.service.access.tokens import add_token
-from tests.conftest import StartDaemon
+from tests.kit.daemon import StartDaemon
 from tests.page.many_waits import SESSION, WAITS, register_waits
 from tests.page.page_calls import TOPIC_OF_ITS_OWN, call, register_one
 from tests.page.watched_page import watched_page

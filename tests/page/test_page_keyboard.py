@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import Browser
 
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 from tests.page.page_calls import call, register_one
 from tests.page.watched_page import watched_page
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.page.many_waits import CROWD, SESSION, URGENT
 from tests.page.page_calls import call, register_one
 from tests.page.watched_page import WatchedPage, watched_page

@@ -9,8 +9,7 @@ from purgatory_client import events
 from purgatory_client.blocking import Client
 
 from purgatory.extensions.page.daemon_views import documentation_url
-from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.page.page_calls import TOPIC_OF_ITS_OWN, register_one
 from tests.page.watched_page import watched_page
 

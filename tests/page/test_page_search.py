@@ -9,7 +9,7 @@ from purgatory_client.blocking import Client
 
 from tests.client.cli.test_commands import program
 from tests.client.cli.test_top import PseudoTerminal
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 from tests.page.many_waits import CROWD, HOUR_MS, URGENT, URGENT_SESSION
 from tests.page.page_calls import call, register_one
 from tests.page.watched_page import WatchedPage, watched_page

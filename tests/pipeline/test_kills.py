@@ -11,7 +11,7 @@ from purgatory_client import Client
 from purgatory_pipeline.cli import main
 from pyspark.sql import SparkSession
 
-from tests.conftest import StartDaemon
+from tests.kit.daemon import StartDaemon
 from tests.pipeline.datasource import result_kills
 from tests.pipeline.stream import stream_kills
 

@@ -15,7 +15,7 @@ from purgatory_pipeline.cli import main
 from pyspark.sql import SparkSession
 
 from purgatory.extensions.archive import schema
-from tests.conftest import StartDaemon
+from tests.kit.daemon import StartDaemon
 
 WAITS = 30
 PER_RUN = 10

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from examples.local_postgres import ROLE, LocalPostgres
-from tests.conftest import StartDaemon
 from tests.docs.pages import commands_about, shell, sources_about
+from tests.kit.daemon import StartDaemon
 
 
 class Status(BaseHTTPRequestHandler):

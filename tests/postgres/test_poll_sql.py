@@ -13,7 +13,7 @@ from purgatory_client import Client, Outcome
 from purgatory_client.errors import NotFound
 
 from examples.local_postgres import ROLE, LocalPostgres, LocalServer
-from tests.daemon_process import DaemonProcess, daemon_environment
+from tests.kit.daemon import DaemonProcess, daemon_environment
 from tests.postgres.watched_servers import until
 
 QUERY = "SELECT name, position FROM progress"

@@ -16,9 +16,8 @@ from purgatory_client.errors import NotFound
 from purgatory_client.sources.log_positions import lsn_of_offset
 
 from examples.local_postgres import ROLE, LocalPostgres, LocalServer
-from tests.daemon_process import DaemonProcess, daemon_environment
-
-PATIENCE_S: Final = 60.0
+from tests.kit.daemon import DaemonProcess, daemon_environment
+from tests.kit.eventually import PATIENCE_S
 
 
 def until(condition: Callable[[], object], what: str) -> None:

@@ -13,7 +13,7 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.events import high_watermark, truncation
 from purgatory_client.sources.source_link import EndsWanted, MarkEnd, SourceLink, SourceState, StaleMarks
 
-from tests.service.serving import PATIENCE_S, eventually
+from tests.kit.eventually import PATIENCE_S, eventually
 
 TOPIC = "kafka/billing/orders"
 

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from purgatory_client import AsyncClient, batches
 
-from tests.daemon_process import DaemonProcess, daemon_environment
+from tests.kit.daemon import DaemonProcess, RunDaemon, daemon_environment
 from tests.ready.gate_kit import TOPIC, ask, log_source, until
-from tests.service.in_process import RunDaemon
 
 pytestmark = pytest.mark.slow
 READY, EXPIRED, UNAVAILABLE, REFUSED, USAGE = 0, 11, 13, 15, 2

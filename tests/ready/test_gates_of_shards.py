@@ -15,8 +15,8 @@ from purgatory_client.views import OperationOrder
 from examples.free_ports import free_ports
 from purgatory.cli.inspecting.all_shards import over_shards
 from purgatory.service.access.tokens import HEAD, add_token
+from tests.kit.daemon import InProcessDaemon, RunDaemon
 from tests.ready.gate_kit import ask, log_source
-from tests.service.in_process import InProcessDaemon, RunDaemon
 
 READY, WAITING = HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE
 

@@ -13,9 +13,9 @@ from purgatory_client.sources.source_link import StaleMarks
 
 from purgatory.extensions.ready import ready_gates
 from purgatory.service.access.tokens import HEAD, add_token
+from tests.kit.daemon import RunDaemon
+from tests.kit.eventually import eventually
 from tests.ready.gate_kit import TOPIC, ask, log_source, until
-from tests.service.in_process import RunDaemon
-from tests.service.serving import eventually
 
 READY, WAITING = HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE
 

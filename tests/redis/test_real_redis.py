@@ -13,9 +13,8 @@ from purgatory_connectors.cli import open_source
 from purgatory_connectors.errors import SourceRefused
 from purgatory_connectors.uri import SourceUri
 
-from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
 from tests.docs.pages import commands_about, shell, sources_about
+from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.redis.local_redis import LocalRedis, NoRedis
 from tests.sources.publishing import publishing, until_mark
 

@@ -11,7 +11,7 @@ from purgatory_connectors.publisher.polled_source import Unreadable
 from purgatory_connectors.redis.redis_source import RedisSource
 from purgatory_connectors.uri import SourceUri
 
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 from tests.sources.publishing import publishing
 
 PRIMARY = "role:master\r\nmaster_replid:a1\r\nmaster_replid2:0\r\nmaster_repl_offset:7\r\nsecond_repl_offset:-1\r\n"

@@ -11,8 +11,8 @@ import pytest
 from purgatory.clock import NS_PER_MS
 from purgatory.service import alarm as alarm_module
 from purgatory.service.alarm import Alarm, KernelAlarm, LoopAlarm, OnAlarm, make_alarm
+from tests.kit.eventually import PATIENCE_S
 
-PATIENCE_S = 60.0
 LOOP_RESOLUTION_MS = 1
 """Loops may fire up to this much early, because of their own resolution in time."""
 

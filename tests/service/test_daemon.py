@@ -35,10 +35,17 @@ from purgatory.run_daemon import Stopping, main
 from purgatory.service.setting_sources import load_settings
 from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.conftest import StartDaemon
-from tests.daemon_process import DEADLINE_S, DaemonProcess, run_to_end, wait_until
-from tests.service.in_process import DaemonThread, InProcessDaemon, RunDaemon, ServeDaemon
-from tests.service.serving import high_watermark, produce, produce_columns
+from tests.kit.daemon import (
+    DaemonProcess,
+    DaemonThread,
+    InProcessDaemon,
+    RunDaemon,
+    ServeDaemon,
+    StartDaemon,
+    run_to_end,
+)
+from tests.kit.eventually import PATIENCE_S, wait_until
+from tests.kit.messages import high_watermark, produce, produce_columns
 
 SERVICE = "purgatory.v1.PurgatoryService"
 
@@ -54,7 +61,7 @@ def advance_rows(topic: str, offset: int) -> event_pb2.EventRows:
 def fetch_page(daemon: DaemonProcess | DaemonThread | InProcessDaemon, path: str) -> tuple[int, str]:
     """Return status and text of a page of the HTTP site."""
     try:
-        with urllib.request.urlopen(f"http://{daemon.http_address}{path}", timeout=DEADLINE_S) as response:
+        with urllib.request.urlopen(f"http://{daemon.http_address}{path}", timeout=PATIENCE_S) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -99,7 +106,7 @@ def test_reflection_lists_and_describes_the_service(channel: grpc.Channel) -> No
         reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
     ]
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-    listed, described = stub.ServerReflectionInfo(iter(requests), timeout=DEADLINE_S)
+    listed, described = stub.ServerReflectionInfo(iter(requests), timeout=PATIENCE_S)
     names = {service.name for service in listed.list_services_response.service}
     assert {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"} <= names
     assert described.file_descriptor_response.file_descriptor_proto
@@ -110,13 +117,13 @@ def work_of_every_outcome(daemon: DaemonThread, channel: grpc.Channel) -> object
     is kept.
     """
     stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
-    stub.Advance(wire.AdvanceRequest(rows=advance_rows("done", 10)), timeout=DEADLINE_S)
+    stub.Advance(wire.AdvanceRequest(rows=advance_rows("done", 10)), timeout=PATIENCE_S)
     for _ in range(2):
-        assert stub.Wait(wait_request("done", 10), timeout=DEADLINE_S).result.outcome == result_pb2.OUTCOME_SATISFIED
-    expired = stub.Wait(wait_request("late", 10, timeout_ms=1), timeout=DEADLINE_S).result
+        assert stub.Wait(wait_request("done", 10), timeout=PATIENCE_S).result.outcome == result_pb2.OUTCOME_SATISFIED
+    expired = stub.Wait(wait_request("late", 10, timeout_ms=1), timeout=PATIENCE_S).result
     assert expired.outcome == result_pb2.OUTCOME_EXPIRED
     with pytest.raises(grpc.RpcError):
-        stub.Wait(wait_request("bad", -5), timeout=DEADLINE_S)
+        stub.Wait(wait_request("bad", -5), timeout=PATIENCE_S)
     cancelled = stub.Wait.future(wait_request("given-up", 10))
     wait_until(lambda: pending(daemon) == 1, "the call waits")
     cancelled.cancel()
@@ -150,7 +157,7 @@ def test_metrics_add_up_and_pass_the_linter(serve_daemon: ServeDaemon) -> None:
     promtool = shutil.which("promtool")
     if promtool is not None:
         checked = subprocess.run(
-            [promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+            [promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
         assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
     families = list(text_string_to_metric_families(text))
@@ -175,7 +182,7 @@ def test_sigterm_answers_everything_and_exits_0(start_daemon: StartDaemon) -> No
         advances = stub.AdvanceStream(iter(requests.get, None))
         assert next(advances).HasField("receipt")
         assert daemon.stop() == 0
-        outcomes = [answer.result(timeout=DEADLINE_S).result.outcome for answer in answers]
+        outcomes = [answer.result(timeout=PATIENCE_S).result.outcome for answer in answers]
         assert outcomes == [result_pb2.OUTCOME_SHUTTING_DOWN] * 20
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
     assert "SIGTERM: shutting down, 20 operations pending" in daemon.log
@@ -250,7 +257,7 @@ def test_two_signals_at_once_are_one_shutdown(start_daemon: StartDaemon, tmp_pat
         assert (receipt.accepted, receipt.durability) == (10_000, wire.DURABILITY_ASYNC)
         for number in (signal.SIGINT, signal.SIGTERM):
             daemon.process.send_signal(number)
-        assert daemon.process.wait(DEADLINE_S) == 0
+        assert daemon.process.wait(PATIENCE_S) == 0
     assert "exiting at once" not in daemon.log
     with grpc.insecure_channel(start_daemon(*folder).address) as channel:
         status = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel).GetStatus(wire.GetStatusRequest())

@@ -9,7 +9,7 @@ import pytest
 from purgatory.extension import StartupError, chosen
 from purgatory.extensions.installed import ALL, ALL_SETTINGS
 from purgatory.service.setting_sources import load_settings
-from tests.service.in_process import RunDaemon
+from tests.kit.daemon import RunDaemon
 
 NAMES = [extension.name for extension in ALL]
 

@@ -23,17 +23,9 @@ from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2
-from tests.service.serving import (
-    PATIENCE_S,
-    Peer,
-    RecordingListener,
-    apply_events,
-    eventually,
-    produce,
-    refused,
-    serving,
-    signal,
-)
+from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.messages import produce, signal
+from tests.kit.served_host import Peer, RecordingListener, apply_events, refused, serving
 
 
 def produces(count: int, topic: str, timeout_ms: int = 600_000, first_id: int = 1) -> OperationRun:

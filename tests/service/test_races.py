@@ -20,7 +20,7 @@ from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
-from tests.service.serving import apply_events
+from tests.kit.served_host import apply_events
 
 TIMEOUT_MS = 1_000
 PARTITION = ("orders", 3)

@@ -19,7 +19,7 @@ from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.service.serving import produce
+from tests.kit.messages import produce
 
 BATCH_MAX = 8
 SETTINGS = HostSettings(limits=LimitsSettings(operations_per_batch_max=BATCH_MAX))

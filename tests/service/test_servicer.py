@@ -12,7 +12,9 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.v1 import event_pb2, operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.service.serving import Peer, ServedHost, eventually, high_watermark, produce, refused, serving, signal
+from tests.kit.eventually import eventually
+from tests.kit.messages import high_watermark, produce, signal
+from tests.kit.served_host import Peer, ServedHost, refused, serving
 
 
 @pytest.fixture

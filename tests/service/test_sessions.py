@@ -10,7 +10,9 @@ from purgatory.service.settings import HostSettings, LimitsSettings, SessionSett
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.service.serving import Peer, ServedHost, eventually, produce, produce_columns, refused, serving, signal
+from tests.kit.eventually import eventually
+from tests.kit.messages import produce, produce_columns, signal
+from tests.kit.served_host import Peer, ServedHost, refused, serving
 
 
 def ids_and_sequences(batch: wire.ResultBatch) -> list[tuple[int, int]]:

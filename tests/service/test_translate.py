@@ -18,7 +18,7 @@ from purgatory.service.translate.events import events_from_rows
 from purgatory.service.translate.operations import parts_from_columns, parts_from_rows
 from purgatory.service.translate.results import event_refusals, fill_columns, fill_rows
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
-from tests.service.serving import produce, signal
+from tests.kit.messages import produce, signal
 
 TOPIC_PARTITION = operation_pb2.TopicPartition(topic="orders", partition=3)
 

@@ -12,7 +12,7 @@ from purgatory_connectors.cli import open_source
 from purgatory_connectors.publisher.publisher import Publisher
 from purgatory_connectors.uri import SourceUri
 
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 
 
 @asynccontextmanager

@@ -23,9 +23,8 @@ from purgatory_connectors.poll.poll_source import PollSource, positions_of
 from purgatory_connectors.publisher.polled_source import Unreadable
 from purgatory_connectors.uri import SourceUri
 
-from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
 from tests.kafka.recording_publisher import RecordingPublisher
+from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.sources.publishing import publishing, until_mark
 
 FAST = "poll_ms=5&idle_poll_ms=10"

@@ -14,8 +14,7 @@ from purgatory_connectors.publisher.observation import End, Observation, SeenRep
 from purgatory_connectors.publisher.publisher import Publisher, Source
 
 from examples.free_ports import free_ports
-from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.sources.file_source import FileSourceProcess, Positions, write_positions
 
 LATE_S = 10.0

@@ -17,8 +17,7 @@ from purgatory_client import AsyncClient
 from purgatory_connectors.source_program import NoRepetitions
 
 from purgatory.extensions.connectors.supervised_sources import SupervisedSource
-from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess, children_of, is_running
+from tests.kit.daemon import DaemonProcess, StartDaemon, children_of, is_running
 
 NOWHERE = "poll+http://127.0.0.1:9"
 """An address without a server: the source is stale at once and keeps retrying."""

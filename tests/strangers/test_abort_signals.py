@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 from tests.strangers.client_builds import BUILT, CLIENTS, build_typescript
 
 PROGRAM = """

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page
 
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 from tests.pipeline.page.browser import chromium_path, running_browser
 from tests.strangers.client_builds import bundle_typescript
 from tests.strangers.cutting_proxy import CuttingProxy

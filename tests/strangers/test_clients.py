@@ -16,8 +16,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.daemon_process import DaemonProcess
-from tests.service.serving import high_watermark
+from tests.kit.daemon import DaemonProcess
+from tests.kit.messages import high_watermark
 from tests.strangers.client_builds import BUILT, build_go, build_java, build_typescript
 from tests.strangers.cutting_proxy import CuttingProxy
 

@@ -22,9 +22,9 @@ from purgatory_client import Client, errors
 from examples.free_ports import free_port
 from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.leadership import EXIT_REPLACED
-from tests.daemon_process import DEADLINE_S, wait_until
 from tests.docs.pages import texts
 from tests.fleet.pair_run import Member
+from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.postgres.conftest import not_started
 from tests.strangers.client_builds import skip_unless_required, tool_path
 from tests.strangers.test_clients import BUILDS, as_expected, expected_lines, started
@@ -64,7 +64,7 @@ class Pair:
         failed, self._failed = self._failed, None
         if failed is not None and failed.is_running:
             failed.process.send_signal(signal.SIGCONT)
-            assert failed.process.wait(DEADLINE_S) == EXIT_REPLACED, failed.log
+            assert failed.process.wait(PATIENCE_S) == EXIT_REPLACED, failed.log
         self.until(lambda: all(one.answers("/readyz") for one in self.members), "both are ready")
         self.until(lambda: sum(one.answers("/leaderz") for one in self.members) == 1, "one of them leads")
 
@@ -150,7 +150,7 @@ def haproxy(program: str, pair: Pair, folder: Path) -> Iterator[tuple[str, str]]
         raise
     finally:
         process.terminate()
-        process.wait(DEADLINE_S)
+        process.wait(PATIENCE_S)
 
 
 def call(address: str, method: str, request: object) -> tuple[int, Any]:
@@ -158,7 +158,7 @@ def call(address: str, method: str, request: object) -> tuple[int, Any]:
     url = f"http://{address}/purgatory.v1.PurgatoryService/{method}"
     body = json.dumps(request).encode()
     try:
-        with urlopen(Request(url, body, {"Content-Type": "application/json"}), timeout=DEADLINE_S) as answer:
+        with urlopen(Request(url, body, {"Content-Type": "application/json"}), timeout=PATIENCE_S) as answer:
             return answer.status, json.load(answer)
     except HTTPError as error:
         with error:
@@ -195,7 +195,7 @@ def balanced_calls(program: str, pair: Pair, topic: str, folder: Path) -> Iterat
         yield
         assert unary.result()[0] in REFUSED
         advance(2)
-        with urlopen(f"http://{http}/v1/results?session={session}", timeout=DEADLINE_S) as results:
+        with urlopen(f"http://{http}/v1/results?session={session}", timeout=PATIENCE_S) as results:
             assert any(b"OUTCOME_SATISFIED" in line for line in results)
         with Client(grpc_address) as client:
             pair.until(lambda: client.partition(f"{topic}-0").high_watermark == 2, "gRPC finds the leader too")

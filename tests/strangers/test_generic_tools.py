@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 from tests.strangers.client_builds import ROOT, go_tool, tool_path
 
 PAGE = (ROOT / "docs" / "grpc.md").read_text("utf-8")

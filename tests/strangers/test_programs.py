@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 from tests.strangers.client_builds import CLIENTS, ROOT, build_go, build_java, build_typescript
 
 PAGE = (ROOT / "docs" / "grpc.md").read_text("utf-8")

@@ -7,7 +7,8 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2 as messages
 
-from tests.daemon_process import DEADLINE_S, DaemonProcess
+from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import PATIENCE_S
 
 SERVICE = "purgatory.v1.PurgatoryService"
 SERVICE_FILE = "purgatory/v1/purgatory_service.proto"
@@ -29,7 +30,7 @@ def ask(
         messages.ServerReflectionRequest.SerializeToString,
         messages.ServerReflectionResponse.FromString,
     )
-    return list(call(iter(requests), timeout=DEADLINE_S))
+    return list(call(iter(requests), timeout=PATIENCE_S))
 
 
 def files_of(answer: messages.ServerReflectionResponse) -> dict[str, descriptor_pb2.FileDescriptorProto]:

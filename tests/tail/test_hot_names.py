@@ -15,7 +15,7 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service.registration import Registration
 from purgatory.service.translate.operations import OperationRun
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.service.serving import ServedHost, refused, serving
+from tests.kit.served_host import ServedHost, refused, serving
 
 
 def watch(served: ServedHost, counts: dict[tuple[str, int], int]) -> None:

@@ -17,7 +17,8 @@ from purgatory.extensions.page.ranked_waits import KEPT_S, RankedWaits, WaitsQue
 from purgatory.extensions.page.session_view import session_details
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.service.serving import ServedHost, eventually, serving
+from tests.kit.eventually import eventually
+from tests.kit.served_host import ServedHost, serving
 
 NAME = ("orders", 3)
 TIMEOUT = [600_000]

@@ -21,7 +21,8 @@ from purgatory.service.listeners.listener import Listener
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.service.serving import ServedHost, eventually, refused, serving
+from tests.kit.eventually import eventually
+from tests.kit.served_host import ServedHost, refused, serving
 
 HOUR_MS = 3_600_000
 ALL = wire.OperationOrder

@@ -20,7 +20,9 @@ from purgatory.service.listeners.listener import Listeners
 from purgatory.service.listeners.result_tail import ResultTail, TailSubscriber
 from purgatory.v1 import operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.service.serving import PATIENCE_S, eventually, produce, refused, serving, signal
+from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.messages import produce, signal
+from tests.kit.served_host import refused, serving
 
 Row = tuple[int, int, list[tuple[str, int]]]
 """Kind, outcome and names of an operation."""

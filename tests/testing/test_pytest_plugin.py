@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon_process import DaemonProcess, daemon_environment
+from tests.kit.daemon import DaemonProcess, daemon_environment
 
 pytestmark = [pytest.mark.sockets, pytest.mark.slow]  # each runs pytest, most of them with a daemon
 

@@ -15,7 +15,8 @@ from purgatory_client.results import WaitExpired
 
 from purgatory.extension import StartupError
 from purgatory.testing import DaemonFailed, RunningDaemon, daemon_in_process, daemon_process
-from tests.daemon_process import DaemonProcess, children_of, daemon_environment, is_running, wait_until
+from tests.kit.daemon import DaemonProcess, children_of, daemon_environment, is_running
+from tests.kit.eventually import wait_until
 from tests.played_source import played_source
 
 pytestmark = [pytest.mark.sockets, pytest.mark.slow]  # each starts a daemon

@@ -16,12 +16,10 @@ from purgatory.extensions import tracing
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from tests.conftest import StartDaemon
-from tests.service.in_process import DaemonThread, ServeDaemon, serve_daemon
+from tests.kit.daemon import DaemonThread, ServeDaemon, StartDaemon
 
 collector = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 
-__all__ = ["serve_daemon"]
 
 WAIT_S = 30
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -18,8 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from examples.secure_demo.authority import Authority, Issued
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-
-PATIENCE_S = 60.0
+from tests.kit.eventually import PATIENCE_S
 
 
 def client_context(authority: Authority, client: Issued | None = None) -> ssl.SSLContext:

@@ -9,9 +9,6 @@ import pytest
 
 from examples.secure_demo.authority import Authority, Issued
 from purgatory.service.access import access
-from tests.service.in_process import run_daemon, serve_daemon
-
-__all__ = ["run_daemon", "serve_daemon"]
 
 HOSTS = ("localhost", "127.0.0.1")
 

@@ -15,7 +15,7 @@ from purgatory.service.settings import TlsSettings, is_loopback
 from purgatory.service.transport.certificate_files import CannotUseCertificates, read_tls_material
 from purgatory.service.transport.peer import peer_certificate
 from purgatory.service.transport.tls import Tls
-from tests.service.in_process import RunDaemon
+from tests.kit.daemon import RunDaemon
 from tests.transport.conftest import TlsFolder
 
 NOW = datetime.now(UTC)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from purgatory.cli.app import app
 from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.service.setting_sources import setting_names
-from tests.service.in_process import ServeDaemon
+from tests.kit.daemon import ServeDaemon
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 PURGATORY = """

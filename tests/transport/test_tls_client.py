@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from examples.secure_demo.authority import Authority
 from purgatory.cli.app import LOADERS, app
 from purgatory.service.access.tokens import HEAD, add_token
-from tests.service.in_process import RunDaemon, ServeDaemon
-from tests.service.serving import eventually
+from tests.kit.daemon import RunDaemon, ServeDaemon
+from tests.kit.eventually import eventually
 from tests.transport.conftest import TlsFolder
 
 POLICY = """

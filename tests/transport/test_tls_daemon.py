@@ -14,10 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from examples.secure_demo.authority import Authority
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from tests.conftest import StartDaemon
-from tests.service.in_process import RunDaemon
+from tests.kit.daemon import RunDaemon, StartDaemon
+from tests.kit.eventually import PATIENCE_S
 from tests.transport.callers import (
-    PATIENCE_S,
     certificate_served,
     client_context,
     https,

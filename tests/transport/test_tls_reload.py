@@ -13,8 +13,8 @@ from examples.secure_demo.authority import Authority, Issued
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from tests.service.in_process import InProcessDaemon, RunDaemon
-from tests.service.serving import eventually
+from tests.kit.daemon import InProcessDaemon, RunDaemon
+from tests.kit.eventually import eventually
 from tests.transport.callers import certificate_served, https, metric, page_status, secure_channel, status_of
 from tests.transport.conftest import TlsFolder
 

@@ -12,10 +12,10 @@ from purgatory.v1 import event_pb2 as events
 from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.journal.kit import copy_files
-from tests.service.in_process import DaemonThread, ServeDaemon
+from tests.kit.daemon import DaemonThread, ServeDaemon
+from tests.kit.eventually import PATIENCE_S
 from tests.webhooks.receiver import SECRET
 
-DEADLINE_S: Final = 60.0
 NEVER_MS: Final = 3_600_000
 
 
@@ -99,7 +99,7 @@ class CallbackCaller:
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait until the condition holds."""
-        deadline_s = time.monotonic() + DEADLINE_S
+        deadline_s = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < deadline_s, "it has not come to pass"
             time.sleep(0.01)

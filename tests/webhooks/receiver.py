@@ -11,8 +11,9 @@ from typing import Any, Final, NamedTuple, Self
 
 from standardwebhooks import Webhook
 
+from tests.kit.eventually import PATIENCE_S
+
 SECRET: Final = "whsec_" + "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-DEADLINE_S: Final = 60.0
 HANG, DROP = 0, -1
 """No response: the connection stays silent until the server ends, or is closed at once."""
 
@@ -63,7 +64,7 @@ class WebhookReceiver:
             def do_POST(self) -> None:
                 status = receiver._take(self)
                 if status == HANG:
-                    receiver._ending.wait(DEADLINE_S)
+                    receiver._ending.wait(PATIENCE_S)
                 if status in (HANG, DROP):
                     self.close_connection = True
                     return
@@ -92,7 +93,7 @@ class WebhookReceiver:
         self._ending.set()
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(DEADLINE_S)
+        self._thread.join(PATIENCE_S)
 
     @property
     def port(self) -> int:
@@ -116,7 +117,7 @@ class WebhookReceiver:
 
     def wait_for(self, condition: Callable[[list[Received]], bool]) -> list[Received]:
         """Wait until the received requests satisfy the condition, and return them."""
-        deadline_s = time.monotonic() + DEADLINE_S
+        deadline_s = time.monotonic() + PATIENCE_S
         with self._changed:
             while not condition(self.received):
                 left_s = deadline_s - time.monotonic()

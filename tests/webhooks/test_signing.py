@@ -21,7 +21,7 @@ from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ALL, WAIT, Grants, Names
 from purgatory.service.rpc.call import Call
 from purgatory.v1 import result_pb2, webhook_pb2
-from tests.service.serving import serving
+from tests.kit.served_host import serving
 
 NOW = datetime(2026, 11, 25, 12, tzinfo=UTC)
 OLD, NEW, OTHER = ("whsec_" + base64.b64encode(bytes([number]) * 24).decode() for number in (1, 2, 3))

@@ -8,8 +8,7 @@ import pytest
 
 from examples.secure_demo.authority import Authority
 from purgatory.extension import StartupError
-from tests.conftest import StartDaemon
-from tests.service.in_process import ServeDaemon
+from tests.kit.daemon import ServeDaemon, StartDaemon
 from tests.webhooks.callbacks import CallbackCaller, webhook_flags
 from tests.webhooks.receiver import SECRET, WebhookReceiver
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.client.cli.test_commands import purgatory
 from tests.client.cli.test_completion import completed
-from tests.service.in_process import ServeDaemon
+from tests.kit.daemon import ServeDaemon
 from tests.webhooks.callbacks import CallbackCaller, Lives, webhook_flags
 from tests.webhooks.receiver import WebhookReceiver
 

@@ -11,7 +11,7 @@ import pytest
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import webhook_pb2
 from tests.client.cli.test_commands import purgatory
-from tests.service.in_process import DaemonThread, ServeDaemon
+from tests.kit.daemon import DaemonThread, ServeDaemon
 from tests.webhooks.callbacks import CallbackCaller, Lives, webhook_flags
 from tests.webhooks.receiver import DROP, HANG, WebhookReceiver
 

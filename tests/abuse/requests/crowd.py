@@ -18,8 +18,8 @@ from tests.abuse.requests.caller import FuzzingCaller
 from tests.abuse.requests.plausible import PlausibleValues
 from tests.abuse.requests.tally import Tally
 from tests.abuse.requests.verdict import CHANNEL_OPTIONS, check_metrics, faults_in
-from tests.daemon_process import DaemonProcess
-from tests.service.serving import check_counts
+from tests.kit.daemon import DaemonProcess
+from tests.kit.served_host import check_counts
 
 CALLERS: Final = 10
 CALLS_OF_EACH: Final = 3

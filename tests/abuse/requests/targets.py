@@ -20,7 +20,7 @@ from tests.abuse.requests.raw_bytes import send_grpc_garbage, send_http_garbage
 from tests.abuse.requests.tally import Tally
 from tests.abuse.requests.verdict import CHANNEL_OPTIONS, check_metrics, check_serves, faults_in, wait_until_tidy
 from tests.abuse.result import Result, memory_mb
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 
 # Low limits, so that each of them is reached, and the daemon's state reaches its maximum early in a run.
 ENGINE_LIMITS: Final = {

@@ -9,12 +9,12 @@ import grpc
 from purgatory.engine.codes import KIND_NAMES
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.daemon_process import DaemonProcess
-from tests.service.serving import check_counts, eventually
+from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.served_host import check_counts
 from tests.service.test_daemon import fetch_page, sums_by_kind
 
 CHANNEL_OPTIONS: Final = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
-PATIENCE_S: Final = 60.0
 FAULTS: Final = re.compile(r"Traceback|\b(?:ERROR|CRITICAL)\b|^E\d{4} ", re.MULTILINE)
 """Errors of Python, of the daemon, and of gRPC's core (E and the date)."""
 ENTRY: Final = re.compile(r"^(?=\d{4}-\d\d-\d\dT)", re.MULTILINE)

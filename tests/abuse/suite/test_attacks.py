@@ -19,7 +19,7 @@ from tests.abuse.honest import judge
 from tests.abuse.http2 import SERVICE
 from tests.abuse.open_loop import Call, flood
 from tests.abuse.result import MEMORY_MB_MAX, memory_mb, start_peak
-from tests.service.serving import PATIENCE_S
+from tests.kit.eventually import PATIENCE_S
 
 pytestmark = pytest.mark.xdist_group("attacks")  # one daemon for all
 

@@ -14,12 +14,9 @@ from purgatory_client.waits import produce as produce_wait
 from purgatory.service.transport.flood_watch import RESETS_MAX, FloodWatch, close_connection
 from tests.abuse.open_loop import ACK, GOAWAY, PING, frame
 from tests.abuse.requests.raw_bytes import PREFACE, SETTINGS
-from tests.client.until import until_pending
-from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess, open_files_max
-from tests.service.in_process import DaemonThread, RunDaemon, ServeDaemon
+from tests.kit.daemon import DaemonProcess, DaemonThread, RunDaemon, ServeDaemon, StartDaemon, open_files_max
+from tests.kit.eventually import PATIENCE_S, until_pending
 
-PATIENCE_S = 60.0
 WAITS = 900
 FILES = 256
 

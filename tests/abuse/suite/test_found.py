@@ -27,8 +27,10 @@ from purgatory.service.settings import LimitsSettings
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.abuse.requests.verdict import faults_in
-from tests.service.in_process import RunDaemon
-from tests.service.serving import Peer, eventually, produce, serving, signal
+from tests.kit.daemon import RunDaemon
+from tests.kit.eventually import eventually
+from tests.kit.messages import produce, signal
+from tests.kit.served_host import Peer, serving
 
 WIDE_IDS = (2**63 - 1, 2**63, 2**64 - 1)
 NO_MESSAGE = b"\xff"

@@ -15,15 +15,12 @@ import pytest
 from purgatory_client import Client
 
 from tests.abuse.result import memory_mb, open_files
-from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
 from tests.http.raw_http import RawConnection, chunked, request
-from tests.service.in_process import DaemonThread, ServeDaemon
-from tests.service.serving import eventually
+from tests.kit.daemon import DaemonProcess, DaemonThread, ServeDaemon, StartDaemon
+from tests.kit.eventually import PATIENCE_S, eventually
 
 HALF_OPEN = 400
 HALF_A_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "
-PATIENCE_S = 60.0
 BUDGET_BYTES = 128 * 1024 * 1024
 SERVICE = "/purgatory.v1.PurgatoryService"
 STATUS = f"{SERVICE}/GetStatus"

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 from purgatory.cli.app import app
 from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.daemon_process import DaemonProcess
-from tests.service.serving import produce
+from tests.kit.daemon import DaemonProcess
+from tests.kit.messages import produce
 
 NAMES = {
     "ANSI: clears the screen": "\x1b[2J\x1b[H",

@@ -8,9 +8,10 @@ from purgatory_client import AsyncClient, Outcome, batches, errors
 
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.daemon_process import DaemonProcess
-from tests.service.in_process import InProcessDaemon, RunDaemon
-from tests.service.serving import DaemonChannel, eventually, produce
+from tests.kit.daemon import DaemonProcess, InProcessDaemon, RunDaemon
+from tests.kit.eventually import eventually
+from tests.kit.messages import produce
+from tests.kit.served_host import DaemonChannel
 
 SESSIONS_MAX = 50
 FEW = ("--limits-sessions-max", str(SESSIONS_MAX))

@@ -29,7 +29,7 @@ from purgatory.service.translate.operations import registration_parts
 from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.service.serving import ServedHost, serving
+from tests.kit.served_host import ServedHost, serving
 
 LIMITS: Final = LimitsSettings()
 ITEMS: Final = 500

@@ -20,8 +20,9 @@ from purgatory.service.rpc.strangers import PAUSE_S, Strangers
 from purgatory.service.settings import LimitsSettings, Settings
 from purgatory.service.transport.flood_watch import FloodWatch
 from tests.abuse.http2 import RawConnection, message
-from tests.service.in_process import RunDaemon, ServeDaemon
-from tests.service.serving import eventually, refused
+from tests.kit.daemon import RunDaemon, ServeDaemon
+from tests.kit.eventually import eventually
+from tests.kit.served_host import refused
 
 CALLS = 20
 

@@ -13,8 +13,8 @@ from purgatory_client.unary import milliseconds_of
 from purgatory.cli.exit_codes import Exit
 from purgatory.cli.parsing import UsageError, moment_of
 from tests.client.cli.test_commands import purgatory
-from tests.conftest import StartDaemon
-from tests.daemon_process import wait_until
+from tests.kit.daemon import StartDaemon
+from tests.kit.eventually import wait_until
 
 NOW = datetime(2025, 3, 1, 9, 30, tzinfo=UTC)
 MOMENTS = st.datetimes(datetime(1990, 1, 1), datetime(2035, 1, 1)).map(lambda one: one.astimezone())

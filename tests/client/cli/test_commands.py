@@ -20,10 +20,9 @@ from purgatory.cli.app import app
 from purgatory.cli.exit_codes import Exit
 from purgatory.cli.parsing import UsageError, follower, ids, key_counts, operation_reference, partition_offsets, seconds
 from tests.client.test_blocking import environment
-from tests.conftest import StartDaemon
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess, StartDaemon
+from tests.kit.eventually import PATIENCE_S
 
-DEADLINE_S = 60.0
 PROGRAM = [sys.executable, "-m", "purgatory"]
 Answer = subprocess.CompletedProcess[str]
 Run = Callable[..., Answer]
@@ -46,7 +45,7 @@ class Background:
 
     def end(self) -> tuple[int, str, str]:
         """Wait for the command to end; returns its exit code, stdout and stderr."""
-        out, err = self.process.communicate(timeout=DEADLINE_S)
+        out, err = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, out, err
 
 
@@ -77,7 +76,7 @@ def program(*arguments: str, packages: str = "") -> Answer:
         env={**found, "PYTHONPATH": f"{packages}:{found['PYTHONPATH']}".strip(":")},
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=PATIENCE_S,
         check=False,
     )
 
@@ -113,7 +112,7 @@ def test_a_token_is_a_target(run: Run, looking: Client) -> None:
 
 
 def until_waiting(client: Client, partition: str, *, pending: bool = True) -> None:
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + PATIENCE_S
     while bool(list(client.operations(partition=partition))) != pending:
         assert time.monotonic() < deadline, f"still not so: a wait on {partition} is pending is {pending}"
         time.sleep(0.01)
@@ -237,7 +236,7 @@ async def test_caught_up_with_empty_topics(start_daemon: StartDaemon, run: Run) 
         token = printed.stdout.strip()
         by_token = await asyncio.to_thread(run, "wait", token, address=daemon.address)
         assert (by_token.returncode, by_token.stdout) == (0, "satisfied after 0.000 s\n"), by_token.stderr
-        assert (await client.caught_up("g", ["quiet"], timeout=DEADLINE_S)).satisfied
+        assert (await client.caught_up("g", ["quiet"], timeout=PATIENCE_S)).satisfied
         assert (await client.wait_for(token)).partitions == {}
         answering.cancel()
 
@@ -339,7 +338,7 @@ def test_every_event_has_its_option(run: Run, looking: Client) -> None:
 
 def shown_until(run: Run, reference: str, text: str) -> str:
     """What `show` prints, once it contains a text."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + PATIENCE_S
     while text not in (shown := run("show", reference).stdout):
         assert time.monotonic() < deadline, f"{text!r} was not shown: {shown}"
     return shown

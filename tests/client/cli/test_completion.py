@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from purgatory.cli import completion
 from purgatory.cli.app import app
 from tests.client.test_blocking import environment
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 
 
 def completed(words: str, address: str = "127.0.0.1:1") -> list[str]:

@@ -6,9 +6,10 @@ from typing import Final
 
 from purgatory.cli.app import LOADERS
 from purgatory.cli.exit_codes import Exit
-from tests.client.cli.test_commands import DEADLINE_S, purgatory
+from tests.client.cli.test_commands import purgatory
 from tests.client.test_blocking import environment
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import PATIENCE_S
 
 LISTING: Final = """
 import atexit, sys
@@ -25,7 +26,7 @@ def imported(*arguments: str, **variables: str) -> set[str]:
         env={**environment(), **variables},
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=PATIENCE_S,
         check=True,
     )
     return set(done.stderr.split())

@@ -15,7 +15,7 @@ from purgatory.cli.exit_codes import Exit, exit_of_outcomes
 from purgatory.cli.parsing import seconds
 from purgatory.cli.render import counted, exact, remaining_line, span
 from tests.client.cli.test_commands import Background, Run, looking, purgatory, run, until_waiting
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 
 __all__ = ["looking", "run"]
 

@@ -17,10 +17,10 @@ from purgatory_client import AsyncClient
 from purgatory.cli import mcp_server
 from tests.client.cli.test_commands import Background, program
 from tests.client.test_blocking import environment
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import PATIENCE_S
 from tests.played_source import played_source
 
-DEADLINE_S = 60.0
 pytestmark = pytest.mark.sockets
 
 
@@ -38,7 +38,7 @@ async def looking(shared_daemon: DaemonProcess) -> AsyncIterator[AsyncClient]:
 
 
 async def until_waiting(client: AsyncClient, partition: str, *, pending: bool = True) -> None:
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(PATIENCE_S):
         while bool([one async for one in client.operations(partition=partition)]) != pending:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -70,7 +70,7 @@ async def test_an_agent_waits_in_one_call(shared_daemon: DaemonProcess, looking:
     async with over_stdio(shared_daemon.address, mode) as client:
         assert {tool.name for tool in (await client.list_tools()).tools} == {"wait", "signal", "pending", "caught_up"}
         waiting = asyncio.create_task(answer(client, "wait", targets=[f"signal:{key}@2", "signal:other"], any_of=True))
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not (listed := await answer(client, "pending", search=key))["matching"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert listed["operations"][0]["waits_for"] == [f"{key}: 0 of 2", "other: 0 of 1"]
@@ -113,8 +113,8 @@ def test_it_ends_with_its_input_and_on_an_interrupt(shared_daemon: DaemonProcess
         assert '"id":1' in process.stdout.readline()
         if how == "interrupt":
             process.send_signal(signal.SIGINT)
-            assert process.wait(DEADLINE_S) == -signal.SIGINT
-        _, err = process.communicate(timeout=DEADLINE_S)
+            assert process.wait(PATIENCE_S) == -signal.SIGINT
+        _, err = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, err) == (0 if how == "eof" else -signal.SIGINT, "")
 
 

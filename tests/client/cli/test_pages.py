@@ -16,9 +16,10 @@ from purgatory_client import Client
 from purgatory import __version__
 from purgatory.cli.exit_codes import MEANINGS, Exit
 from tests.client.cli.test_commands import PROGRAM, purgatory, run
-from tests.client.cli.test_top import DEADLINE_S, PseudoTerminal, busy_daemon
+from tests.client.cli.test_top import PseudoTerminal, busy_daemon
 from tests.client.test_blocking import environment
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import PATIENCE_S
 
 __all__ = ["busy_daemon", "run"]
 
@@ -86,7 +87,7 @@ def test_top_in_a_terminal(busy_daemon: tuple[DaemonProcess, Client]) -> None:
     expected = (PAGES / "top.txt").read_text("utf-8")
     terminal = PseudoTerminal("top", "--address", daemon.address)
     try:
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         while (shown := without_times(screen(terminal.written, 24))) != expected:
             assert time.monotonic() < deadline, shown
             time.sleep(0.05)
@@ -120,7 +121,7 @@ def test_a_closed_stdin(busy_daemon: tuple[DaemonProcess, Client], arguments: st
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (answer.returncode, said in answer.stdout + answer.stderr) == (code, True), answer.stderr

@@ -10,14 +10,15 @@ import pytest
 from purgatory_client import Client, batches
 
 from tests.client.cli.test_commands import Background, Run, looking, run
-from tests.daemon_process import DEADLINE_S, DaemonProcess
+from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import PATIENCE_S
 
 __all__ = ["looking", "run"]
 
 
 def until_waiting_on(client: Client, key: str) -> None:
     """Return when an operation waits on a key."""
-    deadline_s = time.monotonic() + DEADLINE_S
+    deadline_s = time.monotonic() + PATIENCE_S
     while not list(client.operations(key=key)):
         assert time.monotonic() < deadline_s, f"nothing waits on {key}"
         time.sleep(0.01)

@@ -17,9 +17,10 @@ from purgatory_client.waits import produce
 from purgatory_client.waits import signal as signal_wait
 
 from purgatory.cli.exit_codes import Exit
-from tests.client.cli.test_commands import DEADLINE_S, Answer, Background, purgatory
+from tests.client.cli.test_commands import Answer, Background, purgatory
 from tests.client.test_blocking import environment
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import PATIENCE_S
 
 EVIL = "evil:key:\x1b[31m\u202e[red]"  # ":key:" is an emoji to rich
 SHOWN = "evil:key:\\x1b[31m\\u202e[red]"
@@ -148,7 +149,7 @@ def test_a_shell_completes_commands_and_options(shell: str, program: str, tmp_pa
         env={**environment(), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=PATIENCE_S,
         check=True,
     )
     assert sorted(done.stdout.splitlines()) == ["--partition", "--partitions", "status"], done.stderr

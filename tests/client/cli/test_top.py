@@ -20,9 +20,9 @@ from purgatory_client import Client, batches
 from purgatory.cli.exit_codes import Exit
 from tests.client.cli.test_commands import PROGRAM, purgatory
 from tests.client.test_blocking import environment
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import PATIENCE_S
 
-DEADLINE_S = 60.0
 EVIL = "\x1b]0;x\x07\u202e[red]"
 KINDS = {"bulk": 4_000, "urgent": 5}
 SHOWN = r"\x1b]0;x\x07\u202e"
@@ -57,7 +57,7 @@ class PseudoTerminal:
 
     def until(self, text: str, since: int = 0) -> None:
         """Wait until a text has been written after the first `since` characters, ignoring control sequences."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         while text not in plain(self.written[since:]):
             assert time.monotonic() < deadline, f"{text!r} was not shown; last: {plain(self.written[-3_000:])!r}"
             assert self.process.poll() is None, self.written
@@ -65,8 +65,8 @@ class PseudoTerminal:
 
     def end(self) -> int:
         """Wait for the program to end; returns its exit code."""
-        code = self.process.wait(DEADLINE_S)
-        self._reader.join(DEADLINE_S)
+        code = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
         return code
 
     def kill(self) -> None:

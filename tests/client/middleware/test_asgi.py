@@ -25,8 +25,8 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from tests.client.middleware.web_servers import asgi_server
-from tests.client.until import until_pending
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import until_pending
 
 MARK = "view/orders-0"
 HEADER = "Purgatory-Token"

@@ -24,7 +24,8 @@ from purgatory_client.middleware.wsgi import ReadYourWrites
 from purgatory_client.sources.position_tokens import Positions
 
 from tests.client.middleware.web_servers import wsgi_server
-from tests.daemon_process import DaemonProcess, wait_until
+from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import wait_until
 
 HEADER = "Purgatory-Token"
 

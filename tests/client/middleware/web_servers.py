@@ -11,7 +11,7 @@ from wsgiref.types import WSGIApplication
 import uvicorn
 from purgatory_client.middleware.asgi import ReadYourWrites
 
-from tests.service.serving import eventually
+from tests.kit.eventually import eventually
 
 
 @asynccontextmanager

@@ -11,9 +11,9 @@ from purgatory_client import Client
 
 from tests.client.outbox.outbox_child import OFFSET_MAX, PARTITIONS
 from tests.client.test_blocking import environment
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import PATIENCE_S
 
-DEADLINE_S = 60.0
 ROOT = Path(__file__).parents[3]
 
 
@@ -45,7 +45,7 @@ class Killed:
         """Run the caller until it has logged a random number of lines, then kill it."""
         with self.live(daemon, life, 100_000) as process, Client(daemon.address) as client:
             lines = len(self.lines()) + self.random.randint(0, 100)
-            deadline = time.monotonic() + DEADLINE_S
+            deadline = time.monotonic() + PATIENCE_S
             try:
                 while len(self.lines()) < lines:
                     assert process.poll() is None, process.stderr.read() if process.stderr else ""
@@ -60,7 +60,7 @@ class Killed:
         with self.live(daemon, 0, 0) as process, Client(daemon.address) as client:
             self.advance(client, OFFSET_MAX)
             try:
-                _, error = process.communicate(timeout=DEADLINE_S)
+                _, error = process.communicate(timeout=PATIENCE_S)
             except subprocess.TimeoutExpired:
                 raise AssertionError(f"the caller did not end; the daemon says\n{client.status()}") from None
             finally:

@@ -19,10 +19,9 @@ from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
 
 from purgatory.v1 import operation_pb2
 from tests.client.outbox.test_outbox_file import limit_pages
-from tests.client.until import until_pending
-from tests.daemon_process import DaemonProcess
-from tests.daemon_simulation.faulty_proxy import FaultyProxy
-from tests.service.serving import eventually
+from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import eventually, until_pending
+from tests.kit.proxy import FaultyProxy
 
 LONG = 120.0
 

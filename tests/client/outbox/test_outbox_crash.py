@@ -8,7 +8,7 @@ from purgatory_client.outbox import outbox_file
 from purgatory_client.outbox.outbox_file import OutboxFile
 
 from tests.client.outbox.outbox_killed import Killed
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 
 KILLS = 2
 

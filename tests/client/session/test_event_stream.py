@@ -15,10 +15,9 @@ from purgatory_client.session.event_stream import REOPENED_MAX, Call, EventStrea
 from purgatory_client.wire import sizes
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.daemon_process import DaemonProcess
-from tests.daemon_simulation.faulty_proxy import FaultyProxy
-from tests.service.in_process import RunDaemon
-from tests.service.serving import eventually
+from tests.kit.daemon import DaemonProcess, RunDaemon
+from tests.kit.eventually import eventually
+from tests.kit.proxy import FaultyProxy
 
 pytestmark = pytest.mark.sockets
 

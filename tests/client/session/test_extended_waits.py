@@ -6,7 +6,7 @@ import pytest
 from purgatory_client import AsyncClient, batches, waits
 from purgatory_client.session.pending_waits import PendingWaits
 
-from tests.client.until import until_pending
+from tests.kit.eventually import until_pending
 
 NOW = 100.0
 

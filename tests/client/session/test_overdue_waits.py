@@ -15,9 +15,8 @@ from purgatory_client.wire import sizes
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.session.wire_script import Response, many, opened, receipt, results, sent
-from tests.client.until import until_pending
-from tests.service.in_process import RunDaemon
-from tests.service.serving import eventually
+from tests.kit.daemon import RunDaemon
+from tests.kit.eventually import eventually, until_pending
 
 pytestmark = pytest.mark.sockets
 

@@ -13,11 +13,9 @@ from purgatory_client.session.backoff import Backoff
 
 from purgatory.v1 import purgatory_service_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from tests.client.until import until_pending
-from tests.daemon_process import DaemonProcess
-from tests.daemon_simulation.faulty_proxy import FaultyProxy
-from tests.service.in_process import RunDaemon
-from tests.service.serving import eventually
+from tests.kit.daemon import DaemonProcess, RunDaemon
+from tests.kit.eventually import eventually, until_pending
+from tests.kit.proxy import FaultyProxy
 
 pytestmark = pytest.mark.sockets
 

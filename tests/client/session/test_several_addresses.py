@@ -19,9 +19,8 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.client.cli.test_commands import purgatory
 from tests.client.session.standby import REFUSAL, standby
-from tests.client.until import until_pending
-from tests.daemon_process import DaemonProcess
-from tests.service.serving import eventually
+from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import eventually, until_pending
 
 pytestmark = pytest.mark.sockets
 

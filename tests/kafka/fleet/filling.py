@@ -9,9 +9,9 @@ import grpc
 
 from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.daemon_process import wait_until
 from tests.fleet.pair_run import Member
-from tests.service.serving import high_watermark
+from tests.kit.eventually import wait_until
+from tests.kit.messages import high_watermark
 
 SNAPSHOTS: Final = ("--fleet-snapshot-bytes", "20000")
 CALM: Final = ("--fleet-silence-ms", "600000")

@@ -20,9 +20,9 @@ from purgatory.fleet.log_writer import LogWriter
 from purgatory.fleet.open_log import open_log
 from purgatory.fleet.reign import Reign
 from purgatory.fleet.standby import Standby
-from tests.daemon_process import wait_until
 from tests.fleet.duel import catch_up, duel, read_all
 from tests.kafka.clients import ClusterClients
+from tests.kit.eventually import wait_until
 
 pytestmark = pytest.mark.slow
 

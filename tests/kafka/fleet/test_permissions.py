@@ -11,10 +11,11 @@ from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[att
 from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.errors import FleetLogError, LogTrimmed
 from purgatory.fleet.open_log import open_log
-from tests.daemon_process import run_to_end, wait_until
 from tests.fleet.pair_run import Member
 from tests.kafka.fleet.filling import CALM, SNAPSHOTS, until_answers, until_trimmed
 from tests.kafka.test_source_rights import PASSWORD_VARIABLE, PASSWORDS, GuardedBroker, guarded_cluster
+from tests.kit.daemon import run_to_end
+from tests.kit.eventually import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -10,10 +10,11 @@ from examples.kafka_cluster import KafkaCluster
 from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.errors import LogTrimmed
 from purgatory.fleet.open_log import open_log
-from tests.daemon_process import run_to_end, wait_until
 from tests.fleet.file_audit import check_files
 from tests.fleet.pair_run import Member
 from tests.kafka.fleet.filling import CALM, SNAPSHOTS, report, until_answers, until_trimmed
+from tests.kit.daemon import run_to_end
+from tests.kit.eventually import wait_until
 
 pytestmark = pytest.mark.slow
 

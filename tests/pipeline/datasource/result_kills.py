@@ -24,7 +24,7 @@ from purgatory_pipeline.streaming.datasource import PurgatoryDataSource
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tests.daemon_process import DaemonProcess
+from tests.kit.daemon import DaemonProcess
 from tests.pipeline.conftest import worker_environment
 
 SESSION = "nightly"

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from purgatory.testing import RunningDaemon, daemon_in_process
 from purgatory.v1 import result_pb2
-from tests.conftest import StartDaemon
+from tests.kit.daemon import StartDaemon
 from tests.pipeline.datasource.result_kills import written_ids
 
 WAIT_S = 180

@@ -21,9 +21,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purgatory.testing import RunningDaemon, daemon_in_process
-from tests.conftest import StartDaemon
+from tests.kit.daemon import StartDaemon
+from tests.kit.eventually import PATIENCE_S
 
-WAIT_S = 60
 LINES = ("spark/lines/source0", 0)
 
 
@@ -77,7 +77,7 @@ class LinesJob:
 
 def until(what: Callable[[], bool]) -> None:
     """Waits for a condition of a daemon."""
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + PATIENCE_S
     while not what():
         assert time.monotonic() < deadline, "it did not come about"
         time.sleep(0.01)
@@ -138,7 +138,7 @@ async def handed_over(source: QuerySource) -> tuple[SourceState, dict[str, int]]
             reports.put_nowait(state)
 
     task = asyncio.create_task(source.run(cast("Publisher", Feeding())))
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         state = await reports.get()
     task.cancel()
     return state, marks
@@ -169,10 +169,10 @@ def test_a_wait_is_answered_when_the_batch_with_my_line_is_committed(
     client = daemon.client
     query = job.start()
     for _ in range(3):
-        assert client.produce({LINES: job.write()}, timeout=WAIT_S).outcome is Outcome.SATISFIED
+        assert client.produce({LINES: job.write()}, timeout=PATIENCE_S).outcome is Outcome.SATISFIED
     assert client.produce({LINES: 4}, timeout=0.2).outcome is Outcome.EXPIRED
     query.stop()
-    stale = client.produce({LINES: 4}, timeout=WAIT_S, fail_when_stale=0.5)
+    stale = client.produce({LINES: 4}, timeout=PATIENCE_S, fail_when_stale=0.5)
     assert stale.outcome is Outcome.FAILED
     assert "has stopped" in stale.partitions["spark/lines/source0-0"].stale_reason
 
@@ -192,9 +192,9 @@ def test_the_marks_of_a_query_that_failed_are_stale_with_the_cause(
     client = daemon.client
     writer = lines.writeStream.foreachBatch(fail_on_second).queryName("lines")
     writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-    client.produce({LINES: job.write()}, timeout=WAIT_S)
+    client.produce({LINES: job.write()}, timeout=PATIENCE_S)
     job.write()
-    stale = client.produce({LINES: 2}, timeout=WAIT_S, fail_when_stale=0.1)
+    stale = client.produce({LINES: 2}, timeout=PATIENCE_S, fail_when_stale=0.1)
     reason = stale.partitions["spark/lines/source0-0"].stale_reason
     assert reason == "the query failed: ValueError: no such customer: 7"
 
@@ -208,13 +208,13 @@ def test_a_restart_with_nothing_new_tells_what_was_committed(
         job.write()
     listener = listen(daemon.address)
     query = job.start()
-    daemon.client.produce({LINES: 2}, timeout=WAIT_S)
+    daemon.client.produce({LINES: 2}, timeout=PATIENCE_S)
     query.stop()
     spark.streams.removeListener(listener)
     with daemon_in_process("--shutdown-grace-ms", "100") as second:
         listen(second.address)
         job.start()
-        assert second.client.produce({LINES: 2}, timeout=WAIT_S).outcome is Outcome.SATISFIED
+        assert second.client.produce({LINES: 2}, timeout=PATIENCE_S).outcome is Outcome.SATISFIED
 
 
 def test_a_query_that_starts_anew_is_a_new_lineage(
@@ -227,15 +227,15 @@ def test_a_query_that_starts_anew_is_a_new_lineage(
     client = daemon.client
     query = first.start()
     for _ in range(3):
-        client.produce({LINES: first.write()}, timeout=WAIT_S)
+        client.produce({LINES: first.write()}, timeout=PATIENCE_S)
     query.stop()
     epoch, _ = mark_of(client) or (-1, -1)
     again.write()
     again.start()
     until(lambda: mark_of(client) == (epoch + 1, 1))
-    result = client.produce({LINES: 1}, leader_epochs=epoch, timeout=WAIT_S)
+    result = client.produce({LINES: 1}, leader_epochs=epoch, timeout=PATIENCE_S)
     assert result.partitions["spark/lines/source0-0"].error_code == 74
-    assert client.produce({LINES: 1}, leader_epochs=epoch + 1, timeout=WAIT_S).outcome is Outcome.SATISFIED
+    assert client.produce({LINES: 1}, leader_epochs=epoch + 1, timeout=PATIENCE_S).outcome is Outcome.SATISFIED
 
 
 def test_a_daemon_that_hangs_or_dies_never_holds_up_a_query(
@@ -254,19 +254,19 @@ def test_a_daemon_that_hangs_or_dies_never_holds_up_a_query(
     with Client(hung.address) as first:
         job.start()
         for client in (first, second):
-            client.produce({LINES: 1 if client is second else job.write()}, timeout=WAIT_S)
+            client.produce({LINES: 1 if client is second else job.write()}, timeout=PATIENCE_S)
         os.kill(hung.process.pid, signal.SIGSTOP)
         try:
             for _ in range(3):
-                assert second.produce({LINES: job.write()}, timeout=WAIT_S).outcome is Outcome.SATISFIED
+                assert second.produce({LINES: job.write()}, timeout=PATIENCE_S).outcome is Outcome.SATISFIED
         finally:
             os.kill(hung.process.pid, signal.SIGCONT)
-        assert first.produce({LINES: 4}, timeout=WAIT_S).outcome is Outcome.SATISFIED
+        assert first.produce({LINES: 4}, timeout=PATIENCE_S).outcome is Outcome.SATISFIED
         hung.kill()
-        assert second.produce({LINES: job.write()}, timeout=WAIT_S).outcome is Outcome.SATISFIED
+        assert second.produce({LINES: job.write()}, timeout=PATIENCE_S).outcome is Outcome.SATISFIED
     back = start_daemon("--grpc-address", hung.address)
     with Client(back.address) as client:
-        assert client.produce({LINES: 5}, timeout=WAIT_S).outcome is Outcome.SATISFIED
+        assert client.produce({LINES: 5}, timeout=PATIENCE_S).outcome is Outcome.SATISFIED
 
 
 def test_queries_are_told_apart_and_nameless_ones_left_out(
@@ -280,8 +280,8 @@ def test_queries_are_told_apart_and_nameless_ones_left_out(
     two.start()
     client = daemon.client
     for _ in range(2):
-        client.produce({("spark/one/source0", 0): one.write()}, timeout=WAIT_S)
-    client.produce({("spark/two/source0", 0): two.write()}, timeout=WAIT_S)
+        client.produce({("spark/one/source0", 0): one.write()}, timeout=PATIENCE_S)
+    client.produce({("spark/two/source0", 0): two.write()}, timeout=PATIENCE_S)
     until(lambda: bool(nameless.lastProgress))
     known = {partition.topic: partition.high_watermark for partition in client.partitions(prefix="spark/")}
     assert known == {"spark/one/source0": 2, "spark/two/source0": 1}

@@ -12,12 +12,10 @@ from purgatory_client import AsyncClient, errors
 
 from purgatory.fleet.leadership import EXIT_REPLACED
 from purgatory.fleet.open_log import open_log
-from tests.client.until import until_pending
-from tests.crash.power_cut import Power
-from tests.daemon_process import DEADLINE_S, wait_until
 from tests.fleet.file_audit import check_files
 from tests.fleet.pair_run import Member
-from tests.journal.kit import PATIENCE_S
+from tests.kit.eventually import PATIENCE_S, until_pending, wait_until
+from tests.kit.faults import Power
 from tests.postgres.fleet.test_pair import CALM, advance_patiently, both, pair, url
 
 __all__ = ["pair", "url"]  # fixtures
@@ -40,7 +38,7 @@ def is_refused_while_full(member: Member) -> None:
     """Start a daemon that has ended, on a full disk: it ends, and says why."""
     member.start_if_ended()
     fill(member)
-    assert member.process.wait(DEADLINE_S) in {1, EXIT_REPLACED}
+    assert member.process.wait(PATIENCE_S) in {1, EXIT_REPLACED}
     assert "cannot open" in member.log.splitlines()[-1] or "cannot write" in member.log.splitlines()[-1]
 
 
@@ -115,7 +113,7 @@ async def test_damaged_files(pair: tuple[Member, Member]) -> None:
         waiting = asyncio.create_task(client.produce({"orders-0": 7}, timeout=600))
         await until_pending(client, 1)
         for member in pair:
-            await asyncio.to_thread(wait_until, lambda member=member: damage(member.data), "the wait is in the file")  # type: ignore[misc]
+            await asyncio.to_thread(wait_until, lambda member=member: damage(member.data), "the wait is in the file")
         async with asyncio.timeout(PATIENCE_S):
             while leader.is_running:
                 with contextlib.suppress(errors.Unavailable):

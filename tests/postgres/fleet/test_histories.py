@@ -22,9 +22,9 @@ from purgatory.journal.directory import DATABASE, Directory
 from purgatory.journal.group import Group, Moment
 from purgatory.journal.statements import StatementBuilder
 from purgatory.v1 import fleet_log_pb2 as pb
-from tests.daemon_process import DEADLINE_S, wait_until
 from tests.fleet.file_audit import rows_of_file
 from tests.fleet.pair_run import Member
+from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.postgres.fleet.test_pair import new_log
 
 pytestmark = pytest.mark.slow
@@ -223,7 +223,7 @@ def test_daemons_of_two_fleets(log_servers: LocalPostgres, tmp_path: Path, capfd
         members.append(Member("m1", tmp_path, fleets[0].url))
         for _ in range(2):
             members[2].start_if_ended()
-            assert members[2].process.wait(DEADLINE_S) == 1
+            assert members[2].process.wait(PATIENCE_S) == 1
             assert REMEDY in members[2].log.splitlines()[-1]
         assert members[2].log.count("leading") == 1, "before, with its own log"
         assert members[0].answers("/leaderz")

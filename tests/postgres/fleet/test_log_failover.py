@@ -23,10 +23,11 @@ from purgatory.fleet.log_writer import LogWriter
 from purgatory.fleet.open_log import open_log
 from purgatory.fleet.reign import Reign
 from tests.crash.wire_caller import Broken
-from tests.daemon_process import DEADLINE_S, run_to_end, wait_until
 from tests.fleet.duel import catch_up
 from tests.fleet.file_audit import check_files
 from tests.fleet.pair_run import Member, PairRun
+from tests.kit.daemon import run_to_end
+from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.postgres.conftest import not_started
 from tests.postgres.fleet.test_pair import new_log
 
@@ -49,7 +50,7 @@ class Promotion(PairRun):
         before = len(self._callers[0].asked)
         await asyncio.to_thread(self._promote)
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while len(self._callers[0].asked) < before + 50:
                     self._check_tasks()
                     await asyncio.sleep(0.05)
@@ -104,11 +105,11 @@ def test_promotion_of_a_replica_that_lacks_entries_is_refused(
             primary.stop(signal.SIGKILL)
             replica.start()
             replica.promote()
-            codes = [member.process.wait(DEADLINE_S) for member in members]
+            codes = [member.process.wait(PATIENCE_S) for member in members]
             assert codes[0] == EXIT_REPLACED
             for member in members:
                 member.start_if_ended()
-                assert member.process.wait(DEADLINE_S) == 1
+                assert member.process.wait(PATIENCE_S) == 1
                 refusal = member.log.splitlines()[-1]
                 assert "the log has gone back" in refusal
                 assert "purgatory fleet verify" in refusal
@@ -180,7 +181,7 @@ async def _advance(member: Member, high_watermark: int) -> None:
 
 
 def _position(member: Member) -> int:
-    with urlopen(f"http://{member.http_address}/fleet", timeout=DEADLINE_S) as answer:
+    with urlopen(f"http://{member.http_address}/fleet", timeout=PATIENCE_S) as answer:
         return int(json.load(answer)["position"])
 
 

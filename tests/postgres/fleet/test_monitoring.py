@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from purgatory.extensions.fleet.commands import main as fleet_command
-from tests.daemon_process import DEADLINE_S, wait_until
 from tests.deploy.test_monitoring import FLEET, answer_of, prometheus, queries, until_firing
 from tests.fleet.pair_run import Member
+from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.postgres.fleet.test_pair import new_log, url
 
 __all__ = ["new_log", "prometheus", "url"]
@@ -40,7 +40,7 @@ def test_alerts_and_panels_of_a_fleet(prometheus: tuple[Path, str], url: str, tm
         values = {"$__rate_interval": "1m", "$job": ".*", "$instance": ".*"}
         unanswered = {re.sub(r"\$\w+", lambda found: values[found[0]], one) for one in queries() if FLEET in one}
         assert unanswered
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         while unanswered := {one for one in unanswered if not answered(address, one)}:
             assert time.monotonic() < deadline, sorted(unanswered)
             time.sleep(0.1)

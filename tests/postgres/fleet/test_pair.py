@@ -29,12 +29,11 @@ from purgatory.fleet.replica import MARK
 from purgatory.journal.errors import JournalError
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
-from tests.client.until import until_pending
-from tests.daemon_process import DaemonProcess, wait_until
 from tests.fleet.file_audit import check_files
 from tests.fleet.pair_run import Member, PairRun
 from tests.fleet.shard_daemons import stand_by
-from tests.journal.kit import PATIENCE_S
+from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import PATIENCE_S, until_pending, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -18,17 +18,13 @@ from examples.local_postgres import LocalPostgres
 from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.extensions.fleet.fleet_view import UNCONFIRMED
 from purgatory.fleet.leadership import EXIT_REPLACED
-from tests.client.until import until_pending
 from tests.crash.history import History
-from tests.crash.limited_disk import NotPossibleHere
-from tests.crash.power_cut import WallClock, build_library
-from tests.daemon_process import wait_until
-from tests.daemon_simulation.faulty_proxy import BOTH, DOWN, UP
 from tests.fleet.links import CUTS, Links
 from tests.fleet.pair_run import SILENCE_MS, Member, PairRun
-from tests.journal.kit import PATIENCE_S
+from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
+from tests.kit.faults import NotPossibleHere, WallClock, build_library
+from tests.kit.proxy import BOTH, DOWN, UP
 from tests.postgres.fleet.test_pair import advance_patiently, new_log
-from tests.service.serving import eventually
 
 pytestmark = pytest.mark.slow
 

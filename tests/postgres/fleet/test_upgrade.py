@@ -14,11 +14,9 @@ from purgatory.fleet.entry import TABLES
 from purgatory.fleet.leadership import EXIT_REPLACED
 from purgatory.fleet.open_log import open_log
 from purgatory.journal.directory import DATABASE
-from tests.client.until import until_pending
-from tests.daemon_process import DEADLINE_S, wait_until
 from tests.fleet.file_audit import check_files
 from tests.fleet.pair_run import Member
-from tests.journal.kit import PATIENCE_S
+from tests.kit.eventually import PATIENCE_S, until_pending, wait_until
 from tests.postgres.fleet.test_pair import new_log
 from tests.postgres.fleet.test_pair_network import patiently
 
@@ -45,7 +43,7 @@ async def load(client: AsyncClient, answered: list[int]) -> None:
 def hand_over(leader: Member, other: Member) -> None:
     """Let the other one lead. The leader has ended afterwards."""
     assert fleet_command(["handover", "--address", leader.grpc_address]) == 0
-    assert leader.process.wait(DEADLINE_S) == EXIT_REPLACED
+    assert leader.process.wait(PATIENCE_S) == EXIT_REPLACED
     wait_until(lambda: other.answers("/leaderz"), f"{other.log_path} leads")
 
 
@@ -67,7 +65,7 @@ async def test_upgrade_by_handover(log_servers: LocalPostgres, tmp_path: Path) -
     try:
         for name, probe in (("a", "/leaderz"), ("b", "/readyz")):
             members.append(Member(name, tmp_path, url, CALM))
-            await asyncio.to_thread(wait_until, lambda probe=probe: members[-1].answers(probe), probe)  # type: ignore[misc]
+            await asyncio.to_thread(wait_until, lambda probe=probe: members[-1].answers(probe), probe)
         a, b = members
         answered: list[int] = []
         async with AsyncClient(f"{a.grpc_address},{b.grpc_address}", give_up_after=None) as client:
@@ -78,7 +76,7 @@ async def test_upgrade_by_handover(log_servers: LocalPostgres, tmp_path: Path) -
             await asyncio.to_thread(upgrade, b)
             await asyncio.to_thread(hand_over, a, b)
             a.start_if_ended()
-            assert await asyncio.to_thread(a.process.wait, DEADLINE_S) == 1
+            assert await asyncio.to_thread(a.process.wait, PATIENCE_S) == 1
             assert f"has version {TABLES + 1} of the journal's tables" in a.log
             await asyncio.to_thread(upgrade, a)
             await asyncio.to_thread(hand_over, b, a)

@@ -21,8 +21,8 @@ from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.group import Group, Moment, SessionChanges, SessionState
 from purgatory.journal.statements import StatementBuilder
-from tests.daemon_process import wait_until
 from tests.fleet.file_audit import rows_of_file
+from tests.kit.eventually import wait_until
 from tests.postgres.fleet.test_pair import new_log
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,9 @@ from purgatory.service.settings import HostSettings, LimitsSettings, SessionSett
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.service.serving import Peer, ServedHost, eventually, produce, refused, serving, signal
+from tests.kit.eventually import eventually
+from tests.kit.messages import produce, signal
+from tests.kit.served_host import Peer, ServedHost, refused, serving
 from tests.service.test_sessions import ids_and_sequences
 
 

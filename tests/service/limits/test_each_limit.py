@@ -24,15 +24,9 @@ from purgatory.service.translate.parts import size_of
 from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2, operation_pb2, source_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.service.serving import (
-    ServedHost,
-    eventually,
-    high_watermark,
-    produce,
-    produce_columns,
-    signal,
-    start_server,
-)
+from tests.kit.eventually import eventually
+from tests.kit.messages import high_watermark, produce, produce_columns, signal
+from tests.kit.served_host import ServedHost, start_server
 
 LIMIT: Final = 4
 HELD_MS: Final = 40_000

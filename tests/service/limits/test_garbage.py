@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from purgatory.service.budget.garbage import MemoryTrimmer
-from tests.service.serving import eventually
+from tests.kit.eventually import eventually
 
 
 class Cycle:

@@ -25,7 +25,7 @@ from purgatory.service.translate.parts import size_of
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.service.serving import apply_events
+from tests.kit.served_host import apply_events
 
 MIB = 1024 * 1024
 

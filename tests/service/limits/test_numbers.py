@@ -33,8 +33,9 @@ from tests.abuse.requests.message_maker import in_real_oneof
 from tests.access.guarded import Caller
 from tests.access.test_access_daemon import access_flags
 from tests.archive.archive_replay import rows_of
-from tests.service.in_process import DaemonThread
-from tests.service.serving import PATIENCE_S, high_watermark, produce, signal
+from tests.kit.daemon import DaemonThread
+from tests.kit.eventually import PATIENCE_S
+from tests.kit.messages import high_watermark, produce, signal
 
 INT32: Final = 2**31 - 1
 LARGEST: Final = 2**61 - 1

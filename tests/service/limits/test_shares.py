@@ -25,7 +25,7 @@ from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings, LimitsSettings, SharesSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
-from tests.service.serving import apply_events
+from tests.kit.served_host import apply_events
 
 LIMIT = 12
 

@@ -23,8 +23,9 @@ from purgatory.service.translate.operations import OperationRun
 from purgatory.sizes import CONTROL_MESSAGES_MAX
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.client.until import until_pending
-from tests.service.serving import Peer, eventually, produce, refused, serving
+from tests.kit.eventually import eventually, until_pending
+from tests.kit.messages import produce
+from tests.kit.served_host import Peer, refused, serving
 
 COUNT = 400
 LONG_MS = 600_000

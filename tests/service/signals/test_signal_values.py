@@ -17,9 +17,10 @@ from purgatory_client.terms import signal as term
 
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.client.until import until_pending
 from tests.http.http_serving import serving_http
-from tests.service.serving import Peer, ServedHost, serving, signal
+from tests.kit.eventually import until_pending
+from tests.kit.messages import signal
+from tests.kit.served_host import Peer, ServedHost, serving
 
 RESULT = b'{"rows": 17}'
 

@@ -12,7 +12,7 @@ from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.http.http_serving import HttpCaller, serving_http
-from tests.service.serving import Peer, RecordingListener, ServedHost, serving
+from tests.kit.served_host import Peer, RecordingListener, ServedHost, serving
 
 TIMEOUT_MS = 2_000
 

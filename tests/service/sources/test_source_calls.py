@@ -28,7 +28,8 @@ from purgatory.service.sources import source_table
 from purgatory.service.sources.source_metrics import SourceMetrics
 from purgatory.v1 import operation_pb2, source_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.service.serving import PATIENCE_S, ServedHost, eventually, refused, serving
+from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.served_host import ServedHost, refused, serving
 
 
 @asynccontextmanager

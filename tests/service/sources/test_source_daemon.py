@@ -14,8 +14,8 @@ from purgatory_client.sources.source_link import SourceLink, SourceState, StaleM
 
 from tests.client.cli.test_commands import purgatory
 from tests.journal.kit import copy_files
-from tests.service.in_process import InProcessDaemon, RunDaemon
-from tests.service.serving import PATIENCE_S
+from tests.kit.daemon import InProcessDaemon, RunDaemon
+from tests.kit.eventually import PATIENCE_S
 
 
 async def until_state(client: AsyncClient, state: str) -> None:

@@ -14,7 +14,8 @@ from purgatory_client.results import MARK_STALE, Outcome, Result
 from purgatory_client.sources.source_link import SourceLink, SourceState, StaleMarks
 
 from purgatory.service.sources.stale_results import UNREPORTED
-from tests.service.serving import PATIENCE_S, ServedHost, eventually, serving
+from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.served_host import ServedHost, serving
 
 REASON = "broker 2 is down"
 ORDERS = StaleMarks("kafka/orders", exact=True, partitions=[3], stale_ms=60_000, reason=REASON)

@@ -1,29 +1,42 @@
-"""The real daemon as a separate process on free ports, for all integration tests.
+"""A daemon for a test, started in one of four ways: in the test's event loop, in a thread, as a forked process, or as
+an executed one. The fixtures of tests/conftest.py stop what they have started.
 
-It runs the package that the tests import and inherits the environment, so the same suite tests the compiled and the
-uncompiled engine.
+All of them run the package that the tests import, so the same suite tests the compiled and the uncompiled engine.
 """
 
+from __future__ import annotations
+
+import asyncio
 import contextlib
+import gc
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+
+import pytest
 
 import purgatory
-from tests.forked_daemon import ForkedDaemon
+from tests.kit.eventually import PATIENCE_S, wait_until
+from tests.kit.forked_daemon import ForkedDaemon
 
+if TYPE_CHECKING:
+    from purgatory.daemon import Daemon
+
+T = TypeVar("T")
 PACKAGE_PARENT: Final = Path(purgatory.__file__).resolve().parent.parent
-DEADLINE_S: Final = 60.0
-"""Seconds for a real process to start or end, generous for a busy machine."""
 EXECUTED: Final = frozenset({"LD_PRELOAD", "PYTHONPATH"})
 """Variables that take effect only when a program is executed, or before it imports anything."""
+LISTEN: Final = ("--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--http-metrics-interval-ms", "0")
+"""Free ports, and metrics without a cache."""
+GC_FLAGS: Final = [f"--gc-threshold-{number}={value}" for number, value in enumerate(gc.get_threshold())]
+"""The daemon tunes the garbage collector of its process: here it must leave it as it is."""
 StartedDaemon: TypeAlias = ForkedDaemon | subprocess.Popen[bytes]
 
 
@@ -38,9 +51,8 @@ class DaemonProcess:
         self.log_path: Final = folder / "daemon.log"
         ready_path = folder / "ready.json"
         ready_path.unlink(missing_ok=True)
-        listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--ready-file", str(ready_path)]
-        listen += ["--http-metrics-interval-ms", "0"]  # tests read metrics without a cache
-        self.process: Final = start_process([*listen, *arguments], folder, environment, self.log_path)
+        flags = [*LISTEN, "--ready-file", str(ready_path), *arguments]
+        self.process: Final = start_process(flags, folder, environment, self.log_path)
         try:
             ready = self._wait_ready(ready_path)
         except BaseException:
@@ -60,16 +72,16 @@ class DaemonProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal_number)
         try:
-            return self.process.wait(DEADLINE_S)
+            return self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"the daemon did not stop in {DEADLINE_S} s; its log:\n{self.log}") from None
+            raise AssertionError(f"the daemon did not stop in {PATIENCE_S} s; its log:\n{self.log}") from None
 
     def kill(self) -> None:
         """Send SIGKILL, as in a crash."""
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(DEADLINE_S)
+        self.process.wait(PATIENCE_S)
 
     def _wait_ready(self, ready_path: Path) -> dict[str, str]:
         def is_ready() -> bool:
@@ -122,7 +134,7 @@ def run_to_end(
         env=daemon_environment(environment),
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=PATIENCE_S,
         check=False,
     )
 
@@ -131,14 +143,6 @@ def daemon_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
     """The environment of the tests, with the package under test first on the path, and with `extra` added."""
     path = os.pathsep.join(filter(None, [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, **(extra or {})}
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Poll until the condition holds. Raises AssertionError with `what` after `DEADLINE_S`."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
-        time.sleep(0.01)
 
 
 def children_of(process_id: int) -> list[int]:
@@ -153,3 +157,88 @@ def is_running(process_id: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{process_id}/status").read_text("utf-8")
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+async def start(*arguments: str) -> Daemon:
+    """Start a daemon on free ports with these flags."""
+    # Only tests that start a daemon in this process import it.
+    from purgatory.daemon import Daemon
+    from purgatory.extension import chosen
+    from purgatory.extensions.installed import ALL, ALL_SETTINGS
+    from purgatory.flags import read_command_line
+
+    flags = [*LISTEN, *GC_FLAGS, "--no-gc-freeze", "--shutdown-grace-ms", "100", *arguments]
+    settings = read_command_line(flags, "server.py", ALL_SETTINGS).settings
+    daemon = Daemon(settings, chosen(ALL, settings))
+    await daemon.start()
+    return daemon
+
+
+class InProcessDaemon:
+    """A daemon in the test's event loop. Its log is that of the test."""
+
+    def __init__(self, daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
+        self.address: Final = daemon.grpc_address
+        self.http_address: Final = daemon.http_address
+        self.stop: Final = daemon.stop
+        self._caplog: Final = caplog
+
+    @property
+    def log(self) -> str:
+        return self._caplog.text
+
+
+class DaemonThread:
+    """A daemon in a thread with an event loop of its own, for tests that block."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._loop: Final = asyncio.new_event_loop()
+        self._thread: Final = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        try:
+            self._daemon: Final = self._run(start(*arguments))
+        except BaseException:
+            self._end()
+            raise
+        self.address: Final = self._daemon.grpc_address
+        self.http_address: Final = self._daemon.http_address
+
+    def stop(self) -> None:
+        """Shut the daemon down. Does nothing if that was done before."""
+        if not self._loop.is_closed():
+            self._run(self._daemon.stop())
+            self._end()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function in the daemon's event loop."""
+
+        async def called() -> T:
+            return function()
+
+        return self._run(called())
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE_S)
+        self._loop.close()
+
+
+class RunDaemon(Protocol):
+    """Start a daemon with these flags in the test's event loop."""
+
+    async def __call__(self, *arguments: str) -> InProcessDaemon: ...
+
+
+class ServeDaemon(Protocol):
+    """Start a daemon with these flags in a thread."""
+
+    def __call__(self, *arguments: str) -> DaemonThread: ...
+
+
+class StartDaemon(Protocol):
+    """Start a daemon with these flags and additional environment variables in a process."""
+
+    def __call__(self, *arguments: str, environment: dict[str, str] | None = None) -> DaemonProcess: ...

@@ -1,17 +1,23 @@
-"""Power cuts: unsynced data is lost, and the wall clock is changed. A library loaded into the daemon copies every
-file that it syncs, and shifts its wall clock.
+"""Faults of a machine: a disk that fills up, power cuts that lose unsynced data, and a wall clock that is changed.
+
+For the last two a library that is loaded into the daemon copies every file that it syncs, and shifts its wall clock.
 """
 
+import resource
 import shutil
+import sqlite3
 import struct
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from tests.crash.limited_disk import NotPossibleHere
-
 SOURCE: Final = Path(__file__).with_name("machine.c")
 FILES: Final = ("journal.db", "journal.db-wal")
+
+
+class NotPossibleHere(Exception):
+    """The machine lacks a prerequisite of the test; the message names it."""
 
 
 def build_library(folder: Path) -> Path:
@@ -63,3 +69,38 @@ class Power:
         for name in FILES:
             if (self._durable / name).exists():
                 shutil.copy(self._durable / name, data / name)
+
+
+class LimitedDisk:
+    """Space for a daemon's journal in `folder`. Raises `NotPossibleHere`."""
+
+    def __init__(self, folder: Path) -> None:
+        if not hasattr(resource, "prlimit"):
+            raise NotPossibleHere("limits of another process cannot be set here")
+        folder.mkdir(parents=True)
+        self.folder = folder
+        self._pid = 0
+
+    def fill(self, pid: int) -> None:
+        """Make writes of the process `pid` fail."""
+        self._pid = pid
+        self._limit(0)
+
+    def free(self) -> None:
+        if self._pid:
+            self._limit(resource.RLIM_INFINITY)
+
+    def _limit(self, size_bytes: int) -> None:
+        try:
+            _, most = resource.prlimit(self._pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(self._pid, resource.RLIMIT_FSIZE, (most if size_bytes < 0 else size_bytes, most))
+        except ProcessLookupError:
+            self._pid = 0
+
+
+def fold_log(data: Path) -> None:
+    """Checkpoint and truncate the log of a stopped daemon. With a long log the next daemon could write without
+    needing new space, although the disk is full.
+    """
+    with closing(sqlite3.connect(data / "journal.db")) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

@@ -1,11 +1,11 @@
-"""A real host and a real gRPC server on a free port, the caller's side of a session stream, and messages to send."""
+"""A real host and a real gRPC server on a free port, and the caller's side of a session stream."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Self
 
@@ -34,8 +34,8 @@ from purgatory.service.settings import AccessSettings, HostSettings
 from purgatory.service.translate.events import IncomingEvents
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
-
-PATIENCE_S = 60.0
+from tests.kit.eventually import PATIENCE_S
+from tests.kit.messages import high_watermark
 
 
 def check_counts(status: wire.GetStatusResponse) -> None:
@@ -276,61 +276,7 @@ class Peer:
         self._call.cancel()
 
 
-def produce(
-    operation_id: int, topic: str, required_offset: int, timeout_ms: int | None = None, partition: int = 0
-) -> operation_pb2.Operation:
-    """A produce wait for one partition."""
-    item = operation_pb2.ProducePartition(
-        topic_partition=operation_pb2.TopicPartition(topic=topic, partition=partition), required_offset=required_offset
-    )
-    return operation_pb2.Operation(
-        operation_id=operation_id, timeout_ms=timeout_ms, produce=operation_pb2.Produce(partitions=[item])
-    )
-
-
 async def apply_events(host: Host, batch: EventBatch, account: Account | None = None) -> EventsReceipt:
     """Apply a batch of one part, as `Advance` does."""
     host.gate.check_events()
     return (await host.apply(lambda: IncomingEvents(batch, {}), account)).done
-
-
-def produce_columns(
-    operation_ids: range, topic: str = "orders", *, offset: int = 1, timeout_ms: int = 600_000
-) -> wire.RegisterBatch:
-    """Equal waits for one mark of partition 0 of a topic, as columns."""
-    columns = operation_pb2.OperationColumns(
-        kind=operation_pb2.OPERATION_KIND_PRODUCE,
-        partitions=[operation_pb2.TopicPartition(topic=topic)],
-        operation_id=operation_ids,
-        offset=[offset],
-        timeout_ms=[timeout_ms],
-    )
-    return wire.RegisterBatch(batch_id=operation_ids.start, columns=columns)
-
-
-def high_watermark(topic: str, offset: int, partition: int = 0, leader_epoch: int | None = None) -> event_pb2.Event:
-    """A high watermark as a row."""
-    return event_pb2.Event(
-        topic_partition=operation_pb2.TopicPartition(topic=topic, partition=partition),
-        leader_epoch=leader_epoch,
-        high_watermark=event_pb2.HighWatermark(offset=offset),
-    )
-
-
-def signal(operation_id: int, key: str, timeout_ms: int | None = None) -> operation_pb2.Operation:
-    """A wait for one signal of one key."""
-    condition = operation_pb2.Signal(keys=[operation_pb2.SignalKey(key=key)])
-    return operation_pb2.Operation(operation_id=operation_id, timeout_ms=timeout_ms, signal=condition)
-
-
-async def eventually(condition: Callable[[], bool] | Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait until the condition holds; fail with `what` if it does not in time."""
-    deadline_s = asyncio.get_running_loop().time() + PATIENCE_S
-    while True:
-        holds = condition()
-        if not isinstance(holds, bool):
-            holds = await holds
-        if holds:
-            return
-        assert asyncio.get_running_loop().time() < deadline_s, f"never came to hold: {what}"
-        await asyncio.sleep(0.005)

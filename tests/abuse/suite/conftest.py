@@ -1,5 +1,0 @@
-"""Daemons in the test's own process."""
-
-from tests.service.in_process import run_daemon, serve_daemon
-
-__all__ = ["run_daemon", "serve_daemon"]

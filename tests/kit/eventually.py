@@ -1,0 +1,65 @@
+"""Waits for conditions that only polling can observe. The limit is generous, because the machine may be busy."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar, overload
+
+from purgatory_client.unary import SingleCalls
+
+T = TypeVar("T")
+Description = str | Callable[[], str]
+Exceptions = type[Exception] | tuple[type[Exception], ...]
+
+PATIENCE_S: Final = 60.0
+"""Seconds after which a test gives up on anything that should happen soon."""
+
+
+@overload
+async def eventually(condition: Callable[[], Awaitable[T]], what: Description, but: Exceptions = ()) -> T: ...
+@overload
+async def eventually(condition: Callable[[], T], what: Description, but: Exceptions = ()) -> T: ...
+async def eventually(condition: Callable[[], Any], what: Description, but: Exceptions = ()) -> Any:
+    """Poll until the condition returns a true value, and return that value. Exceptions in `but` mean: not yet.
+
+    Raises AssertionError with `what` after `PATIENCE_S`.
+    """
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            found = condition()
+            if inspect.isawaitable(found):
+                found = await found
+        except but:
+            found = None
+        if found:
+            return found
+        assert time.monotonic() < deadline_s, _failure(what)
+        await asyncio.sleep(0.005)
+
+
+def wait_until(condition: Callable[[], T], what: Description, but: Exceptions = ()) -> T:
+    """Do the same as `eventually` in a thread that may block."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            if found := condition():
+                return found
+        except but:
+            pass
+        assert time.monotonic() < deadline_s, _failure(what)
+        time.sleep(0.005)
+
+
+async def until_pending(client: SingleCalls, count: int) -> None:
+    """Return when `count` operations are pending at the daemon."""
+
+    async def is_reached() -> bool:
+        return sum(kind.pending for kind in (await client.status()).kinds) == count
+
+    await eventually(is_reached, f"{count} operations are pending")
+
+
+def _failure(what: Description) -> str:
+    return f"not within {PATIENCE_S:.0f} s: {what if isinstance(what, str) else what()}"
