@@ -88,6 +88,8 @@ type wait struct {
 	submitted time.Time
 	timeoutMs int64 // negative: not known
 	result    chan *pb.Result
+	isSent    bool
+	beforeMs  int64 // how long it had waited when it was sent again; 0: it was sent once
 }
 
 func (w *wait) leftMs() int64 { return w.timeoutMs - time.Since(w.submitted).Milliseconds() }
@@ -114,7 +116,7 @@ func (s *Session) Submit(operation *pb.Operation) <-chan *pb.Result {
 func (s *Session) submit(operation *pb.Operation) *wait {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	w := &wait{proto.CloneOf(operation), time.Now(), -1, make(chan *pb.Result, 1)}
+	w := &wait{operation: proto.CloneOf(operation), submitted: time.Now(), timeoutMs: -1, result: make(chan *pb.Result, 1)}
 	if s.err != nil {
 		close(w.result)
 		return w
@@ -356,6 +358,7 @@ func (s *Session) deliver(sequence uint64, results []*pb.Result) {
 	defer s.mu.Unlock()
 	for _, result := range results {
 		if w := s.pending[result.OperationId]; w != nil && sequence > s.lastSequence {
+			result.WaitedMs += w.beforeMs
 			w.result <- result // has room for one
 			delete(s.pending, result.OperationId)
 		}
@@ -498,6 +501,10 @@ func (s *Session) nextBatch() (rows []*pb.Operation) {
 		if bytes += size; bytes > bytesMax {
 			break
 		}
+		if w.isSent {
+			w.beforeMs = time.Since(w.submitted).Milliseconds()
+		}
+		w.isSent = true
 		rows, s.batch = append(rows, w.operation), append(s.batch, w)
 	}
 	return rows

@@ -69,6 +69,9 @@ class WaitBatch:
         """Optional columns with a value for each item."""
         self.operation_id = 0
         self.submitted_at = 0.0
+        self._sent_again: list[tuple[int, int]] = []
+        """What was sent again after a lost connection: the first position of each message, and the milliseconds for
+        which its operations had waited by then."""
         self.future: asyncio.Future[Any] | None = None
         self.remaining = self.count
         self.outcomes = [Outcome.PENDING.value] * self.count
@@ -99,6 +102,11 @@ class WaitBatch:
             self.timeouts_ms = [*(self.timeouts_ms or [default_ms])] * self.count
         self.timeouts_ms[position] = max(self.timeouts_ms[position], timeout_ms)
         self.longest_timeout_ms = max(self.timeouts_ms[position], self.longest_timeout_ms or default_ms)
+
+    def note_sent_again(self, position: int, waited_before_ms: int) -> None:
+        """Record that the operations from `position` on, which had waited for so long, are sent again."""
+        self._sent_again = [one for one in self._sent_again if one[0] < position]
+        self._sent_again.append((position, waited_before_ms))
 
     def pending_positions(self, start: int = 0) -> Sequence[int]:
         """Positions of pending operations, from `start` on; a range if all of them are pending."""
@@ -144,7 +152,8 @@ class WaitBatch:
         self.remaining -= count
         item = self.starts[position] if self.starts else position
         items = (arrived.starts[start], arrived.starts[end])
-        self._gathered.add(ResultSegment(arrived.message, (start, end), items, position, item))
+        before_ms = next((ms for first, ms in reversed(self._sent_again) if first <= position), 0)
+        self._gathered.add(ResultSegment(arrived.message, (start, end), items, position, item, before_ms))
         return count
 
     def set_refused(self, position: int, error: PurgatoryClientError) -> int:

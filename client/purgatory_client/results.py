@@ -158,7 +158,7 @@ class ResultColumns:
 
     Attributes:
         outcomes: Numbers of `Outcome`.
-        waited_ms: Milliseconds from registration to end.
+        waited_ms: Milliseconds from registration to end; as in `Result.waited`, if they were registered again.
         lateness_ms: For expired operations: milliseconds from the deadline to the end.
         item_counts: The number of items of each operation; empty if every operation has one.
         names: The dictionary: (topic, partition) pairs and keys.
@@ -261,13 +261,16 @@ def already_satisfied() -> Result:
 class Result:
     """How one operation ended."""
 
-    __slots__ = ("_columns", "_item_start", "_position", "_unless_count")
+    __slots__ = ("_columns", "_item_start", "_position", "_unless_count", "_waited_before_ms")
 
-    def __init__(self, columns: ResultColumns, position: int, item_start: int, unless_count: int = 0) -> None:
+    def __init__(
+        self, columns: ResultColumns, position: int, item_start: int, unless_count: int = 0, waited_before_ms: int = 0
+    ) -> None:
         self._columns = columns
         self._position = position
         self._item_start = item_start
         self._unless_count = unless_count
+        self._waited_before_ms = waited_before_ms
 
     @property
     def kind(self) -> OperationKind:
@@ -289,8 +292,10 @@ class Result:
 
     @property
     def waited(self) -> float:
-        """Seconds from registration to end."""
-        return self._columns.waited_ms[self._position] / 1_000
+        """Seconds from registration to end. If it was registered again, as after a restart of a daemon without a
+        journal: from its submission.
+        """
+        return (self._waited_before_ms + self._columns.waited_ms[self._position]) / 1_000
 
     @property
     def lateness(self) -> float:

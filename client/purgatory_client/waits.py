@@ -56,6 +56,8 @@ class Wait:
     """Milliseconds for which one of its marks may be stale. None: the wait does not fail when stale."""
     operation_id: int = 0
     submitted_at: float = 0.0
+    waited_before_ms: int = 0
+    """Milliseconds for which it had waited when it was last sent, if it was sent again after a lost connection."""
     future: asyncio.Future[Any] | None = None
     count: ClassVar = 1
     """The number of operations: always one, unlike a batch."""

@@ -121,7 +121,7 @@ async def sends_a_lost_batch_again(client: ClientProcess) -> None:
 
 async def registers_again_with_the_remaining_time(client: ClientProcess) -> None:
     """A daemon that has forgotten the session gets what is pending again, in order of ids, with what remains of its
-    timeout; results count from 1 again.
+    timeout; results count from 1 again. The time that a result says it waited includes the time before.
     """
     async with opened(client) as daemon:
         began = time.monotonic()
@@ -142,6 +142,9 @@ async def registers_again_with_the_remaining_time(client: ClientProcess) -> None
         check_remaining(again, elapsed_ms, longest_ms)
         daemon.complete()
         assert await client.ended(*names) == ["satisfied"] * 3
+        waited_ms = [client.waited_ms(name) for name in names]  # the scripted daemon's own results say 0
+        assert waited_ms[0] == 0, f"{waited_ms}; the first one was not sent again"
+        assert min(waited_ms[1:]) >= elapsed_ms - 1, f"{waited_ms}, of them {elapsed_ms} before"
 
 
 async def registers_again_with_the_time_of_an_extension(client: ClientProcess) -> None:

@@ -56,6 +56,13 @@ class ClientProcess:
         assert endings is not None, "just seen"
         return endings
 
+    def waited_ms(self, name: str) -> int:
+        """How long the result of a wait that has ended says that it waited, in milliseconds."""
+        with self._arrived:
+            [line] = [line for line in self._lines if line[0] == name]
+        assert len(line) == 3, f"a line of a result without milliseconds: {line}"
+        return int(line[2])
+
     @property
     def line_count(self) -> int:
         with self._arrived:

@@ -29,7 +29,7 @@ async def wait(client: AsyncClient, name: str, timeout_ms: int, topic: str, part
     try:
         offsets = {(topic, number): 1 for number in range(partitions)}
         result = await client.produce(offsets, timeout=timeout_ms / 1_000)
-        ending = result.outcome.name.lower()
+        ending = f"{result.outcome.name.lower()} {round(result.waited * 1_000)}"
     except asyncio.CancelledError:
         ending = "cancelled"
     except errors.PurgatoryClientError as error:

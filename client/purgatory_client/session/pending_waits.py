@@ -117,7 +117,8 @@ class PendingWaits:
                 if isinstance(entry, Wait):
                     del entries[entry.operation_id]
                     self.count -= 1
-                    ended.append((entry, Result(columns, place, starts[place], entry.unless_count)))
+                    result = Result(columns, place, starts[place], entry.unless_count, entry.waited_before_ms)
+                    ended.append((entry, result))
                     place += 1
                 else:
                     place += self._end_of_batch(arrived, place, end, ended)

@@ -183,7 +183,8 @@ def _add_item(message: result_pb2.ResultColumns, item: result_pb2.PartitionResul
 
 class ResultSegment(NamedTuple):
     """Results at `places` of a message, with its `items` (both as start and end). They belong to the operations of
-    the batch from `position` on, and to its items from `item` on.
+    the batch from `position` on, and to its items from `item` on. They had waited for `waited_before_ms` when they were
+    registered again.
     """
 
     message: ArrivedMessage
@@ -191,6 +192,7 @@ class ResultSegment(NamedTuple):
     items: tuple[int, int]
     position: int
     item: int
+    waited_before_ms: int
 
 
 class BatchResults:
@@ -218,8 +220,10 @@ class BatchResults:
             return []
         column = self._copied.get(name) or [_MISSING.get(name, -1)] * length
         each = name in OPERATION_COLUMNS
-        for message, places, items, position, item in self._segments:
+        for message, places, items, position, item, before_ms in self._segments:
             values = message.values(name, *(places if each else items))
+            if before_ms and name == "waited_ms":
+                values = [before_ms + waited_ms for waited_ms in values]
             start = position if each else item
             column[start : start + len(values)] = values
         return column

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from purgatory.v1 import operation_pb2 as wire
 from purgatory_client.argument_checks import squeeze, take
-from purgatory_client.batches import WaitBatch
+from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.partition_names import PartitionName
 from purgatory_client.results import OperationKind
 from purgatory_client.waits import ITEM_DEFAULTS, Wait
@@ -38,8 +38,10 @@ def fill_with_waits(columns: wire.OperationColumns, waits: Sequence[Wait], lost_
     first = waits[0]
     columns.kind = first.kind.value  # type: ignore[assignment]
     columns.operation_id.extend([wait.operation_id for wait in waits])
+    for wait in waits:
+        wait.waited_before_ms = _elapsed_ms(wait, lost_at, now)
     if first.timeout_ms is not None:
-        columns.timeout_ms.extend(squeeze([_remaining_ms(wait, lost_at, now) for wait in waits]))
+        columns.timeout_ms.extend(squeeze([_remaining_ms(wait) for wait in waits]))
     counts = squeeze([len(wait.names) for wait in waits])
     if counts != [1]:
         columns.item_count.extend(counts)
@@ -63,7 +65,11 @@ def fill_with_many(
     items = batch.items_of(positions)
     columns.kind = batch.kind.value  # type: ignore[assignment]
     columns.operation_id.extend(batch.ids_of(positions))
-    columns.timeout_ms.extend(take(_remaining_column(batch, lost_at, now), positions))
+    timeouts_ms = batch.timeouts_ms
+    if elapsed_ms := _elapsed_ms(batch, lost_at, now):
+        batch.note_sent_again(positions[0], elapsed_ms)
+        timeouts_ms = [_remaining(timeout_ms, elapsed_ms) for timeout_ms in timeouts_ms]
+    columns.timeout_ms.extend(take(timeouts_ms, positions))
     if batch.item_counts:
         columns.item_count.extend([batch.item_counts[position] for position in positions])
     columns.offset.extend(take(batch.offsets, items))
@@ -119,18 +125,14 @@ def _set(message: Message, field: str, value: int) -> None:
         setattr(message, field, value)
 
 
-def _remaining_ms(wait: Wait, lost_at: float, now: float) -> int:
+def _elapsed_ms(entry: Entry, lost_at: float, now: float) -> int:
+    """How long it has waited, in milliseconds. 0 if the connection was not lost since it was submitted."""
+    return 0 if entry.submitted_at >= lost_at else int((now - entry.submitted_at) * 1_000)
+
+
+def _remaining_ms(wait: Wait) -> int:
     assert wait.timeout_ms is not None, "a wait without a timeout among waits with one"
-    if wait.submitted_at >= lost_at:
-        return wait.timeout_ms
-    return _remaining(wait.timeout_ms, int((now - wait.submitted_at) * 1_000))
-
-
-def _remaining_column(batch: WaitBatch, lost_at: float, now: float) -> list[int]:
-    if batch.submitted_at >= lost_at:
-        return batch.timeouts_ms
-    elapsed_ms = int((now - batch.submitted_at) * 1_000)
-    return [_remaining(timeout_ms, elapsed_ms) for timeout_ms in batch.timeouts_ms]
+    return _remaining(wait.timeout_ms, wait.waited_before_ms)
 
 
 def _remaining(timeout_ms: int, elapsed_ms: int) -> int:

@@ -45,6 +45,9 @@ interface Wait {
   operation: Operation;
   submittedMs: number;
   timeoutMs: number | undefined;
+  isSent: boolean;
+  /** How long it had waited when it was sent again; 0: it was sent once. */
+  beforeMs: number;
   resolve: (result: Result) => void;
   reject: (error: unknown) => void;
 }
@@ -128,7 +131,7 @@ export class Session {
     const timeoutMs = one.timeoutMs === undefined ? undefined : Number(one.timeoutMs);
     const stopListening = signal && this.cancelOn(signal, id);
     return new Promise<Result>((resolve, reject) => {
-      this.pending.set(id, { operation: one, submittedMs, timeoutMs, resolve, reject });
+      this.pending.set(id, { operation: one, submittedMs, timeoutMs, isSent: false, beforeMs: 0, resolve, reject });
       this.wake();
     }).finally(stopListening);
   }
@@ -280,7 +283,9 @@ export class Session {
     for (const result of results) {
       if (sequence > this.lastSequence) {
         this.lastSequence = sequence;
-        this.pending.get(result.operationId)?.resolve(result);
+        const wait = this.pending.get(result.operationId);
+        result.waitedMs += BigInt(wait?.beforeMs ?? 0);
+        wait?.resolve(result);
         this.pending.delete(result.operationId);
       }
       sequence++;
@@ -338,6 +343,8 @@ export class Session {
       }
       bytes += size;
       if (bytes > bytesMax) break;
+      if (wait.isSent) wait.beforeMs = Math.floor(performance.now() - wait.submittedMs);
+      wait.isSent = true;
       operations.push(wait.operation);
     }
     return operations;

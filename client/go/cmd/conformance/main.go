@@ -84,7 +84,8 @@ func wait(ctx context.Context, session *purgatory.Session, words []string) strin
 	result, err := session.Wait(ctx, operation)
 	switch {
 	case err == nil:
-		return strings.ToLower(strings.TrimPrefix(result.Outcome.String(), "OUTCOME_"))
+		outcome := strings.ToLower(strings.TrimPrefix(result.Outcome.String(), "OUTCOME_"))
+		return fmt.Sprint(outcome, " ", result.WaitedMs)
 	case errors.Is(err, context.Canceled):
 		return "cancelled"
 	case errors.Is(err, purgatory.ErrTakenOver):

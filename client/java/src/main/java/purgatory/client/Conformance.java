@@ -95,6 +95,9 @@ public final class Conformance {
     } else if (failed instanceof Session.EndedException ended) {
       return ended.reason.name().toLowerCase();
     }
-    return failed != null ? "refused" : result.getOutcome().name().replace("OUTCOME_", "").toLowerCase();
+    if (failed != null) {
+      return "refused";
+    }
+    return result.getOutcome().name().replace("OUTCOME_", "").toLowerCase() + " " + result.getWaitedMs();
   }
 }

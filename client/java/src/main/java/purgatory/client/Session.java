@@ -75,8 +75,14 @@ public final class Session implements AutoCloseable {
     }
   }
 
+  /** When an operation was sent: `beforeMs` is how long it had waited when it was sent again; 0: it was sent once. */
+  private static final class Sent {
+    boolean isSent;
+    long beforeMs;
+  }
+
   /** An operation that has no result yet. */
-  private record Wait(Operation operation, long submittedMs, CompletableFuture<Result> result) {
+  private record Wait(Operation operation, long submittedMs, CompletableFuture<Result> result, Sent sent) {
     long id() {
       return operation.getOperationId();
     }
@@ -90,7 +96,7 @@ public final class Session implements AutoCloseable {
         return this;
       }
       long sinceSubmittedMs = nowMs() - submittedMs + timeoutMs;
-      return new Wait(operation.toBuilder().setTimeoutMs(sinceSubmittedMs).build(), submittedMs, result);
+      return new Wait(operation.toBuilder().setTimeoutMs(sinceSubmittedMs).build(), submittedMs, result, sent);
     }
   }
 
@@ -146,7 +152,7 @@ public final class Session implements AutoCloseable {
       }
       operationId = ++issued;
       Operation numbered = operation.toBuilder().setOperationId(operationId).build();
-      pending.put(operationId, new Wait(numbered, nowMs(), result));
+      pending.put(operationId, new Wait(numbered, nowMs(), result, new Sent()));
       notifyAll();
     }
     result.whenComplete(
@@ -411,6 +417,10 @@ public final class Session implements AutoCloseable {
         if (batch.size() == Math.min(room, daemon.getOperationsPerBatchMax()) || bytes > messageBytesMax()) {
           break;
         }
+        if (wait.sent.isSent) {
+          wait.sent.beforeMs = nowMs() - wait.submittedMs;
+        }
+        wait.sent.isSent = true;
         batch.add(wait);
         rows.addOperations(operation);
       }
@@ -519,7 +529,7 @@ public final class Session implements AutoCloseable {
           wait = sequence > lastSequence ? pending.remove(result.getOperationId()) : null;
         }
         if (wait != null) {
-          wait.result.complete(result);
+          wait.result.complete(result.toBuilder().setWaitedMs(result.getWaitedMs() + wait.sent.beforeMs).build());
         }
       }
       synchronized (Session.this) { // only now: what is acknowledged must have been delivered

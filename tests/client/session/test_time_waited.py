@@ -1,11 +1,16 @@
-"""A client knows that its waits were extended: they are not overdue, and are registered again with the time left."""
+"""A client knows that its waits were extended: they are not overdue, and are registered again with the time left. It
+also knows how long they had waited before they were registered again.
+"""
 
 import asyncio
 
 import pytest
 from purgatory_client import AsyncClient, batches, waits
+from purgatory_client.results import Result, ResultColumns
 from purgatory_client.session.pending_waits import PendingWaits
+from purgatory_client.session.session_core import SessionCore
 
+from tests.client.session.wire_script import many, opened, registered, results, sent
 from tests.kit.eventually import until_pending
 
 NOW = 100.0
@@ -58,3 +63,26 @@ async def test_only_pending_operations_are_extended(client: AsyncClient, monkeyp
     assert await client.extend([1, 2], 3_600) == [2]
     assert extended == [1]
     waiting.cancel()
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["forgotten", "known"])
+def test_time_waited_counts_from_the_first_registration(is_known: bool) -> None:
+    """The daemon counts from its own registration, which is a second one if it forgot the session. Here each result of
+    the daemon says 5 ms, and a second passed before.
+    """
+    core = SessionCore("s", 10)
+    core.receive(opened(incarnation="first"), 0.0)
+    wait, batch = waits.produce({"orders-3": 1}, timeout=5), many(2)
+    core.submit(wait, 0.0)
+    core.submit(batch, 0.0)
+    sent(core, 0.0)
+    core.connection_lost(0.5)
+    core.receive(opened(resumed=is_known, highest=3 * is_known, incarnation="first" if is_known else "second"), 1.0)
+    assert registered(sent(core, 1.0)) == ([] if is_known else [[1], [2, 3]])
+    ended = dict(core.receive(results(1, [1, 2, 3]), 2.0))
+    before_ms = 0 if is_known else 1_000
+    single, many_results = ended[wait], ended[batch]
+    assert isinstance(single, Result)
+    assert isinstance(many_results, ResultColumns)
+    assert round(single.waited * 1_000) == before_ms + 5
+    assert many_results.waited_ms == [before_ms + 5] * 2
