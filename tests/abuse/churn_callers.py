@@ -12,6 +12,7 @@ from purgatory_client import AsyncClient, Outcome, Result, waits
 from purgatory_client.errors import ClientClosed
 
 from tests.crash.wire_caller import Broken, PushedMarks, WireCaller
+from tests.kit.eventually import eventually
 
 PATIENCE_S: Final = 60.0
 """A wait that has not ended after this time is lost: the event that ends it was pushed long before."""
@@ -86,9 +87,7 @@ class WireCallersPlace(CallersPlace):
         caller.is_quiet = True
         running = asyncio.create_task(caller.run(self._address))
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                while not caller.is_done and not running.done():  # noqa: ASYNC110 - it is another's class
-                    await asyncio.sleep(0.02)
+            await eventually(lambda: caller.is_done and not running.done())
         except TimeoutError:
             caller.check_end()  # reports the missing results
         finally:

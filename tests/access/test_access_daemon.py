@@ -25,7 +25,7 @@ from tests.access.guarded import POLICY, Caller
 from tests.archive.archive_replay import rows_of
 from tests.journal.kit import copy_files
 from tests.kit.daemon import InProcessDaemon, RunDaemon, StartDaemon
-from tests.kit.eventually import PATIENCE_S
+from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.messages import high_watermark, produce
 from tests.kit.served_host import refused
 from tests.transport.callers import secure_channel
@@ -74,9 +74,7 @@ async def test_a_sighup_reads_the_files_again(start_daemon: StartDaemon, tmp_pat
     token = add_token(tmp_path / "tokens", "observe")
     (tmp_path / "policy.toml").write_text("[[grant]", "utf-8")
     daemon.process.send_signal(signal.SIGHUP)
-    async with asyncio.timeout(PATIENCE_S):
-        while "still using the previous version" not in daemon.log:  # noqa: ASYNC110 - the log of another process
-            await asyncio.sleep(0.02)
+    await eventually(lambda: "still using the previous version" in daemon.log)
     async with Caller(daemon.address, f"Bearer {token}") as caller:
         await caller.call("ListPartitions", wire.ListPartitionsRequest())
         with refused(grpc.StatusCode.PERMISSION_DENIED):

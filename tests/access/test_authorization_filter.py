@@ -29,7 +29,7 @@ from purgatory.service.translate.operations import OperationRun
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import Caller, guarding
-from tests.kit.eventually import PATIENCE_S
+from tests.kit.eventually import eventually
 from tests.kit.messages import high_watermark, produce
 from tests.kit.served_host import refused
 
@@ -241,9 +241,7 @@ async def test_calls_of_wait_are_listed_for_their_callers(tmp_path: Path) -> Non
             asyncio.ensure_future(caller.call("Wait", wire.WaitRequest(operation=produce(0, topic, 9))))
             for caller, topic in ((waiter, "mine-1"), (root, "mine-2"), (root, "yours-1"))
         ]
-        async with asyncio.timeout(PATIENCE_S):
-            while served.host.engine.pending < len(calls):  # noqa: ASYNC110 - it polls a count
-                await asyncio.sleep(0.01)
+        await eventually(lambda: served.host.engine.pending >= len(calls))
 
         async def listed(caller: Caller) -> list[tuple[str, str]]:
             answer = await caller.call("ListOperations", wire.ListOperationsRequest())

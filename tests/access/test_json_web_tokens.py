@@ -22,7 +22,7 @@ from purgatory.service.access.errors import BadToken
 from purgatory.service.access.json_web_tokens import FETCH_AGAIN_S, LEEWAY_S, JsonWebTokens, KeySetError
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import Caller, Guarded, guarding
-from tests.kit.eventually import PATIENCE_S
+from tests.kit.eventually import eventually
 from tests.kit.served_host import refused
 
 ISSUER, AUDIENCE = "https://issuer.example", "purgatory"
@@ -195,9 +195,7 @@ async def test_keys_are_rotated(tmp_path: Path) -> None:
             await asks(served, new)
         write_keys(path, RSA)
         served.access.reload()
-        async with asyncio.timeout(PATIENCE_S):
-            while not served.audit.reloads["keys", "taken"]:  # noqa: ASYNC110 - it polls a count
-                await asyncio.sleep(0.01)
+        await eventually(lambda: served.audit.reloads["keys", "taken"])
         await asks(served, new)
         with refused(grpc.StatusCode.UNAUTHENTICATED):
             await asks(served, old)
@@ -230,9 +228,7 @@ async def test_an_unknown_key_has_the_keys_loaded_now_and_then(tmp_path: Path) -
         assert not await loads(unsigned({"alg": "ES256", "kid": kid}, claims()))
     write_keys(path, EC, RSA)
     assert await loads(new)
-    async with asyncio.timeout(PATIENCE_S):
-        while not reloads["keys", "taken"]:  # noqa: ASYNC110 - it polls a count
-            await asyncio.sleep(0.01)
+    await eventually(lambda: reloads["keys", "taken"])
     assert tokens.verify(new)[0] == "root"
     assert not await loads(unsigned({"alg": "ES256", "kid": "no such"}, claims()))
     fresh.cancel()

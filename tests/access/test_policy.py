@@ -15,7 +15,7 @@ from purgatory.service.access.roles import ROLES, Names
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import POLICY, Guarded, guarding
-from tests.kit.eventually import PATIENCE_S
+from tests.kit.eventually import eventually
 from tests.kit.messages import high_watermark, produce
 from tests.kit.served_host import refused
 
@@ -165,9 +165,7 @@ async def test_a_changed_file_is_taken_once_it_is_whole(tmp_path: Path) -> None:
         with refused(grpc.StatusCode.PERMISSION_DENIED):
             await caller.call("GetPartition", asked)
         served.policy_file.write_text(POLICY.replace("mine-*", "*"))
-        async with asyncio.timeout(PATIENCE_S):
-            while served.audit.reloads["policy", "taken"] < 2:  # noqa: ASYNC110 - a count; 1 is from `caller`
-                await asyncio.sleep(0.02)
+        await eventually(lambda: served.audit.reloads["policy", "taken"] >= 2)
         with refused(grpc.StatusCode.NOT_FOUND):
             await caller.call("GetPartition", asked)
 
@@ -211,9 +209,7 @@ async def test_no_message_is_judged_by_half_a_policy(tmp_path: Path) -> None:
         for turn in range(100):
             served.use_policy(second if turn % 2 == 0 else first)
             before = sum(judged)
-            async with asyncio.timeout(PATIENCE_S):
-                while sum(judged) < before + 4 and not any(task.done() for task in tasks):  # noqa: ASYNC110 - a count
-                    await asyncio.sleep(0)
+            await eventually(lambda: sum(judged) >= before + 4 and not any(task.done() for task in tasks))  # noqa: B023 - awaited here
         stop.set()
         await asyncio.gather(*tasks)
         assert min(judged) > 50

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.archive.archive_replay import Replay, Row, rows_of, without
 from tests.kit.daemon import DaemonProcess, StartDaemon, children_of, is_running, run_to_end
-from tests.kit.eventually import PATIENCE_S
+from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.messages import high_watermark, produce_columns
 from tests.service.test_daemon import fetch_page, sums_by_kind
 
@@ -95,14 +93,6 @@ def writer_of(daemon: DaemonProcess) -> int:
     return writer_id
 
 
-def until(condition: Callable[[], bool], what: str, meanwhile: Callable[[], None] = lambda: time.sleep(0.01)) -> None:
-    """Call `meanwhile` until the condition holds; fail if that takes too long."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"never came to hold: {what}"
-        meanwhile()
-
-
 def crashed_in(folder: Path) -> Row:
     """The only CRASHED marker."""
     [crashed] = [row for row in rows_of(folder, schema.MARKERS) if row["marker"] == schema.CRASHED]
@@ -129,7 +119,7 @@ def work_until_sent(caller: ArchivedCaller, writer_id: int) -> None:
     """Work once, and wait until some of it has been sent to the writer process."""
     before = read_by(writer_id)
     caller.work()
-    until(lambda: read_by(writer_id) > before + 8 * EACH, "the process has read the registrations")
+    wait_until(lambda: read_by(writer_id) > before + 8 * EACH, "the process has read the registrations")
 
 
 def test_a_daemon_that_is_killed_leaves_what_it_had_sent(start_daemon: StartDaemon, tmp_path: Path) -> None:
@@ -143,7 +133,7 @@ def test_a_daemon_that_is_killed_leaves_what_it_had_sent(start_daemon: StartDaem
     daemon.process.send_signal(signal.SIGKILL)
     daemon.process.wait(PATIENCE_S)
     caller.close()
-    until(lambda: not is_running(writer_id), "its writer process has ended")
+    wait_until(lambda: not is_running(writer_id), "its writer process has ended")
     crashed = crashed_in(folder)
     detail = json.loads(crashed["detail"])
     assert (detail["pid"], detail["found_by"]) == (daemon.process.pid, crashed["run_id"])
@@ -161,10 +151,11 @@ def test_after_a_kill_every_file_is_whole_and_only_the_last_interval_is_missing(
     daemon = start_daemon("--archive", str(folder), "--archive-roll-ms", "100")
     writer_id, caller = writer_of(daemon), ArchivedCaller(daemon)
     caller.work()
-    until(lambda: len(files_of(folder, schema.OUTCOMES)) >= 1, "a roll is done")
+    wait_until(lambda: len(files_of(folder, schema.OUTCOMES)) >= 1, "a roll is done")
     accepted = caller.last_id
     twice = 4 * accepted  # registrations and outcomes, without the events
-    until(lambda: archive_metric(daemon, "rows_total") > twice, "twice as much is kept", caller.work)
+    while archive_metric(daemon, "rows_total") <= twice:
+        caller.work()
     os.kill(daemon.process.pid, signal.SIGSTOP)  # otherwise it would start another writer
     os.kill(writer_id, signal.SIGKILL)
     daemon.process.send_signal(signal.SIGKILL)
@@ -191,7 +182,7 @@ def test_another_writer_goes_on_where_one_was_killed(start_daemon: StartDaemon, 
         writer_id = writer_of(daemon)
         work_until_sent(caller, writer_id)
         os.kill(writer_id, signal.SIGKILL)
-        until(partial(is_another, daemon, writer_id, died), "another one has begun")
+        wait_until(partial(is_another, daemon, writer_id, died), "another one has begun")
     caller.work()
     assert daemon.stop() == 0
     caller.close()

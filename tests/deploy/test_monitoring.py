@@ -18,7 +18,7 @@ from examples.free_ports import free_port
 from purgatory.v1 import operation_pb2, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.daemon import StartDaemon
-from tests.kit.eventually import PATIENCE_S
+from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.messages import produce
 from tests.webhooks.callbacks import CallbackCaller, webhook_flags
 from tests.webhooks.receiver import WebhookReceiver
@@ -170,10 +170,10 @@ def firing(address: str) -> set[str]:
 
 def until_firing(address: str, *alerts: str, but: tuple[str, ...] = ()) -> None:
     """Wait until these alerts fire and those in `but` do not."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (set(alerts) <= (now := firing(address)) and now.isdisjoint(but)):
-        assert time.monotonic() < deadline, f"firing: {now}, expected: {alerts}, but not {but}"
-        time.sleep(0.05)
+    wait_until(
+        lambda: set(alerts) <= (now := firing(address)) and now.isdisjoint(but),
+        lambda: f"firing: {firing(address)}, expected: {alerts}, but not {but}",
+    )
 
 
 def test_alerts_fire_under_a_planted_fault(
@@ -213,16 +213,12 @@ def test_alerts_fire_under_a_planted_fault(
 def until_scraped(address: str) -> None:
     """Wait until Prometheus has scraped the initial counts twice."""
     query = "count_over_time(purgatory_outcomes_total%7Boutcome%3D%22expired%22%7D%5B1m%5D)%3E1"
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            with urllib.request.urlopen(f"http://{address}/api/v1/query?query={query}", timeout=PATIENCE_S) as response:
-                if json.load(response)["data"]["result"]:
-                    return
-        except OSError:
-            pass
-        assert time.monotonic() < deadline, "Prometheus did not scrape the daemon"
-        time.sleep(0.05)
+
+    def found() -> bool:
+        with urllib.request.urlopen(f"http://{address}/api/v1/query?query={query}", timeout=PATIENCE_S) as response:
+            return bool(json.load(response)["data"]["result"])
+
+    wait_until(found, "Prometheus scrapes the daemon", but=OSError)
 
 
 def test_each_panel_shows_something(prometheus: tuple[Path, str], start_daemon: StartDaemon, tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.open_log import open_log
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.fleet.file_audit import check_files
-from tests.fleet.pair_run import Member
 from tests.fleet.shard_daemons import client_of, first_answer, refusal_of, session_of
 from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.fleet import Member
 
 HOSTS: Final = ("127.0.0.2", "127.0.0.3")
 SILENCE: Final = ("--fleet-silence-ms", "3000")
@@ -79,7 +79,7 @@ class HostRun:
                 name, place = f"{shard}{'ab'[host]}", self._places[shard][host]
                 pair.append(Member(name, self._folder, self._log_uri, flags, grpc_address=place))
             for shard, pair in enumerate(self._pairs):
-                await _until_answers(pair[host], "/readyz")
+                await asyncio.to_thread(pair[host].until, "/readyz")
                 await self._leader(shard)
 
     async def _leader(self, shard: int, *others: Member) -> Member:
@@ -167,7 +167,7 @@ class HostRun:
         await self._bring_back()
         await asyncio.to_thread(fleet_command, ["handover", "--balance", "--address", self.targets[0]])
         for first, _ in self._pairs:
-            await _until_answers(first, "/leaderz")
+            await asyncio.to_thread(first.until, "/leaderz")
         assert not any(one.done() for one in waiting)
         await _advance(clients[0], 3, waiting)
 
@@ -196,19 +196,12 @@ class HostRun:
     async def _bring_back(self) -> None:
         self._down.clear()
         for member in self._members():
-            await _until_answers(member, "/readyz")
+            await asyncio.to_thread(member.until, "/readyz")
 
     def _audit(self, shard: int) -> int:
         """Compare the files of a shard with its part of the log; returns the number of groups."""
         with contextlib.closing(open_log(self._log_uri, shard)) as log:
             return check_files(log, [self._folder / f"{shard}{host}" for host in "ab"])
-
-
-async def _until_answers(member: Member, probe: str) -> None:
-    async def answers() -> bool:
-        return await asyncio.to_thread(member.answers, probe)
-
-    await eventually(answers, f"{member.log_path} answers {probe}")
 
 
 async def _advance(client: AsyncClient, offset: int, waiting: "list[asyncio.Task[bool]]") -> None:

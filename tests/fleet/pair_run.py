@@ -15,22 +15,22 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
-from urllib.error import URLError
-from urllib.request import urlopen
 
-from examples.free_ports import free_port
 from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.leadership import EXIT_REPLACED
-from purgatory.journal.crash_points import FLEET_POINTS, NEVER, VARIABLE
+from purgatory.journal.crash_points import FLEET_POINTS
 from tests.crash.crash_run import CrashRun
 from tests.crash.wire_caller import Broken
-from tests.fleet.links import CUTS, CUTS_S, WAYS, Links
 from tests.fleet.observer import Observer
-from tests.kit.daemon import StartedDaemon, start_process
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.faults import NotPossibleHere, WallClock, build_library
-from tests.kit.proxy import FaultyProxy
+from tests.kit.fleet import Links, Member
+from tests.kit.proxy import BOTH, DOWN, UP, FaultyProxy
 
+CUTS: Final = ("cut from the log", "cut from callers")
+WAYS: Final = (UP, DOWN, BOTH)
+CUTS_S: Final = (0.3, 1.5, 3.5)
+"""How long a cut lasts: shorter than the silence, longer, and longer than a leader lives without its log."""
 SILENCE_MS: Final = 600
 """Less than the default, so that there are more takeovers."""
 FAULTS: Final = (
@@ -63,66 +63,6 @@ class PairTally(NamedTuple):
     reigns: int
     replaced: int
     """Daemons that found another one leading, and exited."""
-
-
-class Member:
-    """One of the two daemons: a process that is started again whenever it has ended."""
-
-    def __init__(
-        self,
-        name: str,
-        folder: Path,
-        log_uri: str,
-        more: tuple[str, ...] = (),
-        *,
-        grpc_address: str = "",
-        environment: dict[str, str] | None = None,
-    ) -> None:
-        self.grpc_address: Final = grpc_address or f"127.0.0.1:{free_port()}"
-        self.http_address: Final = f"127.0.0.1:{free_port()}"
-        self.data: Final = folder / name
-        self.log_path: Final = folder / f"{name}.log"
-        self.exit_codes: Final[list[int]] = []
-        self.module = "purgatory"
-        """The program that the next start runs."""
-        self._arguments: Final = [
-            "--grpc-address", self.grpc_address, "--http-address", self.http_address, "--data-dir", str(self.data),
-            "--fleet-log", log_uri, *more,
-        ]  # fmt: skip
-        self._environment: Final = environment or {}
-        self.process = self._start(NEVER)
-
-    def _start(self, crash_at: str) -> StartedDaemon:
-        environment = {**self._environment, VARIABLE: crash_at}
-        return start_process(self._arguments, self.log_path.parent, environment, self.log_path, self.module)
-
-    @property
-    def log(self) -> str:
-        return self.log_path.read_text("utf-8")
-
-    @property
-    def is_running(self) -> bool:
-        return self.process.poll() is None
-
-    def start_if_ended(self, crash_at: str = NEVER) -> None:
-        """Act as a supervisor."""
-        code = self.process.poll()
-        if code is not None:
-            self.exit_codes.append(code)
-            self.process = self._start(crash_at)
-
-    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
-        if self.is_running:
-            self.process.send_signal(number)
-        self.process.wait(PATIENCE_S)
-
-    def answers(self, path: str) -> bool:
-        """Whether a probe is answered with 200."""
-        try:
-            with urlopen(f"http://{self.http_address}{path}", timeout=5.0) as answer:
-                return bool(answer.status == 200)
-        except (URLError, OSError):
-            return False
 
 
 class PairRun(CrashRun):

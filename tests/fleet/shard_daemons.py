@@ -1,25 +1,20 @@
 """Daemons with shards for tests: `--shards N` as a process, and daemons that know each other by `fleet.shards`."""
 
-import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from purgatory_client import AsyncClient
 
-from examples.free_ports import free_row
 from purgatory.extension import chosen
 from purgatory.extensions.installed import ALL, ALL_SETTINGS
 from purgatory.flags import read_command_line
 from purgatory.service.translate.shards import shard_of
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from tests.kit.daemon import DaemonProcess, children_of, daemon_environment, is_running
-from tests.kit.eventually import PATIENCE_S, wait_until
+from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import PATIENCE_S
 
 
 def session_of(shard: int, shards: int = 2, name: str = "session") -> str:
@@ -51,53 +46,6 @@ def refusal_of(error: BaseException) -> error_details_pb2.ErrorInfo:
     info = error_details_pb2.ErrorInfo()
     assert rpc_status.from_call(error).details[0].Unpack(info)
     return info
-
-
-class ShardSet:
-    """`purgatory serve --shards N`, once all of them serve."""
-
-    def __init__(self, folder: Path, shards: int = 2, more: tuple[str, ...] = ()) -> None:
-        first = free_row(2 * shards)
-        self.targets: Final = [f"127.0.0.1:{first + 2 * shard}" for shard in range(shards)]
-        self.log_path: Final = folder / "shards.log"
-        self._ready: Final = [folder / f"ready.{shard}" for shard in range(shards)]
-        command = [sys.executable, "-m", "purgatory", "serve", "--shards", str(shards), "--data-dir", str(folder / "d")]
-        command += ["--grpc-address", self.targets[0], "--http-address", f"127.0.0.1:{first + 1}"]
-        command += ["--ready-file", str(folder / "ready"), *more]
-        with self.log_path.open("a", encoding="utf-8") as log:
-            self.process: Final = subprocess.Popen(
-                command, cwd=folder, env=daemon_environment(), stdout=log, stderr=subprocess.STDOUT
-            )
-        try:
-            wait_until(self._is_ready, f"all shards serve; their log is {self.log_path}")
-        except BaseException:
-            self.kill()
-            raise
-
-    def _is_ready(self) -> bool:
-        assert self.process.poll() is None, self.log
-        return all(path.exists() for path in self._ready)
-
-    @property
-    def log(self) -> str:
-        return self.log_path.read_text("utf-8")
-
-    def pid_of(self, shard: int) -> int:
-        """The process of a shard, as it was ready last."""
-        return int(json.loads(self._ready[shard].read_text("utf-8"))["pid"])
-
-    def stop(self) -> int:
-        """End it with SIGTERM; returns its exit code."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(PATIENCE_S)
-
-    def kill(self) -> None:
-        """End it with SIGKILL, and return when its children have ended."""
-        if self.process.poll() is None:
-            children = children_of(self.process.pid)
-            self.process.kill()
-            self.process.wait(PATIENCE_S)
-            wait_until(lambda: not any(map(is_running, children)), "the children end with their supervisor")
 
 
 async def stand_by(*arguments: str) -> None:

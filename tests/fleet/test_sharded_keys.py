@@ -18,9 +18,10 @@ from purgatory.engine.limits import SIGNAL_VALUE_BYTES_MAX
 from purgatory.service.translate.shards import VALUE_BYTES_MAX, shard_of
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.fleet.shard_daemons import ShardSet, client_of
+from tests.fleet.shard_daemons import client_of
 from tests.kit.daemon import InProcessDaemon, RunDaemon
 from tests.kit.eventually import eventually, until_pending, wait_until
+from tests.kit.fleet import ShardSet
 
 pytestmark = pytest.mark.slow
 

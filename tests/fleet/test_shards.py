@@ -35,9 +35,10 @@ from purgatory.service.setting_sources import SettingsError
 from purgatory.service.translate import shards as daemon_shards
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.fleet.shard_daemons import ShardSet, client_of, first_answer, refusal_of, session_of, stand_by, start_one
+from tests.fleet.shard_daemons import client_of, first_answer, refusal_of, session_of, stand_by, start_one
 from tests.kit.daemon import StartDaemon, daemon_environment, is_running, run_to_end
 from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
+from tests.kit.fleet import ShardSet
 from tests.sources.file_source import FileSourceProcess, write_positions
 
 pytestmark = pytest.mark.slow

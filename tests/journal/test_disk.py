@@ -1,6 +1,5 @@
 """A disk that is full or fails, and faults of the journal itself: new work is refused, and nothing is lost."""
 
-import asyncio
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from purgatory.service.metrics.exposition import make_registry
 from purgatory.service.metrics.metrics import Metrics
 from tests.journal.kit import JournaledHost, high_watermark, register
 from tests.journal.test_damage import read
-from tests.kit.eventually import PATIENCE_S
+from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.served_host import apply_events
 
 
@@ -41,9 +40,7 @@ class FailingCommits(CrashPoints):
 
 async def until_closed(host: Host, closed: bool) -> None:
     """Wait until the journal refuses or accepts new work."""
-    async with asyncio.timeout(PATIENCE_S):
-        while (host.journal.why_closed() is not None) != closed:  # noqa: ASYNC110 - another thread
-            await asyncio.sleep(0.01)
+    await eventually(lambda: (host.journal.why_closed() is not None) == closed)
 
 
 @pytest.mark.parametrize(

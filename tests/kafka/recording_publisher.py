@@ -18,7 +18,7 @@ from purgatory_connectors.publisher.observation import (
 from purgatory_connectors.publisher.publisher import Publisher
 from purgatory_connectors.uri import SourceUri
 
-from tests.kit.eventually import PATIENCE_S
+from tests.kit.eventually import eventually
 
 
 class RecordingPublisher(Publisher):
@@ -34,7 +34,6 @@ class RecordingPublisher(Publisher):
         self._told = dict(told or {})
         self._wanted: frozenset[MarkName] = frozenset()
         self._demand_changed = asyncio.Event()
-        self._changed = asyncio.Event()
 
     @property
     def demand(self) -> frozenset[MarkName]:
@@ -57,17 +56,14 @@ class RecordingPublisher(Publisher):
                 self.identities.setdefault(name, set()).add(seen.identity)
             if seen.offset >= self.marks.get(name, -1) or seen.is_set_back_to:
                 self.marks[name] = seen.offset
-        self._changed.set()
 
     def observe_replicas(self, replicas: Mapping[MarkName, SeenReplicas]) -> None:
         self.replicas.update(replicas)
-        self._changed.set()
 
     def report(self, state: SourceState, reason: str = "", stale: Sequence[StaleMarks] = (), lag_ms: int = 0) -> None:
         if (state, reason) != self.reported[:2]:
             self.reports.append((time.monotonic(), state, reason, stale))
         self.reported = state, reason, stale, lag_ms
-        self._changed.set()
 
     def published(self, topic_prefix: str) -> Mapping[MarkName, PublishedMark]:
         marks = self._told | self.marks
@@ -79,15 +75,7 @@ class RecordingPublisher(Publisher):
     async def until(self, condition: Callable[[], object], what: str = "") -> float:
         """Wait until the condition holds. Returns the elapsed time."""
         begun = time.monotonic()
-        while not condition():
-            left = begun + PATIENCE_S - time.monotonic()
-            assert left > 0, f"{what or 'it'} did not come; marks: {self.marks}; {self.reported}"
-            self._changed.clear()
-            try:
-                async with asyncio.timeout(min(left, 0.1)):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
+        await eventually(condition, lambda: f"{what or 'it'} did not come; marks: {self.marks}; {self.reported}")
         return time.monotonic() - begun
 
     def stale_reason(self, topic: str, partition: int = 0) -> str:

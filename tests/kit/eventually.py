@@ -12,15 +12,18 @@ T = TypeVar("T")
 Description = str | Callable[[], str]
 Exceptions = type[Exception] | tuple[type[Exception], ...]
 
+ITS_CONDITION: Final = "the condition holds"
 PATIENCE_S: Final = 60.0
 """Seconds after which a test gives up on anything that should happen soon."""
 
 
 @overload
-async def eventually(condition: Callable[[], Awaitable[T]], what: Description, but: Exceptions = ()) -> T: ...
+async def eventually(
+    condition: Callable[[], Awaitable[T]], what: Description = ITS_CONDITION, but: Exceptions = ()
+) -> T: ...
 @overload
-async def eventually(condition: Callable[[], T], what: Description, but: Exceptions = ()) -> T: ...
-async def eventually(condition: Callable[[], Any], what: Description, but: Exceptions = ()) -> Any:
+async def eventually(condition: Callable[[], T], what: Description = ITS_CONDITION, but: Exceptions = ()) -> T: ...
+async def eventually(condition: Callable[[], Any], what: Description = ITS_CONDITION, but: Exceptions = ()) -> Any:
     """Poll until the condition returns a true value, and return that value. Exceptions in `but` mean: not yet.
 
     Raises AssertionError with `what` after `PATIENCE_S`.
@@ -39,7 +42,7 @@ async def eventually(condition: Callable[[], Any], what: Description, but: Excep
         await asyncio.sleep(0.005)
 
 
-def wait_until(condition: Callable[[], T], what: Description, but: Exceptions = ()) -> T:
+def wait_until(condition: Callable[[], T], what: Description = ITS_CONDITION, but: Exceptions = ()) -> T:
     """Do the same as `eventually` in a thread that may block."""
     deadline_s = time.monotonic() + PATIENCE_S
     while True:
@@ -52,13 +55,13 @@ def wait_until(condition: Callable[[], T], what: Description, but: Exceptions = 
         time.sleep(0.005)
 
 
-async def until_pending(client: SingleCalls, count: int) -> None:
+async def until_pending(client: SingleCalls, count: int, but: Exceptions = ()) -> None:
     """Return when `count` operations are pending at the daemon."""
 
     async def is_reached() -> bool:
         return sum(kind.pending for kind in (await client.status()).kinds) == count
 
-    await eventually(is_reached, f"{count} operations are pending")
+    await eventually(is_reached, f"{count} operations are pending", but)
 
 
 def _failure(what: Description) -> str:

@@ -21,7 +21,7 @@ from purgatory_client.errors import PurgatoryClientError
 from examples.secure_demo.authority import Authority
 from purgatory.extensions.fleet.fleet_view import LEADING, FleetView
 from tests.kit.daemon import DaemonThread
-from tests.kit.eventually import PATIENCE_S
+from tests.kit.eventually import PATIENCE_S, eventually
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
@@ -166,9 +166,7 @@ async def use(daemon: DaemonThread, folder: Path) -> None:
             with pytest.raises(PurgatoryClientError):
                 await call
         ticket = await client.submit(waits.produce({"t-0": 99}))
-        async with asyncio.timeout(PATIENCE_S):
-            while not await client.cancel(partition="t-0"):  # noqa: ASYNC110 - it is on its way
-                await asyncio.sleep(0.01)
+        await eventually(lambda: client.cancel(partition="t-0"))  # it is on its way
         await client.result(ticket)
         await client.status(remaining_time=True)
         assert [one async for one in client.partitions()]

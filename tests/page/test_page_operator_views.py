@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.kit.daemon import DaemonProcess, StartDaemon
+from tests.kit.eventually import wait_until
 from tests.page.many_waits import CROWD, SESSION, URGENT
 from tests.page.page_calls import call, register_one
 from tests.page.watched_page import WatchedPage, watched_page
@@ -127,7 +128,7 @@ def undelivered(start_daemon: StartDaemon, tmp_path: Path) -> Iterator[DaemonPro
         with CallbackCaller(daemon.address) as caller:
             caller.register("undelivered", receiver.url(), ["letter-1", "letter-2", "letter-3"])
             caller.signal("letter-1", "letter-2")
-            caller.until(lambda: len(caller.dead_letters()) == 2)
+            wait_until(lambda: len(caller.dead_letters()) == 2)
             receiver.answer = lambda _received: 200
             yield daemon
 

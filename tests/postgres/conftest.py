@@ -1,12 +1,14 @@
 """Fixtures for PostgreSQL tests: a primary with two replicas, started in one worker if PostgreSQL is installed."""
 
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from examples.local_postgres import LocalPostgres, NoPostgres
+from purgatory.extensions.fleet.commands import main as fleet_command
 from tests.postgres.watched_servers import WatchedServers
 
 HERE = Path(__file__).parent
@@ -65,3 +67,18 @@ def watched(followed: WatchedServers) -> WatchedServers:
     """The same, once the source sees all three servers."""
     followed.until_seen()
     return followed
+
+
+def new_log(log_servers: LocalPostgres) -> str:
+    """The address of a fleet's log that does not exist yet."""
+    server, name = log_servers.servers["p"], f"fleet_{uuid.uuid4().hex[:8]}"
+    server.query(f"CREATE SCHEMA {name}")
+    return f"postgresql://postgres@{server.address}/postgres?options=-csearch_path%3D{name}"
+
+
+@pytest.fixture
+def url(log_servers: LocalPostgres) -> str:
+    """The address of a new log of a fleet."""
+    url = new_log(log_servers)
+    assert fleet_command(["init", url]) == 0
+    return url

@@ -6,7 +6,8 @@ from purgatory_client.errors import InvalidRequest
 from purgatory_client.sources.log_positions import committed, lsn_of_offset, offset_of_lsn
 
 from examples.local_postgres import LocalServer
-from tests.postgres.watched_servers import WatchedServers, satisfied, until
+from tests.kit.eventually import wait_until
+from tests.postgres.watched_servers import WatchedServers, satisfied
 
 ROW = 777_001
 CHANGES = (
@@ -57,7 +58,7 @@ def test_a_replica_at_the_commit_position_has_no_row(watched: WatchedServers) ->
         set_delay(r1, "1h")  # a replica delays only commit records
         final_lsn, commit_lsn, end_lsn = changed_at(p)
         assert final_lsn == commit_lsn < committed(commit_lsn) <= end_lsn
-        until(lambda: r1.position() >= commit_lsn, f"the replica is at {lsn_of_offset(commit_lsn)}")
+        wait_until(lambda: r1.position() >= commit_lsn, f"the replica is at {lsn_of_offset(commit_lsn)}")
         assert satisfied(watched.wait("r1", commit_lsn))
         assert r1.position() == commit_lsn
         assert not has_row()

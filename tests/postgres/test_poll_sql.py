@@ -14,7 +14,7 @@ from purgatory_client.errors import NotFound
 
 from examples.local_postgres import ROLE, LocalPostgres, LocalServer
 from tests.kit.daemon import DaemonProcess, daemon_environment
-from tests.postgres.watched_servers import until
+from tests.kit.eventually import wait_until
 
 QUERY = "SELECT name, position FROM progress"
 END = "SELECT max(id) FROM events"
@@ -61,24 +61,24 @@ def stale(client: Client, name: str) -> str:
 
 def until_read(client: Client) -> None:
     """Wait until this test's source has read, not only that of the test before."""
-    until(lambda: mark(client, "orders") == 0 and not stale(client, "orders"), "the source reads")
+    wait_until(lambda: mark(client, "orders") == 0 and not stale(client, "orders"), "the source reads")
 
 
 def test_progress_of_projections(client: Client, progress: LocalServer) -> None:
     """Each row is a mark. The newest event is the end to wait for; a deleted row is gone."""
-    until(lambda: mark(client, "orders") == 0, "the first row is a mark")
+    wait_until(lambda: mark(client, "orders") == 0, "the first row is a mark")
     assert mark(client, "stock%2Feu") == -1
     progress.query("INSERT INTO events VALUES (1), (2)")
     with ThreadPoolExecutor(1) as thread:
         pending = thread.submit(client.wait_for, client.ends(["poll/sql/orders"]), timeout=60)
-        until(lambda: client.partition("poll/sql/orders").watched == 1, "the wait is there")
+        wait_until(lambda: client.partition("poll/sql/orders").watched == 1, "the wait is there")
         progress.query("UPDATE progress SET position = 1")
-        until(lambda: mark(client, "stock%2Feu") == 1, "the second row is a mark")
+        wait_until(lambda: mark(client, "stock%2Feu") == 1, "the second row is a mark")
         assert not pending.done()
         progress.query("UPDATE progress SET position = 2")
         assert pending.result().outcome is Outcome.SATISFIED
     progress.query("DELETE FROM progress WHERE name = 'stock/eu'")
-    until(lambda: mark(client, "stock%2Feu") == -1, "the deleted row is gone")
+    wait_until(lambda: mark(client, "stock%2Feu") == -1, "the deleted row is gone")
     assert mark(client, "orders") == 2
 
 
@@ -87,7 +87,7 @@ def test_a_database_that_hangs(client: Client, progress: LocalServer) -> None:
     until_read(client)
     progress.signal_all(signal.SIGSTOP)
     try:
-        until(lambda: stale(client, "orders"), "the mark is stale")
+        wait_until(lambda: stale(client, "orders"), "the mark is stale")
         assert stale(client, "orders") == "it does not answer"
     finally:
         progress.signal_all(signal.SIGCONT)
@@ -113,18 +113,18 @@ def test_a_slow_statement(client: Client, progress: LocalServer) -> None:
         asked.update(running)
         return len(asked) > 2
 
-    until(is_asked_again, "three statements")
+    wait_until(is_asked_again, "three statements")
     assert stale(client, "orders") == "it does not answer"
     progress.query("DROP VIEW progress")
     progress.query("ALTER TABLE other RENAME TO progress")
-    until(lambda: not stale(client, "orders"), "the mark is fresh again")
+    wait_until(lambda: not stale(client, "orders"), "the mark is fresh again")
 
 
 def test_a_query_that_fails(client: Client, progress: LocalServer) -> None:
     """A missing table makes the marks stale with the database's words."""
     until_read(client)
     progress.query("ALTER TABLE progress RENAME TO other")
-    until(lambda: stale(client, "orders"), "the mark is stale")
+    wait_until(lambda: stale(client, "orders"), "the mark is stale")
     assert 'relation "progress" does not exist' in stale(client, "orders")
     progress.query("ALTER TABLE other RENAME TO progress")
-    until(lambda: not stale(client, "orders"), "the mark is fresh again")
+    wait_until(lambda: not stale(client, "orders"), "the mark is fresh again")

@@ -17,7 +17,8 @@ from purgatory_connectors.postgres.server_reader import ServerReader
 from purgatory_connectors.uri import SourceUri
 
 from examples.local_postgres import LocalPostgres
-from tests.postgres.watched_servers import WatchedServers, satisfied, until
+from tests.kit.eventually import wait_until
+from tests.postgres.watched_servers import WatchedServers, satisfied
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = ("p", "r1", "r2", "any", "all", "quorum")
@@ -66,7 +67,7 @@ def test_a_replica_that_hangs(watched: WatchedServers) -> None:
     try:
         end = watched.write()
         assert satisfied(watched.wait("any", end))
-        until(lambda: watched.stale("r2"), "the replica is stale")
+        wait_until(lambda: watched.stale("r2"), "the replica is stale")
         assert watched.stale("r2") == "it does not answer"
         assert watched.stale("all") == "r2: it does not answer"
         assert watched.stale("any") == ""
@@ -75,7 +76,7 @@ def test_a_replica_that_hangs(watched: WatchedServers) -> None:
     finally:
         watched.r2.signal_all(signal.SIGCONT)
     assert satisfied(watched.wait("all", end))
-    until(lambda: not watched.stale("all"), "all are seen again")
+    wait_until(lambda: not watched.stale("all"), "all are seen again")
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
@@ -84,7 +85,7 @@ def test_a_replica_that_restarts(watched: WatchedServers, how: signal.Signals) -
     watched.r2.stop(how)
     end = watched.write()
     later = watched.wait_later("all", end)
-    until(lambda: watched.stale("r2"), "the replica is stale")
+    wait_until(lambda: watched.stale("r2"), "the replica is stale")
     watched.r2.start()
     assert satisfied(later.result())
     watched.assert_all_have(end, watched.r1, watched.r2)
@@ -94,12 +95,12 @@ def test_the_primary_restarts(watched: WatchedServers) -> None:
     """During a restart only the primary's mark is stale, and ends are not available until it is back."""
     epoch = watched.epoch("p")
     watched.p.stop(signal.SIGKILL)
-    until(lambda: watched.stale("p"), "the primary is stale")
+    wait_until(lambda: watched.stale("p"), "the primary is stale")
     assert watched.stale("all") == ""
     with pytest.raises(Unavailable, match="no primary is available"):
         watched.client.ends(["pg/main/all"], timeout=5)
     watched.p.start()
-    until(lambda: not watched.stale("p"), "the primary is seen")
+    wait_until(lambda: not watched.stale("p"), "the primary is seen")
     assert satisfied(watched.client.wait_for(watched.client.ends(["pg/main/all"]), timeout=20))
     assert watched.epoch("p") == epoch
 
@@ -113,7 +114,7 @@ def test_another_system_at_the_same_address(watched: WatchedServers) -> None:
         other = others.primary("other", port=port)
         other.query("CREATE TABLE written AS SELECT generate_series(1, 100000)")
         assert other.position() > before
-        until(lambda: "another system answers" in watched.stale("r2"), "it is refused")
+        wait_until(lambda: "another system answers" in watched.stale("r2"), "it is refused")
         assert watched.wait("r2", before + 1, timeout=0.5).outcome is Outcome.EXPIRED
         assert watched.mark("r2") == before
         assert watched.stale("any") == ""
@@ -127,16 +128,16 @@ def test_logical_slots(watched: WatchedServers) -> None:
     try:
         end = watched.write()
         later = watched.wait_later("slot:feed", end)
-        until(lambda: watched.mark("slot:feed") > 0, "the slot has a mark")
+        wait_until(lambda: watched.mark("slot:feed") > 0, "the slot has a mark")
         assert not later.done()
         watched.p.query(f"SELECT pg_replication_slot_advance('feed', '0/0'::pg_lsn + {end})")
         assert satisfied(later.result())
     finally:
         watched.p.query("SELECT pg_drop_replication_slot('feed')")
-    until(lambda: watched.mark("slot:feed") == -1, "the mark is gone")
+    wait_until(lambda: watched.mark("slot:feed") == -1, "the mark is gone")
     watched.p.query("SELECT pg_create_logical_replication_slot('feed', 'test_decoding')")
     try:
-        until(lambda: watched.mark("slot:feed") > 0, "another slot of that name has a mark again")
+        wait_until(lambda: watched.mark("slot:feed") > 0, "another slot of that name has a mark again")
     finally:
         watched.p.query("SELECT pg_drop_replication_slot('feed')")
 
@@ -150,7 +151,7 @@ def test_an_invalidated_slot(watched: WatchedServers) -> None:
     """A slot whose log was removed is stale with the reason, so a wait with fail_when_stale fails."""
     watched.p.query("SELECT pg_create_logical_replication_slot('idle', 'test_decoding')")
     try:
-        until(lambda: watched.mark("slot:idle") > 0, "the slot has a mark")
+        wait_until(lambda: watched.mark("slot:idle") > 0, "the slot has a mark")
         for setting, size in (("max_slot_wal_keep_size", "4MB"), ("wal_keep_size", "0")):
             watched.p.query(f"ALTER SYSTEM SET {setting} = '{size}'")
         watched.p.query("SELECT pg_reload_conf()")
@@ -158,7 +159,7 @@ def test_an_invalidated_slot(watched: WatchedServers) -> None:
             end = watched.write()
             watched.p.query("SELECT pg_switch_wal()")
             assert satisfied(watched.wait("all", end)), "the replicas' own slots must not lag"
-        until(lambda: checkpointed_status(watched, "idle") == "lost", "a checkpoint with the new settings")
+        wait_until(lambda: checkpointed_status(watched, "idle") == "lost", "a checkpoint with the new settings")
         result = watched.client.produce({"pg/main/slot:idle": end}, timeout=60, fail_when_stale=0.2)
         assert (result.outcome, result.partitions["pg/main/slot:idle"].error_code) == (Outcome.FAILED, 1001)
         assert "invalidated (wal_removed)" in str(result.partitions["pg/main/slot:idle"].stale_reason)
@@ -167,7 +168,7 @@ def test_an_invalidated_slot(watched: WatchedServers) -> None:
             watched.p.query(f"ALTER SYSTEM RESET {setting}")
         watched.p.query("SELECT pg_reload_conf()")
         watched.p.query("SELECT pg_drop_replication_slot('idle')")
-    until(lambda: watched.mark("slot:idle") == -1, "the mark is gone")
+    wait_until(lambda: watched.mark("slot:idle") == -1, "the mark is gone")
 
 
 def test_replicas_that_only_the_primary_knows(postgres: LocalPostgres, tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_replicas_that_only_the_primary_knows(postgres: LocalPostgres, tmp_path:
         watched.assert_all_have(end, watched.r1, watched.r2)
         watched.r2.stop()
         later = watched.wait_later("all", watched.write())
-        until(lambda: "not connected" in watched.stale("all"), "the replica is missed")
+        wait_until(lambda: "not connected" in watched.stale("all"), "the replica is missed")
         assert satisfied(watched.wait("any", watched.write()))
         watched.r2.start()
         assert satisfied(later.result())
@@ -250,8 +251,8 @@ def test_a_failover(watched: WatchedServers) -> None:
     assert [one.error_code for one in result.partitions.values()] == [74]
     # The mark of r2 may be renewed, which ends that wait, before others are.
     renewed = {name: epoch + 1 for name, epoch in epochs.items()}
-    until(lambda: {name: watched.epoch(name) for name in NAMES} == renewed, "all marks begin a new lineage")
-    until(lambda: watched.mark("p") == fork, "what was lost is not on the old primary's mark any more")
+    wait_until(lambda: {name: watched.epoch(name) for name in NAMES} == renewed, "all marks begin a new lineage")
+    wait_until(lambda: watched.mark("p") == fork, "what was lost is not on the old primary's mark any more")
     assert not plain_wait.done()
 
     watched.r1.query("INSERT INTO written SELECT generate_series(1, 1000)")
@@ -260,10 +261,10 @@ def test_a_failover(watched: WatchedServers) -> None:
     watched.r2.follow(watched.r1)
     assert satisfied(plain_wait.result())
     assert watched.r2.query("SELECT count(*) FROM written") == watched.r1.query("SELECT count(*) FROM written")
-    until(lambda: not watched.stale("r2"), "r2 follows")
+    wait_until(lambda: not watched.stale("r2"), "r2 follows")
 
     watched.p.start()
-    until(lambda: "it is on timeline 1, which was left at" in watched.stale("p"), "the old primary is left behind")
+    wait_until(lambda: "it is on timeline 1, which was left at" in watched.stale("p"), "the old primary is left behind")
     assert watched.mark("p") < lost
     assert satisfied(watched.wait("any", watched.write(watched.r1)))
     watched.p.stop()
@@ -287,9 +288,9 @@ def lose_something(watched: WatchedServers) -> int:
     """Commit rows that no replica receives, crash the primary, and return the end of its log."""
     for replica in (watched.r1, watched.r2):
         replica.follow(None)
-        until(lambda: not replica.query("SELECT 1 FROM pg_stat_wal_receiver"), "it receives nothing")  # noqa: B023
+        wait_until(lambda: not replica.query("SELECT 1 FROM pg_stat_wal_receiver"), "it receives nothing")  # noqa: B023
     lost = watched.write()
-    until(lambda: watched.mark("p") >= lost, "the source has seen it")
+    wait_until(lambda: watched.mark("p") >= lost, "the source has seen it")
     watched.p.stop(signal.SIGKILL)
     assert watched.r1.position() < lost, "not lost"
     return lost
@@ -307,8 +308,8 @@ def rebuilt_from_older_backup(watched: WatchedServers) -> None:
     watched.r2.restore_copy()
     watched.r1.stop()  # keep it from catching up at once
     watched.r2.start()
-    until(lambda: watched.mark("r2") < end, "its mark went back")
-    until(lambda: watched.mark("all") < end, "so did that of all")
+    wait_until(lambda: watched.mark("r2") < end, "its mark went back")
+    wait_until(lambda: watched.mark("all") < end, "so did that of all")
     assert watched.epoch("r2") == epochs["r2"] + 1
     assert watched.epoch("p") == epochs["p"]
     watched.r1.start()

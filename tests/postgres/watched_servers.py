@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,15 +16,7 @@ from purgatory_client.sources.log_positions import lsn_of_offset
 
 from examples.local_postgres import ROLE, LocalPostgres, LocalServer
 from tests.kit.daemon import DaemonProcess, daemon_environment
-from tests.kit.eventually import PATIENCE_S
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Return when the condition holds; fail with its description if it never does."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"never came to hold: {what}"
-        time.sleep(0.01)
+from tests.kit.eventually import PATIENCE_S, wait_until
 
 
 class WatchedServers:
@@ -112,7 +103,7 @@ class WatchedServers:
     def until_seen(self) -> None:
         """Return when each mark equals its server's position, and none is stale."""
         names = ("p", "r1", "r2", "any", "all", "quorum")
-        until(lambda: all(self.mark(name) > 0 and not self.stale(name) for name in names), "all marks are seen")
+        wait_until(lambda: all(self.mark(name) > 0 and not self.stale(name) for name in names), "all marks are seen")
 
     def write(self, server: LocalServer | None = None) -> int:
         """Commit a row, and return the end of the log after it."""

@@ -13,7 +13,7 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.events import high_watermark, truncation
 from purgatory_client.sources.source_link import EndsWanted, MarkEnd, SourceLink, SourceState, StaleMarks
 
-from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.eventually import eventually
 
 TOPIC = "kafka/billing/orders"
 
@@ -89,10 +89,12 @@ async def _is_live(client: AsyncClient) -> bool:
 
 async def until(http_address: str, condition: Callable[[int, Any], bool], **parameters: str) -> Any:  # noqa: ANN401 - JSON
     """Ask until an answer meets the condition, and return that answer."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition(*(answer := await ask(http_address, **parameters))):  # noqa: ASYNC110 - another process
-            await asyncio.sleep(0.01)
-    return answer[1]
+
+    async def answer() -> tuple[Any] | None:
+        status, gate = await ask(http_address, **parameters)
+        return (gate,) if condition(status, gate) else None
+
+    return (await eventually(answer))[0]
 
 
 async def ask(http_address: str, query: str = "group=billing&topics=orders", **parameters: str) -> tuple[int, Any]:

@@ -12,6 +12,7 @@ from purgatory_connectors.redis.redis_source import RedisSource
 from purgatory_connectors.uri import SourceUri
 
 from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import eventually
 from tests.sources.publishing import publishing
 
 PRIMARY = "role:master\r\nmaster_replid:a1\r\nmaster_replid2:0\r\nmaster_repl_offset:7\r\nsecond_repl_offset:-1\r\n"
@@ -70,6 +71,8 @@ async def test_a_server_that_is_no_longer_listed(shared_daemon: DaemonProcess) -
     async with server(PRIMARY) as address, AsyncClient(shared_daemon.address) as before:
         await before.advance((gone, 0), high_watermark=5)
         async with publishing(shared_daemon, f"redis://{address}?name=unlisted&servers=p") as client:
-            async with asyncio.timeout(60):
-                while {one.topic async for one in client.partitions(prefix="redis/unlisted/")} != {listed}:  # noqa: ASYNC110 - a daemon's state
-                    await asyncio.sleep(0.01)
+
+            async def is_gone() -> bool:
+                return {one.topic async for one in client.partitions(prefix="redis/unlisted/")} == {listed}
+
+            await eventually(is_gone)

@@ -1,7 +1,6 @@
 """A source that publishes to a daemon, and waits for its marks."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -13,6 +12,7 @@ from purgatory_connectors.publisher.publisher import Publisher
 from purgatory_connectors.uri import SourceUri
 
 from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import eventually
 
 
 @asynccontextmanager
@@ -30,10 +30,11 @@ async def publishing(daemon: DaemonProcess, uri: str) -> AsyncIterator[AsyncClie
 
 async def until_mark(client: AsyncClient, topic: str, fits: Callable[[Partition], object]) -> Partition:
     """Wait until partition 0 of the topic exists and fits, and return it."""
-    async with asyncio.timeout(60):
-        while True:
-            with contextlib.suppress(NotFound):
-                mark = await client.partition((topic, 0))
-                if fits(mark):
-                    return mark
-            await asyncio.sleep(0.01)
+
+    async def found() -> Partition | None:
+        mark = await client.partition((topic, 0))
+        return mark if fits(mark) else None
+
+    mark = await eventually(found, f"{topic} is as expected", but=NotFound)
+    assert mark is not None
+    return mark

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -25,6 +25,7 @@ from purgatory_connectors.uri import SourceUri
 
 from tests.kafka.recording_publisher import RecordingPublisher
 from tests.kit.daemon import DaemonProcess, StartDaemon
+from tests.kit.eventually import eventually
 from tests.sources.publishing import publishing, until_mark
 
 FAST = "poll_ms=5&idle_poll_ms=10"
@@ -82,12 +83,6 @@ def status() -> Iterator[Status]:
     server.server_close()
 
 
-async def until(condition: Callable[[], Awaitable[object]]) -> None:
-    async with asyncio.timeout(60):
-        while not await condition():  # noqa: ASYNC110 - a daemon's state
-            await asyncio.sleep(0.01)
-
-
 async def test_a_wait_ends_when_the_number_is_reached(shared_daemon: DaemonProcess, status: Status) -> None:
     """A wait ends once the number at the pointer is reached; the rest of the query and the path reach the server."""
     status.say({"log": {"position": 41}})
@@ -112,11 +107,7 @@ async def test_it_asks_often_only_while_somebody_waits(shared_daemon: DaemonProc
         assert (await client.produce({("poll/idle/position", 0): 2}, timeout=60)).outcome is Outcome.SATISFIED
         pending = asyncio.create_task(client.produce({("poll/idle/position", 0): 3}, timeout=60))
         asked = len(status.requests) + 3
-
-        async def is_asked_again() -> bool:
-            return len(status.requests) > asked
-
-        await until(is_asked_again)
+        await eventually(lambda: len(status.requests) > asked)
         status.say(3)
         assert (await pending).outcome is Outcome.SATISFIED
 
@@ -263,7 +254,7 @@ async def test_a_server_that_goes_back(shared_daemon: DaemonProcess, status: Sta
                 return True
             return False
 
-        await until(is_gone)
+        await eventually(is_gone)
 
 
 def readings_of(*readings: object) -> list[tuple[str, int | None, bool]]:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from purgatory_connectors.publisher.publisher import Publisher, Source
 
 from examples.free_ports import free_ports
 from tests.kit.daemon import DaemonProcess, StartDaemon
+from tests.kit.eventually import eventually
 from tests.sources.file_source import FileSourceProcess, Positions, write_positions
 
 LATE_S = 10.0
@@ -53,17 +54,11 @@ async def mark_of(client: AsyncClient, topic: str) -> tuple[int, int] | None:
     return partition.leader_epoch, partition.high_watermark
 
 
-async def until(condition: Callable[[], Awaitable[object]]) -> None:
-    async with asyncio.timeout(60):
-        while not await condition():  # noqa: ASYNC110 - a daemon's state
-            await asyncio.sleep(0.01)
-
-
 async def until_mark(client: AsyncClient, topic: str, epoch: int, offset: int) -> None:
     async def is_there() -> bool:
         return await mark_of(client, topic) == (epoch, offset)
 
-    await until(is_there)
+    await eventually(is_there)
 
 
 @asynccontextmanager
@@ -174,9 +169,7 @@ async def test_nothing_is_lost_nor_early_while_sources_and_daemons_are_killed(
 
     async def until_answered(count: int) -> None:
         count += world.answered
-        async with asyncio.timeout(60):
-            while world.answered < count:  # noqa: ASYNC110 - a daemon's state
-                await asyncio.sleep(0.02)
+        await eventually(lambda: world.answered >= count)
 
     async with clients(*daemons) as each, asyncio.TaskGroup() as tasks:
         busy = [tasks.create_task(world.wait(client)) for client in each for _ in range(20)]
@@ -233,7 +226,7 @@ async def test_who_keeps_a_partition_reaches_the_daemon(start_daemon: StartDaemo
             replicas = {each.replica_id: each.in_sync for each in one.replicas}
             return (one.in_sync_replica_ids, replicas, one.high_watermark) == (in_sync, others, 10)
 
-        await until(is_kept)
+        await eventually(is_kept)
 
     async with clients(daemon) as (client,):
         publisher.observe_replicas({name: SeenReplicas(1, (1, 2, 3), (1, 2, 3))})

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -18,6 +17,7 @@ from purgatory_connectors.source_program import NoRepetitions
 
 from purgatory.extensions.connectors.supervised_sources import SupervisedSource
 from tests.kit.daemon import DaemonProcess, StartDaemon, children_of, is_running
+from tests.kit.eventually import eventually
 
 NOWHERE = "poll+http://127.0.0.1:9"
 """An address without a server: the source is stale at once and keeps retrying."""
@@ -29,21 +29,11 @@ def fetch_page(daemon: DaemonProcess, path: str) -> tuple[int, str]:
         return answer.status, answer.read().decode()
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - another process's state
-            await asyncio.sleep(0.02)
-
-
 async def child_of(daemon: DaemonProcess, *, other_than: int = 0) -> int:
     """The process of the daemon's source."""
-    found: list[int] = []
-
-    def is_there() -> bool:
-        found[:] = [one for one in children_of(daemon.process.pid) if one != other_than and is_running(one)]
-        return bool(found)
-
-    await until(is_there)
+    found = await eventually(
+        lambda: [one for one in children_of(daemon.process.pid) if one != other_than and is_running(one)]
+    )
     return found[0]
 
 
@@ -53,23 +43,23 @@ async def test_a_child_is_started_again_and_ends_with_the_daemon(start_daemon: S
     """
     daemon = start_daemon("--source", NOWHERE, "--data-dir", str(tmp_path / "data"))
     first = await child_of(daemon)
-    await until(lambda: fetch_page(daemon, "/readyz") == (200, "ready\nsource 1: stale\n"))
+    await eventually(lambda: fetch_page(daemon, "/readyz") == (200, "ready\nsource 1: stale\n"))
     os.kill(first, signal.SIGKILL)
     second = await child_of(daemon, other_than=first)
-    await until(lambda: fetch_page(daemon, "/readyz") == (200, "ready\nsource 1: stale\n"))
+    await eventually(lambda: fetch_page(daemon, "/readyz") == (200, "ready\nsource 1: stale\n"))
     async with AsyncClient(daemon.address) as client:
         (source,) = (await client.status()).sources
         assert (source.name, source.restarts) == (NOWHERE, 1)
     assert (tmp_path / "data" / "sources" / "poll" / "lineages.sqlite").exists()
     daemon.kill()
-    await until(lambda: not is_running(second))
+    await eventually(lambda: not is_running(second))
 
 
 async def test_the_daemons_own_source_outlives_the_age_of_connections(start_daemon: StartDaemon) -> None:
     """The source's connection has no maximum age: its stream stays open while other connections are closed."""
     age = ("--grpc-connection-age-max-ms", "200", "--shutdown-grace-ms", "100")
     daemon = start_daemon("--source", NOWHERE, *age)
-    await until(lambda: fetch_page(daemon, "/readyz") == (200, "ready\nsource 1: stale\n"))
+    await eventually(lambda: fetch_page(daemon, "/readyz") == (200, "ready\nsource 1: stale\n"))
     cuts = 0
     async with grpc.aio.insecure_channel(daemon.address) as channel:
         while cuts < 3:
@@ -93,13 +83,13 @@ async def test_a_source_reaches_a_daemon_that_has_a_policy(start_daemon: StartDa
     grant = '[[grant]]\nto = ["{}"]\nroles = ["advance", "observe"]\ntopics = ["poll/*"]\n'
     policy.write_text(grant.format("purgatory-source"))
     daemon = start_daemon("--source", NOWHERE, "--access-policy-file", str(policy))
-    await until(lambda: fetch_page(daemon, "/readyz")[1] == "ready\nsource 1: stale\n")
+    await eventually(lambda: fetch_page(daemon, "/readyz")[1] == "ready\nsource 1: stale\n")
     child = await child_of(daemon)
     assert daemon.stop() == 0
     assert not is_running(child)
     policy.write_text(grant.format("other"))
     daemon = start_daemon("--source", NOWHERE, "--access-policy-file", str(policy))
-    await until(lambda: "needs the role advance" in daemon.log)
+    await eventually(lambda: "needs the role advance" in daemon.log)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +123,7 @@ async def test_the_end_of_a_child_is_told_and_its_log_passed_on(
     restarted: list[str] = []
     source = SupervisedSource("kafka://b?x=y", [sys.executable, "-c", program], "secret", restarted.append)
     running = asyncio.create_task(source.run())
-    await until(lambda: len(restarted) >= 2)
+    await eventually(lambda: len(restarted) >= 2)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert restarted[0] == "x://y"

@@ -23,8 +23,8 @@ from examples.free_ports import free_port
 from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.leadership import EXIT_REPLACED
 from tests.docs.pages import texts
-from tests.fleet.pair_run import Member
 from tests.kit.eventually import PATIENCE_S, wait_until
+from tests.kit.fleet import Member
 from tests.postgres.conftest import not_started
 from tests.strangers.client_builds import skip_unless_required, tool_path
 from tests.strangers.test_clients import BUILDS, as_expected, expected_lines, started

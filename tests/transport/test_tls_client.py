@@ -103,26 +103,13 @@ async def test_tokens(
                     await client.status()
             path.write_text(token + "\n")
             shown = token
-            await until_known(client)
+            await eventually(client.status, "the token is known", but=Unauthenticated)
             await use(client)
             path.write_text("of nobody")
             shown = "of nobody"
     async with AsyncClient(daemon.address, tls_ca=authority) as client:
         with pytest.raises(Unauthenticated, match="show a bearer token or a client certificate"):
             await client.produce({"orders-1": 7}, timeout=10)
-
-
-async def until_known(client: AsyncClient) -> None:
-    """Return once the daemon has read the tokens again."""
-
-    async def is_known() -> bool:
-        try:
-            await client.status()
-        except Unauthenticated:
-            return False
-        return True
-
-    await eventually(is_known, "the token is known")
 
 
 async def test_daemon_that_cannot_be_trusted(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:

@@ -1,7 +1,6 @@
 """Waits with a callback, against a real daemon, with plain gRPC calls."""
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -13,7 +12,6 @@ from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.journal.kit import copy_files
 from tests.kit.daemon import DaemonThread, ServeDaemon
-from tests.kit.eventually import PATIENCE_S
 from tests.webhooks.receiver import SECRET
 
 NEVER_MS: Final = 3_600_000
@@ -96,10 +94,3 @@ class CallbackCaller:
     def unacknowledged(self) -> int:
         status: wire.GetStatusResponse = self.stub.GetStatus(wire.GetStatusRequest())
         return status.unacknowledged_results
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until the condition holds."""
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline_s, "it has not come to pass"
-            time.sleep(0.01)

@@ -9,6 +9,7 @@ import pytest
 from examples.secure_demo.authority import Authority
 from purgatory.extension import StartupError
 from tests.kit.daemon import ServeDaemon, StartDaemon
+from tests.kit.eventually import wait_until
 from tests.webhooks.callbacks import CallbackCaller, webhook_flags
 from tests.webhooks.receiver import SECRET, WebhookReceiver
 
@@ -42,13 +43,13 @@ def test_a_receiver_with_a_certificate_of_a_private_authority(
         caller.register("known", receiver.url(), ["known"])
         caller.signal("known")
         received = receiver.wait_for(lambda all_: len(all_) == 1)
-        caller.until(lambda: caller.unacknowledged() == 0)
+        wait_until(lambda: caller.unacknowledged() == 0)
         assert received[0].operation_id == 1
         stranger = serve_daemon(*webhook_flags(tmp_path, "--webhooks-give-up-ms", "50"))
         with CallbackCaller(stranger.address) as other:
             other.register("unknown", receiver.url(), ["unknown"])
             other.signal("unknown")
-            other.until(lambda: bool(other.dead_letters()))
+            wait_until(lambda: bool(other.dead_letters()))
             assert "certificate" in other.dead_letters()[0].last_error
         assert len(receiver.received) == 1
         assert not receiver.unsigned
@@ -67,7 +68,7 @@ def test_a_secret_is_replaced_while_the_daemon_runs(start_daemon: StartDaemon, t
                 caller.register(session_id, receiver.url(), [session_id])
                 caller.signal(session_id)
                 receiver.wait_for(lambda all_: len(all_) == 1)
-                caller.until(lambda: caller.unacknowledged() == 0)
+                wait_until(lambda: caller.unacknowledged() == 0)
 
         delivers("before", SECRET)
         secret_file.write_text(OTHER_SECRET, "utf-8")
@@ -76,7 +77,7 @@ def test_a_secret_is_replaced_while_the_daemon_runs(start_daemon: StartDaemon, t
         for count, broken in enumerate(("no secret", OF_URLS), 1):
             secret_file.write_text(broken, "utf-8")
             daemon.process.send_signal(signal.SIGHUP)
-            caller.until(lambda: daemon.log.count("still using the previous secrets") >= count)  # noqa: B023
+            wait_until(lambda: daemon.log.count("still using the previous secrets") >= count)  # noqa: B023
             delivers(f"later-{count}", OTHER_SECRET)
 
 

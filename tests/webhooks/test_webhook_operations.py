@@ -9,6 +9,7 @@ import pytest
 from tests.client.cli.test_commands import purgatory
 from tests.client.cli.test_completion import completed
 from tests.kit.daemon import ServeDaemon
+from tests.kit.eventually import wait_until
 from tests.webhooks.callbacks import CallbackCaller, Lives, webhook_flags
 from tests.webhooks.receiver import WebhookReceiver
 
@@ -42,13 +43,13 @@ def test_status_counts_webhooks(serve_daemon: ServeDaemon, tmp_path: Path) -> No
             caller.register("many", receiver.url(), keys)
             caller.register("closed", receiver.url(), ["closed"])
             caller.signal("closed", *keys)
-            caller.until(lambda: webhooks_of(first.address)["undelivered"] == MANY + 1)
+            wait_until(lambda: webhooks_of(first.address)["undelivered"] == MANY + 1)
             assert webhooks_of(first.address)["oldest"] is not None
             purgatory("close", "closed", address=first.address)
             assert webhooks_of(first.address)["undelivered"] == MANY
             # Delivered behind results that fail: these are acknowledged later, but are not undelivered.
             receiver.answer = lambda received: 204 if received.operation_id % 2 == 0 else 500
-            caller.until(lambda: webhooks_of(first.address)["undelivered"] < MANY)
+            wait_until(lambda: webhooks_of(first.address)["undelivered"] < MANY)
             receiver.answer = lambda _received: 500
             left = webhooks_of(first.address)["undelivered"]
             assert caller.unacknowledged() >= left
@@ -56,9 +57,9 @@ def test_status_counts_webhooks(serve_daemon: ServeDaemon, tmp_path: Path) -> No
         lives.kill(first)
         second = lives.start()
         with CallbackCaller(second.address) as caller:
-            caller.until(lambda: webhooks_of(second.address)["undelivered"] == caller.unacknowledged() > 0)
+            wait_until(lambda: webhooks_of(second.address)["undelivered"] == caller.unacknowledged() > 0)
             receiver.answer = lambda received: 410 if received.operation_id == MANY else 204
-            caller.until(lambda: webhooks_of(second.address) == idle | {"dead_letters": 1})
+            wait_until(lambda: webhooks_of(second.address) == idle | {"dead_letters": 1})
             assert "0 waiting for a retry, 1 dead letter\n" in purgatory("status", address=second.address).stdout
 
 
@@ -72,10 +73,10 @@ def test_attempts_of_all_resends_are_counted(
         with CallbackCaller(first.address) as caller:
             caller.register("dead", receiver.url(), ["dead"])
             caller.signal("dead")
-            caller.until(lambda: [letter.attempts for letter in caller.dead_letters()] == [1])
+            wait_until(lambda: [letter.attempts for letter in caller.dead_letters()] == [1])
             for attempts in (2, 3):
                 assert purgatory("dead-letters", "--resend-all", address=first.address).returncode == 0
-                caller.until(lambda: [letter.attempts for letter in caller.dead_letters()] == [attempts])  # noqa: B023
+                wait_until(lambda: [letter.attempts for letter in caller.dead_letters()] == [attempts])  # noqa: B023
             caller.signal("durable")  # its response waits for the disk, which then also has everything before it
         lives.kill(first)
         second = lives.start()
@@ -83,7 +84,7 @@ def test_attempts_of_all_resends_are_counted(
             assert [letter.attempts for letter in caller.dead_letters()] == [3]
             webhook_id = caller.dead_letters()[0].webhook_id
             assert purgatory("dead-letters", "--resend", webhook_id, address=second.address).returncode == 0
-            caller.until(lambda: [letter.attempts for letter in caller.dead_letters()] == [4])
+            wait_until(lambda: [letter.attempts for letter in caller.dead_letters()] == [4])
             assert "4 attempts: HTTP 410" in purgatory("dead-letters", address=second.address).stdout
     assert len(receiver.received) == 4
     assert "was given up after 4 attempts" in caplog.text
@@ -95,10 +96,10 @@ def test_letters_are_resent_and_deleted_by_command(serve_daemon: ServeDaemon, tm
     with WebhookReceiver(lambda _received: 410) as receiver, CallbackCaller(daemon.address) as caller:
         caller.register("dead", receiver.url(), ["dead-1", "dead-2", "dead-3"])
         caller.signal("dead-1", "dead-2", "dead-3")
-        caller.until(lambda: len(caller.dead_letters()) == 3)
+        wait_until(lambda: len(caller.dead_letters()) == 3)
         one, two, three = sorted(letter.webhook_id for letter in caller.dead_letters())
         for option in ("--resend", "--delete"):  # on a busy machine, completion gives up before the daemon answers
-            caller.until(lambda: completed(f"dead-letters {option} ", daemon.address) == [one, two, three])  # noqa: B023
+            wait_until(lambda: completed(f"dead-letters {option} ", daemon.address) == [one, two, three])  # noqa: B023
 
         resent = purgatory("dead-letters", "--resend", "nobody", address=daemon.address)
         assert (resent.returncode, resent.stdout) == (16, "")

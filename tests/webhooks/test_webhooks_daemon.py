@@ -12,6 +12,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import webhook_pb2
 from tests.client.cli.test_commands import purgatory
 from tests.kit.daemon import DaemonThread, ServeDaemon
+from tests.kit.eventually import wait_until
 from tests.webhooks.callbacks import CallbackCaller, Lives, webhook_flags
 from tests.webhooks.receiver import DROP, HANG, WebhookReceiver
 
@@ -41,7 +42,7 @@ def test_a_result_is_posted_signed_and_then_acknowledged(caller: CallbackCaller)
         assert (receipt.accepted, receiver.received) == (2, [])
         caller.signal("plain-1", "plain-2")
         received = receiver.wait_for(lambda all_: len(all_) == 2)
-        caller.until(lambda: caller.unacknowledged() == 0)
+        wait_until(lambda: caller.unacknowledged() == 0)
     first = min(received, key=lambda one: one.operation_id)
     assert first.path == "/hook?a=b"
     assert first.payload["type"] == "operation.ended"
@@ -63,7 +64,7 @@ def test_what_fails_is_sent_again_with_the_same_id(caller: CallbackCaller) -> No
         caller.register("stubborn", receiver.url(), ["stubborn"])
         caller.signal("stubborn")
         received = receiver.wait_for(lambda all_: len(all_) == 6)
-        caller.until(lambda: caller.unacknowledged() == 0)
+        wait_until(lambda: caller.unacknowledged() == 0)
     assert {one.path for one in received} == {"/hook"}
     assert len({one.webhook_id for one in received}) == 1
 
@@ -78,7 +79,7 @@ def test_a_receiver_that_comes_back_gets_everything(caller: CallbackCaller) -> N
     assert caller.unacknowledged() == 200
     with WebhookReceiver(port=port) as receiver:
         receiver.wait_for(lambda all_: len({one.operation_id for one in all_}) == 200)
-        caller.until(lambda: caller.unacknowledged() == 0)
+        wait_until(lambda: caller.unacknowledged() == 0)
 
 
 def test_one_refused_result_does_not_hold_others_back(caller: CallbackCaller) -> None:
@@ -90,7 +91,7 @@ def test_one_refused_result_does_not_hold_others_back(caller: CallbackCaller) ->
         receiver.wait_for(lambda all_: len({one.operation_id for one in all_}) == 40)
         assert caller.unacknowledged() == 40
         receiver.answer = lambda _one: 200
-        caller.until(lambda: caller.unacknowledged() == 0)
+        wait_until(lambda: caller.unacknowledged() == 0)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_a_closed_session_sends_nothing_more(caller: CallbackCaller) -> None:
         receiver.answer = lambda _received: 200
         caller.register("after", receiver.url("/after"), ["closed"])
         receiver.wait_for(lambda all_: any(one.path == "/after" for one in all_))
-    caller.until(lambda: caller.unacknowledged() == 0)
+    wait_until(lambda: caller.unacknowledged() == 0)
 
 
 def test_a_refused_registration_is_posted_too(caller: CallbackCaller) -> None:
@@ -188,7 +189,7 @@ def test_results_survive_a_kill_between_end_and_delivery(serve_daemon: ServeDaem
         with CallbackCaller(second.address) as caller:
             caller.signal(*keys[20:])
             received = receiver.wait_for(lambda all_: len({one.operation_id for one in all_}) == 30)
-            caller.until(lambda: caller.unacknowledged() == 0)
+            wait_until(lambda: caller.unacknowledged() == 0)
             assert caller.register("kill", receiver.url(), keys).already_known == 30
     after = {one.operation_id: one.webhook_id for one in received}
     assert {number: after[number] for number in before} == before
@@ -204,7 +205,7 @@ def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(
         with CallbackCaller(first.address) as caller:
             caller.register("dead", receiver.url(), ["dead-1", "dead-2", "dead-3"])
             caller.signal("dead-1", "dead-2", "dead-3")
-            caller.until(lambda: len(caller.dead_letters()) == 3)
+            wait_until(lambda: len(caller.dead_letters()) == 3)
             assert caller.unacknowledged() == 0
             caller.signal("durable")  # its response waits for the disk, which then also has everything before it
         lives.kill(first)
@@ -224,17 +225,17 @@ def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(
             assert "resending 1 letter" in partly.stdout
             # Given up once more before the receiver accepts, or this attempt would succeed.
             before = letters[0].given_up_time
-            caller.until(lambda: before not in [letter.given_up_time for letter in caller.dead_letters()])
+            wait_until(lambda: before not in [letter.given_up_time for letter in caller.dead_letters()])
             assert len(caller.dead_letters()) == 3
             receiver.answer = lambda _received: 200
             receiver.received.clear()
             some = webhook_pb2.ResendDeadLettersRequest(webhook_ids=[letters[0].webhook_id, "nobody"])
             answer = caller.stub.ResendDeadLetters(some)
             assert (answer.resent, list(answer.unknown_webhook_ids)) == (1, ["nobody"])
-            caller.until(lambda: len(caller.dead_letters()) == 2)
+            wait_until(lambda: len(caller.dead_letters()) == 2)
             by_command = purgatory("dead-letters", "--resend-all", "--json", address=second.address)
             assert json.loads(by_command.stdout) == {"resent": 2}
-            caller.until(lambda: not caller.dead_letters())
+            wait_until(lambda: not caller.dead_letters())
             unknown = purgatory("dead-letters", "--resend", "nobody", "--json", address=second.address)
             assert unknown.returncode == 16
             assert json.loads(unknown.stdout) == {"resent": 0, "unknown_webhook_ids": ["nobody"]}
@@ -251,7 +252,7 @@ def test_a_deleted_dead_letter_is_never_sent_again(serve_daemon: ServeDaemon, tm
         with CallbackCaller(first.address) as caller:
             caller.register("deleted", receiver.url(), ["deleted-1", "deleted-2"])
             caller.signal("deleted-1", "deleted-2")
-            caller.until(lambda: len(caller.dead_letters()) == 2)
+            wait_until(lambda: len(caller.dead_letters()) == 2)
             one, other = [letter.webhook_id for letter in caller.dead_letters()]
             receiver.answer = lambda _received: 500
             receiver.received.clear()
@@ -266,7 +267,7 @@ def test_a_deleted_dead_letter_is_never_sent_again(serve_daemon: ServeDaemon, tm
         with CallbackCaller(lives.start().address) as caller:
             assert [letter.webhook_id for letter in caller.dead_letters()] == [other]
             caller.stub.ResendDeadLetters(webhook_pb2.ResendDeadLettersRequest())
-            caller.until(lambda: not caller.dead_letters())
+            wait_until(lambda: not caller.dead_letters())
         assert [one.webhook_id for one in receiver.received] == [other]
 
 
@@ -279,10 +280,10 @@ def test_a_session_with_a_callback_lives_while_anything_waits(serve_daemon: Serv
     with WebhookReceiver() as receiver, CallbackCaller(daemon.address) as caller:
         caller.register("waits", receiver.url(), ["waits"])
         caller.register("unread", "", ["unread"])
-        caller.until(lambda: sessions_of(caller) == 1)
+        wait_until(lambda: sessions_of(caller) == 1)
         caller.signal("waits")
         receiver.wait_for(lambda all_: len(all_) == 1)
-        caller.until(lambda: sessions_of(caller) == 0)
+        wait_until(lambda: sessions_of(caller) == 0)
 
 
 def sessions_of(caller: CallbackCaller) -> int:
@@ -297,6 +298,6 @@ def test_a_private_address_is_refused_at_the_connection(serve_daemon: ServeDaemo
     with WebhookReceiver() as receiver, CallbackCaller(daemon.address) as caller:
         caller.register("private", f"http://localhost:{receiver.port}/hook", ["private"])
         caller.signal("private")
-        caller.until(lambda: len(caller.dead_letters()) == 1)
+        wait_until(lambda: len(caller.dead_letters()) == 1)
         assert "not public" in caller.dead_letters()[0].last_error
         assert not receiver.received

@@ -15,7 +15,7 @@ from purgatory.service.transport.flood_watch import RESETS_MAX, FloodWatch, clos
 from tests.abuse.open_loop import ACK, GOAWAY, PING, frame
 from tests.abuse.requests.raw_bytes import PREFACE, SETTINGS
 from tests.kit.daemon import DaemonProcess, DaemonThread, RunDaemon, ServeDaemon, StartDaemon, open_files_max
-from tests.kit.eventually import PATIENCE_S, until_pending
+from tests.kit.eventually import PATIENCE_S, until_pending, wait_until
 
 WAITS = 900
 FILES = 256
@@ -26,17 +26,6 @@ def connect(daemon: DaemonProcess | DaemonThread) -> socket.socket:
     connection = socket.create_connection((host, int(port)), PATIENCE_S)
     connection.sendall(PREFACE + SETTINGS)
     return connection
-
-
-def until_served(client: Client) -> bool:
-    """Call until a connection is accepted."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return bool(client.status().version)
-        except Unavailable:
-            assert time.monotonic() < deadline, "there is no room though all connections have ended"
-            time.sleep(0.02)
 
 
 def is_served(connection: socket.socket) -> bool:
@@ -86,7 +75,7 @@ def test_open_files_limit_connections(start_daemon: StartDaemon) -> None:
             with urllib.request.urlopen(f"http://{daemon.http_address}/readyz", timeout=PATIENCE_S) as answer:
                 assert answer.status == 200
     with Client(daemon.address) as client:
-        assert until_served(client)
+        assert wait_until(client.status, "there is room for a connection", but=Unavailable).version
 
 
 def test_connections_are_limited(serve_daemon: ServeDaemon) -> None:

@@ -20,7 +20,7 @@ from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.client.cli.test_commands import purgatory
 from tests.client.session.standby import REFUSAL, standby
 from tests.kit.daemon import DaemonProcess
-from tests.kit.eventually import eventually, until_pending
+from tests.kit.eventually import until_pending
 
 pytestmark = pytest.mark.sockets
 
@@ -117,23 +117,11 @@ async def test_nothing_serves(tmp_path: Path) -> None:
         waiting = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
         daemon = DaemonProcess(tmp_path, ["--grpc-address", nowhere])
         try:
-            await until_pending_later(client, 1)
+            await until_pending(client, 1, but=errors.Unavailable)
             await client.advance("orders-3", high_watermark=42)
             assert (await waiting).satisfied
         finally:
             daemon.kill()
-
-
-async def until_pending_later(client: AsyncClient, count: int) -> None:
-    """As `until_pending`, while there may be no connection yet."""
-
-    async def is_reached() -> bool:
-        try:
-            return sum(kind.pending for kind in (await client.status()).kinds) == count
-        except errors.Unavailable:
-            return False
-
-    await eventually(is_reached, f"{count} operations are pending")
 
 
 async def test_a_name_that_moves(shared_daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +137,7 @@ async def test_a_name_that_moves(shared_daemon: DaemonProcess, monkeypatch: pyte
         with pytest.raises(errors.Unavailable):
             await client.status()
         found[0] = host
-        await until_pending_later(client, 0)
+        await until_pending(client, 0, but=errors.Unavailable)
         assert (await client.produce({"moved-0": 42}, timeout=0)).satisfied is False
 
 

@@ -9,23 +9,13 @@ import grpc
 
 from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.fleet.pair_run import Member
 from tests.kit.eventually import wait_until
+from tests.kit.fleet import Member
 from tests.kit.messages import high_watermark
 
 SNAPSHOTS: Final = ("--fleet-snapshot-bytes", "20000")
 CALM: Final = ("--fleet-silence-ms", "600000")
 """A standby takes over only if the leader resigns, however busy the machine is."""
-
-
-def until_answers(member: Member, path: str) -> None:
-    """Wait until a daemon answers a probe. It is started again if it ends: the log may be slow."""
-
-    def answers() -> bool:
-        member.start_if_ended()
-        return member.answers(path)
-
-    wait_until(answers, f"{path} is answered:\n{member.log[-2_000:]}")
 
 
 def until_trimmed(leader: Member) -> None:

@@ -17,8 +17,9 @@ from purgatory.fleet.leadership import EXIT_REPLACED
 from purgatory.fleet.open_log import open_log
 from tests.crash.wire_caller import Broken
 from tests.fleet.file_audit import check_files
-from tests.fleet.pair_run import Member, PairRun
+from tests.fleet.pair_run import PairRun
 from tests.kafka.clients import ClusterClients
+from tests.kit.fleet import Member
 
 pytestmark = pytest.mark.slow
 

@@ -11,11 +11,11 @@ from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[att
 from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.errors import FleetLogError, LogTrimmed
 from purgatory.fleet.open_log import open_log
-from tests.fleet.pair_run import Member
-from tests.kafka.fleet.filling import CALM, SNAPSHOTS, until_answers, until_trimmed
+from tests.kafka.fleet.filling import CALM, SNAPSHOTS, until_trimmed
 from tests.kafka.test_source_rights import PASSWORD_VARIABLE, PASSWORDS, GuardedBroker, guarded_cluster
 from tests.kit.daemon import run_to_end
 from tests.kit.eventually import wait_until
+from tests.kit.fleet import Fleet
 
 pytestmark = pytest.mark.slow
 
@@ -67,22 +67,17 @@ def test_documented_permissions_are_enough(guarded: GuardedBroker, topics: tuple
         allow(guarded, topic)
     url = url_of(guarded, topics[0])
     wait_until(lambda: not refusal(url), "the brokers know the permissions")
-    members = [Member("a", tmp_path, url, (*CALM, *SNAPSHOTS))]
-    try:
-        until_answers(members[0], "/leaderz")
-        until_trimmed(members[0])
+    with Fleet(tmp_path, url, *CALM, *SNAPSHOTS) as fleet:
+        first = fleet.start("a", "/leaderz", supervised=True)
+        until_trimmed(first)
         with closing(open_log(url)) as log, pytest.raises(LogTrimmed, match="after position 0"):
             wait_until(lambda: bool(log.read(0, 1.0)), "the trimmed log is read")
-        members.append(Member("b", tmp_path, url, (*CALM, *SNAPSHOTS)))
-        until_answers(members[1], "/readyz")
-        assert "loaded the snapshot" in members[1].log
-        assert fleet_command(["handover", "--address", members[0].grpc_address]) == 0
-        until_answers(members[1], "/leaderz")
+        second = fleet.start("b", "/readyz", supervised=True)
+        assert "loaded the snapshot" in second.log
+        assert fleet_command(["handover", "--address", first.grpc_address]) == 0
+        second.until("/leaderz", supervised=True)
         assert fleet_command(["verify", url]) == 0
-        assert not [member.log for member in members if "authorization" in member.log]
-    finally:
-        for member in members:
-            member.end()
+        assert not [member.log for member in fleet.members if "authorization" in member.log]
 
 
 @pytest.mark.parametrize("missing", ["Read", "Write", "DescribeConfigs", "Delete"])

@@ -11,10 +11,10 @@ from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.errors import LogTrimmed
 from purgatory.fleet.open_log import open_log
 from tests.fleet.file_audit import check_files
-from tests.fleet.pair_run import Member
-from tests.kafka.fleet.filling import CALM, SNAPSHOTS, report, until_answers, until_trimmed
+from tests.kafka.fleet.filling import CALM, SNAPSHOTS, report, until_trimmed
 from tests.kit.daemon import run_to_end
 from tests.kit.eventually import wait_until
+from tests.kit.fleet import Fleet
 
 pytestmark = pytest.mark.slow
 
@@ -36,25 +36,21 @@ def test_snapshots_of_one_shard_leave_the_other_alone(
     leader, and a file that has exactly the rows that its log says. `purgatory fleet verify` reads either.
     """
     shards = [("--fleet-shards", TARGETS, "--fleet-shard", str(shard), *CALM) for shard in range(2)]
-    members: list[Member] = []
-    try:
+    with Fleet(tmp_path, url) as fleet:
+        members = fleet.members
         for shard in range(2):
-            members.append(Member(f"shard-{shard}", tmp_path, url, (*shards[shard], *SNAPSHOTS[: 2 * shard])))
-            until_answers(members[-1], "/leaderz")
+            flags = (*shards[shard], *SNAPSHOTS[: 2 * shard])
+            fleet.start(f"shard-{shard}", "/leaderz", *flags, supervised=True)
         report(members[0], 5)
         until_trimmed(members[1])
         report(members[0], 5)
         with closing(open_log(url, 1)) as log, pytest.raises(LogTrimmed, match="after position 0"):
             wait_until(lambda: bool(log.read(0, 1.0)), "the trimmed log is read")
-        members.append(Member("other", tmp_path, url, shards[1]))
-        until_answers(members[2], "/readyz")
+        fleet.start("other", "/readyz", *shards[1], supervised=True)
         assert "loaded the snapshot" in members[2].log
         assert fleet_command(["handover", "--address", members[1].grpc_address]) == 0
-        until_answers(members[2], "/leaderz")
+        members[2].until("/leaderz", supervised=True)
         assert members[0].answers("/leaderz")
-    finally:
-        for member in members:
-            member.end()
     with closing(open_log(url, 0)) as log:
         assert log.last_snapshot() is None
         assert check_files(log, [members[0].data]) > 0

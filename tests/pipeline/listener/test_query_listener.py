@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -22,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from purgatory.testing import RunningDaemon, daemon_in_process
 from tests.kit.daemon import StartDaemon
-from tests.kit.eventually import PATIENCE_S
+from tests.kit.eventually import PATIENCE_S, wait_until
 
 LINES = ("spark/lines/source0", 0)
 
@@ -73,14 +72,6 @@ class LinesJob:
         lines = self._spark.readStream.option("maxFilesPerTrigger", 1).text(str(self._folder / "in"))
         writer = lines.writeStream.format("noop").queryName(self._name)
         return writer.option("checkpointLocation", str(self.checkpoint)).start()
-
-
-def until(what: Callable[[], bool]) -> None:
-    """Waits for a condition of a daemon."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.01)
 
 
 def mark_of(client: Client, name: tuple[str, int] = LINES) -> tuple[int, int] | None:
@@ -232,7 +223,7 @@ def test_a_query_that_starts_anew_is_a_new_lineage(
     epoch, _ = mark_of(client) or (-1, -1)
     again.write()
     again.start()
-    until(lambda: mark_of(client) == (epoch + 1, 1))
+    wait_until(lambda: mark_of(client) == (epoch + 1, 1))
     result = client.produce({LINES: 1}, leader_epochs=epoch, timeout=PATIENCE_S)
     assert result.partitions["spark/lines/source0-0"].error_code == 74
     assert client.produce({LINES: 1}, leader_epochs=epoch + 1, timeout=PATIENCE_S).outcome is Outcome.SATISFIED
@@ -282,7 +273,7 @@ def test_queries_are_told_apart_and_nameless_ones_left_out(
     for _ in range(2):
         client.produce({("spark/one/source0", 0): one.write()}, timeout=PATIENCE_S)
     client.produce({("spark/two/source0", 0): two.write()}, timeout=PATIENCE_S)
-    until(lambda: bool(nameless.lastProgress))
+    wait_until(lambda: bool(nameless.lastProgress))
     known = {partition.topic: partition.high_watermark for partition in client.partitions(prefix="spark/")}
     assert known == {"spark/one/source0": 2, "spark/two/source0": 1}
 

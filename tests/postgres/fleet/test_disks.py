@@ -13,12 +13,12 @@ from purgatory_client import AsyncClient, errors
 from purgatory.fleet.leadership import EXIT_REPLACED
 from purgatory.fleet.open_log import open_log
 from tests.fleet.file_audit import check_files
-from tests.fleet.pair_run import Member
 from tests.kit.eventually import PATIENCE_S, until_pending, wait_until
 from tests.kit.faults import Power
-from tests.postgres.fleet.test_pair import CALM, advance_patiently, both, pair, url
+from tests.kit.fleet import Member
+from tests.postgres.fleet.test_pair import CALM, advance_patiently, both, pair
 
-__all__ = ["pair", "url"]  # fixtures
+__all__ = ["pair"]  # a fixture
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def is_refused_while_full(member: Member) -> None:
 async def restart(member: Member) -> None:
     """Start a daemon that has ended, and wait until it stands by."""
     member.start_if_ended()
-    await asyncio.to_thread(wait_until, lambda: member.answers("/readyz"), "it stands by")
+    await asyncio.to_thread(member.until, "/readyz")
     assert not member.answers("/leaderz")
 
 
@@ -124,7 +124,7 @@ async def test_damaged_files(pair: tuple[Member, Member]) -> None:
         assert "resigned from epoch 2" in standby.log
         assert not (standby.data / "journal.db").exists()
         leader.start_if_ended()
-        await asyncio.to_thread(wait_until, lambda: leader.answers("/leaderz"), "a daemon leads")
+        await asyncio.to_thread(leader.until, "/leaderz")
         assert "it is discarded, and fetched again" in leader.log
         await restart(standby)
         await advance_patiently(client, 7)

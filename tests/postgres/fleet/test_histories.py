@@ -23,9 +23,9 @@ from purgatory.journal.group import Group, Moment
 from purgatory.journal.statements import StatementBuilder
 from purgatory.v1 import fleet_log_pb2 as pb
 from tests.fleet.file_audit import rows_of_file
-from tests.fleet.pair_run import Member
-from tests.kit.eventually import PATIENCE_S, wait_until
-from tests.postgres.fleet.test_pair import new_log
+from tests.kit.eventually import PATIENCE_S
+from tests.kit.fleet import Member
+from tests.postgres.conftest import new_log
 
 pytestmark = pytest.mark.slow
 
@@ -215,7 +215,7 @@ def test_daemons_of_two_fleets(log_servers: LocalPostgres, tmp_path: Path, capfd
     members = [Member(f"m{number}", tmp_path, fleet.url) for number, fleet in enumerate(fleets)]
     try:
         for member in members:
-            wait_until(lambda member=member: member.answers("/leaderz"), "it leads")  # type: ignore[misc]
+            member.until("/leaderz")
         assert fleet_command(["status", members[0].http_address]) == 0
         assert fleet_command(["status", *(member.http_address for member in members)]) == 1
         assert "follow different logs" in capfd.readouterr().out

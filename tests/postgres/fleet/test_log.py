@@ -21,6 +21,7 @@ from purgatory.fleet.open_log import open_log
 from purgatory.fleet.postgres_log import PostgresLog
 from purgatory.fleet.reign import Reign
 from tests.fleet.duel import catch_up, duel
+from tests.postgres.conftest import new_log
 
 PATIENT_S = 60.0
 
@@ -37,10 +38,8 @@ def group(number: int, content: bytes = b"") -> Entry:
 
 @pytest.fixture
 def url(log_servers: LocalPostgres) -> str:
-    """The address of a schema of the test's own."""
-    server, name = log_servers.servers["p"], f"fleet_{uuid.uuid4().hex[:8]}"
-    server.query(f"CREATE SCHEMA {name}")
-    return f"postgresql://postgres@{server.address}/postgres?options=-csearch_path%3D{name}"
+    """The address of a log that does not exist yet."""
+    return new_log(log_servers)
 
 
 @pytest.fixture

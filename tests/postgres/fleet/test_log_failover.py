@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import json
 import signal
 import threading
 from pathlib import Path
-from urllib.request import urlopen
 
 import psycopg
 import pytest
@@ -25,11 +23,11 @@ from purgatory.fleet.reign import Reign
 from tests.crash.wire_caller import Broken
 from tests.fleet.duel import catch_up
 from tests.fleet.file_audit import check_files
-from tests.fleet.pair_run import Member, PairRun
+from tests.fleet.pair_run import PairRun
 from tests.kit.daemon import run_to_end
 from tests.kit.eventually import PATIENCE_S, wait_until
-from tests.postgres.conftest import not_started
-from tests.postgres.fleet.test_pair import new_log
+from tests.kit.fleet import Fleet, Member
+from tests.postgres.conftest import new_log, not_started
 
 pytestmark = pytest.mark.slow
 
@@ -89,11 +87,8 @@ def test_promotion_of_a_replica_that_lacks_entries_is_refused(
         replica = servers.replica("r", primary)
         url = address(primary, replica)
         assert fleet_command(["init", url]) == 0
-        members = [Member("a", tmp_path, url)]
-        try:
-            wait_until(lambda: members[0].answers("/leaderz"), "the first daemon leads")
-            members.append(Member("b", tmp_path, url))
-            wait_until(lambda: members[1].answers("/readyz"), "the second daemon stands by")
+        with Fleet(tmp_path, url) as fleet:
+            members = fleet.start_pair()
             asyncio.run(_advance(members[0], 7))
             end = primary.position()
             wait_until(lambda: replica.position() >= end, "the replica has the mark")
@@ -101,7 +96,10 @@ def test_promotion_of_a_replica_that_lacks_entries_is_refused(
             with contextlib.closing(open_log(url)) as log:
                 lost = log.end()
             asyncio.run(_advance(members[0], 8))
-            wait_until(lambda: min(map(_position, members)) >= lost, "both have an entry that the replica lacks")
+            wait_until(
+                lambda: min(member.view()["position"] for member in members) >= lost,
+                "both have an entry that the replica lacks",
+            )
             primary.stop(signal.SIGKILL)
             replica.start()
             replica.promote()
@@ -116,12 +114,8 @@ def test_promotion_of_a_replica_that_lacks_entries_is_refused(
                 assert "stop all daemons, empty their folders, and start them" in refusal
             capsys.readouterr()
             assert fleet_command(["verify", url]) == 0, "what is left is consistent"
-            members.append(Member("c", tmp_path, url))
-            wait_until(lambda: members[2].answers("/leaderz"), "a daemon with an empty folder leads")
-            assert asyncio.run(_high_watermark(members[2])) == 7
-        finally:
-            for member in members:
-                member.end()
+            empty = fleet.start("c", "/leaderz")
+            assert asyncio.run(_high_watermark(empty)) == 7
 
 
 @pytest.mark.parametrize(
@@ -180,11 +174,6 @@ async def _advance(member: Member, high_watermark: int) -> None:
         await client.advance("orders-0", high_watermark=high_watermark)
 
 
-def _position(member: Member) -> int:
-    with urlopen(f"http://{member.http_address}/fleet", timeout=PATIENCE_S) as answer:
-        return int(json.load(answer)["position"])
-
-
 async def _high_watermark(member: Member) -> int | None:
     async with AsyncClient(member.grpc_address) as client:
         return (await client.partition("orders-0")).high_watermark
@@ -216,13 +205,8 @@ def test_log_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
         assert fleet_command(["verify", f"{by_name}/ours.crt"]) == 2
         assert 'does not match host name "localhost"' in capsys.readouterr().err
         members = [Member("a", tmp_path, f"{url}/ours.crt"), Member("b", tmp_path, f"{url}/other.crt")]
-
-        def leads() -> bool:
-            members[0].start_if_ended()  # as a supervisor does, for example when the log did not answer in time
-            return members[0].answers("/leaderz")
-
         try:
-            wait_until(leads, f"the daemon leads over TLS: {members[0].log_path}")
+            members[0].until("/leaderz", supervised=True)
             wait_until(lambda: "certificate verify failed" in members[1].log, "the other one says why it does not")
             assert "cannot connect to PostgreSQL" in members[1].log
             assert not members[1].answers("/readyz")

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
@@ -30,10 +29,12 @@ from purgatory.journal.errors import JournalError
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.fleet.file_audit import check_files
-from tests.fleet.pair_run import Member, PairRun
+from tests.fleet.pair_run import PairRun
 from tests.fleet.shard_daemons import stand_by
 from tests.kit.daemon import DaemonProcess
-from tests.kit.eventually import PATIENCE_S, until_pending, wait_until
+from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
+from tests.kit.fleet import Fleet, Member
+from tests.postgres.conftest import new_log
 
 pytestmark = pytest.mark.slow
 
@@ -45,34 +46,11 @@ FAULTS = ("kill", "stop", "hand over", "crash point")
 WAITS = 200
 
 
-def new_log(log_servers: LocalPostgres) -> str:
-    """The address of a log that does not exist yet."""
-    server, name = log_servers.servers["p"], f"pair_{uuid.uuid4().hex[:8]}"
-    server.query(f"CREATE SCHEMA {name}")
-    return f"postgresql://postgres@{server.address}/postgres?options=-csearch_path%3D{name}"
-
-
-@pytest.fixture
-def url(log_servers: LocalPostgres) -> str:
-    """The address of a new log."""
-    url = new_log(log_servers)
-    assert fleet_command(["init", url]) == 0
-    return url
-
-
 @pytest.fixture(params=[("--fleet-snapshot-bytes", "20000")])
 def pair(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Iterator[tuple[Member, Member]]:
     """A leader and its standby, which has caught up."""
-    members: list[Member] = []
-    try:
-        members.append(Member("a", tmp_path, url, request.param))
-        wait_until(lambda: members[0].answers("/leaderz"), "the first daemon leads")
-        members.append(Member("b", tmp_path, url, request.param))
-        wait_until(lambda: members[1].answers("/readyz"), "the second daemon stands by")
-        yield members[0], members[1]
-    finally:
-        for member in members:
-            member.end()
+    with Fleet(tmp_path, url, *request.param) as fleet:
+        yield fleet.start_pair()
 
 
 def both(pair: tuple[Member, Member]) -> str:
@@ -82,12 +60,7 @@ def both(pair: tuple[Member, Member]) -> str:
 
 async def advance_patiently(client: AsyncClient, high_watermark: int) -> None:
     """Report a mark, again for as long as no daemon leads."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            with contextlib.suppress(errors.Unavailable):
-                await client.advance("orders-0", high_watermark=high_watermark)
-                return
-            await asyncio.sleep(0.05)
+    await eventually(lambda: client.advance("orders-0", high_watermark=high_watermark), but=errors.Unavailable)
 
 
 def test_no_fault_loses_repeats_or_hastens_anything(url: str, tmp_path: Path) -> None:
@@ -179,8 +152,8 @@ async def test_handover_by_call(pair: tuple[Member, Member], capfd: pytest.Captu
         assert await asyncio.to_thread(leader.process.wait, PATIENCE_S) == EXIT_REPLACED
         assert "HandOver: shutting down" in leader.log
         leader.start_if_ended()
-        await asyncio.to_thread(wait_until, lambda: leader.answers("/readyz"), "the old leader stands by")
-        await asyncio.to_thread(wait_until, lambda: standby.answers("/leaderz"), "the standby leads")
+        await asyncio.to_thread(leader.until, "/readyz")
+        await asyncio.to_thread(standby.until, "/leaderz")
         await advance_patiently(client, 7)
         assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
     assert "leading, epoch 2" in standby.log
@@ -193,12 +166,13 @@ async def test_pair_over_tls(url: str, tmp_path: Path) -> None:
     authority = Authority("The pair's authority")
     certificate, key = authority.issue("purgatory", hosts=["127.0.0.1"]).write(tmp_path, "server")
     flags = ("--tls-certificate-file", str(certificate), "--tls-key-file", str(key), "--fleet-silence-ms", "600000")
-    members = [Member("a", tmp_path, url, flags)]
-    try:
+    with Fleet(tmp_path, url, *flags) as fleet:
+        members = fleet.members
+        fleet.start("a")
         await asyncio.to_thread(wait_until, lambda: "HTTP on" in members[0].log, "the first daemon serves")
-        members.append(Member("b", tmp_path, url, flags))
+        fleet.start("b")
         await asyncio.to_thread(wait_until, lambda: "standing by" in members[1].log, "the second daemon stands by")
-        addresses = ",".join(member.grpc_address for member in members)
+        addresses = fleet.address
         async with AsyncClient(addresses, tls_ca=authority.certificate_pem) as client:
             waiting = asyncio.create_task(client.produce({"orders-0": 7}, timeout=600))
             await until_pending(client, 1)
@@ -211,9 +185,6 @@ async def test_pair_over_tls(url: str, tmp_path: Path) -> None:
             assert await asyncio.to_thread(members[0].process.wait, PATIENCE_S) == EXIT_REPLACED
             await advance_patiently(client, 7)
             assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
-    finally:
-        for member in members:
-            member.end()
 
 
 async def test_new_daemon_starts_from_a_snapshot(pair: tuple[Member, Member], url: str, tmp_path: Path) -> None:
@@ -235,11 +206,11 @@ async def test_new_daemon_starts_from_a_snapshot(pair: tuple[Member, Member], ur
         assert fleet_command(["verify", url]) == 0
         other = Member("c", tmp_path, url)
         try:
-            await asyncio.to_thread(wait_until, lambda: other.answers("/readyz"), "the new daemon stands by")
+            await asyncio.to_thread(other.until, "/readyz")
             assert "loaded the snapshot" in other.log
             await asyncio.to_thread(wait_until, lambda: knows_snapshot(other), "the standby knows the snapshot's age")
             leader.end()
-            await asyncio.to_thread(wait_until, lambda: other.answers("/leaderz"), "the new daemon leads")
+            await asyncio.to_thread(other.until, "/leaderz")
             await asyncio.to_thread(wait_until, lambda: knows_snapshot(other), "so does the new leader")
             assert "stored a snapshot" not in other.log
             async with AsyncClient(other.grpc_address) as direct:
@@ -251,8 +222,7 @@ async def test_new_daemon_starts_from_a_snapshot(pair: tuple[Member, Member], ur
 
 def knows_snapshot(member: Member) -> bool:
     """Whether a daemon shows the position and the age of the last snapshot."""
-    with urlopen(f"http://{member.http_address}/fleet", timeout=PATIENCE_S) as answer:
-        view = json.load(answer)
+    view = member.view()
     return bool(view["snapshot_position"] >= 0 and 0 < view["snapshot_age_s"] < PATIENCE_S)
 
 
@@ -270,7 +240,7 @@ async def test_journal_becomes_a_fleet_and_a_fleet_a_journal(log_servers: LocalP
     assert fleet_command(["init", url, "--from", str(plain)]) == 2, "a log has one beginning"
     member = Member("a", tmp_path, url)
     try:
-        await asyncio.to_thread(wait_until, lambda: member.answers("/leaderz"), "it leads")
+        await asyncio.to_thread(member.until, "/leaderz")
         async with AsyncClient(member.grpc_address) as client:
             assert (await client.partition("orders-0")).high_watermark == 7
             await client.advance("orders-0", high_watermark=8)

@@ -2,29 +2,25 @@
 
 import asyncio
 import contextlib
-import json
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
+from collections.abc import AsyncIterator, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple, TypeVar
-from urllib.request import urlopen
 
 import pytest
 from purgatory_client import AsyncClient, errors
 from purgatory_client.views import PendingOperation
 
-from examples.local_postgres import LocalPostgres
-from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.extensions.fleet.fleet_view import UNCONFIRMED
 from purgatory.fleet.leadership import EXIT_REPLACED
 from tests.crash.history import History
-from tests.fleet.links import CUTS, Links
-from tests.fleet.pair_run import SILENCE_MS, Member, PairRun
+from tests.fleet.pair_run import CUTS, SILENCE_MS, PairRun
 from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
 from tests.kit.faults import NotPossibleHere, WallClock, build_library
+from tests.kit.fleet import Links, Member
 from tests.kit.proxy import BOTH, DOWN, UP
-from tests.postgres.fleet.test_pair import advance_patiently, new_log
+from tests.postgres.fleet.test_pair import advance_patiently
 
 pytestmark = pytest.mark.slow
 
@@ -53,14 +49,6 @@ class Pair(NamedTuple):
         return ",".join(links.address for links in self.links)
 
 
-@pytest.fixture
-def url(log_servers: LocalPostgres) -> str:
-    """The address of a new log."""
-    url = new_log(log_servers)
-    assert fleet_command(["init", url]) == 0
-    return url
-
-
 @contextlib.asynccontextmanager
 async def running(folder: Path, url: str, silence_ms: int, clocks: Sequence[WallClock] = ()) -> AsyncIterator[Pair]:
     """Start a pair, which ends with the block."""
@@ -73,44 +61,17 @@ async def running(folder: Path, url: str, silence_ms: int, clocks: Sequence[Wall
                 address = links.daemon_address
                 member = Member(name, folder, links.log_uri, flags, grpc_address=address, environment=shown)
                 pair.members.append(member)
-                await until_answers(member, probe)
+                await asyncio.to_thread(member.until, probe)
             yield pair
         finally:
             for member in pair.members:
                 await asyncio.to_thread(member.end)
 
 
-async def until_answers(member: Member, path: str) -> None:
-    await asyncio.to_thread(wait_until, lambda: member.answers(path), f"{member.grpc_address} answers {path}")
-
-
-async def patiently(call: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Repeat a call for as long as the daemon is not certain that it leads, as on a busy machine."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            with contextlib.suppress(errors.Unavailable):
-                return await call()
-            await asyncio.sleep(0.05)
-
-
-async def position(member: Member) -> int:
-    """The position of the last entry that a daemon has read."""
-
-    def ask() -> int:
-        with urlopen(f"http://{member.http_address}/fleet", timeout=PATIENCE_S) as answer:
-            return int(json.load(answer)["position"])
-
-    return await asyncio.to_thread(ask)
-
-
 async def until_equal(behind: Member, ahead: Member) -> None:
     """Wait until one daemon has read what another one has read now."""
-    end = await position(ahead)
-
-    async def is_reached() -> bool:
-        return await position(behind) >= end
-
-    await eventually(is_reached, f"{behind.grpc_address} has caught up")
+    end = ahead.view()["position"]
+    await eventually(lambda: behind.view()["position"] >= end, f"{behind.grpc_address} has caught up")
 
 
 def test_no_cut_loses_repeats_or_hastens_anything(url: str, tmp_path: Path) -> None:
@@ -129,24 +90,26 @@ async def test_leader_cut_off_from_its_log(url: str, tmp_path: Path, ways: Set[s
     """
     async with running(tmp_path, url, SILENCE_MS) as pair, AsyncClient(pair.address) as client:
         waiting = asyncio.create_task(client.produce({"orders-0": TOP}, timeout=TIMEOUT_S))
-        await patiently(lambda: until_pending(client, 1))
+        await until_pending(client, 1, but=errors.Unavailable)
         await advance_patiently(client, 1)
         old, new = pair.members
         pair.links[0].log.hold(ways)
         await check_reads(old, new)
         assert old.process.returncode == EXIT_REPLACED
-        await until_answers(new, "/leaderz")
+        await asyncio.to_thread(new.until, "/leaderz")
         old.start_if_ended()
         await asyncio.to_thread(wait_until, lambda: "the log does not answer" in old.log, "it tries")
         assert not old.answers("/readyz")
         await advance_patiently(client, TOP)
         assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
         pair.links[0].log.hold(frozenset())
-        await until_answers(old, "/readyz")
+        await asyncio.to_thread(old.until, "/readyz")
         await asyncio.to_thread(new.end, signal.SIGTERM)
-        await until_answers(old, "/leaderz")
+        await asyncio.to_thread(old.until, "/leaderz")
         async with AsyncClient(old.grpc_address) as direct:
-            assert (await patiently(lambda: direct.partition("orders-0"))).high_watermark == TOP
+            assert (
+                await eventually(lambda: direct.partition("orders-0"), but=errors.Unavailable)
+            ).high_watermark == TOP
 
 
 async def check_reads(old: Member, new: Member) -> None:
@@ -179,8 +142,8 @@ async def check_reads(old: Member, new: Member) -> None:
 
 def state_of(member: Member) -> str:
     """What a daemon that may have ended shows as its state."""
-    with contextlib.suppress(OSError), urlopen(f"http://{member.http_address}/fleet", timeout=PATIENCE_S) as answer:
-        return str(json.load(answer)["state"])
+    with contextlib.suppress(OSError):
+        return str(member.view()["state"])
     return ""
 
 
@@ -199,7 +162,7 @@ async def test_standby_cut_off_from_the_log(url: str, tmp_path: Path) -> None:
         await until_equal(standby, leader)
         assert "leading" not in standby.log
         await asyncio.to_thread(leader.end, signal.SIGTERM)
-        await until_answers(standby, "/leaderz")
+        await asyncio.to_thread(standby.until, "/leaderz")
         async with AsyncClient(standby.grpc_address) as direct:
             assert (await direct.partition("orders-0")).high_watermark == 7
 
@@ -240,7 +203,7 @@ class Timed:
         """Check the time that the daemon counts: at most what has passed, and less by `late_s` at most."""
         async with AsyncClient(address) as client:
             least_s = time.monotonic() - self._registered_s - late_s
-            pending = await patiently(lambda: only_pending(client))
+            pending = await eventually(lambda: only_pending(client), but=errors.Unavailable)
             passed_s = TIMEOUT_S - pending.remaining
             assert least_s - ROUNDED_S <= passed_s <= time.monotonic() - self._registering_s + ROUNDED_S
 
@@ -264,7 +227,7 @@ async def test_wall_clocks_decide_nothing(url: str, tmp_path: Path) -> None:
         wait = Timed(registering_s)
         await until_equal(b, a)
         await asyncio.to_thread(a.end)
-        await until_answers(b, "/leaderz")
+        await asyncio.to_thread(b.until, "/leaderz")
         await wait.check(b.grpc_address, LATE_S_MAX)
         for wrong_s in (3, -WRONG_S, WRONG_S):
             clocks[1].step(wrong_s)
@@ -272,6 +235,6 @@ async def test_wall_clocks_decide_nothing(url: str, tmp_path: Path) -> None:
         await asyncio.to_thread(b.end)
         await asyncio.sleep(AWAY_S)
         a.start_if_ended()
-        await until_answers(a, "/leaderz")
+        await asyncio.to_thread(a.until, "/leaderz")
         await wait.check(a.grpc_address, 2 * LATE_S_MAX)
         waiting.cancel()

@@ -8,7 +8,7 @@ import pytest
 from examples.local_postgres import LocalPostgres
 from purgatory.extensions.fleet.commands import main as fleet_command
 from tests.fleet.host_run import HostRun
-from tests.postgres.fleet.test_pair import new_log
+from tests.postgres.conftest import new_log
 
 pytestmark = pytest.mark.slow
 

@@ -8,17 +8,14 @@ from pathlib import Path
 import pytest
 from purgatory_client import AsyncClient, Outcome, errors
 
-from examples.local_postgres import LocalPostgres
 from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.fleet.entry import TABLES
 from purgatory.fleet.leadership import EXIT_REPLACED
 from purgatory.fleet.open_log import open_log
 from purgatory.journal.directory import DATABASE
 from tests.fleet.file_audit import check_files
-from tests.fleet.pair_run import Member
-from tests.kit.eventually import PATIENCE_S, until_pending, wait_until
-from tests.postgres.fleet.test_pair import new_log
-from tests.postgres.fleet.test_pair_network import patiently
+from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
+from tests.kit.fleet import Fleet, Member
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +41,7 @@ def hand_over(leader: Member, other: Member) -> None:
     """Let the other one lead. The leader has ended afterwards."""
     assert fleet_command(["handover", "--address", leader.grpc_address]) == 0
     assert leader.process.wait(PATIENCE_S) == EXIT_REPLACED
-    wait_until(lambda: other.answers("/leaderz"), f"{other.log_path} leads")
+    other.until("/leaderz")
 
 
 def upgrade(standby: Member) -> None:
@@ -52,23 +49,17 @@ def upgrade(standby: Member) -> None:
     standby.end()
     standby.module = NEXT_RELEASE
     standby.start_if_ended()
-    wait_until(lambda: standby.answers("/readyz"), f"{standby.log_path} stands by")
+    standby.until("/readyz")
 
 
-async def test_upgrade_by_handover(log_servers: LocalPostgres, tmp_path: Path) -> None:
+async def test_upgrade_by_handover(url: str, tmp_path: Path) -> None:
     """The later release takes over a log of the earlier one, and all waits continue. From then on the earlier one stops
     at its start and says why, until it is upgraded too.
     """
-    url = new_log(log_servers)
-    assert fleet_command(["init", url]) == 0
-    members: list[Member] = []
-    try:
-        for name, probe in (("a", "/leaderz"), ("b", "/readyz")):
-            members.append(Member(name, tmp_path, url, CALM))
-            await asyncio.to_thread(wait_until, lambda probe=probe: members[-1].answers(probe), probe)
-        a, b = members
+    with Fleet(tmp_path, url, *CALM) as fleet:
+        a, b = await asyncio.to_thread(fleet.start_pair)
         answered: list[int] = []
-        async with AsyncClient(f"{a.grpc_address},{b.grpc_address}", give_up_after=None) as client:
+        async with AsyncClient(fleet.address, give_up_after=None) as client:
             batch = client.produce_many(["kept-0"], offsets=range(1, WAITS + 1), timeouts_ms=[600_000])
             waiting = asyncio.create_task(batch)
             await until_pending(client, WAITS)
@@ -86,16 +77,13 @@ async def test_upgrade_by_handover(log_servers: LocalPostgres, tmp_path: Path) -
             await asyncio.gather(loading, return_exceptions=True)
             assert loading.cancelled(), loading
             assert not waiting.done()
-            await patiently(
-                lambda: client.advance("kept-0", high_watermark=WAITS)
+            await eventually(
+                lambda: client.advance("kept-0", high_watermark=WAITS), but=errors.Unavailable
             )  # the stream of events may have ended, too
             results = await asyncio.wait_for(waiting, PATIENCE_S)
         assert set(results.outcomes) == {Outcome.SATISFIED}
-    finally:
-        for member in members:
-            member.end()
-    for member in members:
+    for member in (a, b):
         with contextlib.closing(sqlite3.connect(member.data / DATABASE)) as database:
             assert database.execute("PRAGMA user_version").fetchone() == (TABLES + 1,)
     with contextlib.closing(open_log(url)) as log:
-        assert check_files(log, [member.data for member in members]) > 0
+        assert check_files(log, [a.data, b.data]) > 0

@@ -23,7 +23,7 @@ from purgatory.journal.group import Group, Moment, SessionChanges, SessionState
 from purgatory.journal.statements import StatementBuilder
 from tests.fleet.file_audit import rows_of_file
 from tests.kit.eventually import wait_until
-from tests.postgres.fleet.test_pair import new_log
+from tests.postgres.conftest import new_log
 
 pytestmark = pytest.mark.slow
 

@@ -15,14 +15,16 @@ from purgatory_client.sources.source_link import SourceLink, SourceState, StaleM
 from tests.client.cli.test_commands import purgatory
 from tests.journal.kit import copy_files
 from tests.kit.daemon import InProcessDaemon, RunDaemon
-from tests.kit.eventually import PATIENCE_S
+from tests.kit.eventually import PATIENCE_S, eventually
 
 
 async def until_state(client: AsyncClient, state: str) -> None:
     """Return once the only source is in this state."""
-    async with asyncio.timeout(PATIENCE_S):
-        while [one.state for one in (await client.status()).sources] != [state]:  # noqa: ASYNC110 - another process
-            await asyncio.sleep(0.01)
+
+    async def is_reached() -> bool:
+        return [one.state for one in (await client.status()).sources] == [state]
+
+    await eventually(is_reached, f"the source is {state}")
 
 
 async def test_a_source_before_and_after_the_daemon_is_killed(tmp_path: Path, run_daemon: RunDaemon) -> None:
