@@ -12,6 +12,7 @@ from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.abuse import call_flood, http2
 from tests.abuse.result import Tally
+from tests.kit.messages import advance_request
 
 TOPIC: Final = "attack"
 CHANNELS: Final = 4
@@ -114,7 +115,7 @@ async def unread_listings(target: Target) -> Tally:
             )
             for number in range(first, first + 100)
         ]
-        await attacker.call("Advance", wire.AdvanceRequest(rows=event_pb2.EventRows(events=events)))
+        await attacker.call("Advance", advance_request(*events))
     await attacker.close()
     request = wire.ListPartitionsRequest(page_size=1_000).SerializeToString()
     unread = await asyncio.to_thread(

@@ -16,10 +16,9 @@ from purgatory_client import AsyncClient
 from purgatory_client.results import HEARTBEAT_MISSED, MARK_STALE, Result
 from purgatory_client.sources.source_link import SourceLink, SourceState, StaleMarks
 
-from purgatory.v1 import event_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.abuse.result import Result as Row
 from tests.kit.daemon import DaemonProcess
+from tests.kit.messages import advance_request, key_signalled
 from tests.kit.served_host import DaemonChannel
 
 TIMEOUT_S: Final = 2.0
@@ -113,8 +112,8 @@ async def _beat(client: AsyncClient, key: str) -> None:
 
 async def _beat_unary(unary: DaemonChannel, key: str) -> None:
     """Send heartbeats that are given up when the daemon does not answer."""
-    beat = event_pb2.Event(key_signalled=event_pb2.KeySignalled(key=key, count=0))
-    request = wire.AdvanceRequest(rows=event_pb2.EventRows(events=[beat]))
+    beat = key_signalled(key, count=0)
+    request = advance_request(beat)
     while True:
         try:
             await unary.stub.Advance(request, timeout=PATIENCE_S)

@@ -18,7 +18,6 @@ from purgatory.service.access.errors import AccessError
 from purgatory.service.access.roles import PERMISSION_DENIED
 from purgatory.service.access.tokens import HEAD, add_token, hash_of
 from purgatory.service.setting_sources import SettingsError
-from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.access.guarded import POLICY, Caller
@@ -26,7 +25,7 @@ from tests.archive.archive_replay import rows_of
 from tests.journal.kit import copy_files
 from tests.kit.daemon import InProcessDaemon, RunDaemon, StartDaemon
 from tests.kit.eventually import PATIENCE_S, eventually
-from tests.kit.messages import high_watermark, produce
+from tests.kit.messages import high_watermark, produce, register_request
 from tests.kit.served_host import refused
 from tests.transport.callers import secure_channel
 from tests.transport.conftest import TlsFolder
@@ -38,10 +37,6 @@ def access_flags(folder: Path, policy: str = POLICY) -> list[str]:
     with (folder / "tokens").open("a", encoding="utf-8") as tokens:
         tokens.write(HEAD)
     return ["--access-policy-file", str(folder / "policy.toml"), "--access-tokens-file", str(folder / "tokens")]
-
-
-def batch(*operations: operation_pb2.Operation) -> wire.RegisterBatch:
-    return wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
 
 
 async def test_a_certificate_names_the_principal(run_daemon: RunDaemon, tls_folder: TlsFolder, tmp_path: Path) -> None:
@@ -111,7 +106,7 @@ async def test_a_daemon_does_not_start_half_guarded(run_daemon: RunDaemon, tmp_p
 async def registered(daemon: InProcessDaemon, token: str) -> wire.Receipt:
     async with Caller(daemon.address, f"Bearer {token}") as caller:
         operations = [produce(1, "mine-1", 9), produce(2, "yours-1", 9)]
-        request = wire.RegisterRequest(session_id="s", batch=batch(*operations))
+        request = register_request("s", *operations)
         answer = await caller.call("Register", request)
     receipt: wire.Receipt = answer.receipt
     return receipt

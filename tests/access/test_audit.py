@@ -12,10 +12,9 @@ import grpc
 import pytest
 
 from purgatory.service.access.audit import AUDIT, LINES_AT_ONCE_MAX, NAME, PRINCIPALS_KEPT, UNAUTHENTICATED, Audit
-from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import guarding
-from tests.kit.messages import high_watermark, produce
+from tests.kit.messages import advance_request, high_watermark, produce, register_batch
 from tests.kit.served_host import refused
 
 
@@ -33,7 +32,7 @@ async def test_a_line_says_who_what_and_why(tmp_path: Path, lines: Any) -> None:
     async with guarding(tmp_path) as served, served.caller("advance") as pusher, served.caller("admin") as admin:
         before = len(lines())
         events = [high_watermark("\x1b[31myours", 1), high_watermark("mine-1", 1), high_watermark("yours-2", 1)]
-        await pusher.call("Advance", wire.AdvanceRequest(rows=event_pb2.EventRows(events=events)))
+        await pusher.call("Advance", advance_request(*events))
         await admin.call("Cancel", wire.CancelRequest(key="mine/1"))
         told, acted = lines()[before:]
         about = [told[key] for key in ("audit", "reason", "principal", "role", "count", "call")]
@@ -51,7 +50,7 @@ async def test_an_act_on_a_session_of_others(tmp_path: Path, lines: Any, call: s
     request: Any = wire.CancelRequest if call == "Cancel" else partial(wire.ExtendRequest, timeout_ms=60_000)
     async with guarding(tmp_path) as served, served.caller("root") as root, served.caller("wait") as owner:
         operations = [produce(1, "mine-1", 9, timeout_ms=600_000)]
-        batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
+        batch = register_batch(*operations)
         await owner.call("Register", wire.RegisterRequest(session_id="s", batch=batch))
         before = len(lines())
         await root.call(call, request(session_id="s", principal="wait", operation_ids=[1]))

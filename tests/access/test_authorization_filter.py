@@ -26,11 +26,11 @@ from purgatory.service.host import Host
 from purgatory.service.registration import Registration
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
-from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import Caller, guarding
 from tests.kit.eventually import eventually
-from tests.kit.messages import high_watermark, produce
+from tests.kit.messages import advance_request, high_watermark, produce, register_batch
 from tests.kit.served_host import refused
 
 NAMES = ("mine-1", "yours-1", "mine-2", "yours-2")
@@ -150,7 +150,7 @@ async def test_an_unauthorized_operation_ends_once(tmp_path: Path) -> None:
     """
     async with guarding(tmp_path) as served, served.caller("wait") as caller:
         operations = [produce(n, name, 9) for n, name in enumerate(("mine-1", "yours-1", "mine-2"), 1)]
-        rows = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
+        rows = register_batch(*operations)
         request = wire.RegisterRequest(session_id="s", batch=rows)
         first = (await caller.call("Register", request)).receipt
         assert (first.accepted, [one.operation_id for one in first.refusals]) == (2, [2])
@@ -191,7 +191,7 @@ async def test_hidden_and_absent_look_the_same(tmp_path: Path) -> None:
         served.caller("root") as root, served.caller("observe") as observer, served.caller("admin") as admin,
     ):  # fmt: skip
         operations = [produce(1, "yours-1", 9), produce(2, "mine-1", 9)]
-        rows = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
+        rows = register_batch(*operations)
         await root.call("Register", wire.RegisterRequest(session_id="there", batch=rows))
         partition = operation_pb2.TopicPartition
 
@@ -251,8 +251,7 @@ async def test_calls_of_wait_are_listed_for_their_callers(tmp_path: Path) -> Non
         assert sorted(await listed(admin)) == [("root", "mine-2"), ("wait", "mine-1")]
         assert sorted(await listed(root)) == [("root", "mine-2"), ("root", "yours-1"), ("wait", "mine-1")]
         for topic in ("mine-1", "mine-2", "yours-1"):
-            rows = event_pb2.EventRows(events=[high_watermark(topic, 9)])
-            await root.call("Advance", wire.AdvanceRequest(rows=rows))
+            await root.call("Advance", advance_request(high_watermark(topic, 9)))
         await asyncio.gather(*calls)
         assert await listed(root) == []
         assert served.host.unary_waits.account_of(1) is None

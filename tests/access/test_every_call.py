@@ -25,7 +25,7 @@ from purgatory.v1 import event_pb2, operation_pb2, source_pb2, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import NOBODY, ROLES, Caller, guarding
 from tests.kit.eventually import PATIENCE_S
-from tests.kit.messages import high_watermark, produce, register_batch
+from tests.kit.messages import advance_request, high_watermark, produce, register_batch
 
 OK = "ok"
 WITHHELD = "one refused with 7"
@@ -232,7 +232,7 @@ async def _advance_keys(caller: Caller, name: str) -> str:
         event_pb2.KeySignalled(key=key, failed=True),
     )
     rows = [event_pb2.Event(key_signalled=one) for one in signals]
-    answer = await caller.call("Advance", wire.AdvanceRequest(rows=event_pb2.EventRows(events=rows)))
+    answer = await caller.call("Advance", advance_request(*rows))
     return item(answer.receipt.refusals, 3)
 
 

@@ -16,7 +16,7 @@ from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import POLICY, Guarded, guarding
 from tests.kit.eventually import eventually
-from tests.kit.messages import high_watermark, produce
+from tests.kit.messages import advance_request, high_watermark, produce, register_batch
 from tests.kit.served_host import refused
 
 WORDS = st.text("ab*", min_size=1, max_size=4).filter(lambda word: "*" not in word[:-1])
@@ -132,8 +132,7 @@ async def test_shares_change_with_the_policy(tmp_path: Path) -> None:
 async def denied(served: Guarded, topic: str) -> bool:
     """Return whether the principal "advance" is refused to advance a topic."""
     async with served.caller("advance") as caller:
-        rows = event_pb2.EventRows(events=[high_watermark(topic, 1)])
-        answer = await caller.call("Advance", wire.AdvanceRequest(rows=rows))
+        answer = await caller.call("Advance", advance_request(high_watermark(topic, 1)))
     return bool(answer.receipt.refusals)
 
 
@@ -197,8 +196,7 @@ async def test_no_message_is_judged_by_half_a_policy(tmp_path: Path) -> None:
             next_id = 1
             while not stop.is_set():
                 operations = [produce(next_id + n, name, 9) for n, name in enumerate(("first", "second"))]
-                rows = operation_pb2.OperationRows(operations=operations)
-                await stream.write(wire.SessionRequest(register=wire.RegisterBatch(batch_id=1, rows=rows)))
+                await stream.write(wire.SessionRequest(register=register_batch(*operations, batch_id=1)))
                 next_id += 2
                 while not (message := await stream.read()).HasField("receipt"):
                     pass

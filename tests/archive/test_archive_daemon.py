@@ -16,13 +16,12 @@ from purgatory.extensions.archive.extension import WithArchive
 from purgatory.extensions.archive.run_details import RunDetails
 from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.flags import read_command_line
-from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.archive.archive_replay import Replay, Row, rows_of, without
 from tests.kit.daemon import DaemonProcess, StartDaemon, children_of, is_running, run_to_end
 from tests.kit.eventually import PATIENCE_S, wait_until
-from tests.kit.messages import high_watermark, produce_columns
+from tests.kit.messages import advance_request, high_watermark, produce_columns
 from tests.service.test_daemon import fetch_page, sums_by_kind
 
 EACH = 50
@@ -44,8 +43,7 @@ class ArchivedCaller:
         batch = produce_columns(ids, offset=self.last_id)
         request = wire.RegisterRequest(session_id="caller", batch=batch)
         assert self._stub.Register(request).receipt.accepted == EACH
-        marks = event_pb2.EventRows(events=[high_watermark("orders", self.last_id)])
-        assert sum(self._stub.Advance(wire.AdvanceRequest(rows=marks)).receipt.ended) == EACH
+        assert sum(self._stub.Advance(advance_request(high_watermark("orders", self.last_id))).receipt.ended) == EACH
         self._stub.Acknowledge(wire.AcknowledgeRequest(session_id="caller", sequence=self.last_id))
 
     def close(self) -> None:

@@ -18,9 +18,10 @@ from purgatory.service.metrics.exposition import HostCollector
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.registration import register_unary_wait
 from purgatory.service.settings import HostSettings
-from tests.archive.archive_kit import AT_MS, ArchivedHost, marks, produces
+from tests.archive.archive_kit import AT_MS, ArchivedHost, produces
 from tests.archive.failing_disk import FailingDisk
 from tests.kit.eventually import eventually
+from tests.kit.messages import mark_batch
 from tests.kit.served_host import RecordingListener, apply_events
 
 HOUR_MS = 3_600_000
@@ -34,7 +35,7 @@ async def test_every_call_has_its_number_and_outcomes_that_of_the_call_that_ende
     kept.host.reaper.turn()
     kept.host.reaper.turn()  # nothing expires: not a call
     kept.host.cancel(kept.session, [1, 2**64 - 1])
-    await apply_events(kept.host, marks(10))
+    await apply_events(kept.host, mark_batch(10))
     kept.register(produces(1))  # already known: not a call
     await kept.start_and_close()
     numbers = {table: [row["call_number"] for row in kept.rows(table)] for table in schema.TABLES}
@@ -95,7 +96,7 @@ async def test_unary_waits_are_session_number_0(tmp_path: Path) -> None:
         with kept.host.unary_wait(kept.host.sessions.accounts.nobody) as (operation_id, _future):
             register_unary_wait(kept.host, produces(operation_id), kept.host.sessions.accounts.nobody)
             if ends:
-                await apply_events(kept.host, marks(10))
+                await apply_events(kept.host, mark_batch(10))
                 await apply_events(kept.host, EventBatch([codes.PARTITION_REMOVED], partitions=[("orders", 0)]))
     await kept.start_and_close()
     owners = {(row["session_number"], row["session_id"]) for row in kept.rows(schema.OUTCOMES)}
@@ -135,7 +136,7 @@ async def test_a_gap_takes_no_memory(tmp_path: Path) -> None:
     kept = ArchivedHost(tmp_path, rows_max=4)
     kept.fill(each=4)
     for number in range(100):
-        await apply_events(kept.host, marks(1, "clicks", number))
+        await apply_events(kept.host, mark_batch(1, "clicks", number))
     assert [record.stamp.call_number for record in kept.listener._records] == [1]
     assert list(kept.listener._names) == [("orders", 0)]
     await kept.start_and_close()
@@ -146,7 +147,7 @@ async def test_a_gap_that_lasts_to_the_end_is_reported(tmp_path: Path) -> None:
     """At the end of the run, the gap in progress is reported, for every table."""
     kept = ArchivedHost(tmp_path, rows_max=4)
     kept.fill(calls=2, each=4)
-    await apply_events(kept.host, marks(10))  # ends all operations: 8 outcomes
+    await apply_events(kept.host, mark_batch(10))  # ends all operations: 8 outcomes
     await kept.start_and_close()
     assert {table: rows for table, rows, _, _ in kept.dropped()} == {
         schema.REGISTRATIONS: 4,
@@ -171,7 +172,7 @@ async def test_strict_refuses_rather_than_drops(tmp_path: Path) -> None:
     answer = kept.register(produces(9, 2))
     assert [refusal.code for refusal, _ in answer.refused] == [codes.UNAVAILABLE] * 2
     with pytest.raises(BatchRejected) as refused:
-        await apply_events(kept.host, marks(10))
+        await apply_events(kept.host, mark_batch(10))
     assert refused.value.refusal.code == codes.UNAVAILABLE
     with pytest.raises(RpcError, match="archive"), kept.host.unary_wait(kept.host.sessions.accounts.nobody):
         pass
@@ -265,7 +266,7 @@ async def test_rows_that_cannot_be_made_are_lost_and_reported(tmp_path: Path) ->
     kept.listener.registered(Registered(None, "", codes.PRODUCE, batch, receipt, kept.clock.now_ms()))
     kept.listener.call_finished()
     kept.keep_by_hand(2)
-    await apply_events(kept.host, marks(10))
+    await apply_events(kept.host, mark_batch(10))
     await kept.start_and_close()
     assert kept.rows(schema.REGISTRATIONS) == []
     assert len(kept.rows(schema.OUTCOMES)) == 2
@@ -278,10 +279,10 @@ async def test_a_call_that_was_interrupted_is_kept(tmp_path: Path) -> None:
     """A call that the host never finished is recorded together with the next one, in order."""
     kept = ArchivedHost(tmp_path)
     kept.fill(each=1)
-    batch = marks(1, "clicks", 7)
+    batch = mark_batch(1, "clicks", 7)
     kept.listener.applied(Applied("", batch, 0, kept.host.engine.apply(batch, 1_000), 1_000))
     kept.listener._send_late()  # during the call: its names must be kept
-    await apply_events(kept.host, marks(2))
+    await apply_events(kept.host, mark_batch(2))
     await kept.start_and_close()
     events = [(row["call_number"], row["topic"], row["partition"]) for row in kept.rows(schema.EVENTS)]
     assert events == [(2, "clicks", 7), (3, "orders", 0)]
@@ -332,7 +333,7 @@ async def test_metrics_show_the_archive(tmp_path: Path) -> None:
 async def test_rows_that_cannot_be_packed_are_lost_and_reported(tmp_path: Path) -> None:
     """A number that does not fit into a column loses the rows of its call, but neither the call nor later calls."""
     kept = ArchivedHost(tmp_path)
-    batch = marks(2**70)
+    batch = mark_batch(2**70)
     receipt = EventsReceipt()
     receipt.next_index = 1
     kept.listener.applied(Applied("", batch, 0, receipt, kept.clock.now_ms()))

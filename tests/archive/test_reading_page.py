@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from purgatory.extensions.archive import schema
-from tests.archive.archive_kit import ArchivedHost, marks, produces
+from tests.archive.archive_kit import ArchivedHost, produces
+from tests.kit.messages import mark_batch
 from tests.kit.served_host import apply_events
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "archive.md"
@@ -32,7 +33,7 @@ async def test_the_page_reads_an_archive(tmp_path: Path, tool: str) -> None:
     kept.host.reaper.turn()
     kept.keep_by_hand(2)
     kept.register(produces(3))
-    await apply_events(kept.host, marks(10))
+    await apply_events(kept.host, mark_batch(10))
     await kept.start_and_close()
     assert len(list((tmp_path / "history" / schema.OUTCOMES).rglob("*.parquet"))) == 2
     ended = await asyncio.to_thread(

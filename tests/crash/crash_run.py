@@ -16,7 +16,7 @@ import grpc
 
 from examples.free_ports import free_port
 from purgatory.journal.crash_points import POINTS, VARIABLE
-from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub as Stub
 from tests.crash.history import History
@@ -24,7 +24,7 @@ from tests.crash.outbox_caller import OutboxCaller
 from tests.crash.wire_caller import TOPICS, Broken, PushedMarks, WireCaller, channel_to
 from tests.kit.daemon import DaemonProcess
 from tests.kit.faults import LimitedDisk, Power, fold_log
-from tests.kit.messages import high_watermark
+from tests.kit.messages import advance_request, high_watermark
 
 CALLERS: Final = 3
 LIFE_S_MAX: Final = 0.7
@@ -236,8 +236,7 @@ class CrashRun:
         marks.sent[topic] += self._random.randint(0, 10)
         offset = marks.sent[topic]
         self._history.sending(topic, offset)
-        rows = event_pb2.EventRows(events=[high_watermark(topic, offset)])
-        await stub.Advance(wire.AdvanceRequest(rows=rows), timeout=CALL_S)
+        await stub.Advance(advance_request(high_watermark(topic, offset)), timeout=CALL_S)
         marks.answered[topic] = max(marks.answered[topic], offset)
         self._history.acknowledged(topic, offset)
 

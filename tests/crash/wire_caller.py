@@ -18,6 +18,7 @@ from purgatory_client.session.addresses import CHOOSING
 from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.crash.history import History, ReportedResult
+from tests.kit.messages import register_batch
 
 TOPICS: Final = ("t0", "t1", "t2")
 SATISFIED: Final = result_pb2.OUTCOME_SATISFIED
@@ -188,7 +189,7 @@ class WireCaller:
     async def _register(self, call: Any, ids: list[int]) -> None:  # noqa: ANN401 - as above
         operations = [self.asked[number].operation for number in ids]
         self._unanswered[ids[-1]] = ids
-        batch = wire.RegisterBatch(batch_id=ids[-1], rows=operation_pb2.OperationRows(operations=operations))
+        batch = register_batch(*operations, batch_id=ids[-1])
         await call.write(wire.SessionRequest(register=batch))
 
     # Received messages.

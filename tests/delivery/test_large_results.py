@@ -17,7 +17,7 @@ from purgatory.v1 import operation_pb2, source_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.delivery.paths import PATHS, ReadResult, read_results
 from tests.kit.daemon import InProcessDaemon, RunDaemon
-from tests.kit.messages import produce, signal
+from tests.kit.messages import produce, register_batch, signal
 from tests.kit.served_host import DaemonChannel
 
 KEYS = [f"job-{number}" for number in range(1_100)]
@@ -35,7 +35,7 @@ async def signal_all(daemon: InProcessDaemon) -> None:
 async def register(daemon: InProcessDaemon, *operations: operation_pb2.Operation) -> None:
     """Register rows in the session `s`."""
     async with DaemonChannel(daemon.address) as channel:
-        batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
+        batch = register_batch(*operations)
         await channel.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
 
 

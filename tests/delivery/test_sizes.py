@@ -27,7 +27,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.delivery.paths import PATHS, ReadResult, read_results
 from tests.kit.daemon import DaemonProcess, InProcessDaemon, RunDaemon, StartDaemon
 from tests.kit.eventually import PATIENCE_S, eventually
-from tests.kit.messages import produce, signal
+from tests.kit.messages import produce, register_batch, signal
 from tests.kit.served_host import DaemonChannel, Peer, serving
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -158,7 +158,7 @@ async def test_results_around_each_size_are_delivered_once_in_order(
     cancelled = [signal(next(ids), "never", timeout_ms=60_000) for _ in range(size)]
     async with DaemonChannel(daemon.address) as channel:
         for part in (operations, [*waits, *refused, *cancelled], [signal(next(ids), "small", timeout_ms=0)]):
-            batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=part))
+            batch = register_batch(*part)
             await channel.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
         listed, token = 0, ""
         while listed == 0 or token:
@@ -274,7 +274,7 @@ async def test_message_of_exactly_the_largest_size_is_not_cut(monkeypatch: pytes
             if whole:
                 monkeypatch.setattr(sizes, "MESSAGE_BYTES_MAX", whole + more)
             operations = [signal(number, f"key-{number}", timeout_ms=0) for number in (1, 2, 3)]
-            batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
+            batch = register_batch(*operations)
             await served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
             peer = await Peer(served, "s").open(columns=columns)
             results = [await peer.results()]
@@ -297,7 +297,7 @@ async def test_page_ends_with_the_operation_that_fills_it(monkeypatch: pytest.Mo
     """Pages as large as two operations, and one byte less and more: each ends with the operation that fills it."""
     async with serving() as served:
         operations = [produce(number, "t", 1, timeout_ms=60_000) for number in range(1, 10)]
-        batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
+        batch = register_batch(*operations)
         await served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
         monkeypatch.setattr(sizes, "LISTED_OPERATIONS_AT_ONCE", 1)
         page = await served.stub.ListOperations(wire.ListOperationsRequest())

@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 from examples.free_ports import free_port
-from purgatory.v1 import operation_pb2, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import webhook_pb2
 from tests.kit.daemon import StartDaemon
 from tests.kit.eventually import PATIENCE_S, wait_until
-from tests.kit.messages import produce
+from tests.kit.messages import produce, register_batch
 from tests.webhooks.callbacks import CallbackCaller, webhook_flags
 from tests.webhooks.receiver import WebhookReceiver
 
@@ -194,8 +194,7 @@ def test_alerts_fire_under_a_planted_fault(
         WebhookReceiver(lambda received: 410 if received.operation_id == 1 else 500) as receiver,
         CallbackCaller(daemon.address) as caller,
     ):
-        rows = operation_pb2.OperationRows(operations=[produce(number, "t", 5, 1) for number in range(1, 10)])
-        batch = wire.RegisterBatch(batch_id=1, rows=rows)
+        batch = register_batch(*[produce(number, "t", 5, 1) for number in range(1, 10)], batch_id=1)
         caller.stub.Register(wire.RegisterRequest(session_id="lazy", batch=batch), timeout=PATIENCE_S)
         until_firing(address, *lazy, but=("PurgatoryDown",))
         caller.register("refused", receiver.url(), ["gone", "refused"])

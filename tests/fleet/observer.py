@@ -3,12 +3,13 @@
 import random
 from typing import Final
 
-from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub as Stub
 from tests.crash.crash_run import CALL_S
 from tests.crash.history import History
 from tests.crash.wire_caller import TOPICS
+from tests.kit.messages import advance_request, key_signalled
 
 KEYS: Final = ("k0", "k1")
 NEVER_REACHED: Final = 2**40
@@ -27,9 +28,8 @@ class Observer:
         history, key, count = self._history, self._random.choice(KEYS), self._random.randint(1, 3)
         before = history.at_least(key)
         history.sending(key, history.sent(key) + count)
-        event = event_pb2.Event(key_signalled=event_pb2.KeySignalled(key=key, count=count))
-        rows = event_pb2.EventRows(events=[event])
-        await stub.Advance(wire.AdvanceRequest(rows=rows), timeout=CALL_S)
+        event = key_signalled(key, count=count)
+        await stub.Advance(advance_request(event), timeout=CALL_S)
         history.acknowledged(key, before + count)
 
     async def read_once(self, stub: Stub) -> None:

@@ -157,8 +157,11 @@ async def start_shards(run_daemon: RunDaemon, count: int = 1) -> list[InProcessD
 async def advance(
     client: AsyncClient, *signals: event_pb2.KeySignalled, passes_on_decided: bool = True
 ) -> wire.AdvanceReceipt:
-    rows = event_pb2.EventRows(events=[event_pb2.Event(key_signalled=one) for one in signals])
-    request = wire.AdvanceRequest(rows=rows, all_shards=True, passes_on_decided=passes_on_decided)
+    request = wire.AdvanceRequest(
+        rows=event_pb2.EventRows(events=[event_pb2.Event(key_signalled=one) for one in signals]),
+        all_shards=True,
+        passes_on_decided=passes_on_decided,
+    )
     return cast("wire.AdvanceResponse", await client._stub().Advance(request)).receipt
 
 

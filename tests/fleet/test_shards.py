@@ -33,12 +33,12 @@ from purgatory.extensions.fleet.supervisor import Supervisor
 from purgatory.journal.directory import DATABASE
 from purgatory.service.setting_sources import SettingsError
 from purgatory.service.translate import shards as daemon_shards
-from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.fleet.shard_daemons import client_of, first_answer, refusal_of, session_of, stand_by, start_one
 from tests.kit.daemon import StartDaemon, daemon_environment, is_running, run_to_end
 from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
 from tests.kit.fleet import ShardSet
+from tests.kit.messages import advance_request, high_watermark, produce, register_batch, register_request
 from tests.sources.file_source import FileSourceProcess, write_positions
 
 pytestmark = pytest.mark.slow
@@ -52,21 +52,6 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardSet]:
     started = ShardSet(tmp_path_factory.mktemp("shards"))
     yield started
     started.kill()
-
-
-def events(topic: str, offset: int) -> event_pb2.EventRows:
-    partition = operation_pb2.TopicPartition(topic=topic)
-    mark = event_pb2.HighWatermark(offset=offset)
-    return event_pb2.EventRows(events=[event_pb2.Event(topic_partition=partition, high_watermark=mark)])
-
-
-def produce_of(topic: str, operation_id: int = 1, timeout_ms: int = 600_000) -> operation_pb2.Operation:
-    partition = operation_pb2.ProducePartition(
-        topic_partition=operation_pb2.TopicPartition(topic=topic), required_offset=1
-    )
-    return operation_pb2.Operation(
-        operation_id=operation_id, timeout_ms=timeout_ms, produce=operation_pb2.Produce(partitions=[partition])
-    )
 
 
 def test_shard_of_a_session() -> None:
@@ -155,9 +140,11 @@ def test_events_for_one_shard_are_refused(shards: ShardSet, method: str) -> None
     """Events without `all_shards` are refused before anything is applied, and with it they are applied."""
     kind = getattr(wire, f"{method}Request")
     with pytest.raises(grpc.RpcError, match="send them to every target") as refused:
-        first_answer(shards.targets[1], method, kind(rows=events(method, 5)))
+        first_answer(shards.targets[1], method, kind(rows=advance_request(high_watermark(method, 5)).rows))
     assert refusal_of(refused.value).reason == "ALL_SHARDS_NEEDED"
-    receipt = first_answer(shards.targets[1], method, kind(rows=events(method, 5), all_shards=True)).receipt
+    receipt = first_answer(
+        shards.targets[1], method, kind(rows=advance_request(high_watermark(method, 5)).rows, all_shards=True)
+    ).receipt
     assert (list(receipt.ended), receipt.unchanged) == ([0], 0)
 
 
@@ -166,7 +153,7 @@ def test_topology_and_unary_waits(shards: ShardSet, start_daemon: StartDaemon) -
     for shard, target in enumerate(shards.targets):
         topology = first_answer(target, "GetTopology", wire.GetTopologyRequest())
         assert (topology.shards, list(topology.targets), topology.shard) == (2, shards.targets, shard)
-        waited = first_answer(target, "Wait", wire.WaitRequest(operation=produce_of("unary", timeout_ms=0)))
+        waited = first_answer(target, "Wait", wire.WaitRequest(operation=produce(1, "unary", 1, 0)))
         assert waited.result.outcome == Outcome.EXPIRED
     alone = first_answer(start_daemon().address, "GetTopology", wire.GetTopologyRequest())
     assert (alone.shards, list(alone.targets), alone.shard) == (1, [], 0)
@@ -185,7 +172,7 @@ def test_commands_show_all_shards(shards: ShardSet) -> None:
 
     sessions = [session_of(shard, name="listed") for shard in range(2)]
     for shard, session_id in enumerate(sessions):
-        batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=[produce_of("listed")]))
+        batch = register_batch(produce(1, "listed", 1, 600_000))
         first_answer(shards.targets[shard], "Register", wire.RegisterRequest(session_id=session_id, batch=batch))
     lines = run("status").splitlines()
     for shard, target in enumerate(shards.targets):
@@ -214,8 +201,7 @@ def test_tail_of_all_shards(shards: ShardSet, tmp_path: Path) -> None:
     def all_are_shown() -> bool:
         number = next(numbers)
         for shard, session_id in enumerate(sessions):
-            expired = operation_pb2.OperationRows(operations=[produce_of("tailed", number, timeout_ms=0)])
-            request = wire.RegisterRequest(session_id=session_id, batch=wire.RegisterBatch(rows=expired))
+            request = register_request(session_id, produce(number, "tailed", 1, 0))
             first_answer(shards.targets[shard], "Register", request)
         return all(session_id in shown.read_text("utf-8") for session_id in sessions)
 

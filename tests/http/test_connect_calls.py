@@ -15,8 +15,8 @@ import grpc
 import pytest
 
 from purgatory.service.settings import HostSettings, LimitsSettings
-from purgatory.v1 import event_pb2, operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import result_pb2
 from tests.http.http_serving import (
     BINARY,
     CODECS,
@@ -29,7 +29,7 @@ from tests.http.http_serving import (
     serving_http,
 )
 from tests.kit.eventually import eventually
-from tests.kit.messages import high_watermark, produce, produce_columns, signal
+from tests.kit.messages import advance_request, high_watermark, produce, produce_columns, register_batch, signal
 
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
@@ -88,9 +88,7 @@ async def test_messages_have_a_size(codec: str) -> None:
 
 async def test_large_json_is_read_beside_the_loop() -> None:
     """A batch whose JSON takes long to parse and a listing that takes long to encode are correct, like small ones."""
-    batch = wire.RegisterBatch(
-        rows=operation_pb2.OperationRows(operations=[produce(n, "orders", 9) for n in range(1, 600)])
-    )
+    batch = register_batch(*[produce(n, "orders", 9) for n in range(1, 600)])
     request = wire.RegisterRequest(session_id="s", batch=batch)
     assert len(encoded(request, JSON)) > 65_536
     async with serving_http() as caller:
@@ -137,7 +135,7 @@ async def test_a_stream_over_http_is_the_session_s_stream() -> None:
     """
     async with serving_http() as caller:
         request = wire.StreamResultsRequest(session_id="s")
-        batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=[signal(1, "k", timeout_ms=0)]))
+        batch = register_batch(signal(1, "k", timeout_ms=0))
         await caller.served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
         for codec in (JSON, BINARY):
             frames = caller.frames("StreamResults", request, codec)
@@ -210,7 +208,7 @@ async def test_what_cannot_be_a_call_is_told_what_to_send(
             assert len(error["message"]) < 300
 
 
-APPLIED = wire.AdvanceRequest(rows=event_pb2.EventRows(events=[high_watermark("orders", 7)]))
+APPLIED = advance_request(high_watermark("orders", 7))
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ from purgatory.v1 import event_pb2, operation_pb2, source_pb2, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.http.http_serving import BINARY, CODECS, JSON, Ending, HttpCaller, enveloped, over_grpc, serving_http
 from tests.kit.eventually import PATIENCE_S, eventually
-from tests.kit.messages import high_watermark, produce, signal
+from tests.kit.messages import advance_request, high_watermark, produce, register_batch, register_request, signal
 
 UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED.value[0]
 TOPIC = operation_pb2.TopicPartition(topic="orders")
@@ -36,18 +36,14 @@ class ConnectCase:
     refused: Callable[[str], Message]
 
 
-def batch(*operations: operation_pb2.Operation) -> wire.RegisterBatch:
-    return wire.RegisterBatch(batch_id=7, rows=operation_pb2.OperationRows(operations=operations))
-
-
 CASES = {
     "Wait": ConnectCase(
         lambda _: wire.WaitRequest(operation=produce(0, "orders", 3)),
         lambda _: wire.WaitRequest(operation=operation_pb2.Operation(timeout_ms=1)),
     ),
     "Register": ConnectCase(
-        lambda session: wire.RegisterRequest(session_id=session, batch=batch(produce(1, "orders", 3), signal(2, ""))),
-        lambda session: wire.RegisterRequest(session_id="x" * 129, batch=batch(produce(1, "orders", 3))),
+        lambda session: register_request(session, produce(1, "orders", 3), signal(2, "")),
+        lambda session: register_request("x" * 129, produce(1, "orders", 3)),
     ),
     "StreamResults": ConnectCase(
         lambda session: wire.StreamResultsRequest(session_id=f"{session} with results"),
@@ -62,9 +58,7 @@ CASES = {
         lambda session: wire.CloseSessionRequest(session_id="gone"),
     ),
     "Advance": ConnectCase(
-        lambda session: wire.AdvanceRequest(
-            rows=event_pb2.EventRows(events=[high_watermark(session, 5), event_pb2.Event()])
-        ),
+        lambda session: advance_request(high_watermark(session, 5), event_pb2.Event()),
         lambda session: wire.AdvanceRequest(),
     ),
     "Cancel": ConnectCase(
@@ -145,7 +139,7 @@ async def caller() -> AsyncIterator[HttpCaller]:
             await served.stub.Register(
                 wire.RegisterRequest(
                     session_id=f"{session} with results",
-                    batch=batch(produce(1, "orders", 3), produce(2, "orders", 300, timeout_ms=600_000)),
+                    batch=register_batch(produce(1, "orders", 3), produce(2, "orders", 300, timeout_ms=600_000)),
                 )
             )
         yield caller

@@ -15,11 +15,10 @@ from google.protobuf.message import Message
 
 from purgatory.service.http import server_sent_events
 from purgatory.service.http.connect_codecs import json_text
-from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.http.http_serving import HttpCaller, serving_http
 from tests.kit.eventually import PATIENCE_S, eventually
-from tests.kit.messages import signal
+from tests.kit.messages import register_batch, register_request, signal
 
 JSON_TEXT = "purgatory.service.http.server_sent_events.json_text"
 
@@ -62,7 +61,7 @@ async def events(caller: HttpCaller, path: str, **headers: str) -> AsyncIterator
 async def register_expired(caller: HttpCaller, *operation_ids: int) -> str:
     """Register operations that end at once; return the session's incarnation."""
     operations = [signal(operation_id, "k", timeout_ms=0) for operation_id in operation_ids]
-    batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
+    batch = register_batch(*operations)
     answer = await caller.served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
     return str(answer.incarnation)
 
@@ -124,8 +123,7 @@ async def test_the_first_event_says_what_the_session_is() -> None:
             event = await reader.next()
             assert isinstance(event.data, dict)
             assert (event.name, event.data["resumed"], event.data["pending"]) == ("opened", False, 0)
-        rows = operation_pb2.OperationRows(operations=[signal(1, "k"), signal(2, "k")])
-        await caller.served.stub.Register(wire.RegisterRequest(session_id="s", batch=wire.RegisterBatch(rows=rows)))
+        await caller.served.stub.Register(register_request("s", signal(1, "k"), signal(2, "k")))
         async with events(caller, "/v1/results?session=s") as reader:
             event = await reader.next()
             assert isinstance(event.data, dict)
@@ -164,11 +162,7 @@ async def test_stream_reports_an_extension() -> None:
     """With an event of its own name, which has no id: it is not a result."""
     async with serving_http() as caller, events(caller, "/v1/results?session=s") as reader:
         await reader.next()
-        await caller.served.stub.Register(
-            wire.RegisterRequest(
-                session_id="s", batch=wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=[signal(1, "k")]))
-            )
-        )
+        await caller.served.stub.Register(register_request("s", signal(1, "k")))
         await caller.served.stub.Extend(wire.ExtendRequest(session_id="s", operation_ids=[1], timeout_ms=600_000))
         data = {"operationIds": ["1"], "timeoutMs": "600000"}
         assert await reader.next() == Event("extended", "", data)

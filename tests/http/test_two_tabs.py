@@ -3,11 +3,9 @@
 import grpc
 import pytest
 
-from purgatory.v1 import operation_pb2
-from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.kit.daemon import DaemonThread, ServeDaemon
-from tests.kit.messages import signal
+from tests.kit.messages import register_request, signal
 from tests.pipeline.page.browser import chromium_path, running_browser
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
@@ -40,7 +38,6 @@ def test_the_newer_tab_keeps_the_session(serve_daemon: ServeDaemon) -> None:
 
 def register_ended(daemon: DaemonThread) -> None:
     """Register an operation of the session that ends at once."""
-    rows = operation_pb2.OperationRows(operations=[signal(1, "k", timeout_ms=0)])
     with grpc.insecure_channel(daemon.address) as channel:
-        request = wire.RegisterRequest(session_id="s", batch=wire.RegisterBatch(rows=rows))
+        request = register_request("s", signal(1, "k", timeout_ms=0))
         PurgatoryServiceStub(channel).Register(request)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -20,10 +19,10 @@ from purgatory.service.recovery import OpenJournal
 from purgatory.service.registration import Registration
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
-from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.archive.archive_life import KEYS, PARTITIONS
 from tests.kit.eventually import PATIENCE_S
+from tests.kit.messages import produce_run
 
 COLUMNS: Final = (
     "operation_ids", "kinds", "registered_ms", "deadlines_ms", "items_left", "item_counts", "required", "marks",
@@ -85,16 +84,9 @@ async def keep(host: Host, folder: Path, clock: ManualClock) -> OpenJournal:
 
 def register(host: Host, session: Session, offsets: dict[int, int], timeout_ms: int = 60_000) -> None:
     """Register waits on partition t-0 by id and the high watermark that ends each."""
-    batch = OperationBatch(
-        list(offsets), partitions=[("t", 0)], offsets=list(offsets.values()), timeouts_ms=[timeout_ms]
-    )
+    run = produce_run(offsets, "t", list(offsets.values()), timeout_ms)
     host.gate.check_batch(session, len(offsets), len(offsets))
-    Registration(host, session).register([OperationRun(codes.PRODUCE, batch)], [])
-
-
-def high_watermark(offset: int) -> EventBatch:
-    """The event that ends the waits up to an offset."""
-    return EventBatch([codes.HIGH_WATERMARK], partitions=[("t", 0)], offsets=[offset])
+    Registration(host, session).register([run], [])
 
 
 def new_host(clock: ManualClock) -> Host:

@@ -14,9 +14,10 @@ from purgatory.journal.thread import JournalThread
 from purgatory.service.listeners.durable_journal import ASYNC_PAUSE_S, POLL_AT_END_S, DurableJournal
 from purgatory.service.recovery import OpenJournal
 from purgatory.testing import ManualClock
-from tests.journal.kit import clocks_of, high_watermark, keep, new_host
+from tests.journal.kit import clocks_of, keep, new_host
 from tests.kit.daemon import GC_FLAGS
 from tests.kit.eventually import PATIENCE_S
+from tests.kit.messages import mark_batch
 from tests.kit.served_host import apply_events
 
 CHANGES = 200
@@ -35,7 +36,7 @@ async def test_changes_in_quick_succession_share_groups(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     for offset in range(1, CHANGES + 1):
-        await apply_events(host, high_watermark(offset))
+        await apply_events(host, mark_batch(offset, "t"))
         await asyncio.sleep(ROUNDING_S)
     groups, taken_s = journal.statistics().groups, loop.time() - began_s
     assert 1 <= groups <= 1 + taken_s / (ASYNC_PAUSE_S - ROUNDING_S)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.journal.kit import JournaledHost, copy_files, high_watermark, register
+from tests.journal.kit import JournaledHost, copy_files, register
+from tests.kit.messages import mark_batch
 from tests.kit.served_host import apply_events
 
 WAITS = 4
@@ -12,7 +13,7 @@ WAITS = 4
 
 async def end_two(daemon: JournaledHost) -> None:
     """Satisfy the first two waits durably."""
-    await apply_events(daemon.host, high_watermark(2))
+    await apply_events(daemon.host, mark_batch(2, "t"))
     await daemon.host.journal.durable()
 
 

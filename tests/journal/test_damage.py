@@ -15,7 +15,8 @@ from purgatory.journal.maintenance import main
 from purgatory.journal.sql_schema import migrate
 from purgatory.service.listeners.durable_journal import DurableJournal
 from purgatory.service.recovery import OpenJournal
-from tests.journal.kit import JournaledHost, high_watermark, register
+from tests.journal.kit import JournaledHost, register
+from tests.kit.messages import mark_batch
 from tests.kit.served_host import apply_events
 
 SESSIONS = ("a", "b")
@@ -30,7 +31,7 @@ async def write(folder: Path) -> None:
         session, _ = host.sessions.open(name, daemon.clock.now_ms())
         register(host, session, {number: number for number in range(1, WAITS + 1)})
     await host.journal.durable()
-    await apply_events(host, high_watermark(1))
+    await apply_events(host, mark_batch(1, "t"))
     await apply_events(host, EventBatch([codes.KEY_SIGNALLED], keys=["k"]))
     await daemon.stop()
 

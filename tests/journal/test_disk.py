@@ -15,9 +15,10 @@ from purgatory.service.errors import BatchRejected
 from purgatory.service.host import Host
 from purgatory.service.metrics.exposition import make_registry
 from purgatory.service.metrics.metrics import Metrics
-from tests.journal.kit import JournaledHost, high_watermark, register
+from tests.journal.kit import JournaledHost, register
 from tests.journal.test_damage import read
 from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.messages import mark_batch
 from tests.kit.served_host import apply_events
 
 
@@ -73,7 +74,7 @@ async def test_pending_waits_continue_while_the_disk_fails(tmp_path: Path, code:
     shown = generate_latest(make_registry(host, Metrics(), PauseWatch())).decode()
     assert "purgatory_journal_closed 1.0" in shown
     with pytest.raises(BatchRejected):
-        await apply_events(host, high_watermark(5))
+        await apply_events(host, mark_batch(5, "t"))
     daemon.clock.jump(60_000)
     host.reaper.turn()
     assert session.outbox.unacknowledged == 2
@@ -133,7 +134,7 @@ async def test_journal_that_cannot_record_a_change_closes_until_a_restart(
 
     with monkeypatch.context() as patched:
         patched.setattr(host.journal, step, fault)
-        await apply_events(host, high_watermark(5))
+        await apply_events(host, mark_batch(5, "t"))
         host.journal.when_durable(lambda: answered.append("applied"))
         await until_closed(host, True)
     with pytest.raises(BatchRejected) as refused:
@@ -151,7 +152,7 @@ async def test_answer_that_raises_does_not_hold_back_the_others(tmp_path: Path) 
     daemon = await JournaledHost.start(tmp_path / "data")
     answered: list[str] = []
     register(daemon.host, daemon.session, {1: 5})
-    await apply_events(daemon.host, high_watermark(5))
+    await apply_events(daemon.host, mark_batch(5, "t"))
     daemon.host.journal.when_durable(lambda: answered.remove("not there"))
     daemon.host.journal.when_durable(lambda: answered.append("applied"))
     await daemon.host.journal.durable()

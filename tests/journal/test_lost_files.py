@@ -13,13 +13,12 @@ from purgatory.engine import codes
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalLocked
 from purgatory.service.errors import BatchRejected
-from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc
-from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.journal.kit import JournaledHost, register
 from tests.journal.test_disk import until_closed
 from tests.kit.daemon import StartDaemon
 from tests.kit.eventually import PATIENCE_S, wait_until
-from tests.kit.messages import high_watermark
+from tests.kit.messages import advance_request, high_watermark
 from tests.service.test_daemon import fetch_page
 
 
@@ -81,7 +80,7 @@ async def test_a_daemon_on_a_full_disk_is_not_ready(tmp_path: Path, start_daemon
         stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
         events = [high_watermark(f"topic-{number}", 1) for number in range(1_000)]
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, most))
-        advancing = asyncio.ensure_future(stub.Advance(wire.AdvanceRequest(rows=event_pb2.EventRows(events=events))))
+        advancing = asyncio.ensure_future(stub.Advance(advance_request(*events)))
         await asyncio.to_thread(wait_until, lambda: fetch_page(daemon, "/readyz")[0] == 503, "the disk is full")
         assert not advancing.done()
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, most))

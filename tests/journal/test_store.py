@@ -17,8 +17,9 @@ from purgatory.service.host import Host
 from purgatory.service.listeners.durable_journal import DurableJournal
 from purgatory.service.listeners.journal_metrics import JournalStatistics
 from purgatory.service.sessions.session import Session
-from tests.journal.kit import JournaledHost, high_watermark, register
+from tests.journal.kit import JournaledHost, register
 from tests.kit.eventually import PATIENCE_S
+from tests.kit.messages import mark_batch
 from tests.kit.served_host import apply_events
 
 PAGES_MAX = 20
@@ -104,7 +105,7 @@ def test_a_step_of_vacuum_frees_many_pages(store: Store) -> None:
 async def end_one(host: Host, session: Session) -> JournalStatistics:
     """Register a wait and end it durably. Return the journal's statistics."""
     register(host, session, {1: 5})
-    await apply_events(host, high_watermark(5))
+    await apply_events(host, mark_batch(5, "t"))
     await host.journal.durable()
     session.outbox.take(10)
     return statistics(host)

@@ -13,6 +13,7 @@ Description = str | Callable[[], str]
 Exceptions = type[Exception] | tuple[type[Exception], ...]
 
 ITS_CONDITION: Final = "the condition holds"
+EVERY_S: Final = 0.005
 PATIENCE_S: Final = 60.0
 """Seconds after which a test gives up on anything that should happen soon."""
 
@@ -22,8 +23,12 @@ async def eventually(
     condition: Callable[[], Awaitable[T]], what: Description = ITS_CONDITION, but: Exceptions = ()
 ) -> T: ...
 @overload
-async def eventually(condition: Callable[[], T], what: Description = ITS_CONDITION, but: Exceptions = ()) -> T: ...
-async def eventually(condition: Callable[[], Any], what: Description = ITS_CONDITION, but: Exceptions = ()) -> Any:
+async def eventually(
+    condition: Callable[[], T], what: Description = ITS_CONDITION, but: Exceptions = (), every_s: float = EVERY_S
+) -> T: ...
+async def eventually(
+    condition: Callable[[], Any], what: Description = ITS_CONDITION, but: Exceptions = (), every_s: float = EVERY_S
+) -> Any:
     """Poll until the condition returns a true value, and return that value. Exceptions in `but` mean: not yet.
 
     Raises AssertionError with `what` after `PATIENCE_S`.
@@ -39,7 +44,7 @@ async def eventually(condition: Callable[[], Any], what: Description = ITS_CONDI
         if found:
             return found
         assert time.monotonic() < deadline_s, _failure(what)
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(every_s)
 
 
 def wait_until(condition: Callable[[], T], what: Description = ITS_CONDITION, but: Exceptions = ()) -> T:
@@ -52,7 +57,7 @@ def wait_until(condition: Callable[[], T], what: Description = ITS_CONDITION, bu
         except but:
             pass
         assert time.monotonic() < deadline_s, _failure(what)
-        time.sleep(0.005)
+        time.sleep(EVERY_S)
 
 
 async def until_pending(client: SingleCalls, count: int, but: Exceptions = ()) -> None:

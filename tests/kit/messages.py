@@ -1,5 +1,10 @@
-"""Messages to send to a daemon."""
+"""Messages to send to a daemon, and batches for a host in the test's own process."""
 
+from collections.abc import Iterable, Sequence
+
+from purgatory.engine import codes
+from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.service.translate.operations import OperationRun
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 
@@ -39,6 +44,11 @@ def high_watermark(topic: str, offset: int, partition: int = 0, leader_epoch: in
     )
 
 
+def key_signalled(key: str, count: int | None = None, value: bytes | None = None) -> event_pb2.Event:
+    """A signal of a key as a row."""
+    return event_pb2.Event(key_signalled=event_pb2.KeySignalled(key=key, count=count, value=value))
+
+
 def signal(operation_id: int, key: str, timeout_ms: int | None = None) -> operation_pb2.Operation:
     """A wait for one signal of one key."""
     condition = operation_pb2.Signal(keys=[operation_pb2.SignalKey(key=key)])
@@ -53,3 +63,21 @@ def register_batch(*operations: operation_pb2.Operation, batch_id: int = 0) -> w
 def advance_request(*events: event_pb2.Event) -> wire.AdvanceRequest:
     """Events as rows."""
     return wire.AdvanceRequest(rows=event_pb2.EventRows(events=events))
+
+
+def register_request(session_id: str, *operations: operation_pb2.Operation) -> wire.RegisterRequest:
+    """A call of Register with rows."""
+    return wire.RegisterRequest(session_id=session_id, batch=register_batch(*operations))
+
+
+def produce_run(
+    ids: Iterable[int], topic: str = "orders", offsets: Sequence[int] = (10,), timeout_ms: int = 600_000
+) -> OperationRun:
+    """Waits for offsets of partition 0, as a host registers them. One offset is that of all waits."""
+    batch = OperationBatch(list(ids), partitions=[(topic, 0)], offsets=list(offsets), timeouts_ms=[timeout_ms])
+    return OperationRun(codes.PRODUCE, batch)
+
+
+def mark_batch(offset: int, topic: str = "orders", partition: int = 0) -> EventBatch:
+    """A high watermark, as a host applies it."""
+    return EventBatch([codes.HIGH_WATERMARK], partitions=[(topic, partition)], offsets=[offset])

@@ -28,19 +28,11 @@ from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2, result_pb2
 from tests.kit.daemon import RunDaemon, StartDaemon, daemon_environment
 from tests.kit.eventually import eventually, until_pending
-from tests.kit.messages import produce, produce_columns
+from tests.kit.messages import produce, produce_columns, produce_run
 from tests.kit.served_host import DaemonChannel, Peer, apply_events, serving
 from tests.service.test_daemon import fetch_page, sums_by_kind
 
 LONG = 3_600.0
-
-
-def produces(count: int, timeout_ms: int, topic: str = "orders", first_id: int = 1) -> OperationRun:
-    """Equal waits that nothing will satisfy."""
-    ids = list(range(first_id, first_id + count))
-    return OperationRun(
-        codes.PRODUCE, OperationBatch(ids, partitions=[(topic, 0)], offsets=[10**6], timeouts_ms=[timeout_ms])
-    )
 
 
 @pytest.mark.slow
@@ -52,7 +44,12 @@ async def test_a_herd_goes_in_slices_and_events_in_between() -> None:
         session, _ = host.sessions.open("s", 1)
         for place in range(10):
             Registration(host, session).register(
-                [produces(herd // 10, 1_000, f"t-{place}", place * herd // 10 + 1)], []
+                [
+                    produce_run(
+                        range(place * herd // 10 + 1, (place + 1) * herd // 10 + 1), f"t-{place}", [10**6], 1_000
+                    )
+                ],
+                [],
             )
         assert host.engine.pending == herd
         turns: list[int] = []

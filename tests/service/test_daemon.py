@@ -33,8 +33,8 @@ from purgatory.journal.directory import Directory
 from purgatory.journal.store import Store
 from purgatory.run_daemon import Stopping, main
 from purgatory.service.setting_sources import load_settings
-from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc, result_pb2
 from tests.kit.daemon import (
     DaemonProcess,
     DaemonThread,
@@ -45,17 +45,13 @@ from tests.kit.daemon import (
     run_to_end,
 )
 from tests.kit.eventually import PATIENCE_S, wait_until
-from tests.kit.messages import high_watermark, produce, produce_columns
+from tests.kit.messages import advance_request, high_watermark, produce, produce_columns
 
 SERVICE = "purgatory.v1.PurgatoryService"
 
 
 def wait_request(topic: str, required_offset: int, timeout_ms: int = 60_000) -> wire.WaitRequest:
     return wire.WaitRequest(operation=produce(0, topic, required_offset, timeout_ms))
-
-
-def advance_rows(topic: str, offset: int) -> event_pb2.EventRows:
-    return event_pb2.EventRows(events=[high_watermark(topic, offset)])
 
 
 def fetch_page(daemon: DaemonProcess | DaemonThread | InProcessDaemon, path: str) -> tuple[int, str]:
@@ -117,7 +113,7 @@ def work_of_every_outcome(daemon: DaemonThread, channel: grpc.Channel) -> object
     is kept.
     """
     stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
-    stub.Advance(wire.AdvanceRequest(rows=advance_rows("done", 10)), timeout=PATIENCE_S)
+    stub.Advance(advance_request(high_watermark("done", 10)), timeout=PATIENCE_S)
     for _ in range(2):
         assert stub.Wait(wait_request("done", 10), timeout=PATIENCE_S).result.outcome == result_pb2.OUTCOME_SATISFIED
     expired = stub.Wait(wait_request("late", 10, timeout_ms=1), timeout=PATIENCE_S).result
@@ -178,7 +174,7 @@ def test_sigterm_answers_everything_and_exits_0(start_daemon: StartDaemon) -> No
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         requests: queue.SimpleQueue[wire.AdvanceStreamRequest] = queue.SimpleQueue()
-        requests.put(wire.AdvanceStreamRequest(rows=advance_rows("other", 1)))
+        requests.put(wire.AdvanceStreamRequest(rows=advance_request(high_watermark("other", 1)).rows))
         advances = stub.AdvanceStream(iter(requests.get, None))
         assert next(advances).HasField("receipt")
         assert daemon.stop() == 0

@@ -9,7 +9,7 @@ import pytest
 from purgatory import sizes
 from purgatory.clock import SystemClock
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.batches import EventBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import draining
@@ -19,24 +19,12 @@ from purgatory.service.draining import drain
 from purgatory.service.host import Host
 from purgatory.service.registration import Registration
 from purgatory.service.settings import HostSettings
-from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2
 from tests.kit.eventually import PATIENCE_S, eventually
-from tests.kit.messages import produce, signal
+from tests.kit.messages import produce, produce_run, signal
 from tests.kit.served_host import Peer, RecordingListener, apply_events, refused, serving
-
-
-def produces(count: int, topic: str, timeout_ms: int = 600_000, first_id: int = 1) -> OperationRun:
-    """Waits for offsets 1 to `count` of one partition."""
-    batch = OperationBatch(
-        list(range(first_id, first_id + count)),
-        partitions=[(topic, 0)],
-        offsets=list(range(1, count + 1)),
-        timeouts_ms=[timeout_ms],
-    )
-    return OperationRun(codes.PRODUCE, batch)
 
 
 async def test_dropped_sessions_end_after_a_fault(
@@ -56,7 +44,7 @@ async def test_dropped_sessions_end_after_a_fault(
             raise RuntimeError(f"a fault at {number}")
 
     session, _ = host.sessions.open("s", 1)
-    Registration(host, session).register([produces(100, "orders")], [])
+    Registration(host, session).register([produce_run(range(1, 101), "orders", range(1, 101))], [])
     monkeypatch.setattr(host, "deliver", failing)
     with pytest.raises(RuntimeError, match="a fault at 1"):
         host.close_session(session)
@@ -74,7 +62,7 @@ async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(mo
     clock = ManualClock(1)
     host = Host(Engine(EngineLimits(), 1), clock, HostSettings(), listener)
     session, _ = host.sessions.open("s", 1)
-    Registration(host, session).register([produces(100, "orders")], [])
+    Registration(host, session).register([produce_run(range(1, 101), "orders", range(1, 101))], [])
     offsets = list(range(1, 101))
     batch = EventBatch([codes.HIGH_WATERMARK] * 101, partitions=[("orders", 0)], offsets=[*offsets, -7])
     turns = 0
@@ -97,7 +85,7 @@ async def test_an_earlier_deadline_wakes_the_reaper(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(reaper_module, "SLEEP_MS_MAX", 3_600_000)
     async with serving() as served:
         session, _ = served.host.sessions.open("s", served.host.time.now_ms())
-        Registration(served.host, session).register([produces(1, "a", 3_600_000)], [])
+        Registration(served.host, session).register([produce_run(range(1, 2), "a", [1], 3_600_000)], [])
         await asyncio.sleep(0)
         answer = await served.stub.Wait(wire.WaitRequest(operation=produce(1, "b", 1, 20)), timeout=PATIENCE_S)
         assert answer.result.outcome == result_pb2.OUTCOME_EXPIRED
@@ -129,7 +117,7 @@ def test_nothing_expires_before_its_timeout_by_the_finest_clock(part_us: int) ->
     clock = MicrosecondClock(10_000 + part_us)
     host = host_of(clock)
     session, _ = host.sessions.open("s", clock.now_ms())
-    Registration(host, session).register([produces(1, "a", 30)], [])
+    Registration(host, session).register([produce_run(range(1, 2), "a", [1], 30)], [])
     due_us = clock.now_us + 30_000
     while host.engine.pending:
         clock.now_us += 1
@@ -142,10 +130,10 @@ def test_registrations_do_not_hold_back_those_that_are_due() -> None:
     clock = MicrosecondClock(10_000)
     host = host_of(clock)
     session, _ = host.sessions.open("s", clock.now_ms())
-    Registration(host, session).register([produces(1, "a", 30)], [])
+    Registration(host, session).register([produce_run(range(1, 2), "a", [1], 30)], [])
     for number in range(2, 200):
         clock.now_us += 300
-        Registration(host, session).register([produces(1, "b", 600_000, first_id=number)], [])
+        Registration(host, session).register([produce_run(range(number, number + 1), "b", [1])], [])
         host.reaper.turn()
         assert host.engine.counts(codes.PRODUCE).expired == (clock.now_us >= 40_000)
     assert session.outbox.last_sequence == 1
@@ -172,7 +160,7 @@ async def test_the_reaper_survives_whatever_is_raised(monkeypatch: pytest.Monkey
     engine = Engine(EngineLimits(), clock.now_ms())
     host = Host(engine, clock, HostSettings(), listener)
     session, _ = host.sessions.open("s", clock.now_ms())
-    Registration(host, session).register([produces(1, "a", 30)], [])
+    Registration(host, session).register([produce_run(range(1, 2), "a", [1], 30)], [])
     clock.failures = 2
     host.start()
     await eventually(lambda: listener.reaper_failures == 2, "two failures counted")

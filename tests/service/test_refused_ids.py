@@ -19,7 +19,7 @@ from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.kit.messages import produce
+from tests.kit.messages import produce, register_batch
 
 BATCH_MAX = 8
 SETTINGS = HostSettings(limits=LimitsSettings(operations_per_batch_max=BATCH_MAX))
@@ -41,8 +41,7 @@ def opened() -> tuple[Host, Session]:
 def batch_of(ids: list[int], form: str) -> wire.RegisterBatch:
     """Waits that no event ends; "refused columns" have an offset that makes the engine refuse each of them."""
     if form == "rows":
-        rows = operation_pb2.OperationRows(operations=[produce(one, "orders", 9) for one in ids])
-        return wire.RegisterBatch(rows=rows)
+        return register_batch(*[produce(one, "orders", 9) for one in ids])
     columns = operation_pb2.OperationColumns(
         kind=1,
         partitions=[operation_pb2.TopicPartition(topic="orders")],

@@ -13,7 +13,7 @@ from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.v1 import event_pb2, operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import eventually
-from tests.kit.messages import high_watermark, produce, signal
+from tests.kit.messages import high_watermark, key_signalled, produce, signal
 from tests.kit.served_host import Peer, ServedHost, refused, serving
 
 
@@ -220,7 +220,7 @@ async def test_a_stream_of_events_is_answered_in_order(served: ServedHost) -> No
     stream = served.stub.AdvanceStream()
     waiting = asyncio.create_task(wait(served, signal(1, "done")))
     await eventually(lambda: served.host.engine.pending == 1, "one pending")
-    event = event_pb2.Event(key_signalled=event_pb2.KeySignalled(key="done"))
+    event = key_signalled("done")
     for events in ([event], [], [event, event]):
         await stream.write(wire.AdvanceStreamRequest(rows=event_pb2.EventRows(events=events)))
     answers = [(await stream.read()).receipt for _ in range(3)]

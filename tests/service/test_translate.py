@@ -18,7 +18,7 @@ from purgatory.service.translate.events import events_from_rows
 from purgatory.service.translate.operations import parts_from_columns, parts_from_rows
 from purgatory.service.translate.results import event_refusals, fill_columns, fill_rows
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
-from tests.kit.messages import produce, signal
+from tests.kit.messages import key_signalled, produce, signal
 
 TOPIC_PARTITION = operation_pb2.TopicPartition(topic="orders", partition=3)
 
@@ -143,7 +143,7 @@ def test_event_rows_become_full_columns() -> None:
             topic_partition=TOPIC_PARTITION, replica_state=event_pb2.ReplicaState(replica_id=2, dead=True, fenced=True)
         ),
         event_pb2.Event(topic_partition=TOPIC_PARTITION, partition_removed=event_pb2.PartitionRemoved(moved=True)),
-        event_pb2.Event(key_signalled=event_pb2.KeySignalled(key="k", count=3)),
+        key_signalled("k", count=3),
         event_pb2.Event(topic_partition=TOPIC_PARTITION),
     ]
     [events] = events_from_rows(rows)

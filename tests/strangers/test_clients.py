@@ -14,10 +14,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.kit.daemon import DaemonProcess
-from tests.kit.messages import high_watermark
+from tests.kit.messages import advance_request, high_watermark
 from tests.strangers.client_builds import BUILT, build_go, build_java, build_typescript
 from tests.strangers.cutting_proxy import CuttingProxy
 
@@ -75,9 +75,8 @@ def started(
 
 
 def advance(daemon: DaemonProcess, topic: str, offset: int) -> None:
-    rows = event_pb2.EventRows(events=[high_watermark(topic, offset)])
     with grpc.insecure_channel(daemon.address) as channel:
-        purgatory_service_pb2_grpc.PurgatoryServiceStub(channel).Advance(wire.AdvanceRequest(rows=rows))
+        purgatory_service_pb2_grpc.PurgatoryServiceStub(channel).Advance(advance_request(high_watermark(topic, offset)))
 
 
 def advance_and_cut(proxy: CuttingProxy, daemon: DaemonProcess, topic: str) -> None:

@@ -17,6 +17,7 @@ from purgatory.extensions.page.ranked_waits import KEPT_S, RankedWaits, WaitsQue
 from purgatory.extensions.page.session_view import session_details
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.kit import messages
 from tests.kit.eventually import eventually
 from tests.kit.served_host import ServedHost, serving
 
@@ -132,7 +133,7 @@ async def test_a_search_finds_operations_and_sessions_by_id(served: ServedHost) 
         used_s = time.thread_time()
         assert await found("a" + " " * 60_000 + "b") == ([], 0, 0)
         assert time.thread_time() - used_s < 20, "the time must not grow with the square of the length"
-        call = served.stub.Wait(wire.WaitRequest(operation=_unary()))
+        call = served.stub.Wait(wire.WaitRequest(operation=messages.signal(0, "job", timeout_ms=600_000)))
         await eventually(lambda: served.host.engine.pending == 7, "the call waits")
         assert await found("call 1") == ([("", 1)], 1, 0)
         call.cancel()
@@ -180,10 +181,3 @@ class _Restless(SystemClock):
 
     def ceiling_ms(self) -> int:
         return self.now_ms() + 1
-
-
-def _unary() -> operation_pb2.Operation:
-    return operation_pb2.Operation(
-        timeout_ms=600_000,
-        signal=operation_pb2.Signal(keys=[operation_pb2.SignalKey(key="job")]),
-    )

@@ -18,10 +18,10 @@ from purgatory.service.listeners import result_tail
 from purgatory.service.listeners.events import Completed
 from purgatory.service.listeners.listener import Listeners
 from purgatory.service.listeners.result_tail import ResultTail, TailSubscriber
-from purgatory.v1 import operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import result_pb2
 from tests.kit.eventually import PATIENCE_S, eventually
-from tests.kit.messages import produce, signal
+from tests.kit.messages import produce, register_request, signal
 from tests.kit.served_host import refused, serving
 
 Row = tuple[int, int, list[tuple[str, int]]]
@@ -151,8 +151,7 @@ async def test_what_ends_is_told_over_the_wire() -> None:
         tail = served.stub.TailResults(wire.TailResultsRequest())
         first = await asyncio.wait_for(tail.read(), PATIENCE_S)
         assert (len(first.operations), first.left_out) == (0, 0)
-        rows = operation_pb2.OperationRows(operations=[produce(7, "orders", 5)])
-        await served.stub.Register(wire.RegisterRequest(session_id="s", batch=wire.RegisterBatch(rows=rows)))
+        await served.stub.Register(register_request("s", produce(7, "orders", 5)))
         await served.high_watermark("orders", 6)
         (ended,) = (await asyncio.wait_for(tail.read(), PATIENCE_S)).operations
         assert (ended.session_id, ended.operation_id, ended.outcome) == ("s", 7, result_pb2.OUTCOME_SATISFIED)

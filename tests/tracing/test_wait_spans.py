@@ -13,10 +13,10 @@ import pytest
 
 from purgatory.extension import StartupError
 from purgatory.extensions import tracing
-from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.kit.daemon import DaemonThread, ServeDaemon, StartDaemon
+from tests.kit.messages import advance_request, high_watermark, produce, register_request
 
 collector = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 
@@ -109,18 +109,6 @@ def stub(traced: tuple[Receiver, DaemonThread]) -> Iterator[PurgatoryServiceStub
         yield PurgatoryServiceStub(channel)
 
 
-def operation(operation_id: int = 1, timeout_ms: int = 10_000, offset: int = 5) -> operation_pb2.Operation:
-    made = operation_pb2.Operation(operation_id=operation_id, timeout_ms=timeout_ms)
-    made.produce.partitions.add(required_offset=offset).topic_partition.topic = "orders"
-    return made
-
-
-def mark(offset: int) -> wire.AdvanceRequest:
-    event = event_pb2.Event(high_watermark=event_pb2.HighWatermark(offset=offset))
-    event.topic_partition.topic = "orders"
-    return wire.AdvanceRequest(rows=event_pb2.EventRows(events=[event]))
-
-
 def attributes(span: Any) -> dict[str, Any]:  # noqa: ANN401 - of generated code without types
     return {one.key: one.value.string_value or one.value.int_value for one in span.attributes}
 
@@ -128,7 +116,7 @@ def attributes(span: Any) -> dict[str, Any]:  # noqa: ANN401 - of generated code
 def test_a_wait_is_a_span_below_its_callers(stub: PurgatoryServiceStub, receiver: Receiver) -> None:
     """The span lasts as long as the wait and has its outcome; a caller that records no trace gets no span."""
     for metadata in ([], [NOT_RECORDED], [("traceparent", "nonsense")], [RECORDED]):
-        stub.Wait(wire.WaitRequest(operation=operation(timeout_ms=20)), timeout=WAIT_S, metadata=metadata)
+        stub.Wait(wire.WaitRequest(operation=produce(1, "orders", 5, 20)), timeout=WAIT_S, metadata=metadata)
     (span,) = receiver.wait(1)
     assert (span.trace_id.hex(), span.parent_span_id.hex(), span.name) == (TRACE, PARENT, "wait produce")
     found = attributes(span)
@@ -138,15 +126,14 @@ def test_a_wait_is_a_span_below_its_callers(stub: PurgatoryServiceStub, receiver
 
 def test_the_waits_of_a_batch_have_a_span_each(stub: PurgatoryServiceStub, receiver: Receiver) -> None:
     """An untraced call of another caller ends the waits; sending the batch again creates no second spans."""
-    rows = operation_pb2.OperationRows(operations=[operation(number, offset=number) for number in range(1, 6)])
-    request = wire.RegisterRequest(session_id="s", batch=wire.RegisterBatch(rows=rows))
+    request = register_request("s", *[produce(number, "orders", number, 10_000) for number in range(1, 6)])
     for _ in range(2):
         stub.Register(request, timeout=WAIT_S, metadata=[RECORDED])
-    stub.Advance(mark(3), timeout=WAIT_S)
+    stub.Advance(advance_request(high_watermark("orders", 3)), timeout=WAIT_S)
     found = [attributes(span) for span in receiver.wait(3)]
     assert sorted(one["purgatory.operation_id"] for one in found) == [1, 2, 3]
     assert {(one["purgatory.session"], one["purgatory.outcome"]) for one in found} == {("s", "satisfied")}
-    stub.Advance(mark(5), timeout=WAIT_S)
+    stub.Advance(advance_request(high_watermark("orders", 5)), timeout=WAIT_S)
     assert len(receiver.wait(5)) == 5
 
 
@@ -174,7 +161,7 @@ def test_a_receiver_that_does_not_answer_does_not_keep_the_daemon(start_daemon: 
     """Waits are answered, and the daemon gives up on the last spans; OpenTelemetry alone would wait for a minute."""
     daemon = start_daemon(environment=environment(silent_port) | {"OTEL_EXPORTER_OTLP_TIMEOUT": "60"})
     with grpc.insecure_channel(daemon.address) as channel:
-        request = wire.WaitRequest(operation=operation(timeout_ms=0))
+        request = wire.WaitRequest(operation=produce(1, "orders", 5, 0))
         stub = PurgatoryServiceStub(channel)
         answers = [stub.Wait.future(request, timeout=WAIT_S, metadata=[RECORDED]) for _ in range(50)]
         assert all(answer.result().HasField("result") for answer in answers)
@@ -207,7 +194,7 @@ def test_an_answer_without_end_is_not_read(serve_daemon: ServeDaemon, monkeypatc
             monkeypatch.setenv(name, value)
         daemon = serve_daemon()
         with grpc.insecure_channel(daemon.address) as channel:
-            request = wire.WaitRequest(operation=operation(timeout_ms=0))
+            request = wire.WaitRequest(operation=produce(1, "orders", 5, 0))
             PurgatoryServiceStub(channel).Wait(request, timeout=WAIT_S, metadata=[RECORDED])
         assert ended.wait(WAIT_S)
         server.shutdown()

@@ -7,11 +7,12 @@ from typing import Final, Self
 
 import grpc
 
-from purgatory.v1 import event_pb2 as events
-from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc, webhook_pb2
 from tests.journal.kit import copy_files
+from tests.kit import messages
 from tests.kit.daemon import DaemonThread, ServeDaemon
+from tests.kit.messages import advance_request, key_signalled, register_batch
 from tests.webhooks.receiver import SECRET
 
 NEVER_MS: Final = 3_600_000
@@ -64,22 +65,14 @@ class CallbackCaller:
 
     def register(self, session_id: str, url: str, keys: Iterable[str], first_id: int = 1) -> wire.Receipt:
         """Register one wait for the first signal of each key."""
-        operations = [
-            operation_pb2.Operation(
-                operation_id=number,
-                timeout_ms=NEVER_MS,
-                signal=operation_pb2.Signal(keys=[operation_pb2.SignalKey(key=key)]),
-            )
-            for number, key in enumerate(keys, first_id)
-        ]
-        batch = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
+        operations = [messages.signal(number, key, timeout_ms=NEVER_MS) for number, key in enumerate(keys, first_id)]
+        batch = register_batch(*operations)
         request = wire.RegisterRequest(session_id=session_id, batch=batch, callback_url=url)
         answer: wire.RegisterResponse = self.stub.Register(request)
         return answer.receipt
 
     def signal(self, *keys: str) -> None:
-        rows = events.EventRows(events=[events.Event(key_signalled=events.KeySignalled(key=key)) for key in keys])
-        self.stub.Advance(wire.AdvanceRequest(rows=rows))
+        self.stub.Advance(advance_request(*[key_signalled(key) for key in keys]))
 
     def dead_letters(self) -> list[webhook_pb2.DeadLetter]:
         found: list[webhook_pb2.DeadLetter] = []

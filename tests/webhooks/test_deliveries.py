@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -13,6 +14,9 @@ from purgatory.service.fair_queue import next_loop_turn
 from tests.kit.eventually import eventually
 
 SCHEDULE = RetrySchedule(first_ms=1_000, longest_ms=8_000, give_up_ms=20_000)
+
+until = partial(eventually, every_s=0)
+"""Attempts end at once, so the state between them is seen only in each iteration of the loop."""
 
 
 class TriedPosts:
@@ -90,7 +94,7 @@ async def test_pauses_double_up_to_the_longest_until_it_is_given_up() -> None:
     world = TriedPosts()
     world.answer = lambda _host: Attempt(REFUSED, "HTTP 500")
     world.add("a", "s", "one")
-    await eventually(lambda: bool(world.ended))
+    await until(lambda: bool(world.ended))
     assert world.pauses == [1, 2, 4, 8, 5]
     assert world.ended == {"one": "6 HTTP 500"}
 
@@ -101,7 +105,7 @@ async def test_a_receiver_says_when_to_come_back() -> None:
     answers = [Attempt(REFUSED, "", 7), Attempt(REFUSED, "", 1), Attempt(REFUSED, "", 100), Attempt(DELIVERED)]
     world.answer = lambda _host: answers.pop(0)
     world.add("a", "s", "one")
-    await eventually(lambda: bool(world.ended))
+    await until(lambda: bool(world.ended))
     assert world.pauses == [7, 2, 11]
     assert world.ended == {"one": DELIVERED}
 
@@ -111,7 +115,7 @@ async def test_a_final_answer_is_given_up_at_once() -> None:
     world = TriedPosts()
     world.answer = lambda _host: Attempt(REFUSED, "HTTP 410", is_final=True)
     world.add("a", "s", "one")
-    await eventually(lambda: bool(world.ended))
+    await until(lambda: bool(world.ended))
     assert (world.ended, world.tried) == ({"one": "1 HTTP 410"}, ["one"])
 
 
@@ -119,14 +123,14 @@ async def test_hosts_have_places_and_senders_take_turns() -> None:
     """No host uses more than its slots, and a hundred deliveries of one sender do not delay another sender's one."""
     world = TriedPosts(posts_per_host_max=2)
     world.add("a", "first", "first")
-    await eventually(lambda: len(world.ended) == 1)
+    await until(lambda: len(world.ended) == 1)
     world.gates["a"] = asyncio.Event()
     for number in range(100):
         world.add("a", "many", f"many {number}")
     world.add("a", "few", "few")
-    await eventually(lambda: len(world.tried) == 3)
+    await until(lambda: len(world.tried) == 3)
     world.gates["a"].set()
-    await eventually(lambda: len(world.ended) == 102)
+    await until(lambda: len(world.ended) == 102)
     assert world.most["a"] == 2
     assert world.tried.index("few") <= 5
 
@@ -139,14 +143,14 @@ async def test_a_silent_host_has_one_place_and_others_have_theirs() -> None:
         world.add("hanging", "h", f"hanging {number}")
     for number in range(100):
         world.add("honest", "s", f"honest {number}")
-    await eventually(lambda: len(world.ended) == 100)
+    await until(lambda: len(world.ended) == 100)
     assert (world.most["hanging"], world.most["honest"]) == (1, 4)
     world.answer = lambda _host: Attempt(UNREACHABLE)
     world.gates["hanging"].set()
-    await eventually(lambda: world.in_flight["hanging"] <= 1 and len(world.tried) > 110)
+    await until(lambda: world.in_flight["hanging"] <= 1 and len(world.tried) > 110)
     world.most.clear()
     before = len(world.tried)
-    await eventually(lambda: len(world.tried) > before + 50)
+    await until(lambda: len(world.tried) > before + 50)
     assert world.most["hanging"] == 1
     await world.deliveries.close(0.0, start_more=False)
 
@@ -158,7 +162,7 @@ async def test_a_silent_host_rests_after_an_attempt() -> None:
     world.awake.clear()
     for number in range(3):
         world.add("a", "s", f"{number}")
-    await eventually(lambda: len(world.pauses) == 2)
+    await until(lambda: len(world.pauses) == 2)
     assert world.tried == ["0"]
     await world.deliveries.close(0.0, start_more=False)
 
@@ -169,23 +173,23 @@ async def test_silent_hosts_have_half_of_the_places() -> None:
     """
     world = TriedPosts(posts_max=64, schedule=RetrySchedule(1_000, 8_000, 10**9))
     world.add("known", "s", "known before")
-    await eventually(lambda: "known before" in world.ended)
+    await until(lambda: "known before" in world.ended)
     silent = [f"silent {number}" for number in range(70)]
     for host in silent:
         world.gates[host] = asyncio.Event()
         for number in range(3):
             world.add(host, "h", f"{host}: {number}")
-    await eventually(lambda: sum(world.in_flight.values()) == 32)
+    await until(lambda: sum(world.in_flight.values()) == 32)
     for number in range(200):
         world.add("known", "s", f"known {number}")
-    await eventually(lambda: sum(name.startswith("known") for name in world.ended) == 201)
+    await until(lambda: sum(name.startswith("known") for name in world.ended) == 201)
     assert world.most["known"] == 4
     assert sum(world.in_flight[host] for host in silent) == 32
     assert all(world.most[host] <= 1 for host in silent)
     world.add("new", "s", "new")
     world.answer = lambda host: Attempt(UNREACHABLE if host in silent else DELIVERED)
     next(world.gates[host] for host in silent if world.in_flight[host]).set()
-    await eventually(lambda: "new" in world.ended)
+    await until(lambda: "new" in world.ended)
     assert world.deliveries.in_flight <= 32
     await world.deliveries.close(0.0, start_more=False)
 
@@ -198,13 +202,13 @@ async def test_new_host_gets_the_slot_of_one_that_does_not_answer(monkeypatch: p
     for host in silent:
         world.gates[host] = asyncio.Event()
         world.add(host, "h", host)
-    await eventually(lambda: sum(world.in_flight.values()) == 2)
+    await until(lambda: sum(world.in_flight.values()) == 2)
     world.add("new", "s", "new")
-    await eventually(lambda: "new" in world.ended)
+    await until(lambda: "new" in world.ended)
     assert world.most_of_all <= 3
     for gate in world.gates.values():
         gate.set()
-    await eventually(lambda: len(world.ended) == 7)
+    await until(lambda: len(world.ended) == 7)
     assert set(world.ended.values()) == {DELIVERED}
 
 
@@ -215,13 +219,13 @@ async def test_a_slow_host_is_not_prompt_until_it_is() -> None:
     for number in range(20):
         for host in ("a", "b", "c"):
             world.add(host, "s", f"{host} {number}")
-    await eventually(lambda: len(world.ended) == 60)
+    await until(lambda: len(world.ended) == 60)
     assert world.most_of_all == 4
     world.took_s = 0.5
     for number in range(20):
         for host in ("a", "b", "c"):
             world.add(host, "s", f"{host} {number} again")
-    await eventually(lambda: len(world.ended) == 120)
+    await until(lambda: len(world.ended) == 120)
     assert world.most_of_all == 8
 
 
@@ -230,14 +234,14 @@ async def test_busy_prompt_hosts_do_not_starve_others() -> None:
     world = TriedPosts(posts_max=4, posts_per_host_max=4)
     for host in "abcd":
         world.add(host, "s", f"{host} first")
-    await eventually(lambda: len(world.ended) == 4)
+    await until(lambda: len(world.ended) == 4)
     for number in range(50):
         for host in "abcd":
             world.add(host, "s", f"{host} {number}")
     world.add("new", "s", "new")
-    await eventually(lambda: "new" in world.ended)
+    await until(lambda: "new" in world.ended)
     assert len(world.ended) < 100
-    await eventually(lambda: len(world.ended) == 205)
+    await until(lambda: len(world.ended) == 205)
 
 
 async def test_what_is_not_wanted_any_more_is_not_sent() -> None:
@@ -245,10 +249,10 @@ async def test_what_is_not_wanted_any_more_is_not_sent() -> None:
     world = TriedPosts(posts_per_host_max=1)
     world.gates["a"] = asyncio.Event()
     first, second = world.add("a", "s", "first"), world.add("a", "s", "second")
-    await eventually(lambda: world.tried == ["first"])
+    await until(lambda: world.tried == ["first"])
     second.is_wanted = first.is_wanted = False
     world.gates["a"].set()
-    await eventually(lambda: not world.deliveries.in_flight)
+    await until(lambda: not world.deliveries.in_flight)
     assert (world.tried, world.ended, world.deliveries.paused) == (["first"], {}, 0)
     assert not world.deliveries._queues
 
@@ -259,13 +263,13 @@ async def test_an_abandoned_webhook_does_not_wait_for_the_end_of_its_pause() -> 
     world.answer = lambda _host: Attempt(REFUSED, "no")
     world.awake.clear()
     first, second = world.add("a", "s", "first"), world.add("b", "s", "second")
-    await eventually(lambda: len(world.pauses) == 2)
+    await until(lambda: len(world.pauses) == 2)
     first.is_wanted = False
     world.deliveries.abandon(first)
-    await eventually(lambda: world.deliveries.paused == 1)
+    await until(lambda: world.deliveries.paused == 1)
     assert set(world.deliveries._queues) == {"b"}
     world.awake.set()
-    await eventually(lambda: "second" in world.ended)
+    await until(lambda: "second" in world.ended)
     assert world.tried.count("first") == 1
     assert second.is_wanted
 
@@ -288,13 +292,13 @@ async def test_the_oldest_delivery_is_open_and_wanted() -> None:
     assert oldest() == 15
     unwanted.is_wanted = False
     assert oldest() == 5
-    await eventually(lambda: len(world.tried) == 2)
+    await until(lambda: len(world.tried) == 2)
     world.gates["b"].set()
-    await eventually(lambda: "first" in world.ended)
+    await until(lambda: "first" in world.ended)
     assert oldest() == 0
     world.answer = lambda _host: Attempt(REFUSED, "HTTP 410", is_final=True)
     world.gates["c"].set()
-    await eventually(lambda: "second" in world.ended)
+    await until(lambda: "second" in world.ended)
     assert oldest() is None
 
 
@@ -304,10 +308,10 @@ async def test_a_host_that_answers_again_has_all_its_places() -> None:
     world.answer = lambda _host: Attempt(UNREACHABLE)
     for number in range(50):
         world.add("a", "s", f"{number}")
-    await eventually(lambda: len(world.tried) > 60 and world.in_flight["a"] <= 1)
+    await until(lambda: len(world.tried) > 60 and world.in_flight["a"] <= 1)
     world.most.clear()
     world.answer = lambda _host: Attempt(DELIVERED)
-    await eventually(lambda: len(world.ended) == 50)
+    await until(lambda: len(world.ended) == 50)
     assert world.most["a"] == 4
 
 
@@ -317,7 +321,7 @@ async def test_closing_leaves_what_waits() -> None:
         world = TriedPosts(posts_per_host_max=1)
         for number in range(3):
             world.add("a", "s", f"{number}")
-        await eventually(lambda: len(world.tried) == 1)  # noqa: B023 - awaited here
+        await until(lambda: len(world.tried) == 1)  # noqa: B023 - awaited here
         await world.deliveries.close(5.0, start_more=start_more)
         assert len(world.ended) == delivered
 
@@ -335,6 +339,6 @@ async def test_an_attempt_that_raises_is_retried() -> None:
     world.answer = answer
     world.add("a", "s", "1")
     world.add("a", "s", "2")
-    await eventually(lambda: len(world.ended) == 2)
+    await until(lambda: len(world.ended) == 2)
     assert world.ended == {"1": DELIVERED, "2": DELIVERED}
     assert world.pauses == [1.0]

@@ -21,6 +21,7 @@ from tests.abuse.requests.hostile_values import broken_bytes
 from tests.abuse.requests.message_maker import MessageMaker
 from tests.abuse.requests.plausible import PlausibleValues
 from tests.abuse.requests.tally import Tally, shown
+from tests.kit.messages import advance_request
 
 SERVICE: Final = wire.DESCRIPTOR.services_by_name["PurgatoryService"]
 PATIENCE_S: Final = 60.0
@@ -104,7 +105,7 @@ class FuzzingCaller:
         rng = self.rng
         request: Message = self._shaper.message(method.request_type)
         if isinstance(request, wire.AdvanceRequest) and rng.random() < 0.1:
-            request = wire.AdvanceRequest(rows=event_pb2.EventRows(events=self._removals()))
+            request = advance_request(*self._removals())
         if isinstance(request, wire.RegisterRequest) and rng.random() < 0.9:
             request.ClearField("callback_url")  # refused: these daemons allow no callback hosts
         if "incarnation" in request.DESCRIPTOR.fields_by_name and rng.random() < 0.9:

@@ -7,10 +7,11 @@ from typing import Final
 import grpc
 
 from purgatory.engine.codes import KIND_NAMES
-from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc, result_pb2
+from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.messages import advance_request, key_signalled
 from tests.kit.served_host import check_counts
 from tests.service.test_daemon import fetch_page, sums_by_kind
 
@@ -53,8 +54,8 @@ async def check_serves(channel: grpc.aio.Channel) -> None:
             wait = asyncio.ensure_future(stub.Wait(wire.WaitRequest(operation=operation)))
             try:
                 while not wait.done():
-                    event = event_pb2.Event(key_signalled=event_pb2.KeySignalled(key="still-there"))
-                    await stub.Advance(wire.AdvanceRequest(rows=event_pb2.EventRows(events=[event])))
+                    event = key_signalled("still-there")
+                    await stub.Advance(advance_request(event))
                     await asyncio.wait([wait], timeout=0.05)
                 answer: wire.WaitResponse = await wait
             except grpc.aio.AioRpcError as error:

@@ -6,10 +6,9 @@ import grpc
 from typer.testing import CliRunner
 
 from purgatory.cli.app import app
-from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc
-from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.kit.daemon import DaemonProcess
-from tests.kit.messages import produce
+from tests.kit.messages import produce, register_request
 
 NAMES = {
     "ANSI: clears the screen": "\x1b[2J\x1b[H",
@@ -34,8 +33,7 @@ def test_names_are_shown_escaped(shared_daemon: DaemonProcess) -> None:
     session = "".join(NAMES.values())[:60]
     with grpc.insecure_channel(shared_daemon.address) as channel:
         stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
-        rows = operation_pb2.OperationRows(operations=operations)
-        registered = stub.Register(wire.RegisterRequest(session_id=session, batch=wire.RegisterBatch(rows=rows)))
+        registered = stub.Register(register_request(session, *operations))
     assert registered.receipt.accepted == len(NAMES)
     listed = printed(shared_daemon, "ls", "--partitions")
     document = printed(shared_daemon, "ls", "--partitions", "--json")

@@ -6,11 +6,10 @@ import grpc
 import pytest
 from purgatory_client import AsyncClient, Outcome, batches, errors
 
-from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.daemon import DaemonProcess, InProcessDaemon, RunDaemon
 from tests.kit.eventually import eventually
-from tests.kit.messages import produce
+from tests.kit.messages import produce, register_batch, register_request
 from tests.kit.served_host import DaemonChannel
 
 SESSIONS_MAX = 50
@@ -35,7 +34,7 @@ async def test_empty_sessions_shut_nobody_out(run_daemon: RunDaemon) -> None:
     """Far more empty sessions than the limit allows are opened: an honest caller can still connect."""
     daemon = await run_daemon(*FEW)
     async with DaemonChannel(daemon.address) as stranger:
-        nothing = wire.RegisterBatch(rows=operation_pb2.OperationRows())
+        nothing = register_batch()
         for number in range(4 * SESSIONS_MAX):
             await stranger.stub.Register(wire.RegisterRequest(session_id=f"empty-{number}", batch=nothing))
         assert await sessions(stranger) == SESSIONS_MAX
@@ -47,8 +46,7 @@ async def test_a_full_table_is_told_to_caller_and_operator(run_daemon: RunDaemon
     daemon = await run_daemon(*FEW)
     async with DaemonChannel(daemon.address) as stranger:
         for number in range(2 * SESSIONS_MAX):
-            rows = operation_pb2.OperationRows(operations=[produce(1, "held", 1, 600_000)])
-            request = wire.RegisterRequest(session_id=f"full-{number}", batch=wire.RegisterBatch(rows=rows))
+            request = register_request(f"full-{number}", produce(1, "held", 1, 600_000))
             if number < SESSIONS_MAX:
                 await stranger.stub.Register(request)
                 continue

@@ -29,6 +29,7 @@ from purgatory.service.translate.operations import registration_parts
 from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.kit.messages import advance_request, high_watermark
 from tests.kit.served_host import ServedHost, serving
 
 LIMITS: Final = LimitsSettings()
@@ -121,14 +122,8 @@ async def test_a_large_batch_is_registered_in_parts() -> None:
 async def test_what_is_decided_already_goes_in_parts_too() -> None:
     """Operations that end as they are registered: each call ends at most `VALUES_PER_PART` items."""
     held = Held()
-    events = [
-        event_pb2.Event(
-            topic_partition=operation_pb2.TopicPartition(topic="orders", partition=place),
-            high_watermark=event_pb2.HighWatermark(offset=100),
-        )
-        for place in range(ITEMS)
-    ]
-    await advance(held.host, wire.AdvanceRequest(rows=event_pb2.EventRows(events=events)), held.call)
+    events = [high_watermark("orders", 100, partition=place) for place in range(ITEMS)]
+    await advance(held.host, advance_request(*events), held.call)
     await held.register(columns_of(range(1, 21), ITEMS))
     assert sum(held.listener.ended_items) == 20 * ITEMS
     assert max(held.listener.ended_items) <= sizes.VALUES_PER_PART
@@ -292,7 +287,7 @@ async def test_events_of_many_replicas_go_in_slices() -> None:
         topic_partition=operation_pb2.TopicPartition(topic="orders"),
         in_sync_replicas=event_pb2.InSyncReplicas(proposed_replica_ids=[1] * 1_001, leader_id=1),
     )
-    request = wire.AdvanceRequest(rows=event_pb2.EventRows(events=[*[one] * 40, long]))
+    request = advance_request(*[one] * 40, long)
     assert max(len(part) for part in event_parts(request, LIMITS)) <= 6
     turns, receipt = await turns_of(advance(held.host, request, held.call))
     assert turns >= 7

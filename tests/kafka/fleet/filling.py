@@ -33,7 +33,12 @@ def until_trimmed(leader: Member) -> None:
 
 def report(leader: Member, count: int) -> None:
     """Report as many marks to one daemon, in one call."""
-    rows = event_pb2.EventRows(events=[high_watermark(f"mark-{uuid.uuid4()}", 1) for _ in range(count)])
     with grpc.insecure_channel(leader.grpc_address) as channel, contextlib.suppress(grpc.RpcError):
         stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
-        stub.Advance(wire.AdvanceRequest(rows=rows, all_shards=True), timeout=5)
+        stub.Advance(
+            wire.AdvanceRequest(
+                rows=event_pb2.EventRows(events=[high_watermark(f"mark-{uuid.uuid4()}", 1) for _ in range(count)]),
+                all_shards=True,
+            ),
+            timeout=5,
+        )

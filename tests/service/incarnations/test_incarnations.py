@@ -7,10 +7,9 @@ import pytest
 
 from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.testing import ManualClock
-from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import eventually
-from tests.kit.messages import produce
+from tests.kit.messages import produce, register_batch
 from tests.kit.served_host import Peer, ServedHost, refused, serving
 from tests.service.test_sessions import drained, ids_and_sequences
 
@@ -20,7 +19,7 @@ TTL_MS = 5_000
 def batch_of(*operation_ids: int) -> wire.RegisterBatch:
     """Operations that are satisfied at once."""
     operations = [produce(operation_id, "orders", 1) for operation_id in operation_ids]
-    return wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
+    return register_batch(*operations)
 
 
 async def register(served: ServedHost, *operation_ids: int, incarnation: str = "") -> wire.RegisterResponse:

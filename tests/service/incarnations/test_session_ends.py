@@ -7,10 +7,9 @@ from grpc_status import rpc_status
 
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from purgatory.testing import ManualClock
-from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import eventually
-from tests.kit.messages import produce, signal
+from tests.kit.messages import produce, register_batch, register_request, signal
 from tests.kit.served_host import Peer, ServedHost, refused, serving
 from tests.service.test_sessions import ids_and_sequences
 
@@ -38,8 +37,7 @@ async def test_finished_sessions_go_within_seconds() -> None:
         await peers["done"].acknowledge(1)
         await peers["pending"].registered(signal(1, "k"))
         await eventually(lambda: served.host.sessions.unacknowledged_results == 1, "acknowledged")
-        rows = operation_pb2.OperationRows(operations=[produce(1, "orders", 1)])
-        await served.stub.Register(wire.RegisterRequest(session_id="unary", batch=wire.RegisterBatch(rows=rows)))
+        await served.stub.Register(register_request("unary", produce(1, "orders", 1)))
         await served.stub.Acknowledge(wire.AcknowledgeRequest(session_id="unary", sequence=1))
         await left_after(served, clock, 1_000, {"blank", "done", "unary", "pending", "unread"})
         for peer in peers.values():
@@ -98,8 +96,7 @@ async def test_a_closed_session_is_gone_at_once() -> None:
 async def test_a_session_without_a_stream_can_be_closed() -> None:
     """A session that was only used by Register can be closed too."""
     async with serving() as served:
-        rows = operation_pb2.OperationRows(operations=[produce(1, "orders", 1)])
-        await served.stub.Register(wire.RegisterRequest(session_id="s", batch=wire.RegisterBatch(rows=rows)))
+        await served.stub.Register(register_request("s", produce(1, "orders", 1)))
         assert await close(served, "s") == (1, 0)
         assert served.host.sessions.count == 0
 
@@ -109,8 +106,7 @@ async def test_who_finds_no_room_is_told_when_there_will_be() -> None:
     settings = HostSettings(LimitsSettings(sessions_max=1), SessionSettings(ttl_ms=60_000))
     clock = ManualClock()
     async with serving(settings, clock=clock) as served:
-        rows = operation_pb2.OperationRows(operations=[produce(1, "orders", 1)])
-        batch = wire.RegisterBatch(rows=rows)
+        batch = register_batch(produce(1, "orders", 1))
         await served.stub.Register(wire.RegisterRequest(session_id="a", batch=batch))
         clock.jump(20_000)
         with pytest.raises(grpc.aio.AioRpcError) as failed:
@@ -133,8 +129,7 @@ class WithinAMillisecond(ManualClock):
 async def test_a_session_ends_in_the_millisecond_of_a_registration(call: str) -> None:
     """A session is evicted or closed while the engine is ahead of the clock; the call succeeds."""
     settings = HostSettings(limits=LimitsSettings(sessions_max=1))
-    rows = operation_pb2.OperationRows(operations=[signal(1, "k")])
-    registration = wire.RegisterRequest(session_id="s", batch=wire.RegisterBatch(rows=rows))
+    registration = register_request("s", signal(1, "k"))
     async with serving(settings, clock=WithinAMillisecond(1_000)) as served:
         await served.high_watermark("orders", 1)
         if call == "CloseSession":

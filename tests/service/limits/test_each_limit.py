@@ -25,7 +25,7 @@ from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2, operation_pb2, source_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import eventually
-from tests.kit.messages import high_watermark, produce, produce_columns, signal
+from tests.kit.messages import high_watermark, produce, produce_columns, register_batch, signal
 from tests.kit.served_host import ServedHost, start_server
 
 LIMIT: Final = 4
@@ -148,7 +148,7 @@ async def partitions(driven: Driven, amount: int) -> Told | None:
 
 async def signal_keys(driven: Driven, amount: int) -> Told | None:
     rows = [signal(number, f"key-{number}", HELD_MS) for number in range(1, amount)]
-    await register(driven, wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=rows)))
+    await register(driven, register_batch(*rows))
     return await wait(driven, signal(0, "another", HELD_MS))
 
 
@@ -349,7 +349,7 @@ async def test_whoever_comes_again_when_told_is_served(name: str) -> None:
     async with driving(**{name: LIMIT}) as driven, holding_waits(driven, LIMIT if by_calls else 0):
         if name == "signal_keys_max":
             rows = [signal(number, f"key-{number}", HELD_MS) for number in range(1, LIMIT + 1)]
-            await register(driven, wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=rows)))
+            await register(driven, register_batch(*rows))
         elif not by_calls:
             await hold(driven, LIMIT)
         operation = signal(0, "another", 0) if name == "signal_keys_max" else produce(0, "orders", 9, 0)

@@ -25,6 +25,7 @@ from purgatory.service.translate.parts import size_of
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.kit.messages import register_batch
 from tests.kit.served_host import apply_events
 
 MIB = 1024 * 1024
@@ -262,7 +263,7 @@ def test_the_size_of_a_batch_is_told_from_the_message() -> None:
         for number in range(50)
     ]
     row = operation_pb2.Operation(operation_id=1, produce=operation_pb2.Produce(partitions=items))
-    operations, most_items = size_of(wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=[row])))
+    operations, most_items = size_of(register_batch(row))
     assert operations == 1
     assert most_items >= 50
 

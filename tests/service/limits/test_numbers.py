@@ -35,7 +35,7 @@ from tests.access.test_access_daemon import access_flags
 from tests.archive.archive_replay import rows_of
 from tests.kit.daemon import DaemonThread
 from tests.kit.eventually import PATIENCE_S
-from tests.kit.messages import high_watermark, produce, signal
+from tests.kit.messages import advance_request, high_watermark, produce, register_batch, signal
 
 INT32: Final = 2**31 - 1
 LARGEST: Final = 2**61 - 1
@@ -298,7 +298,7 @@ async def test_numbers_of_a_call(method: str, shared: Shared, caplog: pytest.Log
         Caller(shared.daemon.address, shared.other) as other,
         aiohttp.ClientSession(f"http://{shared.daemon.http_address}") as client,
     ):
-        await sender.call("Advance", advance(high_watermark("a/known", 1)))
+        await sender.call("Advance", advance_request(high_watermark("a/known", 1)))
         name, is_stream = f"b/{method}", METHODS[method].client_streaming or METHODS[method].server_streaming
         await register(other, name, produce(1, name, 5, 600_000), signal(2, name, 600_000))
         for number in numbers_of(METHODS[method]):
@@ -323,12 +323,8 @@ async def test_numbers_of_a_call(method: str, shared: Shared, caplog: pytest.Log
     assert [one for one in caplog.get_records("call") if one.levelno >= logging.ERROR] == []
 
 
-def advance(*events: event_pb2.Event) -> wire.AdvanceRequest:
-    return wire.AdvanceRequest(rows=event_pb2.EventRows(events=events))
-
-
 async def register(caller: Caller, session_id: str, *operations: operation_pb2.Operation) -> None:
-    rows = wire.RegisterBatch(rows=operation_pb2.OperationRows(operations=operations))
+    rows = register_batch(*operations)
     answer = await caller.call("Register", wire.RegisterRequest(session_id=session_id, batch=rows))
     assert answer.receipt.accepted == len(operations), answer
 
@@ -344,7 +340,7 @@ async def check_the_other(
         await register(sender, name, produce(1, "a/known", LARGEST, 1))
         await register(other, name, produce(3, name, 9, 1), produce(4, "a/known", LARGEST, 1))
         happened = event_pb2.KeySignalled(key=name)
-        await other.call("Advance", advance(high_watermark(name, 5), event_pb2.Event(key_signalled=happened)))
+        await other.call("Advance", advance_request(high_watermark(name, 5), event_pb2.Event(key_signalled=happened)))
         outcomes: dict[int, int] = {}
         async for answer in other.stream("StreamResults", wire.StreamResultsRequest(session_id=name)):
             outcomes |= {one.operation_id: one.outcome for one in answer.results.rows.results}

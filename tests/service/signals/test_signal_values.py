@@ -15,11 +15,10 @@ from purgatory_client.results import HEARTBEAT_MISSED, SIGNAL_FAILED, Outcome, R
 from purgatory_client.terms import all_of, mark
 from purgatory_client.terms import signal as term
 
-from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.http.http_serving import serving_http
 from tests.kit.eventually import until_pending
-from tests.kit.messages import signal
+from tests.kit.messages import key_signalled, signal
 from tests.kit.served_host import Peer, ServedHost, serving
 
 RESULT = b'{"rows": 17}'
@@ -104,7 +103,7 @@ async def test_values_of_results_that_wait_for_a_reader() -> None:
 
 
 async def signal_with_value(served: ServedHost, key: str, value: bytes) -> None:
-    event = event_pb2.Event(key_signalled=event_pb2.KeySignalled(key=key, value=value))
+    event = key_signalled(key, value=value)
     assert (await served.advance(event)).ended_total == 1
 
 

@@ -12,6 +12,7 @@ from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.http.http_serving import HttpCaller, serving_http
+from tests.kit.messages import key_signalled
 from tests.kit.served_host import Peer, RecordingListener, ServedHost, serving
 
 TIMEOUT_MS = 2_000
@@ -129,7 +130,7 @@ class Refusing(RecordingListener):
 
 async def beat(caller: HttpCaller, way: str) -> int:
     """Send a heartbeat of the key, and return the code of the answer."""
-    event = event_pb2.Event(key_signalled=event_pb2.KeySignalled(key="k", count=0))
+    event = key_signalled("k", count=0)
     rows = event_pb2.EventRows(events=[event])
     if way == "HTTP":
         ending = await caller.unary("Advance", wire.AdvanceRequest(rows=rows), wire.AdvanceResponse)
