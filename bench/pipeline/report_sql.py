@@ -3,7 +3,7 @@
     python -m bench.pipeline.report_sql ARCHIVE DIR    # makes the tables and writes each as Parquet and as CSV
 
 It creates views over the archive's files. Each table has the columns of
-`purgatory_pipeline.analytics.report.report_tables`, except that `advice` has no sentence.
+`purgatory_pipeline.report.report_tables`, except that `advice` has no sentence.
 `account` contains the counts of rows, clocks and repeated operations that `check`
 reports.
 """

@@ -76,7 +76,7 @@ def timed(history: Path, *command: str, **variables: str) -> Measure:
 
 def main() -> None:
     """Replay an archive once."""
-    from purgatory_pipeline.analytics.replay.command import replay as run  # noqa: PLC0415 -- the bench does without Spark
+    from purgatory_pipeline.replay.command import replay as run  # noqa: PLC0415 -- the bench does without Spark
     from purgatory_pipeline.spark.spark_session import spark_session, stop_session  # noqa: PLC0415
 
     archive, out = sys.argv[1:]

@@ -14,8 +14,8 @@ from typing import Final
 
 from purgatory_client import Client
 from purgatory_client.batches import produce
+from purgatory_pipeline.datasource import PurgatoryDataSource
 from purgatory_pipeline.spark.spark_session import pass_settings, spark_session
-from purgatory_pipeline.streaming.datasource import PurgatoryDataSource
 from pyspark.sql import SparkSession
 
 from bench.measure.processes import daemon

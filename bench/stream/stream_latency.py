@@ -20,10 +20,9 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from purgatory_pipeline.spark.spark_session import pass_settings, spark_session
-from purgatory_pipeline.streaming.stream.stream_inputs import StreamInput
-from purgatory_pipeline.streaming.stream.stream_outputs import StreamOutput
-from purgatory_pipeline.streaming.stream.stream_query import StreamOptions, start_stream
-from purgatory_pipeline.streaming.stream.wire_records import EVENT, OPERATION
+from purgatory_pipeline.stream.endpoints import StreamInput, StreamOutput
+from purgatory_pipeline.stream.stream_query import StreamOptions, start_stream
+from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 

@@ -158,7 +158,7 @@ class AsyncClient(SingleCalls):
             finish: Wait until all pending waits have ended before closing.
 
         Raises:
-            OutboxUnwritable: A confirmation could not be written; the next client will recover its wait once more.
+            OutboxError: A confirmation could not be written; the next client will recover its wait once more.
         """
         await self._session.close(finish)
         self._closed = True
@@ -313,7 +313,7 @@ class AsyncClient(SingleCalls):
             The ticket to get the result with.
 
         Raises:
-            OutboxUnwritable: The wait could not be written and was not registered.
+            OutboxError: The wait could not be written and was not registered.
             OutboxError: This client has no outbox.
             LimitExceeded: `pending_max` is reached.
             ClientClosed: The client is closed.
@@ -365,7 +365,7 @@ class AsyncClient(SingleCalls):
 
         Raises:
             InvalidRequest: The wait has not ended.
-            OutboxUnwritable: The confirmation could not be written; it is tried again with the next write.
+            OutboxError: The confirmation could not be written; it is tried again with the next write.
         """
         await self._session.outbox().confirm(ticket)
 

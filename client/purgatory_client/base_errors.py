@@ -3,6 +3,7 @@
 `errors` exports them, together with those of `results` and `events`, which import this module.
 """
 
+from enum import StrEnum
 from typing import Final
 
 import grpc
@@ -92,28 +93,31 @@ class WrongEventLoop(PurgatoryClientError):
     """The client was used in an event loop before, and cannot move to this one: see `AsyncClient`."""
 
 
+class OutboxReason(StrEnum):
+    """Why an outbox cannot be used."""
+
+    MISSING = "missing"
+    """The client has no outbox."""
+    IN_USE = "in use"
+    """Another client has the file open."""
+    COPIED = "copied"
+    """The file is an older copy, or another program uses a copy of it. Nothing was acknowledged."""
+    DAMAGED = "damaged"
+    """The file is corrupt. It was not changed."""
+    TOO_NEW = "too new"
+    """A newer version of this package wrote the file."""
+    UNWRITABLE = "unwritable"
+    """The file cannot be created or written: disk full or broken, or no permission. Nothing was registered."""
+    FAILED = "failed"
+    """Writing failed for a reason that this package does not know."""
+
+
 class OutboxError(PurgatoryClientError):
-    """The outbox file cannot be used, or the client has none."""
+    """The outbox file cannot be used, or the client has none. `reason` is an `OutboxReason`."""
 
-
-class OutboxInUse(OutboxError):
-    """Another client has the outbox file open."""
-
-
-class OutboxCopied(OutboxError):
-    """The outbox file is an older copy, or another program uses a copy of it. Nothing was acknowledged."""
-
-
-class OutboxDamaged(OutboxError):
-    """The outbox file is corrupt. It was not changed."""
-
-
-class OutboxTooNew(OutboxError):
-    """A newer version of this package wrote the outbox file."""
-
-
-class OutboxUnwritable(OutboxError):
-    """The outbox file cannot be created or written: disk full or broken, or no permission. Nothing was registered."""
+    def __init__(self, reason: OutboxReason, message: str) -> None:
+        super().__init__(message)
+        self.reason: Final = reason
 
 
 class DaemonError(PurgatoryClientError):

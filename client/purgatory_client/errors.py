@@ -15,12 +15,7 @@
     ├── OperationIdInUse
     ├── ClientClosed
     ├── WrongEventLoop
-    ├── OutboxError
-    │   ├── OutboxCopied
-    │   ├── OutboxInUse
-    │   ├── OutboxDamaged
-    │   ├── OutboxTooNew
-    │   └── OutboxUnwritable
+    ├── OutboxError            `.reason` is an OutboxReason
     ├── DaemonError
     │   └── ProtocolError
     └── WaitError              only from `raise_for_outcome()`
@@ -43,12 +38,8 @@ from purgatory_client.base_errors import LimitExceeded as LimitExceeded
 from purgatory_client.base_errors import NoAnswer as NoAnswer
 from purgatory_client.base_errors import NotFound as NotFound
 from purgatory_client.base_errors import OperationIdInUse as OperationIdInUse
-from purgatory_client.base_errors import OutboxCopied as OutboxCopied
-from purgatory_client.base_errors import OutboxDamaged as OutboxDamaged
 from purgatory_client.base_errors import OutboxError as OutboxError
-from purgatory_client.base_errors import OutboxInUse as OutboxInUse
-from purgatory_client.base_errors import OutboxTooNew as OutboxTooNew
-from purgatory_client.base_errors import OutboxUnwritable as OutboxUnwritable
+from purgatory_client.base_errors import OutboxReason as OutboxReason
 from purgatory_client.base_errors import PermissionDenied as PermissionDenied
 from purgatory_client.base_errors import ProtocolError as ProtocolError
 from purgatory_client.base_errors import PurgatoryClientError as PurgatoryClientError

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from purgatory_client import AsyncClient
+from purgatory_pipeline.listener import PurgatoryListener
 from purgatory_pipeline.spark.spark_session import spark_session
-from purgatory_pipeline.streaming.listener import PurgatoryListener
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery

@@ -22,8 +22,8 @@ from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
 from purgatory_client import Client
+from purgatory_pipeline.listener import PurgatoryListener
 from purgatory_pipeline.spark.spark_session import spark_session
-from purgatory_pipeline.streaming.listener import PurgatoryListener
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery

@@ -11,7 +11,7 @@ from typing import Final
 
 from confluent_kafka import KafkaException, Message, Producer
 from purgatory_client import Client
-from purgatory_pipeline.streaming.listener import PurgatoryListener
+from purgatory_pipeline.listener import PurgatoryListener
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import QueryProgressEvent

@@ -10,13 +10,11 @@ from typing import Annotated, Final
 
 import typer
 
-from purgatory_pipeline.analytics.archive.command import check
-from purgatory_pipeline.analytics.replay.command import replay
-from purgatory_pipeline.analytics.report.command import report
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.pack import pack
+from purgatory_pipeline.replay.command import replay
+from purgatory_pipeline.report.command import report
 from purgatory_pipeline.spark.failures import is_spark_error, root_cause
-from purgatory_pipeline.streaming.stream.command import stream
 
 NAME: Final = "purgatory-pipeline"
 EXIT_FAILED: Final = 1
@@ -47,16 +45,97 @@ def settings(
 ) -> None:
     """Spark settings for all commands; they may also follow the command."""
     if master or conf:
-        from purgatory_pipeline.spark.spark_session import pass_settings  # noqa: PLC0415 -- Spark is slow to import
+        from purgatory_pipeline.spark.spark_session import pass_settings
 
         pass_settings(master, conf or [])
 
 
-app.command("check")(check)
 app.command("pack")(pack)
 app.command("replay")(replay)
 app.command("report")(report)
-app.command("stream")(stream)
+
+
+@app.command("check")
+def check(
+    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="Folder or URI of the archive.")],
+    since: Annotated[str, typer.Option(metavar="INSTANT", help="Only rows at or after this instant (UTC).")] = "",
+    until: Annotated[str, typer.Option(metavar="INSTANT", help="Only rows before this instant (UTC).")] = "",
+    topic: Annotated[list[str] | None, typer.Option(help="Only this topic; may be repeated.")] = None,
+) -> None:
+    """Accounts for an archive: files and rows used or set aside, and operations without registration or outcome."""
+    from purgatory_pipeline.archive.accounting import account
+    from purgatory_pipeline.archive.catalog import find_archive
+    from purgatory_pipeline.spark.spark_session import spark_session
+    from purgatory_pipeline.time_arguments import parse_window
+
+    start, end = parse_window(since, until)
+    found = find_archive(archive)
+    intake = account(spark_session("check", rows=found.all_rows), found, since=start, until=end, topics=topic or None)
+    intake.print()
+    for file in found.set_aside:
+        typer.echo(f"set aside {file.path}: {file.reason}: {file.detail}")
+
+
+@app.command("stream")
+def stream(
+    registrations: Annotated[str, typer.Option(metavar="URI", help="A folder of files, or kafka://BROKERS/TOPIC.")],
+    events: Annotated[str, typer.Option(metavar="URI", help="The same for events.")],
+    results: Annotated[str, typer.Option(metavar="URI", help="A folder, kafka://BROKERS/TOPIC, or table:NAME.")],
+    checkpoint: Annotated[
+        str, typer.Option(metavar="DIR", help="Stores the progress of the stream; default: RESULTS/_checkpoint.")
+    ] = "",
+    quarantine: Annotated[
+        str, typer.Option(metavar="DIR", help="For late and malformed rows; default: the folder of the results.")
+    ] = "",
+    form: Annotated[
+        str, typer.Option("--format", metavar="NAME", help="parquet or json for files, protobuf or json for Kafka.")
+    ] = "",
+    shards: Annotated[int, typer.Option(min=1, help="Number of shards of a new stream.")] = 4,
+    delay: Annotated[str, typer.Option(metavar="SPAN", help="How far rows may be out of order: 500ms, 2s.")] = "2s",
+    heartbeat: Annotated[
+        int, typer.Option(metavar="SECONDS", min=0, help="Advance time by this machine's clock too; 0: by rows only.")
+    ] = 0,
+    max_ahead: Annotated[
+        str, typer.Option(metavar="SPAN", help="Set aside rows dated further ahead of this clock.")
+    ] = "1h",
+    once: Annotated[bool, typer.Option("--once", help="Process the available input and exit.")] = False,
+    files_per_batch: Annotated[int, typer.Option(min=1, help="Maximum files of each input in a micro-batch.")] = 100,
+    records_per_batch: Annotated[
+        int, typer.Option(min=1, help="Maximum records of each topic in a micro-batch.")
+    ] = 500_000,
+) -> None:
+    """Run the purgatory as a stream: it reads registrations and events and writes one outcome for each operation."""
+    from purgatory_pipeline.location import open_location
+    from purgatory_pipeline.spark.failures import unwrapped_errors
+    from purgatory_pipeline.spark.spark_session import spark_session
+    from purgatory_pipeline.stream.endpoints import KAFKA, TABLE, StreamInput, StreamOutput
+    from purgatory_pipeline.stream.stream_query import StreamOptions, start_stream
+    from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
+    from purgatory_pipeline.time_arguments import parse_span_ms
+
+    if results.startswith((TABLE, f"{KAFKA}://")) and not (checkpoint and quarantine):
+        raise PipelineError(f"--results {results}: --checkpoint DIR and --quarantine DIR are required too")
+    options = StreamOptions(
+        checkpoint=checkpoint or open_location(results).child("_checkpoint").uri,
+        shards=shards,
+        delay_ms=parse_span_ms("--delay", delay),
+        once=once,
+        heartbeat_s=heartbeat,
+    )
+    ahead_ms = parse_span_ms("--max-ahead", max_ahead)
+    inputs = [
+        StreamInput(side, uri, form, files_per_batch, records_per_batch, ahead_ms)
+        for side, uri in ((OPERATION, registrations), (EVENT, events))
+    ]
+    output = StreamOutput(results, quarantine or results)
+    session = spark_session("stream")
+    output.require_catalog(session)
+    with unwrapped_errors():
+        query = start_stream(session, inputs, output, options)
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,7 +186,7 @@ def _complain(message: str, code: int) -> int:
 
 def _stop() -> None:
     if "purgatory_pipeline.spark.spark_session" in sys.modules:
-        from purgatory_pipeline.spark.spark_session import stop_session  # noqa: PLC0415 -- see settings
+        from purgatory_pipeline.spark.spark_session import stop_session
 
         stop_session()
 

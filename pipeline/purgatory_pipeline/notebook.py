@@ -13,12 +13,12 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 
 from purgatory.extensions.archive import schema
-from purgatory_pipeline.analytics.archive.catalog import find_archive
-from purgatory_pipeline.analytics.replay.policy import UNCHANGED, parse_policies
-from purgatory_pipeline.analytics.replay.spark_jobs import replay_rows
-from purgatory_pipeline.analytics.report.report_builder import Report, ReportOptions, make_report
-from purgatory_pipeline.analytics.report.report_tables import TABLES
+from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.errors import ArchiveUnusable
+from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies
+from purgatory_pipeline.replay.spark_jobs import replay_rows
+from purgatory_pipeline.report.report_builder import Report, ReportOptions, make_report
+from purgatory_pipeline.report.report_tables import TABLES
 from purgatory_pipeline.time_arguments import parse_window
 
 __all__ = ["TABLES", "Report", "ReportOptions", "read", "replay", "report"]
@@ -42,10 +42,10 @@ def read(
     Returns:
         A DataFrame for each table: registrations, outcomes, events, calls, markers. Columns and units are those of
         docs/archive.md. Each row comes once, even where files overlap. Unusable files are skipped;
-        `purgatory_pipeline.analytics.archive.accounting.account` lists them.
+        `purgatory_pipeline.archive.accounting.account` lists them.
 
     Raises:
-        ArchiveUnusable, WindowInvalid: Nothing can be read; the message gives the reason.
+        ArchiveUnusable, PipelineError: Nothing can be read; the message gives the reason.
 
     """
     start, end = parse_window(since, until)
@@ -120,7 +120,7 @@ def replay(
         - `verdict`: `equal`, `different`, `no outcome` (recorded) or `in doubt` (rows were lost before it ended)
 
     Raises:
-        PolicyInvalid, ArchiveUnusable: The policies or the archive cannot be used; the message gives the reason.
+        PipelineError, ArchiveUnusable: The policies or the archive cannot be used; the message gives the reason.
 
     """
     policies = parse_policies(settings, slow_replicas, sweeps) or [UNCHANGED]

@@ -24,7 +24,7 @@ from typing import Annotated, Final
 
 import typer
 
-from purgatory_pipeline.errors import PackingFailed
+from purgatory_pipeline.errors import PipelineError
 
 DISTRIBUTION: Final = "purgatory-waits"
 EXTRA: Final = "pipeline"
@@ -49,7 +49,7 @@ def pack(
 
 
 def write_environment(out: Path, without: Iterable[str] = ()) -> list[str]:
-    """Writes the archive and returns the names of the packages in it. Raises `PackingFailed`."""
+    """Writes the archive and returns the names of the packages in it. Raises `PipelineError`."""
     packages = required_packages({*PROVIDED_BY_SPARK, *without})
     site = f"lib/python{sysconfig.get_python_version()}/site-packages"
     try:
@@ -58,7 +58,7 @@ def write_environment(out: Path, without: Iterable[str] = ()) -> list[str]:
             for source, target in [*_our_files(), *(file for name in packages for file in _files_of(name))]:
                 archive.add(source, f"{site}/{target}", recursive=False)
     except OSError as error:
-        raise PackingFailed(f"cannot write {out}: {error.strerror or error}") from error
+        raise PipelineError(f"cannot write {out}: {error.strerror or error}") from error
     return [DISTRIBUTION, *packages]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyspark
 import pytest
-from purgatory_pipeline.errors import JavaMissing
+from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.spark.spark_session import LOGGING, java_version
 from pyspark.sql import SparkSession
 
@@ -67,7 +67,7 @@ def java() -> int:
     """The version of the installed Java. Without one, the test is skipped, or fails with PURGATORY_REQUIRE_JAVA=1."""
     try:
         version = java_version()
-    except JavaMissing as missing:
+    except PipelineError as missing:
         if os.environ.get("PURGATORY_REQUIRE_JAVA") == "1":
             pytest.fail(f"PURGATORY_REQUIRE_JAVA=1: {missing}")
         pytest.skip(str(missing))

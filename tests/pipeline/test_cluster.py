@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from purgatory_pipeline import pack
-from purgatory_pipeline.streaming.stream.file_rows import file_packer
-from purgatory_pipeline.streaming.stream.shard.shard import Shard
-from purgatory_pipeline.streaming.stream.shard_task import OUTCOMES, play_payloads
-from purgatory_pipeline.streaming.stream.wire_records import EVENT, OPERATION
+from purgatory_pipeline.stream.payloads import file_packer
+from purgatory_pipeline.stream.shard import Shard
+from purgatory_pipeline.stream.shard_task import OUTCOMES, play_payloads
+from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
 
 from tests.pipeline.conftest import FEW_ROWS, worker_environment
 from tests.pipeline.history.make import make_history

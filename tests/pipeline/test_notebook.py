@@ -5,7 +5,7 @@ from pathlib import Path
 
 import altair as alt
 import pytest
-from purgatory_pipeline.errors import ArchiveUnusable, PolicyInvalid
+from purgatory_pipeline.errors import ArchiveUnusable, PipelineError
 from purgatory_pipeline.notebook import TABLES, read, replay, report
 from pyspark.sql import SparkSession
 
@@ -53,7 +53,7 @@ def test_unusable_tables_are_refused(spark: SparkSession, tmp_path: Path) -> Non
         report(spark, {"registrations": tables["registrations"], "outcomes": tables["outcomes"].drop("waited_ms")})
     with pytest.raises(ArchiveUnusable, match="there is no archive at"):
         report(spark, str(tmp_path / "nowhere"))
-    with pytest.raises(PolicyInvalid, match="--set colour=1"):
+    with pytest.raises(PipelineError, match="--set colour=1"):
         replay(spark, str(tmp_path), ["colour=1"])
 
 

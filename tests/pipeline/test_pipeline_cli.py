@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 from purgatory_pipeline import cli
-from purgatory_pipeline.errors import ArchiveUnusable, JavaMissing, PolicyInvalid, SettingInvalid, WindowInvalid
+from purgatory_pipeline.errors import ArchiveUnusable, PipelineError
 from purgatory_pipeline.spark import failures, spark_session
 from purgatory_pipeline.time_arguments import parse_span_ms, parse_window
 from pyspark.errors import PySparkException, PythonException
@@ -116,11 +116,11 @@ def test_java_is_17_or_newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wo
     if not said:
         assert spark_session.java_version() >= spark_session.JAVA_MIN
         return
-    with pytest.raises(JavaMissing, match=said):
+    with pytest.raises(PipelineError, match=said):
         spark_session.java_version()
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(JavaMissing, match=r"^no Java found \(java\)\. "):
+    with pytest.raises(PipelineError, match=r"^no Java found \(java\)\. "):
         spark_session.java_version()
 
 
@@ -140,7 +140,7 @@ def test_settings_reach_spark_in_their_order(monkeypatch: pytest.MonkeyPatch) ->
 def test_spark_submit_takes_its_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under spark-submit the JVM is already running, so a setting is an error that names its place."""
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    with pytest.raises(SettingInvalid, match="put them before the script"):
+    with pytest.raises(PipelineError, match="put them before the script"):
         spark_session.pass_settings("local[1]", [])
 
 
@@ -298,12 +298,12 @@ def test_windows_are_instants_in_order() -> None:
     assert since == START
     assert until is not None
     assert (until - START).total_seconds() == 3600
-    with pytest.raises(WindowInvalid, match="--since 2026-11-22 is not before --until 2026-11-21"):
+    with pytest.raises(PipelineError, match="--since 2026-11-22 is not before --until 2026-11-21"):
         parse_window("2026-11-22", "2026-11-21")
 
 
 @pytest.mark.parametrize("text", ["\u0663s", "1_0", "9" * 5_000])
 def test_spans_are_ascii_digits(text: str) -> None:
     """Digits of other scripts, underscores and numbers of thousands of digits are refused."""
-    with pytest.raises(PolicyInvalid, match=r"--delay .*: not a duration"):
+    with pytest.raises(PipelineError, match=r"--delay .*: not a duration"):
         parse_span_ms("--delay", text)

@@ -5,9 +5,9 @@ from datetime import timedelta
 import numpy as np
 import pandas as pd
 import pytest
-from purgatory_pipeline.analytics.replay.command import outcome_lines
-from purgatory_pipeline.analytics.report.advice import advise
-from purgatory_pipeline.analytics.report.command import advised, window_for
+from purgatory_pipeline.replay.command import outcome_lines
+from purgatory_pipeline.report.advice import advise
+from purgatory_pipeline.report.command import advised, window_for
 
 from tests.pipeline.archive.histories import START
 

@@ -8,9 +8,9 @@ import pytest
 from purgatory_client import Client
 from purgatory_client.batches import partition_columns
 from purgatory_client.results import OperationKind
-from purgatory_pipeline.analytics.archive import intake_account
-from purgatory_pipeline.analytics.archive.accounting import account
-from purgatory_pipeline.analytics.archive.catalog import find_archive
+from purgatory_pipeline.archive import intake_account
+from purgatory_pipeline.archive.accounting import account
+from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.cli import main
 from pyspark.sql import SparkSession
 

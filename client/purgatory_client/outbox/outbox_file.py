@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_client.errors import OutboxCopied, OutboxDamaged, OutboxInUse, OutboxTooNew, OutboxUnwritable
+from purgatory_client.errors import OutboxError, OutboxReason
 
 VERSION: Final = 1
 IDS_SKIPPED_MAX: Final = 2**31
@@ -107,7 +107,7 @@ class _RegistrationRow:
 
 
 class OutboxFile:
-    """An open outbox file. Raises OutboxInUse, OutboxDamaged, OutboxTooNew, OutboxUnwritable."""
+    """An open outbox file. Raises OutboxError."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path: Final = Path(path)
@@ -193,16 +193,19 @@ class OutboxFile:
         database.execute("PRAGMA synchronous = FULL")
         version = int(database.execute("PRAGMA user_version").fetchone()[0])
         if version > VERSION:
-            raise OutboxTooNew(
-                f"{self.path} has version {version}, this client knows up to {VERSION}; install a newer one"
+            raise OutboxError(
+                OutboxReason.TOO_NEW,
+                f"{self.path} has version {version}, this client knows up to {VERSION}; install a newer one",
             )
         if version == 0:
             self._make(database)
         elif int(database.execute("PRAGMA application_id").fetchone()[0]) != APPLICATION_ID:
-            raise OutboxDamaged(f"{self.path} is a SQLite file, but not an outbox; choose another path")
+            raise OutboxError(
+                OutboxReason.DAMAGED, f"{self.path} is a SQLite file, but not an outbox; choose another path"
+            )
         sessions = database.execute("SELECT * FROM session").fetchall()
         if len(sessions) != 1:
-            raise OutboxDamaged(f"{self.path} has {len(sessions)} sessions; expected one")
+            raise OutboxError(OutboxReason.DAMAGED, f"{self.path} has {len(sessions)} sessions; expected one")
         session_id, next_operation_id, removed_operation_id, incarnation = sessions[0]
         self._session_id, self.incarnation = str(session_id), str(incarnation)
         self._next_operation_id, self._removed_operation_id = int(next_operation_id), int(removed_operation_id)
@@ -218,7 +221,9 @@ class OutboxFile:
 
     def _make(self, database: sqlite3.Connection) -> None:
         if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise OutboxDamaged(f"{self.path} is a SQLite file, but not an outbox; choose another path")
+            raise OutboxError(
+                OutboxReason.DAMAGED, f"{self.path} is a SQLite file, but not an outbox; choose another path"
+            )
         database.executescript(
             f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION};"
         )
@@ -230,7 +235,9 @@ class OutboxFile:
         for row in database.execute("SELECT * FROM registrations ORDER BY first_operation_id"):
             registration = RegistrationRecord(row[0], row[1], bool(row[2]), row[3], row[4], row[5])
             if registration.checksum != row[6]:
-                raise OutboxDamaged(f"{self.path}: operation {row[0]} is corrupt (checksum mismatch)")
+                raise OutboxError(
+                    OutboxReason.DAMAGED, f"{self.path}: operation {row[0]} is corrupt (checksum mismatch)"
+                )
             found.append(registration)
         return found
 
@@ -238,7 +245,9 @@ class OutboxFile:
         found = []
         for place, batch, checksum in database.execute("SELECT * FROM results ORDER BY place"):
             if zlib.crc32(batch) != checksum:
-                raise OutboxDamaged(f"{self.path}: results row {place} is corrupt (checksum mismatch)")
+                raise OutboxError(
+                    OutboxReason.DAMAGED, f"{self.path}: results row {place} is corrupt (checksum mismatch)"
+                )
             found.append((int(place), bytes(batch)))
         return found
 
@@ -273,7 +282,7 @@ class OutboxFile:
                 database.execute("DELETE FROM results WHERE place = ?", (place,))
 
     def _check_opening(self, opening: OpeningRecord) -> None:
-        """Raise OutboxCopied if the daemon knows operations of the session that are not in this file.
+        """Raise OutboxError (COPIED) if the daemon knows operations of the session that are not in this file.
 
         The daemon's highest id was written here before it was sent, and is either still here or was removed. The
         incarnation too is written before anything is registered in it.
@@ -283,10 +292,11 @@ class OutboxFile:
             return
         is_ours = highest <= self._removed_operation_id or self._registration_with(highest) is not None
         if not is_ours or self.incarnation not in ("", opening.incarnation):
-            raise OutboxCopied(
+            raise OutboxError(
+                OutboxReason.COPIED,
                 f"the daemon knows operation {highest} of session {self._session_id}, which {self.path} never "
                 "registered: it is an older copy of the file, or another program uses a copy. Give each program an "
-                "outbox of its own"
+                "outbox of its own",
             )
 
     def _index(self, one: RegistrationRecord) -> None:
@@ -340,9 +350,9 @@ class OutboxFile:
             name = getattr(error, "sqlite_errorname", "") or ""
             if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
                 message = f"{self.path} is damaged: {error}; move it away, its waits are still at the daemon"
-                raise OutboxDamaged(message) from error
+                raise OutboxError(OutboxReason.DAMAGED, message) from error
             message = f"{self.path} cannot be written: {error} ({name}); nothing was registered"
-            raise OutboxUnwritable(message) from error
+            raise OutboxError(OutboxReason.UNWRITABLE, message) from error
         except BaseException:
             self._drop_database()
             raise
@@ -364,13 +374,15 @@ class LockFile:
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise OutboxUnwritable(f"{of}: {error}") from error
+            raise OutboxError(OutboxReason.UNWRITABLE, f"{of}: {error}") from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             holder = os.pread(self._descriptor, 20, 0).decode("ascii", "replace") or "unknown"
             self.close()
-            raise OutboxInUse(f"{of} is in use by process {holder}; each client needs an outbox of its own") from error
+            raise OutboxError(
+                OutboxReason.IN_USE, f"{of} is in use by process {holder}; each client needs an outbox of its own"
+            ) from error
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
 

@@ -24,7 +24,7 @@ from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client.argument_checks import checked_type
 from purgatory_client.batches import Entry, WaitBatch
-from purgatory_client.errors import InvalidRequest, OutboxUnwritable, PurgatoryClientError
+from purgatory_client.errors import InvalidRequest, OutboxError, OutboxReason, PurgatoryClientError
 from purgatory_client.outbox.outbox_file import (
     ConfirmationRecord,
     OpeningRecord,
@@ -140,7 +140,8 @@ class OutboxGate:
     async def close(self) -> None:
         """Write the remaining records and release the file.
 
-        Raises OutboxUnwritable if a confirmation could not be written; the next client will recover its wait once more.
+        Raises OutboxError (UNWRITABLE) if a confirmation could not be written; the next client will recover its wait once
+        more.
         """
         if self._loaded:
             self._stage()
@@ -168,7 +169,7 @@ class OutboxGate:
         """Write an opening or results to the file; the session gets the message after that.
 
         Once the connection has failed, no more of its messages are written: the daemon sends them again over the next
-        one. Raises OutboxCopied for results that belong to another program's waits.
+        one. Raises OutboxError (COPIED) for results that belong to another program's waits.
         """
         assert self._failure is not None, "a message without a connection"
         if self._failure.done():
@@ -232,7 +233,7 @@ class OutboxGate:
         assert self._failure is not None, "a message without a connection"
         if self._failure.done():
             return
-        if isinstance(error, OutboxUnwritable):
+        if isinstance(error, OutboxError) and error.reason is OutboxReason.UNWRITABLE:
             self._failure.set_result(str(error))
             return
         if error is not None:

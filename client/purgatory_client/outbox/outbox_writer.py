@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from purgatory_client.errors import OutboxError, PurgatoryClientError
+from purgatory_client.errors import OutboxError, OutboxReason, PurgatoryClientError
 from purgatory_client.outbox.outbox_file import ConfirmationRecord, OutboxFile, Record
 
 Done = Callable[[Sequence[Record], PurgatoryClientError | None], None]
@@ -75,5 +75,5 @@ class OutboxWriter:
         except PurgatoryClientError as error:
             return error
         except Exception as error:  # noqa: BLE001 - callers that wait for this commit must hear of it
-            return OutboxError(f"writing to {self.file.path} failed: {error!r}")
+            return OutboxError(OutboxReason.FAILED, f"writing to {self.file.path} failed: {error!r}")
         return None

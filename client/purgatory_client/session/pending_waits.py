@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 
 from purgatory_client.batches import Entry, WaitBatch
-from purgatory_client.errors import OutboxCopied, PurgatoryClientError, Unavailable
+from purgatory_client.errors import OutboxError, OutboxReason, PurgatoryClientError, Unavailable
 from purgatory_client.results import Outcome, Result, ResultColumns
 from purgatory_client.waits import Wait
 from purgatory_client.wire import sizes
@@ -138,7 +138,7 @@ class PendingWaits:
         return count
 
     def check_names(self, arrived: ResultsArrived) -> None:
-        """Raise OutboxCopied if a result has other partitions or keys than the wait with its id."""
+        """Raise OutboxError (COPIED) if a result has other partitions or keys than the wait with its id."""
         columns, starts = arrived.columns, arrived.starts
         for place, operation_id in enumerate(arrived.operation_ids):
             entry = self._entries.get(operation_id) or self._find_batch(operation_id)
@@ -147,9 +147,10 @@ class PendingWaits:
             names = [columns.names[index] for index in columns.item_indexes[starts[place] : starts[place + 1]]]
             own = entry.names if isinstance(entry, Wait) else entry.names_of(operation_id - entry.operation_id)
             if names != own:
-                raise OutboxCopied(
+                raise OutboxError(
+                    OutboxReason.COPIED,
                     f"the result of operation {operation_id} has other partitions or keys than the wait: another "
-                    "program uses a copy of this outbox. Give each program an outbox of its own"
+                    "program uses a copy of this outbox. Give each program an outbox of its own",
                 )
 
     def refuse(self, operation_ids: Iterable[int], error: PurgatoryClientError, ended: list[Ended]) -> None:

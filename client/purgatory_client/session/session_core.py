@@ -243,7 +243,7 @@ class SessionCore:
         return ended
 
     def check_names(self, batch: wire.ResultBatch) -> None:
-        """Raise OutboxCopied if a result has other partitions or keys than the wait with its id."""
+        """Raise OutboxError (COPIED) if a result has other partitions or keys than the wait with its id."""
         for arrived in arrived_batch(batch):
             self._table.check_names(arrived)
 

@@ -27,6 +27,7 @@ from purgatory_client.errors import (
     ClientClosed,
     OperationIdInUse,
     OutboxError,
+    OutboxReason,
     ProtocolError,
     PurgatoryClientError,
     SessionClosed,
@@ -173,7 +174,7 @@ class SessionDriver:
     def outbox(self) -> "OutboxGate":
         """The outbox, with its file loaded. Raises OutboxError if the client has none."""
         if self._outbox is None:
-            raise OutboxError("this client has no outbox; create it with outbox=PATH")
+            raise OutboxError(OutboxReason.MISSING, "this client has no outbox; create it with outbox=PATH")
         if self._closed is not None:
             raise self._closed
         self._outbox.load()

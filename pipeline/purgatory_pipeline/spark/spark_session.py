@@ -15,7 +15,7 @@ from typing import Final
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from purgatory_pipeline.errors import JavaMissing, SettingInvalid
+from purgatory_pipeline.errors import PipelineError
 
 JAVA_MIN: Final = 17
 INSTALL_JAVA: Final = (
@@ -74,34 +74,34 @@ _started = False
 
 
 def java_version() -> int:
-    """The major version of the Java that Spark would start. Raises `JavaMissing`, which says what to install."""
+    """The major version of the Java that Spark would start. Raises `PipelineError`, which says what to install."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else "java"
     if shutil.which(java) is None:
-        raise JavaMissing(f"no Java found ({java}). {INSTALL_JAVA}")
+        raise PipelineError(f"no Java found ({java}). {INSTALL_JAVA}")
     said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr.strip()  # noqa: S603
     version = re.search(r'version "(?:1\.)?(\d+)', said)
     if version is None:
-        raise JavaMissing(f"{java} is not a working Java ({said.partition(chr(10))[0]}). {INSTALL_JAVA}")
+        raise PipelineError(f"{java} is not a working Java ({said.partition(chr(10))[0]}). {INSTALL_JAVA}")
     if int(version[1]) < JAVA_MIN:
-        raise JavaMissing(f"{java} is Java {version[1]}. {INSTALL_JAVA}")
+        raise PipelineError(f"{java} is Java {version[1]}. {INSTALL_JAVA}")
     return int(version[1])
 
 
 def pass_settings(master: str | None, settings: Sequence[str]) -> None:
     """Passes `--master` and `--conf NAME=VALUE` to the session, before it is started.
 
-    Raises `SettingInvalid` for anything else, and under spark-submit, which takes these options itself.
+    Raises `PipelineError` for anything else, and under spark-submit, which takes these options itself.
     """
     if not master and not settings:
         return
     if started_by_spark():
-        raise SettingInvalid("spark-submit takes --master and --conf: put them before the script")
+        raise PipelineError("spark-submit takes --master and --conf: put them before the script")
     words = ["--master", master] if master else []
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not name.startswith("spark.") or not equals:
-            raise SettingInvalid(f"--conf {setting}: not a Spark setting; expected spark.NAME=VALUE")
+            raise PipelineError(f"--conf {setting}: not a Spark setting; expected spark.NAME=VALUE")
         if name == _PYTHON_SETTING:  # Spark itself looks at it in spark-submit only
             os.environ["PYSPARK_PYTHON"] = value
         words += ["--conf", setting]
@@ -119,7 +119,7 @@ def spark_session(name: str, *, rows: int | None = None) -> SparkSession:
 
     `rows`, if known, is the number of rows to read: for few, nothing is compiled that would pay only later.
 
-    Raises `JavaMissing`.
+    Raises `PipelineError`.
     """
     global _started  # noqa: PLW0603 -- a program has one session
     running = SparkSession.getActiveSession()

@@ -10,6 +10,7 @@ from purgatory_client import AsyncClient, Client, Outcome, Ticket, batches, erro
 from purgatory_client.batches import WaitBatch, partition_columns
 from purgatory_client.batches import fetch as fetch_many
 from purgatory_client.batches import signal as signal_many
+from purgatory_client.errors import OutboxReason
 from purgatory_client.outbox import outbox_file
 from purgatory_client.outbox.outbox_file import OpeningRecord, OutboxFile
 from purgatory_client.results import OperationKind
@@ -18,6 +19,7 @@ from purgatory_client.wire.decode_waits import wait_of
 from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
 
 from purgatory.v1 import operation_pb2
+from tests.client.outbox.outbox_errors import outbox_error
 from tests.client.outbox.test_outbox_file import limit_pages
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import eventually, until_pending
@@ -161,16 +163,16 @@ async def test_a_refused_wait_raises_until_it_is_confirmed(shared_daemon: Daemon
 async def test_what_cannot_be_written_is_refused_and_nothing_else(
     shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path
 ) -> None:
-    """On a full disk a registration raises OutboxUnwritable; results arrive once there is space, and none is lost."""
+    """On a full disk a registration raises OutboxError (UNWRITABLE); results arrive once there is space, and none is lost."""
     async with AsyncClient(shared_daemon.address, outbox=tmp_path / "o.db") as kept:
         ticket = await kept.submit(waits.produce({"p-1": 1}, timeout=LONG), "before")
         file = kept._session.outbox()._writer.file
         limit_pages(file)
         big = batch_of(*range(1, 100_001))
-        with pytest.raises(errors.OutboxUnwritable, match="nothing was registered"):
+        with outbox_error(OutboxReason.UNWRITABLE, match="nothing was registered"):
             await kept.submit_many(big, "too big")
         limit_pages(file)
-        with pytest.raises(errors.OutboxUnwritable):
+        with outbox_error(OutboxReason.UNWRITABLE):
             await kept.produce_many(["p-1"], offsets=list(range(1, 100_001)))
         assert kept.pending == 1
         await client.advance("p-1", high_watermark=1)
@@ -207,9 +209,9 @@ async def test_an_older_copy_of_the_file_is_refused(shared_daemon: DaemonProcess
         assert (await second.produce({"never-1": 1}, timeout=0.001)).outcome is Outcome.EXPIRED
     async with AsyncClient(shared_daemon.address, outbox=tmp_path / "copy.db") as old:
         ticket = await old.submit(waits.produce({"p-1": 1}, timeout=LONG))
-        with pytest.raises(errors.OutboxCopied, match="older copy"):
+        with outbox_error(OutboxReason.COPIED, match="older copy"):
             await old.result(ticket)
-        with pytest.raises(errors.OutboxCopied, match="older copy"):
+        with outbox_error(OutboxReason.COPIED, match="older copy"):
             await old.produce({"p-1": 1})
 
 
@@ -230,7 +232,7 @@ async def copied_offline(path: Path, copy: Path, address: str) -> None:
 async def test_of_two_copies_the_second_is_refused(
     shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path, names: tuple[str, str]
 ) -> None:
-    """Both copies registered a wait while offline. The second one to connect raises OutboxCopied for all its waits
+    """Both copies registered a wait while offline. The second one to connect raises OutboxError (COPIED) for all its waits
     and acknowledges nothing: the first one collects its result afterwards.
     """
     first, second = (tmp_path / f"{name}.db" for name in names)
@@ -241,7 +243,7 @@ async def test_of_two_copies_the_second_is_refused(
     await client.advance(f"{names[0]}-1", high_watermark=1)
     async with AsyncClient(shared_daemon.address, outbox=second) as refused:
         for ticket in await refused.recovered():
-            with pytest.raises(errors.OutboxCopied):
+            with outbox_error(OutboxReason.COPIED):
                 await refused.result(ticket)
     async with AsyncClient(shared_daemon.address, outbox=first) as kept:
         both, own = await kept.recovered()
@@ -253,7 +255,7 @@ async def test_of_two_copies_the_second_is_refused(
 async def test_a_result_of_other_names_is_not_accepted(
     shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If two copies ever use the same id, the result of one is not given to the other: it raises OutboxCopied, and
+    """If two copies ever use the same id, the result of one is not given to the other: it raises OutboxError (COPIED), and
     the result is neither stored nor acknowledged.
     """
     monkeypatch.setattr(outbox_file, "IDS_SKIPPED_MAX", 1)
@@ -266,7 +268,7 @@ async def test_a_result_of_other_names_is_not_accepted(
     await client.advance("first-1", high_watermark=1)
     async with AsyncClient(shared_daemon.address, outbox=second) as refused:
         _, own = await refused.recovered()
-        with pytest.raises(errors.OutboxCopied, match="other partitions or keys"):
+        with outbox_error(OutboxReason.COPIED, match="other partitions or keys"):
             await refused.result(own)
     with closing(OutboxFile(second)) as file:
         assert (len(file.registrations()), file.results()) == (2, [])
@@ -303,7 +305,7 @@ async def test_a_connection_that_breaks_changes_nothing(
     file = OutboxFile(path)
     assert (file.registrations(), file.results()) == ([], [])
     file.commit([OpeningRecord(file.incarnation, 30)])  # the highest id that it assigned
-    with pytest.raises(errors.OutboxCopied):
+    with outbox_error(OutboxReason.COPIED):
         file.commit([OpeningRecord(file.incarnation, 31)])
     file.close()
 
@@ -329,7 +331,7 @@ def test_the_blocking_client_has_an_outbox_too(shared_daemon: DaemonProcess, tmp
     path = tmp_path / "o.db"
     with Client(shared_daemon.address, outbox=path) as kept:
         kept.submit(waits.produce({"never-1": 5}, timeout=0.001), "first")
-        with pytest.raises(errors.OutboxInUse):
+        with outbox_error(OutboxReason.IN_USE):
             Client(shared_daemon.address, outbox=path)
     with Client(shared_daemon.address, outbox=path) as again:
         (ticket,) = again.recovered()

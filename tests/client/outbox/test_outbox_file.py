@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from purgatory_client.errors import OutboxCopied, OutboxDamaged, OutboxInUse, OutboxTooNew, OutboxUnwritable
+from purgatory_client.errors import OutboxReason
 from purgatory_client.outbox import outbox_file
 from purgatory_client.outbox.outbox_file import (
     ConfirmationRecord,
@@ -26,6 +26,7 @@ from purgatory_client.outbox.outbox_file import (
 )
 
 from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.client.outbox.outbox_errors import outbox_error
 from tests.client.test_blocking import environment
 
 
@@ -40,11 +41,11 @@ def arrived(*operation_ids: int) -> ResultsRecord:
 
 
 def test_a_second_client_is_told_who_has_the_file(tmp_path: Path) -> None:
-    """A second client, in this process or another, raises OutboxInUse with the process id; a killed owner leaves no
+    """A second client, in this process or another, fails with the process id; a killed owner leaves no
     lock.
     """
     file = OutboxFile(tmp_path / "o.db")
-    with pytest.raises(OutboxInUse, match=f"in use by process {os.getpid()}"):
+    with outbox_error(OutboxReason.IN_USE, match=f"in use by process {os.getpid()}"):
         OutboxFile(tmp_path / "o.db")
     file.close()
     code = "import sys; from purgatory_client.outbox.outbox_file import OutboxFile; file = OutboxFile(sys.argv[1])"
@@ -57,17 +58,17 @@ def test_a_second_client_is_told_who_has_the_file(tmp_path: Path) -> None:
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "up\n"
-        with pytest.raises(OutboxInUse, match=f"in use by process {holder.pid}"):
+        with outbox_error(OutboxReason.IN_USE, match=f"in use by process {holder.pid}"):
             OutboxFile(tmp_path / "o.db")
         holder.kill()
     OutboxFile(tmp_path / "o.db").close()
 
 
 def test_a_file_that_is_no_outbox_is_refused(tmp_path: Path) -> None:
-    """Text, another program's SQLite file, or a missing session: OutboxDamaged, and the file is not changed."""
+    """Text, another program's SQLite file, or a missing session: OutboxError (DAMAGED), and the file is not changed."""
     text = tmp_path / "text.db"
     text.write_text("not a database, and long enough to be looked at as one" * 100)
-    with pytest.raises(OutboxDamaged, match="damaged"):
+    with outbox_error(OutboxReason.DAMAGED, match="damaged"):
         OutboxFile(text)
     assert text.read_text().startswith("not a database")
     for version in (0, 1):
@@ -75,14 +76,14 @@ def test_a_file_that_is_no_outbox_is_refused(tmp_path: Path) -> None:
         with sqlite3.connect(other) as database:
             database.executescript(f"CREATE TABLE t (a); PRAGMA user_version = {version}")
         database.close()
-        with pytest.raises(OutboxDamaged, match="not an outbox"):
+        with outbox_error(OutboxReason.DAMAGED, match="not an outbox"):
             OutboxFile(other)
     empty = tmp_path / "empty.db"
     OutboxFile(empty).close()
     with sqlite3.connect(empty) as database:
         database.execute("DELETE FROM session")
     database.close()
-    with pytest.raises(OutboxDamaged, match="0 sessions"):
+    with outbox_error(OutboxReason.DAMAGED, match="0 sessions"):
         OutboxFile(empty)
 
 
@@ -95,24 +96,24 @@ def test_a_file_that_is_no_outbox_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_row_that_is_not_as_written_is_named(tmp_path: Path, statement: str, what: str) -> None:
-    """A changed row raises OutboxDamaged and is named."""
+    """A changed row raises OutboxError (DAMAGED) and is named."""
     file = OutboxFile(tmp_path / "o.db")
     file.commit([registration(1), registration(2), arrived(1)])
     file.close()
     with sqlite3.connect(tmp_path / "o.db") as database:
         database.execute(statement)
     database.close()
-    with pytest.raises(OutboxDamaged, match=what):
+    with outbox_error(OutboxReason.DAMAGED, match=what):
         OutboxFile(tmp_path / "o.db")
 
 
 def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    """A newer version raises OutboxTooNew with both versions."""
+    """A newer version raises OutboxError (TOO_NEW) with both versions."""
     OutboxFile(tmp_path / "o.db").close()
     with sqlite3.connect(tmp_path / "o.db") as database:
         database.execute("PRAGMA user_version = 7")
     database.close()
-    with pytest.raises(OutboxTooNew, match="version 7, this client knows up to 1"):
+    with outbox_error(OutboxReason.TOO_NEW, match="version 7, this client knows up to 1"):
         OutboxFile(tmp_path / "o.db")
 
 
@@ -124,7 +125,7 @@ def test_an_incarnation_that_others_made_is_refused(tmp_path: Path) -> None:
         file.commit([registration(1)])
         for incarnation, highest in (("a", 0), ("a", 1), ("b", 0), ("b", 1)):
             file.commit([OpeningRecord(incarnation, highest)])
-        with pytest.raises(OutboxCopied):
+        with outbox_error(OutboxReason.COPIED):
             file.commit([OpeningRecord("c", 1)])
         assert file.registrations() == [registration(1)]
         assert file.incarnation == "b"
@@ -136,8 +137,8 @@ def limit_pages(file: OutboxFile, pages: int = 20) -> None:
 
 
 def test_a_folder_that_is_not_there_is_unwritable(tmp_path: Path) -> None:
-    """A missing folder raises OutboxUnwritable, not a plain OSError."""
-    with pytest.raises(OutboxUnwritable, match="No such file"):
+    """A missing folder raises OutboxError (UNWRITABLE), not a plain OSError."""
+    with outbox_error(OutboxReason.UNWRITABLE, match="No such file"):
         OutboxFile(tmp_path / "nowhere" / "o.db")
 
 
@@ -171,7 +172,7 @@ class OutboxFileMachine(RuleBasedStateMachine):
         """Commit, possibly on a full disk. Returns whether the records were written."""
         if full:
             limit_pages(self.file)
-            with pytest.raises(OutboxUnwritable):
+            with outbox_error(OutboxReason.UNWRITABLE):
                 self.file.commit([*items, registration(10**6, size=1_000_000)])
             self.next_id = self.stored_next_id
             return False
@@ -245,7 +246,7 @@ class OutboxFileMachine(RuleBasedStateMachine):
             self.commit([OpeningRecord("a", highest)], full=False)
             return
         self.next_id = self.stored_next_id
-        with pytest.raises(OutboxCopied, match=f"operation {highest} "):
+        with outbox_error(OutboxReason.COPIED, match=f"operation {highest} "):
             self.file.commit([OpeningRecord("a", highest)])
 
     @invariant()

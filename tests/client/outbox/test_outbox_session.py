@@ -1,13 +1,13 @@
 """The session with an outbox, without daemon and file: what is sent, withdrawn, and refused as a whole."""
 
-import pytest
 from purgatory_client import waits
 from purgatory_client.batches import partition_columns
-from purgatory_client.errors import LimitExceeded, OutboxCopied
+from purgatory_client.errors import LimitExceeded, OutboxReason
 from purgatory_client.results import OperationKind
 from purgatory_client.session.session_core import SessionCore
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2
+from tests.client.outbox.outbox_errors import outbox_error
 from tests.client.session.test_session import submit
 from tests.client.session.wire_script import many, opened, registered, results, sent
 
@@ -81,7 +81,7 @@ def test_names_of_results_are_compared() -> None:
     core.stage()
     core.check_names(results(1, [1, 2, 3, 4, 99]).results)
     for foreign in (5, 6):
-        with pytest.raises(OutboxCopied, match=f"operation {foreign} "):
+        with outbox_error(OutboxReason.COPIED, match=f"operation {foreign} "):
             core.check_names(results(1, [1, foreign]).results)
     refused = purgatory_service_pb2.ResultBatch()
     refused.rows.results.add(operation_id=6, kind=4, outcome=6)
@@ -90,5 +90,5 @@ def test_names_of_results_are_compared() -> None:
     signalled.rows.results.add(operation_id=6, kind=4, outcome=1).partitions.add(key="k")
     core.check_names(signalled)
     signalled.rows.results[0].partitions[0].key = "j"
-    with pytest.raises(OutboxCopied, match="operation 6 "):
+    with outbox_error(OutboxReason.COPIED, match="operation 6 "):
         core.check_names(signalled)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from purgatory_pipeline.analytics.archive.catalog import find_archive
-from purgatory_pipeline.analytics.archive.footer import ArchiveFile, open_parquet, read_footer
-from purgatory_pipeline.analytics.archive.location import open_location
+from purgatory_pipeline.archive.catalog import find_archive
+from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet, read_footer
+from purgatory_pipeline.location import open_location
 from pyspark.sql import SparkSession
 
 from purgatory.extensions.archive import layout, schema

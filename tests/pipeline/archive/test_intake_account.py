@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from purgatory_pipeline.analytics.archive import accounting, survey, unmatched_operations
-from purgatory_pipeline.analytics.archive import intake_account as names
-from purgatory_pipeline.analytics.archive.accounting import account
-from purgatory_pipeline.analytics.archive.catalog import find_archive
-from purgatory_pipeline.analytics.archive.daemon_runs import read_runs
-from purgatory_pipeline.analytics.archive.findings import missing_files
-from purgatory_pipeline.analytics.archive.intake_account import IntakeAccount
+from purgatory_pipeline.archive import accounting, survey, unmatched_operations
+from purgatory_pipeline.archive import intake_account as names
+from purgatory_pipeline.archive.accounting import account
+from purgatory_pipeline.archive.catalog import find_archive
+from purgatory_pipeline.archive.daemon_runs import read_runs
+from purgatory_pipeline.archive.intake_account import IntakeAccount, missing_files
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.notebook import report
 from purgatory_pipeline.spark.spark_session import SMALL_ROWS

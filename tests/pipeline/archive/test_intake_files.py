@@ -8,8 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from purgatory_pipeline.analytics.archive import footer, location
-from purgatory_pipeline.analytics.archive.catalog import ArchiveCatalog, find_archive
+from purgatory_pipeline import location
+from purgatory_pipeline.archive import footer
+from purgatory_pipeline.archive.catalog import ArchiveCatalog, find_archive
 from purgatory_pipeline.errors import ArchiveUnusable
 
 from purgatory.extensions.archive import layout, schema

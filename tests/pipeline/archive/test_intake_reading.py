@@ -4,7 +4,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from purgatory_pipeline.analytics.archive.catalog import find_archive, spark_schema
+from purgatory_pipeline.archive.catalog import find_archive, spark_schema
 from pyspark.sql import SparkSession
 
 from purgatory.extensions.archive import schema

@@ -19,8 +19,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from purgatory_client import Client
 from purgatory_client.batches import produce
+from purgatory_pipeline.datasource import PurgatoryDataSource
 from purgatory_pipeline.spark.spark_session import spark_session
-from purgatory_pipeline.streaming.datasource import PurgatoryDataSource
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 

@@ -7,8 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from purgatory_client import Client, Outcome
-from purgatory_pipeline.streaming.datasource.daemon_options import DaemonOptions
-from purgatory_pipeline.streaming.datasource.daemon_writer import DaemonWriter, RowsUnusable
+from purgatory_pipeline.datasource.daemon_options import DaemonOptions
+from purgatory_pipeline.datasource.daemon_writer import DaemonWriter
+from purgatory_pipeline.errors import PipelineError
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -78,7 +79,7 @@ def test_ids_below_those_of_an_earlier_micro_batch_are_an_error(daemon: RunningD
     write(daemon, waits(10, 11))
     for ids in [(5, 6), (5, 12), (12, 10)]:
         others = [row | {"session_id": "r"} for row in waits(1)]
-        with pytest.raises(RowsUnusable, match=rf"session s: operation ids \[{min(ids)}\b.*not above 11"):
+        with pytest.raises(PipelineError, match=rf"session s: operation ids \[{min(ids)}\b.*not above 11"):
             write(daemon, waits(*ids), others)
     assert pending_ids(daemon.client) == [10, 11]
 
@@ -87,7 +88,7 @@ def test_an_operation_split_over_two_micro_batches_is_an_error(daemon: RunningDa
     """It would be registered with the first item only, and the rest ignored as known."""
     first, second = waits(1, items=2)
     for part in ([first], [second], [first, first], [first, second, second]):
-        with pytest.raises(RowsUnusable, match="operation 1: item"):
+        with pytest.raises(PipelineError, match="operation 1: item"):
             write(daemon, part, waits(2))
     assert pending_ids(daemon.client) == []
     write(daemon, [second], [first])
@@ -104,7 +105,7 @@ def test_a_bad_registration_stops_its_micro_batch(daemon: RunningDaemon) -> None
         ({"kind": "nonsense"}, "kind: nonsense; allowed: produce"),
     ]
     for columns, message in cases:
-        with pytest.raises(RowsUnusable, match=message):
+        with pytest.raises(PipelineError, match=message):
             write(daemon, waits(1, 2), [waits(3)[0] | columns])
     assert pending_ids(daemon.client) == []
 
@@ -156,7 +157,7 @@ def test_repeated_events_change_nothing(daemon: RunningDaemon) -> None:
 def test_events_that_a_repetition_would_apply_twice_are_refused(daemon: RunningDaemon) -> None:
     """Everything but marks that only rise, with the types that are allowed; nothing of the micro-batch is sent."""
     for name in [*NOT_RISING, "nonsense"]:
-        with pytest.raises(RowsUnusable, match=f"type: {name}; allowed: {', '.join(RISING)}"):
+        with pytest.raises(PipelineError, match=f"type: {name}; allowed: {', '.join(RISING)}"):
             write(daemon, [event(1, "high_watermark", 5)], [event(2, name, None)])
     assert list(daemon.client.partitions()) == []
 
@@ -164,11 +165,11 @@ def test_events_that_a_repetition_would_apply_twice_are_refused(daemon: RunningD
 def test_events_without_a_time_are_refused(daemon: RunningDaemon) -> None:
     """Their order would depend on how Spark spread them over tasks. Text is not a time: it need not sort by time."""
     late, early = event(2, "high_watermark", 5), event(1, "high_watermark", 4)
-    with pytest.raises(RowsUnusable, match="at: null in 1 of 2 events"):
+    with pytest.raises(PipelineError, match="at: null in 1 of 2 events"):
         write(daemon, [late], [early | {"at": None}])
-    with pytest.raises(RowsUnusable, match="column at is missing"):
+    with pytest.raises(PipelineError, match="column at is missing"):
         write(daemon, [{name: value for name, value in late.items() if name != "at"}])
-    with pytest.raises(RowsUnusable, match="column at is a string"):
+    with pytest.raises(PipelineError, match="column at is a string"):
         write(daemon, [late | {"at": "2026-11-25T00:00:00Z"}])
     assert list(daemon.client.partitions()) == []
 
@@ -177,5 +178,5 @@ def test_events_without_a_time_are_refused(daemon: RunningDaemon) -> None:
 def test_a_frame_must_be_of_events_or_of_registrations(columns: tuple[str, ...]) -> None:
     """The columns decide, before the query starts."""
     schema = StructType([StructField(name, StringType()) for name in columns])
-    with pytest.raises(RowsUnusable, match="`type`, or registrations with a column `kind`"):
+    with pytest.raises(PipelineError, match="`type`, or registrations with a column `kind`"):
         DaemonWriter(DaemonOptions.of({}), schema)

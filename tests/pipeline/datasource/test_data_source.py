@@ -11,10 +11,11 @@ import pyarrow.parquet
 import pytest
 from purgatory_client import Client, Outcome
 from purgatory_client.batches import produce
-from purgatory_pipeline.streaming.datasource import PurgatoryDataSource
-from purgatory_pipeline.streaming.datasource.daemon_options import DaemonOptionInvalid, DaemonOptions
-from purgatory_pipeline.streaming.datasource.daemon_writer import event_of, operation_of
-from purgatory_pipeline.streaming.datasource.result_rows import rows_of
+from purgatory_pipeline.datasource import PurgatoryDataSource
+from purgatory_pipeline.datasource.daemon_options import DaemonOptions
+from purgatory_pipeline.datasource.daemon_writer import event_of, operation_of
+from purgatory_pipeline.datasource.session_results import rows_of
+from purgatory_pipeline.errors import PipelineError
 from pyspark.errors import StreamingQueryException, UnsupportedOperationException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -340,6 +341,6 @@ def test_a_message_of_the_wire_becomes_rows() -> None:
 def test_options_that_make_no_sense_are_named() -> None:
     """Before anything is connected."""
     for text in ("many", "0", "1_0", "\u0663"):
-        with pytest.raises(DaemonOptionInvalid, match=f"maxRows: {text}"):
+        with pytest.raises(PipelineError, match=f"maxRows: {text}"):
             DaemonOptions.of({"maxRows": text})
     assert DaemonOptions.of({"session": "a, b,"}).sessions == ("a", "b")

@@ -3,14 +3,10 @@
 import pytest
 from purgatory_client import Client
 from purgatory_client.batches import produce
-from purgatory_pipeline.streaming.datasource import session_results
-from purgatory_pipeline.streaming.datasource.daemon_options import DaemonOptions
-from purgatory_pipeline.streaming.datasource.session_results import (
-    BEGINNING,
-    ResultsLost,
-    SessionOffset,
-    SessionResults,
-)
+from purgatory_pipeline.datasource import session_results
+from purgatory_pipeline.datasource.daemon_options import DaemonOptions
+from purgatory_pipeline.datasource.session_results import BEGINNING, SessionOffset, SessionResults
+from purgatory_pipeline.errors import PipelineError
 
 from purgatory.testing import daemon_in_process
 
@@ -30,7 +26,7 @@ def test_a_daemon_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatc
     """The error has the time waited and the status of the last call."""
     monkeypatch.setattr(session_results, "WAIT_S", 1.0)
     reader = SessionResults(options("127.0.0.1:1"), "s", BEGINNING)
-    with pytest.raises(ResultsLost, match=r"session s at 127\.0\.0\.1:1: not opened within 1 s \(UNAVAILABLE"):
+    with pytest.raises(PipelineError, match=r"session s at 127\.0\.0\.1:1: not opened within 1 s \(UNAVAILABLE"):
         reader.newest_at_opening()
     reader.close()
 
@@ -41,7 +37,7 @@ def test_a_session_has_one_reader() -> None:
         first = SessionResults(options(daemon.address), "s", BEGINNING)
         assert first.newest_at_opening() == 0
         second = SessionResults(options(daemon.address), "s", BEGINNING)
-        with pytest.raises(ResultsLost, match="another reader has opened it"):
+        with pytest.raises(PipelineError, match="another reader has opened it"):
             first.rows(0, SessionOffset(incarnation=first.incarnation, sequence=1))
         assert second.newest_at_opening() == 0
         first.close()

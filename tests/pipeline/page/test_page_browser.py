@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
-from purgatory_pipeline.analytics.page import wording
-from purgatory_pipeline.analytics.replay.page.replay_page import write_replay_page
-from purgatory_pipeline.analytics.report.page.report_page import write_page
+from purgatory_pipeline.page import wording
+from purgatory_pipeline.replay.replay_page import write_replay_page
+from purgatory_pipeline.report.report_page import write_page
 
 from tests.pipeline.page.browser import PHONE, WIDE, chromium_path, opened, running_browser
 from tests.pipeline.replay import replay_frames

@@ -12,18 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
-from purgatory_pipeline.analytics.page import document, wording
-from purgatory_pipeline.analytics.page.parts import (
-    Finding,
-    Grid,
-    Headline,
-    LegendEntry,
-    Page,
-    PageTable,
-    Plot,
-    Section,
-    columns,
-)
+from purgatory_pipeline.page import document, wording
+from purgatory_pipeline.page.parts import Finding, Grid, Headline, LegendEntry, Page, PageTable, Plot, Section, columns
 
 HOSTILE = "</script><script>alert(1)</script>"
 TABLE_TAGS = {"figure", "figcaption", "div", "table", "thead", "tbody", "tr", "th", "td", "code", "bdi"}

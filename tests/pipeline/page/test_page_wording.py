@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
-from purgatory_pipeline.analytics.page import wording
+from purgatory_pipeline.page import wording
 
 NBSP = "\u00a0"
 DASH = "\u2013"

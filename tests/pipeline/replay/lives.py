@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-from purgatory_pipeline.analytics.archive.catalog import find_archive
-from purgatory_pipeline.analytics.replay.load.run_files import RunContext, find_runs
+from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.engine_rows.arrow_chunks import chunk_of
 from purgatory_pipeline.engine_rows.row_chunk import TABLES, RowChunk
+from purgatory_pipeline.replay.run_files import RunContext, find_runs
 
 from purgatory.extensions.archive import schema
 from tests.archive.archive_life import Life

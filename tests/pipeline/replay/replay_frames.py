@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pandas as pd
-from purgatory_pipeline.analytics.replay.page.replay_page import ReplayInfo
+from purgatory_pipeline.replay.replay_page import ReplayInfo
 
 from tests.pipeline.report.report_frames import KINDS, TOPICS, expires, need_ms
 

@@ -3,10 +3,10 @@
 import pandas as pd
 import pytest
 from markupsafe import Markup
-from purgatory_pipeline.analytics.page import document, wording
-from purgatory_pipeline.analytics.page.parts import Grid, Page, PageTable, Section
-from purgatory_pipeline.analytics.replay.page.replay_charts import Policies
-from purgatory_pipeline.analytics.replay.page.replay_page import replay_page
+from purgatory_pipeline.page import document, wording
+from purgatory_pipeline.page.parts import Grid, Page, PageTable, Section
+from purgatory_pipeline.replay.replay_charts import Policies
+from purgatory_pipeline.replay.replay_page import replay_page
 
 from tests.pipeline.replay.replay_frames import OPERATIONS, SWEEP, replay_frames, replay_info
 

@@ -5,9 +5,9 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
-from purgatory_pipeline.analytics.replay.play.replay_sums import ReplaySums
-from purgatory_pipeline.analytics.replay.policy import Policy, parse_policy
-from purgatory_pipeline.analytics.replay.replay_task import ReplayPlan, replay_run
+from purgatory_pipeline.replay.policy import Policy, parse_policy
+from purgatory_pipeline.replay.replay_sums import ReplaySums
+from purgatory_pipeline.replay.replay_task import ReplayPlan, replay_run
 
 from purgatory.engine import codes
 from purgatory.engine.waiting.tables import Owner

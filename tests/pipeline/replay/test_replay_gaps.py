@@ -7,11 +7,11 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from purgatory_pipeline.analytics.archive.catalog import find_archive
-from purgatory_pipeline.analytics.replay.load.run_files import NEVER, find_runs
-from purgatory_pipeline.analytics.replay.policy import UNCHANGED, Policy, parse_policy
-from purgatory_pipeline.analytics.replay.replay_account import ReplayAccount
-from purgatory_pipeline.analytics.replay.replay_task import ReplayPlan, replay_runs
+from purgatory_pipeline.archive.catalog import find_archive
+from purgatory_pipeline.replay.policy import UNCHANGED, Policy, parse_policy
+from purgatory_pipeline.replay.replay_account import ReplayAccount
+from purgatory_pipeline.replay.replay_task import ReplayPlan, replay_runs
+from purgatory_pipeline.replay.run_files import NEVER, find_runs
 
 from purgatory.extensions.archive import schema
 from tests.pipeline.archive.histories import History, small_history, write_file

@@ -5,15 +5,14 @@ from itertools import chain
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory_pipeline.analytics.replay.divide.bin_packing import balanced, pack_bins
-from purgatory_pipeline.analytics.replay.divide.connections import ALL_KEYS, Connections
-from purgatory_pipeline.analytics.replay.load.call_windows import windows
-from purgatory_pipeline.analytics.replay.load.row_packing import pack, unpack
-from purgatory_pipeline.analytics.replay.play import replay_sums
-from purgatory_pipeline.analytics.replay.play.open_operations import find
+from purgatory_pipeline.engine_rows.engine_batches import complete_operations
 from purgatory_pipeline.engine_rows.integers import stable_order
-from purgatory_pipeline.engine_rows.registered_operations import complete_operations
 from purgatory_pipeline.engine_rows.row_chunk import RowChunk
+from purgatory_pipeline.replay import replay_sums
+from purgatory_pipeline.replay.call_windows import windows
+from purgatory_pipeline.replay.division import ALL_KEYS, Connections, balanced, pack_bins
+from purgatory_pipeline.replay.open_operations import find
+from purgatory_pipeline.replay.shuffle import pack, unpack
 
 from purgatory.extensions.archive.schema import EVENTS, OUTCOMES, REGISTRATIONS
 

@@ -6,15 +6,15 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from purgatory_pipeline.analytics.archive.catalog import find_archive
-from purgatory_pipeline.analytics.replay.divide.shuffle import IDLE_EVENTS
-from purgatory_pipeline.analytics.replay.load.run_files import find_runs
-from purgatory_pipeline.analytics.replay.policy import UNCHANGED, parse_policies
-from purgatory_pipeline.analytics.replay.replay_account import ReplayAccount
-from purgatory_pipeline.analytics.replay.result_frames import frames_of
-from purgatory_pipeline.analytics.replay.spark_jobs import grouped_runs, large_runs, replay_sums
+from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.cli import main
 from purgatory_pipeline.notebook import replay
+from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies
+from purgatory_pipeline.replay.replay_account import ReplayAccount
+from purgatory_pipeline.replay.result_frames import frames_of
+from purgatory_pipeline.replay.run_files import find_runs
+from purgatory_pipeline.replay.shuffle import IDLE_EVENTS
+from purgatory_pipeline.replay.spark_jobs import grouped_runs, large_runs, replay_sums
 from pyspark.sql import SparkSession
 
 from purgatory.extensions.archive import schema

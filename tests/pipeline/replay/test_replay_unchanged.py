@@ -6,16 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from purgatory_pipeline.analytics.replay.divide.bin_packing import BinAssignment, pack_bins
-from purgatory_pipeline.analytics.replay.divide.connections import Connections
-from purgatory_pipeline.analytics.replay.divide.shuffle import assign_bins
-from purgatory_pipeline.analytics.replay.load.call_windows import windows
-from purgatory_pipeline.analytics.replay.load.row_packing import pack, unpack
-from purgatory_pipeline.analytics.replay.load.run_files import RunContext
-from purgatory_pipeline.analytics.replay.play.replay_sums import CHANGES, EQUAL, ReplaySums
-from purgatory_pipeline.analytics.replay.play.run_replay import RunReplay
-from purgatory_pipeline.analytics.replay.policy import UNCHANGED
 from purgatory_pipeline.engine_rows.row_chunk import RowChunk
+from purgatory_pipeline.replay.call_windows import windows
+from purgatory_pipeline.replay.division import BinAssignment, Connections, pack_bins
+from purgatory_pipeline.replay.policy import UNCHANGED
+from purgatory_pipeline.replay.replay_sums import CHANGES, EQUAL, ReplaySums
+from purgatory_pipeline.replay.run_files import RunContext
+from purgatory_pipeline.replay.run_replay import RunReplay
+from purgatory_pipeline.replay.shuffle import assign_bins, pack, unpack
 
 from purgatory.extensions.archive import schema
 from tests.pipeline.replay.lives import chunks_of, record_life

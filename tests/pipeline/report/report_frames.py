@@ -12,7 +12,7 @@ from statistics import NormalDist
 from typing import Any
 
 import pandas as pd
-from purgatory_pipeline.analytics.report.report_tables import TABLES, WINDOWS, ReportInfo
+from purgatory_pipeline.report.report_tables import TABLES, WINDOWS, ReportInfo
 
 START = datetime(2026, 7, 1, tzinfo=UTC)
 WINDOW = timedelta(hours=1)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import Markup
-from purgatory_pipeline.analytics.page import document, wording
-from purgatory_pipeline.analytics.page.parts import Finding, Grid, Page, PageTable, Plot, Section
-from purgatory_pipeline.analytics.report.page import window_series
-from purgatory_pipeline.analytics.report.page.report_page import report_page
-from purgatory_pipeline.analytics.report.page.stragglers_section import straggler_finding
+from purgatory_pipeline.page import document, wording
+from purgatory_pipeline.page.parts import Finding, Grid, Page, PageTable, Plot, Section
+from purgatory_pipeline.report import window_sections
+from purgatory_pipeline.report.report_page import report_page
+from purgatory_pipeline.report.stragglers_section import straggler_finding
 
 from tests.pipeline.report import report_frames
 from tests.pipeline.report.report_frames import START, WINDOW
@@ -186,10 +186,10 @@ def test_merged_windows_keep_their_sums(counts: dict[tuple[int, str], int]) -> N
     rows = [
         report_frames.window(number, kind) | {"registered": registered} for (number, kind), registered in counts.items()
     ]
-    lines = window_series.timeline(pd.DataFrame(rows), 3_600_000)
+    lines = window_sections.timeline(pd.DataFrame(rows), 3_600_000)
     assert lines.frame["registered"].sum() == sum(counts.values())
     assert lines.total()["registered"].sum() == sum(counts.values())
-    assert len(lines.total()) <= window_series.POINTS_MAX
+    assert len(lines.total()) <= window_sections.POINTS_MAX
     assert len(set(lines.frame["until"] - lines.frame["at"])) == 1
     assert lines.span[0] <= START + min(number for number, _ in counts) * WINDOW
     assert lines.span[1] >= START + (max(number for number, _ in counts) + 1) * WINDOW
@@ -198,17 +198,17 @@ def test_merged_windows_keep_their_sums(counts: dict[tuple[int, str], int]) -> N
 def test_lines_break_where_a_window_is_missing() -> None:
     """A window without data is a gap in the line."""
     rows = pd.DataFrame([report_frames.window(number, "fetch") for number in (0, 1, 3)])
-    values = [row["value"] for row in window_series.timeline(rows, 3_600_000).lines("fetch", {"wait_p50_ms": "half"})]
+    values = [row["value"] for row in window_sections.timeline(rows, 3_600_000).lines("fetch", {"wait_p50_ms": "half"})]
     assert [wording.is_missing(value) for value in values] == [False, False, True, False]
 
 
 def test_bars_are_stacked() -> None:
     """Each bar begins at the top of the one below, and the last ends at the sum."""
-    rows = window_series.timeline(
+    rows = window_sections.timeline(
         pd.DataFrame([report_frames.window(33, kind) for kind in report_frames.KINDS]), 3_600_000
     )
     total = rows.total()
-    bars = window_series.stacked(total, {word: total[word] for word in window_series.OUTCOMES})
+    bars = window_sections.stacked(total, {word: total[word] for word in window_sections.OUTCOMES})
     assert [bar["low"] for bar in bars] == [0, *(bar["high"] for bar in bars[:-1])]
     assert bars[-1]["high"] == total["ended"].iloc[0]
 
@@ -226,7 +226,7 @@ def test_bars_are_stacked() -> None:
 )
 def test_lengths_of_windows_in_words(step_ms: int, words: str) -> None:
     """Windows are named in the largest unit that is exact."""
-    assert window_series.duration(step_ms).replace(wording.NBSP, " ") == words
+    assert window_sections.duration(step_ms).replace(wording.NBSP, " ") == words
 
 
 def test_findings_are_few() -> None:

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory_pipeline.analytics.report.quantiles import quantiles
-from purgatory_pipeline.analytics.report.stragglers import slow_produces, stragglers
+from purgatory_pipeline.report.estimates import quantiles
+from purgatory_pipeline.report.stragglers import slow_produces, stragglers
 
 COUNTED = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(1, 5)), max_size=40)
 """Group, value, and how many were counted of it."""

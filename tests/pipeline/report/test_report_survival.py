@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory_pipeline.analytics.report import survival
-from purgatory_pipeline.analytics.report.survival import Curve, estimate
+from purgatory_pipeline.report import estimates
+from purgatory_pipeline.report.estimates import Curve, estimate
 
 Ended = list[tuple[int, bool]]
 """Operations: how long each waited, and whether it was satisfied."""
@@ -49,7 +49,7 @@ def test_curve_is_the_textbooks(ended: Ended) -> None:
         elif share == 1:
             assert (curve.low[place], curve.high[place]) == (1, 1)
         else:
-            width = survival.Z * math.sqrt(greenwood) / abs(math.log(share))
+            width = estimates.Z * math.sqrt(greenwood) / abs(math.log(share))
             assert curve.low[place] == pytest.approx(float(share) ** math.exp(width), abs=1e-9)
             assert curve.high[place] == pytest.approx(float(share) ** math.exp(-width), abs=1e-9)
 

@@ -11,8 +11,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from purgatory_pipeline.analytics.report.command import report
-from purgatory_pipeline.analytics.report.report_tables import TABLES
+from purgatory_pipeline.report.command import report
+from purgatory_pipeline.report.report_tables import TABLES
 from pyspark.sql import SparkSession
 
 from bench.pipeline import report_sql

@@ -6,10 +6,10 @@ import random
 from collections.abc import Sequence
 
 import pyarrow as pa
-from purgatory_pipeline.streaming.stream.shard import shard_bytes
-from purgatory_pipeline.streaming.stream.shard.outcome_rows import OUTCOME_ROWS
-from purgatory_pipeline.streaming.stream.shard.shard import Shard
-from purgatory_pipeline.streaming.stream.shard.stream_rows import ROWS, hashes_of, shards_of
+from purgatory_pipeline.stream import shard_state
+from purgatory_pipeline.stream.outcome_rows import OUTCOME_ROWS
+from purgatory_pipeline.stream.shard import Shard
+from purgatory_pipeline.stream.stream_rows import ROWS, hashes_of, shards_of
 
 from purgatory.engine.codes import HIGH_WATERMARK, PRODUCE
 from tests.pipeline.stream.simulated_history import Outcome, Row, SimulatedHistory, outcomes_of
@@ -80,8 +80,8 @@ class Drive:
             self._found.append(played.outcomes)
             self.late += played.late.num_rows
             self.malformed += played.malformed.num_rows
-            octets = shard_bytes.to_bytes(shard)
-            self.shards[number] = shard_bytes.from_bytes(octets, self._delay_ms, number=number)
+            octets = shard_state.to_bytes(shard)
+            self.shards[number] = shard_state.from_bytes(octets, self._delay_ms, number=number)
 
     def _some_strays(self) -> list[Row]:
         """None, or some; an operation's row without the others, next to those of any other operation."""

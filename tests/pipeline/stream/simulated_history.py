@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
-from purgatory_pipeline.streaming.stream.shard.shard import LIMITS
+from purgatory_pipeline.stream.shard import LIMITS
 
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES

@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from purgatory_pipeline.streaming.stream.shard.stream_rows import ROWS
-from purgatory_pipeline.streaming.stream.wire_records import AT_MS_MAX
+from purgatory_pipeline.stream.stream_rows import ROWS
+from purgatory_pipeline.stream.wire_records import AT_MS_MAX
 
 from purgatory.engine.codes import EVENT_NAMES, KIND_NAMES
 from tests.pipeline.stream.simulated_history import Outcome, Row, outcomes_of

@@ -5,9 +5,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from purgatory_pipeline.streaming.stream.file_rows import file_packer
-from purgatory_pipeline.streaming.stream.payloads import unpacked
-from purgatory_pipeline.streaming.stream.wire_records import EVENT, MALFORMED
+from purgatory_pipeline.stream.payloads import file_packer, unpacked
+from purgatory_pipeline.stream.wire_records import EVENT, MALFORMED
 
 from tests.pipeline.stream.stream_folders import listed
 

@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
+from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.spark.spark_session import own_session
-from purgatory_pipeline.streaming.stream.stream_inputs import StreamInput, StreamUnusable
-from purgatory_pipeline.streaming.stream.stream_outputs import StreamOutput
-from purgatory_pipeline.streaming.stream.stream_query import StreamOptions, start_stream
-from purgatory_pipeline.streaming.stream.wire_records import EVENT, OPERATION
+from purgatory_pipeline.stream.endpoints import StreamInput, StreamOutput
+from purgatory_pipeline.stream.stream_query import StreamOptions, start_stream
+from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import QueryStartedEvent, StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
@@ -206,5 +206,5 @@ def test_waits_expire_by_heartbeats_where_nothing_comes(spark: SparkSession, tmp
 )
 def test_unsupported_inputs_are_refused(uri: str, form: str, said: str) -> None:
     """The error is raised before anything starts, and lists the supported formats."""
-    with pytest.raises(StreamUnusable, match=said):
+    with pytest.raises(PipelineError, match=said):
         StreamInput(EVENT, uri, form, 1, 1)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from purgatory_pipeline.cli import main
-from purgatory_pipeline.streaming.stream.shard_task import write_part
+from purgatory_pipeline.stream.shard_task import write_part
 from pyspark.sql import SparkSession
 
 from tests.pipeline.conftest import worker_environment

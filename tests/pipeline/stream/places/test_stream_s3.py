@@ -6,10 +6,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from moto.server import ThreadedMotoServer
-from purgatory_pipeline.analytics.archive.location import open_location, write_file
-from purgatory_pipeline.streaming.stream.shard_layout import ShardLayout, StateMissing, saved_layout, write_layout
-from purgatory_pipeline.streaming.stream.shard_task import LATE, OUTCOMES, write_part
-from purgatory_pipeline.streaming.stream.stream_outputs import StreamOutput
+from purgatory_pipeline.errors import PipelineError
+from purgatory_pipeline.location import open_location, write_file
+from purgatory_pipeline.stream.endpoints import StreamOutput
+from purgatory_pipeline.stream.shard_state import ShardLayout, saved_layout, write_layout
+from purgatory_pipeline.stream.shard_task import LATE, OUTCOMES, write_part
 from pyarrow import fs
 
 
@@ -61,7 +62,7 @@ def test_layouts_and_states_of_a_stream_on_an_object_store(bucket: str) -> None:
         layout.save(shard, batch + 1)
     assert folder.names() == ["00000000-00000", "00000002-00001", "00000003-00001", "complete"]
     assert [layout.load(1, batch, 0).horizon_ms for batch in (2, 3)] == [1, 2]
-    with pytest.raises(StateMissing, match="no state of shard 1 before micro-batch 1"):
+    with pytest.raises(PipelineError, match="no state of shard 1 before micro-batch 1"):
         layout.read(1, 1)
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from purgatory_pipeline.engine_rows.integers import Integers
-from purgatory_pipeline.streaming.stream.shard import shard_bytes
-from purgatory_pipeline.streaming.stream.shard.shard import Shard
-from purgatory_pipeline.streaming.stream.shard.stream_rows import ROWS
+from purgatory_pipeline.stream import shard_state
+from purgatory_pipeline.stream.shard import Shard
+from purgatory_pipeline.stream.stream_rows import ROWS
 
 from purgatory.engine.codes import FETCH, HIGH_WATERMARK, KEY_SIGNALLED, LEADER_APPEND, PRODUCE, SIGNAL
 from tests.pipeline.stream.simulated_history import Row, outcomes_of
@@ -36,12 +36,12 @@ def saved_shard() -> bytes:
         )
     )
     shard.play(table({"at_ms": 2, "type": HIGH_WATERMARK, "topic": "t", "partition": 0, "offset": 99}))
-    return shard_bytes.to_bytes(shard)
+    return shard_state.to_bytes(shard)
 
 
 def ends_after(octets: bytes) -> tuple[list[tuple[int, str, int]], int, int]:
     """The id, outcome and wait of each operation; the number of late rows; the number of pending operations."""
-    shard = shard_bytes.from_bytes(octets, DELAY_MS)
+    shard = shard_state.from_bytes(octets, DELAY_MS)
     played = shard.play(
         table(
             {"at_ms": 1_300, "type": KEY_SIGNALLED, "topic": "k", "offset": 1},
@@ -67,9 +67,9 @@ def test_many_pending_operations_are_saved_with_a_batch() -> None:
     pending, rng = 100_000, np.random.default_rng(2)
     shard = Shard()
     shard.play(produces(rng, 1, pending, 0, 2**40 + rng.integers(0, 1_000_000, pending)))
-    octets = shard_bytes.to_bytes(shard)
+    octets = shard_state.to_bytes(shard)
     assert len(octets) < 16 * pending
-    shard = shard_bytes.from_bytes(octets, 0)
+    shard = shard_state.from_bytes(octets, 0)
     marks = [
         {"at_ms": 2_000, "type": HIGH_WATERMARK, "topic": "orders", "partition": partition, "offset": 5}
         for partition in range(PARTITIONS)
@@ -80,7 +80,7 @@ def test_many_pending_operations_are_saved_with_a_batch() -> None:
     ended = shard.play(table({"at_ms": 4_000_000})).outcomes
     assert pc.count_distinct(ended.column("operation_id")).as_py() == ended.num_rows == pending
     assert ended.column("outcome").unique().to_pylist() == ["expired"]
-    assert len(shard_bytes.to_bytes(shard)) < 50_000
+    assert len(shard_state.to_bytes(shard)) < 50_000
 
 
 def produces(rng: np.random.Generator, first_id: int, count: int, at_ms: int, offsets: Integers) -> pa.Table:

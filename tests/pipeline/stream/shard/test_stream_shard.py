@@ -4,9 +4,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from purgatory_pipeline.streaming.stream.shard import shard_bytes
-from purgatory_pipeline.streaming.stream.shard.shard import PlayedRows, Shard
-from purgatory_pipeline.streaming.stream.shard.stream_rows import ROWS
+from purgatory_pipeline.errors import PipelineError
+from purgatory_pipeline.stream import shard_state
+from purgatory_pipeline.stream.shard import PlayedRows, Shard
+from purgatory_pipeline.stream.stream_rows import ROWS
 
 from purgatory.engine.codes import (
     DELETE_RECORDS,
@@ -43,7 +44,7 @@ def play(shard: Shard, *rows: Row) -> PlayedRows:
 
 
 def again(shard: Shard) -> Shard:
-    return shard_bytes.from_bytes(shard_bytes.to_bytes(shard), shard.delay_ms, number=shard.number)
+    return shard_state.from_bytes(shard_state.to_bytes(shard), shard.delay_ms, number=shard.number)
 
 
 def ends(played: PlayedRows) -> list[tuple[int, str, int]]:
@@ -185,18 +186,18 @@ def test_nothing_is_kept_of_what_has_ended() -> None:
     """A thousand operations later the state is as large as before, apart from the marks."""
     shard = Shard()
     play(shard, mark(1, 0))
-    before = len(shard_bytes.to_bytes(shard))
+    before = len(shard_state.to_bytes(shard))
     play(shard, *[produce(2 + number, number + 1, 5) for number in range(1_000)], mark(5_000, 5), heartbeat(9_000))
     assert shard.pending == 0
-    assert len(shard_bytes.to_bytes(shard)) <= before + 16
+    assert len(shard_state.to_bytes(shard)) <= before + 16
 
 
-@pytest.mark.parametrize("version", [0, shard_bytes.VERSION + 1])
+@pytest.mark.parametrize("version", [0, shard_state.VERSION + 1])
 def test_a_shard_in_another_format_is_refused(version: int) -> None:
     """The message has the remedy."""
-    octets = bytes([version]) + shard_bytes.to_bytes(Shard())[1:]
-    with pytest.raises(shard_bytes.SavedShardUnusable, match=f"in format {version}; .* use the one that saved it"):
-        shard_bytes.from_bytes(octets, 0)
+    octets = bytes([version]) + shard_state.to_bytes(Shard())[1:]
+    with pytest.raises(PipelineError, match=f"in format {version}; .* use the one that saved it"):
+        shard_state.from_bytes(octets, 0)
 
 
 @pytest.mark.parametrize("kept", [1, 5, 9, 40, 120])
@@ -204,10 +205,10 @@ def test_a_shard_cut_short_is_refused(kept: int) -> None:
     """However little of it is there."""
     shard = Shard()
     play(shard, mark(1, 0), *[produce(2 + number, number + 1, 5) for number in range(50)])
-    octets = shard_bytes.to_bytes(shard)
+    octets = shard_state.to_bytes(shard)
     assert len(octets) > kept
-    with pytest.raises(shard_bytes.SavedShardUnusable, match="corrupt or truncated"):
-        shard_bytes.from_bytes(octets[:kept], 0)
+    with pytest.raises(PipelineError, match="corrupt or truncated"):
+        shard_state.from_bytes(octets[:kept], 0)
 
 
 def test_a_partition_of_which_nothing_is_known_but_its_name_survives() -> None:

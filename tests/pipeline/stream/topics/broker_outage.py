@@ -22,7 +22,7 @@ import pyarrow as pa
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from purgatory_pipeline.streaming.stream.shard.outcome_rows import OUTCOME_ROWS
+from purgatory_pipeline.stream.outcome_rows import OUTCOME_ROWS
 
 from examples.kafka_cluster import KafkaCluster
 from examples.stream_demo.connector import connector_jars

@@ -1,1 +1,0 @@
-"""What an archive shows: check, report and what-if replay."""

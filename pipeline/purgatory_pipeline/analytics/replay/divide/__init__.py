@@ -1,1 +1,0 @@
-"""Divides a run that is too large for one task into bins that can be replayed independently."""

@@ -1,1 +1,0 @@
-"""Reads the rows of a run from the archive's files, window by window."""

@@ -1,1 +1,0 @@
-"""Plays a run's windows through the engine, and compares and sums up the results."""

@@ -1,0 +1,165 @@
+"""Builds the account of an archive from its files, its daemon runs and the survey of its rows."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from purgatory.extensions.archive import schema
+from purgatory_pipeline.archive import intake_account as names
+from purgatory_pipeline.archive.catalog import ArchiveCatalog
+from purgatory_pipeline.archive.daemon_runs import DaemonRun, read_runs
+from purgatory_pipeline.archive.footer import ArchiveFile
+from purgatory_pipeline.archive.intake_account import (
+    IntakeAccount,
+    IntakeLine,
+    clock_findings,
+    loss_findings,
+    unmatched_findings,
+)
+from purgatory_pipeline.archive.survey import OTHER_TOPIC, OUTSIDE, SIDES, USED, Selection, Survey, survey_files
+from purgatory_pipeline.archive.unmatched_operations import MARGIN_MS, CandidateReader, UnmatchedCount, find_unmatched
+from purgatory_pipeline.engine_rows.integers import Flags
+from purgatory_pipeline.spark.failures import unwrapped_errors
+from purgatory_pipeline.spark.spark_session import SMALL_ROWS
+
+ROWS_PER_TASK: Final = 2_000_000
+SURVEYS_MAX: Final = 64
+"""Maximum number of survey tasks. Each sends the driver less than 1 MB."""
+LATE: Final = timedelta(hours=1)
+"""Outcomes are searched for up to this long after the operation's timeout."""
+_MARGIN: Final = timedelta(milliseconds=MARGIN_MS)
+
+
+def account(
+    spark: SparkSession,
+    archive: ArchiveCatalog,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    topics: Iterable[str] | None = None,
+) -> IntakeAccount:
+    """Reads a few columns of the files once and accounts for every row that `read` returns for the same arguments.
+
+    The account covers operations registered in the window; their outcomes may be later than the window.
+    """
+    window = Selection.of(since, until, None if topics is None else list(topics))
+    runs = read_runs(archive)
+    files = _files_to_read(archive, since, until)
+    with unwrapped_errors():
+        survey = _survey(spark, archive.uri, files, window)
+        sides = [file for file in files if file.table in SIDES]
+        differing = survey.differing()
+        unmatched = _unmatched(spark, archive, runs, sides, window, differing)
+    findings = [
+        *clock_findings(survey.clocks),
+        *unmatched_findings(unmatched, runs, archive),
+        *loss_findings(runs, archive, survey.earlier),
+    ]
+    archive = replace(archive, doubled=frozenset(survey.doubled))
+    twice = {
+        table: archive.duplicate_rows(spark, table, since=since, until=until, topics=topics) for table in schema.TABLES
+    }
+    lines = _lines(archive, survey, files, twice)
+    is_matched = since is None and until is None and not differing.any()
+    return IntakeAccount(archive.uri, tuple(lines), tuple(findings), tuple(runs), archive.doubled, is_matched)
+
+
+def chunked(files: Sequence[ArchiveFile], tasks_min: int, tasks_max: int) -> list[list[ArchiveFile]]:
+    """Groups files into chunks of about equal row counts, one per task. Files written together stay together."""
+    rows = sum(file.rows for file in files)
+    tasks = min(max(tasks_min, rows // ROWS_PER_TASK, 1), tasks_max)
+    chunks: list[list[ArchiveFile]] = [[]]
+    passed = 0
+    for file in sorted(files, key=lambda file: (file.run_id, file.first_call or 0, file.path)):
+        if passed * tasks >= rows * len(chunks):
+            chunks.append([])
+        chunks[-1].append(file)
+        passed += file.rows
+    return chunks
+
+
+def _files_to_read(archive: ArchiveCatalog, since: datetime | None, until: datetime | None) -> list[ArchiveFile]:
+    """Files with rows in the window, or with outcomes of operations registered in it."""
+    # Wider than the window: the wall clock may have jumped, and an operation may end long after the window.
+    early = None if since is None else since - _MARGIN
+    late = None if until is None else until + _MARGIN
+    registrations = archive.files(schema.REGISTRATIONS, since=early, until=late)
+    last = late
+    if until is not None:
+        timeouts = [file.timeout_ms_max for file in registrations]
+        known = [timeout for timeout in timeouts if timeout is not None]
+        last = until + timedelta(milliseconds=max(known, default=0)) + LATE if len(known) == len(timeouts) else None
+    return [
+        *registrations,
+        *archive.files(schema.OUTCOMES, since=since, until=last),
+        *archive.files(schema.EVENTS, since=since, until=until),
+        *archive.files(schema.CALLS, since=since, until=until),
+        *archive.files(schema.MARKERS),
+    ]
+
+
+def _survey(spark: SparkSession, uri: str, files: list[ArchiveFile], window: Selection) -> Survey:
+    if sum(file.rows for file in files) <= SMALL_ROWS:
+        return survey_files(uri, files, window)
+    chunks = chunked(files, spark.sparkContext.defaultParallelism, SURVEYS_MAX)
+    tasks = spark.sparkContext.parallelize(chunks, len(chunks))
+    return tasks.map(lambda chunk: survey_files(uri, chunk, window)).reduce(Survey.add)
+
+
+def _unmatched(
+    spark: SparkSession,
+    archive: ArchiveCatalog,
+    runs: Sequence[DaemonRun],
+    files: list[ArchiveFile],
+    window: Selection,
+    differing: Flags,
+) -> list[UnmatchedCount]:
+    if not differing.any():
+        return []
+    chunks = chunked(files, spark.sparkContext.defaultParallelism, len(files))
+    reading = CandidateReader(archive.uri, chunks, window, differing)
+    started = {run.run_id: _wall_ms(run.started_at) for run in runs if run.started_at is not None}
+    return find_unmatched(spark, reading, _first_registered_ms(archive), started)
+
+
+def _wall_ms(at: datetime) -> int:
+    return round(at.timestamp() * 1_000)
+
+
+def _first_registered_ms(archive: ArchiveCatalog) -> dict[str, int]:
+    """By run, the instant of the first registration that is still in the archive."""
+    firsts: dict[str, int] = {}
+    for file in archive.files(schema.REGISTRATIONS):
+        if file.first_at is not None:
+            at_ms = _wall_ms(file.first_at)
+            firsts[file.run_id] = min(at_ms, firsts.get(file.run_id, at_ms))
+    return firsts
+
+
+def _lines(
+    archive: ArchiveCatalog, survey: Survey, read: Sequence[ArchiveFile], twice: dict[str, int]
+) -> list[IntakeLine]:
+    seen = {file.path for file in read}
+    lines: list[IntakeLine] = []
+    for table in schema.TABLES:
+        files = archive.files(table)
+        unread = sum(file.rows for file in files if file.path not in seen)
+        of_rows = {
+            OUTSIDE: survey.rows[table, OUTSIDE] + unread,
+            OTHER_TOPIC: survey.rows[table, OTHER_TOPIC],
+            names.TWICE: twice[table],
+        }
+        lines.append(IntakeLine(table, USED, len(files), survey.rows[table, USED] - twice[table]))
+        lines += [IntakeLine(table, reason, 0, rows) for reason, rows in of_rows.items() if rows]
+    aside: defaultdict[tuple[str, str], list[int | None]] = defaultdict(list)
+    for file in archive.set_aside:
+        aside[file.table, file.reason].append(file.rows)
+    for (table, reason), rows in aside.items():
+        known = [count for count in rows if count is not None]
+        lines.append(IntakeLine(table, reason, len(rows), sum(known) if len(known) == len(rows) else None))
+    order = [*schema.TABLES, ""]
+    return sorted(lines, key=lambda line: (order.index(line.table), line.reason != USED, line.reason))

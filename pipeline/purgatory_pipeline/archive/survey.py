@@ -1,0 +1,299 @@
+"""One pass over an archive's files, on the executors: counts rows inside and outside the window, checks the clocks, and
+checks that every registration has an outcome.
+
+Each task reads the few columns it needs with pyarrow, in the order in which they were written, and returns sums. To
+match registrations and outcomes without a shuffle, each side's operations are hashed into BUCKETS, with neighbouring
+operations in the same bucket. Each bucket holds the number of its operations and the sums of both halves of their
+hashes. If the sums of a bucket agree on both sides, its operations are the same, except with a probability of 2**-48.
+Only the other buckets are compared row by row, in `unmatched_operations`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from hashlib import blake2b
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from purgatory.extensions.archive import schema
+from purgatory_pipeline.archive.catalog import to_utc
+from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet
+from purgatory_pipeline.engine_rows.integers import Flags, Hashes, Integers, hash_operations, mix, stable_order
+from purgatory_pipeline.errors import ArchiveUnusable
+from purgatory_pipeline.location import first_line, open_location
+from purgatory_pipeline.spark.malloc import keep_freed_memory
+
+BUCKETS: Final = 1 << 14
+# How the rows of used files are classified.
+USED: Final = "used"
+OUTSIDE: Final = "outside the window"
+OTHER_TOPIC: Final = "of another topic"
+
+SIDES: Final = (schema.REGISTRATIONS, schema.OUTCOMES)
+
+_CLOCKS: Final = ("call_number", "time_ms", "at")
+_KEY: Final = ("session_number", "operation_id", "item")
+_BLOCK_BITS: Final = 10
+_PART_BITS: Final = 24
+_PART: Final = np.uint64((1 << _PART_BITS) - 1)
+"""Mask for half of a 48-bit hash. float64 sums of up to 2**29 such halves are exact."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Selects rows with since_ms <= at < until_ms (Unix time) of these topics. None means no restriction."""
+
+    since_ms: int | None = None
+    until_ms: int | None = None
+    topics: frozenset[str] | None = None
+
+    @classmethod
+    def of(cls, since: datetime | None, until: datetime | None, topics: Sequence[str] | None) -> Selection:
+        """Makes a selection from a command's arguments; instants without a time zone are UTC."""
+        start, end = (None if at is None else round(at.timestamp() * 1_000) for at in (to_utc(since), to_utc(until)))
+        return cls(start, end, None if topics is None else frozenset(topics))
+
+    def widened(self, margin_ms: int) -> Selection:
+        start = None if self.since_ms is None else self.since_ms - margin_ms
+        end = None if self.until_ms is None else self.until_ms + margin_ms
+        return replace(self, since_ms=start, until_ms=end)
+
+    def holds(self, at_ms: Integers) -> Flags:
+        """A mask of the instants inside the window."""
+        held: Flags = np.ones(len(at_ms), bool)
+        if self.since_ms is not None:
+            held &= at_ms >= self.since_ms
+        if self.until_ms is not None:
+            held &= at_ms < self.until_ms
+        return held
+
+
+@dataclass
+class Survey:
+    """The survey of some files; `add` merges another survey into this one."""
+
+    rows: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Number of rows, by table and USED, OUTSIDE or OTHER_TOPIC."""
+    earlier: int = 0
+    """Operations that ended in the window and were registered before it."""
+    clocks: list[FileClock] = field(default_factory=list)
+    doubled: list[str] = field(default_factory=list)
+    """Paths of files with duplicate rows."""
+    sums: Integers = field(default_factory=lambda: np.zeros((len(SIDES), 3, BUCKETS), np.int64))
+
+    def add(self, other: Survey) -> Survey:
+        """Adds the other survey to this one and returns this one."""
+        self.rows.update(other.rows)
+        self.earlier += other.earlier
+        self.clocks += other.clocks
+        self.doubled += other.doubled
+        self.sums += other.sums
+        return self
+
+    def differing(self) -> Flags:
+        """A mask of the buckets in which registrations and outcomes differ."""
+        differs: Flags = np.any(self.sums[0] != self.sums[1], axis=0)
+        return differs
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The operations of one part of a file, with one entry per item of an operation."""
+
+    item: Integers
+    session: Integers
+    operation: Integers
+    call: Integers
+    at_ms: Integers
+    registered_at_ms: Integers
+    registered_ms: Integers
+    """Time of registration on the engine's clock, which continues across restarts with a journal."""
+    inside: Flags
+    """Whether the operation was registered in the window."""
+
+    @property
+    def buckets(self) -> Integers:
+        """The bucket of each operation. Neighbours share a bucket, so a lost range of rows makes only a few buckets
+        differ.
+        """
+        blocks = hash_operations(self.session, self.operation >> _BLOCK_BITS)
+        return (blocks & np.uint64(BUCKETS - 1)).astype(np.int64)
+
+
+def survey_files(uri: str, files: Sequence[ArchiveFile], window: Selection) -> Survey:
+    """Surveys whole files, part by part."""
+    keep_freed_memory()
+    survey = Survey()
+    for file in files:
+        clock = FileClock(file.run_id, file.table)
+        rows: list[Hashes] = []
+        for part in parts_of(uri, file, columns_of(file.table, window)):
+            _count(survey, file.table, part, window)
+            clock.read(part)
+            rows.append(_row_hashes(file.table, part))
+            if file.table in SIDES:
+                operations = operations_of(file, part, window)
+                side = SIDES.index(file.table)
+                survey.sums[side] += _bucket_sums(file.run_id, operations)
+                if side:
+                    survey.earlier += int(np.count_nonzero(_before(operations, window)))
+        survey.clocks.append(clock)
+        every = np.concatenate(rows) if rows else np.empty(0, np.uint64)
+        if len(np.unique(every)) < len(every):
+            survey.doubled.append(file.path)
+    return survey
+
+
+def parts_of(uri: str, file: ArchiveFile, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yields a file's row groups. Raises `ArchiveUnusable` if one cannot be read."""
+    place = open_location(uri)
+    try:
+        words = [name for name in columns if name == "topic"]
+        parquet = open_parquet(place.read(file.path), words)
+        for group in range(parquet.num_row_groups):
+            yield parquet.read_row_group(group, columns=list(columns), use_threads=False)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise ArchiveUnusable(
+            f"cannot read {file.path}, whose footer is intact: {first_line(error)}; move it out of the archive"
+        ) from error
+
+
+def operations_of(file: ArchiveFile, part: pa.Table, window: Selection) -> Operations:
+    """The operations in a part that must match: accepted, of the selected topics, and not ended before the window."""
+    at_ms = instants_of(part, "at")
+    item = numbers_of(part, "item")
+    chosen = np.ones(part.num_rows, bool)
+    registered_at_ms = at_ms
+    registered_ms = numbers_of(part, "time_ms")
+    if file.table == schema.REGISTRATIONS:
+        chosen &= numbers_of(part, "refusal_code") == schema.ACCEPTED
+    else:
+        registered_at_ms = at_ms - numbers_of(part, "waited_ms")
+        registered_ms = registered_ms - numbers_of(part, "waited_ms")
+        if window.since_ms is not None:
+            chosen &= at_ms >= window.since_ms
+    if window.topics is not None:
+        chosen &= _has_topic(part, window.topics)
+    session, operation = numbers_of(part, "session_number")[chosen], numbers_of(part, "operation_id")[chosen]
+    registered_at_ms = registered_at_ms[chosen]
+    calls = numbers_of(part, "call_number")[chosen]
+    inside = window.holds(registered_at_ms)
+    return Operations(
+        item[chosen], session, operation, calls, at_ms[chosen], registered_at_ms, registered_ms[chosen], inside
+    )
+
+
+def columns_of(table: str, window: Selection) -> list[str]:
+    """The columns of a table that the survey needs."""
+    own = {schema.REGISTRATIONS: [*_KEY, "refusal_code"], schema.OUTCOMES: [*_KEY, "waited_ms"]}.get(table, [])
+    own += ["row"] if table == schema.EVENTS else []
+    topic = ["topic"] if window.topics is not None and "topic" in schema.SCHEMAS[table].names else []
+    return [*_CLOCKS, *own, *topic]
+
+
+def _count(survey: Survey, table: str, part: pa.Table, window: Selection) -> None:
+    if table == schema.MARKERS:  # the window does not apply to markers
+        survey.rows[table, USED] += part.num_rows
+        return
+    inside = window.holds(instants_of(part, "at"))
+    wanted = inside if window.topics is None else inside & _has_topic(part, window.topics)
+    survey.rows[table, USED] += int(np.count_nonzero(wanted))
+    survey.rows[table, OUTSIDE] += int(np.count_nonzero(~inside))
+    survey.rows[table, OTHER_TOPIC] += int(np.count_nonzero(inside & ~wanted))
+
+
+def _row_hashes(table: str, part: pa.Table) -> Hashes:
+    """A hash of the columns that identify each row; empty for the small tables."""
+    calls = numbers_of(part, "call_number")
+    if table == schema.EVENTS:
+        return hash_operations(calls, numbers_of(part, "row"))
+    if table not in SIDES:
+        return np.empty(0, np.uint64)
+    hashes = hash_operations(numbers_of(part, "session_number"), numbers_of(part, "operation_id"))
+    return mix(hashes ^ hash_operations(calls, numbers_of(part, "item")))
+
+
+def _has_topic(part: pa.Table, topics: frozenset[str]) -> Flags:
+    """Rows of these topics, and rows without a topic."""
+    wanted = np.zeros(part.num_rows, bool)
+    start = 0
+    for chunk in part.column("topic").chunks:
+        words = np.array([word in topics for word in chunk.dictionary.to_pylist()] + [True])
+        places = chunk.indices.fill_null(len(words) - 1).to_numpy(zero_copy_only=False)
+        wanted[start : start + len(chunk)] = words[places]
+        start += len(chunk)
+    return wanted
+
+
+def _bucket_sums(run_id: str, operations: Operations) -> Integers:
+    """For the items registered in the window, by bucket: their number and the sums of both hash halves."""
+    seed = int.from_bytes(blake2b(run_id.encode(), digest_size=8).digest(), "little")
+    hashes = hash_operations(operations.session, operations.operation, seed)
+    items = mix(hashes + operations.item.astype(np.uint64))[operations.inside]
+    buckets = operations.buckets[operations.inside]
+    parts = items & _PART, (items >> np.uint64(_PART_BITS)) & _PART
+    sums = [np.bincount(buckets, weights=part.astype(np.float64), minlength=BUCKETS) for part in parts]
+    return np.stack([np.bincount(buckets, minlength=BUCKETS), *sums]).astype(np.int64)
+
+
+def _before(operations: Operations, window: Selection) -> Flags:
+    """A mask of first items that ended in the window and were registered before it."""
+    if window.since_ms is None:
+        return np.zeros(len(operations.at_ms), bool)
+    earlier: Flags = (operations.item == 0) & (operations.registered_at_ms < window.since_ms)
+    return earlier & window.holds(operations.at_ms)
+
+
+@dataclass
+class FileClock:
+    """The clocks of one file. A fall is a later call with an earlier time.
+
+    Pairs are of the engine's clock and the wall clock. Calls and instants are of no use before the first `read`.
+    """
+
+    run_id: str
+    table: str
+    first_call: int = 2**63 - 1
+    last_call: int = -1
+    first_ms: tuple[int, int] = (0, 0)
+    """Both clocks at the first call; `last_ms` those at the last call."""
+    last_ms: tuple[int, int] = (0, 0)
+    falls: list[int] = field(default_factory=lambda: [0, 0])
+    deepest_fall_ms: list[int] = field(default_factory=lambda: [0, 0])
+
+    def read(self, part: pa.Table) -> None:
+        """Takes the file's next rows, which may be out of order within a part."""
+        if part.num_rows == 0 or self.table == schema.MARKERS:  # a marker may be about another run
+            return
+        calls = numbers_of(part, "call_number")
+        clocks = [numbers_of(part, "time_ms"), instants_of(part, "at")]
+        if np.any(np.diff(calls) < 0):
+            order = stable_order(calls)
+            calls, clocks = calls[order], [clock[order] for clock in clocks]
+        follows = 0 <= self.last_call <= calls[0]
+        for index, clock in enumerate(clocks):
+            steps_ms = np.diff(clock, prepend=self.last_ms[index] if follows else clock[0])
+            self.falls[index] += int(np.count_nonzero(steps_ms < 0))
+            self.deepest_fall_ms[index] = max(self.deepest_fall_ms[index], -int(steps_ms.min()))
+        if calls[0] < self.first_call:
+            self.first_call, self.first_ms = int(calls[0]), (int(clocks[0][0]), int(clocks[1][0]))
+        if calls[-1] >= self.last_call:
+            self.last_call, self.last_ms = int(calls[-1]), (int(clocks[0][-1]), int(clocks[1][-1]))
+
+
+def numbers_of(part: pa.Table, column: str) -> Integers:
+    """A column as 64-bit integers, null as 0."""
+    found = part.column(column)
+    values: Integers = (found.fill_null(0) if found.null_count else found).to_numpy()
+    return values.astype(np.int64, copy=False)
+
+
+def instants_of(part: pa.Table, column: str) -> Integers:
+    """A column of instants in milliseconds of Unix time."""
+    values: Integers = part.column(column).cast(pa.int64()).to_numpy()
+    return values

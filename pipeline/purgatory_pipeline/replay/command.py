@@ -1,0 +1,122 @@
+"""The command `replay`: options and output."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from purgatory_pipeline.archive.catalog import ArchiveCatalog
+    from purgatory_pipeline.replay.replay_account import ReplayAccount
+    from purgatory_pipeline.replay.replay_page import ReplayInfo
+
+
+def replay(
+    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="Folder or URI of the archive.")],
+    out: Annotated[str, typer.Option(metavar="DIR", help="Folder for tables and the page.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="[TOPIC:|KIND:]NAME=VALUE",
+            help="timeout_ms, min_bytes or min_in_sync_replicas; 800, *1.5, +200, -200. May be repeated.",
+        ),
+    ] = None,
+    slow_replica: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID=+MSms", help="Delay the progress of a replica. May be repeated."),
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=V1,V2,...", help="A policy for each of several values. May be repeated."),
+    ] = None,
+    results: Annotated[
+        bool,
+        typer.Option("--results", help="Also write a row for each operation to DIR/results (replays a second time)."),
+    ] = False,
+) -> None:
+    """Replays a history through the same engine, first unchanged and then under other policies."""
+    from purgatory_pipeline.archive.accounting import account
+    from purgatory_pipeline.archive.catalog import find_archive
+    from purgatory_pipeline.location import open_output, write_by_path
+    from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies
+    from purgatory_pipeline.spark.failures import unwrapped_errors
+    from purgatory_pipeline.spark.spark_session import spark_session
+
+    policies = [UNCHANGED, *parse_policies(settings or [], slow_replica or [], sweep or [])]
+    found = find_archive(archive)
+    place = open_output(out)
+    spark = spark_session("replay", rows=found.all_rows)
+    with ThreadPoolExecutor(2) as pool, unwrapped_errors():
+        intake = pool.submit(account, spark, found)  # started first; the rest is prepared while its tasks run
+        from purgatory_pipeline.page import document
+        from purgatory_pipeline.replay import spark_jobs
+        from purgatory_pipeline.replay.replay_account import ReplayAccount
+        from purgatory_pipeline.replay.replay_page import write_replay_page
+        from purgatory_pipeline.replay.result_frames import frames_of, write_frames
+        from purgatory_pipeline.replay.run_files import find_runs
+
+        pool.submit(document.libraries)
+        sums = spark_jobs.replay_sums(spark, found, policies)
+    intake.result().print()
+    if results:
+        with unwrapped_errors():
+            rows = spark_jobs.replay_rows(spark, found, policies)
+            rows.write.mode("overwrite").parquet(place.spark_path(f"{place.root}/results"))
+    frames = frames_of(sums, policies)
+    summary = ReplayAccount(sums, [run.facts for run in find_runs(found)], policies)
+    typer.echo(summary.sentence())
+    for line in [*summary.totals(), *summary.notes()]:
+        typer.echo(f"  {line}")
+    for line in outcome_lines(frames["outcomes"]):
+        typer.echo(line)
+    write_frames(place, frames)
+    info = _info(found, summary, out)
+    page = write_by_path(place, "replay.html", lambda path: write_replay_page(frames, info, path))
+    typer.echo(f"tables and page in {out}; the page: {page}")
+
+
+def outcome_lines(outcomes: pd.DataFrame) -> list[str]:
+    """Outcomes of each kind, recorded and under each policy; one line if no policy changes anything."""
+    from purgatory_pipeline.replay.result_frames import AS_RECORDED
+
+    lines = []
+    overall = outcomes[outcomes["topic"].isna()]
+    wide = overall.pivot_table(index=["kind", "policy"], columns="outcome", values="share", fill_value=0.0, sort=False)
+    for kind, of_kind in wide.groupby(level="kind", sort=False):
+        by_policy = {policy: _shares(row) for (_, policy), row in of_kind.iterrows()}
+        recorded = by_policy.pop(AS_RECORDED)
+        if by_policy and set(by_policy.values()) == {recorded}:
+            lines.append(f"{kind}, as recorded and under every policy: {recorded}")
+        else:
+            by_policy = {"as recorded": recorded, **by_policy}
+            lines += [f"{kind}, {policy}: {shares}" for policy, shares in by_policy.items()]
+    return lines
+
+
+def _shares(outcomes: pd.Series[float]) -> str:
+    return ", ".join(f"{100 * share:.2f} % {outcome}" for outcome, share in outcomes.items() if share)
+
+
+def _info(found: ArchiveCatalog, summary: ReplayAccount, out: str) -> ReplayInfo:
+    import pyspark
+
+    from purgatory import __version__
+    from purgatory_pipeline.replay.replay_page import ReplayInfo
+
+    return ReplayInfo(
+        archive=found.uri,
+        first_at=min((file.first_at for file in found.used if file.first_at is not None), default=None),
+        last_at=max((file.last_at for file in found.used if file.last_at is not None), default=None),
+        policies=tuple(policy.label for policy in summary.policies if not policy.is_unchanged),
+        compared=summary.compared,
+        equal=summary.equal,
+        account=tuple(summary.totals()),
+        notes=tuple(summary.notes()),
+        options={"out": out},
+        versions={"purgatory": __version__, "pyspark": pyspark.__version__},
+    )

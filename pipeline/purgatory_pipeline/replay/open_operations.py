@@ -1,0 +1,140 @@
+"""The operations of a run that are still open, as recorded or in one of the replays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from purgatory_pipeline.engine_rows.engine_batches import RegisteredOperations
+from purgatory_pipeline.engine_rows.integers import Flags, Hashes, Integers, hash_operations, mix
+from purgatory_pipeline.engine_rows.row_chunk import Column
+
+OWN: Final = ("ids", "call", "session", "operation", "kind", "topic", "item_counts")
+PENDING: Final = 0
+"""Outcome of operations that have not ended."""
+
+_FACTORS: Final = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], np.uint64)
+"""Odd, and otherwise arbitrary."""
+
+
+@dataclass
+class Outcomes:
+    """How each open operation has ended on one side: as recorded, or in the replay of one policy."""
+
+    outcome: Column
+    waited_ms: Column
+    answer: Hashes
+    """See `hash_answers`. Only the recorded side and replays of the unchanged policy have it."""
+    call: Column
+    """The recorded call that ended it; 0 in a replay."""
+
+    @classmethod
+    def pending(cls, rows: int) -> Outcomes:
+        return cls(
+            np.zeros(rows, np.int8), np.zeros(rows, np.int64), np.zeros(rows, np.uint64), np.zeros(rows, np.int64)
+        )
+
+    def followed_by(self, other: Outcomes) -> Outcomes:
+        return Outcomes(*(np.concatenate([getattr(self, one.name), getattr(other, one.name)]) for one in fields(self)))
+
+    def take(self, rows: Integers) -> Outcomes:
+        return Outcomes(*(getattr(self, one.name).take(rows) for one in fields(self)))
+
+
+class OpenOperations:
+    """One row for each operation, in the order of registration. Rows move up when others are taken out."""
+
+    def __init__(self, columns: dict[str, Column], recorded: Outcomes, replayed: list[Outcomes]) -> None:
+        self.columns = columns
+        self.recorded = recorded
+        self.replayed = replayed
+        """One for each policy."""
+        self._old = len(self)
+        """Rows that were there before the last registrations. Their ids have gaps, the later ones do not."""
+
+    @classmethod
+    def none(cls, policies: int) -> OpenOperations:
+        """No operations, to be replayed under some policies."""
+        columns = {name: np.empty(0, np.int64) for name in OWN}
+        return cls(columns, Outcomes.pending(0), [Outcomes.pending(0) for _ in range(policies)])
+
+    def __len__(self) -> int:
+        return len(self.recorded.outcome)
+
+    def __getitem__(self, name: str) -> Column:
+        return self.columns[name]
+
+    def add(self, arrivals: RegisteredOperations) -> None:
+        """Adds operations that are open everywhere."""
+        self._old = len(self)
+        for name in OWN:
+            self.columns[name] = np.concatenate([self.columns[name], getattr(arrivals, name)])
+        pending = Outcomes.pending(arrivals.rows)
+        self.recorded = self.recorded.followed_by(pending)
+        self.replayed = [outcomes.followed_by(pending) for outcomes in self.replayed]
+
+    def rows_of_ids(self, ids: Column) -> Column:
+        """The rows of ids, all of which must be open."""
+        own = self.columns["ids"]
+        if self._old == len(own):
+            return np.searchsorted(own, ids)
+        first_new = int(own[self._old])
+        rows = ids - (first_new - self._old)
+        old = ids < first_new
+        if old.any():
+            rows[old] = np.searchsorted(own[: self._old], ids[old])
+        return rows
+
+    def rows_of_operations(self, sessions: Column, operations: Column, *, among: Flags | None = None) -> Column:
+        """The rows of operations, -1 for those that are not open; with `among`, not in those rows."""
+        if among is None:
+            return find(sessions, operations, self["session"], self["operation"])
+        rows = np.flatnonzero(among)
+        found = find(sessions, operations, self["session"].take(rows), self["operation"].take(rows))
+        return np.append(rows, -1)[found]
+
+    def is_done(self) -> Flags:
+        """Which have ended everywhere."""
+        done: Flags = self.recorded.outcome != PENDING
+        for outcomes in self.replayed:
+            done = done & (outcomes.outcome != PENDING)
+        return done
+
+    def take(self, rows: Integers) -> OpenOperations:
+        """Some rows, as operations of their own."""
+        columns = {name: values.take(rows) for name, values in self.columns.items()}
+        return OpenOperations(columns, self.recorded.take(rows), [outcomes.take(rows) for outcomes in self.replayed])
+
+
+def find(sessions: Integers, operations: Integers, among_sessions: Integers, among_operations: Integers) -> Integers:
+    """For each operation its place among the others, -1 if it is not there. Of equal ones, any of their places."""
+    among = pa.array(hash_operations(among_sessions, among_operations))
+    places = pc.index_in(pa.array(hash_operations(sessions, operations)), value_set=among)
+    found: Integers = places.fill_null(-1).to_numpy().astype(np.int64)
+    return found
+
+
+def hash_answers(operations: list[Column], items: list[Column], item_counts: Column) -> Hashes:
+    """A 64-bit hash for each operation, over all columns of the operation and its items.
+
+    Comparing hashes avoids keeping whole answers until the other side has ended too; two different answers are taken
+    for equal with a probability of 2**-64. Every operation has at least one item.
+    """
+    places = np.zeros(len(items[0]), np.int64)
+    if len(places) == len(item_counts):
+        return _weighted(operations) + mix(_weighted([*items, places]))
+    starts = np.cumsum(item_counts) - item_counts
+    places = np.arange(len(places)) - np.repeat(starts, item_counts)
+    of_items: Hashes = np.add.reduceat(mix(_weighted([*items, places])), starts)
+    return _weighted(operations) + of_items
+
+
+def _weighted(columns: list[Column]) -> Hashes:
+    summed: Hashes = np.ones(len(columns[0]), np.uint64)
+    for column, factor in zip(columns, _FACTORS, strict=False):
+        summed += column.astype(np.uint64) * factor
+    return summed

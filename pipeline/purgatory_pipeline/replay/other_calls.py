@@ -1,0 +1,157 @@
+"""The calls of a window other than registrations and events, as steps of a tape: cancels, extensions, stale marks,
+shutdowns.
+"""
+
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from purgatory.engine import tape
+from purgatory.engine.codes import SHUTTING_DOWN
+from purgatory.extensions.archive.schema import (
+    CALL_NAMES,
+    CALLS,
+    CANCEL,
+    CANCEL_KEY,
+    CANCEL_PARTITION,
+    CANCEL_SESSION,
+    EXTEND,
+    FAIL_STALE,
+    PAUSE,
+    SHUT_DOWN,
+)
+from purgatory_pipeline.engine_rows.row_chunk import Column, Name, RowChunk
+from purgatory_pipeline.engine_rows.tape_steps import NOTHING, TapeSteps
+from purgatory_pipeline.replay.open_operations import OpenOperations
+
+
+class EndedByCalls:
+    """Ids and names ended or extended by calls other than registrations and events, in the order of the calls."""
+
+    def __init__(self) -> None:
+        self.names: Final[list[Name]] = []
+        self.stale: Final[dict[int, set[Name]]] = {}
+        """The stale marks of each id that failed because of them."""
+        self.extensions_ms: Final[list[int]] = []
+        """The timeout of each extension."""
+        self._ids: Final[list[Column]] = []
+        self._rows: Final[list[tuple[int, int, int, int]]] = []
+
+    @property
+    def steps(self) -> TapeSteps:
+        call, time, code, count = np.array(self._rows, np.int64).reshape(-1, 4).T
+        return TapeSteps(call, time, code, count)
+
+    @property
+    def operation_ids(self) -> list[int]:
+        found: list[int] = np.concatenate([NOTHING, *self._ids]).tolist()
+        return found
+
+    def add_ids(self, call: int, time: int, code: int, ids: Column) -> None:
+        """Adds a call that ends or extends ids."""
+        if len(ids):
+            self._rows.append((call, time, code, len(ids)))
+            self._ids.append(ids)
+
+    def add_extension(self, call: int, time: int, ids: Column, timeout_ms: int) -> None:
+        """Adds a call that moves the deadlines of ids."""
+        if len(ids):
+            self.add_ids(call, time, tape.EXTEND, ids)
+            self.extensions_ms.append(timeout_ms)
+
+    def add_stale(self, call: int, time: int, ids: Column, stale: set[Name]) -> None:
+        """Adds a call that fails ids because of marks that are stale."""
+        self.add_ids(call, time, tape.FAIL_STALE, ids)
+        self.stale.update(dict.fromkeys(ids.tolist(), stale))
+
+    def add_pause(self, call: int, time: int, pause_ms: int) -> None:
+        """Adds a time in which the daemon could not receive anything."""
+        self._rows.append((call, time, tape.PAUSE, pause_ms))
+
+    def add_name(self, call: int, time: int, name: Name) -> None:
+        """Adds a call that ends everything waiting on a name."""
+        self._rows.append((call, time, tape.CANCEL_ALL_ON, 1))
+        self.names.append(name)
+
+
+class OtherCalls:
+    """The calls of a window that are neither registrations nor events: cancels and shutdowns."""
+
+    def __init__(self, chunk: RowChunk | None, operations: OpenOperations, last_shut_down: int) -> None:
+        self.last_shut_down: Final = last_shut_down if chunk is None else max(last_shut_down, _last_shut_down(chunk))
+        """The last call of a shutdown, which may have ended a slice of the pending operations only; -1: none yet."""
+        self._chunk: Final = chunk
+        self._operations: Final = operations
+        self._shut_down_before: Final = last_shut_down
+
+    def ends(self, *, recorded: bool) -> EndedByCalls:
+        """The ids and names that they end. A shutdown ends the recorded operations (`recorded`), or all open ones."""
+        found = EndedByCalls()
+        if self._chunk is None:
+            return found
+        assert self._chunk.table == CALLS, self._chunk.table
+        columns = self._chunk.columns
+        rows = zip(columns["call"].tolist(), columns["time"].tolist(), columns["what"].tolist(), strict=True)
+        shut_down, was = self._shut_down_before, self._operations.recorded
+        for row, (call, time, what) in enumerate(rows):
+            name = CALL_NAMES[what]
+            if name == CANCEL:
+                found.add_ids(call, time, tape.CANCEL, self._cancelled_ids[row])
+            elif name == EXTEND:
+                timeout_ms = int(self._chunk.column("timeout_ms")[row])
+                found.add_extension(call, time, self._cancelled_ids[row], timeout_ms)
+            elif name == PAUSE:
+                found.add_pause(call, time, int(self._chunk.column("timeout_ms")[row]))
+            elif name == CANCEL_SESSION:
+                of_session = self._operations["session"] == self._chunk.column("session")[row]
+                found.add_ids(call, time, tape.CANCEL, self._open_at(call, of_session))
+            elif name in (CANCEL_PARTITION, CANCEL_KEY):
+                found.add_name(call, time, self._chunk.names[columns["name"][row]])
+            elif name == FAIL_STALE:
+                found.add_stale(call, time, self._cancelled_ids[row], self._stale_names[call])
+            elif recorded:
+                own_end = (was.outcome == SHUTTING_DOWN) & (was.call == call)
+                found.add_ids(call, time, tape.SHUT_DOWN, self._operations["ids"][own_end])
+            else:  # operations open before have ended with the previous slice
+                found.add_ids(call, time, tape.SHUT_DOWN, self._open_at(call, self._operations["call"] > shut_down))
+                shut_down = call
+        return found
+
+    def _open_at(self, call: int, chosen: Column) -> Column:
+        ids: Column = self._operations["ids"][chosen & (self._operations["call"] < call)]
+        return ids
+
+    @cached_property
+    def _stale_names(self) -> dict[int, set[Name]]:
+        """By call: the marks that were stale. Each has a row of its own."""
+        chunk = self._chunk
+        assert chunk is not None, "no calls"
+        found: dict[int, set[Name]] = {}
+        for row in np.flatnonzero(chunk.columns["what"] == CALL_NAMES.index(FAIL_STALE)).tolist():
+            found.setdefault(int(chunk.columns["call"][row]), set()).add(chunk.names[chunk.columns["name"][row]])
+        return found
+
+    @cached_property
+    def _cancelled_ids(self) -> dict[int, Column]:
+        """The open ids named by each call that has ids, by row."""
+        chunk = self._chunk
+        assert chunk is not None, "no calls"
+        details = zip(chunk.detail_rows.tolist(), chunk.details, strict=True)
+        cancels = [(row, detail) for row, detail in details if detail]
+        counts = [len(detail) for _, detail in cancels]
+        sessions = np.repeat(chunk.column("session")[[row for row, _ in cancels]], counts) if cancels else NOTHING
+        wanted = np.array([operation for _, detail in cancels for operation in detail], np.int64)
+        rows = self._operations.rows_of_operations(sessions, wanted)
+        found: dict[int, Column] = dict.fromkeys(range(len(chunk)), NOTHING)
+        stop = 0
+        for (row, _), count in zip(cancels, counts, strict=True):
+            own = rows[stop : stop + count]
+            found[row] = self._operations["ids"][own[own >= 0]]
+            stop += count
+        return found
+
+
+def _last_shut_down(chunk: RowChunk) -> int:
+    calls = chunk.columns["call"][chunk.columns["what"] == CALL_NAMES.index(SHUT_DOWN)]
+    return int(calls[-1]) if len(calls) else -1

@@ -1,0 +1,141 @@
+"""The account of a replay: whether the unchanged one is equal, and which part of the history took part."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import pandas as pd
+
+from purgatory_pipeline.archive.intake_account import some_runs
+from purgatory_pipeline.engine_rows.arrow_chunks import REFUSED_EVENTS, REFUSED_REGISTRATIONS, UNREADABLE
+from purgatory_pipeline.replay.policy import Policy
+from purgatory_pipeline.replay.policy_events import MARKS_KEPT, MARKS_LEFT_OUT
+from purgatory_pipeline.replay.recorded_outcomes import (
+    INCOMPLETE_OUTCOMES,
+    OUTCOMES_READ,
+    REPEATED_OUTCOMES,
+    WITHOUT_REGISTRATION,
+)
+from purgatory_pipeline.replay.replay_sums import CHANGES, COUNTS, DIFFERENT, EQUAL, IN_DOUBT, NO_OUTCOME
+from purgatory_pipeline.replay.run_files import NEVER, RunContext
+from purgatory_pipeline.replay.run_replay import (
+    CLOCK_FALLS,
+    INCOMPLETE_REGISTRATIONS,
+    NOT_DUE,
+    NOT_TAKEN,
+    REGISTRATIONS_READ,
+    REPEATED_ROWS,
+)
+from purgatory_pipeline.replay.shuffle import IDLE_EVENTS
+
+
+class ReplayAccount:
+    """Everything read either took part or is counted among what did not. `sums` are those of all `policies`.
+
+    The first policy must be the unchanged one. Every registered operation counts in exactly one of `equal`,
+    `different`, `no_outcome` (none was recorded) and `in_doubt` (rows were lost before it ended).
+    """
+
+    def __init__(self, sums: pd.DataFrame, facts: Sequence[RunContext], policies: Sequence[Policy]) -> None:
+        self.policies: Final = policies
+        self._facts: Final = facts
+        unchanged = sums[(sums["section"] == CHANGES) & (sums["player"] == 0)]
+        verdicts = unchanged.groupby("detail")["operations"].sum()
+        self.equal, self.different, self.no_outcome, self.in_doubt = (
+            int(verdicts.get(verdict, 0)) for verdict in (EQUAL, DIFFERENT, NO_OUTCOME, IN_DOUBT)
+        )
+        self.compared: Final = self.equal + self.different
+        """Operations with both ends known, and everything they depend on."""
+        self.replayed: Final = self.compared + self.no_outcome + self.in_doubt
+        counted = sums[sums["section"] == COUNTS]
+        self._counts: Final[Counter[str]] = Counter(counted.set_index("name")["operations"].astype(int).to_dict())
+
+    def sentence(self) -> str:
+        """The first line of the command's output."""
+        if not self.compared:
+            return "unchanged policy: nothing could be compared"
+        share = 100 * self.equal / self.compared
+        percentage = "100 %" if not self.different else f"{min(share, 99.9999):.4f} %"
+        return f"unchanged policy: {percentage} of {self.compared:,} outcomes equal"
+
+    def totals(self) -> list[str]:
+        """In = out, for registrations and for outcomes."""
+        count = self._counts
+        refused, incomplete = count[REFUSED_REGISTRATIONS], count[INCOMPLETE_REGISTRATIONS]
+        outcomes, lost = count[OUTCOMES_READ], count[WITHOUT_REGISTRATION]
+        twice, broken = count[REPEATED_OUTCOMES], count[INCOMPLETE_OUTCOMES]
+        sums: list[tuple[str, int, dict[str, int]]] = [
+            (
+                "registrations",
+                count[REGISTRATIONS_READ] + refused,
+                {"replayed": self.replayed, "recorded as refused": refused, "incomplete": incomplete},
+            ),
+            (
+                "replayed",
+                self.replayed,
+                {
+                    "compared": self.compared,
+                    "without a recorded outcome": self.no_outcome,
+                    "ended after rows were lost": self.in_doubt,
+                },
+            ),
+            (
+                "outcomes",
+                outcomes,
+                {
+                    "of replayed operations": outcomes - lost - twice - broken,
+                    "without registration": lost,
+                    "repeated": twice,
+                    "incomplete": broken,
+                },
+            ),
+        ]
+        return [
+            f"{name}: {total:,} in = {' + '.join(f'{number:,} {what}' for what, number in parts.items())}"
+            for name, total, parts in sums
+        ]
+
+    @property
+    def is_balanced(self) -> bool:
+        """True: every registration that was read is counted in exactly one place."""
+        return self.replayed + self._counts[INCOMPLETE_REGISTRATIONS] == self._counts[REGISTRATIONS_READ]
+
+    def notes(self) -> list[str]:
+        """Caveats about the figures, as sentences."""
+        notes = []
+        if self.different:
+            notes.append(f"{self.different:,} operations did not end as recorded: do not rely on the figures below")
+        notes += [f"{self._counts[name]:,} {meaning}" for name, meaning in MEANINGS.items() if self._counts[name]]
+        unknown = [facts.run_id for facts in self._facts if not facts.settings_known]
+        if unknown:
+            notes.append(f"{some_runs(unknown)}: the engine's settings are not recorded; replayed with the defaults")
+        gaps = [facts.run_id for facts in self._facts if facts.in_doubt_from < NEVER]
+        if gaps and self.in_doubt:
+            notes.append(
+                f"{some_runs(gaps)}: events are missing, or the run continued another one's marks; "
+                f"{self.in_doubt:,} operations that ended after that are not compared"
+            )
+        for place, policy in enumerate(self.policies):
+            for name, reason in PUSHED.items():
+                if count := self._counts[f"{name} {place}"]:
+                    notes.append(f"{policy.label}: {count:,} {name}{reason}")
+        if self.no_outcome:
+            notes.append(f"{self.no_outcome:,} operations have no recorded outcome: their history ends, or it was lost")
+        return notes
+
+
+PUSHED: Final = {
+    MARKS_LEFT_OUT: ": they follow from the replicas there",
+    MARKS_KEPT: ", of partitions whose in-sync set is not known: no replica can matter there",
+}
+"""How pushed high watermarks were treated under policies that move them, and why."""
+
+MEANINGS: Final = {
+    NOT_DUE: "recorded expirations were not due in the replay",
+    NOT_TAKEN: "registrations were refused by the engine in the replay",
+    CLOCK_FALLS: "rows whose clock went back were moved to the latest instant before them",
+    REPEATED_ROWS: "duplicate rows are counted once",
+    REFUSED_EVENTS: "events are recorded as refused and are left out",
+    UNREADABLE: "rows with a word that this version does not know are left out",
+    IDLE_EVENTS: "events of partitions on which nothing waits are left out",
+}

@@ -1,0 +1,196 @@
+"""The files of a run: the context that a replay needs before the first row (the engine's settings, and the first call
+with missing rows), and a reader of the columns that it needs.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from purgatory.extensions.archive.layout import FILE_NUMBER
+from purgatory.extensions.archive.run_details import RunDetails
+from purgatory.extensions.archive.schema import CALLS, CRASHED, DROPPED, ENDED, EVENTS, OUTCOMES, REGISTRATIONS, STARTED
+from purgatory_pipeline.archive.catalog import ArchiveCatalog
+from purgatory_pipeline.archive.daemon_runs import details_of, last_files, read_markers
+from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet
+from purgatory_pipeline.engine_rows.arrow_chunks import NAMED, NUMBERS, SETS, WORDS, chunk_of
+from purgatory_pipeline.engine_rows.row_chunk import TABLES, RowChunk
+from purgatory_pipeline.errors import ArchiveUnusable
+from purgatory_pipeline.location import Location, first_line
+
+NEVER: Final = 2**62
+DECISIVE: Final = (EVENTS, CALLS)
+"""Tables of which a lost row may change how other operations end."""
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Context of a run, known before its first row is read."""
+
+    run_id: str
+    details: RunDetails
+    first_ms: int = 0
+    """The engine's clock at its beginning."""
+    last_ms: int = 0
+    """The engine's clock at its end; 0 if not known yet."""
+    in_doubt_from: int = NEVER
+    """The first call from which on rows are missing that other operations depend on."""
+    repeated: bool = False
+    """Some rows may be duplicated."""
+    settings_known: bool = True
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    facts: RunContext
+    files: tuple[ArchiveFile, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+
+def find_runs(archive: ArchiveCatalog) -> list[RunFiles]:
+    """The runs of an archive that have anything to replay, by id."""
+    markers = read_markers(archive)
+    files: defaultdict[str, list[ArchiveFile]] = defaultdict(list)
+    repeated = set()
+    for table in TABLES:
+        for file in archive.files(table):
+            if file.rows:
+                files[file.run_id].append(file)
+        repeated |= {file.run_id for file in archive.overlapping(table)}
+    return [
+        RunFiles(facts_of(run_id, markers.get(run_id, []), own, archive, run_id in repeated), tuple(own))
+        for run_id, own in sorted(files.items())
+    ]
+
+
+def facts_of(
+    run_id: str,
+    markers: Sequence[dict[str, Any]],
+    files: Sequence[ArchiveFile],
+    archive: ArchiveCatalog,
+    repeated: bool,
+) -> RunContext:
+    """The context of one run, from its markers and the files that are there or missing."""
+    started = next((row for row in markers if row["marker"] == STARTED), None)
+    known = None if started is None else details_of(started)
+    details = known or RunDetails(version="")
+    ends = [last_files(row) for row in markers if row["marker"] in (ENDED, CRASHED)]
+    last = {table: max((end.get(table, 0) for end in ends), default=0) for table in DECISIVE}
+    doubts = [_first_missing(run_id, table, files, archive, last[table]) for table in DECISIVE]
+    doubts += [row["call_number"] for row in markers if row["marker"] == DROPPED and row["table"] in DECISIVE]
+    doubts += _unfinished(markers, files)
+    if details.continued:
+        doubts.append(0)  # marks and operations came with the journal, not with this run's rows
+    return RunContext(
+        run_id,
+        details,
+        first_ms=max(started["time_ms"], 0) if started is not None else 0,
+        last_ms=max((row["time_ms"] for row in markers if row["marker"] == ENDED), default=0),
+        in_doubt_from=min(doubts),
+        repeated=repeated,
+        settings_known=known is not None,
+    )
+
+
+def _first_missing(run_id: str, table: str, files: Sequence[ArchiveFile], archive: ArchiveCatalog, last: int) -> int:
+    """The first call that may be in a file of a table that is missing or set aside. Files are numbered from 1."""
+    own = {file.file_number: file for file in files if file.table == table}
+    named = [FILE_NUMBER.search(path) for path in archive.lost_files(table, run_id)]
+    aside = [int(found[1]) for found in named if found is not None]
+    if len(aside) < len(named):
+        return 0
+    missing = next((number for number in range(1, max([*own, *aside, last]) + 1) if number not in own), None)
+    if missing is None:
+        return NEVER
+    before = [file.last_call for number, file in own.items() if number < missing and file.last_call is not None]
+    return max(before, default=-1) + 1
+
+
+def _unfinished(markers: Sequence[dict[str, Any]], files: Sequence[ArchiveFile]) -> list[int]:
+    """For a run that did not end: the first call whose rows may be incomplete."""
+    if any(row["marker"] == ENDED for row in markers):
+        return []
+    crashed = [row["call_number"] + 1 for row in markers if row["marker"] == CRASHED]
+    events = [file.last_call for file in files if file.table == EVENTS and file.last_call is not None]
+    return crashed or [max(events, default=NEVER) + 1]
+
+
+def columns_of(table: str, *, names: bool) -> list[str]:
+    """The columns to read of a table; of outcomes, names only if they are asked for."""
+    columns = [*NUMBERS[table], WORDS[table][0]]
+    if table != OUTCOMES or names:
+        columns += NAMED
+    if table in (REGISTRATIONS, EVENTS):
+        columns.append("refusal_code")
+    if table == EVENTS:
+        columns += SETS
+    if table == CALLS:
+        columns.append("operation_ids")
+    return columns
+
+
+class TableReader:
+    """A file of the archive, opened once. Raises `ArchiveUnusable` where it cannot be read."""
+
+    def __init__(self, place: Location, path: str, table: str) -> None:
+        self.table: Final = table
+        self._path: Final = path
+        self._parquet: Final = self._read(lambda: open_parquet(place.read(path), ["topic", WORDS[table][0]]))
+
+    @property
+    def groups(self) -> int:
+        return int(self._parquet.num_row_groups)
+
+    def first_calls(self) -> list[int]:
+        """The lowest call of each row group, from its statistics or, without any, from its rows."""
+        return [self._first_call(group) for group in range(self.groups)]
+
+    def chunk(
+        self, group: int, counts: Counter[str], *, names: bool = False, columns: Sequence[str] | None = None
+    ) -> RowChunk:
+        """One row group: all that a replay needs (of outcomes `names` too, if asked for), or only some columns."""
+        wanted = columns_of(self.table, names=names) if columns is None else [*columns, *NAMED, "refusal_code"]
+        part = self._read(lambda: self._parquet.read_row_group(group, columns=wanted, use_threads=False))
+        return chunk_of(self.table, part, counts)
+
+    def last_ms(self) -> int:
+        """The engine's clock at its last row."""
+        times = self._read(
+            lambda: self._parquet.read_row_group(self.groups - 1, columns=["time_ms"], use_threads=False)
+        )
+        return int(pc.max(times.column(0)).as_py() or 0)
+
+    def _first_call(self, group: int) -> int:
+        metadata = self._parquet.metadata.row_group(group)
+        columns = (metadata.column(place) for place in range(metadata.num_columns))
+        statistics = next(column.statistics for column in columns if column.path_in_schema == "call_number")
+        if statistics is not None and statistics.has_min_max:
+            return int(statistics.min)
+        calls = self._read(lambda: self._parquet.read_row_group(group, columns=["call_number"], use_threads=False))
+        return int(pc.min(calls.column(0)).as_py() or 0)
+
+    def _read(self, read: Callable[[], Any]) -> Any:  # noqa: ANN401 -- whatever is read
+        try:
+            return read()
+        except (OSError, ValueError, pa.ArrowException) as error:
+            message = f"cannot read {self._path}: {first_line(error)}; move it out of the archive"
+            raise ArchiveUnusable(message) from error
+
+
+def chunks_of(files: Iterable[TableReader], counts: Counter[str]) -> Iterator[RowChunk]:
+    """All row groups of a run's files, in the order of their first calls, as `windows` needs them."""
+    groups = [
+        (first_call, place, group, file)
+        for place, file in enumerate(files)
+        for group, first_call in enumerate(file.first_calls())
+    ]
+    for _, _, group, file in sorted(groups, key=lambda entry: entry[:3]):
+        chunk = file.chunk(group, counts)
+        if len(chunk):
+            yield chunk

@@ -1,0 +1,170 @@
+"""The Spark jobs of a replay: which task replays what, and how results come back."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from purgatory.extensions.archive.schema import EVENTS, REGISTRATIONS
+from purgatory_pipeline.archive.catalog import ArchiveCatalog
+from purgatory_pipeline.engine_rows.row_chunk import TABLES
+from purgatory_pipeline.errors import ArchiveUnusable
+from purgatory_pipeline.location import open_location
+from purgatory_pipeline.replay.division import Connections, balanced, pack_bins
+from purgatory_pipeline.replay.policy import Policy
+from purgatory_pipeline.replay.replay_sums import KEYS, SCHEMA, added
+from purgatory_pipeline.replay.replay_task import RESULTS, ReplayPlan, replay_runs
+from purgatory_pipeline.replay.run_files import RunFiles, TableReader, find_runs
+from purgatory_pipeline.replay.shuffle import CONNECTIONS, PACKED, find_connections, pack_by_bin, replay_bins, units_of
+
+TASKS_PER_CORE: Final = 4
+ROWS_PER_TASK: Final = 1_000_000
+"""Small runs share a task, up to this many rows."""
+UNIT_ROWS_MIN: Final = 100_000
+DIVIDED_FROM_ROWS: Final = 200_000
+UNEVEN: Final = 1.25
+"""Runs are divided when some core would have to work this many times its fair share."""
+BATCH_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+BATCH_BYTES_MAX: Final = "16m"
+
+Part = TypeVar("Part")
+
+
+def replay_rows(
+    spark: SparkSession, archive: ArchiveCatalog, policies: Sequence[Policy], *, divided_from: int = DIVIDED_FROM_ROWS
+) -> DataFrame:
+    """A row for each operation and policy (see `replay_task.RESULTS`), computed when it is used.
+
+    Runs of fewer rows than `divided_from` stay in one task.
+    """
+    whole, small, large = _divided(spark, archive, policies, divided_from)
+    frames = [_replay_large(spark, whole, large, RESULTS)] if large else []
+    if small:
+        groups = grouped_runs(small, spark.sparkContext.defaultParallelism)
+        frames.append(_in_tasks(spark, groups, lambda group: replay_runs(whole, group, results=True), RESULTS))
+    return frames[0] if len(frames) == 1 else frames[0].unionAll(frames[1])
+
+
+def replay_sums(
+    spark: SparkSession, archive: ArchiveCatalog, policies: Sequence[Policy], *, divided_from: int = DIVIDED_FROM_ROWS
+) -> pd.DataFrame:
+    """The sums over all operations (see `replay_sums.SCHEMA`). Runs at once; the first policy should be UNCHANGED."""
+    whole, small, large = _divided(spark, archive, policies, divided_from)
+    sums: list[pa.Table] = []
+    if large:
+        parts = _replay_large(spark, whole, large, SCHEMA).groupBy(*KEYS)
+        summed = parts.agg(F.sum("operations").alias("operations"), F.sum("waited_ms").alias("waited_ms"))
+        sums.append(summed.toArrow().cast(SCHEMA))
+    if small:
+        sums.append(_small_sums(spark, whole, small))
+    return added(sums).to_pandas()
+
+
+def _divided(
+    spark: SparkSession, archive: ArchiveCatalog, policies: Sequence[Policy], divided_from: int
+) -> tuple[ReplayPlan, list[RunFiles], list[RunFiles]]:
+    """The plan, the runs that stay whole, and the runs that are divided."""
+    runs = find_runs(archive)
+    if not runs:
+        raise ArchiveUnusable(f"{archive.uri} has no registrations, events or outcomes: there is nothing to replay")
+    large = large_runs(runs, spark.sparkContext.defaultParallelism, divided_from)
+    small = [run for run in runs if run not in large]
+    return ReplayPlan(archive.uri, tuple(policies)), small, [with_end(archive, run) for run in large]
+
+
+def _small_sums(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFiles]) -> pa.Table:
+    """The sums of runs that are each replayed in one task, straight from their files.
+
+    An RDD and not a DataFrame: no query has to be planned, and the Python workers that did the intake are used again.
+    """
+    groups = grouped_runs(runs, spark.sparkContext.defaultParallelism)
+
+    def sums(group: Sequence[RunFiles]) -> pa.Table:
+        return pa.Table.from_batches(replay_runs(whole, group, results=False), SCHEMA)
+
+    tasks = spark.sparkContext.parallelize(groups, len(groups))
+    return added(tasks.map(sums).collect())
+
+
+def _replay_large(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFiles], schema: pa.Schema) -> DataFrame:
+    """Replays each run in many tasks, after spreading its rows over bins."""
+    cores = spark.sparkContext.defaultParallelism
+    bins = cores * TASKS_PER_CORE
+    rows_max = max(UNIT_ROWS_MIN, sum(run.rows for run in runs) // bins)
+    assignments = pack_bins(_connections(spark, whole.uri, runs, rows_max), bins, cores)
+    uri, facts, results = whole.uri, [run.facts for run in runs], schema is RESULTS
+    shared = spark.sparkContext.broadcast(assignments)
+    packed = _in_tasks(
+        spark, units_of(runs, TABLES, rows_max), lambda unit: pack_by_bin(uri, unit, shared.value[unit.run]), PACKED
+    )
+    # A bin has few rows with large cells, so Spark's limit by rows would let an Arrow batch grow to gigabytes.
+    if spark.conf.get(BATCH_BYTES, None) in (None, str(2**31 - 1)):
+        spark.conf.set(BATCH_BYTES, BATCH_BYTES_MAX)
+    gathered = packed.repartitionById(bins, "bin").sortWithinPartitions("run", "first_call", "place")
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return replay_bins(whole, facts, batches, results=results)
+
+    return gathered.mapInArrow(work, from_arrow_schema(schema))
+
+
+def _connections(spark: SparkSession, uri: str, runs: Sequence[RunFiles], rows_max: int) -> list[Connections]:
+    """The connections of each run. Only names reach the driver, never operations."""
+    keys_max = [run.facts.details.engine_limits().signal_keys_max for run in runs]
+    units = units_of(runs, (REGISTRATIONS, EVENTS), rows_max)
+    found = _in_tasks(
+        spark, units, lambda unit: iter([find_connections(uri, unit, keys_max[unit.run])]), CONNECTIONS
+    ).toArrow()
+    connections = [Connections(most) for most in keys_max]
+    columns = [found.column(name).to_pylist() for name in CONNECTIONS.names]
+    for run, topic, partition, root_topic, root_partition, operations, events in zip(*columns, strict=True):
+        connections[run].merge([((topic, partition), (root_topic, root_partition), operations, events)])
+    return connections
+
+
+def _in_tasks(
+    spark: SparkSession, parts: Sequence[Part], do: Callable[[Part], Iterator[pa.RecordBatch]], schema: pa.Schema
+) -> DataFrame:
+    """One task for each part."""
+    shared = spark.sparkContext.broadcast(list(parts))
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from do(shared.value[number])
+
+    return spark.range(0, len(parts), 1, max(len(parts), 1)).mapInArrow(work, from_arrow_schema(schema))
+
+
+def large_runs(runs: Sequence[RunFiles], cores: int, divided_from: int) -> list[RunFiles]:
+    """The runs to divide: none, if whole ones keep all cores busy to the end."""
+    fair = sum(run.rows for run in runs) / cores
+    heaviest = sum(run.rows for run in _balanced_groups(runs, cores)[0])
+    if cores == 1 or heaviest <= UNEVEN * fair:
+        return []
+    return [run for run in runs if run.rows >= max(divided_from, fair / TASKS_PER_CORE)]
+
+
+def grouped_runs(runs: Sequence[RunFiles], cores: int) -> list[list[RunFiles]]:
+    """Groups of runs with about the same number of rows, one for each task; the largest first."""
+    rows = sum(run.rows for run in runs)
+    return _balanced_groups(runs, min(len(runs), max(cores * TASKS_PER_CORE, -(-rows // ROWS_PER_TASK))))
+
+
+def _balanced_groups(runs: Sequence[RunFiles], count: int) -> list[list[RunFiles]]:
+    return [[runs[place] for place in group] for group in balanced([run.rows for run in runs], count)]
+
+
+def with_end(archive: ArchiveCatalog, run: RunFiles) -> RunFiles:
+    """A run that knows when it ended even without a marker: its parts cannot see the end of the others."""
+    if run.facts.last_ms:
+        return run
+    root = open_location(archive.uri)
+    last = {file.table: file for file in sorted(run.files, key=lambda file: file.file_number)}
+    ends = [TableReader(root, file.path, file.table).last_ms() for file in last.values()]
+    return replace(run, facts=replace(run.facts, last_ms=max(ends)))

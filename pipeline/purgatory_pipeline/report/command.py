@@ -1,0 +1,166 @@
+"""The command `report`: options and output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from purgatory_pipeline.archive.catalog import ArchiveCatalog
+    from purgatory_pipeline.location import Location
+    from purgatory_pipeline.report.report_builder import Report, ReportOptions, Written
+
+ADVISED: Final = 5
+"""Maximum number of printed lines of advice; the page and the table have all."""
+WINDOWS_MS: Final = (1_000, 10_000, 60_000, 600_000, 3_600_000)
+WINDOWS_MIN: Final = 12
+"""The default window length is chosen so that a history has at least this many windows."""
+
+
+def report(
+    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="Folder or URI of the archive.")],
+    out: Annotated[str, typer.Option(metavar="DIR", help="Folder for tables, CSV files and the page.")],
+    since: Annotated[str, typer.Option(metavar="INSTANT", help="Only rows at or after this instant (UTC).")] = "",
+    until: Annotated[str, typer.Option(metavar="INSTANT", help="Only rows before this instant (UTC).")] = "",
+    topic: Annotated[list[str] | None, typer.Option(help="Only this topic (or key); may be repeated.")] = None,
+    window: Annotated[
+        str,
+        typer.Option(
+            metavar="SPAN",
+            help="Length of a time window, such as 10s, 5m or 1d (default: 1h; less for a short history).",
+        ),
+    ] = "",
+    slow_share: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of produces, the slowest, that are examined one by one.")
+    ] = 0.01,
+    slow_over: Annotated[
+        str, typer.Option(metavar="SPAN", help="Examine produces that waited longer than this (500ms) instead.")
+    ] = "",
+    timeout: Annotated[
+        list[str] | None, typer.Option(metavar="SPAN", help="A timeout to evaluate, such as 800ms; may be repeated.")
+    ] = None,
+    top: Annotated[int, typer.Option(metavar="N", help="Number of hot keys to list for each kind.")] = 20,
+) -> None:
+    """Reports on a purgatory: rates, waits, backlog, hot keys, stragglers, advice on timeouts, anomalies."""
+    import pyarrow as pa
+
+    from purgatory_pipeline.archive.accounting import account
+    from purgatory_pipeline.archive.catalog import find_archive
+    from purgatory_pipeline.location import open_output
+    from purgatory_pipeline.report.report_builder import ReportOptions, make_report, write_tables
+    from purgatory_pipeline.report.report_tables import INTAKE
+    from purgatory_pipeline.spark.failures import unwrapped_errors
+    from purgatory_pipeline.spark.spark_session import spark_session
+    from purgatory_pipeline.time_arguments import parse_span_ms, parse_window
+
+    start, end = parse_window(since, until)
+    options = ReportOptions(
+        window_ms=parse_span_ms("--window", window) if window else WINDOWS_MS[-1],
+        slow_share=slow_share,
+        slow_over_ms=parse_span_ms("--slow-over", slow_over) if slow_over else None,
+        top=top,
+        timeouts_ms=tuple(parse_span_ms("--timeout", text) for text in timeout or []),
+    )
+    found = find_archive(archive)
+    if not window:
+        options = replace(options, window_ms=window_for(*_bounds(found, start, end)))
+    place = open_output(out)
+    ThreadPoolExecutor(1).submit(_prepare_page)  # while Java starts
+    spark = spark_session("report", rows=found.all_rows)
+    intake = account(spark, found, since=start, until=end, topics=topic)
+    intake.print()
+    found = replace(found, doubled=intake.doubled)
+    read = partial(found.read, spark, since=start, until=end, topics=topic)
+    registrations, outcomes, events = (read(table) for table in ("registrations", "outcomes", "events"))
+    with unwrapped_errors():
+        made = make_report(registrations, outcomes, events, options, is_matched=intake.is_matched)
+        known = {INTAKE.name: pa.Table.from_pylist(intake.rows(), INTAKE.schema), **made.known}
+        written = write_tables(made.computed, known, place)
+        made.release()
+    for line in advised(written["advice"][0]):
+        typer.echo(line)
+    page = _write_page(found, intake.notes(), made, options, written, place)
+    typer.echo(f"tables in {out}/tables and {out}/csv; the page: {page}")
+
+
+def advised(advice: pd.DataFrame) -> list[str]:
+    """The advice for the topics with the most operations, a line each.
+
+    If a kind has a single topic, "all topics" is left out.
+    """
+    from purgatory_pipeline.page import wording
+
+    topics = advice.groupby("kind")["topic"].transform("count")
+    told = advice[advice["topic"].notna() | (topics != 1)].head(ADVISED)
+    rows = zip(told["kind"], told["topic"], told["sentence"], strict=True)
+    return [
+        f"{kind}, {'all topics' if wording.is_missing(topic) else wording.text(topic)}: {said}"
+        for kind, topic, said in rows
+    ]
+
+
+def window_for(first: datetime | None, last: datetime | None) -> int:
+    """A window length in milliseconds that suits the time between two instants."""
+    if first is None or last is None:
+        return WINDOWS_MS[-1]
+    lasts_ms = (last - first).total_seconds() * 1_000
+    return max((length for length in WINDOWS_MS if lasts_ms >= WINDOWS_MIN * length), default=WINDOWS_MS[0])
+
+
+def _prepare_page() -> None:
+    """Does what takes a second or two of the page, and needs no figures."""
+    from purgatory_pipeline.page import document
+    from purgatory_pipeline.report.report_page import write_page  # noqa: F401 -- imported for later
+
+    document.libraries()
+
+
+def _write_page(
+    found: ArchiveCatalog,
+    notes: Sequence[str],
+    made: Report,
+    options: ReportOptions,
+    written: Written,
+    place: Location,
+) -> str:
+    import pyspark
+
+    from purgatory import __version__
+    from purgatory.extensions.archive import schema
+    from purgatory_pipeline.location import write_by_path
+    from purgatory_pipeline.report.report_page import write_page
+    from purgatory_pipeline.report.report_tables import ReportInfo
+
+    frames, rows = ({name: both[part] for name, both in written.items()} for part in (0, 1))
+    first_at, last_at = _bounds(found)
+    info = ReportInfo(
+        archive=found.uri,
+        first_at=first_at,
+        last_at=last_at,
+        window_ms=options.window_ms,
+        slow_over_ms=made.slow_over_ms,
+        slow_share=options.slow_share,
+        totals=made.totals,
+        rows=rows,
+        notes=tuple(notes),
+        versions={"purgatory": __version__, "schema": str(schema.VERSION), "spark": pyspark.__version__},
+    )
+    return write_by_path(place, "report.html", lambda path: write_page(frames, info, path))
+
+
+def _bounds(
+    found: ArchiveCatalog, since: datetime | None = None, until: datetime | None = None
+) -> tuple[datetime | None, datetime | None]:
+    """The first and the last instant of an archive's rows within a window, from its files."""
+    first = min((file.first_at for file in found.used if file.first_at is not None), default=None)
+    last = max((file.last_at for file in found.used if file.last_at is not None), default=None)
+    begin = max(filter(None, (first, since)), default=None)
+    return begin, min(filter(None, (last, until)), default=None)

@@ -1,0 +1,124 @@
+"""The section on stragglers: the replicas that slow produces had to wait for."""
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+import pandas as pd
+from markupsafe import Markup
+
+from purgatory_pipeline.page import charts, wording
+from purgatory_pipeline.page.parts import TOPIC, Finding, Grid, PageColumn, PageTable, Plot, Section, columns
+from purgatory_pipeline.report.report_tables import ReportInfo
+
+REPLICAS_DRAWN: Final = 10
+_CAUSES: Final = {
+    "follower": "a follower reached the offset last",
+    "leader": "the leader's own append came last",
+    "left": "a replica that had not reached it left the in-sync replicas",
+    "told": "a high watermark was pushed from outside",
+    "unknown": "the archive does not show it",
+}
+_UNITS_MS: Final = {"hours": 3_600_000, "minutes": 60_000, "seconds": 1_000, "ms": 1}
+_REPLICA: Final = (
+    *columns(wording.count, replica_id="replica", held_back="held back"),
+    *columns(wording.share, "share"),
+    *columns(wording.milliseconds, median_ms="later by, half", p99_ms="99 %", max_ms="the most"),
+    *columns(wording.total_time, total_ms="time lost"),
+)
+
+
+def stragglers_section(stragglers: pd.DataFrame, causes: pd.DataFrame, info: ReportInfo) -> Section:
+    title = "Stragglers"
+    if info.slow_over_ms is None or causes.empty:
+        return Section("stragglers", title, ("No produce was slow.",))
+    lead = Markup(
+        "A produce is slow here if it was satisfied after more than {} (the slowest {}). Each is blamed on the "
+        "in-sync replica that reached its offset last, by as much as that was later than the second-last."
+    ).format(wording.strong(wording.milliseconds(info.slow_over_ms)), wording.share_in_sentence(info.slow_share))
+    overall = _overall(stragglers)
+    by_topic = stragglers[stragglers["topic"].notna()]
+    parts: list[Plot | PageTable | Grid] = []
+    if not overall.empty:
+        parts += [
+            _plots(overall.head(REPLICAS_DRAWN)),
+            PageTable("Replicas, over all topics", overall, _REPLICA, rest="csv/stragglers.csv"),
+        ]
+    if len(set(by_topic["topic"])) > 1:
+        frame = by_topic.sort_values("total_ms", ascending=False, kind="stable")
+        parts.append(PageTable("Replicas, by topic", frame, (TOPIC, *_REPLICA), rest="csv/stragglers.csv", rows_max=8))
+    parts.append(_causes_table(causes))
+    return Section("stragglers", title, (lead,), tuple(parts))
+
+
+def straggler_finding(stragglers: pd.DataFrame) -> list[Finding]:
+    """The replica that held back the most produces, if it is clearly ahead of the next one."""
+    overall = _overall(stragglers).sort_values("held_back", ascending=False, kind="stable")
+    if overall.empty:
+        return []
+    first, second = overall.iloc[0], overall.iloc[1] if len(overall) > 1 else None
+    if second is not None and not _is_clearly_more(first["held_back"], second["held_back"]):
+        return []
+    sentence = Markup("{} held back {} of the slow produces, by {} at the median. ").format(
+        wording.strong(f"Replica {first['replica_id']}"),
+        wording.strong(wording.share_in_sentence(first["share"])),
+        wording.strong(wording.milliseconds(first["median_ms"])),
+    )
+    if second is not None:
+        share = wording.share_in_sentence(second["share"])
+        sentence += Markup("Next is replica {} with {}. ").format(second["replica_id"], share)
+    total = wording.total_time(first["total_ms"])
+    sentence += Markup("Without it they would have waited {} less in total.").format(total)
+    return [Finding(sentence, "stragglers")]
+
+
+def _is_clearly_more(first: object, second: object) -> bool:
+    """Whether the difference is at least a quarter, and more than chance would cause between two equal replicas."""
+    most, next_most = wording.number_of(first), wording.number_of(second)
+    return most >= 1.25 * next_most and most - next_most > 2 * math.sqrt(most + next_most)
+
+
+def _overall(stragglers: pd.DataFrame) -> pd.DataFrame:
+    return stragglers[stragglers["topic"].isna()].sort_values("total_ms", ascending=False, kind="stable")
+
+
+def _plots(drawn: pd.DataFrame) -> Grid:
+    """The produces that each replica held back and the time lost to it; the costliest replica is highlighted."""
+    most_ms = max(wording.number_of(value) for value in drawn["total_ms"])
+    unit, unit_ms = next(((unit, size) for unit, size in _UNITS_MS.items() if most_ms >= size), ("ms", 1))
+
+    def bars(key: str, size: int, shown: Callable[[object], str], title: str, axis: str) -> Plot:
+        return charts.bars(
+            [f"replica {replica}" for replica in drawn["replica_id"]],
+            [wording.number_of(value) / size for value in drawn[key]],
+            [shown(value) for value in drawn[key]],
+            title=title,
+            by="replica",
+            axis=axis,
+            colours=["var(--expired)", *["var(--satisfied)"] * (len(drawn) - 1)],
+            shares=key == "share",
+        )
+
+    lost = f"time lost, added up ({unit})"
+    return Grid(
+        (
+            bars("share", 1, wording.share, "Slow produces held back, by replica", "share of the slow produces"),
+            bars("total_ms", unit_ms, wording.total_time, "Time lost to it, by replica", lost),
+        )
+    )
+
+
+def _causes_table(causes: pd.DataFrame) -> PageTable:
+    frame = causes[pd.to_numeric(causes["operations"]) > 0]
+    meanings = frame["cause"].map(lambda cause: _CAUSES.get(str(cause), ""))
+    return PageTable(
+        "What let the slow produces go",
+        frame.assign(meaning=meanings),
+        (
+            PageColumn("meaning", "cause"),
+            *columns(wording.count, operations="produces"),
+            *columns(wording.share, "share"),
+            *columns(wording.total_time, waited_total_ms="waited in all"),
+        ),
+        rest="csv/slow_produces.csv",
+    )

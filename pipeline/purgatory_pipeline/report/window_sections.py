@@ -1,0 +1,387 @@
+"""Sections over time: load and outcomes, the length of waits, the lateness of expiries.
+
+The report's windows are merged until they are wide enough to distinguish, with gaps where data is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import altair as alt
+import pandas as pd
+from markupsafe import Markup
+
+from purgatory_pipeline.page import charts, wording
+from purgatory_pipeline.page.parts import KIND, TOPIC, Grid, LegendEntry, PageTable, Plot, Section, columns
+
+POINTS_MAX: Final = 200
+OUTCOMES: Final = ("satisfied", "expired", "failed", "cancelled", "shutting_down")
+
+
+@dataclass(frozen=True)
+class WindowSeries:
+    """A series of windows. `frame` has one row for each window and kind with data: `at`, `until`, and the columns of
+    the report's windows.
+
+    Each row merges `merged` windows of the report: counts are summed, and for waits and lateness the largest value is
+    kept.
+    """
+
+    frame: pd.DataFrame
+    step_ms: int
+    merged: int
+
+    @property
+    def per_window(self) -> str:
+        return duration(self.step_ms)
+
+    @property
+    def caveat(self) -> str:
+        """A note about the effect of merging on percentiles; empty if no windows were merged."""
+        return f"Of each {self.merged} windows the highest is drawn." if self.merged > 1 else ""
+
+    @property
+    def span(self) -> charts.Span:
+        return self.frame["at"].min(), self.frame["until"].max()
+
+    def total(self) -> pd.DataFrame:
+        """Counts summed over all kinds, one row per window."""
+        columns = ["registered", "refused", "ended", *OUTCOMES]
+        return self.frame.groupby(["at", "until"], sort=True)[columns].sum().reset_index()
+
+    def kinds(self) -> list[str]:
+        """The kinds, busiest first."""
+        ended = self.frame.groupby("kind")["registered"].sum()
+        return [str(kind) for kind in ended.sort_values(ascending=False, kind="stable").index]
+
+    def lines(self, kind: str, columns: Mapping[str, str]) -> charts.Values:
+        """One row for each window and column. Missing windows are null, so that lines break there.
+
+        `columns` maps a column to its word.
+        """
+        of_kind = self.frame[self.frame["kind"] == kind].set_index("at")
+        if of_kind.empty:
+            return []
+        step = pd.Timedelta(milliseconds=self.step_ms)
+        every = pd.date_range(of_kind.index.min(), of_kind.index.max(), freq=step)
+        whole = of_kind.reindex(every) if set(of_kind.index) <= set(every) else of_kind
+        return [
+            {"at": at + step / 2, "word": word, "value": value}
+            for key, word in columns.items()
+            for at, value in zip(whole.index, whole[key].tolist(), strict=True)
+        ]
+
+
+def timeline(windows: pd.DataFrame, window_ms: int) -> WindowSeries:
+    """Builds a series from the report's windows, merging them because there may be thousands."""
+    if windows.empty:
+        return WindowSeries(windows.assign(at=[], until=[]), window_ms, 1)
+    starts = pd.to_datetime(windows["window_start"], utc=True)
+    window = pd.Timedelta(milliseconds=window_ms)
+    number = (starts - starts.min()) // window
+    merged = 1 + int(number.max()) // POINTS_MAX
+    place = number // merged
+    how: dict[str, Any] = {
+        column: "max" if column.startswith(("wait_", "lateness_")) else "sum"
+        for column in windows.columns
+        if column not in {"window_start", "kind", "completion_rate", "expiry_rate"}
+    }
+    numeric = windows.assign(**{column: pd.to_numeric(windows[column]) for column in how})
+    frame = numeric.assign(place=place).groupby(["place", "kind"], sort=True).agg(how).reset_index()
+    frame["at"] = starts.min() + frame["place"] * window * merged
+    frame["until"] = frame["at"] + window * merged
+    return WindowSeries(frame, window_ms * merged, merged)
+
+
+def stacked(frame: pd.DataFrame, parts: dict[str, pd.Series[float]]) -> charts.Values:
+    """The values of stacked bars over time: `low` to `high` for each window of `frame` and each word."""
+    rows: charts.Values = []
+    below = [0.0] * len(frame)
+    for word, values in parts.items():
+        heights = values.fillna(0).tolist()
+        for place, (at, until, height) in enumerate(zip(frame["at"], frame["until"], heights, strict=True)):
+            if height > 0:
+                low = below[place]
+                rows.append({"at": at, "until": until, "word": word, "low": low, "high": low + height, "value": height})
+                below[place] = low + height
+    return rows
+
+
+def duration(step_ms: int) -> str:
+    """Formats a round duration: 1 h, 5 min, 30 s, 250 ms."""
+    for size, unit in ((86_400_000, "days"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")):
+        if step_ms >= size and step_ms % size == 0:
+            number = step_ms // size
+            return "1 day" if unit == "days" and number == 1 else f"{number:,}{wording.NBSP}{unit}"
+    return f"{step_ms:,}{wording.NBSP}ms"
+
+
+def load_section(lines: WindowSeries) -> Section:
+    title = "Load and outcomes"
+    total = lines.total()
+    if total.empty:
+        return Section("load", title, ("Nothing was registered and nothing ended in this time.",))
+    busiest = total.loc[total["registered"].idxmax()]
+    lead = Markup(
+        "In the busiest {}, from {}, {} operations per second were registered. An outcome belongs to the window in "
+        "which the operation ended, not to the one in which it was registered."
+    ).format(
+        lines.per_window,
+        wording.strong(wording.instant(busiest["at"])),
+        wording.strong(wording.decimal(busiest["registered"] / lines.step_ms * 1_000)),
+    )
+    return Section("load", title, (lead,), (_rates(total, lines), *_unsatisfied(total, lines), _by_kind(lines)))
+
+
+def _rates(total: pd.DataFrame, lines: WindowSeries) -> Plot:
+    seconds = lines.step_ms / 1_000
+    parts = {word: total[word] / seconds for word in OUTCOMES}
+    per_second = total["registered"] / seconds
+    registered = total.assign(high=per_second, value=per_second, word="registered")
+    height = charts.amounts_axis("high", "operations per second")
+    line = (
+        alt.Chart(charts.data(registered[["at", "until", "high", "value", "word"]].to_dict("records")))
+        .mark_rule(strokeWidth=1.25, color="var(--ink)")
+        .encode(x=charts.time_axis(lines.span), x2="until:Q", y=height)
+    )
+    shown = [word for word, values in parts.items() if values.sum() > 0]
+    return charts.plot(
+        charts.layered(_bars(stacked(total, parts), height, lines.span, "per second", ",.4~r"), line),
+        title="Operations ended, by outcome",
+        description=f"Bars over time: operations ended per second in each {lines.per_window}, by outcome "
+        f"({', '.join(shown) or 'none'}); a line shows what was registered. The table below has the sums.",
+        height=230,
+        legend=(*charts.swatches(charts.OUTCOME_COLOURS, shown), LegendEntry("registered", "var(--ink)", shape="line")),
+    )
+
+
+def _unsatisfied(total: pd.DataFrame, lines: WindowSeries) -> tuple[Plot, ...]:
+    """A separate plot of unsatisfied waits, which would be too thin to see next to the satisfied ones."""
+    ended = total["ended"].where(total["ended"] > 0)
+    parts = {word: total[word] / ended for word in OUTCOMES[1:]}
+    bars = stacked(total, parts)
+    if not bars:
+        return ()
+    height = charts.share_axis(alt.Y, "high", "share of the operations that ended")
+    shown = [word for word, values in parts.items() if values.sum() > 0]
+    worst = (total["ended"] - total["satisfied"]) / ended
+    drawn = charts.plot(
+        _bars(bars, height, lines.span, "share", ".2%"),
+        title="The part that was not satisfied",
+        description=f"Bars over time: the share of ended operations that were {wording.listed(shown)}; "
+        f"at most {wording.share(worst.max())}.",
+        height=150,
+        legend=charts.swatches(charts.OUTCOME_COLOURS, shown),
+    )
+    return (drawn,)
+
+
+def _bars(bars: charts.Values, height: alt.Y, span: charts.Span, what: str, written: str) -> alt.Chart:
+    tooltip = charts.tooltips(("when:N", "from (UTC)"), ("word:N", "outcome"), ("value:Q", what, written))
+    base = charts.over_time(bars, span, height, charts.OUTCOME_COLOURS)
+    chart: alt.Chart = base.mark_rect(stroke=None).encode(x2="until:Q", y2="low:Q", tooltip=tooltip)
+    return chart
+
+
+def _by_kind(lines: WindowSeries) -> PageTable:
+    counted = ["registered", "refused", "ended", *OUTCOMES, "unfinished"]
+    frame = lines.frame.groupby("kind")[counted].sum().reindex(lines.kinds()).reset_index()
+    ended = frame["ended"].where(frame["ended"] > 0)
+    rates = {"completion_rate": frame["satisfied"] / ended, "expiry_rate": frame["expired"] / ended}
+    rare = ("refused", "failed", "cancelled", "shutting_down", "unfinished")
+    return PageTable(
+        "Operations by kind",
+        frame.assign(**rates),
+        (
+            KIND,
+            *columns(wording.count, "registered", "ended"),
+            *columns(wording.share, completion_rate="satisfied"),
+            *columns(wording.count, "expired"),
+            *columns(wording.share, expiry_rate="of ended"),
+            *columns(wording.count, *(word for word in rare if frame[word].sum() > 0)),
+        ),
+    )
+
+
+TIME_WAITED: Final = "time waited (logarithmic)"
+TOPICS_DRAWN: Final = 14
+_DOT_SIZES: Final = (26, 62, 120)
+_SHADES: Final = ("var(--low)", "var(--middle)", "var(--high)")
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Columns of `topics` that are drawn together: their keys and names, from lowest to highest percentile."""
+
+    names: Mapping[str, str]
+    axis: str
+    logarithmic: bool
+
+    @property
+    def colours(self) -> dict[str, str]:
+        return dict(zip(self.names.values(), _SHADES, strict=True))
+
+
+WAITS: Final = Percentiles(
+    {"wait_p50_ms": "half", "wait_p90_ms": "90 %", "wait_p99_ms": "99 %"}, TIME_WAITED, logarithmic=True
+)
+LATENESS: Final = Percentiles(
+    {"lateness_p50_ms": "half", "lateness_p99_ms": "99 %", "lateness_max_ms": "the latest"},
+    "late by (ms)",
+    logarithmic=False,
+)
+
+
+def waits_section(topics: pd.DataFrame, lines: WindowSeries) -> Section:
+    """Percentiles of the time waited, for all outcomes."""
+    title = "How long they waited"
+    if topics.empty or topics["wait_p50_ms"].isna().all():
+        return Section("waits", title, ("Nothing ended in this time.",))
+    lead = Markup("Waits count whatever their outcome, so one that expired counts for as long as its timeout.")
+    panels = tuple(_over_time(lines, kind) for kind in lines.kinds() if lines.lines(kind, WAITS.names))
+    drawn = topics[topics["wait_p50_ms"].notna()].head(TOPICS_DRAWN)
+    by_topic = _by_topic(
+        drawn, len(topics), WAITS, "Waits, by topic and kind", "how long half, 90 % and 99 % waited at most"
+    )
+    table = PageTable(
+        "Waits, by topic and kind (a wait is an operation on one of its partitions)",
+        topics,
+        (
+            TOPIC,
+            KIND,
+            *columns(wording.count, "partitions", "ended"),
+            *columns(wording.share, completion_rate="satisfied", expiry_rate="expired"),
+            *columns(wording.milliseconds, **WAITS.names, wait_p999_ms="99.9 %", wait_max_ms="longest"),
+        ),
+        rest="csv/topics.csv",
+    )
+    legend = charts.swatches(WAITS.colours, WAITS.colours, shape="line")
+    return Section("waits", title, (lead,), parts=(Grid(panels, legend), by_topic, table))
+
+
+def lateness_section(topics: pd.DataFrame, lines: WindowSeries) -> Section:
+    """The time between the deadline of a wait and its expiry."""
+    title = "How late expiries came"
+    expired = topics[topics["lateness_max_ms"].notna() & (pd.to_numeric(topics["expired"]) > 0)]
+    if expired.empty:
+        return Section("lateness", title, ("Nothing expired in this time.",))
+    latest = expired.loc[pd.to_numeric(expired["lateness_max_ms"]).idxmax()]
+    lead = Markup(
+        "An expiry is never early; its lateness is the daemon's own delay. The latest one, {}, came {} "
+        "after its deadline."
+    ).format(wording.name(latest["topic"]), wording.strong(wording.milliseconds(latest["lateness_max_ms"])))
+    by_topic = _by_topic(
+        expired.head(TOPICS_DRAWN),
+        len(expired),
+        LATENESS,
+        "Lateness, by topic and kind",
+        "lateness of half of the expiries, of 99 %, and of the latest",
+    )
+    table = PageTable(
+        "Lateness, by topic and kind",
+        expired,
+        (TOPIC, KIND, *columns(wording.count, "expired"), *columns(wording.milliseconds, **LATENESS.names)),
+        rest="csv/topics.csv",
+        rows_max=8,
+    )
+    return Section("lateness", title, (lead,), (Grid((_lateness_over_time(lines), by_topic)), table))
+
+
+def _over_time(lines: WindowSeries, kind: str) -> Plot:
+    rows = lines.lines(kind, WAITS.names)
+    values = [wording.number_of(row["value"]) for row in rows if not wording.is_missing(row["value"])]
+    low, high = (value(values, default=1) for value in (min, max))
+    for row in rows:
+        row["drawn"] = charts.drawn_ms(row["value"])
+    height = charts.milliseconds_axis(alt.Y, "drawn", TIME_WAITED, low, high)
+    shortest, longest = (wording.milliseconds(value if values else 0) for value in (low, high))
+    return charts.plot(
+        _lines(rows, height, lines.span, WAITS.colours, "waited"),
+        title=f"Waits of {kind.replace('_', ' ')} operations",
+        description=f"Lines over time: how long half, 90 % and 99 % of the {kind} operations waited at most, in "
+        f"each {lines.per_window}; between {shortest} and {longest}.",
+        height=210,
+        note=lines.caveat,
+    )
+
+
+def _lateness_over_time(lines: WindowSeries) -> Plot:
+    colours = {kind: charts.colour_of(kind) for kind in lines.kinds()}
+    rows = [row for kind in colours for row in lines.lines(kind, {"lateness_p99_ms": kind})]
+    seen = {str(row["word"]) for row in rows if not wording.is_missing(row["value"])}
+    height = charts.amounts_axis("drawn", "late by, 99 % (ms)")
+    return charts.plot(
+        _lines([row | {"drawn": row["value"]} for row in rows], height, lines.span, colours, "late by"),
+        title="Lateness over time",
+        description=f"Lines over time: how late 99 % of the expiries were at most, by kind, in each "
+        f"{lines.per_window}.",
+        height=210,
+        note=lines.caveat,
+        legend=charts.swatches(colours, seen, shape="line"),
+    )
+
+
+def _lines(rows: charts.Values, height: alt.Y, span: charts.Span, colours: dict[str, str], what: str) -> alt.LayerChart:
+    base = charts.over_time(rows, span, height, colours)
+    tooltip = charts.tooltips(("when:N", "around (UTC)"), ("word:N", "which"), ("value:Q", f"{what} (ms)", ",.4~r"))
+    return charts.layered(
+        base.mark_line(strokeWidth=1.75, strokeCap="round", strokeJoin="round"),
+        base.mark_circle(size=9),
+        base.mark_circle(size=90, opacity=0).encode(tooltip=tooltip),
+    )
+
+
+def _by_topic(drawn: pd.DataFrame, total: int, percentiles: Percentiles, title: str, what: str) -> Plot:
+    return charts.plot(
+        _dots(drawn, percentiles),
+        title=title,
+        description=f"Dots for {len(drawn)} topics and kinds: {what}. The table below has the figures.",
+        height=charts.rows_height(len(drawn)),
+        note=f"The {TOPICS_DRAWN} of {total:,} that ended most." if total > TOPICS_DRAWN else "",
+        legend=charts.swatches(percentiles.colours, percentiles.colours),
+    )
+
+
+def _dots(topics: pd.DataFrame, percentiles: Percentiles) -> alt.LayerChart:
+    """A row for each topic and kind: percentiles as dots on a line from the lowest to the highest.
+
+    Lower percentiles are smaller dots drawn in front, so that all dots stay visible where they coincide.
+    """
+    pairs = zip(topics["topic"], topics["kind"], strict=True)
+    labels = charts.unique_labels(f"{topic} · {kind}" for topic, kind in pairs)
+    at_least = charts.SHORTEST_MS if percentiles.logarithmic else 0
+    sized = list(zip(percentiles.names.items(), _DOT_SIZES, strict=True))
+    dots: charts.Values = []
+    spans: charts.Values = []
+    for place, label in enumerate(labels):
+        row = topics.iloc[place]
+        points: charts.Values = [
+            {"label": label, "place": place, "word": word, "value": wording.number_of(row[key]), "size": size}
+            for (key, word), size in sized
+            if not wording.is_missing(row[key])
+        ]
+        at = [max(point["value"], at_least) for point in points]
+        spans.append({"label": label, "place": place, "low": min(at), "high": max(at)})
+        dots += [point | {"drawn": drawn} for point, drawn in zip(points[::-1], at[::-1], strict=True)]
+    values = [dot["drawn"] for dot in dots]
+    across = charts.milliseconds_axis(alt.X, "drawn", percentiles.axis, min(values), max(values))
+    if not percentiles.logarithmic:
+        scale = alt.Scale(zero=True)
+        across = alt.X("drawn:Q", title=percentiles.axis, axis=alt.Axis(tickCount=5), scale=scale)
+    tooltip = charts.tooltips(("label:N", "topic · kind"), ("word:N", "which"), ("value:Q", "ms", ",.4~r"))
+    return charts.layered(
+        alt.Chart(charts.data(spans))
+        .mark_rule(strokeWidth=2, color="var(--line)")
+        .encode(y=charts.rows_axis(), x=alt.X("low:Q"), x2="high:Q"),
+        alt.Chart(charts.data(dots))
+        .mark_circle(opacity=1)
+        .encode(
+            y=charts.rows_axis(),
+            x=across,
+            color=charts.by_word(percentiles.colours),
+            size=alt.Size("size:Q", scale=None, legend=None),
+            tooltip=tooltip,
+        ),
+    )

@@ -1,0 +1,227 @@
+"""A shard of the purgatory: an engine fed with rows in any order, whose state is saved as bytes between batches.
+
+A shard runs on event time. Its horizon is the latest timestamp of any row, minus the permitted delay. Rows before the
+horizon are played in timestamp order and later ones are kept. A row that arrives when the horizon has passed it is
+late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from purgatory.engine.batches import Refusal
+from purgatory.engine.codes import EVENT_NAMES, KINDS
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.engine.tape import Played
+from purgatory_pipeline.engine_rows.integers import Flags, Hashes, Integers
+from purgatory_pipeline.stream.caller_ids import CALLERS, CallerIds, Repeats
+from purgatory_pipeline.stream.outcome_rows import OUTCOME_ROWS, completed_rows, refused_rows
+from purgatory_pipeline.stream.shard_tape import RowTape, tape_of
+from purgatory_pipeline.stream.stream_rows import ROWS, Records, column_of, conformed, hashes_of, play_order, records_of
+
+UNBOUNDED: Final = 2**60
+LIMITS: Final = EngineLimits(
+    pending_operations_max=UNBOUNDED,
+    pending_items_max=UNBOUNDED,
+    partitions_max=UNBOUNDED,
+    signal_keys_max=UNBOUNDED,
+)
+"""A shard is limited only by its memory; the other limits are those of the daemon.
+
+Every shard keeps the counts of all keys. If it evicted some, the choice would depend on its pending operations, and so
+outcomes would depend on the number of shards.
+"""
+NOTHING: Final = np.empty(0, np.int64)
+NEVER: Final = -1
+"""No row received yet."""
+
+BROKEN: Final = "incomplete: items are missing, kind or type is unknown, or operation_id is below 1"
+QUARANTINED: Final = pa.schema([*ROWS, pa.field("reason", pa.string())])
+"""Rows that could not be played, with the reason."""
+
+
+@dataclass(frozen=True)
+class PlayedRows:
+    """The result of a batch: outcomes, late rows, and rows that the engine cannot interpret."""
+
+    outcomes: pa.Table
+    late: pa.Table
+    malformed: pa.Table
+
+
+class Shard:
+    """`delay_ms`: how far rows may be out of order. With 0, batches may separate rows of the same millisecond."""
+
+    def __init__(self, delay_ms: int = 0, *, number: int = 0) -> None:
+        assert delay_ms >= 0, f"delay_ms={delay_ms}"
+        self.delay_ms = delay_ms
+        self.number: Final = number
+        """Events go to all shards; only shard 0 reports late and malformed ones, so that each is reported once."""
+        self.seen_ms = NEVER
+        """Latest timestamp of any row, in ms since the epoch."""
+        self.horizon_ms = NEVER
+        """All rows before it have been played; without a delay, rows at it too."""
+        self.clock_ms = NEVER
+        """Time of the engine. With a delay it stays 1 ms before the horizon, where rows may still arrive."""
+        self.late = 0
+        """Number of late operations and events so far."""
+        self.callers = CallerIds()
+        self.kept: pa.Table = ROWS.empty_table().select(["at_ms"])
+        """Rows after the horizon."""
+        self.next_id = 1
+        self.engine: Engine | None = None
+
+    @property
+    def pending(self) -> int:
+        """Number of registered operations that are not complete; rows that are not due yet do not count."""
+        return len(self.callers)
+
+    def start_engine(self, now_ms: int) -> Engine:
+        """Create the engine and its only owner, number 0."""
+        self.clock_ms = now_ms
+        self.engine = Engine(LIMITS, now_ms)
+        self.owner = self.engine.add_owner()
+        return self.engine
+
+    def play(self, rows: pa.Table, seen_ms: int = NEVER) -> PlayedRows:
+        """Add rows (`ROWS`, or some of its columns) and play those that are due.
+
+        Args:
+            rows: The rows of this batch for this shard.
+            seen_ms: Latest timestamp of the whole batch, in ms; it keeps all shards of a stream at the same horizon.
+        """
+        fresh = rows.num_rows
+        rows = pa.concat_tables([self.kept, conformed(rows)], promote_options="default").combine_chunks()
+        first_fresh = rows.num_rows - fresh
+        at_ms = column_of(rows, "at_ms")
+        self.seen_ms = max(self.seen_ms, seen_ms, int(at_ms.max(initial=NEVER)))
+        before_ms, self.horizon_ms = self.horizon_ms, max(self.horizon_ms, self.seen_ms - self.delay_ms)
+        records = records_of(rows)
+        known = known_records(rows, records)
+        is_late = (records.at_ms < before_ms) & (records.start >= first_fresh) & known
+        self.late += int(is_late.sum())
+        is_complete = known & records.is_complete & ~is_late
+        # With a delay a millisecond is played once it is complete, so that the batches never split it.
+        is_due = records.at_ms < self.horizon_ms if self.delay_ms else records.at_ms <= self.horizon_ms
+        self.kept = used_columns(rows.take(pa.array(records.rows(is_complete & ~is_due))))
+        due = np.flatnonzero(is_complete & is_due)
+        outcomes, refused = self._play(rows, records, play_order(rows, records, due))
+        owned = records.is_registration if self.number else np.ones(len(records), np.bool_)
+        is_heartbeat = ~records.is_registration & (column_of(rows, "type")[records.start] == 0)
+        broken = owned & ~is_late & (~known | ~records.is_complete) & ~is_heartbeat
+        malformed = [quarantined(rows, records.rows(broken), BROKEN)]
+        malformed += refused if not self.number else []
+        late = quarantined(rows, records.rows(is_late & owned), "")
+        return PlayedRows(outcomes, late, pa.concat_tables(malformed))
+
+    def _play(self, rows: pa.Table, records: Records, order: Integers) -> tuple[pa.Table, list[pa.Table]]:
+        if self.engine is None and not len(order):
+            return OUTCOME_ROWS.empty_table(), []
+        engine = self.engine or self.start_engine(int(records.at_ms[order[0]]))
+        self.clock_ms = max(self.clock_ms, self.horizon_ms - bool(self.delay_ms))
+        arriving = tape_of(rows, records, order, self.next_id, self.clock_ms, LIMITS.timeout_ms_default)
+        repeats = self._add(rows, records, arriving)
+        played = engine.play(self.owner, arriving.tape, prompt=True)
+        refused = self._refused(rows, arriving, played)
+        return self._outcomes(played, arriving, repeats), refused
+
+    def _add(self, rows: pa.Table, records: Records, arriving: RowTape) -> Repeats:
+        """Add the arriving operations to the pending ones."""
+        operations = arriving.operations
+        if operations is None:
+            return Repeats.none()
+        first = records.start[arriving.registrations]
+        callers = rows.column("caller").take(pa.array(first)) if "caller" in rows.column_names else None
+        more = pa.table(
+            {
+                "engine_id": operations.ids,
+                "caller": pa.nulls(len(first), pa.string()).fill_null("") if callers is None else callers.fill_null(""),
+                "operation_id": column_of(rows, "operation_id")[first],
+                "registered_ms": operations.time,
+            },
+            schema=CALLERS,
+        )
+        hashes: Hashes = hashes_of(more.column("caller"), more.column("operation_id").to_numpy())
+        repeats = Repeats.among(self.callers, more, hashes)
+        self.callers.add(more, hashes)
+        self.next_id += len(first)
+        return repeats
+
+    def _refused(self, rows: pa.Table, arriving: RowTape, played: Played) -> list[pa.Table]:
+        """The events that the engine refused."""
+        refusals = played.events.refusals
+        if not refusals:
+            return []
+        places = arriving.events[[refusal.index for refusal in refusals]]
+        return [quarantined(rows, places, [refusal_text(refusal) for refusal in refusals])]
+
+    def _outcomes(self, played: Played, arriving: RowTape, repeats: Repeats) -> pa.Table:
+        """Outcomes of refused and completed operations. Duplicates of a pending operation are cancelled instead."""
+        assert self.engine is not None, "nothing was played"
+        ids = [np.array(played.refused_ids, np.int64)]
+        found = [self._refused_rows(played, arriving)]
+        for ended in self.engine.take_completions():  # there is one owner
+            ids.append(np.asarray(ended.operation_ids, np.int64))
+            found.append(completed_rows(ended, self.callers.table.take(pa.array(self.callers.places(ids[-1])))))
+        outcomes, ended_ids = pa.concat_tables(found), np.concatenate(ids)
+        repeated = repeats.dropped(ended_ids, outcomes) if repeats else NOTHING
+        self._forget(ended_ids)
+        waiting = self.callers.present(repeated)
+        if len(waiting):
+            self.engine.cancel(self.owner, waiting.tolist(), self.clock_ms)
+            self.engine.take_completions()
+            self._forget(waiting)
+        return outcomes.filter(pa.array(~np.isin(ended_ids, repeated))) if len(repeated) else outcomes
+
+    def _refused_rows(self, played: Played, arriving: RowTape) -> pa.Table:
+        if not played.refused_ids:
+            return OUTCOME_ROWS.empty_table()
+        assert arriving.operations is not None, f"refused {played.refused_ids[:3]}, nothing was registered"
+        refused = np.array(played.refused_ids, np.int64)
+        kinds = arriving.operations.kind[refused - arriving.operations.ids[0]]
+        return refused_rows(played.refusals, self.callers.table.take(pa.array(self.callers.places(refused))), kinds)
+
+    def _forget(self, engine_ids: Integers) -> None:
+        kept = np.ones(len(self.callers), np.bool_)
+        kept[self.callers.places(engine_ids)] = False
+        self.callers.keep(kept)
+
+
+def known_records(rows: pa.Table, records: Records) -> Flags:
+    """Mask of operations of a known kind with a valid id and events of a known type; heartbeats are False."""
+    kind, kind_of_event = (column_of(rows, name)[records.start] for name in ("kind", "type"))
+    is_operation = np.isin(kind, KINDS) & (column_of(rows, "operation_id")[records.start] >= 1)
+    return np.where(records.is_registration, is_operation, np.isin(kind_of_event, list(EVENT_NAMES)))
+
+
+def used_columns(rows: pa.Table) -> pa.Table:
+    """Drop the columns that are entirely null, except `at_ms`."""
+    return rows.select(
+        [name for name in rows.column_names if name == "at_ms" or rows.column(name).null_count < len(rows)]
+    )
+
+
+def quarantined(rows: pa.Table, places: Integers, reason: str | Sequence[str]) -> pa.Table:
+    """The rows at `places`, each with a reason."""
+    if not len(places):
+        return QUARANTINED.empty_table()
+    chosen = rows.take(pa.array(places))
+    reasons = [reason] * len(places) if isinstance(reason, str) else list(reason)
+    columns = {
+        field.name: chosen.column(field.name)
+        if field.name in chosen.column_names
+        else pa.nulls(len(places), field.type)
+        for field in ROWS
+    }
+    return pa.table({**columns, "reason": pa.array(reasons, pa.string())}, schema=QUARANTINED)
+
+
+def refusal_text(refusal: Refusal) -> str:
+    """Format a refusal as one line."""
+    return f"{refusal.field}: {refusal.message}" if refusal.field else refusal.message

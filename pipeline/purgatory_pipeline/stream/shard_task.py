@@ -1,0 +1,99 @@
+"""The Spark task that plays the payloads of a micro-batch in one shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+from pyspark.accumulators import Accumulator, AccumulatorParam
+
+from purgatory_pipeline.location import attempt_name, open_location
+from purgatory_pipeline.stream.outcome_rows import OUTCOME_ROWS
+from purgatory_pipeline.stream.payloads import PAYLOAD, unpacked
+from purgatory_pipeline.stream.shard import QUARANTINED, Shard
+from purgatory_pipeline.stream.shard_state import ShardLayout
+from purgatory_pipeline.stream.wire_records import MALFORMED
+
+OUTCOMES: Final = "outcomes"
+LATE: Final = "late"
+QUARANTINE: Final = "quarantine"
+MALFORMED_RECORDS: Final = "malformed"
+TABLES: Final = {OUTCOMES: OUTCOME_ROWS, LATE: QUARANTINED, QUARANTINE: QUARANTINED, MALFORMED_RECORDS: MALFORMED}
+"""The output tables of a stream."""
+BATCH: Final = "batch"
+"""Name of the column and of the folders with the number of the micro-batch."""
+
+Counts = dict[str, int]
+"""Number of rows by table; under `pending`, the number of pending operations."""
+
+
+class AddedCounts(AccumulatorParam[Counts]):
+    """Adds the counts of Spark tasks."""
+
+    def zero(self, value: Counts) -> Counts:
+        """Nothing."""
+        del value
+        return {}
+
+    def addInPlace(self, value1: Counts, value2: Counts) -> Counts:  # noqa: N802 - Spark's name
+        """The sums."""
+        return {name: value1.get(name, 0) + value2.get(name, 0) for name in value1 | value2}
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """For `mapInArrow` over one partition per shard: restores the shard, plays its payloads, and saves it.
+
+    The state is saved before Spark commits the micro-batch. That is safe, because a repeated micro-batch starts from
+    the state before it, and plays the same payloads. `folders`: where each table is written to; outcomes without a
+    folder are yielded.
+    """
+
+    layout: ShardLayout
+    batch: int
+    delay_ms: int
+    folders: dict[str, str]
+    counts: Accumulator[Counts]
+
+    def __call__(self, payloads: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Play the payloads of one shard: those of this task's partition."""
+        context = TaskContext.get()
+        assert context is not None, "not in a Spark task"
+        number = context.partitionId()
+        shard = self.layout.load(number, self.batch, self.delay_ms)
+        found = pa.Table.from_batches(payloads, PAYLOAD)
+        strays = set(found.column("shard").to_pylist()) - {number}
+        assert not strays, f"partition {number} has payloads of shards {strays}"
+        tables = play_payloads(shard, found)
+        for name, rows in tables.items():
+            if rows.num_rows and name in self.folders:
+                write_part(self.folders[name], self.batch, number, rows)
+        self.layout.save(shard, self.batch + 1)
+        self.counts.add({name: rows.num_rows for name, rows in tables.items()} | {"pending": shard.pending})
+        if OUTCOMES not in self.folders:
+            yield from tables[OUTCOMES].to_batches()
+
+
+def play_payloads(shard: Shard, payloads: pa.Table) -> dict[str, pa.Table]:
+    """Play the payloads of one micro-batch. Returns the rows of each table."""
+    if not payloads.num_rows:
+        return {name: schema.empty_table() for name, schema in TABLES.items()}
+    seen_ms = max(payloads.column("seen_ms").to_pylist())
+    played = shard.play(unpacked(payloads.column("rows").to_pylist()), seen_ms)
+    malformed = unpacked(payloads.column("malformed").to_pylist(), MALFORMED)
+    quarantine = pa.concat_tables([played.malformed, unpacked(payloads.column("quarantined").to_pylist(), QUARANTINED)])
+    return dict(zip(TABLES, (played.outcomes, played.late, quarantine, malformed), strict=True))
+
+
+def write_part(folder: str, batch: int, shard: int, rows: pa.Table) -> None:
+    """Write one shard's rows of a batch atomically, replacing the file of another attempt."""
+    place = open_location(folder).child(f"{BATCH}={batch:08d}")
+    place.filesystem.create_dir(place.root, recursive=True)
+    name = f"shard-{shard:05d}.parquet"
+    unfinished = place.child(attempt_name(name)).root
+    pq.write_table(rows, unfinished, filesystem=place.filesystem, write_page_checksum=True)
+    place.filesystem.move(unfinished, place.child(name).root)

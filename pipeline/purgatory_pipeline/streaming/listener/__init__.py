@@ -1,5 +1,0 @@
-"""Publishes the committed offsets of Spark's streaming queries as marks, so that operations can wait for them."""
-
-from purgatory_pipeline.streaming.listener.query_listener import PurgatoryListener
-
-__all__ = ["PurgatoryListener"]
