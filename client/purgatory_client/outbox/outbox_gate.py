@@ -140,8 +140,8 @@ class OutboxGate:
     async def close(self) -> None:
         """Write the remaining records and release the file.
 
-        Raises OutboxError (UNWRITABLE) if a confirmation could not be written; the next client will recover its wait once
-        more.
+        Raises OutboxError (UNWRITABLE) if a confirmation could not be written; the next client will recover its wait
+        once more.
         """
         if self._loaded:
             self._stage()

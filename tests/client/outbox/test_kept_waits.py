@@ -163,7 +163,7 @@ async def test_a_refused_wait_raises_until_it_is_confirmed(shared_daemon: Daemon
 async def test_what_cannot_be_written_is_refused_and_nothing_else(
     shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path
 ) -> None:
-    """On a full disk a registration raises OutboxError (UNWRITABLE); results arrive once there is space, and none is lost."""
+    """On a full disk a registration fails as unwritable; results arrive once there is space, and none is lost."""
     async with AsyncClient(shared_daemon.address, outbox=tmp_path / "o.db") as kept:
         ticket = await kept.submit(waits.produce({"p-1": 1}, timeout=LONG), "before")
         file = kept._session.outbox()._writer.file
@@ -232,7 +232,7 @@ async def copied_offline(path: Path, copy: Path, address: str) -> None:
 async def test_of_two_copies_the_second_is_refused(
     shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path, names: tuple[str, str]
 ) -> None:
-    """Both copies registered a wait while offline. The second one to connect raises OutboxError (COPIED) for all its waits
+    """Both copies registered a wait while offline. The second one to connect fails (COPIED) for all its waits
     and acknowledges nothing: the first one collects its result afterwards.
     """
     first, second = (tmp_path / f"{name}.db" for name in names)
@@ -255,7 +255,7 @@ async def test_of_two_copies_the_second_is_refused(
 async def test_a_result_of_other_names_is_not_accepted(
     shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If two copies ever use the same id, the result of one is not given to the other: it raises OutboxError (COPIED), and
+    """If two copies ever use the same id, the result of one is not given to the other: it fails (COPIED), and
     the result is neither stored nor acknowledged.
     """
     monkeypatch.setattr(outbox_file, "IDS_SKIPPED_MAX", 1)
