@@ -8,8 +8,10 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+from purgatory.engine import calls
 from purgatory.engine import tape as tapes
 from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName
+from purgatory.engine.calls import Apply, PassTime, Register
 from purgatory.engine.codes import (
     COMPOSITE,
     FOLLOWER_PROGRESS,
@@ -46,10 +48,10 @@ def register_complete(operations: int) -> None:
         batch = OperationBatch(
             ids, partitions=partitions, item_indexes=indexes, offsets=offsets, timeouts_ms=[TIMEOUT_MS]
         )
-        engine.register(owner, PRODUCE, batch, NOW_MS)
+        engine.perform(owner, Register(PRODUCE, batch), NOW_MS)
         marks = [mark + each] * 10
         events = EventBatch([HIGH_WATERMARK] * 10, partitions=partitions, item_indexes=indexes[:10], offsets=marks)
-        assert sum(engine.apply(events, NOW_MS).ended) == BATCH
+        assert engine.perform(None, Apply(events), NOW_MS).ended == BATCH
         engine.take_completions()
 
 
@@ -71,9 +73,9 @@ def five_partitions(operations: int) -> None:
             offsets=[mark],
             timeouts_ms=[TIMEOUT_MS],
         )
-        engine.register(owner, PRODUCE, batch, NOW_MS)
+        engine.perform(owner, Register(PRODUCE, batch), NOW_MS)
         events = EventBatch([HIGH_WATERMARK] * 100, partitions=partitions, item_indexes=places, offsets=[mark])
-        assert sum(engine.apply(events, NOW_MS).ended) == 20
+        assert engine.perform(None, Apply(events), NOW_MS).ended == 20
         engine.take_completions()
 
 
@@ -92,7 +94,7 @@ def composites_of_five(operations: int) -> None:
             offsets=[mark],
             timeouts_ms=[TIMEOUT_MS],
         )
-        engine.register(owner, COMPOSITE, batch, NOW_MS)
+        engine.perform(owner, Register(COMPOSITE, batch), NOW_MS)
         end_mixed(engine, partitions, keys, mark, ended=20)
 
 
@@ -116,8 +118,8 @@ def five_single_waits(operations: int) -> None:
             offsets=[mark],
             timeouts_ms=[TIMEOUT_MS],
         )
-        engine.register(owner, PRODUCE, marks, NOW_MS)
-        engine.register(owner, SIGNAL, signals, NOW_MS)
+        engine.perform(owner, Register(PRODUCE, marks), NOW_MS)
+        engine.perform(owner, Register(SIGNAL, signals), NOW_MS)
         end_mixed(engine, partitions, keys, mark, ended=100)
 
 
@@ -132,7 +134,7 @@ def end_mixed(engine: Engine, partitions: list[PartitionName], keys: list[str], 
     """Report `mark` for all partitions, and signal all keys."""
     marks = EventBatch([HIGH_WATERMARK] * 60, partitions=partitions, item_indexes=list(range(60)), offsets=[mark])
     signals = EventBatch([KEY_SIGNALLED] * 40, keys=keys, item_indexes=list(range(40)), offsets=[1])
-    done = sum(engine.apply(marks, NOW_MS).ended) + sum(engine.apply(signals, NOW_MS).ended)
+    done = engine.perform(None, Apply(marks), NOW_MS).ended + engine.perform(None, Apply(signals), NOW_MS).ended
     assert done == ended, f"{done} ended, not {ended}"
     engine.take_completions()
 
@@ -145,8 +147,8 @@ def expire(operations: int) -> None:
         ids = list(range(first + 1, first + BATCH + 1))
         timeouts_ms = [1 + number % 300 for number in range(BATCH)]
         batch = OperationBatch(ids, partitions=[("bench", 0)], offsets=[1], timeouts_ms=timeouts_ms)
-        engine.register(owner, PRODUCE, batch, first)
-        assert engine.advance_clock(first + 300, BATCH) == BATCH
+        engine.perform(owner, Register(PRODUCE, batch), first)
+        assert engine.perform(None, PassTime(BATCH), first + 300).ended == BATCH
         engine.take_completions()
 
 
@@ -172,8 +174,10 @@ def translate(operations: int) -> None:
         arrived = operation_pb2.OperationColumns.FromString(columns.SerializeToString())
         [part] = parts_from_columns(arrived, BATCH)
         for run in part.runs:
-            engine.register(owner, run.kind, run.batch, NOW_MS)
-        engine.apply(EventBatch([HIGH_WATERMARK], partitions=[("bench", 0)], offsets=[first + BATCH]), NOW_MS)
+            engine.perform(owner, Register(run.kind, run.batch), NOW_MS)
+        engine.perform(
+            None, Apply(EventBatch([HIGH_WATERMARK], partitions=[("bench", 0)], offsets=[first + BATCH])), NOW_MS
+        )
         for completions in engine.take_completions():
             assert len(completions) == BATCH
             results = wire.ResultBatch()
@@ -197,7 +201,7 @@ def tape(operations: int) -> None:
             offsets=[offset for offset in ids for _ in range(4)],
             replica_ids=[UNKNOWN, 2, 3, UNKNOWN] * BATCH,
         )
-        steps = [tapes.APPLY, tapes.REGISTER + PRODUCE, tapes.APPLY] * BATCH
+        steps = [calls.APPLY, calls.REGISTER + PRODUCE, calls.APPLY] * BATCH
         times_ms = [at for number in ids for at in (number, number, number + 1)]
         engine.play(
             owner, tapes.Tape(steps, times_ms, [1, 1, 3] * BATCH, operations=[None, waits], events=events), False

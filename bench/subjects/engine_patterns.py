@@ -11,6 +11,7 @@ from typing import Final
 from bench.measure.worker import Numbers, serve
 from bench.subjects.engine_runs import BATCH, EXPIRED_PER_CALL, TIMEOUT_MS, Filled, now_ms, repeated
 from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.calls import Apply, PassTime, Register
 from purgatory.engine.codes import HIGH_WATERMARK, PRODUCE
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -41,17 +42,17 @@ def five_partitions(partitions: int, pending: int, seconds: float) -> Numbers:
             timeouts_ms=[TIMEOUT_MS],
         )
         first += row
-        assert engine.register(owner, PRODUCE, batch, at_ms).accepted == row
+        assert engine.perform(owner, Register(PRODUCE, batch), at_ms).accepted == row
 
     def turn() -> int:
         nonlocal mark
         mark += 1
         at_ms = now_ms()
         events = EventBatch(types, partitions=names, item_indexes=places, offsets=[mark] * partitions)
-        engine.apply(events, at_ms)
+        engine.perform(None, Apply(events), at_ms)
         ended = sum(len(completions) for completions in engine.take_completions())
         register(pending // row + mark, at_ms)
-        engine.advance_clock(at_ms, EXPIRED_PER_CALL)
+        engine.perform(None, PassTime(EXPIRED_PER_CALL), at_ms)
         return ended
 
     for offset in range(1, pending // row + 1):
@@ -78,10 +79,12 @@ def zipf(keys: int, pending: int, seconds: float) -> Numbers:
         turns += 1
         marks = list(map(next, map(marks_of.__getitem__, indexes)))
         at_ms = now_ms()
-        engine.apply(EventBatch(types, partitions=partitions, item_indexes=indexes, offsets=marks), at_ms)
+        engine.perform(
+            None, Apply(EventBatch(types, partitions=partitions, item_indexes=indexes, offsets=marks)), at_ms
+        )
         ended = filled.take()
         filled.register(partitions, indexes, [mark + pending for mark in marks], TIMEOUT_MS, at_ms)
-        engine.advance_clock(at_ms, EXPIRED_PER_CALL)
+        engine.perform(None, PassTime(EXPIRED_PER_CALL), at_ms)
         return ended
 
     numbers = repeated(turn, seconds)
@@ -125,10 +128,10 @@ def falling(pending: int, step: int, seconds: float) -> Numbers:
         ended = 0
         for reached in range(base, base + pending, BATCH):
             marks = list(range(reached + step, reached + BATCH + 1, step))
-            engine.apply(EventBatch(types, partitions=partitions, offsets=marks), at_ms)
+            engine.perform(None, Apply(EventBatch(types, partitions=partitions, offsets=marks)), at_ms)
             ended += filled.take()
         base += pending
-        engine.advance_clock(now_ms(), EXPIRED_PER_CALL)
+        engine.perform(None, PassTime(EXPIRED_PER_CALL), now_ms())
         return ended
 
     numbers = repeated(turn, seconds)

@@ -12,6 +12,7 @@ from typing import Final
 
 from bench.measure.worker import Numbers, measured, resident_bytes, serve
 from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName
+from purgatory.engine.calls import Apply, CancelName, PassTime, Register
 from purgatory.engine.codes import FETCH, HIGH_WATERMARK, LEADER_APPEND, PRODUCE
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -60,7 +61,7 @@ class Filled:
             offsets=offsets,
             timeouts_ms=[timeout_ms],
         )
-        receipt = self.engine.register(self.owner, PRODUCE, batch, at_ms)
+        receipt = self.engine.perform(self.owner, Register(PRODUCE, batch), at_ms)
         assert receipt.accepted == len(indexes), f"{len(receipt.refusals)} refused"
 
     def take(self) -> int:
@@ -116,10 +117,12 @@ def register_complete(keys: int, hot: int, pending: int, step: int, events: int,
         offsets = each_repeated(range(pending + mark + 1, pending + reached + 1), hot)
         mark = reached
         at_ms = now_ms()
-        engine.apply(EventBatch(types, partitions=partitions, item_indexes=event_indexes, offsets=marks), at_ms)
+        engine.perform(
+            None, Apply(EventBatch(types, partitions=partitions, item_indexes=event_indexes, offsets=marks)), at_ms
+        )
         ended = filled.take()
         filled.register(partitions, indexes, offsets, TIMEOUT_MS, at_ms)
-        engine.advance_clock(at_ms, EXPIRED_PER_CALL)
+        engine.perform(None, PassTime(EXPIRED_PER_CALL), at_ms)
         return ended
 
     numbers = repeated(turn, seconds)
@@ -136,7 +139,7 @@ def expire_all(count: int, keys: int) -> Numbers:
     ended = 0
     started = time.perf_counter()
     while 0 <= engine.next_expiration_ms() <= due_ms:
-        engine.advance_clock(due_ms, EXPIRED_PER_CALL)
+        engine.perform(None, PassTime(EXPIRED_PER_CALL), due_ms)
         ended += filled.take()
     seconds = time.perf_counter() - started
     assert ended == count // keys * keys, f"{ended} of {count} expired"
@@ -150,7 +153,7 @@ def cancel_all(count: int, keys: int) -> Numbers:
     ended = 0
     started = time.perf_counter()
     for partition in filled.partitions:
-        filled.engine.cancel_partition(partition, filled.start_ms)
+        filled.engine.perform(None, CancelName(partition), filled.start_ms)
         ended += filled.take()
     return measured(time.perf_counter() - started, ended)
 
@@ -163,7 +166,7 @@ def fetch_evaluations(fetches: int, appends: int) -> Numbers:
     owner = engine.add_owner()
     partitions = [("bench", 0)]
     log = EventBatch([LEADER_APPEND], partitions=partitions, offsets=[0], byte_positions=[0], segment_base_offsets=[0])
-    engine.apply(log, 0)
+    engine.perform(None, Apply(log), 0)
     for first in range(0, fetches, BATCH):
         ids = list(range(first + 1, min(first + BATCH, fetches) + 1))
         batch = OperationBatch(
@@ -174,7 +177,7 @@ def fetch_evaluations(fetches: int, appends: int) -> Numbers:
             partition_max_bytes=[MIB],
             timeouts_ms=[TIMEOUT_MS],
         )
-        assert engine.register(owner, FETCH, batch, 0).accepted == len(ids)
+        assert engine.perform(owner, Register(FETCH, batch), 0).accepted == len(ids)
     ended = 0
     started = time.perf_counter()
     for append in range(1, appends + 1):
@@ -185,11 +188,11 @@ def fetch_evaluations(fetches: int, appends: int) -> Numbers:
             offsets=[append, append],
             byte_positions=[position, -1],
         )
-        engine.apply(events, append)
+        engine.perform(None, Apply(events), append)
         ended += sum(len(completions) for completions in engine.take_completions())
     seconds = time.perf_counter() - started
     assert ended == fetches, f"{ended} of {fetches} fetches ended"
-    return {**measured(seconds, ended), "evaluations": engine.counts(FETCH).evaluations / fetches}
+    return {**measured(seconds, ended), "evaluations": engine.inspection.counts(FETCH).evaluations / fetches}
 
 
 def memory(count: int, keys: int) -> Numbers:
@@ -219,7 +222,7 @@ def leftovers(count: int) -> Numbers:
         byte_positions=[0, 0],
         segment_base_offsets=[0, 0],
     )
-    engine.apply(first, 0)
+    engine.perform(None, Apply(first), 0)
     ended = 0
     for end in range(count):
         batch = OperationBatch(
@@ -232,14 +235,14 @@ def leftovers(count: int) -> Numbers:
             partition_max_bytes=[MIB, MIB],
             timeouts_ms=[TIMEOUT_MS],
         )
-        assert engine.register(owner, FETCH, batch, 0).accepted == 1
+        assert engine.perform(owner, Register(FETCH, batch), 0).accepted == 1
         appended = EventBatch(
             [LEADER_APPEND, HIGH_WATERMARK],
             partitions=partitions[:1],
             offsets=[end + 1] * 2,
             byte_positions=[end + 1, -1],
         )
-        engine.apply(appended, 0)
+        engine.perform(None, Apply(appended), 0)
         ended += sum(len(completions) for completions in engine.take_completions())
     assert ended == count, f"{ended} of {count} fetches ended"
     idle = engine._partitions.get(partitions[1])  # noqa: SLF001 - no view counts entries of ended operations

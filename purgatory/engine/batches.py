@@ -105,16 +105,6 @@ class Refusal:
         self.error_code: Final = error_code
 
 
-class RegisterReceipt:
-    """The result of registering an `OperationBatch`."""
-
-    def __init__(self) -> None:
-        self.highest_operation_id = 0
-        self.accepted = 0
-        self.already_known = 0
-        self.refusals: Final[list[Refusal]] = []
-
-
 class EventBatch:
     """A batch of events. The item of an event is a partition (for KEY_SIGNALLED: a key) of the dictionary.
 
@@ -175,15 +165,27 @@ class ReplicaSets:
         self.min_in_sync_replicas: Final = min_in_sync_replicas
 
 
-class EventsReceipt:
-    """The result of one slice of an `EventBatch`.
-
-    `next_index` is where the next slice starts; the batch is done when it equals the batch's length.
-    """
+class Receipt:
+    """The effects of one call of the engine. Fields that do not apply to the call have their initial values."""
 
     def __init__(self) -> None:
+        self.ended = 0
+        """How many operations the call has ended."""
+        self.has_more = False
+        """The call stopped before its end; make it again for the rest."""
+        self.refusals: Final[list[Refusal]] = []
+        """Refused operations of `Register`, refused events of `Apply`."""
+        # Register.
+        self.highest_operation_id = 0
+        self.accepted = 0
+        self.already_known = 0
+        # Apply.
         self.next_index = 0
-        self.ended: Final[list[int]] = []
+        """Where the next slice starts. The batch is done when this is its length."""
+        self.ended_by_event: Final[list[int]] = []
         """For each event of the slice: how many operations it ended."""
         self.unchanged = 0
-        self.refusals: Final[list[Refusal]] = []
+        """Events that changed nothing."""
+        # Cancel, Extend, FailStale.
+        self.were_pending: Final[list[bool]] = []
+        """For each id: False if the operation had ended or was never registered. Shorter than the ids if `has_more`."""

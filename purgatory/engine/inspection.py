@@ -55,9 +55,18 @@ class EngineInspection:
         return None if slot < 0 else self._view(slot)
 
     def list_pending(
-        self, start: int, limit: int, owner_id: int, kind: int, partition: PartitionName | None, key: str
+        self,
+        start: int,
+        limit: int,
+        owner_id: int = -1,
+        kind: int = 0,
+        partition: PartitionName | None = None,
+        key: str = "",
     ) -> tuple[list[PendingView], int]:
-        """One page; see `Engine.list_pending`."""
+        """Up to `limit` pending operations in slot order from slot `start` on, and where to continue (-1: at the end).
+
+        Filters are combined. A call visits a bounded number of slots, so a page may be short or empty.
+        """
         operations = self.pending.operations
         found: list[PendingView] = []
         slot: i64 = start
@@ -75,7 +84,10 @@ class EngineInspection:
         return found, slot if slot < operations.size else -1
 
     def count_remaining(self, start: int, limit: int, now_ms: int, times: RemainingTimes) -> int:
-        """Add `limit` slots to `times`; see `Engine.count_remaining`."""
+        """Add the time left of the pending operations in `limit` slots from `start` on to `times`.
+
+        Returns where to continue (-1: at the end).
+        """
         operations = self.pending.operations
         now: i64 = now_ms
         slot: i64 = start
@@ -98,7 +110,11 @@ class EngineInspection:
         return slot if slot < operations.size else -1
 
     def hottest(self, start: int, limit: int, above: int) -> tuple[list[tuple[int, PartitionName]], int]:
-        """Some of the watched names; see `Engine.hottest`."""
+        """The names with more than `above` watch entries of pending operations, each with its number of entries.
+
+        Visits `limit` indexes from `start` on, first those of partitions, then those of keys. A key is (key, -1). The
+        second value is where to continue (-1: at the end).
+        """
         partitions, keys = self.partitions.by_index, self.keys.by_index
         found: list[tuple[int, PartitionName]] = []
         place: i64 = start
@@ -123,7 +139,10 @@ class EngineInspection:
         return found, place if place < last else -1
 
     def rank(self, start: int, limit: int, ranking: PendingRanking) -> int:
-        """Add `limit` slots to a ranking; see `Engine.rank_pending`."""
+        """Add the pending operations in up to `limit` slots from `start` on to `ranking`; stops after `limit` items.
+
+        Returns where to continue (-1: at the end).
+        """
         operations, items = self.pending.operations, self.pending.items
         owner_ids = ranking.owner_ids
         slot: i64 = start
@@ -159,7 +178,7 @@ class EngineInspection:
         return self._view(slot)
 
     def wheel_rings(self, counted_max: i64) -> list[WheelRing]:
-        """The levels of the wheel that are in use."""
+        """The levels of the timing wheel that are in use. Up to `counted_max` operations per bucket are counted."""
         wheel = self.pending.wheel
         rings: list[WheelRing] = []
         level: i64 = 1
@@ -169,6 +188,15 @@ class EngineInspection:
             rings.append(WheelRing(level, tick_ms, wheel.level_clock(level), counts, counted_max))
             level += 1
         return rings
+
+    def wheel_bucket_count(self, level: int, index: int, counted_max: int) -> int:
+        """The number of operations in one bucket, counted up to `counted_max`."""
+        return self.pending.wheel.bucket_count(level, index, counted_max)
+
+    @property
+    def wheel_moves(self) -> int:
+        """How many operations have been taken out of buckets in total, because they fired or cascaded."""
+        return self.pending.wheel.moves_total
 
     def _names(self, slot: i64, partition: PartitionName | None, key: str) -> bool:
         """Whether an operation names the partition or key, if one was requested."""
@@ -267,6 +295,37 @@ class EngineInspection:
             unchanged_events=partition.unchanged_events,
             stale_events=partition.stale_events,
         )
+
+    @property
+    def partition_changes(self) -> int:
+        """A counter that changes whenever a partition becomes known or is forgotten."""
+        return self.partitions.changes
+
+    def partition_names(self) -> list[PartitionName]:
+        """All known partitions, in order of creation."""
+        return list(self.partitions.by_name)
+
+    def unreported(self, names: list[PartitionName]) -> list[PartitionName]:
+        """The known partitions among `names` that no event has mentioned yet."""
+        found: list[PartitionName] = []
+        for name in names:
+            partition = self.partitions.get(name)
+            if partition is not None and not partition.announced:
+                found.append(name)
+        return found
+
+    def has_waits(self, name: PartitionName) -> bool:
+        """Whether any operation waits on a partition, or on a key, (key, -1)."""
+        if name[1] < 0:
+            signal_key = self.keys.get(name[0])
+            return signal_key is not None and signal_key.watched() > 0
+        partition = self.partitions.get(name)
+        return partition is not None and partition.watched() > 0
+
+    @property
+    def signal_key_count(self) -> int:
+        """Number of known signal keys, including idle ones."""
+        return len(self.keys.by_key)
 
     def _replica_views(self, partition: Partition) -> list[ReplicaView]:
         return [

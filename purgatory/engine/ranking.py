@@ -23,7 +23,7 @@ class RankedOperation:
 class PendingRanking:
     """The `size` operations that have waited longest, the `size` that expire soonest, and the waits on each name.
 
-    Filled by `Engine.rank_pending`.
+    Filled by `EngineInspection.rank`.
     """
 
     def __init__(

@@ -1,11 +1,12 @@
-"""Many calls in one: a tape of steps that the engine plays in order, without leaving compiled code in between.
+"""A tape: a packed list of calls, which the engine plays in order without leaving compiled code in between.
 
-A tape has exactly the effect of the same calls made one by one. It is for replaying a recorded history, where most
+A tape has exactly the effect of the same calls performed one by one. It is for replaying a recorded history, where most
 calls have a single operation and the call itself costs more than the operation. Results are collected as usual, for
 `take_completions` after the tape.
 
-A step is a code, a time and a count: how many of the next operations of a kind, events, expirations, ids to end, or
-names to cancel. Each column is read once, from beginning to end.
+A step is the code of a call (see `calls`), a time and a count: how many of the next operations of a kind, events, ids
+or names it consumes, how many operations expire (PASS_TIME; 0: only the time passes), or the length of a PAUSE.
+SHUT_DOWN has the ids of the operations that ended. Each column is read once, from beginning to end.
 """
 
 from __future__ import annotations
@@ -14,58 +15,28 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, Refusal
+from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName, Receipt, Refusal
+from purgatory.engine.calls import (
+    APPLY,
+    CANCEL,
+    CANCEL_NAME,
+    EXTEND,
+    FAIL_STALE,
+    PASS_TIME,
+    PAUSE,
+    REGISTER,
+    SHUT_DOWN,
+)
 from purgatory.engine.codes import CANCELLED, KINDS, SHUTTING_DOWN
-from purgatory.engine.inspection import EngineInspection
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.marks.event_checks import check_columns
-from purgatory.engine.marks.events import Events
 from purgatory.engine.marks.registry import NamedPartitions
+from purgatory.engine.performer import Performer
 from purgatory.engine.waiting.admission import Admission
-from purgatory.engine.waiting.stale_waits import StaleWaits
 from purgatory.engine.waiting.tables import Owner
 from purgatory.engine.waiting.wakeups import UNLIMITED
 
-__all__ = [
-    "APPLY",
-    "CANCEL",
-    "CANCEL_ALL_ON",
-    "EXPIRE",
-    "EXTEND",
-    "FAIL_STALE",
-    "PASS",
-    "PAUSE",
-    "REGISTER",
-    "SHUT_DOWN",
-    "Played",
-    "Tape",
-    "TapePlayer",
-]
-
-# Codes of steps.
-APPLY: Final = 1
-"""Apply the next `count` events."""
-EXPIRE: Final = 2
-"""Expire up to `count` operations that are due."""
-CANCEL: Final = 3
-"""Cancel the operations with the next `count` ids, if they are pending."""
-SHUT_DOWN: Final = 4
-"""As CANCEL, but with the outcome SHUTTING_DOWN."""
-CANCEL_ALL_ON: Final = 5
-"""Cancel all operations that wait on the next `count` names."""
-PASS: Final = 6
-"""Only advance the time."""
-FAIL_STALE: Final = 7
-"""As CANCEL, but ended as by `Engine.fail_stale`, with the stale marks that the tape has for each id."""
-EXTEND: Final = 8
-"""Extend the operations with the next `count` ids, if they are pending, by the timeout that the tape has for the step.
-"""
-PAUSE: Final = 9
-"""Note a pause of `count` milliseconds, as `Engine.note_pause` does."""
-REGISTER: Final = 16
-"""Plus the code of a kind: register the next `count` operations of that kind. Last, so that kinds may be added."""
-
-ALL: Final = 1_000_000_000
+__all__ = ["Played", "Tape", "TapePlayer"]
 
 
 class Tape:
@@ -107,32 +78,20 @@ class Played:
         self.refused_ids: Final[list[int]] = []
         self.refusals: Final[list[Refusal]] = []
         """The refusal of each of these ids; the index is the row in the batch of its kind."""
-        self.events: Final = EventsReceipt()
+        self.events: Final = Receipt()
         self.not_due = 0
 
 
 class TapePlayer:
-    """Plays tapes for one owner on an engine's parts; `now_ms` is the engine's clock.
+    """Plays tapes for one owner; `now_ms` is the engine's clock.
 
     With `prompt`, due operations expire before each step, at their own millisecond, like a reaper that is never late.
     """
 
-    def __init__(
-        self,
-        admission: Admission,
-        events: Events,
-        inspection: EngineInspection,
-        owner: Owner,
-        now_ms: i64,
-        prompt: bool,
-    ) -> None:
+    def __init__(self, performer: Performer, owner: Owner, now_ms: i64, prompt: bool) -> None:
         self.now_ms: i64 = now_ms
-        self._admission: Final = admission
-        self._pending: Final = admission.pending
-        self._wakeups: Final = events.wakeups
-        self._events: Final = events
-        self._inspection: Final = inspection
-        self._stale_waits: Final = StaleWaits(admission.pending)
+        self._performer: Final = performer
+        self._pending: Final = performer.pending
         self._owner: Final = owner
         self._prompt: Final = prompt
         self._next_event = 0
@@ -155,7 +114,7 @@ class TapePlayer:
             count = tape.counts[place]
             # Before anything expires: a silence does not end in a pause.
             if step == PAUSE:
-                self._pending.paused_ms += count
+                self._performer.pause(count)
             # Before the time of the step is taken over: what is due earlier must end at its own millisecond.
             if self._prompt:
                 self._expire_due(now_ms)
@@ -168,28 +127,24 @@ class TapePlayer:
             elif step == APPLY:
                 assert tape.events is not None, f"step {place} applies events, the tape has none"
                 self._apply(tape.events, known, count, now_ms, played)
-            elif step == EXPIRE:
+            elif step == PASS_TIME:
                 played.not_due += self._expire(count, now_ms)
-            elif step in (CANCEL, SHUT_DOWN):
-                self._end(tape.operation_ids, count, CANCELLED if step == CANCEL else SHUTTING_DOWN, now_ms)
-            elif step == FAIL_STALE:
-                self._fail_stale(tape, count, now_ms)
-            elif step == EXTEND:
-                self._extend(tape, count, now_ms)
-            elif step == CANCEL_ALL_ON:
-                self._cancel_all_on(tape.names, count, now_ms)
-            else:
-                assert step in (PASS, PAUSE), f"step {place} has the code {step}"
+            elif step == CANCEL_NAME:
+                for name in tape.names[self._next_name : self._next_name + count]:
+                    self._performer.cancel_name(name, now_ms, UNLIMITED)
+                self._next_name += count
+            elif step != PAUSE:
+                self._change_ids(step, tape, count, now_ms)
         return played
 
     def _kind_columns(self, tape: Tape, kind: int) -> KindColumns | None:
         batch = tape.operations[kind] if kind < len(tape.operations) else None
-        return None if batch is None else KindColumns(kind, batch, self._admission)
+        return None if batch is None else KindColumns(kind, batch, self._performer.admission)
 
     def _register(self, kind: KindColumns, count: int, now_ms: i64, played: Played) -> None:
         owner = self._owner
         columns = kind.columns
-        admission = self._admission
+        admission = self._performer.admission
         # For each step: events and expiries in between have changed the counts.
         admission.open_for(owner.usage)
         stop = kind.next_row + count
@@ -211,7 +166,7 @@ class TapePlayer:
     def _apply(self, batch: EventBatch, known: NamedPartitions, count: int, now_ms: i64, played: Played) -> None:
         stop = self._next_event + count
         while self._next_event < stop:
-            self._events.apply_row(batch, self._next_event, now_ms, played.events, known)
+            self._performer.events.apply_row(batch, self._next_event, now_ms, played.events, known)
             self._next_event += 1
 
     def _expire_due(self, until_ms: i64) -> None:
@@ -222,7 +177,7 @@ class TapePlayer:
             # A due time in the past is left from an earlier step; the clock must not go back to it.
             if due_ms > self.now_ms:
                 self.now_ms = due_ms
-            self._advance(ALL)
+            self._performer.expire(UNLIMITED, self.now_ms, self._pending.work_total + UNLIMITED)
 
     def _expire(self, count: int, now_ms: i64) -> int:
         """Expire up to `count` operations. Returns how many of them were not due."""
@@ -232,54 +187,28 @@ class TapePlayer:
                 break
             # An advance may cascade entries without firing any, so the end is recognised by the time of the next bucket
             # and not by an advance that fires nothing.
-            count -= self._advance(count)
+            count -= self._performer.expire(count, now_ms, self._pending.work_total + UNLIMITED)
         return count
 
-    def _advance(self, limit: int) -> int:
-        fired: list[int] = []
-        self._pending.wheel.advance(self.now_ms, limit, fired)
-        return self._pending.on_timers(fired, self.now_ms)
-
-    def _end(self, operation_ids: list[int], count: int, outcome: i64, now_ms: i64) -> None:
-        stop = self._next_id + count
-        while self._next_id < stop:
-            slot = self._inspection.find(self._owner, operation_ids[self._next_id])
-            if slot >= 0:
-                self._pending.end(slot, outcome, now_ms)
-            self._next_id += 1
-
-    def _fail_stale(self, tape: Tape, count: int, now_ms: i64) -> None:
-        stop = self._next_id + count
-        while self._next_id < stop:
-            operation_id = tape.operation_ids[self._next_id]
-            slot = self._inspection.find(self._owner, operation_id)
-            if slot >= 0:
-                self._stale_waits.fail(slot, tape.stale.get(operation_id, set()), now_ms)
-            self._next_id += 1
-
-    def _extend(self, tape: Tape, count: int, now_ms: i64) -> None:
-        deadline_ms = now_ms + tape.extensions_ms[self._next_extension]
-        self._next_extension += 1
-        stop = self._next_id + count
-        while self._next_id < stop:
-            slot = self._inspection.find(self._owner, tape.operation_ids[self._next_id])
-            if slot >= 0:
-                self._pending.extend(slot, deadline_ms)
-            self._next_id += 1
-
-    def _cancel_all_on(self, names: list[PartitionName], count: int, now_ms: i64) -> None:
-        stop = self._next_name + count
-        while self._next_name < stop:
-            name = names[self._next_name]
-            if name[1] >= 0:
-                partition = self._pending.partitions.get(name)
-                if partition is not None:
-                    self._wakeups.cancel_waiting(partition, CANCELLED, now_ms, UNLIMITED)
+    def _change_ids(self, step: int, tape: Tape, count: int, now_ms: i64) -> None:
+        """Perform a step on the operations with the next `count` ids."""
+        ids = tape.operation_ids[self._next_id : self._next_id + count]
+        assert len(ids) == count, f"{count} ids from {self._next_id} on, the tape has {len(tape.operation_ids)}"
+        self._next_id += count
+        deadline_ms = now_ms
+        if step == EXTEND:
+            deadline_ms += tape.extensions_ms[self._next_extension]
+            self._next_extension += 1
+        for operation_id in ids:
+            if step == CANCEL:
+                self._performer.end(self._owner, operation_id, CANCELLED, now_ms)
+            elif step == SHUT_DOWN:
+                self._performer.end(self._owner, operation_id, SHUTTING_DOWN, now_ms)
+            elif step == FAIL_STALE:
+                self._performer.fail_stale(self._owner, operation_id, tape.stale.get(operation_id, set()), now_ms)
             else:
-                key = self._pending.keys.get(name[0])
-                if key is not None:
-                    self._wakeups.cancel_waiting_key(key, CANCELLED, now_ms, UNLIMITED)
-            self._next_name += 1
+                assert step == EXTEND, f"no step has the code {step}"
+                self._performer.extend(self._owner, operation_id, deadline_ms)
 
 
 class KindColumns:

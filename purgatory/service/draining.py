@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from purgatory import sizes
+from purgatory.engine.calls import ShutDown
 from purgatory.service.errors import unavailable
 from purgatory.service.gate import SHUTTING_DOWN_MESSAGE
 from purgatory.service.host import Host
@@ -41,8 +42,8 @@ async def _end_pending(host: Host) -> None:
     owners = host.unary_waits.owners() if host.journal.keeps else [None]
     ended = 0
     for owner in owners:
-        limits = sizes.EXPIRED_PER_SLICE, owner, sizes.WORK_PER_SLICE
-        while count := host.engine.shut_down(now_ms := host.time.now_ms(), *limits):
+        call = ShutDown(sizes.EXPIRED_PER_SLICE)
+        while count := host.engine.perform(owner, call, now_ms := host.time.now_ms(), sizes.WORK_PER_SLICE).ended:
             ended += count
             host.listeners.shut_down(count, now_ms)
             host.deliver()

@@ -16,10 +16,10 @@ from typing import Final
 from purgatory import sizes
 from purgatory.clock import Clock, EngineTime, ListeningTime
 from purgatory.engine.batches import PartitionName, Refusal
+from purgatory.engine.calls import Apply, Cancel, CancelAll, CancelName, Extend, FailStale, PassTime, Pause
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
-from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.access.account import Account
 from purgatory.service.access.authorization_filter import replace_reasons
@@ -153,7 +153,7 @@ class Host:
 
     def _cancel_unary_waits(self, operation_ids: list[int], account: Account) -> None:
         now_ms = self.time.now_ms()
-        cancelled = self.engine.cancel(self.unary_waits.owner_of(account), operation_ids, now_ms)
+        cancelled = self.engine.perform(self.unary_waits.owner_of(account), Cancel(operation_ids), now_ms).were_pending
         if any(cancelled):
             self.listeners.cancelled(Cancelled(None, operation_ids, sum(cancelled), now_ms))
         self.deliver()
@@ -198,7 +198,9 @@ class Host:
         # For each slice: the share depends on what all accounts hold, which other calls change between two slices.
         self.shares.set_in_engine(account)
         try:
-            part = self.engine.apply(batch, now_ms, start, sizes.WORK_PER_SLICE, account=account.usage, is_full=is_full)
+            part = self.engine.perform(
+                None, Apply(batch, start, usage=account.usage, is_full=is_full), now_ms, sizes.WORK_PER_SLICE
+            )
         except InvalidBatch as error:
             raise unreadable_batch(f"columns.{error.field}", error.message) from None
         replace_reasons(part.refusals, events.refusals)
@@ -207,7 +209,8 @@ class Host:
         self.deliver()
         self.reaper.deadline_may_be_earlier()
         done.next_index = part.next_index
-        done.ended.extend(part.ended)
+        done.ended += part.ended
+        done.ended_by_event.extend(part.ended_by_event)
         done.unchanged += part.unchanged
         done.refusals.extend(part.refusals)
         return done.next_index < len(batch.types)
@@ -224,7 +227,7 @@ class Host:
         The list is shorter than `operation_ids` if the slice was full: call again with the remaining ids.
         """
         now_ms = self.time.now_ms()
-        cancelled = self.engine.cancel(session.owner, operation_ids, now_ms, sizes.WORK_PER_SLICE)
+        cancelled = self.engine.perform(session.owner, Cancel(operation_ids), now_ms, sizes.WORK_PER_SLICE).were_pending
         self.listeners.cancelled(Cancelled(session, operation_ids[: len(cancelled)], sum(cancelled), now_ms))
         self.deliver()
         return cancelled
@@ -233,7 +236,7 @@ class Host:
         """Let operations of a session wait for at least `timeout_ms` from now. Return for each if it was pending."""
         # As at a registration: what is due expires first, and the rest has the whole timeout, never less.
         now_ms = self.registration_ms()
-        extended = self.engine.extend(session.owner, operation_ids, timeout_ms, now_ms)
+        extended = self.engine.perform(session.owner, Extend(operation_ids, timeout_ms), now_ms).were_pending
         pending = [
             operation_id for operation_id, was_pending in zip(operation_ids, extended, strict=True) if was_pending
         ]
@@ -251,8 +254,8 @@ class Host:
         def cancel(now_ms: int) -> tuple[int, bool]:
             if session.dropped:  # the owner may have been reused for another session
                 return 0, False
-            cancelled = self.engine.cancel_all(owner, now_ms, sizes.WORK_PER_SLICE, up_to_id)
-            return cancelled, self.engine.has_pending(owner, up_to_id)
+            receipt = self.engine.perform(owner, CancelAll(up_to_id), now_ms, sizes.WORK_PER_SLICE)
+            return receipt.ended, receipt.has_more
 
         def notify(cancelled: int, now_ms: int) -> None:
             self.listeners.cancelled_session(CancelledSession(session, cancelled, now_ms))
@@ -273,11 +276,8 @@ class Host:
         """
 
         def cancel(now_ms: int) -> tuple[int, bool]:
-            if name[1] < 0:
-                cancelled = self.engine.cancel_key(name[0], now_ms, sizes.WORK_PER_SLICE)
-            else:
-                cancelled = self.engine.cancel_partition(name, now_ms, sizes.WORK_PER_SLICE)
-            return cancelled, self.engine.has_waits(name)
+            receipt = self.engine.perform(None, CancelName(name), now_ms, sizes.WORK_PER_SLICE)
+            return receipt.ended, receipt.has_more
 
         def notify(cancelled: int, now_ms: int) -> None:
             self.listeners.cancelled_waits(CancelledWaits(name, cancelled, now_ms))
@@ -383,9 +383,10 @@ class Host:
             return
         for stream in self.sessions.streams():
             stream.paused()
-        if self.engine.note_pause(pause_ms):
+        now_ms = self.time.now_ms()
+        if not self.engine.perform(None, Pause(pause_ms), now_ms).unchanged:
             LOGGER.info("the process was stopped or busy: silences do not count %d ms", pause_ms)
-            self.listeners.paused(pause_ms, self.time.now_ms())
+            self.listeners.paused(pause_ms, now_ms)
 
     def _expire_slice(self) -> None:
         # The time of the engine is the end of a millisecond that is not over. Operations that are due at that time
@@ -394,7 +395,7 @@ class Host:
             return
         now_ms = self.time.now_ms()
         with self._expiry:
-            if self.engine.advance_clock(now_ms, sizes.EXPIRED_PER_SLICE, sizes.WORK_PER_SLICE):
+            if self.engine.perform(None, PassTime(sizes.EXPIRED_PER_SLICE), now_ms, sizes.WORK_PER_SLICE).ended:
                 self.listeners.expired(now_ms)
             self.deliver()
 
@@ -408,15 +409,15 @@ class Host:
             account = self.unary_waits.account_of_owner(owner_id)
             assert account is not None, f"stale waits of owner {owner_id}, which does not exist"
             owner = self.unary_waits.owner_of(account)
-        failed = self.engine.fail_stale(owner, operation_ids, stale, now_ms, sizes.WORK_PER_SLICE)
+        failed = self.engine.perform(owner, FailStale(operation_ids, stale), now_ms, sizes.WORK_PER_SLICE).were_pending
         self.listeners.failed_stale(FailedStale(session, operation_ids[: len(failed)], stale, sum(failed), now_ms))
         self.deliver(were_stale=True)
 
     def _end_dropped(self, session: Session, now_ms: int) -> bool:
         """Cancel a slice of a dropped session's operations, without results. Returns whether none is left."""
         with self._session_drop:
-            cancelled = self.engine.cancel_all(session.owner, now_ms, sizes.WORK_PER_SLICE)
-            has_more = self.engine.has_pending(session.owner, OPERATION_ID_MAX)
+            receipt = self.engine.perform(session.owner, CancelAll(), now_ms, sizes.WORK_PER_SLICE)
+            cancelled, has_more = receipt.ended, receipt.has_more
             is_first = session not in self._dropped
             # Before anything else that may raise: the rest is cancelled nevertheless.
             if has_more and is_first:

@@ -49,7 +49,7 @@ def held_back_by(host: Host, view: PendingView, item: ItemView) -> str:
     if stale is not None:
         stale_s = stale.ms(listening_ms) / 1_000
         return f"connector {connectors}: the mark has been stale for {stale_s:.1f} s: {stale.reason}"
-    partition = host.engine.partition_view(name, host.time.now_ms())
+    partition = host.engine.inspection.partition_view(name)
     if partition is None or max(partition.log_end_offset, partition.high_watermark, partition.log_start_offset - 1) < 0:
         by = f" by connector {connectors}" if connectors else ""
         return f"nothing has been reported{by} for {spelled(name)} yet"

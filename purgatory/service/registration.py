@@ -8,7 +8,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
-from purgatory.engine.batches import Refusal, RegisterReceipt
+from purgatory.engine.batches import Receipt, Refusal
+from purgatory.engine.calls import Register
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.engine.waiting.tables import Owner
@@ -144,7 +145,7 @@ def register_unary_wait(host: Host, run: OperationRun, account: Account) -> None
 
 def _add_to_engine(
     host: Host, owner: Owner, session: Session | None, account: Account, run: OperationRun, known: int
-) -> RegisterReceipt:
+) -> Receipt:
     """Register a run in the engine, notify listeners, and route what it completed.
 
     Raises:
@@ -156,7 +157,7 @@ def _add_to_engine(
         allowed, denied = filter_operations(account, run.kind, run.batch)
     host.gate.shares.set_in_engine(account)
     try:
-        receipt = host.engine.register(owner, run.kind, allowed, now_ms, known)
+        receipt = host.engine.perform(owner, Register(run.kind, allowed, known), now_ms)
     except InvalidBatch as error:
         raise unreadable_batch(f"columns.{error.field}", error.message) from None
     if denied:

@@ -86,7 +86,7 @@ async def rank_pending(
     while True:
         began_ns = time.thread_time_ns()
         with watched:
-            slot = host.engine.rank_pending(slot, sizes.RANKED_SLOTS_PER_SLICE, host.time.now_ms(), ranking)
+            slot = host.engine.inspection.rank(slot, sizes.RANKED_SLOTS_PER_SLICE, ranking)
         used_ns += time.thread_time_ns() - began_ns
         if slot < 0:
             return ranking, used_ns
@@ -94,12 +94,12 @@ async def rank_pending(
 
 
 def ranked_views(
-    host: Host, account: Account, ranked: list[RankedOperation], now_ms: int
+    host: Host, account: Account, ranked: list[RankedOperation]
 ) -> Iterator[tuple[RankedOperation, PendingView, Account | None]]:
     """Return the ranked operations that are still pending and visible to the account, each with its owner's account."""
     for one in ranked:
         # By slot and id: since the ranking the operation may have ended, and its slot may be used again.
-        view = host.engine.ranked_view(one, now_ms)
+        view = host.engine.inspection.view_of(one.slot, one.operation_id)
         if view is not None:
             session = host.sessions.of_owner(view.owner_id)
             owner = session.account if session is not None else host.unary_waits.account_of(view.operation_id)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from purgatory.clock import SystemClock
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.calls import Apply
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.access.account import Account, Accounts
@@ -134,7 +135,7 @@ def test_events_against_an_oracle(types: list[int], places: list[int], keys: lis
     if len(places) not in (0, 1, len(types)):
         assert reasons == {}
         with pytest.raises(Exception, match="item_index"):
-            engine.apply(batch, 0, 0, 100)
+            engine.perform(None, Apply(batch), 0, 100)
         return
     full = places * len(types) if len(places) == 1 else places or [0] * len(types)
     for row, (event_type, place) in enumerate(zip(types, full, strict=True)):

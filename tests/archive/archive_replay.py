@@ -13,6 +13,18 @@ import pyarrow.parquet as pq
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName, ReplicaSets
+from purgatory.engine.calls import (
+    Apply,
+    Cancel,
+    CancelAll,
+    CancelName,
+    Extend,
+    FailStale,
+    PassTime,
+    Pause,
+    Register,
+    ShutDown,
+)
 from purgatory.engine.engine import Engine
 from purgatory.engine.kinds.operation_columns import OPERATION, columns_of
 from purgatory.engine.waiting.tables import Owner
@@ -74,12 +86,12 @@ class Replay:
         if first["table"] == schema.REGISTRATIONS:
             self._register(cause, now_ms)
         elif first["table"] == schema.EVENTS:
-            self._engine.apply(events_of(cause), now_ms, 0, 10**9)
+            self._engine.perform(None, Apply(events_of(cause)), now_ms, 10**9)
         elif first["table"] == schema.CALLS:
             self._call(first, now_ms, {(row["topic"], row["partition"]) for row in cause})
         else:
             expired = {(row["session_number"], row["operation_id"]) for row in rows}
-            self._engine.advance_clock(now_ms, len(expired))
+            self._engine.perform(None, PassTime(len(expired)), now_ms)
         stamp = CallStamp(first["run_id"], first["call_number"], now_ms, 0)
         for completions in self._engine.take_completions():
             number = next(n for n, owner in self._owners.items() if owner.owner_id == completions.owner_id)
@@ -95,7 +107,7 @@ class Replay:
         accepted = [row for row in rows if row["refusal_code"] == schema.ACCEPTED]
         if accepted:
             batch = operations_of(accepted)
-            receipt = self._engine.register(owner, KIND_OF[first["kind"]], batch, now_ms)
+            receipt = self._engine.perform(owner, Register(KIND_OF[first["kind"]], batch), now_ms)
             assert receipt.accepted == len(batch.operation_ids), [refusal.message for refusal in receipt.refusals]
 
     def _call(self, row: Row, now_ms: int, names: set[PartitionName]) -> None:
@@ -119,24 +131,22 @@ def repeat_call(
     """
     match row["call"]:
         case schema.CANCEL:
-            return sum(engine.cancel(owner(), row["operation_ids"], now_ms))
+            return engine.perform(owner(), Cancel(row["operation_ids"]), now_ms).ended
         case schema.CANCEL_SESSION:
-            return engine.cancel_all(owner(), now_ms)
-        case schema.CANCEL_PARTITION:
-            return engine.cancel_partition((row["topic"], row["partition"]), now_ms)
-        case schema.CANCEL_KEY:
-            return engine.cancel_key(row["topic"], now_ms)
+            return engine.perform(owner(), CancelAll(), now_ms).ended
+        case schema.CANCEL_PARTITION | schema.CANCEL_KEY:
+            return engine.perform(None, CancelName((row["topic"], row["partition"])), now_ms).ended
         case schema.EXTEND:
-            engine.extend(owner(), row["operation_ids"], row["timeout_ms"], now_ms)
+            engine.perform(owner(), Extend(row["operation_ids"], row["timeout_ms"]), now_ms)
             return 0
         case schema.PAUSE:
-            engine.note_pause(row["timeout_ms"])
+            engine.perform(None, Pause(row["timeout_ms"]), now_ms)
             return 0
         case schema.FAIL_STALE:
-            return sum(engine.fail_stale(owner(), row["operation_ids"], names, now_ms))
+            return engine.perform(owner(), FailStale(row["operation_ids"], names), now_ms).ended
         case call:
             assert call == schema.SHUT_DOWN, call
-            return engine.shut_down(now_ms, limit or row["ended"])
+            return engine.perform(None, ShutDown(limit or row["ended"]), now_ms).ended
 
 
 def operations_of(rows: list[Row]) -> OperationBatch:

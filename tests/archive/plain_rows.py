@@ -3,7 +3,7 @@
 from typing import Any
 
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, RegisterReceipt
+from purgatory.engine.batches import EventBatch, OperationBatch, Receipt
 from purgatory.engine.completions import Completions
 from purgatory.extensions.archive import schema
 from purgatory.extensions.archive.vocabulary import CallStamp, Registrant
@@ -58,7 +58,7 @@ def common(stamp: CallStamp, whose: Registrant | None = None) -> Row:
 
 
 def plain_registrations(
-    stamp: CallStamp, whose: Registrant, kind: int, batch: OperationBatch, receipt: RegisterReceipt, known: int
+    stamp: CallStamp, whose: Registrant, kind: int, batch: OperationBatch, receipt: Receipt, known: int
 ) -> list[Row]:
     """Rows of a batch; ids from 1 to `known` were known before.
 
@@ -132,7 +132,7 @@ def plain_outcomes(stamp: CallStamp, whose: Registrant, completions: Completions
     return rows
 
 
-def plain_events(stamp: CallStamp, principal: str, batch: EventBatch, start: int, receipt: EventsReceipt) -> list[Row]:
+def plain_events(stamp: CallStamp, principal: str, batch: EventBatch, start: int, receipt: Receipt) -> list[Row]:
     """Rows of a slice of a principal's events."""
     codes_by_index = {refusal.index: refusal.code for refusal in receipt.refusals}
     rows: list[Row] = []
@@ -151,7 +151,7 @@ def plain_events(stamp: CallStamp, principal: str, batch: EventBatch, start: int
                 "topic": name and name[0],
                 "partition": name and name[1],
                 "refusal_code": codes_by_index.get(place, schema.ACCEPTED),
-                "ended": receipt.ended[place - start],
+                "ended": receipt.ended_by_event[place - start],
             }
             | given(batch, OF_EVENTS, place)
             | {name: sets and getattr(sets, name) for name in OF_REPLICA_SETS}

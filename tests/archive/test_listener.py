@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, Refusal, RegisterReceipt
+from purgatory.engine.batches import EventBatch, OperationBatch, Receipt, Refusal
+from purgatory.engine.calls import Apply
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.extensions.archive import layout, schema
@@ -261,7 +262,7 @@ async def test_rows_that_cannot_be_made_are_lost_and_reported(tmp_path: Path) ->
     kept = ArchivedHost(tmp_path)
     kept.fill(each=2)
     batch = OperationBatch([7], partitions=[("\udc00", 0)])
-    receipt = RegisterReceipt()
+    receipt = Receipt()
     receipt.refusals.append(Refusal(0, codes.INVALID_ARGUMENT, "", ""))
     kept.listener.registered(Registered(None, "", codes.PRODUCE, batch, receipt, kept.clock.now_ms()))
     kept.listener.call_finished()
@@ -280,7 +281,7 @@ async def test_a_call_that_was_interrupted_is_kept(tmp_path: Path) -> None:
     kept = ArchivedHost(tmp_path)
     kept.fill(each=1)
     batch = mark_batch(1, "clicks", 7)
-    kept.listener.applied(Applied("", batch, 0, kept.host.engine.apply(batch, 1_000), 1_000))
+    kept.listener.applied(Applied("", batch, 0, kept.host.engine.perform(None, Apply(batch), 1_000), 1_000))
     kept.listener._send_late()  # during the call: its names must be kept
     await apply_events(kept.host, mark_batch(2))
     await kept.start_and_close()
@@ -334,7 +335,7 @@ async def test_rows_that_cannot_be_packed_are_lost_and_reported(tmp_path: Path) 
     """A number that does not fit into a column loses the rows of its call, but neither the call nor later calls."""
     kept = ArchivedHost(tmp_path)
     batch = mark_batch(2**70)
-    receipt = EventsReceipt()
+    receipt = Receipt()
     receipt.next_index = 1
     kept.listener.applied(Applied("", batch, 0, receipt, kept.clock.now_ms()))
     kept.listener.call_finished()

@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, OperationBatch, Refusal, RegisterReceipt, ReplicaSets
+from purgatory.engine.batches import EventBatch, OperationBatch, Receipt, Refusal, ReplicaSets
+from purgatory.engine.calls import Apply, CancelAll, PassTime, Register
 from purgatory.engine.engine import Engine
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, OPERATION
 from purgatory.engine.limits import EngineLimits
@@ -148,7 +149,7 @@ def test_registrations_are_rows_for_each_item(seed: int, kind: int) -> None:
     for number in (1, 2, 3):
         batch = drawn.operations(kind)
         known = owner.highest_operation_id
-        receipt = engine.register(owner, kind, batch, number)
+        receipt = engine.perform(owner, Register(kind, batch), number)
         rows = plain_registrations(stamp(number), WHOSE, kind, batch, receipt, known)
         if rows:
             given = (stamp(number), WHOSE, kind, batch, receipt, DEFAULT_MS)
@@ -170,7 +171,7 @@ def test_accepted_operations_keep_their_order() -> None:
     """In a batch without errors, the rows are in the order of the operations and of their items."""
     batch = OperationBatch([5, 9], partitions=PARTITIONS, item_counts=[2, 1], item_indexes=[2, 0, 1], offsets=[7, 8, 9])
     engine = Engine(EngineLimits(), 0)
-    receipt = engine.register(engine.add_owner(), codes.PRODUCE, batch, 0)
+    receipt = engine.perform(engine.add_owner(), Register(codes.PRODUCE, batch), 0)
     rows = alone(registration_records, stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS)
     assert [(row["operation_id"], row["item"], row["topic"], row["offset"]) for row in rows] == [
         (5, 0, "clicks", 7), (5, 1, "orders", 8), (9, 0, "orders", 9),
@@ -188,11 +189,11 @@ def test_outcomes_are_rows_for_each_item(seed: int) -> None:
     expected: list[dict[str, Any]] = []
     for number, kind in enumerate((*codes.KINDS, codes.PRODUCE), 1):
         now_ms = number * 50
-        engine.register(owner, kind, drawn.operations(kind, owner.highest_operation_id + 1), now_ms)
-        engine.apply(drawn.events(), now_ms)
-        engine.advance_clock(now_ms, 100)
+        engine.perform(owner, Register(kind, drawn.operations(kind, owner.highest_operation_id + 1)), now_ms)
+        engine.perform(None, Apply(drawn.events()), now_ms)
+        engine.perform(None, PassTime(100), now_ms)
         if number > 4:
-            engine.cancel_all(owner, now_ms)
+            engine.perform(owner, CancelAll(), now_ms)
         for completions in engine.take_completions():
             rows = plain_outcomes(stamp(number), WHOSE, completions)
             assert alone(completion_records, stamp(number), WHOSE, completions) == rows
@@ -210,7 +211,7 @@ def test_events_are_rows_of_their_slices(seed: int, limit: int) -> None:
     expected: list[dict[str, Any]] = []
     start = 0
     while start < len(batch.types):
-        receipt = engine.apply(batch, 1, start, limit)
+        receipt = engine.perform(None, Apply(batch, start), 1, limit)
         rows = plain_events(stamp(start + 1), WHOSE.principal, batch, start, receipt)
         assert alone(event_records, stamp(start + 1), WHOSE, batch, start, receipt) == rows
         together.add(event_records, stamp(start + 1), WHOSE, batch, start, receipt)
@@ -221,7 +222,7 @@ def test_events_are_rows_of_their_slices(seed: int, limit: int) -> None:
 
 def test_a_batch_that_no_engine_could_read_has_bare_rows() -> None:
     """Refused before the engine, with columns of different lengths: one row for each operation, without a name."""
-    receipt = RegisterReceipt()
+    receipt = Receipt()
     receipt.refusals.extend(Refusal(place, codes.UNAVAILABLE, "", "") for place in range(3))
     batch = OperationBatch([1, 2, 3], partitions=PARTITIONS, offsets=[1, 2], timeouts_ms=[5, 6])
     rows = alone(registration_records, stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS)
@@ -234,7 +235,7 @@ def test_an_operation_of_a_billion_items_has_one_row() -> None:
     """The row of a refused operation has its item count; items that did not arrive have no rows."""
     engine = Engine(EngineLimits(), 0)
     batch = OperationBatch([1, 2], partitions=PARTITIONS, item_counts=[2**31])
-    receipt = engine.register(engine.add_owner(), codes.PRODUCE, batch, 0)
+    receipt = engine.perform(engine.add_owner(), Register(codes.PRODUCE, batch), 0)
     rows = alone(registration_records, stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS)
     assert [(row["operation_id"], row["item_count"], row["topic"]) for row in rows] == [
         (1, 2**31 - 1, None),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.calls import Apply, Cancel, CancelAll, CancelName, PassTime, Pause, Register, ShutDown
 from tests.daemon_simulation.engine_tap import EngineCall
 from tests.engine import plain
 from tests.engine.oracle.purgatory import Oracle
@@ -54,11 +55,11 @@ def run_of(calls: Sequence[EngineCall], session_ids: dict[int, str]) -> Run:
     """Replay a daemon's life. `session_ids` contains the sessions of its owners; the owner of unary waits has none."""
     oracle, run = Oracle(), Run()
     for call in calls:
-        if call.method == "add_owner":
+        if call.call == "add_owner":
             oracle.add_owner(call.owner)
             continue
         replay(oracle, call, run)
-        told = call.method != "remove_owner"
+        told = call.call != "remove_owner"
         run.ends += [
             ExpectedEnd(session_ids.get(ended.owner_id), ended, call.now_ms, told) for ended in oracle.take_ended()
         ]
@@ -68,31 +69,32 @@ def run_of(calls: Sequence[EngineCall], session_ids: dict[int, str]) -> Run:
     return run
 
 
-def replay(oracle: Oracle, call: EngineCall, run: Run) -> None:
+def replay(oracle: Oracle, entry: EngineCall, run: Run) -> None:
     """Make one of the engine's calls on the oracle, and count signals."""
-    match call:
-        case EngineCall("register", owner, now_ms, (kind, batch)):
+    owner, now_ms = entry.owner, entry.now_ms
+    match entry.call:
+        case Register(kind=kind, batch=batch):
             oracle.register(owner, operations_of(kind, batch), now_ms)
-        case EngineCall("apply", _, now_ms, (batch, start, stop)):
-            for event in events_of(batch, start, stop):
+        case Apply(batch=batch, start=start):
+            for event in events_of(batch, start, entry.stop):
                 oracle.apply(event, now_ms)
                 if event.type == plain.KEY_SIGNALLED:
                     run.signals.setdefault(event.name[0], Counter())[event.offset] += 1
-        case EngineCall("advance_clock", _, now_ms, (limit,)):
+        case PassTime(limit=limit):
             due = list(oracle.due(now_ms))
             assert len(due) <= limit, "more due than one slice: nothing here cuts slices"
             oracle.finish(due, plain.EXPIRED, now_ms)
-        case EngineCall("shut_down", _, now_ms, (limit,)):
+        case ShutDown(limit=limit):
             assert len(oracle.pending) <= limit, "more pending than one slice: nothing here cuts slices"
             oracle.finish(list(oracle.pending), plain.SHUTTING_DOWN, now_ms)
-        case EngineCall("cancel", owner, now_ms, (ids,)):
-            oracle.cancel(owner, ids, now_ms)
-        case EngineCall("cancel_name", _, now_ms, (name,)):
+        case Cancel(operation_ids=ids):
+            oracle.cancel(owner, ids[: entry.stop], now_ms)
+        case CancelName(name=name):
             oracle.cancel_name(name, now_ms)
-        case EngineCall("cancel_all" | "remove_owner", owner, now_ms):
+        case CancelAll() | "remove_owner":
             oracle.cancel_all(owner, now_ms)
-        case _:
-            raise AssertionError(f"unknown call {call}")
+        case call:
+            assert isinstance(call, Pause), f"no day makes the call {call}"
 
 
 def value_at(column: Sequence[int], place: int, default: int) -> int:

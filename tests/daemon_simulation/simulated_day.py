@@ -15,6 +15,7 @@ from purgatory_client.batches import WaitBatch
 from purgatory_client.waits import Wait
 
 from purgatory.engine import codes
+from purgatory.engine.calls import PassTime
 from tests.daemon_simulation.actors import Advancer, ClientActor, Day, event_of, operate, pass_by
 from tests.daemon_simulation.call_log import CallLog, SimulatedCall, now_ms
 from tests.daemon_simulation.checker import Checker
@@ -213,8 +214,7 @@ class SimulatedDay:
             ids = [call.wait.operation_id]
         elif isinstance(call.wait, WaitBatch) and call.wait.operation_id:
             ids = [call.wait.operation_id + place for place in call.wait.pending_positions()]
-        now = self.served.host.time.now_ms()
-        return any(self.served.host.engine.describe(session.owner, one, now) is not None for one in ids)
+        return any(self.served.host.engine.inspection.describe(session.owner, one) is not None for one in ids)
 
     async def _close_all(self) -> None:
         """Close all clients. Their sessions end after the time to live, and leave nothing behind."""
@@ -236,10 +236,10 @@ class SimulatedDay:
         engine = self.served.host.engine
         next_ms = engine.next_expiration_ms()
         if next_ms >= 0:
-            engine.advance_clock(next_ms + 60_000_000, 1)
+            engine.perform(None, PassTime(1), next_ms + 60_000_000)
         left = {
             "pending": engine.pending,
-            "watched": sum(engine.counts(kind).watched for kind in codes.KINDS),
+            "watched": sum(engine.inspection.counts(kind).watched for kind in codes.KINDS),
             "unacknowledged": self.served.host.sessions.unacknowledged_results,
             "timed": engine.next_expiration_ms() + 1,
         }
@@ -262,7 +262,7 @@ class SimulatedDay:
         checker.check()
         for run, tap in zip(runs, self.served.taps, strict=True):
             for kind, expected in run.counts.items():
-                found = plain.Counts(*(getattr(tap.counts(kind), name) for name in plain.Counts._fields))
+                found = plain.Counts(*(getattr(tap.inspection.counts(kind), name) for name in plain.Counts._fields))
                 if found != expected:
                     checker.complaints.append(f"{codes.KIND_NAMES[kind]}: {found}, expected {expected}")
         incarnations = Counter(name for tap in self.served.taps for name in tap.incarnations.values())

@@ -5,6 +5,7 @@ from purgatory_client import Result, ResultColumns, waits
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.calls import Apply, Register
 from tests.daemon_simulation.call_log import CallLog, SimulatedCall
 from tests.daemon_simulation.checker import Checker
 from tests.daemon_simulation.engine_tap import EngineCall
@@ -34,12 +35,12 @@ PRODUCE = OperationBatch([1], partitions=[("log", 0)], offsets=[5], timeouts_ms=
 
 def mark(offset: int) -> EngineCall:
     batch = EventBatch([codes.HIGH_WATERMARK], partitions=[("log", 0)], offsets=[offset])
-    return EngineCall("apply", -1, 1_020, (batch, 0, 1))
+    return EngineCall(Apply(batch), -1, 1_020, 1)
 
 
 def run_with(call: EngineCall, batch: OperationBatch = PRODUCE) -> Run:
     added = EngineCall("add_owner", 1, 0)
-    return run_of([added, EngineCall("register", 1, 1_000, (codes.PRODUCE, batch)), call], {1: "s"})
+    return run_of([added, EngineCall(Register(codes.PRODUCE, batch), 1, 1_000), call], {1: "s"})
 
 
 def judged(run: Run, seen: dict[str, int], *, submitted_ms: float = 999.2, ended_ms: float = 1_020.5) -> list[str]:

@@ -5,12 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
+from purgatory.engine.calls import (
+    Apply,
+    Cancel,
+    CancelAll,
+    CancelName,
+    Extend,
+    FailStale,
+    PassTime,
+    Pause,
+    Register,
+    ShutDown,
+)
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from tests.engine import plain
 
 if TYPE_CHECKING:
-    from purgatory.engine.batches import EventsReceipt, RegisterReceipt
+    from purgatory.engine.batches import Receipt
     from purgatory.engine.completions import Completions
     from purgatory.engine.views import PartitionView, PendingView
     from purgatory.engine.waiting.tables import Owner
@@ -201,23 +213,27 @@ class EngineUnderTest:
     def remove_owner(self, owner_id: int) -> None:
         self.engine.remove_owner(self.owners.pop(owner_id), self.now_ms)
 
-    def register(self, owner_id: int, operations: list[plain.Operation]) -> RegisterReceipt:
+    def register(self, owner_id: int, operations: list[plain.Operation]) -> Receipt:
         """Register a batch of one kind."""
-        return self.engine.register(self.owners[owner_id], operations[0].kind, operation_batch(operations), self.now_ms)
+        return self.engine.perform(
+            self.owners[owner_id], Register(operations[0].kind, operation_batch(operations)), self.now_ms
+        )
 
     def apply(self, events: list[plain.Event], limit: int = 100_000) -> list[plain.EventAnswer]:
         """Apply a batch, slice by slice."""
         batch = event_batch(events)
         answers: list[plain.EventAnswer] = []
         while len(answers) < len(events):
-            answers += answers_of(self.engine.apply(batch, self.now_ms, len(answers), limit), len(answers))
+            answers += answers_of(
+                self.engine.perform(None, Apply(batch, len(answers)), self.now_ms, limit), len(answers)
+            )
         return answers
 
     def cancel(self, owner_id: int, operation_ids: list[int]) -> list[bool]:
-        return self.engine.cancel(self.owners[owner_id], operation_ids, self.now_ms)
+        return self.engine.perform(self.owners[owner_id], Cancel(operation_ids), self.now_ms).were_pending
 
     def extend(self, owner_id: int, operation_ids: list[int], timeout_ms: int) -> list[bool]:
-        return self.engine.extend(self.owners[owner_id], operation_ids, timeout_ms, self.now_ms)
+        return self.engine.perform(self.owners[owner_id], Extend(operation_ids, timeout_ms), self.now_ms).were_pending
 
     def fail_stale(self, stale_ms: dict[plain.Name, int]) -> int:
         """End the operations that have waited out their stale timeout for a mark that was stale as long."""
@@ -228,38 +244,38 @@ class EngineUnderTest:
         due = waits.due(slots, known, self.now_ms)
         whose = [(waits.owner_id(slot), waits.operation_id(slot)) for slot in due]
         for owner_id, operation_id in whose:
-            assert engine.fail_stale(self.owners[owner_id], [operation_id], set(stale_ms), self.now_ms) == [True]
+            assert engine.perform(
+                self.owners[owner_id], FailStale([operation_id], set(stale_ms)), self.now_ms
+            ).were_pending == [True]
         return len(due)
 
     def pause(self, ms: int) -> bool:
         """Return whether any pending operation is concerned: for others, a pause need not be counted."""
-        return self.engine.note_pause(ms)
+        return not self.engine.perform(None, Pause(ms), self.now_ms).unchanged
 
     def cancel_all(self, owner_id: int) -> int:
-        return self.engine.cancel_all(self.owners[owner_id], self.now_ms)
+        return self.engine.perform(self.owners[owner_id], CancelAll(), self.now_ms).ended
 
     def cancel_name(self, name: plain.Name) -> int:
-        if name[1] == -1:
-            return self.engine.cancel_key(name[0], self.now_ms)
-        return self.engine.cancel_partition(name, self.now_ms)
+        return self.engine.perform(None, CancelName(name), self.now_ms).ended
 
     def advance(self, ms: int, limit: int = 100_000) -> int:
-        """Advance the time, with one call of `advance_clock`."""
+        """Advance the time, with one call of `PassTime`."""
         self.now_ms += ms
-        return self.engine.advance_clock(self.now_ms, limit)
+        return self.engine.perform(None, PassTime(limit), self.now_ms).ended
 
     def shut_down(self, limit: int) -> int:
-        return self.engine.shut_down(self.now_ms, limit)
+        return self.engine.perform(None, ShutDown(limit), self.now_ms).ended
 
     def take_ended(self) -> list[plain.Ended]:
         return [row for completions in self.engine.take_completions() for row in ended_of(completions)]
 
     def marks(self, name: plain.Name) -> plain.PartitionMarks | None:
-        view = self.engine.partition_view(name, self.now_ms)
+        view = self.engine.inspection.partition_view(name)
         return None if view is None else marks_of(view)
 
     def counts(self, kind: int) -> plain.Counts:
-        counts = self.engine.counts(kind)
+        counts = self.engine.inspection.counts(kind)
         return plain.Counts(*[getattr(counts, field) for field in plain.Counts._fields])
 
     def all_pending(self) -> list[PendingView]:
@@ -267,16 +283,16 @@ class EngineUnderTest:
         found: list[PendingView] = []
         start = 0
         while start >= 0:
-            page, start = self.engine.list_pending(start, 100, self.now_ms)
+            page, start = self.engine.inspection.list_pending(start, 100)
             found += page
         return found
 
 
-def answers_of(receipt: EventsReceipt, start: int) -> list[plain.EventAnswer]:
+def answers_of(receipt: Receipt, start: int) -> list[plain.EventAnswer]:
     """One answer per event of a slice. The receipt only has the sum of `unchanged`; it is set on the last answer."""
     refused = {refusal.index: (refusal.code, refusal.error_code) for refusal in receipt.refusals}
     answers = []
-    for i, ended in enumerate(receipt.ended):
+    for i, ended in enumerate(receipt.ended_by_event):
         answers.append(plain.EventAnswer(ended, False, refused.get(start + i)))
     assert receipt.next_index == start + len(answers), f"{receipt.next_index} after {start} + {len(answers)}"
     if len(answers) == 1:

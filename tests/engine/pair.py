@@ -10,7 +10,7 @@ from tests.engine.adapter import EngineUnderTest, pending_of
 from tests.engine.oracle.purgatory import Oracle
 
 if TYPE_CHECKING:
-    from purgatory.engine.batches import RegisterReceipt
+    from purgatory.engine.batches import Receipt
 
 
 class Difference(Exception):
@@ -62,7 +62,7 @@ class Pair:
         self.oracle.remove_owner(owner_id, self.now_ms)
         self.compare_ended()
 
-    def register(self, owner_id: int, operations: list[plain.Operation]) -> RegisterReceipt:
+    def register(self, owner_id: int, operations: list[plain.Operation]) -> Receipt:
         """Register a batch of one kind."""
         receipt = self.engine.register(owner_id, operations)
         answers = self.oracle.register(owner_id, operations, self.now_ms)
@@ -126,7 +126,7 @@ class Pair:
         return cancelled
 
     def advance(self, ms: int, limit: int = 100_000) -> int:
-        """Advance the time, with one call of `advance_clock`, which may leave due operations if `limit` is small."""
+        """Advance the time, with one call of `PassTime`, which may leave due operations if `limit` is small."""
         expired = self.engine.advance(ms, limit)
         due = self.oracle.due(self.now_ms)
         demand("how many expired", expired, min(limit, len(due)))
@@ -167,7 +167,7 @@ class Pair:
         if (rows or expected) and sorted(rows) != sorted(expected):
             compare_ends(rows, expected)
         demand("pending", self.engine.engine.pending, len(self.oracle.pending))
-        evaluations = [self.engine.engine.counts(kind).evaluations for kind in plain.KINDS]
+        evaluations = [self.engine.engine.inspection.counts(kind).evaluations for kind in plain.KINDS]
         if any(now < before for now, before in zip(evaluations, self._evaluations, strict=True)):
             raise Difference(f"evaluations fell from {self._evaluations} to {evaluations}")
         self._evaluations = evaluations
@@ -194,7 +194,7 @@ class Pair:
         """Compare all visible state, recounted, and check the engine's invariants."""
         self.engine.engine.check()
         demand("an operation is pending whose condition holds", self.oracle.check_everything(self.now_ms), 0)
-        for name in set(self.oracle.world.partitions) | set(self.engine.engine.partition_names()):
+        for name in set(self.oracle.world.partitions) | set(self.engine.engine.inspection.partition_names()):
             self.compare_mark(name)
         watched = Counter[int]()
         for waiting in self.oracle.pending.values():
@@ -202,7 +202,7 @@ class Pair:
             watched[waiting.operation.kind] += sum(fetch or not item.decided for item in waiting.items)
         for kind in plain.KINDS:
             demand("counts of a kind", self.engine.counts(kind), self.oracle.counts(kind))
-            demand("watched of a kind", self.engine.engine.counts(kind).watched, watched[kind])
+            demand("watched of a kind", self.engine.engine.inspection.counts(kind).watched, watched[kind])
         seen = {(view.owner_id, view.operation_id): pending_of(view) for view in self.engine.all_pending()}
         demand("who is pending", sorted(seen), sorted(self.oracle.pending))
         for key, waiting in self.oracle.pending.items():
@@ -222,7 +222,7 @@ class Pair:
         demand("pending at the end", self.engine.engine.pending, 0)
         demand("next expiration at the end", self.engine.engine.next_expiration_ms(), -1)
         for kind in plain.KINDS:
-            demand(f"watched at the end, kind {kind}", self.engine.engine.counts(kind).watched, 0)
-        for name in self.engine.engine.partition_names():
-            view = self.engine.engine.partition_view(name, self.now_ms)
+            demand(f"watched at the end, kind {kind}", self.engine.engine.inspection.counts(kind).watched, 0)
+        for name in self.engine.engine.inspection.partition_names():
+            view = self.engine.engine.inspection.partition_view(name)
             demand(f"watched at the end on {name}", view.watched if view else None, 0)

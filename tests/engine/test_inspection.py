@@ -9,7 +9,7 @@ from tests.engine.world import World, parse
 def listed(world: World, *, owner_id: int = -1, kind: int = 0, partition: str = "", key: str = "") -> list[int]:
     """Ids of the pending operations that pass the filters."""
     name = parse(partition) if partition else None
-    views, after = world.engine.list_pending(0, 100, world.now_ms, owner_id, kind, name, key)
+    views, after = world.engine.inspection.list_pending(0, 100, owner_id, kind, name, key)
     assert after == -1
     return [view.operation_id for view in views]
 
@@ -19,7 +19,7 @@ def test_slots_without_the_operation_show_nothing() -> None:
     world = World()
     handle = world.produce({"orders-0": 10})
     places = [(slot, handle + other) for slot in range(4) for other in (0, 1)]
-    shown = [view.operation_id for place in places if (view := world.engine.slot_view(*place, world.now_ms))]
+    shown = [view.operation_id for place in places if (view := world.engine.inspection.view_of(*place))]
     assert shown == [handle]
 
 
@@ -41,7 +41,7 @@ def test_filters_go_together() -> None:
     assert listed(world, partition="orders-1", owner_id=first, kind=plain.PRODUCE) == [produce]
     assert listed(world, key="b") == [signal]
     assert listed(world, key="b", partition="orders-1") == []
-    page, after = world.engine.list_pending(0, 2, world.now_ms, -1, 0, None, "")
+    page, after = world.engine.inspection.list_pending(0, 2, -1, 0, None, "")
     assert ([view.operation_id for view in page], after) == ([produce, delete], 2)
 
 
@@ -56,14 +56,14 @@ def test_time_left_is_counted_by_bounds_and_in_slices() -> None:
         times = RemainingTimes([10, 100])
         slot = 0
         while slot >= 0:
-            slot = world.engine.count_remaining(slot, limit, 0, times)
+            slot = world.engine.inspection.count_remaining(slot, limit, 0, times)
         assert times.operations == [2, 2, 2]
         assert (times.soonest_ms, times.latest_ms) == (5, 5_000)
     overdue = RemainingTimes([10, 100])
-    assert world.engine.count_remaining(0, 1_000, 4_990, overdue) == -1
+    assert world.engine.inspection.count_remaining(0, 1_000, 4_990, overdue) == -1
     assert overdue.operations == [6, 0, 0]
     assert (overdue.soonest_ms, overdue.latest_ms) == (0, 10)
-    assert World().engine.count_remaining(0, 10, 0, nothing := RemainingTimes([10])) == -1
+    assert World().engine.inspection.count_remaining(0, 10, 0, nothing := RemainingTimes([10])) == -1
     assert (nothing.operations, nothing.soonest_ms, nothing.latest_ms) == ([0, 0], -1, -1)
 
 
@@ -81,19 +81,19 @@ def test_a_ranking_has_what_stands_out() -> None:
         ranking = PendingRanking(5)
         slot = 0
         while slot >= 0:
-            slot = world.engine.rank_pending(slot, slice_size, world.now_ms, ranking)
+            slot = world.engine.inspection.rank(slot, slice_size, ranking)
         assert ranking.operations == 51
         assert ranking.waits == {("orders", 0): 50, ("orders", 1): 25, ("orders", 2): 25, ("a", -1): 1}
         assert [one.operation_id for one in ranking.longest_waiting()] == handles[:5]
         assert [one.operation_id for one in ranking.soonest_expiring()] == [signal, *handles[:-5:-1]]
     first = ranking.longest_waiting()[0]
-    view = world.engine.ranked_view(first, world.now_ms)
+    view = world.engine.inspection.view_of(first.slot, first.operation_id)
     assert view is not None
     assert view.operation_id == handles[0]
     world.cancel(handles[0])
-    assert world.engine.ranked_view(first, world.now_ms) is None
+    assert world.engine.inspection.view_of(first.slot, first.operation_id) is None
     others = PendingRanking(5, {world.owner_id + 1})
-    assert world.engine.rank_pending(0, 1_000, world.now_ms, others) == -1
+    assert world.engine.inspection.rank(0, 1_000, others) == -1
     assert others.operations == 0
 
 
@@ -102,15 +102,15 @@ def test_rings_show_where_the_wheel_has_everything() -> None:
     world = World()
     for timeout_ms in (3, 3, 3, 25, 500, 9_000):
         world.produce({"orders-0": 10}, timeout_ms=timeout_ms)
-    rings = world.engine.wheel_rings(100)
+    rings = world.engine.inspection.wheel_rings(100)
     assert [sum(ring.counts) for ring in rings] == [3, 1, 1, 1]
     assert [ring.tick_ms for ring in rings] == [1, 20, 400, 8_000]
     assert max(rings[0].counts) == 3
-    assert max(world.engine.wheel_rings(2)[0].counts) == 2
-    moved = world.engine.wheel_moves
+    assert max(world.engine.inspection.wheel_rings(2)[0].counts) == 2
+    moved = world.engine.inspection.wheel_moves
     world.wait(26)
-    assert [sum(ring.counts) for ring in world.engine.wheel_rings(100)] == [0, 0, 1, 1]
-    assert world.engine.wheel_moves == moved + 5
+    assert [sum(ring.counts) for ring in world.engine.inspection.wheel_rings(100)] == [0, 0, 1, 1]
+    assert world.engine.inspection.wheel_moves == moved + 5
 
 
 def test_hottest_names_have_the_most_waits() -> None:
@@ -123,16 +123,16 @@ def test_hottest_names_have_the_most_waits() -> None:
         found: list[tuple[int, plain.Name]] = []
         start = 0
         while start >= 0:
-            some, start = world.engine.hottest(start, limit, 1)
+            some, start = world.engine.inspection.hottest(start, limit, 1)
             found += some
         assert found == [(4, ("orders", 0)), (2, ("a", -1))]
     names = [("orders", 0), ("orders", 1), ("orders", 2)]
-    assert world.engine.unreported(names) == names[:2]
+    assert world.engine.inspection.unreported(names) == names[:2]
     world.append("orders-0", 1)
-    assert world.engine.unreported(names) == names[1:2]
+    assert world.engine.inspection.unreported(names) == names[1:2]
     before = world.engine.has_unreported
     world.append("orders-1", 1)
     assert (before, world.engine.has_unreported) == (True, False)
     world.cancel(*handles)
-    assert world.engine.hottest(0, 100, 3) == ([(4, ("orders", 0))], -1)
-    assert world.engine.hottest(0, 100, 4) == ([], -1)
+    assert world.engine.inspection.hottest(0, 100, 3) == ([(4, ("orders", 0))], -1)
+    assert world.engine.inspection.hottest(0, 100, 4) == ([], -1)

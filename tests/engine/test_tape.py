@@ -4,8 +4,10 @@ import random
 
 import pytest
 
+from purgatory.engine import calls as codes
 from purgatory.engine import tape as tapes
 from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.calls import Apply, Cancel, CancelName, Extend, FailStale, PassTime, Pause, Register
 from purgatory.engine.codes import CANCELLED, HIGH_WATERMARK, PRODUCE, SHUTTING_DOWN, SIGNAL
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
@@ -19,7 +21,7 @@ from tests.simulator.generator import Generator
 BATCHES = 400
 ORDERS = ("orders", 0)
 
-REGISTER_PRODUCE = tapes.REGISTER + PRODUCE
+REGISTER_PRODUCE = codes.REGISTER + PRODUCE
 
 
 class Calls:
@@ -53,7 +55,7 @@ class Calls:
         if self.prompt:
             while 0 <= (due_ms := engine.next_expiration_ms()) <= self.now_ms:
                 self.expired_ms = max(self.expired_ms, due_ms)
-                engine.advance_clock(self.expired_ms, 3)
+                engine.perform(None, PassTime(3), self.expired_ms)
             self.expired_ms = self.now_ms
         match step:
             case steps.Register(_, operations):
@@ -62,46 +64,43 @@ class Calls:
                 )
                 self.next_id += len(operations)
                 batch = operation_batch(list(operations))
-                receipt = engine.register(owner, operations[0].kind, batch, self.now_ms)
+                receipt = engine.perform(owner, Register(operations[0].kind, batch), self.now_ms)
                 self.refused += [batch.operation_ids[refusal.index] for refusal in receipt.refusals]
                 self.operations[operations[0].kind] += operations
-                self.note(tapes.REGISTER + operations[0].kind, len(operations))
+                self.note(codes.REGISTER + operations[0].kind, len(operations))
             case steps.Apply(events, _):
-                engine.apply(event_batch(list(events)), self.now_ms)
+                engine.perform(None, Apply(event_batch(list(events))), self.now_ms)
                 self.events += events
-                self.note(tapes.APPLY, len(events))
+                self.note(codes.APPLY, len(events))
             case steps.Advance(_, limit) if not self.prompt:
-                self.note(tapes.EXPIRE, engine.advance_clock(self.now_ms, limit))
+                self.note(codes.PASS_TIME, engine.perform(None, PassTime(limit), self.now_ms).ended)
             case steps.Pause(ms):
-                if engine.note_pause(ms):
-                    self.note(tapes.PAUSE, ms)
+                if not engine.perform(None, Pause(ms), self.now_ms).unchanged:
+                    self.note(codes.PAUSE, ms)
             case steps.Cancel(_, back):
                 ids = [max(1, self.next_id - number % 40) for number in back]
-                engine.cancel(owner, ids, self.now_ms)
+                engine.perform(owner, Cancel(ids), self.now_ms)
                 self.ids += ids
-                self.note(tapes.CANCEL, len(ids))
+                self.note(codes.CANCEL, len(ids))
             case steps.Extend(_, back, timeout_ms):
                 ids = [max(1, self.next_id - number % 40) for number in back]
-                engine.extend(owner, ids, timeout_ms, self.now_ms)
+                engine.perform(owner, Extend(ids, timeout_ms), self.now_ms)
                 self.ids += ids
                 self.extensions_ms.append(timeout_ms)
-                self.note(tapes.EXTEND, len(ids))
+                self.note(codes.EXTEND, len(ids))
             case steps.CancelName(name):
-                if name[1] < 0:
-                    engine.cancel_key(name[0], self.now_ms)
-                else:
-                    engine.cancel_partition(name, self.now_ms)
+                engine.perform(None, CancelName(name), self.now_ms)
                 self.names.append(name)
-                self.note(tapes.CANCEL_ALL_ON, 1)
+                self.note(codes.CANCEL_NAME, 1)
             case steps.FailStale(stale):
                 waits = engine.stale_waits
                 ids = [waits.operation_id(slot) for slot in waits.due(waits.slots(), dict(stale), self.now_ms)]
-                engine.fail_stale(owner, ids, set(dict(stale)), self.now_ms)
+                engine.perform(owner, FailStale(ids, set(dict(stale))), self.now_ms)
                 self.ids += ids
                 self.stale.update((number, set(dict(stale))) for number in ids)
-                self.note(tapes.FAIL_STALE, len(ids))
+                self.note(codes.FAIL_STALE, len(ids))
             case _:
-                self.note(tapes.PASS, 0)
+                self.note(codes.PASS_TIME, 0)
 
     def note(self, code: int, count: int) -> None:
         self.noted.append((code, self.now_ms, count))
@@ -150,7 +149,7 @@ def test_a_tape_does_what_its_calls_do(seed: int) -> None:
     assert played.pending == direct.pending
     for engine in calls.engines:
         while engine.pending:
-            engine.advance_clock(calls.now_ms + 100_000, 1_000)
+            engine.perform(None, PassTime(1_000), calls.now_ms + 100_000)
     assert calls.ended(1) == calls.ended(0)
 
 
@@ -168,7 +167,7 @@ def play(engine: Engine, tape: Tape, prompt: bool = False) -> tuple[list[plain.E
 def test_expirations_that_are_not_due_are_told() -> None:
     """With a step that expires two when one is due, that one expires and `not_due` is 1."""
     batch = OperationBatch([1, 2], partitions=[ORDERS], offsets=[5], timeouts_ms=[10, 90])
-    tape = Tape([REGISTER_PRODUCE, tapes.EXPIRE], [0, 20], [2, 2], operations=[None, batch])
+    tape = Tape([REGISTER_PRODUCE, codes.PASS_TIME], [0, 20], [2, 2], operations=[None, batch])
     ended, played = play(Engine(EngineLimits(), 0), tape)
     assert [row.operation_id for row in ended] == [1]
     assert played.not_due == 1
@@ -177,7 +176,7 @@ def test_expirations_that_are_not_due_are_told() -> None:
 def test_ids_end_as_the_step_says() -> None:
     """Ids are cancelled or shut down; an id that is not pending is skipped."""
     batch = OperationBatch([1, 2], keys=["k"], timeouts_ms=[10])
-    steps_of = [tapes.REGISTER + SIGNAL, tapes.CANCEL, tapes.SHUT_DOWN]
+    steps_of = [codes.REGISTER + SIGNAL, codes.CANCEL, codes.SHUT_DOWN]
     tape = Tape(steps_of, [0, 1, 2], [2, 1, 2], operations=[None, None, None, None, batch], operation_ids=[2, 2, 1])
     ended, _ = play(Engine(EngineLimits(), 0), tape)
     assert [(row.operation_id, row.outcome) for row in ended] == [(2, CANCELLED), (1, SHUTTING_DOWN)]
@@ -187,7 +186,7 @@ def test_columns_that_cannot_be_read_are_refused_before_the_first_step() -> None
     """A batch whose columns do not fit together raises before anything of the tape is applied."""
     engine = Engine(EngineLimits(), 0)
     bad = EventBatch([HIGH_WATERMARK], partitions=[ORDERS], offsets=[5, 6, 7])
-    tape = Tape([REGISTER_PRODUCE, tapes.APPLY], [0, 0], [1, 1], operations=[None, one_wait()], events=bad)
+    tape = Tape([REGISTER_PRODUCE, codes.APPLY], [0, 0], [1, 1], operations=[None, one_wait()], events=bad)
     with pytest.raises(InvalidBatch, match="offset"):
         play(engine, tape)
     assert engine.pending == 0
@@ -195,6 +194,6 @@ def test_columns_that_cannot_be_read_are_refused_before_the_first_step() -> None
 
 def test_a_clock_that_goes_back_is_a_broken_invariant() -> None:
     """As with single calls, a step earlier than the one before it is an assertion error."""
-    tape = Tape([tapes.PASS, tapes.PASS], [5, 4], [0, 0], operations=[])
+    tape = Tape([codes.PASS_TIME, codes.PASS_TIME], [5, 4], [0, 0], operations=[])
     with pytest.raises(AssertionError, match="clock went back"):
         play(Engine(EngineLimits(), 0), tape)

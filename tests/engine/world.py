@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from purgatory.engine.batches import RegisterReceipt
+from purgatory.engine.batches import Receipt
 from purgatory.engine.waiting.tables import Owner
 from tests.engine import plain
 from tests.engine.pair import Pair
@@ -122,7 +122,7 @@ class World:
         assert receipt.accepted == 1, f"{operation} was refused: {refused}"
         return operation.operation_id
 
-    def register_all(self, operations: list[plain.Operation]) -> RegisterReceipt:
+    def register_all(self, operations: list[plain.Operation]) -> Receipt:
         """Register a batch of one kind, in which some may be refused."""
         receipt = self.pair.register(self.owner_id, operations)
         self.collect()
@@ -259,7 +259,7 @@ class World:
         """The outcome in a word, or "pending"."""
         ended = self.ended.get((self.owner_id, handle))
         if ended is None:
-            assert self.engine.describe(self.owner, handle, self.now_ms) is not None
+            assert self.engine.inspection.describe(self.owner, handle) is not None
             return "pending"
         return plain.OUTCOME_WORDS[ended.outcome]
 
@@ -289,7 +289,7 @@ class World:
         assert self.engine.pending == 0
         assert self.engine.next_expiration_ms() == -1
         for kind in plain.KINDS:
-            counts = self.engine.counts(kind)
+            counts = self.engine.inspection.counts(kind)
             assert (counts.pending, counts.watched) == (0, 0), f"kind {kind}"
             ends = counts.satisfied + counts.failed + counts.expired + counts.cancelled + counts.shutting_down
             assert counts.registered == ends, f"kind {kind}"

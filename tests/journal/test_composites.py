@@ -37,7 +37,7 @@ async def signal(journaled: JournaledHost, key: str) -> None:
 
 def seen(journaled: JournaledHost, operation_id: int) -> tuple[int, int, list[int]]:
     """The required terms of a pending operation, the size of its failure arm, and the error code of each term."""
-    view = journaled.host.engine.describe(journaled.session.owner, operation_id, journaled.host.time.now_ms())
+    view = journaled.host.engine.inspection.describe(journaled.session.owner, operation_id)
     assert view is not None, f"operation {operation_id} has ended"
     return view.required_terms, view.unless_count, [item.error_code for item in view.items]
 

@@ -11,6 +11,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from purgatory.engine.batches import OperationBatch
+from purgatory.engine.calls import Register
 from purgatory.engine.codes import PRODUCE
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -180,7 +181,7 @@ def test_stale_marks_are_kept_with_results() -> None:
     names = [("orders", place) for place in range(4)]
     ids = [1, 2, 3, 4]
     batch = OperationBatch(ids, partitions=names, item_indexes=[0, 1, 2, 3], offsets=[5], timeouts_ms=[0])
-    engine.register(engine.add_owner(), PRODUCE, batch, 0)
+    engine.perform(engine.add_owner(), Register(PRODUCE, batch), 0)
     [completions] = engine.take_completions()
     [without] = unpack_results(pack_results([completions])[0], 0)
     assert not isinstance(without, list)

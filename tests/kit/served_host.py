@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from purgatory.clock import Clock, SystemClock
-from purgatory.engine.batches import EventBatch, EventsReceipt, Refusal
+from purgatory.engine.batches import EventBatch, Receipt, Refusal
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.extension import Core
@@ -276,7 +276,7 @@ class Peer:
         self._call.cancel()
 
 
-async def apply_events(host: Host, batch: EventBatch, account: Account | None = None) -> EventsReceipt:
+async def apply_events(host: Host, batch: EventBatch, account: Account | None = None) -> Receipt:
     """Apply a batch of one part, as `Advance` does."""
     host.gate.check_events()
     return (await host.apply(lambda: IncomingEvents(batch, {}), account)).done

@@ -91,7 +91,7 @@ async def test_registered_at_every_await_of_an_event_batch(monkeypatch: pytest.M
         )
         Registration(host, session).register([OperationRun(codes.PRODUCE, waits)], [])
         await applying
-        assert host.engine.counts(codes.PRODUCE).satisfied == 3, f"registered after {turns} turns"
+        assert host.engine.inspection.counts(codes.PRODUCE).satisfied == 3, f"registered after {turns} turns"
         if was_done:
             assert turns >= 8, "the batch was not interleaved with anything"
             return

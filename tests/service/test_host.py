@@ -72,7 +72,7 @@ async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(mo
         await asyncio.sleep(0)
     receipt = task.result()
     assert turns >= 10
-    assert receipt.ended == [1] * 100 + [0]
+    assert receipt.ended_by_event == [1] * 100 + [0]
     assert [(refusal.index, refusal.code) for refusal in receipt.refusals] == [(100, codes.INVALID_ARGUMENT)]
     assert [start for start, _ in listener.event_slices] == [*range(0, 101, 5)]
     assert listener.outcomes == {codes.SATISFIED: 100}
@@ -135,7 +135,7 @@ def test_registrations_do_not_hold_back_those_that_are_due() -> None:
         clock.now_us += 300
         Registration(host, session).register([produce_run(range(number, number + 1), "b", [1])], [])
         host.reaper.turn()
-        assert host.engine.counts(codes.PRODUCE).expired == (clock.now_us >= 40_000)
+        assert host.engine.inspection.counts(codes.PRODUCE).expired == (clock.now_us >= 40_000)
     assert session.outbox.last_sequence == 1
 
 

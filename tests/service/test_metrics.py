@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, Refusal, RegisterReceipt
+from purgatory.engine.batches import EventBatch, OperationBatch, Receipt, Refusal
 from purgatory.engine.codes import (
     CANCELLED,
     DELETE_RECORDS,
@@ -36,8 +36,8 @@ def completions_of(*ends: tuple[int, int, int, int, list[int]]) -> Completions:
     return completions
 
 
-def events_receipt(next_index: int, unchanged: int = 0, refusals: list[Refusal] | None = None) -> EventsReceipt:
-    receipt = EventsReceipt()
+def events_receipt(next_index: int, unchanged: int = 0, refusals: list[Refusal] | None = None) -> Receipt:
+    receipt = Receipt()
     receipt.next_index = next_index
     receipt.unchanged = unchanged
     receipt.refusals.extend(refusals or [])
@@ -116,7 +116,7 @@ def test_refusals_and_repeats() -> None:
     metrics = Metrics()
     metrics.refused([Refusal(index, 8, "", "") for index in range(3)])
     metrics.refused([Refusal(0, 8, "", "")])
-    receipt = RegisterReceipt()
+    receipt = Receipt()
     receipt.accepted, receipt.already_known = 10, 2
     metrics.registered(Registered(None, "", PRODUCE, OperationBatch([1]), receipt, 0))
     assert metrics.rejected[8] == 4

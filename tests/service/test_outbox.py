@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
+from purgatory.engine.calls import Register
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -95,7 +96,7 @@ def single_results(count: int, outbox: Outbox) -> list[ResultSlice]:
             [number], partitions=names, item_counts=[1 + number % 2], item_indexes=[0, 1][: 1 + number % 2],
             offsets=[number], timeouts_ms=[0],
         )  # fmt: skip
-        engine.register(owner, codes.PRODUCE, batch, 0)
+        engine.perform(owner, Register(codes.PRODUCE, batch), 0)
         for completions in engine.take_completions():
             came += slices_of(completions)
             outbox.append(slices_of(completions))

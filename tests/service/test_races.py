@@ -86,9 +86,9 @@ class Race:
         host = self.host
         before = host.engine.pending
         if cause == "event":
-            return sum((await apply_events(host, event_for(self.kind))).ended)
+            return (await apply_events(host, event_for(self.kind))).ended
         if cause == "removal":
-            return sum((await apply_events(host, EventBatch([codes.PARTITION_REMOVED], partitions=[PARTITION]))).ended)
+            return (await apply_events(host, EventBatch([codes.PARTITION_REMOVED], partitions=[PARTITION]))).ended
         if cause == "cancel":
             return sum(host.cancel(self.session, [1])) if host.sessions.find("s") is not None else 0
         if cause == "expiry":
@@ -106,7 +106,7 @@ class Race:
 
 def outcomes_of(host: Host, kind: int) -> dict[int, int]:
     """The counters of a kind by outcome, without those that are 0; the daemon counts no others."""
-    counts = host.engine.counts(kind)
+    counts = host.engine.inspection.counts(kind)
     assert (counts.pending, counts.watched) == (0, 0)
     by_outcome = {
         codes.SATISFIED: counts.satisfied,

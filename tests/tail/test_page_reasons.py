@@ -163,7 +163,7 @@ async def test_the_failure_arm_holds_nothing_back() -> None:
         answer = await served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
         assert answer.receipt.accepted == 2, answer
         (session,) = served.host.sessions
-        view = served.host.engine.describe(session.owner, 1, served.host.time.now_ms())
+        view = served.host.engine.inspection.describe(session.owner, 1)
         assert view is not None
         held = [item.get("held_back_by", "") for item in detailed_fields(served.host, view)["items"]]
         assert held == [*(f"nothing has been reported for orders-{place} yet" for place in range(2)), ""]

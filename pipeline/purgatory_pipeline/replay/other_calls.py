@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from purgatory.engine import tape
+from purgatory.engine import calls as codes
 from purgatory.engine.codes import SHUTTING_DOWN
 from purgatory.extensions.archive.schema import (
     CALL_NAMES,
@@ -57,21 +57,21 @@ class EndedByCalls:
     def add_extension(self, call: int, time: int, ids: Column, timeout_ms: int) -> None:
         """Adds a call that moves the deadlines of ids."""
         if len(ids):
-            self.add_ids(call, time, tape.EXTEND, ids)
+            self.add_ids(call, time, codes.EXTEND, ids)
             self.extensions_ms.append(timeout_ms)
 
     def add_stale(self, call: int, time: int, ids: Column, stale: set[Name]) -> None:
         """Adds a call that fails ids because of marks that are stale."""
-        self.add_ids(call, time, tape.FAIL_STALE, ids)
+        self.add_ids(call, time, codes.FAIL_STALE, ids)
         self.stale.update(dict.fromkeys(ids.tolist(), stale))
 
     def add_pause(self, call: int, time: int, pause_ms: int) -> None:
         """Adds a time in which the daemon could not receive anything."""
-        self._rows.append((call, time, tape.PAUSE, pause_ms))
+        self._rows.append((call, time, codes.PAUSE, pause_ms))
 
     def add_name(self, call: int, time: int, name: Name) -> None:
         """Adds a call that ends everything waiting on a name."""
-        self._rows.append((call, time, tape.CANCEL_ALL_ON, 1))
+        self._rows.append((call, time, codes.CANCEL_NAME, 1))
         self.names.append(name)
 
 
@@ -97,7 +97,7 @@ class OtherCalls:
         for row, (call, time, what) in enumerate(rows):
             name = CALL_NAMES[what]
             if name == CANCEL:
-                found.add_ids(call, time, tape.CANCEL, self._cancelled_ids[row])
+                found.add_ids(call, time, codes.CANCEL, self._cancelled_ids[row])
             elif name == EXTEND:
                 timeout_ms = int(self._chunk.column("timeout_ms")[row])
                 found.add_extension(call, time, self._cancelled_ids[row], timeout_ms)
@@ -105,16 +105,16 @@ class OtherCalls:
                 found.add_pause(call, time, int(self._chunk.column("timeout_ms")[row]))
             elif name == CANCEL_SESSION:
                 of_session = self._operations["session"] == self._chunk.column("session")[row]
-                found.add_ids(call, time, tape.CANCEL, self._open_at(call, of_session))
+                found.add_ids(call, time, codes.CANCEL, self._open_at(call, of_session))
             elif name in (CANCEL_PARTITION, CANCEL_KEY):
                 found.add_name(call, time, self._chunk.names[columns["name"][row]])
             elif name == FAIL_STALE:
                 found.add_stale(call, time, self._cancelled_ids[row], self._stale_names[call])
             elif recorded:
                 own_end = (was.outcome == SHUTTING_DOWN) & (was.call == call)
-                found.add_ids(call, time, tape.SHUT_DOWN, self._operations["ids"][own_end])
+                found.add_ids(call, time, codes.SHUT_DOWN, self._operations["ids"][own_end])
             else:  # operations open before have ended with the previous slice
-                found.add_ids(call, time, tape.SHUT_DOWN, self._open_at(call, self._operations["call"] > shut_down))
+                found.add_ids(call, time, codes.SHUT_DOWN, self._open_at(call, self._operations["call"] > shut_down))
                 shut_down = call
         return found
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from purgatory.engine import tape
 from purgatory.engine.batches import OperationBatch
+from purgatory.engine.calls import APPLY, PASS_TIME, REGISTER
 from purgatory.engine.codes import KINDS
 from purgatory.engine.completions import Completions
 from purgatory.extensions.archive.run_details import RunDetails
@@ -62,9 +63,9 @@ class PolicyPlayer:
         ends = calls.ends(recorded=unchanged)
         parts = [ends.steps]
         if arrivals is not None:
-            parts.append(steps(arrivals.call, arrivals.time, arrivals.kind + tape.REGISTER))
+            parts.append(steps(arrivals.call, arrivals.time, arrivals.kind + REGISTER))
         if events is not None:
-            parts.append(steps(events.columns["call"], events.columns["time"], tape.APPLY))
+            parts.append(steps(events.columns["call"], events.columns["time"], APPLY))
         # Unchanged: the reaper's recorded turns are steps of the tape, because its lateness is compared, too. Under
         # another policy, the tape itself expires everything that is due before each step.
         if unchanged:
@@ -90,10 +91,10 @@ class PolicyPlayer:
         """Lets time pass to the end of the history; returns what has ended by then."""
         if self.policy.is_unchanged:
             return None
-        parts = [steps(np.array([UNBOUNDED]), np.array([last_ms]), tape.PASS, 0)]
+        parts = [steps(np.array([UNBOUNDED]), np.array([last_ms]), PASS_TIME, 0)]
         late = None if self.rewriter is None else self.rewriter.take(None, last_ms)
         if late is not None:
-            parts.append(steps(late.columns["call"], late.columns["time"], tape.APPLY))
+            parts.append(steps(late.columns["call"], late.columns["time"], APPLY))
         batch = None if late is None else event_batch(late)
         self._engine.play(self._owner, tape.Tape(*merged(parts, by_time=True), operations=[], events=batch), True)
         return self._ended()

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from purgatory.engine import tape
+from purgatory.engine.calls import PASS_TIME
 from purgatory.engine.codes import EXPIRED, HEARTBEAT_MISSED
 from purgatory_pipeline.engine_rows.engine_batches import CompleteOperations, complete_operations
 from purgatory_pipeline.engine_rows.integers import Flags
@@ -50,7 +50,7 @@ def match_outcomes(chunk: RowChunk, operations: OpenOperations, counts: Counter[
     # An operation that expired after 0 ms had a timeout of 0: its registration alone expires it, without the reaper.
     expired = ((outcome == EXPIRED) & (waited_ms > 0)) | _missed_heartbeats(whole)
     turns, first, expirations = np.unique(call[expired], return_index=True, return_counts=True)
-    return steps(turns, whole.first("time")[expired][first], tape.EXPIRE, expirations)
+    return steps(turns, whole.first("time")[expired][first], PASS_TIME, expirations)
 
 
 def _missed_heartbeats(whole: CompleteOperations) -> Flags:

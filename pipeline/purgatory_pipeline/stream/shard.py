@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from purgatory.engine.batches import Refusal
+from purgatory.engine.calls import Cancel
 from purgatory.engine.codes import EVENT_NAMES, KINDS
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -174,7 +175,7 @@ class Shard:
         self._forget(ended_ids)
         waiting = self.callers.present(repeated)
         if len(waiting):
-            self.engine.cancel(self.owner, waiting.tolist(), self.clock_ms)
+            self.engine.perform(self.owner, Cancel(waiting.tolist()), self.clock_ms)
             self.engine.take_completions()
             self._forget(waiting)
         return outcomes.filter(pa.array(~np.isin(ended_ids, repeated))) if len(repeated) else outcomes

@@ -48,7 +48,7 @@ def to_bytes(shard: Shard) -> bytes:
     if engine is None:
         return _packed([json.dumps(head).encode(), b"", b"", b"", b"", table_bytes(shard.kept)])
     snapshots = engine.snapshots
-    names = engine.partition_names()
+    names = engine.inspection.partition_names()
     contents = [snapshots.save_partition(name) for name in names]
     partitions = {
         "topic": [topic for topic, _ in names],

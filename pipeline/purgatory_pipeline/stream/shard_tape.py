@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from purgatory.engine import tape
 from purgatory.engine.batches import OperationBatch
+from purgatory.engine.calls import APPLY, PASS_TIME, REGISTER
 from purgatory.engine.codes import KINDS
 from purgatory.extensions.archive.schema import EVENT_LABELS, EVENTS, KIND_LABELS, REGISTRATIONS
 from purgatory_pipeline.engine_rows.arrow_chunks import chunk_of
@@ -56,15 +57,15 @@ def tape_of(
         operations = RegisteredOperations(complete_operations(chunk), first_id, {})
         assert operations.rows == len(registrations), f"{operations.rows} of {len(registrations)} operations"
         batches = _batches(operations)
-        parts.append(steps(operations.call, operations.time, operations.kind + tape.REGISTER))
+        parts.append(steps(operations.call, operations.time, operations.kind + REGISTER))
     batch = None
     if len(events):
         one_each = np.ones(len(events), np.int64)
         chunk = _chunk(EVENTS, rows.take(pa.array(records.start[events])), one_each, calls[~is_registration])
         batch = event_batch(chunk)
-        parts.append(steps(chunk.columns["call"], chunk.columns["time"], tape.APPLY))
+        parts.append(steps(chunk.columns["call"], chunk.columns["time"], APPLY))
     codes, times, counts = merged(parts, by_time=False) if parts else ([], [], [])
-    played = tape.Tape([*codes, tape.PASS], [*times, until_ms], [*counts, 0], operations=batches, events=batch)
+    played = tape.Tape([*codes, PASS_TIME], [*times, until_ms], [*counts, 0], operations=batches, events=batch)
     return RowTape(played, operations, registrations, records.start[events])
 
 

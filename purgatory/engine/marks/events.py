@@ -9,7 +9,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from purgatory.engine.account_usage import AccountUsage
-from purgatory.engine.batches import AsGiven, EventBatch, EventsReceipt, Refusal
+from purgatory.engine.batches import AsGiven, EventBatch, Receipt, Refusal
 from purgatory.engine.codes import (
     EVENT_NAMES,
     FENCED_LEADER_EPOCH,
@@ -83,7 +83,7 @@ class Events:
 
     def apply(
         self, batch: EventBatch, now_ms: i64, start: int, limit: int, account: AccountUsage, is_full: bool
-    ) -> EventsReceipt:
+    ) -> Receipt:
         """Apply events from `start` on until events and units of work together reach `limit`.
 
         Everything that becomes known is counted in `account`. With `is_full` (memory is short), events may change only
@@ -97,20 +97,19 @@ class Events:
         self._account = account
         self.checks.is_full = is_full
         pending = self.wakeups.pending
-        receipt = EventsReceipt()
+        receipt = Receipt()
         work_at_start = pending.work_total
         row = start
         while row < len(batch.types) and row - start + pending.work_total - work_at_start < limit:
             before = pending.ended_total
             self.apply_row(batch, row, now_ms, receipt, self._named)
-            receipt.ended.append(pending.ended_total - before)
+            receipt.ended_by_event.append(pending.ended_total - before)
             row += 1
         receipt.next_index = row
+        receipt.has_more = row < len(batch.types)
         return receipt
 
-    def apply_row(
-        self, batch: EventBatch, row: int, now_ms: i64, receipt: EventsReceipt, known: NamedPartitions
-    ) -> None:
+    def apply_row(self, batch: EventBatch, row: int, now_ms: i64, receipt: Receipt, known: NamedPartitions) -> None:
         """Apply one event of a batch whose columns were checked, or add its refusal to the receipt. `known` are the
         partitions of the batch's dictionary.
         """
@@ -125,7 +124,7 @@ class Events:
             receipt.refusals.append(Refusal(row, fault.code, fault.field, fault.message, fault.error_code))
 
     def _apply_any(
-        self, batch: EventBatch, kind: int, row: int, place: int, now_ms: i64, receipt: EventsReceipt
+        self, batch: EventBatch, kind: int, row: int, place: int, now_ms: i64, receipt: Receipt
     ) -> Fault | None:
         names = len(batch.keys) if kind == KEY_SIGNALLED else len(batch.partitions)
         if kind not in EVENT_NAMES:
@@ -137,7 +136,7 @@ class Events:
         return self._apply_event(batch.partitions[place], event_at(batch, row), now_ms, receipt)
 
     def _apply_plain(
-        self, batch: EventBatch, kind: int, row: int, partition: Partition, now_ms: i64, receipt: EventsReceipt
+        self, batch: EventBatch, kind: int, row: int, partition: Partition, now_ms: i64, receipt: Receipt
     ) -> bool:
         """Fast path for the most common events: a valid mark of a known partition.
 
@@ -184,7 +183,7 @@ class Events:
             receipt.unchanged += 1
         return True
 
-    def _apply_event(self, name: AsGiven, event: Event, now_ms: i64, receipt: EventsReceipt) -> Fault | None:
+    def _apply_event(self, name: AsGiven, event: Event, now_ms: i64, receipt: Receipt) -> Fault | None:
         said = partition_fault(name, self.limits.topic_length_max)
         if said:
             return Fault(INVALID_ARGUMENT, "topic_partition", said)

@@ -10,7 +10,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from purgatory.engine.account_usage import AccountUsage
-from purgatory.engine.batches import OperationBatch, Refusal, RegisterReceipt
+from purgatory.engine.batches import OperationBatch, Receipt, Refusal
 from purgatory.engine.codes import INVALID_ARGUMENT, KINDS, OFFSET_MAX
 from purgatory.engine.columns import OUT_OF_RANGE
 from purgatory.engine.errors import InvalidBatch
@@ -42,7 +42,7 @@ class Admission:
         self._items_stop: i64 = 0
         self._named: Final = NamedPartitions(pending.partitions)
 
-    def admit(self, owner: Owner, kind: int, batch: OperationBatch, now_ms: i64, known_up_to: int) -> RegisterReceipt:
+    def admit(self, owner: Owner, kind: int, batch: OperationBatch, now_ms: i64, known_up_to: int) -> Receipt:
         """Admit a batch, operation by operation.
 
         Args:
@@ -60,7 +60,7 @@ class Admission:
         columns = BatchColumns(kind, batch, self.limits, self._named)
         of_kind = self.pending.kinds[kind]
         self.open_for(owner.usage)
-        receipt = RegisterReceipt()
+        receipt = Receipt()
         # The highest id before this batch, not the highest so far: an id that is repeated within one batch is a fault
         # and not a repetition of an earlier call.
         known_before = owner.highest_operation_id if known_up_to < 0 else known_up_to

@@ -78,7 +78,7 @@ class PendingOperations:
         self.ended: Final = vec[i64]([0] * ((len(KINDS) + 1) * OUTCOMES_MAX))
         self._ready: list[Completions] = []
         self.paused_ms: i64 = 0
-        """Total length of the pauses: see `Engine.note_pause`."""
+        """Total length of the pauses: see `calls.Pause`."""
         self.stale_timeouts: Final[dict[int, StaleTimeout]] = {}
         """By slot, only for operations that have one: they are few, and the others have no cost."""
         self.heartbeats: Final[dict[int, Heartbeat]] = {}

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, RegisterReceipt
+from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName, Receipt
 from purgatory.engine.codes import EVENT_NAMES, KEY_SIGNALLED
 from purgatory.engine.columns import value_at
 from purgatory.engine.completions import FETCHED, Completions
@@ -137,7 +137,7 @@ def registration_records(
     registrant: Registrant,
     kind: int,
     batch: OperationBatch,
-    receipt: RegisterReceipt,
+    receipt: Receipt,
     timeout_ms_default: int,
 ) -> list[Record]:
     """Records of a registration: a row for each item of the operations that were accepted or refused.
@@ -261,7 +261,7 @@ def completion_records(
 
 
 def event_records(
-    names: Names, stamp: CallStamp, registrant: Registrant, batch: EventBatch, start: int, receipt: EventsReceipt
+    names: Names, stamp: CallStamp, registrant: Registrant, batch: EventBatch, start: int, receipt: Receipt
 ) -> list[Record]:
     """Records of a registrant's events from `start` to `receipt.next_index`, a row each, with their effect."""
     stop = receipt.next_index
@@ -270,7 +270,7 @@ def event_records(
         code_of = {refusal.index: refusal.code for refusal in receipt.refusals}
         codes = [code_of.get(row, ACCEPTED) for row in range(start, stop)]
         types = [event_type if event_type in EVENT_NAMES else 0 for event_type in types]
-    columns = {"type": packed(types), "refusal_code": packed(codes), "ended": packed(receipt.ended)}
+    columns = {"type": packed(types), "refusal_code": packed(codes), "ended": packed(receipt.ended_by_event)}
     for name, source in _EVENTS:
         columns[name] = packed(_slice(getattr(batch, source), start, stop))
     given: list[PartitionName] = batch.partitions

@@ -43,7 +43,7 @@ class RunDetails:
     """Purgatory's version, host and process of a run, and the settings of its engine.
 
     - `limits`: the `EngineLimits` that differ from the defaults, by name.
-    - `expired_per_slice`: the limit passed to `advance_clock` and `shut_down`.
+    - `expired_per_slice`: the limit of `PassTime` and `ShutDown`.
     - `journal`: operations that are pending at the end of the run are still pending in the daemon's next run.
     - `continued`: this is such a next run. It began with marks, keys and operations that its own rows do not contain.
 

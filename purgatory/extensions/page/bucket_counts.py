@@ -24,7 +24,7 @@ class BucketCounts:
 
     def count(self) -> list[WheelRing]:
         """The rings of the wheel with the best known counts; those for which `is_cut` holds are lower bounds."""
-        rings = self._engine.wheel_rings(COUNTED_AT_ONCE)
+        rings = self._engine.inspection.wheel_rings(COUNTED_AT_ONCE)
         large = {
             (ring.level, place) for ring in rings for place, count in enumerate(ring.counts) if count == COUNTED_AT_ONCE
         }
@@ -36,7 +36,7 @@ class BucketCounts:
             if time.perf_counter() >= stop_s:
                 break
             del self._large[key]
-            self._large[key] = self._engine.wheel_bucket_count(*key, COUNTED_MAX)
+            self._large[key] = self._engine.inspection.wheel_bucket_count(*key, COUNTED_MAX)
         for ring in rings:
             for place, count in enumerate(ring.counts):
                 ring.counts[place] = max(count, self._large.get((ring.level, place), 0))

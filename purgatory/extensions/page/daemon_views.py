@@ -57,7 +57,7 @@ class DaemonViews:
             "fleet": host.fleet(),
             "pending": host.engine.pending,
             "partitions": host.engine.partition_count,
-            "keys": host.engine.signal_key_count,
+            "keys": host.engine.inspection.signal_key_count,
             "sessions": host.sessions.count,
             "connected": host.sessions.connected,
             "unacknowledged": host.sessions.unacknowledged_results,
@@ -82,8 +82,8 @@ class DaemonViews:
         return {
             "now_ms": self._host.time.now_ms(),
             "pending": engine.pending,
-            "moved": engine.wheel_moves,
-            "expired": sum(engine.counts(kind).expired for kind in KINDS),
+            "moved": engine.inspection.wheel_moves,
+            "expired": sum(engine.inspection.counts(kind).expired for kind in KINDS),
             "size": size,
             "rings": [
                 {
@@ -129,7 +129,7 @@ class DaemonViews:
         }
 
     def _kind(self, kind: int) -> dict[str, Any]:
-        counts = self._host.engine.counts(kind)
+        counts = self._host.engine.inspection.counts(kind)
         return {"kind": KIND_NAMES[kind]} | {name: getattr(counts, name) for name in COUNTS_SHOWN}
 
 

@@ -37,8 +37,7 @@ class FoundById:
         caller = host.unary_waits.account_of(self.operation_id) if self.calls_too else None
         if caller is not None and (caller is account or ADMIN in account.grants.everywhere):
             owners.append(host.unary_waits.owner_of(caller))
-        now_ms = host.time.now_ms()
-        views = (host.engine.describe(owner, self.operation_id, now_ms) for owner in owners)
+        views = (host.engine.inspection.describe(owner, self.operation_id) for owner in owners)
         return [view for view in views if view is not None]
 
     def session_fields(self, host: Host) -> list[dict[str, Any]]:
@@ -64,7 +63,7 @@ async def find_by_id(host: Host, account: Account, search: str) -> FoundById:
                 if text in session_id:
                     found.sessions.append(session)
                 may_hold = found.operation_id and of_session in session_id and len(found.holding) < OPERATIONS_FOUND_MAX
-                if may_hold and host.engine.describe(session.owner, found.operation_id, host.time.now_ms()):
+                if may_hold and host.engine.inspection.describe(session.owner, found.operation_id):
                     found.holding.append(session)
         found.used_ns += time.thread_time_ns() - began_ns
         await next_loop_turn()

@@ -40,7 +40,7 @@ class LastHour:
     def sample(self, now_s: float) -> None:
         """Copy the counters. `now_s` is monotonic."""
         engine, metrics = self._host.engine, self._metrics
-        counts = [engine.counts(kind) for kind in KINDS]
+        counts = [engine.inspection.counts(kind) for kind in KINDS]
         row = array("d", [engine.pending])
         row.extend(sum(getattr(one, name) for one in counts) for name in RATES)
         row.append(sum(count for (_, result), count in metrics.event_results.items() if result == "applied"))

@@ -244,16 +244,16 @@ class LivePage:
 
     async def _operation(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
         """A pending operation, or how it ended."""
-        host, operation_id, now_ms = self._host, _number(parameters, "id", ID_MAX), self._host.time.now_ms()
+        host, operation_id = self._host, _number(parameters, "id", ID_MAX)
         principal, session_id = parameters.get("principal", ""), parameters.get("session", "")
         owner: Account | None = host.sessions.accounts.find(principal)
         if session_id:
             session = host.sessions.find(session_id, owner)
-            view = None if session is None else host.engine.describe(session.owner, operation_id, now_ms)
+            view = None if session is None else host.engine.inspection.describe(session.owner, operation_id)
         else:
             owner = host.unary_waits.account_of(operation_id)
             owned = None if owner is None else host.unary_waits.owner_of(owner)
-            view = None if owned is None else host.engine.describe(owned, operation_id, now_ms)
+            view = None if owned is None else host.engine.inspection.describe(owned, operation_id)
         if view is not None and may_see(account, owner, view):
             with host.holds.of("page"):
                 return {"state": "pending", **detailed_fields(host, view)}

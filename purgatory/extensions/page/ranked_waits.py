@@ -201,7 +201,7 @@ class RankedWaits:
         name = (topic, int(number))
         if name in dict(kept.names) or topic not in account.grants.on_topics(OBSERVE):
             return []
-        view = self._host.engine.partition_view(name, self._host.time.now_ms())
+        view = self._host.engine.inspection.partition_view(name)
         return [] if view is None else [(name, view.watched)]
 
     def _found_by_id(self, kept: "_Kept", account: Account, query: WaitsQuery) -> list[dict[str, Any]]:
@@ -222,7 +222,7 @@ class RankedWaits:
         ranked = ranking.soonest_expiring() if ORDERS[query.order] else ranking.longest_waiting()
         with host.holds.of("page"):
             # A list, because the engine's time must not go back: the fields are read at a later time than the views.
-            views = list(islice(ranked_views(host, account, ranked, host.time.now_ms()), ROWS_SHOWN))
+            views = list(islice(ranked_views(host, account, ranked), ROWS_SHOWN))
             return [pending_fields(host, view, name=query.name) for _, view, _ in views]
 
 

@@ -47,7 +47,7 @@ def _pending(host: Host, session: Session) -> Iterator[dict[str, Any]]:
     ids = session.owner.ids
     for place in range(len(ids) - 1, max(-1, len(ids) - 1 - LOOKED_AT_MAX), -1):
         # At the present time, because the engine's time must not go back: the fields before this are read later.
-        view = host.engine.describe(session.owner, ids[place], host.time.now_ms())
+        view = host.engine.inspection.describe(session.owner, ids[place])
         if view is not None:
             yield pending_fields(host, view)
 

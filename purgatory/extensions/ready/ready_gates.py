@@ -118,7 +118,7 @@ class ReadyGates:
         now_ms, operation_id = self._host.time.now_ms(), session.owner.highest_operation_id
         _, results = session.outbox.take(1)
         session.outbox.put_back(results)
-        view = None if results else self._host.engine.describe(session.owner, operation_id, now_ms)
+        view = None if results else self._host.engine.inspection.describe(session.owner, operation_id)
         if (view or results) and operation_id % (1 << MARKS_BITS) != marks:
             advice = f"choose another name, or make it new with `purgatory close {session.session_id}`"
             raise invalid_argument("name", f"belongs to a gate that waits for other marks; {advice}")

@@ -9,7 +9,7 @@ with the number of operations. Listeners must not modify the batches, receipts a
 
 from typing import NamedTuple
 
-from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch, PartitionName, RegisterReceipt
+from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName, Receipt
 from purgatory.engine.completions import Completions
 from purgatory.service.sessions.session import Session
 
@@ -21,7 +21,7 @@ class Registered(NamedTuple):
     principal: str
     kind: int
     batch: OperationBatch
-    receipt: RegisterReceipt
+    receipt: Receipt
     now_ms: int
 
 
@@ -31,7 +31,7 @@ class Applied(NamedTuple):
     principal: str
     batch: EventBatch
     start: int
-    receipt: EventsReceipt
+    receipt: Receipt
     now_ms: int
 
 

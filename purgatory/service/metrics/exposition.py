@@ -83,7 +83,7 @@ class HostCollector(Collector):
         evaluations = CounterMetricFamily("purgatory_evaluations", "Times a condition was tested.", labels=["kind"])
         for kind in KINDS:
             name = KIND_NAMES[kind]
-            counts = self._host.engine.counts(kind)
+            counts = self._host.engine.inspection.counts(kind)
             registered.add_metric([name], counts.registered)
             pending.add_metric([name], counts.pending)
             watched.add_metric([name], counts.watched)
@@ -213,7 +213,7 @@ class HostCollector(Collector):
         host, metrics = self._host, self._metrics
         sessions = host.sessions
         yield _gauge("purgatory_partitions", "Partitions known.", host.engine.partition_count)
-        yield _gauge("purgatory_signal_keys", "Signal keys remembered.", host.engine.signal_key_count)
+        yield _gauge("purgatory_signal_keys", "Signal keys remembered.", host.engine.inspection.signal_key_count)
         yield _gauge("purgatory_sessions", "Sessions known.", sessions.count)
         yield _gauge("purgatory_sessions_connected", "Sessions with a result stream.", sessions.connected)
         yield _gauge("purgatory_result_backlog", "Results kept until acknowledged.", sessions.unacknowledged_results)

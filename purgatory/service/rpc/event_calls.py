@@ -63,8 +63,8 @@ def _next_part(
 
 def _add_to_receipt(receipt: wire.AdvanceReceipt, events: IncomingEvents) -> None:
     done = events.done
-    receipt.ended.extend(done.ended)
-    receipt.ended_total += sum(done.ended)
+    receipt.ended.extend(done.ended_by_event)
+    receipt.ended_total += done.ended
     receipt.unchanged += done.unchanged
     if done.refusals:
         receipt.refusals.extend(event_refusals(list(map(events.explain, done.refusals)), len(receipt.refusals)))

@@ -77,7 +77,7 @@ class InspectionCalls:
         session = self._session(request, call)
         now = self._now()
         if session is not None:
-            view = self._host.engine.describe(session.owner, request.operation_id, now.now_ms)
+            view = self._host.engine.inspection.describe(session.owner, request.operation_id)
             # The same error for an operation that does not exist and for one that the caller may not see.
             if view is not None and may_see(call.account, session.account, view):
                 causes = held_back(self._host, view)
@@ -112,7 +112,7 @@ class InspectionCalls:
             with watched:
                 # A few at a time: whether the page is full by bytes is known only after they were translated.
                 now, asked = self._now(), min(sizes.LISTED_OPERATIONS_AT_ONCE, size - len(response.operations))
-                views, start = host.engine.list_pending(start, asked, now.now_ms, owner_id, kind, name, request.key)
+                views, start = host.engine.inspection.list_pending(start, asked, owner_id, kind, name, request.key)
                 for view in views:
                     session = host.sessions.of_owner(view.owner_id)
                     owner = session.account if session is not None else host.unary_waits.account_of(view.operation_id)
@@ -150,7 +150,7 @@ class InspectionCalls:
         for start in range(0, len(ranked), sizes.LISTED_OPERATIONS_AT_ONCE):
             with watched:
                 now, part = self._now(), ranked[start : start + sizes.LISTED_OPERATIONS_AT_ONCE]
-                for _, view, owner in ranked_views(host, call.account, part, now.now_ms):
+                for _, view, owner in ranked_views(host, call.account, part):
                     session = host.sessions.of_owner(view.owner_id)
                     session_id = session.session_id if session is not None else ""
                     operation = pending_operation(view, session_id, "" if owner is None else owner.principal, now)
@@ -167,7 +167,7 @@ class InspectionCalls:
         name = partition_name(request.topic_partition)
         if name[0] not in call.account.grants.on_topics(OBSERVE):
             raise self._denied(call, OBSERVE, f"topic {quoted(name[0])}")
-        view = self._host.engine.partition_view(name, self._host.time.now_ms())
+        view = self._host.engine.inspection.partition_view(name)
         if view is None:
             raise not_found("partition", f"{name[0]}-{name[1]}")
         listening_ms = self._host.listening.now_ms()
@@ -188,7 +188,7 @@ class InspectionCalls:
         size = page_size(request.page_size)
         # Few names are sorted at once: they need no slices, and no copy that is kept.
         few = host.engine.partition_count <= sizes.LISTED_NAMES_PER_SLICE
-        names = sorted(host.engine.partition_names()) if few else await self._sorted_names.get()
+        names = sorted(host.engine.inspection.partition_names()) if few else await self._sorted_names.get()
         first = bisect_left(names, request.topic_prefix, key=itemgetter(0))
         start = first if after is None else max(first, bisect_right(names, after))
         page = PartitionPage(host, names, start, size, request.topic_prefix, call.account)
@@ -206,9 +206,9 @@ class InspectionCalls:
     async def _sort_names(self) -> list[Name]:
         """Return all known partitions by name. They are sorted again only after some were added or removed."""
         engine, watched = self._host.engine, self._host.holds.of("ListPartitions")
-        if self._names_at != engine.partition_changes:
+        if self._names_at != engine.inspection.partition_changes:
             # Both without an await in between: a change during the sort makes the next call sort again.
-            changes, names = engine.partition_changes, engine.partition_names()
+            changes, names = engine.inspection.partition_changes, engine.inspection.partition_names()
             runs = []
             for first in range(0, len(names), sizes.LISTED_NAMES_PER_SLICE):
                 with watched:
@@ -235,9 +235,9 @@ class InspectionCalls:
             compiled=COMPILED,
             started_time=timestamp(host.started_time),
             draining=host.draining,
-            kinds=kind_statuses(host.engine.counts),
+            kinds=kind_statuses(host.engine.inspection.counts),
             partitions=host.engine.partition_count,
-            signal_keys=host.engine.signal_key_count,
+            signal_keys=host.engine.inspection.signal_key_count,
             sessions=host.sessions.count,
             sessions_connected=host.sessions.connected,
             unacknowledged_results=host.sessions.unacknowledged_results,
@@ -270,7 +270,7 @@ class InspectionCalls:
     async def _count_stale(self) -> dict[KnownSource, int]:
         """Count the stale partitions that each source feeds or fed, in slices."""
         host, counts, watched = self._host, Counter[KnownSource](), self._host.holds.of("GetStatus")
-        names, now_ms = host.engine.partition_names(), host.listening.now_ms()
+        names, now_ms = host.engine.inspection.partition_names(), host.listening.now_ms()
         for first in range(0, len(names), sizes.STALE_NAMES_PER_SLICE):
             with watched:
                 for name in names[first : first + sizes.STALE_NAMES_PER_SLICE]:
@@ -285,7 +285,9 @@ class InspectionCalls:
         slot = 0
         while True:
             with watched:
-                slot = host.engine.count_remaining(slot, sizes.LISTED_SLOTS_PER_SLICE, host.time.now_ms(), times)
+                slot = host.engine.inspection.count_remaining(
+                    slot, sizes.LISTED_SLOTS_PER_SLICE, host.time.now_ms(), times
+                )
             if slot < 0:
                 return remaining(times)
             await asyncio.sleep(0)
@@ -342,7 +344,7 @@ class PartitionPage:
 
     def fill(self) -> bool:
         """Add some partitions; return whether the page is complete."""
-        now_ms, cost_left = self._host.time.now_ms(), sizes.LISTED_ITEMS_PER_SLICE
+        cost_left = sizes.LISTED_ITEMS_PER_SLICE
         listening_ms = self._host.listening.now_ms()
         stop = min(self._place + sizes.LISTED_NAMES_PER_SLICE, len(self._names))
         while self._place < stop and cost_left > 0:
@@ -350,7 +352,7 @@ class PartitionPage:
             if not name[0].startswith(self._prefix):
                 return True
             self._place += 1
-            view = self._host.engine.partition_view(name, now_ms) if name[0] in self._seen else None
+            view = self._host.engine.inspection.partition_view(name) if name[0] in self._seen else None
             if view is None:
                 continue
             # Only at another partition that the caller may see: a token for nothing but invisible ones would show that

@@ -36,7 +36,7 @@ async def list_hot_names(host: Host, request: wire.ListHotNamesRequest, call: Ca
         with watched:
             # Later slices return fewer names, because they must exceed the ones found so far.
             above = hottest[-1][0] if len(hottest) == limit else 0
-            found, place = host.engine.hottest(place, sizes.HOT_NAMES_PER_SLICE, above)
+            found, place = host.engine.inspection.hottest(place, sizes.HOT_NAMES_PER_SLICE, above)
             seen = [one for one in found if one[1][0] in (topics if one[1][1] >= 0 else keys)]
             hottest = heapq.nlargest(limit, hottest + seen)
     return hot_names_response(hottest)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from purgatory.engine import codes
-from purgatory.engine.batches import Refusal, RegisterReceipt
+from purgatory.engine.batches import Receipt, Refusal
 from purgatory.engine.completions import RESULT_COLUMNS
 from purgatory.service.sessions.packed import ArrayCompletions
 from purgatory.service.sessions.refused_ids import RefusedIds
@@ -49,12 +49,12 @@ def refuse_all(run: OperationRun, reason: Refusal) -> list[RefusedOperation]:
     ]
 
 
-def engine_receipt(run: OperationRun, reason: Refusal, known: int, refused_ids: RefusedIds) -> RegisterReceipt:
+def engine_receipt(run: OperationRun, reason: Refusal, known: int, refused_ids: RefusedIds) -> Receipt:
     """The receipt of a run that is refused before it reaches the engine.
 
     Ids up to `known` have been registered before, except `refused_ids`.
     """
-    receipt = RegisterReceipt()
+    receipt = Receipt()
     for place, operation_id in enumerate(run.batch.operation_ids):
         if 0 < operation_id <= known and operation_id not in refused_ids:
             receipt.already_known += 1

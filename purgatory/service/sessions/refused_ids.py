@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from purgatory import sizes
-from purgatory.engine.batches import OperationBatch, Refusal, RegisterReceipt
+from purgatory.engine.batches import OperationBatch, Receipt, Refusal
 from purgatory.engine.codes import INVALID_ARGUMENT
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 
@@ -78,7 +78,7 @@ class RefusedIds:
                 return
             self._discard(first, last)
 
-    def correct(self, receipt: RegisterReceipt, batch: OperationBatch, known: int) -> None:
+    def correct(self, receipt: Receipt, batch: OperationBatch, known: int) -> None:
         """Refuse, in the engine's receipt, the operations that it took for known because their ids are not above
         `known`.
         """

@@ -87,7 +87,7 @@ class Demand:
 
     async def begin(self, demand: DemandOfStream) -> None:
         """Add all names that have pending waits now. Call after `attach`: registrations between slices count too."""
-        names = self._engine.partition_names()
+        names = self._engine.inspection.partition_names()
         for start in range(0, len(names), sizes.DEMAND_NAMES_PER_SLICE):
             self._note(demand, names[start : start + sizes.DEMAND_NAMES_PER_SLICE])
             await asyncio.sleep(0)
@@ -104,12 +104,12 @@ class Demand:
             names = list(demand.names)
             for start in range(0, len(names), sizes.DEMAND_NAMES_PER_SLICE):
                 for name in names[start : start + sizes.DEMAND_NAMES_PER_SLICE]:
-                    if not self._engine.has_waits(name):
+                    if not self._engine.inspection.has_waits(name):
                         demand.lose(name)
                 await asyncio.sleep(0)
 
     def _note(self, demand: DemandOfStream, names: Iterable[PartitionName]) -> None:
-        prefixes, known, has_waits = demand.stream.topic_prefixes, demand.names, self._engine.has_waits
+        prefixes, known, has_waits = demand.stream.topic_prefixes, demand.names, self._engine.inspection.has_waits
         for name in names:
             # The engine is asked last: it is the most expensive of the three, and an operation that ended at once has
             # left no wait.

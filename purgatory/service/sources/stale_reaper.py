@@ -96,5 +96,5 @@ class StaleReaper:
     def _stale_ms(self, names: list[PartitionName], now_ms: int) -> dict[PartitionName, int]:
         marks = ((name, self._sources.stale(name, now_ms)) for name in names)
         stale_ms = {name: mark.ms(now_ms) for name, mark in marks if mark is not None}
-        stale_ms.update(dict.fromkeys(self._engine.unreported(names), ALWAYS_MS))
+        stale_ms.update(dict.fromkeys(self._engine.inspection.unreported(names), ALWAYS_MS))
         return stale_ms

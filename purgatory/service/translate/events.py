@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from purgatory import sizes
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, EventsReceipt, PartitionName, Refusal, ReplicaSets
+from purgatory.engine.batches import EventBatch, PartitionName, Receipt, Refusal, ReplicaSets
 from purgatory.engine.columns import check_length
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.marks.event_checks import REPLICAS_MAX
@@ -50,7 +50,7 @@ class IncomingEvents:
         self.refusals: Final = refusals
         self.first: Final = first
         self.is_last: Final = is_last
-        self.done: Final = EventsReceipt()
+        self.done: Final = Receipt()
         """The outcome so far."""
 
     def __len__(self) -> int:

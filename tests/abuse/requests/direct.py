@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 
 from google.protobuf.message import DecodeError, Message
 
+from purgatory.engine.calls import PassTime, ShutDown
 from purgatory.engine.codes import KINDS
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -112,10 +113,10 @@ class Direct:
 
     def check(self) -> None:
         """End everything, and check that nothing was lost: registered equals ended, and nothing is watched."""
-        while self._engine.shut_down(self._clock.now_ms(), 1_000):
+        while self._engine.perform(None, ShutDown(1_000), self._clock.now_ms()).ended:
             self.host.deliver()
         for kind in KINDS:
-            counts = self._engine.counts(kind)
+            counts = self._engine.inspection.counts(kind)
             ended = counts.satisfied + counts.failed + counts.expired + counts.cancelled + counts.shutting_down
             assert counts.registered == ended, f"kind {kind}: registered={counts.registered} ended={ended}"
             assert counts.pending == counts.watched == 0, f"kind {kind}: {counts.pending}, {counts.watched}"
@@ -129,7 +130,7 @@ class Direct:
 
     def _pass_time(self, ms: int) -> None:
         self._clock.jump(ms)
-        self._engine.advance_clock(self._clock.now_ms(), 100)
+        self._engine.perform(None, PassTime(100), self._clock.now_ms())
         self.host.deliver()
 
     def _take_results(self, *, columns: bool) -> None:

@@ -191,7 +191,7 @@ def test_cancelled_by_any_of_its_names() -> None:
     by_key = world.composite(("orders-0", 5), ("job", 1), ("job", 2))
     by_arm = world.composite(("orders-1", 5), unless=[("job", 3)])
     by_mark = world.composite(("orders-0", 5), ("other", 1))
-    assert world.engine.has_waits(("job", -1))
+    assert world.engine.inspection.has_waits(("job", -1))
     assert world.cancel_on(("job", -1)) == 2
     assert world.cancel_on(("orders", 0)) == 1
     assert [world.outcome(handle) for handle in (by_key, by_arm, by_mark)] == ["cancelled"] * 3
@@ -208,7 +208,7 @@ def test_two_thousand_terms() -> None:
     failing = world.composite(*terms[:1_000], unless=terms[1_000:])
     marks = [plain.Event(plain.HIGH_WATERMARK, ("orders", partition), 25) for partition in range(39)]
     assert sum(answer.ended for answer in world.pair.apply(marks)) == 0
-    assert world.engine.describe(world.owner, most, world.now_ms).required_terms == 1_500  # type: ignore[union-attr]
+    assert world.engine.inspection.describe(world.owner, most).required_terms == 1_500  # type: ignore[union-attr]
     assert world.signal("job", 500).ended == 1
     assert (world.outcome(failing), world.errors(failing).count(1002)) == ("failed", 500)
     assert [world.high_watermark("audit-0", offset).ended for offset in (24, 25)] == [0, 1]

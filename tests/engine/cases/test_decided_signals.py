@@ -6,6 +6,7 @@ import pytest
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.calls import Apply, Register
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.marks.registry import SignalKey
@@ -24,7 +25,7 @@ def waiting_engine() -> Engine:
     batch = OperationBatch(
         list(COUNTS), keys=["job"], item_indexes=[0] * len(COUNTS), offsets=list(COUNTS), item_counts=[1]
     )
-    engine.register(engine.add_owner(), codes.SIGNAL, batch, 0)
+    engine.perform(engine.add_owner(), Register(codes.SIGNAL, batch), 0)
     return engine
 
 
@@ -39,7 +40,7 @@ def apply(engine: Engine, value: bytes, flags: int, value_at: int = 0, failed_at
         [codes.KEY_SIGNALLED], keys=["job"], offsets=[1], values=[value], flags=[flags],
         segment_base_offsets=[value_at], log_start_offsets=[failed_at],
     )  # fmt: skip
-    assert engine.apply(batch, 0).refusals == []
+    assert engine.perform(None, Apply(batch), 0).refusals == []
     engine.check()
 
 
@@ -106,7 +107,7 @@ def test_key_that_its_shard_has_forgotten(is_held: bool) -> None:
     if not is_held:
         assert engine.memory_bytes() - before == len(b"newer") - len(b"old")
     batch = OperationBatch([9], keys=["job"], item_indexes=[0], offsets=[1])
-    engine.register(engine.add_owner(), codes.SIGNAL, batch, 0)
+    engine.perform(engine.add_owner(), Register(codes.SIGNAL, batch), 0)
     assert ended(engine)[9] == (codes.SATISFIED, b"newer")
 
 

@@ -65,6 +65,6 @@ def test_case_89_expires_with_the_low_watermark_of_registration() -> None:
 def test_case_92_nobody_waits_nothing_is_checked() -> None:
     """A follower's log start costs no evaluation if no operation waits for it."""
     world = three_replicas()
-    before = world.engine.counts(plain.DELETE_RECORDS).evaluations
+    before = world.engine.inspection.counts(plain.DELETE_RECORDS).evaluations
     world.follower("orders-0", 2, 100, log_start=50)
-    assert world.engine.counts(plain.DELETE_RECORDS).evaluations == before
+    assert world.engine.inspection.counts(plain.DELETE_RECORDS).evaluations == before

@@ -1,6 +1,7 @@
 """The engine as a whole: unknown partitions, batches, cancellation, owners, shutdown, listing."""
 
 from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.calls import Apply, Register
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from tests.engine import plain
@@ -20,11 +21,11 @@ def test_a_strict_engine_knows_only_announced_partitions() -> None:
     assert world.errors(world.fetch({"orders-0": 5})) == [3]
     assert world.errors(world.delete_records({"orders-0": 5})) == [3]
     assert world.high_watermark("orders-0", 5).refused == (5, 3)
-    assert world.engine.partition_names() == []
+    assert world.engine.inspection.partition_names() == []
     world.append("orders-0", 5)
     world.lead("orders-1", 3)
     assert world.high_watermark("orders-0", 5).refused is None
-    assert world.engine.partition_names() == [("orders", 0), ("orders", 1)]
+    assert world.engine.inspection.partition_names() == [("orders", 0), ("orders", 1)]
 
 
 def test_registering_again_is_harmless() -> None:
@@ -36,7 +37,7 @@ def test_registering_again_is_harmless() -> None:
     receipt = world.register_all(operations)
     assert (receipt.accepted, receipt.already_known, receipt.highest_operation_id) == (0, 2, 2)
     assert world.engine.pending == 1
-    assert world.engine.counts(plain.PRODUCE).registered == 2
+    assert world.engine.inspection.counts(plain.PRODUCE).registered == 2
 
 
 def test_an_id_is_accepted_once_in_a_batch() -> None:
@@ -52,13 +53,13 @@ def test_events_are_applied_in_slices() -> None:
     engine = Engine(EngineLimits(), 0)
     names = [("orders", 0), ("orders", 1), ("orders", 2)]
     waits = OperationBatch(list(range(1, 7)), partitions=names, item_indexes=[0, 0, 1, 1, 2, 2], offsets=[5])
-    engine.register(engine.add_owner(), plain.PRODUCE, waits, 0)
+    engine.perform(engine.add_owner(), Register(plain.PRODUCE, waits), 0)
     batch = EventBatch([plain.HIGH_WATERMARK] * 3, partitions=names, item_indexes=[0, 1, 2], offsets=[5])
-    first = engine.apply(batch, 0, 0, 14)
-    assert (first.next_index, list(first.ended)) == (2, [2, 2])
-    second = engine.apply(batch, 0, first.next_index, 6)
-    assert (second.next_index, list(second.ended)) == (3, [2])
-    assert engine.apply(batch, 0, 0, 14).unchanged == 3
+    first = engine.perform(None, Apply(batch), 0, 14)
+    assert (first.next_index, first.ended_by_event) == (2, [2, 2])
+    second = engine.perform(None, Apply(batch, first.next_index), 0, 6)
+    assert (second.next_index, second.ended_by_event) == (3, [2])
+    assert engine.perform(None, Apply(batch), 0, 14).unchanged == 3
 
 
 def test_cancel_says_which_were_pending() -> None:
@@ -98,7 +99,7 @@ def test_vanished_owner_leaves_nothing_armed() -> None:
     world.pair.remove_owner(other)
     world.collect()
     assert world.order == []
-    assert (world.engine.pending, world.engine.counts(plain.PRODUCE).cancelled) == (1, 49)
+    assert (world.engine.pending, world.engine.inspection.counts(plain.PRODUCE).cancelled) == (1, 49)
     assert world.high_watermark("orders-0", 5).ended == 1
     assert world.order == [mine]
     world.assert_empty()

@@ -156,7 +156,7 @@ def test_case_83_expired_fetch_gives_what_there_is() -> None:
     assert world.wait(500) == 1
     assert (world.outcome(handle), world.errors(handle)) == ("expired", [0])
     assert world.item(handle).available_bytes == 10
-    assert world.engine.counts(plain.FETCH).expired == 1
+    assert world.engine.inspection.counts(plain.FETCH).expired == 1
 
 
 def test_case_84_fetch_does_not_move_the_follower() -> None:

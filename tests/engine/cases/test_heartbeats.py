@@ -5,6 +5,7 @@ from functools import partial
 from purgatory.engine import codes
 from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.calls import Apply, PassTime, Register
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.snapshot.saved_operations import SavedOperations
@@ -64,7 +65,7 @@ def test_heartbeat_of_an_unknown_key_changes_nothing() -> None:
     """Nobody waits for it, and it is not remembered."""
     world = World()
     world.heartbeat("job")
-    assert world.engine.signal_key_count == 0
+    assert world.engine.inspection.signal_key_count == 0
     assert world.outcome(world.wait_signal({"job": 1})) == "pending"
 
 
@@ -73,9 +74,9 @@ def test_many_waits_on_one_key_cost_a_signal_nothing() -> None:
     world = World()
     for _ in range(100):
         world.wait_signal({"job": 1}, heartbeat_timeout_ms=100)
-    before = world.engine.counts(codes.SIGNAL).evaluations
+    before = world.engine.inspection.counts(codes.SIGNAL).evaluations
     world.heartbeat("job")
-    assert world.engine.counts(codes.SIGNAL).evaluations == before
+    assert world.engine.inspection.counts(codes.SIGNAL).evaluations == before
     assert world.wait(100) == 100
 
 
@@ -91,11 +92,11 @@ def test_silence_starts_again_with_a_restored_engine() -> None:
     owner = other.add_owner()
     owner.highest_operation_id = 1
     assert other.restore(owner, SavedOperations.from_bytes(octets), b"", 500) == 1
-    assert other.advance_clock(599, 10) == 0
-    view = other.describe(owner, 1, 599)
+    assert other.perform(None, PassTime(10), 599).ended == 0
+    view = other.inspection.describe(owner, 1)
     assert view is not None
     assert view.deadline_ms == 1_000
-    assert other.advance_clock(600, 10) == 1
+    assert other.perform(None, PassTime(10), 600).ended == 1
     (completions,) = other.take_completions()
     assert list(completions.error_codes) == [MISSED]
 
@@ -216,22 +217,22 @@ def test_refused_signals_of_an_account_keep_its_keys_alive() -> None:
     engine = Engine(EngineLimits(), 0)
     worker, other = AccountUsage(), AccountUsage()
     batch = partial(OperationBatch, timeouts_ms=[1_000], heartbeat_timeouts_ms=[100])
-    engine.register(engine.add_owner(worker), codes.SIGNAL, batch([1], keys=["first"]), 0)
+    engine.perform(engine.add_owner(worker), Register(codes.SIGNAL, batch([1], keys=["first"])), 0)
     owner = engine.add_owner(other)
-    engine.register(owner, codes.SIGNAL, batch([1, 2], keys=["job", "third"], item_indexes=[0, 1]), 0)
-    engine.apply(EventBatch([codes.KEY_SIGNALLED], keys=["job"], offsets=[0]), 10, account=worker)
+    engine.perform(owner, Register(codes.SIGNAL, batch([1, 2], keys=["job", "third"], item_indexes=[0, 1])), 0)
+    engine.perform(None, Apply(EventBatch([codes.KEY_SIGNALLED], keys=["job"], offsets=[0]), usage=worker), 10)
     engine.note_refused_events(worker, 90)
-    assert engine.advance_clock(100, 10) == 1
-    assert engine.advance_clock(189, 10) == 0
-    assert engine.advance_clock(190, 10) == 2
+    assert engine.perform(None, PassTime(10), 100).ended == 1
+    assert engine.perform(None, PassTime(10), 189).ended == 0
+    assert engine.perform(None, PassTime(10), 190).ended == 2
 
 
 def test_signal_refused_for_want_of_room_ends_the_silence() -> None:
     """The worker is alive, even if its value cannot be kept."""
     engine = Engine(EngineLimits(signal_values_bytes_max=1), 0)
     batch = OperationBatch([1], keys=["job"], timeouts_ms=[1_000], heartbeat_timeouts_ms=[100])
-    engine.register(engine.add_owner(), codes.SIGNAL, batch, 0)
+    engine.perform(engine.add_owner(), Register(codes.SIGNAL, batch), 0)
     signal = EventBatch([codes.KEY_SIGNALLED], keys=["job"], offsets=[1], values=[b"large"])
-    assert [refusal.code for refusal in engine.apply(signal, 90).refusals] == [codes.RESOURCE_EXHAUSTED]
-    assert engine.advance_clock(189, 10) == 0
-    assert engine.advance_clock(190, 10) == 1
+    assert [refusal.code for refusal in engine.perform(None, Apply(signal), 90).refusals] == [codes.RESOURCE_EXHAUSTED]
+    assert engine.perform(None, PassTime(10), 189).ended == 0
+    assert engine.perform(None, PassTime(10), 190).ended == 1

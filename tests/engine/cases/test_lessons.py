@@ -25,7 +25,7 @@ def test_two_thousand_keys_cost_two_evaluations() -> None:
     """Registration evaluates an operation at most twice, however many partitions it has."""
     world = World()
     world.produce({f"orders-{i}": 5 for i in range(2_000)})
-    assert world.engine.counts(plain.PRODUCE).evaluations <= 2
+    assert world.engine.inspection.counts(plain.PRODUCE).evaluations <= 2
 
 
 def test_an_error_of_the_caller_is_kept_when_marks_are_stale() -> None:
@@ -201,12 +201,12 @@ def test_one_of_many_leaves_without_a_scan(end: str) -> None:
     """20,000 waits on one key are cancelled one by one from the middle, or expire together, without any evaluation."""
     world = World(wheel_size=128)  # on this wheel they need not cascade, which would take several calls
     handles = world.produce_many(20_000, timeout_ms=100)
-    evaluations = world.engine.counts(plain.PRODUCE).evaluations
+    evaluations = world.engine.inspection.counts(plain.PRODUCE).evaluations
     if end == "cancel":
         assert all(world.cancel(*handles[10_000:], *handles[:10_000]))
     else:
         assert world.wait(100) == 20_000
-    assert world.engine.counts(plain.PRODUCE).evaluations == evaluations
+    assert world.engine.inspection.counts(plain.PRODUCE).evaluations == evaluations
     world.assert_empty()
 
 
@@ -215,10 +215,10 @@ def test_only_passed_thresholds_are_woken() -> None:
     world = World()
     for offset in range(1, 501):
         world.produce({"orders-0": offset})
-    before = world.engine.counts(plain.PRODUCE).evaluations
+    before = world.engine.inspection.counts(plain.PRODUCE).evaluations
     for offset in range(1, 501):
         assert world.high_watermark("orders-0", offset).ended == 1
-    assert world.engine.counts(plain.PRODUCE).evaluations - before <= 1_000
+    assert world.engine.inspection.counts(plain.PRODUCE).evaluations - before <= 1_000
 
 
 def test_fetch_is_not_woken_by_every_append() -> None:
@@ -226,11 +226,11 @@ def test_fetch_is_not_woken_by_every_append() -> None:
     world = World()
     world.append("orders-0", 0)
     handle = world.fetch({"orders-0": 0}, replica_id=2, min_bytes=10_000)
-    before = world.engine.counts(plain.FETCH).evaluations
+    before = world.engine.inspection.counts(plain.FETCH).evaluations
     world.pair.apply([plain.Event(plain.LEADER_APPEND, ("orders", 0), offset) for offset in range(1, 10_001)])
     world.collect()
     assert world.outcome(handle) == "satisfied"
-    assert world.engine.counts(plain.FETCH).evaluations - before <= 40
+    assert world.engine.inspection.counts(plain.FETCH).evaluations - before <= 40
 
 
 def test_waits_on_other_keys_are_left_alone() -> None:
@@ -238,7 +238,7 @@ def test_waits_on_other_keys_are_left_alone() -> None:
     world = World()
     world.produce_many(1_000, "orders-0")
     world.produce_many(1_000, "orders-1")
-    before = world.engine.counts(plain.PRODUCE).evaluations
+    before = world.engine.inspection.counts(plain.PRODUCE).evaluations
     assert world.high_watermark("orders-0", 5).ended == 1_000
-    assert world.engine.counts(plain.PRODUCE).evaluations - before <= 1_000
+    assert world.engine.inspection.counts(plain.PRODUCE).evaluations - before <= 1_000
     assert world.engine.pending == 1_000

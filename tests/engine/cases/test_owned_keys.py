@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from purgatory.engine import codes
 from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import EventBatch, OperationBatch, Refusal
+from purgatory.engine.calls import Apply, Register
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 
@@ -30,7 +31,7 @@ class Shared:
             [codes.KEY_SIGNALLED] * len(keys), keys=list(keys), item_indexes=list(range(len(keys))), offsets=[count],
             flags=[int(failed)], values=[value] * len(keys),
         )  # fmt: skip
-        refusals = self.engine.apply(batch, 0, account=self.accounts[name]).refusals
+        refusals = self.engine.perform(None, Apply(batch, usage=self.accounts[name]), 0).refusals
         self.engine.check()
         return refusals
 
@@ -39,7 +40,7 @@ class Shared:
         owner = self.engine.add_owner(self.accounts[name])
         batch = OperationBatch([1], keys=list(keys), item_indexes=list(range(len(keys))), item_counts=[len(keys)],
             offsets=[1_000])  # fmt: skip
-        assert self.engine.register(owner, codes.SIGNAL, batch, 0).refusals == []
+        assert self.engine.perform(owner, Register(codes.SIGNAL, batch), 0).refusals == []
         return lambda: self.engine.remove_owner(owner, 0)
 
     def known(self, name: str) -> list[str]:

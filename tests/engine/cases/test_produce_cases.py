@@ -41,7 +41,7 @@ def test_case_61_expired_partitions_are_told_apart() -> None:
     assert world.wait(1) == 1
     assert world.outcome(handle) == "expired"
     assert world.errors(handle) == [0, 7]
-    assert world.engine.counts(plain.PRODUCE).expired == 1
+    assert world.engine.inspection.counts(plain.PRODUCE).expired == 1
 
 
 def test_case_64_failed_storage_refuses() -> None:
@@ -134,7 +134,7 @@ def test_pace_of_a_mark_first_reported_during_the_wait_counts_from_that_report()
     world.high_watermark("orders-1", 10)
     world.wait(10)
     world.high_watermark("orders-0", 30)
-    view = world.engine.describe(world.owner, waits[0], world.now_ms)
+    view = world.engine.inspection.describe(world.owner, waits[0])
     assert view is not None
     assert [(item.mark_before, item.paced_from_ms) for item in view.items] == [(10, world.now_ms - 10)] * 2
     world.wait(10)

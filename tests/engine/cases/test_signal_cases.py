@@ -116,7 +116,7 @@ def test_what_is_not_reached_expires_at_once(
 ) -> None:
     """It expires after 0 ms with the offsets reached, and not late; nothing is pending, watched or timed."""
     world = world_at_five(tick_ms)
-    names = world.engine.partition_names()
+    names = world.engine.inspection.partition_names()
     world.now_ms += 7
     handle = ask(world)
     result = world.result(handle)
@@ -124,7 +124,7 @@ def test_what_is_not_reached_expires_at_once(
     assert world.errors(handle) == errors
     assert [item.reached for item in result.items] == reached
     assert {(item.remaining_ms, item.pace) for item in result.items} == {(-1, -1.0)}
-    assert world.engine.partition_names() == names
+    assert world.engine.inspection.partition_names() == names
     world.assert_empty()
 
 

@@ -5,6 +5,7 @@ import pytest
 from purgatory.engine import codes
 from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import EventBatch, OperationBatch, Refusal
+from purgatory.engine.calls import Apply, Cancel, Register
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import SIGNAL_VALUE_BYTES_MAX, EngineLimits
 from purgatory.engine.memory_estimate import VALUE_BYTES
@@ -74,7 +75,7 @@ def test_any_fails_with_its_last_key() -> None:
 def signal(engine: Engine, key: str, value: bytes = b"", count: int = 1, *, is_full: bool = False) -> Refusal | None:
     """Signal a key; returns the refusal, if any."""
     batch = EventBatch([codes.KEY_SIGNALLED], keys=[key], offsets=[count], values=[value])
-    refusals = engine.apply(batch, 0, is_full=is_full).refusals
+    refusals = engine.perform(None, Apply(batch, is_full=is_full), 0).refusals
     return refusals[0] if refusals else None
 
 
@@ -104,7 +105,7 @@ def test_idle_keys_make_room_for_values() -> None:
     for key in ("held", "a", "b"):
         assert signal(engine, key, b"123") is None
     batch = OperationBatch([1], keys=["held"], item_indexes=[0], offsets=[5])
-    engine.register(engine.add_owner(), codes.SIGNAL, batch, 0)
+    engine.perform(engine.add_owner(), Register(codes.SIGNAL, batch), 0)
     assert signal(engine, "c", b"1234") is None
     assert known(engine) == ["plain", "b", "c", "held"]
     refusal = signal(engine, "d", b"12345678")
@@ -122,10 +123,10 @@ def test_order_in_which_values_are_forgotten() -> None:
     for key in ("a", "b", "c", "d"):
         assert signal(engine, key, b"123") is None
     owner = engine.add_owner()
-    engine.register(owner, codes.SIGNAL, OperationBatch([1], keys=["a"], item_indexes=[0], offsets=[5]), 0)
+    engine.perform(owner, Register(codes.SIGNAL, OperationBatch([1], keys=["a"], item_indexes=[0], offsets=[5])), 0)
     assert signal(engine, "b") is None
     assert signal(engine, "c", count=0) is None
-    assert engine.cancel(owner, [1], 0) == [True]
+    assert engine.perform(owner, Cancel([1]), 0).were_pending == [True]
     for key, left in (("e", ["b", "c", "a", "e"]), ("f", ["c", "a", "e", "f"]), ("g", ["a", "e", "f", "g"])):
         assert signal(engine, key, b"123") is None
         assert known(engine) == left
@@ -144,7 +145,7 @@ def test_memory_counts_values() -> None:
     """
     engine = Engine(EngineLimits(signal_keys_max=2), 0)
     owner = engine.add_owner(AccountUsage())
-    engine.register(owner, codes.SIGNAL, OperationBatch([1], keys=["a"], item_indexes=[0], offsets=[2]), 0)
+    engine.perform(owner, Register(codes.SIGNAL, OperationBatch([1], keys=["a"], item_indexes=[0], offsets=[2])), 0)
     before, used = engine.memory_bytes(), int(owner.usage.name_bytes)
     assert signal(engine, "a", b"x" * 1_000, is_full=True) is not None
     assert signal(engine, "a", is_full=True) is None
@@ -153,7 +154,7 @@ def test_memory_counts_values() -> None:
     assert with_b - before >= 1_000
     assert signal(engine, "c") is None
     assert with_b - engine.memory_bytes() == 1_000 + VALUE_BYTES, "b was forgotten for c"
-    engine.register(owner, codes.SIGNAL, OperationBatch([2], keys=["a"], item_indexes=[0], offsets=[3]), 0)
+    engine.perform(owner, Register(codes.SIGNAL, OperationBatch([2], keys=["a"], item_indexes=[0], offsets=[3])), 0)
     assert owner.usage.name_bytes == used
     assert signal(engine, "a", b"x" * 1_000) is None
     assert owner.usage.name_bytes == used + 1_000 + VALUE_BYTES, "one wait is left"
@@ -169,7 +170,7 @@ def test_failed_wait_is_counted_as_failed(timeout_ms: int) -> None:
     world.signal("a", failed=True)
     late = world.wait_signal({"a": 1}, timeout_ms=timeout_ms)
     assert [world.outcome(one) for one in (handle, late)] == ["failed", "failed"]
-    assert world.engine.counts(codes.SIGNAL).failed == 2
+    assert world.engine.inspection.counts(codes.SIGNAL).failed == 2
 
 
 def test_composites_have_values_and_lose_failed_keys() -> None:
@@ -192,9 +193,9 @@ def test_key_that_fails_again_is_a_further_signal() -> None:
     handles = [world.composite(("orders-0", 1), unless=[("bad", count)]) for count in (2, 9, 9, 9)]
     evaluated = []
     for _ in range(3):
-        before = world.engine.counts(codes.COMPOSITE).evaluations
+        before = world.engine.inspection.counts(codes.COMPOSITE).evaluations
         world.signal("bad", failed=True)
-        evaluated.append(world.engine.counts(codes.COMPOSITE).evaluations - before)
+        evaluated.append(world.engine.inspection.counts(codes.COMPOSITE).evaluations - before)
     assert evaluated == [4, 1, 0]
     assert [world.outcome(handle) for handle in handles] == ["failed", "pending", "pending", "pending"]
     assert world.cancel_on(("bad", -1)) == 3

@@ -1,10 +1,9 @@
 """Calls that stop after an amount of work and are repeated: together they do what one unlimited call does."""
 
-from collections.abc import Callable
-
 import pytest
 
 from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
+from purgatory.engine.calls import Apply, Call, Cancel, CancelAll, CancelName, PassTime, Register, ShutDown
 from purgatory.engine.codes import (
     CANCELLED,
     COMPOSITE,
@@ -18,15 +17,11 @@ from purgatory.engine.codes import (
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.waiting.tables import Owner
-from purgatory.engine.waiting.wakeups import UNLIMITED
 
 OPERATIONS = 20
 ITEMS = 10
 WORK_MAX = 3 * (1 + ITEMS) - 5
 """Less than three operations of work, so that a call ends with the third."""
-
-Call = Callable[[Engine, Owner, int], int]
-"""Ends some operations and returns how many."""
 
 
 def filled(kind: int) -> tuple[Engine, Owner]:
@@ -42,7 +37,7 @@ def filled(kind: int) -> tuple[Engine, Owner]:
         offsets=[9],
         timeouts_ms=[100],
     )
-    assert engine.register(owner, kind, batch, 0).accepted == OPERATIONS
+    assert engine.perform(owner, Register(kind, batch), 0).accepted == OPERATIONS
     return engine, owner
 
 
@@ -55,46 +50,41 @@ def ended(engine: Engine) -> list[tuple[int, int]]:
     ]
 
 
-SLICED: dict[str, tuple[int, int, Call]] = {
-    "cancel all": (PRODUCE, CANCELLED, lambda engine, owner, work_max: engine.cancel_all(owner, 1, work_max)),
-    "cancel a partition": (
-        PRODUCE, CANCELLED, lambda engine, _, work_max: engine.cancel_partition(("orders", 3), 1, work_max),
-    ),
-    "cancel a key": (SIGNAL, CANCELLED, lambda engine, _, work_max: engine.cancel_key("key-3", 1, work_max)),
-    "cancel a key of composites": (
-        COMPOSITE, CANCELLED, lambda engine, _, work_max: engine.cancel_key("key-3", 1, work_max),
-    ),
-    "shut an owner down": (
-        PRODUCE, SHUTTING_DOWN, lambda engine, owner, work_max: engine.shut_down(1, 100, owner, work_max),
-    ),
-    "shut all down": (PRODUCE, SHUTTING_DOWN, lambda engine, _, work_max: engine.shut_down(1, 100, None, work_max)),
-}  # fmt: skip
+SLICED: dict[str, tuple[int, int, bool, Call]] = {
+    "cancel all": (PRODUCE, CANCELLED, True, CancelAll()),
+    "cancel a partition": (PRODUCE, CANCELLED, False, CancelName(("orders", 3))),
+    "cancel a key": (SIGNAL, CANCELLED, False, CancelName(("key-3", -1))),
+    "cancel a key of composites": (COMPOSITE, CANCELLED, False, CancelName(("key-3", -1))),
+    "shut an owner down": (PRODUCE, SHUTTING_DOWN, True, ShutDown(100)),
+    "shut all down": (PRODUCE, SHUTTING_DOWN, False, ShutDown(100)),
+}
+"""Kind, outcome, whether the call is for one owner, and the call."""
 
 
 @pytest.mark.parametrize("name", SLICED)
 def test_a_call_ends_with_the_operation_that_reaches_its_work(name: str) -> None:
     """Each call ends three operations of ten items; in the end all have ended, in the same order as in one call."""
-    kind, outcome, call = SLICED[name]
+    kind, outcome, has_owner, call = SLICED[name]
     engine, owner = filled(kind)
-    counts = []
-    ends = []
-    while count := call(engine, owner, WORK_MAX):
-        counts.append(count)
+    receipts = [engine.perform(owner if has_owner else None, call, 1, WORK_MAX)]
+    ends = ended(engine)
+    while receipts[-1].has_more:
+        receipts.append(engine.perform(owner if has_owner else None, call, 1, WORK_MAX))
         ends += ended(engine)
-    assert counts == [3, 3, 3, 3, 3, 3, 2]
+    assert [receipt.ended for receipt in receipts] == [3, 3, 3, 3, 3, 3, 2]
     assert ends == [(number, outcome) for number in range(1, OPERATIONS + 1)]
     whole, other = filled(kind)
-    assert call(whole, other, UNLIMITED) == OPERATIONS
+    assert whole.perform(other if has_owner else None, call, 1).ended == OPERATIONS
     assert ended(whole) == ends
-    assert not engine.has_pending(owner, OPERATIONS)
-    assert not engine.has_waits(("orders", 3))
-    assert not engine.has_waits(("key-3", -1))
+    assert not engine.perform(owner, CancelAll(OPERATIONS), 1).has_more
+    assert not engine.inspection.has_waits(("orders", 3))
+    assert not engine.inspection.has_waits(("key-3", -1))
 
 
 def test_expiry_counts_items() -> None:
     """Expiry works in groups of sixteen: the first group reaches the work of three operations and is completed."""
     engine, _ = filled(PRODUCE)
-    assert [engine.advance_clock(200, 100, WORK_MAX) for _ in range(3)] == [16, 4, 0]
+    assert [engine.perform(None, PassTime(100), 200, WORK_MAX).ended for _ in range(3)] == [16, 4, 0]
     assert ended(engine) == [(number, EXPIRED) for number in range(1, OPERATIONS + 1)]
 
 
@@ -105,7 +95,7 @@ def test_cancel_by_id_answers_for_as_many_as_it_looked_at() -> None:
     answers: list[bool] = []
     calls = 0
     while len(answers) < len(ids):
-        answers += engine.cancel(owner, ids[len(answers) :], 1, WORK_MAX)
+        answers += engine.perform(owner, Cancel(ids[len(answers) :]), 1, WORK_MAX).were_pending
         calls += 1
     assert answers == [False] + [True] * OPERATIONS
     assert calls == 7
@@ -114,19 +104,19 @@ def test_cancel_by_id_answers_for_as_many_as_it_looked_at() -> None:
 def test_what_is_registered_meanwhile_is_not_cancelled() -> None:
     """`up_to_id` excludes later registrations: a session that keeps registering cannot make a cancellation endless."""
     engine, owner = filled(PRODUCE)
-    assert engine.cancel_all(owner, 1, WORK_MAX, OPERATIONS) == 3
+    assert engine.perform(owner, CancelAll(OPERATIONS), 1, WORK_MAX).ended == 3
     newcomer = OperationBatch([50], partitions=[("orders", 0)], offsets=[9])
-    assert engine.register(owner, PRODUCE, newcomer, 1).accepted == 1
-    assert engine.cancel_all(owner, 1, UNLIMITED, OPERATIONS) == OPERATIONS - 3
-    assert not engine.has_pending(owner, OPERATIONS)
-    assert engine.has_pending(owner, 50)
+    assert engine.perform(owner, Register(PRODUCE, newcomer), 1).accepted == 1
+    rest = engine.perform(owner, CancelAll(OPERATIONS), 1)
+    assert (rest.ended, rest.has_more) == (OPERATIONS - 3, False)
+    assert engine.inspection.describe(owner, 50) is not None
 
 
 def test_ids_known_before_are_as_the_caller_says() -> None:
     """With `known_up_to`, an id that does not rise between two slices of a batch is refused instead of known."""
     engine, owner = filled(PRODUCE)
     batch = OperationBatch([10, 15, 21], partitions=[("orders", 0)], offsets=[9])
-    receipt = engine.register(owner, PRODUCE, batch, 1, 10)
+    receipt = engine.perform(owner, Register(PRODUCE, batch, 10), 1)
     assert (receipt.already_known, receipt.accepted) == (1, 1)
     assert [(refusal.index, refusal.field) for refusal in receipt.refusals] == [(1, "operation_id")]
 
@@ -136,8 +126,8 @@ def test_an_event_counts_its_replicas() -> None:
     engine = Engine(EngineLimits(), 0)
     sets = ReplicaSets(in_sync=list(range(300)), leader_id=0)
     batch = EventBatch([IN_SYNC_REPLICAS] * 4, partitions=[("orders", 0)], replica_sets=[sets] * 4)
-    assert engine.apply(batch, 0, 0, 500).next_index == 1
-    assert engine.apply(batch, 0, 1, 500).next_index == 3
+    assert engine.perform(None, Apply(batch), 0, 500).next_index == 1
+    assert engine.perform(None, Apply(batch, 1), 0, 500).next_index == 3
 
 
 def test_failures_of_a_wait_for_any_key_take_one_unit_of_work_each() -> None:
@@ -145,7 +135,7 @@ def test_failures_of_a_wait_for_any_key_take_one_unit_of_work_each() -> None:
     engine, keys = Engine(EngineLimits(), 0), [f"key-{place}" for place in range(1_000)]
     places = list(range(1_000))
     wait = OperationBatch([1], keys=keys, item_indexes=places, item_counts=[1_000], any_key=[True], timeouts_ms=[100])
-    assert engine.register(engine.add_owner(), SIGNAL, wait, 0).accepted == 1
+    assert engine.perform(engine.add_owner(), Register(SIGNAL, wait), 0).accepted == 1
     failures = EventBatch([KEY_SIGNALLED] * 1_000, keys=keys, item_indexes=places, flags=[1])
-    assert engine.apply(failures, 0, 0, 1_000).next_index == 500
-    assert sum(engine.apply(failures, 0, 500).ended) == 1
+    assert engine.perform(None, Apply(failures), 0, 1_000).next_index == 500
+    assert engine.perform(None, Apply(failures, 500), 0).ended == 1

@@ -7,6 +7,7 @@ import pytest
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
+from purgatory.engine.calls import Apply, Register
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.limits import EngineLimits
@@ -35,7 +36,7 @@ def event(
 
 def fault(batch: EventBatch, engine: Engine | None = None) -> tuple[int, str, str, int] | None:
     """(code, field, message, error code) of the refusal of a batch's event, or None. Default: an empty engine."""
-    refusals = (engine or Engine(EngineLimits(), 0)).apply(batch, 0).refusals
+    refusals = (engine or Engine(EngineLimits(), 0)).perform(None, Apply(batch), 0).refusals
     return (refusals[0].code, refusals[0].field, refusals[0].message, refusals[0].error_code) if refusals else None
 
 
@@ -259,7 +260,7 @@ def test_signals() -> None:
     assert fault(event(codes.KEY_SIGNALLED, OFFSET_MAX), engine) == (INVALID, "key_signalled.count", message, 0)
     assert fault(event(codes.KEY_SIGNALLED, OFFSET_MAX - 1), engine) is None
     full = Engine(EngineLimits(signal_keys_max=1), 0)
-    full.register(full.add_owner(), codes.SIGNAL, OperationBatch([1], keys=["held"]), 0)
+    full.perform(full.add_owner(), Register(codes.SIGNAL, OperationBatch([1], keys=["held"])), 0)
     most = "the limit of 1 keys with waits is reached"
     assert fault(event(codes.KEY_SIGNALLED, 1), full) == (codes.RESOURCE_EXHAUSTED, "key_signalled.key", most, 0)
 
@@ -303,7 +304,9 @@ def test_columns_of_the_wrong_length(column: str) -> None:
     """Three events accept a column of three values, one or none; two refuse the whole batch with the column's name."""
     columns: Any = {column: [0, 0]}
     with pytest.raises(InvalidBatch) as refused:
-        Engine(EngineLimits(), 0).apply(EventBatch([codes.STORAGE_ONLINE] * 3, partitions=[NAME], **columns), 0)
+        Engine(EngineLimits(), 0).perform(
+            None, Apply(EventBatch([codes.STORAGE_ONLINE] * 3, partitions=[NAME], **columns)), 0
+        )
     assert refused.value.field == COLUMNS[column]
     assert str(refused.value).endswith("has 2 values; it takes 3 (one for each row), 1 (for all) or none")
 
@@ -311,8 +314,8 @@ def test_columns_of_the_wrong_length(column: str) -> None:
 def test_replica_sets_of_the_wrong_length() -> None:
     """Replica sets are given for every event or for none."""
     with pytest.raises(InvalidBatch) as refused:
-        Engine(EngineLimits(), 0).apply(
-            EventBatch([codes.STORAGE_ONLINE] * 2, partitions=[NAME], replica_sets=[None]), 0
+        Engine(EngineLimits(), 0).perform(
+            None, Apply(EventBatch([codes.STORAGE_ONLINE] * 2, partitions=[NAME], replica_sets=[None])), 0
         )
     assert refused.value.field == "replica_sets"
     assert str(refused.value).endswith("has 1 values; it takes 2 or none")
@@ -325,7 +328,7 @@ def test_columns_that_are_not_given() -> None:
     message = "byte_position 0 is below 5, that of the append before"
     assert fault(append(6), engine) == (INVALID, "leader_append.byte_position", message, 1)
     owner = engine.add_owner()
-    engine.register(owner, codes.PRODUCE, OperationBatch([1], partitions=[NAME], offsets=[9]), 0)
+    engine.perform(owner, Register(codes.PRODUCE, OperationBatch([1], partitions=[NAME], offsets=[9])), 0)
     assert fault(event(codes.PARTITION_REMOVED), engine) is None
     (completions,) = engine.take_completions()
     assert list(completions.error_codes) == [codes.UNKNOWN_TOPIC_OR_PARTITION]

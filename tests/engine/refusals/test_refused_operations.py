@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from purgatory.engine.batches import EventBatch, EventsReceipt, OperationBatch
+from purgatory.engine.batches import EventBatch, OperationBatch, Receipt
+from purgatory.engine.calls import Apply, Register
 from purgatory.engine.codes import COMPOSITE, DELETE_RECORDS, FETCH, KEY_SIGNALLED, KINDS, PRODUCE, SIGNAL
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
@@ -27,12 +28,12 @@ def register(kind: int, engine: Engine | None = None, **columns: Any) -> Refused
     engine = engine or Engine(EngineLimits(), 0)
     names: dict[str, Any] = {"keys": ["a"]} if kind == SIGNAL else {"partitions": [("orders", 0)]}
     batch = OperationBatch(columns.pop("operation_ids", [1]), **(names | columns))
-    receipt = engine.register(engine.add_owner(), kind, batch, 0)
+    receipt = engine.perform(engine.add_owner(), Register(kind, batch), 0)
     return [(refusal.index, refusal.code, refusal.field, refusal.message) for refusal in receipt.refusals]
 
 
-def signal(engine: Engine, key: str, count: int = -1) -> EventsReceipt:
-    return engine.apply(EventBatch([KEY_SIGNALLED], keys=[key], offsets=[count]), 0)
+def signal(engine: Engine, key: str, count: int = -1) -> Receipt:
+    return engine.perform(None, Apply(EventBatch([KEY_SIGNALLED], keys=[key], offsets=[count])), 0)
 
 
 RANGES = [
@@ -225,9 +226,9 @@ def test_terms(columns: dict[str, Any], field: str, message: str, known: bool) -
     engine = Engine(EngineLimits(), 0)
     if known:
         assert register(COMPOSITE, engine, offsets=[9], **MIXED) == []
-    before = (engine.pending, engine.partition_count, engine.signal_key_count)
+    before = (engine.pending, engine.partition_count, engine.inspection.signal_key_count)
     assert register(COMPOSITE, engine, **(MIXED | columns)) == [(0, INVALID, field, message)]
-    assert (engine.pending, engine.partition_count, engine.signal_key_count) == before
+    assert (engine.pending, engine.partition_count, engine.inspection.signal_key_count) == before
     assert register(COMPOSITE, engine, required_terms=[2], offsets=[-1, 1, 1], **MIXED) == []
 
 
@@ -252,7 +253,7 @@ def test_idle_keys_are_forgotten() -> None:
     engine = Engine(EngineLimits(signal_keys_max=2), 0)
     for key in "abac":
         assert signal(engine, key).refusals == []
-    assert engine.signal_key_count == 2
+    assert engine.inspection.signal_key_count == 2
     assert (register(SIGNAL, engine, keys=["a"], offsets=[2]), engine.pending) == ([], 0)
     assert (register(SIGNAL, engine, keys=["b"]), engine.pending) == ([], 1)
 
@@ -271,7 +272,7 @@ def broken(kind: int, **columns: Any) -> tuple[str, str]:  # noqa: ANN401 - colu
     engine = Engine(EngineLimits(), 0)
     with pytest.raises(InvalidBatch) as refused:
         register(kind, engine, **columns)
-    assert (engine.counts(PRODUCE).registered, engine.partition_count) == (0, 0)
+    assert (engine.inspection.counts(PRODUCE).registered, engine.partition_count) == (0, 0)
     return refused.value.field, str(refused.value)
 
 

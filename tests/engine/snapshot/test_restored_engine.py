@@ -40,7 +40,7 @@ class ComparableRun:
         """Everything pending, and the marks of all partitions."""
         views = self.engine.all_pending()
         pending = {(self.owners.ids.index(view.owner_id), view.operation_id): pending_of(view) for view in views}
-        return [pending, {name: self.engine.marks(name) for name in self.engine.engine.partition_names()}]
+        return [pending, {name: self.engine.marks(name) for name in self.engine.engine.inspection.partition_names()}]
 
 
 def packed_and_back(completions: Completions) -> None:
@@ -134,4 +134,4 @@ def test_each_operation_ends_once_over_many_restores(seed: int) -> None:
     keys = [(row.owner_id, row.operation_id) for row in ended]
     assert len(set(keys)) == len(keys)
     run.engine.engine.check()
-    assert [run.engine.engine.counts(kind).watched for kind in plain.KINDS] == [0] * len(plain.KINDS)
+    assert [run.engine.engine.inspection.counts(kind).watched for kind in plain.KINDS] == [0] * len(plain.KINDS)

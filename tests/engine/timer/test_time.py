@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from purgatory.engine.calls import Apply, PassTime
 from purgatory.engine.waiting.wheel import DEADLINE_MAX
 from tests.engine import plain
 from tests.engine.adapter import event_batch
@@ -114,9 +115,10 @@ def test_time_that_stands_still_or_goes_back() -> None:
     assert [world.wait(10), world.wait(0), world.wait(0)] == [1, 0, 0]
     assert world.outcome(handle) == "expired"
     for call in (
-        lambda: world.engine.advance_clock(9, 1),
-        lambda: world.engine.apply(event_batch([plain.Event(plain.HIGH_WATERMARK, ("orders", 0), 5)]), 9),
-        lambda: world.engine.partition_view(("orders", 0), 9),
+        lambda: world.engine.perform(None, PassTime(1), 9).ended,
+        lambda: world.engine.perform(
+            None, Apply(event_batch([plain.Event(plain.HIGH_WATERMARK, ("orders", 0), 5)])), 9
+        ),
     ):
         with pytest.raises(AssertionError, match="clock went back: now_ms=9 engine=10"):
             call()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from purgatory.engine import codes
 from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
+from purgatory.engine.calls import Apply, CancelAll, PassTime, Register
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.memory_estimate import KEY_BYTES, VALUE_BYTES, WATCH_LIST_BYTES, name_bytes, text_bytes
@@ -56,31 +57,31 @@ class TwoAccounts:
             batch = EventBatch(
                 [codes.HIGH_WATERMARK], partitions=[(TOPICS[number], 0)], item_indexes=[0], offsets=[given]
             )
-            engine.apply(batch, self.now_ms, account=self.usage[last])
+            engine.perform(None, Apply(batch, usage=self.usage[last]), self.now_ms)
         elif what == "count":
             batch = EventBatch([codes.KEY_SIGNALLED], keys=[KEYS[number]], item_indexes=[0], offsets=[given])
-            engine.apply(batch, self.now_ms, account=self.usage[last])
+            engine.perform(None, Apply(batch, usage=self.usage[last]), self.now_ms)
         elif what == "value":
             batch = EventBatch([codes.KEY_SIGNALLED], keys=[KEYS[number]], flags=[last], values=[b"x" * given])
-            engine.apply(batch, self.now_ms, account=self.usage[last])
+            engine.perform(None, Apply(batch, usage=self.usage[last]), self.now_ms)
         elif what == "lead":
             sets = ReplicaSets(replicas=list(range(given + 1)), leader_id=0)
             batch = EventBatch(
                 [codes.LEADERSHIP], partitions=[(TOPICS[number], 0)], item_indexes=[0], offsets=[given],
                 leader_epochs=[given], flags=[1], replica_sets=[sets],
             )  # fmt: skip
-            engine.apply(batch, self.now_ms, account=self.usage[last])
+            engine.perform(None, Apply(batch, usage=self.usage[last]), self.now_ms)
         elif what == "cancel":
-            engine.cancel_all(owner, self.now_ms)
+            engine.perform(owner, CancelAll(), self.now_ms)
         elif what == "drop":
             engine.remove_owner(owner, self.now_ms)
             self.owners[number] = engine.add_owner(self.usage[number % 2])
         elif what == "remove":
             batch = EventBatch([codes.PARTITION_REMOVED], partitions=[(TOPICS[number], 0)], item_indexes=[0])
-            engine.apply(batch, self.now_ms)
+            engine.perform(None, Apply(batch), self.now_ms)
         else:
             self.now_ms += 20
-            engine.advance_clock(self.now_ms, 100)
+            engine.perform(None, PassTime(100), self.now_ms)
         engine.take_completions()
 
     def recount(self) -> None:
@@ -88,7 +89,7 @@ class TwoAccounts:
         self.engine.check()
         operations: Counter[AccountUsage] = Counter()
         items: Counter[AccountUsage] = Counter()
-        views, _ = self.engine.list_pending(0, 1_000, self.now_ms)
+        views, _ = self.engine.inspection.list_pending(0, 1_000)
         for view in views:
             owner = self.engine._pending.owners[view.owner_id]
             assert owner is not None
@@ -151,7 +152,7 @@ def register(
         min_bytes=[3] if what == "fetch" else [],
         required_terms=[1] if what == "composite" and len(items) == 3 else [],
     )
-    return [refusal.code for refusal in engine.register(owner, kinds[what], batch, now_ms).refusals]
+    return [refusal.code for refusal in engine.perform(owner, Register(kinds[what], batch), now_ms).refusals]
 
 
 @settings(deadline=None)
@@ -185,7 +186,7 @@ def test_a_share_is_kept_to_the_operation(what: str, limit: str, below: int) -> 
         assert register(engine, owner, what, 4, [(0, 7)], 50, 0) == []
         assert register(engine, owner, what, 5, [(0, 7)], 50, 0) == [codes.RESOURCE_EXHAUSTED]
     assert register(engine, other, what, 1, two, 50, 0) == []
-    engine.cancel_all(owner, 0)
+    engine.perform(owner, CancelAll(), 0)
     assert register(engine, owner, what, 6, two, 50, 0) == []
 
 
@@ -210,8 +211,10 @@ def test_partitions_and_keys_have_shares() -> None:
     assert register(engine, owner, "produce", 2, [(1, 7)], 50, 0) == [codes.RESOURCE_EXHAUSTED]
     assert register(engine, owner, "produce", 3, [(0, 7)], 50, 0) == []
     event = EventBatch([codes.HIGH_WATERMARK], partitions=[(TOPICS[1], 0)], item_indexes=[0], offsets=[1])
-    assert [refusal.code for refusal in engine.apply(event, 0, account=mine).refusals] == [codes.RESOURCE_EXHAUSTED]
-    assert engine.apply(event, 0, account=AccountUsage()).refusals == []
+    assert [refusal.code for refusal in engine.perform(None, Apply(event, usage=mine), 0).refusals] == [
+        codes.RESOURCE_EXHAUSTED
+    ]
+    assert engine.perform(None, Apply(event, usage=AccountUsage()), 0).refusals == []
     assert register(engine, owner, "produce", 4, [(1, 7)], 50, 0) == []
     assert register(engine, owner, "signal", 5, [(0, 7)], 50, 0) == []
     assert register(engine, owner, "signal", 6, [(0, 7), (1, 7)], 50, 0) == [codes.RESOURCE_EXHAUSTED]
@@ -219,7 +222,7 @@ def test_partitions_and_keys_have_shares() -> None:
     assert register(engine, owner, "composite", 8, [(0, 9), (0, 7), (1, 8)], 50, 0) == [], "named before"
     assert register(engine, owner, "composite", 9, [(0, 9), (1, 9)], 50, 0) == [codes.RESOURCE_EXHAUSTED]
     event = EventBatch([codes.KEY_SIGNALLED], keys=[KEYS[2]])
-    assert engine.apply(event, 0, account=AccountUsage()).refusals == []
+    assert engine.perform(None, Apply(event, usage=AccountUsage()), 0).refusals == []
     assert register(engine, owner, "composite", 10, [(2, 9)], 50, 0) == [codes.RESOURCE_EXHAUSTED], "it is idle"
 
 
@@ -227,11 +230,13 @@ def test_while_memory_is_short_only_known_marks_move() -> None:
     """Marks of known partitions are accepted; everything that would create something is refused, with the reason."""
     engine = Engine(EngineLimits(), 0)
     known = (TOPICS[0], 0)
-    engine.apply(EventBatch([codes.HIGH_WATERMARK], partitions=[known], item_indexes=[0], offsets=[1]), 0)
+    engine.perform(
+        None, Apply(EventBatch([codes.HIGH_WATERMARK], partitions=[known], item_indexes=[0], offsets=[1])), 0
+    )
 
     def refused(kind: int, name: tuple[str, int] = known, **columns: list) -> list[str]:
         batch = EventBatch([kind], partitions=[name], keys=["new"], item_indexes=[0], **columns)
-        return [refusal.field for refusal in engine.apply(batch, 0, is_full=True).refusals]
+        return [refusal.field for refusal in engine.perform(None, Apply(batch, is_full=True), 0).refusals]
 
     assert refused(codes.HIGH_WATERMARK, offsets=[2]) == []
     assert refused(codes.LEADER_APPEND, offsets=[9], byte_positions=[90]) == []
@@ -250,7 +255,7 @@ def test_positions_are_thinned_while_memory_is_short() -> None:
             [codes.LEADER_APPEND], partitions=[(TOPICS[0], 0)], item_indexes=[0], offsets=[offset],
             byte_positions=[offset * 10],
         )  # fmt: skip
-        assert engine.apply(batch, 0, is_full=offset > 100).refusals == []
+        assert engine.perform(None, Apply(batch, is_full=offset > 100), 0).refusals == []
     assert len(engine._partitions.by_name[TOPICS[0], 0].positions) < 100
 
 

@@ -5,6 +5,7 @@ import tracemalloc
 import pytest
 
 from purgatory.engine.batches import OperationBatch
+from purgatory.engine.calls import CancelName, Register
 from purgatory.engine.codes import PRODUCE
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -14,7 +15,7 @@ from tests.engine.world import World
 
 def evaluations(world: World) -> int:
     """Number of evaluations of fetches."""
-    return world.engine.counts(plain.FETCH).evaluations
+    return world.engine.inspection.counts(plain.FETCH).evaluations
 
 
 def test_an_old_share_wakes_nobody() -> None:
@@ -71,7 +72,7 @@ def test_an_operation_with_an_error_of_its_own_does_not_wait() -> None:
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
     batch = OperationBatch([1, 2, 3], partitions=NAMES[:1], offsets=[1], local_error_codes=[0, 20, 0])
-    assert engine.register(owner, PRODUCE, batch, 0).accepted == 3
+    assert engine.perform(owner, Register(PRODUCE, batch), 0).accepted == 3
     [completions] = engine.take_completions()
     assert (list(completions.operation_ids), list(completions.error_codes), engine.pending) == ([2], [20], 2)
 
@@ -79,7 +80,7 @@ def test_an_operation_with_an_error_of_its_own_does_not_wait() -> None:
 def test_a_batch_without_names_is_refused_row_by_row() -> None:
     """Each operation without a name to wait on is refused."""
     engine = Engine(EngineLimits(), 0)
-    receipt = engine.register(engine.add_owner(), PRODUCE, OperationBatch([1, 2], offsets=[7]), 0)
+    receipt = engine.perform(engine.add_owner(), Register(PRODUCE, OperationBatch([1, 2], offsets=[7])), 0)
     assert [(refusal.index, refusal.field) for refusal in receipt.refusals] == [(0, "item_index"), (1, "item_index")]
 
 
@@ -89,12 +90,14 @@ def test_a_place_stands_for_the_name_that_is_there_now() -> None:
     owner = engine.add_owner()
     names = [("orders", 0), ("orders", 1)]
     for first in (1, 3):
-        engine.register(owner, PRODUCE, OperationBatch([first, first + 1], partitions=names, item_indexes=[0, 1]), 0)
+        engine.perform(
+            owner, Register(PRODUCE, OperationBatch([first, first + 1], partitions=names, item_indexes=[0, 1])), 0
+        )
     names.reverse()
-    engine.register(owner, PRODUCE, OperationBatch([5, 6], partitions=names, item_indexes=[0, 1]), 0)
+    engine.perform(owner, Register(PRODUCE, OperationBatch([5, 6], partitions=names, item_indexes=[0, 1])), 0)
     alike = [(topic, partition) for topic, partition in names]
-    engine.register(owner, PRODUCE, OperationBatch([7, 8], partitions=alike, item_indexes=[0, 1]), 0)
-    assert engine.cancel_partition(("orders", 0), 0) == 4
+    engine.perform(owner, Register(PRODUCE, OperationBatch([7, 8], partitions=alike, item_indexes=[0, 1])), 0)
+    assert engine.perform(None, CancelName(("orders", 0)), 0).ended == 4
     [completions] = engine.take_completions()
     assert list(completions.operation_ids) == [1, 3, 6, 8]
 
@@ -134,7 +137,7 @@ def test_places_of_partitions_and_keys_are_used_again() -> None:
         world.wait(1_000)
     assert len(world.engine._partitions.by_index) == 1
     assert len(world.engine._keys.by_index) == 1
-    assert (world.engine.partition_count, world.engine.signal_key_count) == (0, 0)
+    assert (world.engine.partition_count, world.engine.inspection.signal_key_count) == (0, 0)
 
 
 def test_places_of_owners_are_used_again() -> None:
@@ -150,7 +153,7 @@ def test_an_owner_is_removed_only_when_its_results_were_taken() -> None:
     engine = World().engine
     owner = engine.add_owner()
     batch = OperationBatch([1], partitions=[("orders", 0)], offsets=[5], timeouts_ms=[0])
-    assert engine.register(owner, PRODUCE, batch, 0).accepted == 1
+    assert engine.perform(owner, Register(PRODUCE, batch), 0).accepted == 1
     with pytest.raises(AssertionError, match=f"owner {owner.owner_id} has results that were not taken: 1"):
         engine.remove_owner(owner, 0)
     assert [completions.owner_id for completions in engine.take_completions()] == [owner.owner_id]
@@ -168,7 +171,9 @@ def test_no_registration_makes_room_in_all_columns() -> None:
     """
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
-    engine.register(owner, PRODUCE, OperationBatch([1], partitions=[("orders", 0)], offsets=[1_000]), 0)  # imports
+    engine.perform(
+        owner, Register(PRODUCE, OperationBatch([1], partitions=[("orders", 0)], offsets=[1_000])), 0
+    )  # imports
     tracemalloc.start()
     try:
         for first in range(2, 12_000, STEP):
@@ -177,7 +182,7 @@ def test_no_registration_makes_room_in_all_columns() -> None:
             )
             before, _ = tracemalloc.get_traced_memory()
             tracemalloc.reset_peak()
-            engine.register(owner, PRODUCE, batch, 0)
+            engine.perform(owner, Register(PRODUCE, batch), 0)
             _, peak = tracemalloc.get_traced_memory()
             assert peak - before < 48 * first + 50_000, f"at {first} operations"
     finally:

@@ -6,6 +6,7 @@ from typing import Final
 
 from purgatory import __version__
 from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.calls import Apply, Cancel, PassTime, Register, ShutDown
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.extensions.archive import records, schema
@@ -45,7 +46,7 @@ class Recorder:
     def register(self, registrant: int, kind: int, batch: OperationBatch, now_ms: int) -> None:
         """Registers operations of a registrant, given by index; none may be refused."""
         self._expire(now_ms)
-        receipt = self._engine.register(self._owners[registrant], kind, batch, now_ms)
+        receipt = self._engine.perform(self._owners[registrant], Register(kind, batch), now_ms)
         assert not receipt.refusals, f"refused: {receipt.refusals[0].field} {receipt.refusals[0].message}"
         stamp, whose = self._stamp(now_ms), self._registrants[registrant]
         default_ms = LIMITS.timeout_ms_default
@@ -55,7 +56,7 @@ class Recorder:
         self._expire(now_ms)
         start = 0
         while start < len(batch.types):
-            receipt = self._engine.apply(batch, now_ms, start, 1_000_000_000)
+            receipt = self._engine.perform(None, Apply(batch, start), now_ms, 1_000_000_000)
             stamp = self._stamp(now_ms)
             self._take(stamp, records.event_records(self._names, stamp, NO_SESSION, batch, start, receipt))
             start = receipt.next_index
@@ -63,14 +64,14 @@ class Recorder:
     def cancel(self, registrant: int, operation_id: int, now_ms: int) -> None:
         """Cancels an operation, whether or not it is still pending."""
         self._expire(now_ms)
-        ended = sum(self._engine.cancel(self._owners[registrant], [operation_id], now_ms))
+        ended = self._engine.perform(self._owners[registrant], Cancel([operation_id]), now_ms).ended
         number = self._registrants[registrant].session_number
         self._note(now_ms, call=schema.CANCEL, session_number=number, operation_ids=[operation_id], ended=ended)
 
     def shut_down(self, now_ms: int) -> None:
         """Ends the operations that are still pending and writes the files of the run."""
         self._expire(now_ms)
-        while ended := self._engine.shut_down(now_ms, ENDED_PER_CALL):
+        while ended := self._engine.perform(None, ShutDown(ENDED_PER_CALL), now_ms).ended:
             self._note(now_ms, call=schema.SHUT_DOWN, ended=ended)
         self._write()
         self._mark(now_ms, marker=schema.ENDED)
@@ -84,7 +85,7 @@ class Recorder:
             if due_ms > until_ms:
                 break
             self._now_ms = due_ms
-            if engine.advance_clock(due_ms, ENDED_PER_CALL):
+            if engine.perform(None, PassTime(ENDED_PER_CALL), due_ms).ended:
                 self._take(self._stamp(due_ms), [])
             if not 0 <= engine.next_expiration_ms() <= due_ms:
                 self._lateness = self._random.choice(LATENESS_MS)

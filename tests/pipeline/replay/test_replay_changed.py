@@ -10,6 +10,7 @@ from purgatory_pipeline.replay.replay_sums import ReplaySums
 from purgatory_pipeline.replay.replay_task import ReplayPlan, replay_run
 
 from purgatory.engine import codes
+from purgatory.engine.calls import Apply, PassTime, Register
 from purgatory.engine.waiting.tables import Owner
 from purgatory.extensions.archive import schema
 from tests.archive.archive_replay import KIND_OF, Row, events_of, operations_of, repeat_call
@@ -86,17 +87,17 @@ class CallByCall:
         """Expire each operation at its own millisecond."""
         while 0 <= (due_ms := self.engine.next_expiration_ms()) <= until_ms:
             self.now_ms = max(self.now_ms, due_ms)
-            self.engine.advance_clock(self.now_ms, 1_000)
+            self.engine.perform(None, PassTime(1_000), self.now_ms)
         self.now_ms = max(self.now_ms, until_ms)
 
     def do(self, table: str, rows: list[Row]) -> None:
         """Make one call, or apply one event."""
         if table == schema.EVENTS:
-            self.engine.apply(events_of([self.changed_event(rows[0])]), self.now_ms)
+            self.engine.perform(None, Apply(events_of([self.changed_event(rows[0])])), self.now_ms)
         elif table == schema.REGISTRATIONS:
             first: dict[int, Row] = {row["operation_id"]: row for row in reversed(rows)}
             batch = operations_of([self.changed_operation(row, first[row["operation_id"]]) for row in rows])
-            receipt = self.engine.register(self.owner(rows[0]), KIND_OF[rows[0]["kind"]], batch, self.now_ms)
+            receipt = self.engine.perform(self.owner(rows[0]), Register(KIND_OF[rows[0]["kind"]], batch), self.now_ms)
             assert not receipt.refusals
         else:
             names = {(row["topic"], row["partition"]) for row in rows}

@@ -9,6 +9,7 @@ import pyarrow as pa
 from purgatory_pipeline.stream.shard import LIMITS
 
 from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.calls import Apply, PassTime, Register
 from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES
 from purgatory.engine.engine import Engine
 from tests.engine import plain
@@ -41,7 +42,7 @@ class DirectEngine:
         """Time passes."""
         while 0 <= self._engine.next_expiration_ms() <= now_ms:
             self.now_ms = max(self.now_ms, self._engine.next_expiration_ms())
-            self._engine.advance_clock(self.now_ms, 1_000_000)
+            self._engine.perform(None, PassTime(1_000_000), self.now_ms)
             self._collect()
         self.now_ms = now_ms
 
@@ -58,7 +59,7 @@ class DirectEngine:
             return
         self._whose[self._next_id] = (*key, self.now_ms)
         self._pending.add(key)
-        receipt = self._engine.register(self._owner, kind, batch(self._next_id), self.now_ms)
+        receipt = self._engine.perform(self._owner, Register(kind, batch(self._next_id)), self.now_ms)
         for refusal in receipt.refusals:
             self._end(self._next_id, kind, "refused", 0, f"{refusal.field}: {refusal.message}")
         self._next_id += 1
@@ -67,7 +68,7 @@ class DirectEngine:
     def apply(self, batch: EventBatch) -> None:
         """Events."""
         self.pass_time(self.now_ms)
-        self.refused_events += len(self._engine.apply(batch, self.now_ms).refusals)
+        self.refused_events += len(self._engine.perform(None, Apply(batch), self.now_ms).refusals)
         self._collect()
 
     def _collect(self) -> None:

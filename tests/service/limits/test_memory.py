@@ -8,6 +8,7 @@ import pytest
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.calls import Apply, Register
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.waiting.tables import Owner
@@ -282,7 +283,7 @@ def test_the_estimate_of_results_is_near_what_they_take() -> None:
                 ids = list(range(last_id + 1, last_id + 1 + together))
                 last_id += together
                 batch = OperationBatch(ids, partitions=[("orders", 0)], item_indexes=[0], offsets=[9], timeouts_ms=[0])
-                engine.register(owner, codes.PRODUCE, batch, 0)
+                engine.perform(owner, Register(codes.PRODUCE, batch), 0)
                 for completions in engine.take_completions():
                     outbox.append(slices_of(completions))
             taken = tracemalloc.get_traced_memory()[0] - before
@@ -321,7 +322,7 @@ def fill(engine: Engine, owner: Owner, shape: str) -> None:
         for replica_id in range(1, 2 if shape == "partitions" else 300):
             kinds = [codes.FOLLOWER_PROGRESS] * count
             events = EventBatch(kinds, partitions=names, item_indexes=places, offsets=[5], replica_ids=[replica_id])
-            engine.apply(events, 0, limit=10**9)
+            engine.perform(None, Apply(events), 0, 10**9)
         return
     operations, items = (200, 100) if shape == "wide" else (5_000, 1)
     kind = {"fetches": codes.FETCH, "keys": codes.SIGNAL, "terms": codes.COMPOSITE}.get(shape, codes.PRODUCE)
@@ -337,4 +338,4 @@ def fill(engine: Engine, owner: Owner, shape: str) -> None:
             timeouts_ms=[60_000],
             min_bytes=[1_000_000] if shape == "fetches" else [],
         )
-        assert engine.register(owner, kind, batch, 0).refusals == []
+        assert engine.perform(owner, Register(kind, batch), 0).refusals == []

@@ -133,7 +133,7 @@ async def test_what_is_refused() -> None:
             await client.signal_key("job", 0, failed=True)
         with pytest.raises(InvalidRequest, match="give bytes"):
             await client.signal_key("job", value="text")  # type: ignore[arg-type]
-        assert served.host.engine.signal_key_count == 0
+        assert served.host.engine.inspection.signal_key_count == 0
 
 
 async def test_values_over_http() -> None:

@@ -222,7 +222,7 @@ def test_a_partition_of_which_nothing_is_known_but_its_name_survives() -> None:
     [outcome] = outcomes_of(play(loaded, heartbeat(5_000)).outcomes)
     assert [item[5] for item in outcome[6]] == [28, 0]
     assert loaded.engine is not None
-    assert loaded.engine.partition_names() == [("t", 0)]
+    assert loaded.engine.inspection.partition_names() == [("t", 0)]
 
 
 def test_counts_of_signals_survive() -> None:
