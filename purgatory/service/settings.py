@@ -183,8 +183,8 @@ class HttpSettings(SettingsGroup):
     )
     connections_max: Count = setting(
         12_288,
-        "Concurrent connections, limited also by the open files that gRPC leaves free. A "
-        "further one replaces an idle one; if none is idle, its requests are answered with 503, except probes.",
+        "Concurrent connections, limited also by the open files that gRPC leaves free. "
+        "Requests on further ones are answered with 503, except probes.",
     )
     read_timeout_ms: DurationMs = setting(10_000, "Answer with 408 if a request takes longer than this to arrive.")
     keepalive_timeout_ms: DurationMs = setting(75_000, "Close a connection this long after its last request.")

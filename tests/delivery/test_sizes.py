@@ -55,7 +55,7 @@ ELSEWHERE: Final = {
     "purgatory/fleet/entry.py": "PART_BYTES_MAX",
     "purgatory/journal/store.py": "WAL_PAGES_MAX",
     "purgatory/service/http/connect_codecs.py": "MESSAGE_BYTES_MAX",
-    "purgatory/service/http/http_limits.py": "CHUNKS_MAX",
+    "purgatory/service/http/http_connection.py": "CHUNKS_MAX",
     "purgatory/service/sources/stale_reaper.py": "CHECKED_PER_SLICE",
     "connectors/purgatory_connectors/poll/sql_reader.py": "ROWS_MAX",
     "connectors/purgatory_connectors/publisher/daemon_link.py": "_EVENTS_PER_BATCH_MAX",

@@ -246,7 +246,7 @@ def test_expect_continue(shared_daemon: DaemonProcess) -> None:
     sent = request("POST", entry.path, {**entry.headers, "expect": "100-continue"}, entry.body)
     with RawConnection(shared_daemon.http_address) as connection:
         connection.send(sent[: -len(entry.body)])
-        assert connection.socket.recv(65_536) == b"HTTP/1.1 100 \r\n\r\n"
+        assert connection.socket.recv(65_536) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.send(entry.body)
         assert entry.expected in connection.answer("POST").body
 

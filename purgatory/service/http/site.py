@@ -15,6 +15,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.server import ServerState
 
 from purgatory.service.budget.shares import MemoryBudget
 from purgatory.service.errors import RpcError
@@ -71,18 +73,32 @@ class HttpSite:
         self._verifies_tokens: Final = verifies_tokens
         explained = {HTTPStatus.NOT_FOUND: self._not_found, HTTPStatus.METHOD_NOT_ALLOWED: _method_not_allowed}
         self._pages: Final = Starlette(routes=routes, exception_handlers=explained)
-        self._tasks: Final[set[asyncio.Task[None]]] = set()
-        """The tasks that serve requests."""
+        self._state: Final = ServerState()
         memory_bytes_max = MEMORY_BYTES_MAX if budget is None else budget.bytes_max
         self.limits: Final = HttpLimits(settings, memory_bytes_max, grpc_connections_max)
         if budget is not None:
             budget.http = self.limits
+        config = self._config()
         self._acceptor: Final = HttpAcceptor(
-            lambda: HttpConnection(self._serve, self.limits, self._tasks),
+            lambda: HttpConnection(config, self._state, self.limits),
             self.limits,
-            settings.read_timeout_ms / 1_000,
             None if tls is None else tls.http_context(),
         )
+
+    def _config(self) -> Config:
+        config = Config(
+            self._serve,
+            http=HttpConnection,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+        )
+        config.timeout_keep_alive = self.limits.keepalive_timeout_s  # type: ignore[assignment]  # any number will do
+        config.load()
+        return config
 
     async def start(self, host: str, port: int) -> int:
         """Bind and serve; return the bound port (`port` 0: any free one). Raises OSError if the address cannot be
@@ -92,7 +108,7 @@ class HttpSite:
 
     async def end_requests(self, timeout_s: float) -> None:
         """Wait for the requests in progress; after the timeout, close their connections. New requests are served."""
-        tasks = set(self._tasks)
+        tasks = set(self._state.tasks)
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
         for task in tasks:
@@ -103,7 +119,7 @@ class HttpSite:
         """Close all connections and the listening socket."""
         await self._acceptor.stop()
         await self.end_requests(STOP_S)
-        for connection in self.limits.connections():
+        for connection in list(self.limits.connections):
             connection.abort()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
