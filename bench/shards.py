@@ -40,7 +40,7 @@ class CountedShard:
         self._report: Final = folder / f"{shard}.log"
         self._ready: Final = folder / f"{shard}.ready"
         # One shard is a daemon without the setting.
-        flags = ["--fleet-shards", " ".join(targets), "--fleet-shard", str(shard)] if len(targets) > 1 else []
+        flags = ["--fleet-targets", " ".join(targets), "--fleet-shard", str(shard)] if len(targets) > 1 else []
         flags += ["--grpc-address", targets[shard], "--http-address", "127.0.0.1:0", "--ready-file", str(self._ready)]
         command = [*VALGRIND, "--instr-atstart=no", sys.executable, "-m", "purgatory", "serve", *flags]
         with self._report.open("w", encoding="utf-8") as report:

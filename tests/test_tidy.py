@@ -34,7 +34,6 @@ ENTRY_POINTS = {
     "purgatory.testing.pytest_plugin",  # named in pyproject.toml: pytest loads it
     "purgatory_pipeline.notebook",  # public: for notebooks
     "purgatory_connectors.cli",  # the console script
-    "purgatory_connectors.uri",  # what each source is made from
     "bench.subjects.engine_runs",  # make bench
     "tests.mutants.budget",  # named in pyproject.toml, for make mutants
 }

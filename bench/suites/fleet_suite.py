@@ -17,7 +17,7 @@ from bench.measure.processes import DaemonProcess
 from bench.measure.worker import Numbers
 from bench.suites.journal_suite import BATCH, KEPT, RATE
 from examples.local_postgres import LocalPostgres, LocalServer, NoPostgres
-from purgatory.fleet.open_log import open_log
+from purgatory.replicated_log.open_log import open_log
 
 __all__ = ["columns", "receipts"]
 

@@ -23,9 +23,9 @@ from bench.suites.fleet_suite import primary_of, url_of
 from bench.suites.journal_suite import KEPT, KEYS
 from examples.kafka_cluster import ClusterUnavailable, KafkaCluster
 from examples.local_postgres import NoPostgres
-from purgatory.fleet.open_log import open_log
-from purgatory.fleet.replica import forget_place
 from purgatory.journal.directory import DATABASE, LOCK
+from purgatory.replicated_log.open_log import open_log
+from purgatory.replicated_log.replica import forget_place
 
 __all__ = ["takeover_kafka", "takeover_postgres"]
 

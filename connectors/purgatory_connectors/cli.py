@@ -15,11 +15,11 @@ import typer
 from purgatory_client import DEFAULT_ADDRESS, AsyncClient
 from purgatory_client.errors import InvalidRequest
 
-from purgatory_connectors.errors import ExtraMissing, SourceRefused, SourceUriInvalid
+from purgatory.source_uri import SourceUri, SourceUriInvalid
+from purgatory_connectors.errors import ExtraMissing, SourceRefused
 from purgatory_connectors.publisher.lineage_store import LineageStore
 from purgatory_connectors.publisher.publisher import Publisher, Source
 from purgatory_connectors.source_program import Supervisor, start_logging, until_stopped
-from purgatory_connectors.uri import SourceUri
 
 EXIT_REFUSED: Final = 2
 _EXTRAS: Final = {
@@ -110,7 +110,7 @@ def _add_command(scheme: str, text: str) -> None:
 
             clients = {daemon: client_of(daemon) for daemon in to or (DEFAULT_ADDRESS,)}
             asyncio.run(_run_publisher(uri, clients, supervisor, state_dir))
-        except (SourceRefused, InvalidRequest) as error:
+        except (SourceRefused, SourceUriInvalid, InvalidRequest) as error:
             print(f"purgatory-source: {error}", file=sys.stderr)
             raise typer.Exit(EXIT_REFUSED) from None
 
@@ -144,7 +144,7 @@ _add_command(
 
 
 def open_source(uri: SourceUri) -> Source:
-    """Create the connector for an address. Raises SourceRefused."""
+    """Create the connector for an address. Raises SourceRefused, SourceUriInvalid."""
     for package in _EXTRAS[uri.kind]:
         if find_spec(package) is None:
             raise ExtraMissing(f"{uri.kind} sources need {package}: pip install 'purgatory-waits[{uri.kind}]'")

@@ -9,10 +9,6 @@ class SourceRefused(SourceError):
     """An error that no retry can fix: an invalid setting or a missing right. The program exits."""
 
 
-class SourceUriInvalid(SourceRefused):
-    """The address of a source is invalid."""
-
-
 class ExtraMissing(SourceRefused):
     """The client library of the source is not installed."""
 

@@ -16,7 +16,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from purgatory_client import AsyncClient
 from purgatory_connectors.poll import open_source
 from purgatory_connectors.publisher.publisher import Publisher
-from purgatory_connectors.uri import SourceUri
+
+from purgatory.source_uri import SourceUri
 
 DAEMON = os.environ.get("PURGATORY_ADDRESS", "127.0.0.1:7440")
 

@@ -52,12 +52,12 @@ ELSEWHERE: Final = {
     "purgatory/extensions/archive/archive_listener.py": "SHARE_AT_ONCE",
     "purgatory/extensions/archive/files.py": "ROWS_PER_GROUP",
     "purgatory/extensions/ready/ready_gates.py": "ENDED_AT_ONCE NAMES_PER_TURN",
-    "purgatory/fleet/entry.py": "PART_BYTES_MAX",
+    "purgatory/replicated_log/entry.py": "PART_BYTES_MAX",
     "purgatory/journal/store.py": "WAL_PAGES_MAX",
     "purgatory/service/http/connect_codecs.py": "MESSAGE_BYTES_MAX",
     "purgatory/service/http/http_connection.py": "CHUNKS_MAX",
     "purgatory/service/sources/stale_reaper.py": "CHECKED_PER_SLICE",
-    "connectors/purgatory_connectors/poll/sql_reader.py": "ROWS_MAX",
+    "connectors/purgatory_connectors/poll/poll_source.py": "ROWS_MAX",
     "connectors/purgatory_connectors/publisher/daemon_link.py": "_EVENTS_PER_BATCH_MAX",
 }
 """Other modules with sizes. Reports and replays (`analytics`) are left out: they read files and deliver nothing."""

@@ -162,8 +162,11 @@ def test_each_shard_is_a_pair(helm: str, version: str) -> None:
         values = {
             one["name"].removeprefix("PURGATORY_FLEET_"): one.get("value", "") for one in pod["containers"][0]["env"]
         }
-        fleet = FleetSettings(shards=values["SHARDS"], shard=int(values["SHARD"]))
-        assert (fleet.shard, fleet.targets) == (shard, tuple(f"dns:///purgatory-{n}.waits.svc:7440" for n in range(2)))
+        fleet = FleetSettings(targets=values["TARGETS"], shard=int(values["SHARD"]))
+        assert (fleet.shard, fleet.shard_targets) == (
+            shard,
+            tuple(f"dns:///purgatory-{n}.waits.svc:7440" for n in range(2)),
+        )
         assert values["ADDRESS"] == f"$(POD).{name}:7440"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from examples.kafka_cluster import KafkaCluster
 from examples.local_postgres import LocalPostgres
 from purgatory.extensions.fleet.commands import main as fleet_command
-from purgatory.fleet.open_log import open_log
+from purgatory.replicated_log.open_log import open_log
 from tests.fleet.file_audit import check_files
 from tests.fleet.host_run import HostRun
 from tests.fleet.pair_run import PairRun

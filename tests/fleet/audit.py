@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from purgatory.fleet.entry import Entry, Kind
+from purgatory.replicated_log.entry import Entry, Kind
 
 
 class Counted(NamedTuple):

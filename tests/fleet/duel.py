@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from purgatory.fleet.entry import Entry, Kind
-from purgatory.fleet.errors import CutOff, Fenced, LogUnavailable
-from purgatory.fleet.log_writer import LogWriter
-from purgatory.fleet.open_log import open_log
-from purgatory.fleet.reign import Reign
-from purgatory.fleet.replicated_log import ReplicatedLog
+from purgatory.replicated_log.entry import Entry, Kind
+from purgatory.replicated_log.errors import CutOff, Fenced, LogUnavailable
+from purgatory.replicated_log.log_writer import LogWriter
+from purgatory.replicated_log.open_log import open_log
+from purgatory.replicated_log.reign import Reign
+from purgatory.replicated_log.replicated_log import ReplicatedLog
 from tests.fleet.audit import audit
 
 SILENCE_S: Final = 0.5
@@ -91,9 +91,7 @@ class Player:
 
     def _append(self, writer: LogWriter, size: int) -> None:
         content = f"{os.getpid()}-{next(self._numbers)} ".encode().ljust(size, b".")
-        ran: list[int] = []
-        entry = writer.append(Kind.GROUP, 0, content, lambda: ran.append(1))
-        assert ran == [1]
+        entry = writer.append(Kind.GROUP, 0, content)
         self._note("acknowledged", content[:40].split()[0].decode(), str(entry.position))
 
     def _note(self, *words: str) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from purgatory.fleet.replicated_log import ReplicatedLog
 from purgatory.journal.sql_schema import COLUMNS
+from purgatory.replicated_log.replicated_log import ReplicatedLog
 from purgatory.v1 import fleet_log_pb2 as pb
 from tests.fleet.audit import Counted, audit
 from tests.fleet.duel import read_all

@@ -14,7 +14,7 @@ from purgatory_client.unary import shards_of
 
 from examples.free_ports import free_ports
 from purgatory.extensions.fleet.commands import main as fleet_command
-from purgatory.fleet.open_log import open_log
+from purgatory.replicated_log.open_log import open_log
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.fleet.file_audit import check_files
 from tests.fleet.shard_daemons import client_of, first_answer, refusal_of, session_of
@@ -75,7 +75,7 @@ class HostRun:
     async def _start(self) -> None:
         for host in range(len(HOSTS)):
             for shard, pair in enumerate(self._pairs):
-                flags = (*SILENCE, "--fleet-shards", " ".join(self.targets), "--fleet-shard", str(shard))
+                flags = (*SILENCE, "--fleet-targets", " ".join(self.targets), "--fleet-shard", str(shard))
                 name, place = f"{shard}{'ab'[host]}", self._places[shard][host]
                 pair.append(Member(name, self._folder, self._log_uri, flags, grpc_address=place))
             for shard, pair in enumerate(self._pairs):

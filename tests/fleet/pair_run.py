@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from purgatory.extensions.fleet.commands import main as fleet_command
-from purgatory.fleet.leadership import EXIT_REPLACED
 from purgatory.journal.crash_points import FLEET_POINTS
+from purgatory.replicated_log.leadership import EXIT_REPLACED
 from tests.crash.crash_run import CrashRun
 from tests.crash.wire_caller import Broken
 from tests.fleet.observer import Observer

@@ -1,4 +1,4 @@
-"""Daemons with shards for tests: `--shards N` as a process, and daemons that know each other by `fleet.shards`."""
+"""Daemons with shards for tests: `--shards N` as a process, and daemons that know each other by `fleet.targets`."""
 
 from pathlib import Path
 from typing import Any
@@ -58,5 +58,5 @@ async def stand_by(*arguments: str) -> None:
 def start_one(folder: Path, targets: list[str], shard: int) -> DaemonProcess:
     """Start the daemon of one shard, without a supervisor."""
     return DaemonProcess(
-        folder, ("--grpc-address", targets[shard], "--fleet-shards", " ".join(targets), "--fleet-shard", str(shard))
+        folder, ("--grpc-address", targets[shard], "--fleet-targets", " ".join(targets), "--fleet-shard", str(shard))
     )

@@ -14,11 +14,11 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from purgatory.fleet.entry import Entry, Kind
-from purgatory.fleet.errors import Fenced, LogLost, LogUnavailable
-from purgatory.fleet.log_writer import Append, AppendRules, End, Read
-from purgatory.fleet.reign import Reign, ReignState
-from purgatory.fleet.replicated_log import Place
+from purgatory.replicated_log.entry import Entry, Kind
+from purgatory.replicated_log.errors import Fenced, LogLost, LogUnavailable
+from purgatory.replicated_log.log_writer import Append, AppendRules, End, Read
+from purgatory.replicated_log.reign import Reign, ReignState
+from purgatory.replicated_log.replicated_log import Place
 from tests.fleet.audit import audit
 
 PART_BYTES: Final = 4

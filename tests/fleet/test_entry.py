@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from purgatory.fleet.entry import FORMAT, TABLES, Entry, Kind, pack_rows, unpack_rows, unpacked
-from purgatory.fleet.errors import EntryTooNew
-from purgatory.fleet.reign import Reign, ReignState
 from purgatory.journal.group import Group, Moment
 from purgatory.journal.sql_schema import COLUMNS, SURROGATE_KEYED, migrate, select
 from purgatory.journal.statements import DELETE, ORDER, UPSERT, StatementBuilder, Statements
+from purgatory.replicated_log.entry import FORMAT, TABLES, Entry, Kind, pack_rows, unpack_rows, unpacked
+from purgatory.replicated_log.errors import EntryTooNew
+from purgatory.replicated_log.reign import Reign, ReignState
 from purgatory.v1 import fleet_log_pb2 as pb
 
 GROUP = Entry(Kind.GROUP, 3, b"w" * 16, 9, 1_000, b"rows")

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from purgatory.fleet.entry import Entry, Kind
-from purgatory.fleet.errors import LogLost
-from purgatory.fleet.reign import Reign, ReignState
+from purgatory.replicated_log.entry import Entry, Kind
+from purgatory.replicated_log.errors import LogLost
+from purgatory.replicated_log.reign import Reign, ReignState
 
 ORIGIN = Entry.origin().at(0, 0)
 CLAIMED = ReignState(10, 4, 7, b"a", b"log", 9, b"a")

@@ -147,7 +147,7 @@ OWN, OTHER = key_of(0), key_of(1)
 async def start_shards(run_daemon: RunDaemon, count: int = 1) -> list[InProcessDaemon]:
     """The first of two shards, or both."""
     targets = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    flags = ("--fleet-shards", " ".join(targets))
+    flags = ("--fleet-targets", " ".join(targets))
     return [
         await run_daemon("--grpc-address", targets[shard], *flags, "--fleet-shard", str(shard))
         for shard in range(count)

@@ -368,11 +368,11 @@ async def test_marks_while_a_shard_is_down(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[list[str], str]] = {
     "no such shard": (
-        ["--fleet-shards", "a:1 b:2", "--fleet-shard", "2"],
+        ["--fleet-targets", "a:1 b:2", "--fleet-shard", "2"],
         "shard is 2, and the last one",
     ),
-    "a target twice": (["--fleet-shards", "a:1 a:1"], "the same target twice"),
-    "a target without a port": (["--fleet-shards", "a:1 b"], "b: must be host:port"),
+    "a target twice": (["--fleet-targets", "a:1 a:1"], "the same target twice"),
+    "a target without a port": (["--fleet-targets", "a:1 b"], "b: must be host:port"),
     "any port": (["--shards", "2", "--grpc-address", "127.0.0.1:0"], "must not be 0"),
     "all interfaces": (
         ["--shards", "2", "--insecure", "--grpc-address", "0.0.0.0:7440"],
@@ -380,11 +380,11 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "with a log": (["--shards", "2", "--fleet-log", "postgresql://host/db"], "cannot be used with fleet.log"),
     "no longer shards": (["--data-dir", "sharded"], "has the journals of shards: start with --shards"),
-    "another shard": (["--fleet-shards", "a:1 b:2", "--data-dir", "sharded/1"], "is the journal of shard 1 of 3, and"),
+    "another shard": (["--fleet-targets", "a:1 b:2", "--data-dir", "sharded/1"], "is the journal of shard 1 of 3, and"),
     "alone as a shard": (["--data-dir", "sharded/1"], "is the journal of shard 1 of 3, and not of a single daemon"),
-    "a shard as before": (["--fleet-shards", "a:1 b:2", "--data-dir", "single"], "is the journal of a single daemon"),
+    "a shard as before": (["--fleet-targets", "a:1 b:2", "--data-dir", "single"], "is the journal of a single daemon"),
     "shards as before": (["--shards", "2", "--data-dir", "single"], "is the journal of a single daemon"),
-    "without the extension": (["--fleet-shards", "a:1 b:2", "--extensions", "none"], "fleet.shards is set, but"),
+    "without the extension": (["--fleet-targets", "a:1 b:2", "--extensions", "none"], "fleet.targets is set, but"),
 }
 REFUSED_BY_A_CHILD: dict[str, tuple[list[str], str]] = {
     "no port left": (["--shards", "2", "--grpc-address", "127.0.0.1:65535"], "must end in a port from 0 to 65535"),

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from purgatory.fleet.entry import Entry, Kind
-from purgatory.fleet.errors import LogLost
-from purgatory.fleet.log_writer import AppendRules, End, Steps
-from purgatory.fleet.reign import Reign, ReignState
-from purgatory.fleet.replicated_log import Place
+from purgatory.replicated_log.entry import Entry, Kind
+from purgatory.replicated_log.errors import LogLost
+from purgatory.replicated_log.log_writer import AppendRules, End, Steps
+from purgatory.replicated_log.reign import Reign, ReignState
+from purgatory.replicated_log.replicated_log import Place
 from tests.fleet.simulation import Rules, run
 
 HISTORIES = 4_000

@@ -13,9 +13,10 @@ import pytest
 
 from purgatory.extensions.fleet import snapshot_task
 from purgatory.extensions.fleet.settings import FleetSettings
-from purgatory.fleet.replica import Replica
-from purgatory.fleet.replicated_log import Snapshot
-from purgatory.fleet.snapshots import (
+from purgatory.journal.directory import DATABASE
+from purgatory.replicated_log.replica import Replica
+from purgatory.replicated_log.replicated_log import Snapshot
+from purgatory.replicated_log.snapshots import (
     SQLITE_HEADER,
     SQLITE_MAGIC,
     LastSnapshot,
@@ -23,7 +24,6 @@ from purgatory.fleet.snapshots import (
     load_snapshot,
     store_snapshot,
 )
-from purgatory.journal.directory import DATABASE
 from tests.fleet.test_standby import MemoryLog, group, log
 from tests.journal.test_damaged_copy import LAST, a_log, follow
 from tests.kit.eventually import wait_until

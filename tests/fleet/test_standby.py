@@ -1,18 +1,18 @@
 """A standby: when it claims, and how much time it says has passed. With a log in memory and a clock set by hand."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from purgatory.fleet.entry import Entry, Kind, pack_rows
-from purgatory.fleet.errors import LogLost, LogRefused, LogUnavailable
-from purgatory.fleet.leadership import Leadership
-from purgatory.fleet.replicated_log import Place, Snapshot
-from purgatory.fleet.standby import END_S, Standby
 from purgatory.journal.group import Group, Moment
 from purgatory.journal.statements import StatementBuilder
+from purgatory.replicated_log.entry import Entry, Kind, pack_rows
+from purgatory.replicated_log.errors import LogLost, LogRefused, LogUnavailable
+from purgatory.replicated_log.leadership import Leadership
+from purgatory.replicated_log.replicated_log import Place, Snapshot
+from purgatory.replicated_log.standby import END_S, Standby
 
 SILENCE_S = 2.0
 OTHER = b"o" * 16
@@ -52,11 +52,12 @@ class MemoryLog:
             self.now_s += wait_s
         return self.entries[start:]
 
-    def append(self, entry: Entry, position: int, timeout_s: float, meanwhile: Callable[[], None]) -> Place | None:
+    def begin(self, entry: Entry, position: int) -> None:
         self.put(*self.before_claim)
         self.before_claim.clear()
         self.put(entry)
-        meanwhile()
+
+    def finish(self, timeout_s: float) -> Place | None:
         return Place(self.entries[-1].position, self.entries[-1].logged_ms)
 
     def put_snapshot(self, position: int, chunks: Sequence[bytes]) -> None: ...

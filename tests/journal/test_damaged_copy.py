@@ -11,16 +11,16 @@ from typing import Final, NoReturn
 
 import pytest
 
-from purgatory.fleet import standby as standby_module
-from purgatory.fleet.entry import Entry, Kind, pack_rows, unpacked
-from purgatory.fleet.reign import Reign
-from purgatory.fleet.replica import MARK, Replica
-from purgatory.fleet.snapshots import store_snapshot
-from purgatory.fleet.standby import Standby
 from purgatory.journal.errors import JournalDamaged
 from purgatory.journal.group import Group, Moment, SessionChanges, SessionState
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.store import PAGE_BYTES
+from purgatory.replicated_log import standby as standby_module
+from purgatory.replicated_log.entry import Entry, Kind, pack_rows, unpacked
+from purgatory.replicated_log.reign import Reign
+from purgatory.replicated_log.replica import MARK, Replica
+from purgatory.replicated_log.snapshots import store_snapshot
+from purgatory.replicated_log.standby import Standby
 from tests.fleet.audit import audit
 from tests.fleet.file_audit import rows_of_file, rows_of_log
 from tests.fleet.test_standby import CLAIM, ORIGIN, OTHER, SILENCE_S, MemoryLog
@@ -272,13 +272,13 @@ def test_a_claim_that_cannot_be_noted_is_given_up(tmp_path: Path, monkeypatch: p
     log = MemoryLog()
     log.put(ORIGIN)
     standby = Standby(tmp_path, log, SILENCE_S, "second:7440", "", now_s=lambda: log.now_s)
-    append = log.append
+    begin = log.begin
 
-    def append_and_fill(entry: Entry, *rest: object) -> object:
+    def begin_and_fill(entry: Entry, position: int) -> None:
         standby._replica._database.execute("PRAGMA query_only = ON")
-        return append(entry, *rest)  # type: ignore[arg-type]
+        begin(entry, position)
 
-    log.append = append_and_fill  # type: ignore[method-assign, assignment]
+    log.begin = begin_and_fill  # type: ignore[method-assign]
     with pytest.raises(Exited, match="cannot write the standby's file"):
         standby.lead()
     assert [entry.kind for entry in log.entries] == [Kind.ORIGIN, Kind.CLAIM, Kind.RESIGNATION]

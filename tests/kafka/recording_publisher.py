@@ -16,8 +16,8 @@ from purgatory_connectors.publisher.observation import (
     StaleMarks,
 )
 from purgatory_connectors.publisher.publisher import Publisher
-from purgatory_connectors.uri import SourceUri
 
+from purgatory.source_uri import SourceUri
 from tests.kit.eventually import eventually
 
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from purgatory_connectors.kafka.groups.group_marks import NO_COMMIT, GroupMarks, MarkMove, UncertainOffset
+from purgatory_connectors.kafka.group_marks import NO_COMMIT, GroupMarks, MarkMove, UncertainOffset
 from purgatory_connectors.kafka.offset_records import CommitName
 
 NAME: CommitName = ("billing", "orders", 0)

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 from purgatory_connectors.errors import SourceStale
-from purgatory_connectors.kafka.groups.group_poller import GroupPoller
+from purgatory_connectors.kafka.group_poller import GroupPoller
 
 METADATA, API_VERSIONS = 3, 18
 

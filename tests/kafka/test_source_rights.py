@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]
 from purgatory_connectors.errors import SourceStale
-from purgatory_connectors.kafka import cluster_view, commit_reader
-from purgatory_connectors.kafka.groups import group_watch
+from purgatory_connectors.kafka import cluster_view, consumer_threads, group_watch
 from purgatory_connectors.kafka.offset_records import OFFSETS_TOPIC
 from purgatory_connectors.publisher.observation import SourceState
 
@@ -146,7 +145,7 @@ async def test_who_must_read_commits_waits_for_the_right(
     """With commits=read, polling does not replace reading: groups are stale with the reason, while ends are seen.
     Commits are read as soon as the right is granted.
     """
-    monkeypatch.setattr(commit_reader, "REFUSED_RETRY_S", 0.5)
+    monkeypatch.setattr(consumer_threads, "REFUSED_RETRY_S", 0.5)
     guarded.clients.allow("watcher", (TOPIC, "orders", DESCRIBE))
     options = f"commits=read&topics=orders&{guarded.config('reads')}"
     async with running_source(guarded.bootstrap, options, is_live=False) as (_, feed):

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from purgatory_connectors.errors import SourceUriInvalid
 from purgatory_connectors.postgres.postgres_settings import PostgresSettings
-from purgatory_connectors.uri import SourceUri
+
+from purgatory.source_uri import SourceUri, SourceUriInvalid
 
 
 def settings_of(text: str) -> PostgresSettings:

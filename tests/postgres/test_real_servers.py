@@ -14,9 +14,9 @@ from purgatory_client.errors import Unavailable
 from purgatory_connectors.postgres.observations import ServerObservation, Unseen
 from purgatory_connectors.postgres.postgres_settings import PostgresSettings
 from purgatory_connectors.postgres.server_reader import ServerReader
-from purgatory_connectors.uri import SourceUri
 
 from examples.local_postgres import LocalPostgres
+from purgatory.source_uri import SourceUri
 from tests.kit.eventually import wait_until
 from tests.postgres.watched_servers import WatchedServers, satisfied
 

@@ -5,7 +5,7 @@ from math import inf
 import pytest
 from purgatory_connectors.postgres.observations import LogPages
 from purgatory_connectors.postgres.timelines import Timelines, forks_of, newest_identity
-from purgatory_connectors.publisher.derived_marks import ALL, ANY, QUORUM, CountedReplica, derive
+from purgatory_connectors.publisher.mark_rules import ALL, ANY, QUORUM, CountedReplica, derive
 
 HISTORY = "1\t0/5000000\tno recovery target specified\n\n# a comment\n2\t1/A0\tbefore 2026-01-01\n"
 

@@ -29,7 +29,7 @@ async def start_shards(run_daemon: RunDaemon, *flags: str, count: int = 2, urls:
     """Both of two shards, or only the first one."""
     ports = free_ports(4)
     targets, http = [f"127.0.0.1:{port}" for port in ports[:2]], [f"127.0.0.1:{port}" for port in ports[2:]]
-    common = ["--fleet-shards", " ".join(targets), *flags]
+    common = ["--fleet-targets", " ".join(targets), *flags]
     common += ["--fleet-urls", " ".join(f"http://{one}" for one in http)] if urls else []
     return [
         await run_daemon(

@@ -9,8 +9,8 @@ from purgatory_client import AsyncClient
 from purgatory_connectors.cli import open_source
 from purgatory_connectors.publisher.polled_source import Unreadable
 from purgatory_connectors.redis.redis_source import RedisSource
-from purgatory_connectors.uri import SourceUri
 
+from purgatory.source_uri import SourceUri
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import eventually
 from tests.sources.publishing import publishing

@@ -81,7 +81,7 @@ def test_every_setting_can_be_given_as_a_variable(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PURGATORY_HTTP_ALLOWED_HOSTS", "example.org")  # the same
     monkeypatch.setenv("PURGATORY_FLEET_LOG", "postgresql://host/db")  # the same, as for the next three
     monkeypatch.setenv("PURGATORY_FLEET_ADDRESS", "host:7440")
-    monkeypatch.setenv("PURGATORY_FLEET_SHARDS", "host:7440 host:7442")
+    monkeypatch.setenv("PURGATORY_FLEET_TARGETS", "host:7440 host:7442")
     monkeypatch.setenv("PURGATORY_FLEET_URLS", "http://host:7441 http://host:7443")
     monkeypatch.setenv("PURGATORY_SHARDS", "1")
     monkeypatch.setenv("PURGATORY_SOURCE", "kafka://127.0.0.1:9092")

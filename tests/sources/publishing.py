@@ -9,8 +9,8 @@ from purgatory_client.errors import NotFound
 from purgatory_client.views import Partition
 from purgatory_connectors.cli import open_source
 from purgatory_connectors.publisher.publisher import Publisher
-from purgatory_connectors.uri import SourceUri
 
+from purgatory.source_uri import SourceUri
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import eventually
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from purgatory_connectors.errors import SourceUriInvalid
-from purgatory_connectors.uri import SourceUri
+
+from purgatory.source_uri import SourceUri, SourceUriInvalid
 
 
 def test_parts_of_an_address() -> None:

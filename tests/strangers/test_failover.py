@@ -21,7 +21,7 @@ from purgatory_client import Client, errors
 
 from examples.free_ports import free_port
 from purgatory.extensions.fleet.commands import main as fleet_command
-from purgatory.fleet.leadership import EXIT_REPLACED
+from purgatory.replicated_log.leadership import EXIT_REPLACED
 from tests.docs.pages import texts
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.fleet import Member

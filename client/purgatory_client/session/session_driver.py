@@ -117,8 +117,7 @@ class SessionDriver:
         self._timer_at = math.inf
         self._received_at = 0.0
         self._closed: PurgatoryClientError | None = None
-        self.connections = 0
-        """The number of connections that have been opened."""
+        self.connections = 0  # opened so far
 
     @property
     def session_id(self) -> str:

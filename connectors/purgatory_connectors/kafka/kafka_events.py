@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import KafkaError
 
-from purgatory_connectors.kafka.groups.group_marks import UncertainOffset
+from purgatory_connectors.kafka.group_marks import UncertainOffset
 from purgatory_connectors.kafka.offset_records import CommitName, Partition
 
 LOG: Final = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from purgatory_client.sources.source_names import KAFKA
 
+from purgatory.source_uri import SourceUri
 from purgatory_connectors.errors import SourceRefused
-from purgatory_connectors.uri import SourceUri
 
 ENVIRONMENT_PREFIX: Final = "PURGATORY_KAFKA_"
 OPTIONS: Final = ("label", "topics", "groups", "config", "low-latency", "commits", "isolation", "poll-ms")

@@ -13,15 +13,14 @@ from confluent_kafka import KafkaError, KafkaException
 from purgatory_connectors.errors import SourceRefused, SourceStale
 from purgatory_connectors.kafka import kafka_events as events
 from purgatory_connectors.kafka.cluster_view import EARLIEST, NOT_YET, ClusterView
-from purgatory_connectors.kafka.commit_reader import CommitReader
-from purgatory_connectors.kafka.groups.group_poller import GroupPoller
-from purgatory_connectors.kafka.groups.group_watch import GroupWatch
-from purgatory_connectors.kafka.groups.idle_groups import IdleGroups
-from purgatory_connectors.kafka.groups.share_groups import ShareGroups
+from purgatory_connectors.kafka.consumer_threads import CommitReader, TopicFetcher
+from purgatory_connectors.kafka.group_poller import GroupPoller
+from purgatory_connectors.kafka.group_watch import GroupWatch
+from purgatory_connectors.kafka.idle_groups import IdleGroups
 from purgatory_connectors.kafka.kafka_settings import KafkaSettings
 from purgatory_connectors.kafka.mark_names import MarkNames
 from purgatory_connectors.kafka.offset_records import Partition
-from purgatory_connectors.kafka.topic_fetcher import TopicFetcher
+from purgatory_connectors.kafka.share_groups import ShareGroups
 from purgatory_connectors.kafka.topic_watch import TopicWatch
 from purgatory_connectors.kafka.visibility import LogVisibility, report
 from purgatory_connectors.publisher.observation import End, MarkName, Observation, PublishedMark, SourceState

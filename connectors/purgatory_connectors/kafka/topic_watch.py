@@ -11,7 +11,7 @@ from typing import Final
 
 from purgatory_connectors.errors import SourceStale
 from purgatory_connectors.kafka.cluster_view import ClusterView
-from purgatory_connectors.kafka.groups.group_watch import GroupWatch
+from purgatory_connectors.kafka.group_watch import GroupWatch
 from purgatory_connectors.kafka.kafka_settings import KafkaSettings
 from purgatory_connectors.kafka.mark_names import NOTHING, MarkNames, WantedMarks
 from purgatory_connectors.kafka.offset_records import Partition

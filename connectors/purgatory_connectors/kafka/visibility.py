@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from purgatory_connectors.kafka.cluster_view import ClusterView, EndSeen
-from purgatory_connectors.kafka.groups.group_watch import GroupWatch
-from purgatory_connectors.kafka.groups.idle_groups import IdleGroups
+from purgatory_connectors.kafka.group_watch import GroupWatch
+from purgatory_connectors.kafka.idle_groups import IdleGroups
 from purgatory_connectors.kafka.mark_names import MarkNames
 from purgatory_connectors.kafka.offset_records import OFFSETS_TOPIC
 from purgatory_connectors.kafka.topic_watch import IDLE_S, TopicWatch

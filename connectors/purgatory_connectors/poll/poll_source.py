@@ -3,25 +3,140 @@
     poll+http://app:8080/status?pointer=/position
     poll+sql://db:5432/shop?query=SELECT max(id) FROM events&user=reader
 
-A single number is the mark "position". Options that are not the source's own belong to the system: the query of the
-HTTP request, the options of the driver.
+A single number is the mark "position". It is read from a JSON document over HTTP, or by a query of any database for
+which SQLAlchemy has an asynchronous driver. Options that are not the source's own belong to the system: the query of
+the HTTP request, the options of the driver.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Final
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
+import httpcore
+from jsonpointer import JsonPointer, JsonPointerException
 from purgatory_client.sources.source_names import escaped_group
+from sqlalchemy import URL, text
+from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from purgatory_connectors.errors import SourceStale, SourceUriInvalid
-from purgatory_connectors.poll.http_reader import HttpReader
-from purgatory_connectors.poll.sql_reader import SqlReader
+from purgatory.source_uri import SourceUri, SourceUriInvalid
+from purgatory_connectors.errors import SourceRefused, SourceStale
+from purgatory_connectors.publisher.mark_rules import RisingMarks
 from purgatory_connectors.publisher.observation import End, Observation
 from purgatory_connectors.publisher.polled_source import POLL_OPTIONS, POSITION_MAX, PolledSource, Unreadable
-from purgatory_connectors.publisher.rising_marks import RisingMarks
-from purgatory_connectors.uri import SourceUri
+
+BYTES_MAX: Final = 1 << 20
+_HEADER: Final = "header."
+
+
+class HttpReader:
+    """Keeps one connection. Redirects are not followed: they would hide which server answers.
+
+    Args:
+        uri: The address.
+        others: Headers ("header.NAME"), and the query of the request.
+        pointers: The JSON pointers that will be read.
+
+    Raises:
+        SourceUriInvalid: One of them cannot be used. Values of headers are secrets and are not shown.
+    """
+
+    def __init__(self, uri: SourceUri, others: Mapping[str, str], *pointers: str) -> None:
+        for pointer in pointers:
+            try:
+                JsonPointer(pointer)
+            except JsonPointerException as error:
+                raise SourceUriInvalid(
+                    f"source {uri.text!r}: {pointer!r} is not a JSON pointer; expected a form like /status/position"
+                ) from error
+        named = [option for option in others if option.startswith(_HEADER)]
+        # Secrets in files often end with a line break.
+        headers = [(option.removeprefix(_HEADER).replace(".", "-"), others[option].strip()) for option in named]
+        for name, value in headers:
+            if not (name.isascii() and value.isascii() and value.isprintable()):
+                raise SourceUriInvalid(f"source {uri.text!r}: the header {name!r} must be one line of printable ASCII")
+        query = urlencode({option: value for option, value in others.items() if option not in named})
+        path = quote(urlsplit(uri.text).path, safe="/%:@!$&'()*+,;=~")  # as given: `uri.path` has no slash at its end
+        self._url: Final = urlunsplit((uri.scheme.removeprefix("poll+"), uri.hosts[0], path, query, ""))
+        self._headers: Final = [("accept", "application/json"), *headers]
+        self._pool = httpcore.AsyncConnectionPool(max_connections=1)
+
+    async def read(self, what: str) -> object:
+        """The value at this JSON pointer. Raises Unreadable."""
+        status, body = await self._get()
+        if status != 200:
+            raise Unreadable(f"it answers with status {status} instead of 200", is_refused=status in {401, 403})
+        try:
+            return JsonPointer(what).resolve(json.loads(body))
+        except JsonPointerException:
+            raise Unreadable(f"its answer has nothing at the pointer {what!r}") from None
+        except (ValueError, RecursionError) as error:
+            raise Unreadable(f"its answer is not JSON: {error}") from error
+
+    async def close(self) -> None:
+        await self._pool.aclose()
+
+    async def _get(self) -> tuple[int, bytes]:
+        body = bytearray()
+        try:
+            async with self._pool.stream("GET", self._url, headers=self._headers) as response:
+                async for part in response.aiter_stream():
+                    body += part
+                    if len(body) > BYTES_MAX:
+                        raise Unreadable(f"its answer is longer than {BYTES_MAX:,} bytes")
+                return response.status, bytes(body)
+        except asyncio.CancelledError:
+            # The pool may count the cancelled request, or its connection, as active for ever.
+            pool, self._pool = self._pool, httpcore.AsyncConnectionPool(max_connections=1)
+            await pool.aclose()
+            raise
+        except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
+            raise Unreadable(str(error) or type(error).__name__) from error
+
+
+ROWS_MAX: Final = 1_001
+"""One more than may be marks."""
+
+
+class SqlReader:
+    """Keeps one connection, which commits each query by itself. Raises SourceRefused if the driver cannot be used."""
+
+    def __init__(self, uri: SourceUri, others: dict[str, str]) -> None:
+        server = urlsplit("//" + "".join(uri.hosts))
+        driver = others.pop("driver", "postgresql+psycopg").replace(" ", "+")  # "+" in an address is a space
+        login = others.pop("user", None), others.pop("password", None)
+        # A database without a server is a file, and its path is absolute.
+        database = uri.path if uri.hosts else f"/{uri.path}"
+        try:
+            url = URL.create(driver, *login, server.hostname, server.port, database, others)
+            self._engine: Final = create_async_engine(url, pool_size=1, max_overflow=0, isolation_level="AUTOCOMMIT")
+        except ModuleNotFoundError as error:
+            raise SourceRefused(f"driver={driver} needs the package {error.name}; install it") from error
+        except (NoSuchModuleError, ArgumentError, InvalidRequestError, ValueError, TypeError) as error:
+            raise SourceRefused(f"source {uri.text!r}: driver={driver} cannot be used: {error}") from error
+
+    async def read(self, what: str) -> object:
+        """The value of a query with one column, or a mapping for one with two: names and values. Raises Unreadable."""
+        try:
+            async with self._engine.connect() as connection:
+                found = await connection.execute(text(what.replace(":", "\\:")))
+                rows = found.fetchmany(ROWS_MAX) if found.returns_rows else []
+        except (SQLAlchemyError, OSError) as error:
+            raise Unreadable(str(getattr(error, "orig", None) or error).strip().split("\n")[0]) from error
+        if len(rows) == 1 and len(rows[0]) == 1:
+            return rows[0][0]
+        if len({row[0] for row in rows}) == len(rows) and all(len(row) == 2 for row in rows):
+            return {str(row[0]): row[1] for row in rows}
+        raise Unreadable("the query must return one value, or different names with their values", is_refused=True)
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
 
 POSITION: Final = "position"
 MARKS_MAX: Final = 1_000

@@ -7,10 +7,9 @@ from typing import Final
 
 from purgatory_client.sources.source_names import escaped_group
 
-from purgatory_connectors.errors import SourceUriInvalid
+from purgatory.source_uri import SourceUri, SourceUriInvalid
 from purgatory_connectors.postgres.server_group import SLOT, GroupSettings
-from purgatory_connectors.publisher.derived_marks import DERIVED
-from purgatory_connectors.uri import SourceUri
+from purgatory_connectors.publisher.mark_rules import DERIVED
 
 ENVIRONMENT_PREFIX: Final = "PURGATORY_POSTGRES_"
 

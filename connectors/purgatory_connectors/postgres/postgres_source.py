@@ -15,7 +15,7 @@ from purgatory_connectors.postgres.postgres_settings import PostgresSettings
 from purgatory_connectors.postgres.server_group import ServerGroup
 from purgatory_connectors.postgres.server_reader import ServerReader
 from purgatory_connectors.postgres.timelines import newest_identity
-from purgatory_connectors.publisher.derived_marks import DERIVED
+from purgatory_connectors.publisher.mark_rules import DERIVED
 from purgatory_connectors.publisher.observation import End, Observation, SourceState, StaleMarks
 from purgatory_connectors.publisher.publisher import Publisher, Source
 

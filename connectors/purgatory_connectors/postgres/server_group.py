@@ -14,7 +14,7 @@ from purgatory_client.sources.source_names import escaped_group
 
 from purgatory_connectors.postgres.observations import FoundReplica, ServerObservation
 from purgatory_connectors.postgres.timelines import Timelines
-from purgatory_connectors.publisher.derived_marks import ALL, ANY, DERIVED, QUORUM, CountedReplica, Derived, derive
+from purgatory_connectors.publisher.mark_rules import ALL, ANY, DERIVED, QUORUM, CountedReplica, Derived, derive
 
 SLOT: Final = "slot:"
 """Prefix of the marks of logical slots."""

@@ -12,10 +12,10 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
-from purgatory_connectors.errors import SourceStale, SourceUriInvalid
+from purgatory.source_uri import SourceUri, SourceUriInvalid
+from purgatory_connectors.errors import SourceStale
 from purgatory_connectors.publisher.observation import Observation, SourceState, StaleMarks
 from purgatory_connectors.publisher.publisher import Publisher, Source
-from purgatory_connectors.uri import SourceUri
 
 POLL_OPTIONS: Final = ("name", "config", "poll_ms", "idle_poll_ms", "timeout_ms")
 POSITION_MAX: Final = 2**61 - 1

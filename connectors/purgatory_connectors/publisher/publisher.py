@@ -14,9 +14,8 @@ from purgatory_client.session.backoff import Backoff
 from purgatory_client.sources.source_link import EndsWanted
 
 from purgatory_connectors.errors import NoTimeLookup, SourceRefused, SourceStale
-from purgatory_connectors.publisher.daemon_link import DaemonLink
+from purgatory_connectors.publisher.daemon_link import DaemonLink, LinkedSource
 from purgatory_connectors.publisher.lineage_store import LineageStore
-from purgatory_connectors.publisher.linked_source import LinkedSource
 from purgatory_connectors.publisher.observation import (
     End,
     EndsFound,

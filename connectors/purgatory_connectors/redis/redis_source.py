@@ -16,12 +16,12 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, RedisError
 
-from purgatory_connectors.errors import SourceStale, SourceUriInvalid
-from purgatory_connectors.publisher.derived_marks import DERIVED
+from purgatory.source_uri import SourceUri, SourceUriInvalid
+from purgatory_connectors.errors import SourceStale
+from purgatory_connectors.publisher.mark_rules import DERIVED
 from purgatory_connectors.publisher.observation import End, Observation
 from purgatory_connectors.publisher.polled_source import POLL_OPTIONS, POSITION_MAX, PolledSource, Unreadable
 from purgatory_connectors.redis.replica_group import ReplicaGroup, ServerState
-from purgatory_connectors.uri import SourceUri
 
 ANSWER_BYTES_MAX: Final = 1 << 16
 """`INFO replication` has about 1,000 bytes, and 100 for each replica."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from purgatory_connectors.publisher.derived_marks import DERIVED, CountedReplica, Derived, derive
+from purgatory_connectors.publisher.mark_rules import DERIVED, CountedReplica, Derived, derive
 from purgatory_connectors.publisher.observation import Observation
 
 _UNSEEN: Final = "it has not answered yet"

@@ -2,12 +2,11 @@
 
 from typing import Annotated
 
-from purgatory_connectors.errors import SourceUriInvalid
-from purgatory_connectors.uri import SourceUri
 from pydantic import AfterValidator, BaseModel, BeforeValidator
 from pydantic_settings import NoDecode
 
 from purgatory.service.settings import setting
+from purgatory.source_uri import SourceUri, SourceUriInvalid
 
 
 def _source_uris(given: object) -> object:

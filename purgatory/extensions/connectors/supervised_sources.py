@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
-from purgatory_connectors.uri import KINDS
+from purgatory.source_uri import KINDS
 
 LOGGER: Final = logging.getLogger(__name__)
 PRINCIPAL: Final = "purgatory-source"

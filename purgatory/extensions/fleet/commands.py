@@ -22,16 +22,16 @@ from purgatory_client.unary import shards_of
 
 from purgatory.extensions.fleet.fleet_view import LEADING, describe
 from purgatory.extensions.fleet.settings import SHARDS_MAX
-from purgatory.fleet.entry import Kind, unpacked
-from purgatory.fleet.errors import FleetLogError, LogRefused, LogTrimmed, LogUnavailable
-from purgatory.fleet.open_log import open_log
-from purgatory.fleet.reign import Reign, ReignState
-from purgatory.fleet.replica import MARK, PART, SNAPSHOT, LogPlace, forget_place, is_copy
-from purgatory.fleet.replicated_log import ReplicatedLog, Snapshot
-from purgatory.fleet.snapshots import store_snapshot, unpack
 from purgatory.journal.directory import locked
 from purgatory.journal.errors import JournalError, damaged
 from purgatory.journal.integrity import faults
+from purgatory.replicated_log.entry import Kind, unpacked
+from purgatory.replicated_log.errors import FleetLogError, LogRefused, LogTrimmed, LogUnavailable
+from purgatory.replicated_log.open_log import open_log
+from purgatory.replicated_log.reign import Reign, ReignState
+from purgatory.replicated_log.replica import MARK, PART, SNAPSHOT, LogPlace, forget_place, is_copy
+from purgatory.replicated_log.replicated_log import ReplicatedLog, Snapshot
+from purgatory.replicated_log.snapshots import store_snapshot, unpack
 
 EXIT_FAILED: Final = 2
 EXIT_WRONG: Final = 1

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from google.rpc import code_pb2
-from purgatory_connectors.uri import KINDS
 
 from purgatory.extension import Core, Extension, HttpParts, StartupError, own_settings
 from purgatory.extensions.fleet.fleet_view import (
@@ -23,13 +22,13 @@ from purgatory.extensions.fleet.settings import FleetSettings, WithFleet
 from purgatory.extensions.fleet.snapshot_task import SnapshotTask
 from purgatory.extensions.fleet.standby_site import GET_TOPOLOGY, StandbySite
 from purgatory.extensions.fleet.supervisor import Supervisor, end_with_stdin
-from purgatory.fleet.errors import CutOff, FleetLogError
-from purgatory.fleet.leadership import EXIT_REPLACED, Leadership
-from purgatory.fleet.open_log import open_log
-from purgatory.fleet.replica import is_copy
-from purgatory.fleet.standby import Standby
 from purgatory.journal.directory import DATABASE
 from purgatory.journal.errors import JournalDamaged
+from purgatory.replicated_log.errors import CutOff, FleetLogError
+from purgatory.replicated_log.leadership import EXIT_REPLACED, Leadership
+from purgatory.replicated_log.open_log import open_log
+from purgatory.replicated_log.replica import is_copy
+from purgatory.replicated_log.standby import Standby
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.errors import RpcError, unavailable
@@ -39,6 +38,7 @@ from purgatory.service.rpc.call import Call, Context, Identify
 from purgatory.service.rpc.handlers import Method
 from purgatory.service.settings import Settings
 from purgatory.service.translate.shards import Shards
+from purgatory.source_uri import KINDS
 from purgatory.v1.purgatory_service_pb2 import GetTopologyResponse, HandOverRequest, HandOverResponse
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -49,11 +49,11 @@ SHARD_NOTE: Final = "shard"
 
 
 class FleetExtension(Extension):
-    """Does nothing unless `fleet.log` or `fleet.shards` is set."""
+    """Does nothing unless `fleet.log` or `fleet.targets` is set."""
 
     name = "fleet"
     settings = WithFleet
-    needed_for = "fleet.log fleet.shards"
+    needed_for = "fleet.log fleet.targets"
 
     @classmethod
     async def stand_by(cls, settings: Settings) -> Leadership | None:
@@ -87,10 +87,10 @@ class FleetExtension(Extension):
         except FleetLogError as error:
             raise StartupError(str(error)) from None
         address = fleet.address or settings.grpc.address
-        shards = max(1, len(fleet.targets))
+        shards = max(1, len(fleet.shard_targets))
         standby = Standby(settings.journal.dir, log, fleet.silence_ms / 1_000, address, settings.http.address, shards)
         snapshots = SnapshotTask(fleet)
-        topology = Shards(fleet.targets, shard=fleet.shard).topology()
+        topology = Shards(fleet.shard_targets, shard=fleet.shard).topology()
         site = StandbySite(settings, lambda: view_of_standby(standby, snapshots.last), topology)
         leading = asyncio.create_task(asyncio.to_thread(standby.lead), name="standby")
         following = asyncio.create_task(snapshots.follow(), name="fleet snapshots")
@@ -112,7 +112,7 @@ class FleetExtension(Extension):
     def __init__(self, core: Core) -> None:
         self._core: Final = core
         self._settings: Final = own_settings(core.settings, WithFleet).fleet
-        self._shards: Final = Shards(self._settings.targets, self._settings.urls.split(), self._settings.shard)
+        self._shards: Final = Shards(self._settings.shard_targets, self._settings.urls.split(), self._settings.shard)
         takeover = core.takeover
         assert takeover is None or isinstance(takeover, Leadership), f"taken over by another extension: {takeover}"
         self._leadership: Final = takeover
@@ -220,7 +220,7 @@ def _check_folder(folder: Path, fleet: FleetSettings) -> None:
         raise StartupError(f"{folder} is a copy of a fleet's log: set fleet.log, or run `purgatory fleet leave`")
     if (folder / "0").is_dir():
         raise StartupError(f"{folder} has the journals of shards: start with --shards")
-    note, shards = folder / SHARD_NOTE, len(fleet.targets)
+    note, shards = folder / SHARD_NOTE, len(fleet.shard_targets)
     alone = "a single daemon"
     try:
         was = note.read_text("utf-8") if note.exists() else alone

@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from purgatory.fleet.leadership import Leadership
-from purgatory.fleet.reign import Reign
-from purgatory.fleet.snapshots import LastSnapshot
-from purgatory.fleet.standby import Standby
+from purgatory.replicated_log.leadership import Leadership
+from purgatory.replicated_log.reign import Reign
+from purgatory.replicated_log.snapshots import LastSnapshot
+from purgatory.replicated_log.standby import Standby
 from purgatory.service.listeners.listener import Listener
 
 CATCHING_UP: Final = "catching up"

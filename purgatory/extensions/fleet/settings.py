@@ -40,7 +40,7 @@ class FleetSettings(SettingsGroup):
         "The address by which others reach this daemon: in the refusals of a standby, and with --shards. Default: "
         "grpc.address.",
     )
-    shards: Annotated[Words, AfterValidator(_checked_targets)] = setting(
+    targets: Annotated[Words, AfterValidator(_checked_targets)] = setting(
         "",
         "The gRPC target of each shard, in order, separated by spaces: host:port, a:7440,b:7440 for a pair, or "
         "dns:///name:7440. The same for all daemons. Empty: one shard.",
@@ -48,7 +48,7 @@ class FleetSettings(SettingsGroup):
     shard: int = setting(0, "This daemon's shard, from 0.", ge=0)
     urls: Words = setting(
         "",
-        "The HTTP address of each shard, as a URL, in the order of fleet.shards, so that requests for ready gates are "
+        "The HTTP address of each shard, as a URL, in the order of fleet.targets, so that requests for ready gates are "
         "passed on to the gate's shard. --shards sets it.",
     )
     ends_with_stdin: bool = setting(
@@ -56,17 +56,19 @@ class FleetSettings(SettingsGroup):
     )
 
     @property
-    def targets(self) -> tuple[str, ...]:
-        return tuple(self.shards.split())
+    def shard_targets(self) -> tuple[str, ...]:
+        return tuple(self.targets.split())
 
     @model_validator(mode="after")
     def _is_one_of_them(self) -> Self:
-        if self.shard >= max(1, len(self.targets)):
-            raise ValueError(f"shard is {self.shard}, and the last one of shards is {max(1, len(self.targets)) - 1}")
-        if len(set(self.targets)) < len(self.targets):
-            raise ValueError("shards: the same target twice")
-        if self.urls and len(self.urls.split()) != len(self.targets):
-            raise ValueError(f"urls has {len(self.urls.split())} addresses for {len(self.targets)} shards")
+        if self.shard >= max(1, len(self.shard_targets)):
+            raise ValueError(
+                f"shard is {self.shard}, and the last one of targets is {max(1, len(self.shard_targets)) - 1}"
+            )
+        if len(set(self.shard_targets)) < len(self.shard_targets):
+            raise ValueError("targets: the same target twice")
+        if self.urls and len(self.urls.split()) != len(self.shard_targets):
+            raise ValueError(f"urls has {len(self.urls.split())} addresses for {len(self.shard_targets)} shards")
         return self
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from purgatory.extensions.fleet.settings import FleetSettings
-from purgatory.fleet.errors import FleetLogError
-from purgatory.fleet.leadership import Leadership
-from purgatory.fleet.open_log import open_log
-from purgatory.fleet.replicated_log import ReplicatedLog
-from purgatory.fleet.snapshots import LastSnapshot, find_last, store_and_trim
+from purgatory.replicated_log.errors import FleetLogError
+from purgatory.replicated_log.leadership import Leadership
+from purgatory.replicated_log.open_log import open_log
+from purgatory.replicated_log.replicated_log import ReplicatedLog
+from purgatory.replicated_log.snapshots import LastSnapshot, find_last, store_and_trim
 
 LOGGER: Final = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ class Supervisor:
     def __init__(self, settings: Settings, fleet: FleetSettings, shards: int) -> None:
         """Raises `StartupError`."""
         if fleet.log or fleet.targets:
-            raise StartupError("shards: cannot be used with fleet.log or fleet.shards; start each daemon by itself")
+            raise StartupError("shards: cannot be used with fleet.log or fleet.targets; start each daemon by itself")
         self._commands: Final = [
             [sys.executable, *sys.orig_argv[1:], *flags] for flags in _flags_of(settings, fleet, shards)
         ]
@@ -116,7 +116,7 @@ def _flags_of(settings: Settings, fleet: FleetSettings, shards: int) -> list[lis
     for shard, port in enumerate(ports):
         given: dict[str, object] = {
             "shards": 1,
-            "fleet-shards": " ".join(f"{host}:{port}" for port, _ in ports),
+            "fleet-targets": " ".join(f"{host}:{port}" for port, _ in ports),
             "fleet-shard": shard,
             "fleet-urls": " ".join(f"{scheme}://{http_host}:{port}" for _, port in ports),
             "grpc-address": f"{grpc_host}:{port[0]}",

@@ -13,8 +13,8 @@ from confluent_kafka import ElectionType, KafkaException, TopicPartition
 
 from examples.kafka_cluster import KafkaCluster
 from purgatory.extensions.fleet.commands import main as fleet_command
-from purgatory.fleet.leadership import EXIT_REPLACED
-from purgatory.fleet.open_log import open_log
+from purgatory.replicated_log.leadership import EXIT_REPLACED
+from purgatory.replicated_log.open_log import open_log
 from tests.crash.wire_caller import Broken
 from tests.fleet.file_audit import check_files
 from tests.fleet.pair_run import PairRun

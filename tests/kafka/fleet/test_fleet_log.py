@@ -12,14 +12,14 @@ import pytest
 
 from examples.kafka_cluster import KafkaCluster
 from purgatory.extensions.fleet.commands import main as fleet_command
-from purgatory.fleet import kafka_log
-from purgatory.fleet.entry import Entry, Kind
-from purgatory.fleet.errors import CutOff, Fenced, LogLost, LogRefused, LogTrimmed, LogUnavailable
-from purgatory.fleet.kafka_log import KafkaLog
-from purgatory.fleet.log_writer import LogWriter
-from purgatory.fleet.open_log import open_log
-from purgatory.fleet.reign import Reign
-from purgatory.fleet.standby import Standby
+from purgatory.replicated_log import kafka_log
+from purgatory.replicated_log.entry import Entry, Kind
+from purgatory.replicated_log.errors import CutOff, Fenced, LogLost, LogRefused, LogTrimmed, LogUnavailable
+from purgatory.replicated_log.kafka_log import KafkaLog
+from purgatory.replicated_log.log_writer import LogWriter
+from purgatory.replicated_log.open_log import open_log
+from purgatory.replicated_log.reign import Reign
+from purgatory.replicated_log.standby import Standby
 from tests.fleet.duel import catch_up, duel, read_all
 from tests.kafka.clients import ClusterClients
 from tests.kit.eventually import wait_until
@@ -251,7 +251,9 @@ def test_a_deposed_leader_is_fenced(log: KafkaLog, three_brokers: KafkaCluster, 
 
 def append_for_ever(writer: LogWriter, ran: list[int]) -> None:
     while True:
-        writer.append(Kind.GROUP, 0, b"late", lambda: ran.append(1))
+        pending = writer.begin(Kind.GROUP, 0, b"late")
+        ran.append(1)
+        pending.finish()
 
 
 def test_brokers_that_are_away(log: KafkaLog, three_brokers: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,12 +281,8 @@ def test_no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing listens: calls raise LogUnavailable."""
     monkeypatch.setattr(kafka_log, "ANSWER_S", 0.2)
     away = open_log("kafka://127.0.0.1:1/fleet")
-    for call in (
-        away.end,
-        away.last_snapshot,
-        lambda: away.append(Entry(Kind.CLAIM, 1, b""), 0, 0.2, lambda: None),
-        lambda: away.check(1),
-    ):
+    away.begin(Entry(Kind.CLAIM, 1, b""), 0)
+    for call in (away.end, away.last_snapshot, lambda: away.finish(0.2), lambda: away.check(1)):
         with pytest.raises(LogUnavailable):
             call()
     away.close()

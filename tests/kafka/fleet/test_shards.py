@@ -8,8 +8,8 @@ import pytest
 
 from examples.kafka_cluster import KafkaCluster
 from purgatory.extensions.fleet.commands import main as fleet_command
-from purgatory.fleet.errors import LogTrimmed
-from purgatory.fleet.open_log import open_log
+from purgatory.replicated_log.errors import LogTrimmed
+from purgatory.replicated_log.open_log import open_log
 from tests.fleet.file_audit import check_files
 from tests.kafka.fleet.filling import CALM, SNAPSHOTS, report, until_trimmed
 from tests.kit.daemon import run_to_end
@@ -35,7 +35,7 @@ def test_snapshots_of_one_shard_leave_the_other_alone(
     """While one shard stores snapshots, trims its partition and hands over, the other one keeps its whole log, its
     leader, and a file that has exactly the rows that its log says. `purgatory fleet verify` reads either.
     """
-    shards = [("--fleet-shards", TARGETS, "--fleet-shard", str(shard), *CALM) for shard in range(2)]
+    shards = [("--fleet-targets", TARGETS, "--fleet-shard", str(shard), *CALM) for shard in range(2)]
     with Fleet(tmp_path, url) as fleet:
         members = fleet.members
         for shard in range(2):
@@ -69,7 +69,7 @@ def test_number_of_shards_must_be_that_of_partitions(
     name = url.rpartition("/")[2]
     listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--fleet-log", url]
     targets = " ".join(f"127.0.0.1:{number}" for number in range(1, 4))
-    ended = run_to_end(tmp_path, [*listen, "--data-dir", str(tmp_path / "data"), "--fleet-shards", targets])
+    ended = run_to_end(tmp_path, [*listen, "--data-dir", str(tmp_path / "data"), "--fleet-targets", targets])
     refusal = f"topic {name}: partitions=2, must be 3, the number of shards"
     assert (ended.returncode, refusal in ended.stderr) == (1, True), ended
     assert fleet_command(["init", url, "--shards", "3"]) == 2

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from purgatory_client import AsyncClient, errors
 
-from purgatory.fleet.leadership import EXIT_REPLACED
-from purgatory.fleet.open_log import open_log
+from purgatory.replicated_log.leadership import EXIT_REPLACED
+from purgatory.replicated_log.open_log import open_log
 from tests.fleet.file_audit import check_files
 from tests.kit.eventually import PATIENCE_S, until_pending, wait_until
 from tests.kit.faults import Power

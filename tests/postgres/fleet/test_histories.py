@@ -11,16 +11,16 @@ import pytest
 
 from examples.local_postgres import LocalPostgres
 from purgatory.extensions.fleet.commands import main as fleet_command
-from purgatory.fleet.entry import Entry, Kind, pack_rows
-from purgatory.fleet.errors import LogLost
-from purgatory.fleet.leadership import LeaderStore
-from purgatory.fleet.open_log import open_log
-from purgatory.fleet.snapshots import store_and_trim
-from purgatory.fleet.standby import Standby
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import DATABASE, Directory
 from purgatory.journal.group import Group, Moment
 from purgatory.journal.statements import StatementBuilder
+from purgatory.replicated_log.entry import Entry, Kind, pack_rows
+from purgatory.replicated_log.errors import LogLost
+from purgatory.replicated_log.leadership import LeaderStore
+from purgatory.replicated_log.open_log import open_log
+from purgatory.replicated_log.snapshots import store_and_trim
+from purgatory.replicated_log.standby import Standby
 from purgatory.v1 import fleet_log_pb2 as pb
 from tests.fleet.file_audit import rows_of_file
 from tests.kit.eventually import PATIENCE_S
@@ -194,7 +194,8 @@ def test_what_cannot_be_decoded_is_skipped_by_all(fleet: Fleet, tmp_path: Path) 
         now = store._leadership.reign.state
         group = Entry(Kind.GROUP, now.epoch, now.writer, now.number + 1, log_id=now.log_id)
         for content in (b"", b"\xff", lacking.SerializeToString()):
-            log.append(replace(group, content=content), log.end(), 10, lambda: None)
+            log.begin(replace(group, content=content), log.end())
+            log.finish(10)
         for garbage in (b"", b"garbage", pb.LogEntry(format=1, epoch=now.epoch).SerializeToString()):
             fleet.query(
                 f"INSERT INTO purgatory_log SELECT 0, max(position) + 1, now(), '\\x{garbage.hex()}' FROM purgatory_log"

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from examples.local_postgres import LocalPostgres
-from purgatory.fleet.entry import Entry, Kind
-from purgatory.fleet.errors import CutOff, Fenced, LogLost, LogRefused, LogTrimmed, LogUnavailable
-from purgatory.fleet.log_writer import LogWriter
-from purgatory.fleet.open_log import open_log
-from purgatory.fleet.postgres_log import PostgresLog
-from purgatory.fleet.reign import Reign
+from purgatory.replicated_log.entry import Entry, Kind
+from purgatory.replicated_log.errors import CutOff, Fenced, LogLost, LogRefused, LogTrimmed, LogUnavailable
+from purgatory.replicated_log.log_writer import LogWriter
+from purgatory.replicated_log.open_log import open_log
+from purgatory.replicated_log.postgres_log import PostgresLog
+from purgatory.replicated_log.reign import Reign
+from purgatory.replicated_log.replicated_log import Place
 from tests.fleet.duel import catch_up, duel
 from tests.postgres.conftest import new_log
 
@@ -29,7 +30,9 @@ PATIENT_S = 60.0
 def ignore(entry: Entry) -> None: ...
 
 
-def nothing() -> None: ...
+def append(log: PostgresLog, entry: Entry, position: int) -> Place | None:
+    log.begin(entry, position)
+    return log.finish(10)
 
 
 def group(number: int, content: bytes = b"") -> Entry:
@@ -56,7 +59,7 @@ def test_entries_are_read_as_they_were_appended(log: PostgresLog) -> None:
         Entry(Kind.CLAIM, 1, b"\0" * 16, moment_ms=-5, address="a:1", http_address="a:2"),
         group(1, b"\0\xff" * 9),
     ]
-    places = [log.append(entry, at, 10, nothing) for at, entry in enumerate(written, 1)]
+    places = [append(log, entry, at) for at, entry in enumerate(written, 1)]
     assert log.read(1, 0) == [entry.at(*place) for entry, place in zip(written, places, strict=True) if place]
     assert [place and place.position for place in places] == [1, 2]
     assert all(place and abs(place.logged_ms / 1_000 - time.time()) < 3_600 for place in places)
@@ -99,11 +102,11 @@ def test_number_of_shards_is_that_of_the_log(log: PostgresLog, url: str) -> None
 
 def test_a_position_is_taken_once(log: PostgresLog) -> None:
     """The second entry at a position is not appended; one after a gap shows that the log has gone back."""
-    assert log.append(group(1), 1, 10, nothing) is not None
-    assert log.append(group(2), 1, 10, nothing) is None
+    assert append(log, group(1), 1) is not None
+    assert append(log, group(2), 1) is None
     assert log.end() == 2
     with pytest.raises(LogLost, match="position 4 is not in it"):
-        log.append(group(2), 5, 10, nothing)
+        append(log, group(2), 5)
     with pytest.raises(LogLost, match="it ends at position 2, before position 7"):
         log.read(7, 0)
 
@@ -126,7 +129,7 @@ def test_a_daemon_needs_the_documented_permissions_only(log_servers: LocalPostgr
     daemon = PostgresLog(url.replace("postgres@", f"{name}@"))
     daemon.check(1)
     for at in range(1, 3):
-        assert daemon.append(group(at), at, PATIENT_S, nothing) is not None
+        assert append(daemon, group(at), at) is not None
     for position in (0, 1):
         daemon.put_snapshot(position, [b"content"])
     snapshot = daemon.last_snapshot()
@@ -170,7 +173,7 @@ def test_a_database_without_synchronous_replicas_is_reported(
     log: PostgresLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`check` logs a warning with the two settings."""
-    with caplog.at_level(logging.WARNING, "purgatory.fleet"):
+    with caplog.at_level(logging.WARNING, "purgatory.replicated_log"):
         log.check(1)
     assert "synchronous_commit=on and synchronous_standby_names=''" in caplog.text
 
@@ -178,7 +181,7 @@ def test_a_database_without_synchronous_replicas_is_reported(
 def test_snapshots_and_trimming(log: PostgresLog) -> None:
     """The newest complete snapshot is found and read; trimming keeps what follows it, and always the last entry."""
     for at in range(1, 5):
-        log.append(group(at), at, 10, nothing)
+        append(log, group(at), at)
     assert log.last_snapshot() is None
     log.put_snapshot(1, [b"old"])
     log.put_snapshot(3, [b"\0" * 900_000, b"end"])
@@ -212,19 +215,18 @@ def test_many_entries_are_trimmed_in_steps(log: PostgresLog) -> None:
 
 
 def test_an_unanswered_append_is_cut_off_and_may_count(log: PostgresLog, log_servers: LocalPostgres) -> None:
-    """While the server hangs, an append ends after its deadline; the writer is then closed, `meanwhile` ran once."""
-    reign, ran = Reign(), []
-    writer = LogWriter(log, reign, ignore, cut_off_s=5)
+    """While the server hangs, an append ends after its deadline; the writer is then closed."""
+    writer = LogWriter(log, Reign(), ignore, cut_off_s=5)
     catch_up(writer, log)
     writer.claim(0)
     server = log_servers.servers["p"]
     server.signal_all(signal.SIGSTOP)
     try:
+        pending = writer.begin(Kind.GROUP, 0, b"late")
         with pytest.raises(CutOff, match="no answer for 5 s"):
-            writer.append(Kind.GROUP, 0, b"late", lambda: ran.append(1))
+            pending.finish()
     finally:
         server.signal_all(signal.SIGCONT)
-    assert ran == [1]
     with pytest.raises(CutOff, match="restart this daemon"):
         writer.append(Kind.GROUP, 0, b"another")
     reader = Reign()
@@ -240,15 +242,13 @@ def test_a_lost_answer_is_found_by_reading(log: PostgresLog) -> None:
     writer, other = LogWriter(log, Reign(), ignore, PATIENT_S), PostgresLog(log._url)
     catch_up(writer, log)
     writer.claim(0)
-
-    def cut() -> None:
-        while other.end() < 3:
-            time.sleep(0.01)
-        with socket.socket(fileno=os.dup(log._connected().socket)) as connection:
-            connection.recv(65_536)  # the answer
-            connection.shutdown(socket.SHUT_RDWR)
-
-    entry = writer.append(Kind.GROUP, 0, b"once", cut)
+    pending = writer.begin(Kind.GROUP, 0, b"once")
+    while other.end() < 3:
+        time.sleep(0.01)
+    with socket.socket(fileno=os.dup(log._connected().socket)) as connection:
+        connection.recv(65_536)  # the answer
+        connection.shutdown(socket.SHUT_RDWR)
+    entry = pending.finish()
     other.close()
     assert entry.position == 2
     assert [one.content for one in log.read(1, 0)] == [b"", b"once"]
@@ -308,7 +308,7 @@ def test_a_server_that_is_away(log: PostgresLog, log_servers: LocalPostgres) -> 
     for call in (
         away.end,
         lambda: away.read(0, 0),
-        lambda: away.append(group(1), 0, 1, nothing),
+        lambda: append(away, group(1), 0),
         lambda: away.check(1),
     ):
         with pytest.raises(LogUnavailable, match="cannot connect to PostgreSQL"):

@@ -14,12 +14,12 @@ from examples.local_postgres import LocalPostgres, LocalServer
 from examples.secure_demo.authority import Authority
 from purgatory.extensions.fleet import commands
 from purgatory.extensions.fleet.commands import main as fleet_command
-from purgatory.fleet.entry import Kind
-from purgatory.fleet.errors import CutOff, LogUnavailable
-from purgatory.fleet.leadership import EXIT_REPLACED
-from purgatory.fleet.log_writer import LogWriter
-from purgatory.fleet.open_log import open_log
-from purgatory.fleet.reign import Reign
+from purgatory.replicated_log.entry import Kind
+from purgatory.replicated_log.errors import CutOff, LogUnavailable
+from purgatory.replicated_log.leadership import EXIT_REPLACED
+from purgatory.replicated_log.log_writer import LogWriter
+from purgatory.replicated_log.open_log import open_log
+from purgatory.replicated_log.reign import Reign
 from tests.crash.wire_caller import Broken
 from tests.fleet.duel import catch_up
 from tests.fleet.file_audit import check_files

@@ -21,11 +21,11 @@ from examples.local_postgres import LocalPostgres
 from examples.secure_demo.authority import Authority
 from purgatory.extension import StartupError
 from purgatory.extensions.fleet.commands import main as fleet_command
-from purgatory.fleet.errors import LogTrimmed
-from purgatory.fleet.leadership import EXIT_REPLACED
-from purgatory.fleet.open_log import open_log
-from purgatory.fleet.replica import MARK
 from purgatory.journal.errors import JournalError
+from purgatory.replicated_log.errors import LogTrimmed
+from purgatory.replicated_log.leadership import EXIT_REPLACED
+from purgatory.replicated_log.open_log import open_log
+from purgatory.replicated_log.replica import MARK
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.fleet.file_audit import check_files

@@ -13,7 +13,7 @@ from purgatory_client import AsyncClient, errors
 from purgatory_client.views import PendingOperation
 
 from purgatory.extensions.fleet.fleet_view import UNCONFIRMED
-from purgatory.fleet.leadership import EXIT_REPLACED
+from purgatory.replicated_log.leadership import EXIT_REPLACED
 from tests.crash.history import History
 from tests.fleet.pair_run import CUTS, SILENCE_MS, PairRun
 from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until

@@ -9,10 +9,10 @@ import pytest
 from purgatory_client import AsyncClient, Outcome, errors
 
 from purgatory.extensions.fleet.commands import main as fleet_command
-from purgatory.fleet.entry import TABLES
-from purgatory.fleet.leadership import EXIT_REPLACED
-from purgatory.fleet.open_log import open_log
 from purgatory.journal.directory import DATABASE
+from purgatory.replicated_log.entry import TABLES
+from purgatory.replicated_log.leadership import EXIT_REPLACED
+from purgatory.replicated_log.open_log import open_log
 from tests.fleet.file_audit import check_files
 from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
 from tests.kit.fleet import Fleet, Member

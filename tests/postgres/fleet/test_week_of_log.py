@@ -11,16 +11,16 @@ import pytest
 
 from examples.local_postgres import LocalPostgres
 from purgatory.extensions.fleet.commands import main as fleet_command
-from purgatory.fleet.leadership import LeaderStore
-from purgatory.fleet.open_log import open_log
-from purgatory.fleet.replicated_log import ReplicatedLog
-from purgatory.fleet.snapshots import store_and_trim
-from purgatory.fleet.standby import Standby, Stopped
 from purgatory.journal import store as stores
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.group import Group, Moment, SessionChanges, SessionState
 from purgatory.journal.statements import StatementBuilder
+from purgatory.replicated_log.leadership import LeaderStore
+from purgatory.replicated_log.open_log import open_log
+from purgatory.replicated_log.replicated_log import ReplicatedLog
+from purgatory.replicated_log.snapshots import store_and_trim
+from purgatory.replicated_log.standby import Standby, Stopped
 from tests.fleet.file_audit import rows_of_file
 from tests.kit.eventually import wait_until
 from tests.postgres.conftest import new_log

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from purgatory.fleet.entry import TABLES, Entry, Kind
-from purgatory.fleet.errors import EntryTooNew, LogLost
+from purgatory.replicated_log.entry import TABLES, Entry, Kind
+from purgatory.replicated_log.errors import EntryTooNew, LogLost
 
 
 @dataclass(frozen=True, slots=True)

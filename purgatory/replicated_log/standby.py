@@ -10,16 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from purgatory.fleet.entry import Entry, Kind, unpacked
-from purgatory.fleet.errors import Fenced, LogRefused, LogTrimmed, LogUnavailable
-from purgatory.fleet.leadership import HEARTBEAT_S_MAX, Leadership, exit_to_be_restarted
-from purgatory.fleet.log_writer import LogWriter
-from purgatory.fleet.reign import Reign
-from purgatory.fleet.replica import Replica
-from purgatory.fleet.replicated_log import ReplicatedLog
-from purgatory.fleet.snapshots import load_snapshot
 from purgatory.journal.continued_time import boot_ms
 from purgatory.journal.crash_points import AFTER_CLAIM, CrashPoints
+from purgatory.replicated_log.entry import Entry, Kind, unpacked
+from purgatory.replicated_log.errors import Fenced, LogRefused, LogTrimmed, LogUnavailable
+from purgatory.replicated_log.leadership import HEARTBEAT_S_MAX, Leadership, exit_to_be_restarted
+from purgatory.replicated_log.log_writer import LogWriter
+from purgatory.replicated_log.reign import Reign
+from purgatory.replicated_log.replica import Replica
+from purgatory.replicated_log.replicated_log import ReplicatedLog
+from purgatory.replicated_log.snapshots import load_snapshot
 
 LOGGER: Final = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from purgatory_connectors.errors import SourceRefused, SourceStale
 from purgatory_connectors.kafka.cluster_view import ClusterView
-from purgatory_connectors.kafka.groups.group_marks import GroupMarks, MarkMove
-from purgatory_connectors.kafka.groups.group_poller import GroupPoller
+from purgatory_connectors.kafka.group_marks import GroupMarks, MarkMove
+from purgatory_connectors.kafka.group_poller import GroupPoller
 from purgatory_connectors.kafka.kafka_events import CommitBatch, EventQueue, OffsetRemoved, OffsetsUncertain
 from purgatory_connectors.kafka.kafka_settings import KafkaSettings
 from purgatory_connectors.kafka.mark_names import NOTHING, MarkNames, WantedMarks

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, Final, NamedTuple, TypeVar
 
-from purgatory.fleet.entry import PART_BYTES_MAX, Entry, Kind
-from purgatory.fleet.errors import CutOff, Fenced, LogLost, LogUnavailable
-from purgatory.fleet.reign import Reign, ReignState
-from purgatory.fleet.replicated_log import Place, ReplicatedLog
+from purgatory.replicated_log.entry import PART_BYTES_MAX, Entry, Kind
+from purgatory.replicated_log.errors import CutOff, Fenced, LogLost, LogUnavailable
+from purgatory.replicated_log.reign import Reign, ReignState
+from purgatory.replicated_log.replicated_log import Place, ReplicatedLog
 
 CUT_OFF_S: Final = 2.0
 READ_S: Final = 0.2
@@ -208,17 +208,70 @@ class LogWriter:
         """
         return self._run(self._rules.claim(moment_ms, address, http_address), self._cut_off_s)
 
-    def append(
-        self, kind: Kind, moment_ms: int, content: bytes = b"", meanwhile: Callable[[], None] = lambda: None
-    ) -> Entry:
-        """Append a leader's entry. Once this returns, the entry counts and may be answered.
+    def append(self, kind: Kind, moment_ms: int, content: bytes = b"") -> Entry:
+        """`begin` and `finish` at once."""
+        return self.begin(kind, moment_ms, content).finish()
+
+    def begin(self, kind: Kind, moment_ms: int, content: bytes = b"") -> "PendingAppend":
+        """Send a leader's entry to the log. The caller must `finish` it before the next one.
 
         Args:
             kind: Anything except a claim.
             moment_ms: The engine's time when the group was sealed.
             content: Rows of a group (`pack_rows`), of any size.
-            meanwhile: Called exactly once, while the entry is in flight. It must not raise: the entry's outcome would
-                be lost.
+
+        Raises:
+            FleetLogError: See `PendingAppend.finish`.
+        """
+        return PendingAppend(self._requests(self._rules.append(kind, moment_ms, content), self._cut_off_s))
+
+    def _run(self, steps: Steps[_T], cut_off_s: float) -> _T:
+        return _result(self._requests(steps, cut_off_s))
+
+    def _requests(self, steps: Steps[_T], cut_off_s: float) -> Generator[None, None, _T]:
+        """Execute requests until the result; yields whenever an entry is on its way.
+
+        An answer that brings nothing new does not extend the deadline.
+        """
+        answer: object = None
+        error: LogUnavailable | None = None
+        deadline = time.monotonic() + cut_off_s
+        try:
+            while True:
+                request = steps.send(answer) if error is None else steps.throw(error)
+                answer, error = None, None
+                try:
+                    if isinstance(request, Append):
+                        self._log.begin(*request)
+                        yield
+                        answer = self._log.finish(max(0.0, deadline - time.monotonic()))
+                    elif isinstance(request, Read):
+                        answer = self._log.read(request.start, READ_S)
+                    else:
+                        answer = self._log.end()
+                except LogUnavailable as unavailable:
+                    error = unavailable
+                    time.sleep(RETRY_S)
+                if answer and not isinstance(request, End):
+                    deadline = time.monotonic() + cut_off_s
+                elif time.monotonic() >= deadline:
+                    raise CutOff(f"no answer for {cut_off_s:g} s: {error or 'the entry is not found'}") from error
+        except StopIteration as ended:
+            result: _T = ended.value
+            return result
+        finally:
+            steps.close()
+
+
+class PendingAppend:
+    """A leader's entry that is on its way."""
+
+    def __init__(self, requests: Generator[None, None, Entry]) -> None:
+        self._requests: Final = requests
+        next(requests)
+
+    def finish(self) -> Entry:
+        """Once this returns, the entry counts and may be answered.
 
         Returns:
             The entry, or its last part, with its place in the log.
@@ -228,42 +281,13 @@ class LogWriter:
             CutOff: The log does not answer, and the entry may count all the same; the daemon exits.
             LogLost: The log has gone back. The daemon exits.
         """
-        return self._run(self._rules.append(kind, moment_ms, content), self._cut_off_s, meanwhile)
+        return _result(self._requests)
 
-    def _run(self, steps: Steps[_T], cut_off_s: float, meanwhile: Callable[[], None] = lambda: None) -> _T:
-        """Execute requests until the result. An answer that brings nothing new does not extend the deadline."""
-        left = [meanwhile]
 
-        def once() -> None:
-            while left:
-                left.pop()()
-
-        answer: object = None
-        error: LogUnavailable | None = None
-        deadline = time.monotonic() + cut_off_s
+def _result(requests: Generator[None, None, _T]) -> _T:
+    while True:
         try:
-            while True:
-                request = steps.send(answer) if error is None else steps.throw(error)
-                answer, error = None, None
-                try:
-                    answer = self._execute(request, deadline, once)
-                except LogUnavailable as unavailable:
-                    error = unavailable
-                    time.sleep(RETRY_S)
-                if answer and not isinstance(request, End):
-                    deadline = time.monotonic() + cut_off_s
-                elif time.monotonic() >= deadline:
-                    raise CutOff(f"no answer for {cut_off_s:g} s: {error or 'the entry is not found'}") from error
+            next(requests)
         except StopIteration as ended:
-            once()
             result: _T = ended.value
             return result
-        finally:
-            steps.close()
-
-    def _execute(self, request: End | Read | Append, deadline: float, meanwhile: Callable[[], None]) -> object:
-        if isinstance(request, End):
-            return self._log.end()
-        if isinstance(request, Read):
-            return self._log.read(request.start, READ_S)
-        return self._log.append(*request, max(0.0, deadline - time.monotonic()), meanwhile)

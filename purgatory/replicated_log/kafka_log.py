@@ -8,7 +8,7 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
@@ -16,9 +16,9 @@ from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource  # t
 from confluent_kafka.cimpl import NewTopic
 from google.protobuf.message import DecodeError
 
-from purgatory.fleet.entry import Entry
-from purgatory.fleet.errors import LogLost, LogRefused, LogTrimmed, LogUnavailable
-from purgatory.fleet.replicated_log import Place, ReplicatedLog, Snapshot, checked_chunk
+from purgatory.replicated_log.entry import Entry
+from purgatory.replicated_log.errors import LogLost, LogRefused, LogTrimmed, LogUnavailable
+from purgatory.replicated_log.replicated_log import Place, ReplicatedLog, Snapshot, checked_chunk
 from purgatory.v1 import fleet_log_pb2 as pb
 
 ANSWER_S: Final = 2.0
@@ -60,7 +60,11 @@ RESERVED: Final = PRODUCER.keys() | CONSUMER.keys() | {"bootstrap.servers", "mes
 one of them is refused.
 """
 
-log = logging.getLogger("purgatory.fleet.librdkafka")
+log = logging.getLogger("purgatory.replicated_log.librdkafka")
+
+
+Reports = list[tuple[KafkaError | None, Message]]
+"""The report of a record that was sent; empty until it arrives."""
 
 
 class _Stored(NamedTuple):
@@ -106,6 +110,8 @@ class KafkaLog(ReplicatedLog):
             self._admin: Final = AdminClient(common | administrative)
         except KafkaException as error:
             raise LogRefused(f"a setting for Kafka is invalid: {error.args[0].str()}") from None
+        self._sent: Reports = []
+        """The report of the last entry."""
         self._next: tuple[str, int] | None = None
         """Topic and offset that the consumer returns next."""
 
@@ -189,18 +195,15 @@ class KafkaLog(ReplicatedLog):
         messages = self._fetch(self._topic, start, wait_s)
         return [Entry.from_bytes(one.value() or b"", _offset(one), one.timestamp()[1]) for one in messages]
 
-    def append(
-        self,
-        entry: Entry,
-        position: int,  # noqa: ARG002 - the broker decides
-        timeout_s: float,
-        meanwhile: Callable[[], None],
-    ) -> Place | None:
+    def begin(self, entry: Entry, position: int) -> None:  # noqa: ARG002 - the broker decides
         if self._next is not None:
             # Otherwise the consumer would fetch all that this daemon writes from now on.
             self._consumer.unassign()
             self._next = None
-        message = self._produce(self._topic, entry.to_bytes(), timeout_s, meanwhile)
+        self._sent = self._send(self._topic, entry.to_bytes(), self._shard)
+
+    def finish(self, timeout_s: float) -> Place | None:
+        message = self._delivered(self._sent, timeout_s)
         # Without an offset: the broker recognised a copy.
         return Place(_offset(message), message.timestamp()[1]) if _offset(message) >= 0 else None
 
@@ -251,23 +254,21 @@ class KafkaLog(ReplicatedLog):
         is_local = failure.code() < 0  # an error of the library
         return f"{failure.str()} ({cause})" if is_local and cause else str(failure.str())
 
-    def _produce(
-        self,
-        topic: str,
-        content: bytes,
-        timeout_s: float,
-        meanwhile: Callable[[], None] = lambda: None,
-        shard: int | None = None,
-    ) -> Message:
+    def _produce(self, topic: str, content: bytes, timeout_s: float, shard: int | None = None) -> Message:
         """Write a record; returns it with its offset once the replicas have it."""
-        reports: list[tuple[KafkaError | None, Message]] = []
-        until = time.monotonic() + timeout_s
-        partition = self._shard if shard is None else shard
+        return self._delivered(self._send(topic, content, self._shard if shard is None else shard), timeout_s)
+
+    def _send(self, topic: str, content: bytes, shard: int) -> Reports:
+        reports: Reports = []
         try:
-            self._producer.produce(topic, content, partition=partition, on_delivery=lambda *one: reports.append(one))
+            self._producer.produce(topic, content, partition=shard, on_delivery=lambda *report: reports.append(report))
         except (KafkaException, BufferError) as error:
             raise LogUnavailable(f"Kafka: {error}") from None
-        meanwhile()
+        return reports
+
+    def _delivered(self, reports: Reports, timeout_s: float) -> Message:
+        """The record of a report, which is awaited."""
+        until = time.monotonic() + timeout_s
         while not reports:
             left_s = until - time.monotonic()
             self._producer.poll(max(0.0, left_s))  # even after the deadline: a paused process may have its report

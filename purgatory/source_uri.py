@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from purgatory_connectors.errors import SourceUriInvalid
-
 KINDS: Final = {
     "kafka": "kafka", "postgres": "postgres", "postgresql": "postgres", "redis": "redis", "rediss": "redis",
     "valkey": "redis", "valkeys": "redis", "poll+http": "poll", "poll+https": "poll", "poll+sql": "poll",
@@ -28,6 +26,10 @@ _SECRET: Final = (
     "api.key", "access_key", "accesskey", "signature", "sasl.username", "key.pem", "header.",
 )  # fmt: skip
 """Parts of the names of options that may be secrets, as the value of any header may be."""
+
+
+class SourceUriInvalid(ValueError):
+    """The address of a source or of a replicated log is invalid. The message is one line that contains the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

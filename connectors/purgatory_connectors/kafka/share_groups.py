@@ -14,14 +14,13 @@ from typing import Final
 
 from purgatory_connectors.errors import SourceRefused, SourceStale
 from purgatory_connectors.kafka.cluster_view import ClusterView
-from purgatory_connectors.kafka.groups.group_poller import GroupPoller
-from purgatory_connectors.kafka.groups.share_starts import ShareStart
+from purgatory_connectors.kafka.group_poller import GroupPoller, ShareStart
 from purgatory_connectors.kafka.kafka_settings import KafkaSettings
 from purgatory_connectors.kafka.mark_names import MarkNames
 from purgatory_connectors.kafka.offset_records import CommitName, Partition
+from purgatory_connectors.publisher.mark_rules import MarkMove, RisingMarks
 from purgatory_connectors.publisher.observation import Observation, StaleMarks
 from purgatory_connectors.publisher.publisher import Publisher
-from purgatory_connectors.publisher.rising_marks import MarkMove, RisingMarks
 
 IDLE_POLL_S: Final = 1.0
 """Interval for groups without waits."""

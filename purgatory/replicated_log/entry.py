@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from purgatory.fleet.errors import EntryTooNew
 from purgatory.journal.row_codec import Value
 from purgatory.journal.sql_schema import MIGRATIONS
 from purgatory.journal.statements import DELETE, ORDER, UPSERT, Statements
+from purgatory.replicated_log.errors import EntryTooNew
 from purgatory.v1 import fleet_log_pb2 as pb
 
 LOGGER: Final = logging.getLogger(__name__)

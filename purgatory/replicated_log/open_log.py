@@ -1,10 +1,8 @@
 """Opens the log that the setting `fleet.log` names."""
 
-from purgatory_connectors.errors import SourceUriInvalid
-from purgatory_connectors.uri import SourceUri
-
-from purgatory.fleet.errors import LogRefused
-from purgatory.fleet.replicated_log import ReplicatedLog
+from purgatory.replicated_log.errors import LogRefused
+from purgatory.replicated_log.replicated_log import ReplicatedLog
+from purgatory.source_uri import SourceUri, SourceUriInvalid
 
 
 def open_log(url: str, shard: int = 0) -> ReplicatedLog:
@@ -21,11 +19,11 @@ def open_log(url: str, shard: int = 0) -> ReplicatedLog:
     kind = url.partition("://")[0]
     try:
         if kind in {"postgres", "postgresql"}:
-            from purgatory.fleet.postgres_log import PostgresLog  # noqa: PLC0415 - an extra
+            from purgatory.replicated_log.postgres_log import PostgresLog  # noqa: PLC0415 - an extra
 
             return PostgresLog(url, shard)
         if kind == "kafka":
-            from purgatory.fleet.kafka_log import KafkaLog  # noqa: PLC0415 - an extra
+            from purgatory.replicated_log.kafka_log import KafkaLog  # noqa: PLC0415 - an extra
 
             uri = SourceUri.parse(url)
             uri.check_options(("config",))

@@ -10,15 +10,15 @@ import os
 import select
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import psycopg
 from psycopg import pq
 
-from purgatory.fleet.entry import Entry
-from purgatory.fleet.errors import LogLost, LogRefused, LogTrimmed, LogUnavailable
-from purgatory.fleet.replicated_log import Place, ReplicatedLog, Snapshot, checked_chunk
+from purgatory.replicated_log.entry import Entry
+from purgatory.replicated_log.errors import LogLost, LogRefused, LogTrimmed, LogUnavailable
+from purgatory.replicated_log.replicated_log import Place, ReplicatedLog, Snapshot, checked_chunk
 
 ANSWER_S: Final = 2.0
 """How long a statement may take, and a connection attempt to each host."""
@@ -111,6 +111,8 @@ class PostgresLog(ReplicatedLog):
         self._shard: Final = shard
         self._connection: psycopg.Connection[Any] | None = None
         self._has_warned = False
+        self._position = -1
+        """Where the last entry was sent to."""
 
     def create(self, shards: int) -> None:
         for table, sql in CREATE.items():
@@ -171,11 +173,20 @@ class PostgresLog(ReplicatedLog):
             raise LogLost(f"the log has lost entries between positions {start} and {rows[-1][0]}")
         return [Entry.from_bytes(content, position, logged_ms) for position, logged_ms, content in rows]
 
-    def append(self, entry: Entry, position: int, timeout_s: float, meanwhile: Callable[[], None]) -> Place | None:
+    def begin(self, entry: Entry, position: int) -> None:
         self._has_warned = False
+        self._position = position
         try:
             self._send(INSERT, self._shard, position, entry.to_bytes())
-            meanwhile()
+        except _Failed as error:
+            raise _typed(error) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def finish(self, timeout_s: float) -> Place | None:
+        position = self._position
+        try:
             rows = self._receive(timeout_s)
         except _Failed as error:
             if error.args[0] != UNIQUE_VIOLATION:

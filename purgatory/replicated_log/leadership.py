@@ -12,16 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
-from purgatory.fleet.entry import Entry, Kind, pack_rows
-from purgatory.fleet.errors import FleetLogError
-from purgatory.fleet.log_writer import LogWriter
-from purgatory.fleet.reign import Reign
-from purgatory.fleet.replica import CopyStore, LogPlace, discard_files, moment_of, read_place, write_place
 from purgatory.journal.crash_points import AFTER_APPEND, AFTER_COMMIT, BEFORE_APPEND, BEFORE_COMMIT, CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged, JournalError
 from purgatory.journal.group import Moment
 from purgatory.journal.statements import Statements
+from purgatory.replicated_log.entry import Entry, Kind, pack_rows
+from purgatory.replicated_log.errors import FleetLogError
+from purgatory.replicated_log.log_writer import LogWriter, PendingAppend
+from purgatory.replicated_log.reign import Reign
+from purgatory.replicated_log.replica import CopyStore, LogPlace, discard_files, moment_of, read_place, write_place
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -69,6 +69,8 @@ class Leadership:
         self._elapsed_ms: Final = elapsed_ms
         self._lock: Final = threading.Lock()
         """Heartbeats during the restore come from another thread than the journal's first group."""
+        self._pending: PendingAppend | None = None
+        self._began_s = 0.0
 
     def open_store(self, directory: Directory, crash: CrashPoints) -> "LeaderStore":
         """Open the file whose groups are appended to the log."""
@@ -78,21 +80,31 @@ class Leadership:
         """Return the time since the last group. See `Standby.elapsed_ms`."""
         return self._elapsed_ms()
 
-    def append(
-        self, kind: Kind, moment_ms: int, content: bytes = b"", meanwhile: Callable[[], None] = lambda: None
-    ) -> Entry:
-        """Append an entry. If it does not count, or that cannot be known, the process exits."""
-        began_s = time.monotonic()
-        with self._lock:
-            try:
-                entry = self._writer.append(kind, moment_ms, content, meanwhile)
-            except FleetLogError as error:
-                self.exit(str(error))
-            self._moment_ms = moment_ms
+    def begin(self, kind: Kind, moment_ms: int, content: bytes = b"") -> None:
+        """Send an entry to the log; `finish` must follow. No other thread can append in between."""
+        self._lock.acquire()
+        self._began_s, self._moment_ms = time.monotonic(), moment_ms
         self.appended_bytes += len(content)
-        self.logged_ms = entry.logged_ms
-        self.append_ms = (time.monotonic() - began_s) * 1_000
-        return entry
+        try:
+            self._pending = self._writer.begin(kind, moment_ms, content)
+        except BaseException as error:
+            self._lock.release()
+            if isinstance(error, FleetLogError):
+                self.exit(str(error))
+            raise
+
+    def finish(self) -> Entry:
+        """Return the entry that was sent. If it does not count, or that cannot be known, the process exits."""
+        assert self._pending is not None, "nothing was sent"
+        try:
+            entry = self._pending.finish()
+            self.logged_ms = entry.logged_ms
+            self.append_ms = (time.monotonic() - self._began_s) * 1_000
+            return entry
+        except FleetLogError as error:
+            self.exit(str(error))
+        finally:
+            self._lock.release()
 
     def place_after(self, before: LogPlace, entry: Entry) -> LogPlace:
         """The place of a file that includes the group just appended."""
@@ -101,7 +113,8 @@ class Leadership:
     def heartbeat(self) -> None:
         """Show that this process is alive while the journal is being restored."""
         if not self._has_resigned:
-            self.append(Kind.HEARTBEAT, self._moment_ms)
+            self.begin(Kind.HEARTBEAT, self._moment_ms)
+            self.finish()
 
     def resign(self) -> None:
         """Let a standby take over at once. Nothing may be appended afterwards. Only the first call does something."""
@@ -146,26 +159,25 @@ class LeaderStore(CopyStore):
 
     def commit(self, statements: Statements) -> None:
         """Append a group to the log, and commit it. It counts when this returns; otherwise the process exits."""
-        failed: list[sqlite3.Error] = []
-
-        def write() -> None:
-            # While the entry is on its way. Its outcome must be known before anything else is decided.
-            try:
-                self._database.execute("BEGIN IMMEDIATE")
-                self.write(statements)
-            except sqlite3.Error as error:
-                failed.append(error)
-
+        failed: sqlite3.Error | None = None
         self.check_files()
         moment, number = moment_of(statements)
         content = pack_rows(statements)
         self._crash.reached(BEFORE_APPEND)
-        entry = self._leadership.append(Kind.GROUP, moment.engine_ms, content, write)
+        self._leadership.begin(Kind.GROUP, moment.engine_ms, content)
+        try:
+            self._database.execute("BEGIN IMMEDIATE")
+            self.write(statements)
+        except sqlite3.Error as error:
+            failed = error
+        finally:
+            # Its outcome must be known before anything else is decided.
+            entry = self._leadership.finish()
         self._crash.reached(AFTER_APPEND)
         place = self._leadership.place_after(self._place, entry)
         try:
-            if failed:
-                raise failed[0]
+            if failed is not None:
+                raise failed
             write_place(self._database, place)
             self._crash.reached(BEFORE_COMMIT)
             self._database.execute("COMMIT")

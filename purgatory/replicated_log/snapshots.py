@@ -12,12 +12,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from purgatory.fleet.entry import PART_BYTES_MAX
-from purgatory.fleet.errors import LogRefused
-from purgatory.fleet.replica import PART, SNAPSHOT, LogPlace, Replica, check_rows, read_place, start_place
-from purgatory.fleet.replicated_log import ReplicatedLog, Snapshot
 from purgatory.journal.errors import JournalDamaged, damaged
 from purgatory.journal.store import FILE_WRONG
+from purgatory.replicated_log.entry import PART_BYTES_MAX
+from purgatory.replicated_log.errors import LogRefused
+from purgatory.replicated_log.replica import PART, SNAPSHOT, LogPlace, Replica, check_rows, read_place, start_place
+from purgatory.replicated_log.replicated_log import ReplicatedLog, Snapshot
 
 LOGGER: Final = logging.getLogger(__name__)
 

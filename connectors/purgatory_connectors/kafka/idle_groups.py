@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from purgatory_connectors.kafka.groups.group_marks import NO_COMMIT, MarkMove, UncertainOffset
-from purgatory_connectors.kafka.groups.group_watch import GroupWatch
+from purgatory_connectors.kafka.group_marks import NO_COMMIT, MarkMove, UncertainOffset
+from purgatory_connectors.kafka.group_watch import GroupWatch
 from purgatory_connectors.kafka.kafka_settings import KafkaSettings
 from purgatory_connectors.kafka.offset_records import CommitName, Partition
 from purgatory_connectors.kafka.topic_watch import TopicWatch

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from purgatory.fleet.entry import Entry
-from purgatory.fleet.errors import LogRefused
+from purgatory.replicated_log.entry import Entry
+from purgatory.replicated_log.errors import LogRefused
 
 
 class Place(NamedTuple):
@@ -80,14 +80,19 @@ class ReplicatedLog(Protocol):
             EntryTooNew: An entry has a newer format.
         """
 
-    def append(self, entry: Entry, position: int, timeout_s: float, meanwhile: Callable[[], None]) -> Place | None:
-        """Append an entry. Only `LogWriter` calls this: an answer does not mean that the entry counts.
+    def begin(self, entry: Entry, position: int) -> None:
+        """Send an entry; `finish` must follow. Only `LogWriter` calls both.
 
         Args:
             entry: The entry.
             position: The position after the last entry that the caller has read.
+        """
+
+    def finish(self, timeout_s: float) -> Place | None:
+        """Wait for the answer to the entry that was sent. An answer does not mean that the entry counts.
+
+        Args:
             timeout_s: When to give up.
-            meanwhile: Called once the entry is on its way.
 
         Returns:
             Where the entry is. None: only reading from `position` tells whether it is in the log.

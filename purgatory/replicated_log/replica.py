@@ -13,9 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from purgatory.fleet.entry import Entry, Kind
-from purgatory.fleet.errors import LogLost
-from purgatory.fleet.reign import ReignState
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged, JournalError, JournalTooNew, damaged
@@ -24,6 +21,9 @@ from purgatory.journal.row_codec import checksum
 from purgatory.journal.sql_schema import COLUMNS
 from purgatory.journal.statements import ORDER, UPSERT, Statements
 from purgatory.journal.store import Store, intact_rows, typed_error
+from purgatory.replicated_log.entry import Entry, Kind
+from purgatory.replicated_log.errors import LogLost
+from purgatory.replicated_log.reign import ReignState
 
 LOGGER: Final = logging.getLogger(__name__)
 
