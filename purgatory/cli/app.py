@@ -198,9 +198,9 @@ SUMMARIES: Final = {
 
 # In the order of the help.
 for _group, _name, _place, _interrupted in (
-    (WAITING, "wait", "purgatory.cli.waiting.wait:wait", _WAITS),
-    (WAITING, "caught-up", "purgatory.cli.waiting.caught_up:caught_up", _WAITS),
-    (WAITING, "ready", "purgatory.cli.waiting.ready:ready", None),
+    (WAITING, "wait", "purgatory.cli.wait:wait", _WAITS),
+    (WAITING, "caught-up", "purgatory.cli.caught_up:caught_up", _WAITS),
+    (WAITING, "ready", "purgatory.cli.ready:ready", None),
     (WAITING, "mcp", "purgatory.cli.operations:mcp", _WAITS),
     (REPORTING, "advance", "purgatory.cli.advance:advance", _WRITES),
     (REPORTING, "signal", "purgatory.cli.signal:signal", _WRITES),
@@ -214,8 +214,8 @@ for _group, _name, _place, _interrupted in (
     (OPERATING, "extend", "purgatory.cli.operations:extend", _WRITES),
     (OPERATING, "close", "purgatory.cli.operations:close", _WRITES),
     (OPERATING, "dead-letters", "purgatory.cli.dead_letters:dead_letters", _WRITES),
-    (LOADING, "load", "purgatory.cli.waiting.load:load", _LOADS),
-    (LOADING, "results", "purgatory.cli.waiting.load:results", _COLLECTS),
+    (LOADING, "load", "purgatory.cli.load:load", _LOADS),
+    (LOADING, "results", "purgatory.cli.load:results", _COLLECTS),
 ):
     _add(_group, _name, SUMMARIES[_name], partial(_command, _name, _place, _interrupted))
 

@@ -12,6 +12,7 @@ from purgatory_client.views import OperationOrder
 from typer import Argument, Option
 
 from purgatory.cli import render
+from purgatory.cli.all_shards import AllShards, Watch, merged, over_shards, shown
 from purgatory.cli.completion import (
     KeyOption,
     Kind,
@@ -24,8 +25,6 @@ from purgatory.cli.completion import (
     topics,
 )
 from purgatory.cli.exit_codes import Exit
-from purgatory.cli.inspecting.all_shards import AllShards, merged, over_shards
-from purgatory.cli.inspecting.watching import Watch, shown
 from purgatory.cli.parsing import (
     ORDERS,
     Timeout,

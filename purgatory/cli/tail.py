@@ -10,10 +10,9 @@ from purgatory_client.views import EndedOperation
 from typer import Option
 
 from purgatory.cli import render
+from purgatory.cli.all_shards import Watch, over_shards, shown
 from purgatory.cli.completion import Kind, choice
 from purgatory.cli.exit_codes import Exit
-from purgatory.cli.inspecting.all_shards import over_shards
-from purgatory.cli.inspecting.watching import Watch, shown
 from purgatory.cli.parsing import OUTCOMES, kind_of, outcome_of
 from purgatory.cli.render import COLOURS, escape, outcome_text
 

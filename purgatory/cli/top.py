@@ -16,7 +16,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Static
 
-from purgatory.cli.inspecting.all_shards import AllShards
+from purgatory.cli.all_shards import AllShards
 from purgatory.cli.parsing import ORDERS
 from purgatory.cli.render import COLOURS, counts_line, outcome_text, pending_line, printable, span, waits_for
 from purgatory.cli.tail import waited_for

@@ -13,7 +13,7 @@ from purgatory_client.session.shards import shard_of
 from purgatory_client.views import OperationOrder
 
 from examples.free_ports import free_ports
-from purgatory.cli.inspecting.all_shards import over_shards
+from purgatory.cli.all_shards import over_shards
 from purgatory.service.access.tokens import HEAD, add_token
 from tests.kit.daemon import InProcessDaemon, RunDaemon
 from tests.ready.gate_kit import ask, log_source

@@ -11,6 +11,7 @@ from purgatory_client.sources.position_tokens import FORMS, Positions
 from typer import Option
 
 from purgatory.cli import render
+from purgatory.cli.caught_up import reached
 from purgatory.cli.completion import TargetOption, Targets
 from purgatory.cli.exit_codes import OF_OUTCOME, Exit
 from purgatory.cli.parsing import (
@@ -25,7 +26,6 @@ from purgatory.cli.parsing import (
     seconds,
     terms,
 )
-from purgatory.cli.waiting.caught_up import reached
 
 NOT_COMBINED: Final = (
     "--at-least, --unless and signal:KEY cannot be combined with --fetch, --delete-records or --signal, nor --at-least "
