@@ -14,6 +14,7 @@ import pytest
 
 import purgatory
 from tests.parsing import parsed
+from tests.scripts.language import all_scripts
 
 pytestmark = pytest.mark.xdist_group("tidy")  # one worker parses all modules
 
@@ -186,11 +187,12 @@ def test_exports_are_pinned(package: str) -> None:
 
 
 def test_lessons_name_tests_that_exist() -> None:
-    """docs/lessons.md names at least one test per lesson, and each of them exists."""
+    """docs/lessons.md names at least one test or script per lesson, and each of them exists."""
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", (ROOT / "docs" / "lessons.md").read_text("utf-8"), re.MULTILINE)
-    named = {lesson: re.findall(r"`(test_\w+)`", tests) for lesson, tests in rows if set(lesson) != {"-"}}
+    name = re.compile(r"`(test_\w+|[a-z_]+: [^`]+)`")
+    named = {lesson: name.findall(tests) for lesson, tests in rows if set(lesson) != {"-"}}
     named.pop("what went wrong elsewhere", None)
     assert len(named) >= 60
     sources = [path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
-    defined = {name for text in sources for name in re.findall(r"def (test_\w+)\(", text)}
+    defined = {name for text in sources for name in re.findall(r"def (test_\w+)\(", text)} | set(all_scripts())
     assert {lesson: names for lesson, names in named.items() if not names or not defined.issuperset(names)} == {}

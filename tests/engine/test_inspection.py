@@ -136,3 +136,25 @@ def test_hottest_names_have_the_most_waits() -> None:
     world.cancel(*handles)
     assert world.engine.inspection.hottest(0, 100, 3) == ([(4, ("orders", 0))], -1)
     assert world.engine.inspection.hottest(0, 100, 4) == ([], -1)
+
+
+def test_pace_of_a_mark_first_reported_during_the_wait_counts_from_that_report() -> None:
+    """From 10 to 30 of 40 in the last 20 of 100 ms; a single report gives no pace. In produces, composites, views."""
+    world = World()
+    waits = [
+        world.produce({"orders-0": 40, "orders-1": 40}, timeout_ms=100),
+        world.composite(("orders-0", 40), ("orders-1", 40), timeout_ms=100),
+    ]
+    world.wait(80)
+    world.high_watermark("orders-0", 10)
+    world.high_watermark("orders-1", 10)
+    world.wait(10)
+    world.high_watermark("orders-0", 30)
+    view = world.engine.inspection.describe(world.owner, waits[0])
+    assert view is not None
+    assert [(item.mark_before, item.paced_from_ms) for item in view.items] == [(10, world.now_ms - 10)] * 2
+    world.wait(10)
+    for handle in waits:
+        moving, standing = world.result(handle).items
+        assert (moving.remaining_ms, moving.pace) == (10, 1_000.0)
+        assert (standing.remaining_ms, standing.pace) == (-1, -1.0)

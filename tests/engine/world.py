@@ -91,9 +91,6 @@ class World:
         """The log was truncated at `offset`."""
         return self.event(plain.TRUNCATION, name, offset)
 
-    def remove(self, name: str, *, moved: bool = False) -> plain.EventAnswer:
-        return self.event(plain.PARTITION_REMOVED, name, flag=int(moved))
-
     def storage_failed(self, name: str) -> plain.EventAnswer:
         return self.event(plain.STORAGE_FAILED, name)
 
@@ -211,22 +208,6 @@ class World:
         answers = self.pair.cancel(self.owner_id, list(handles))
         self.collect()
         return answers
-
-    def cancel_on(self, name: plain.Name) -> int:
-        """Cancel all operations that wait on a partition or key. Returns how many."""
-        cancelled = self.pair.cancel_name(name)
-        self.collect()
-        return cancelled
-
-    def extend(self, *handles: int, timeout_ms: int) -> list[bool]:
-        """Extend by id. Returns which operations were pending."""
-        return self.pair.extend(self.owner_id, list(handles), timeout_ms)
-
-    def shut_down(self, limit: int) -> int:
-        """End some operations as shutting down. Returns how many."""
-        ended = self.pair.shut_down(limit)
-        self.collect()
-        return ended
 
     # Time.
 

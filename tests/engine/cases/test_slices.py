@@ -8,6 +8,7 @@ from purgatory.engine.codes import (
     CANCELLED,
     COMPOSITE,
     EXPIRED,
+    HIGH_WATERMARK,
     IN_SYNC_REPLICAS,
     KEY_SIGNALLED,
     PRODUCE,
@@ -139,3 +140,17 @@ def test_failures_of_a_wait_for_any_key_take_one_unit_of_work_each() -> None:
     failures = EventBatch([KEY_SIGNALLED] * 1_000, keys=keys, item_indexes=places, flags=[1])
     assert engine.perform(None, Apply(failures), 0, 1_000).next_index == 500
     assert engine.perform(None, Apply(failures, 500), 0).ended == 1
+
+
+def test_events_are_applied_in_slices() -> None:
+    """A slice ends when events and ended operations reach its limit; the next one continues from there."""
+    engine = Engine(EngineLimits(), 0)
+    names = [("orders", 0), ("orders", 1), ("orders", 2)]
+    waits = OperationBatch(list(range(1, 7)), partitions=names, item_indexes=[0, 0, 1, 1, 2, 2], offsets=[5])
+    engine.perform(engine.add_owner(), Register(PRODUCE, waits), 0)
+    batch = EventBatch([HIGH_WATERMARK] * 3, partitions=names, item_indexes=[0, 1, 2], offsets=[5])
+    first = engine.perform(None, Apply(batch), 0, 14)
+    assert (first.next_index, first.ended_by_event) == (2, [2, 2])
+    second = engine.perform(None, Apply(batch, first.next_index), 0, 6)
+    assert (second.next_index, second.ended_by_event) == (3, [2])
+    assert engine.perform(None, Apply(batch), 0, 14).unchanged == 3

@@ -188,3 +188,15 @@ def test_no_registration_makes_room_in_all_columns() -> None:
     finally:
         tracemalloc.stop()
     assert engine.pending == 12_001
+
+
+def test_fetch_is_not_woken_by_every_append() -> None:
+    """10,000 appends towards min_bytes evaluate the fetch a few times, not 10,000 times."""
+    world = World()
+    world.append("orders-0", 0)
+    handle = world.fetch({"orders-0": 0}, replica_id=2, min_bytes=10_000)
+    before = world.engine.inspection.counts(plain.FETCH).evaluations
+    world.pair.apply([plain.Event(plain.LEADER_APPEND, ("orders", 0), offset) for offset in range(1, 10_001)])
+    world.collect()
+    assert world.outcome(handle) == "satisfied"
+    assert world.engine.inspection.counts(plain.FETCH).evaluations - before <= 40

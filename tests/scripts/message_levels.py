@@ -1,0 +1,381 @@
+"""Levels that speak in messages of the wire. They differ in how a call is made and how results are read."""
+
+import asyncio
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, cast
+from unittest import mock
+
+import grpc
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.service.errors import RpcError
+from purgatory.service.host import Host
+from purgatory.service.recovery import OpenJournal
+from purgatory.service.rpc.call import Call, Context
+from purgatory.service.rpc.servicer import PurgatoryServicer
+from purgatory.service.settings import HostSettings
+from purgatory.service.translate.results import fill_batch
+from purgatory.testing import ManualClock
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc, result_pb2
+from tests.engine import plain
+from tests.journal.kit import copy_files, keep
+from tests.kit.daemon import DaemonThread
+from tests.kit.eventually import PATIENCE_S
+from tests.scripts import messages
+from tests.scripts.engine_level import steps_of
+from tests.scripts.language import (
+    EVENTS,
+    WAITS,
+    Line,
+    Script,
+    Words,
+    ended_texts,
+    events_of,
+    ids_of,
+    marks_texts,
+    name_of,
+    operations_of,
+    parts_of,
+    refused_text,
+)
+
+START_MS: Final = 1_000
+NOT_FOUND: Final = 5
+SERVICE: Final = "purgatory.v1.PurgatoryService"
+
+
+class CallFailed(Exception):
+    """A call ended with a status other than OK; `code` is its google.rpc.Code."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+class MessageLevel:
+    """Runs one script at a daemon, or at a host."""
+
+    as_columns = False
+
+    def __init__(self, prefix: str) -> None:
+        self.names: Final = messages.Names(prefix)
+        self.read: Final[dict[str, int]] = {}
+        """For each session: the sequence number of the last result that was read."""
+        self._verbs: Final[dict[str, Callable[[Words], list[str]]]] = {
+            "cancel": self._cancel,
+            "cancel-all": lambda part: self._cancelled(session_id=self.session_id(part.words[1])),
+            "cancel-partition": self._cancel_partition,
+            "cancel-key": lambda part: self._cancelled(key=self.names.prefix + part.words[1]),
+            "close": self._close,
+            "extend": self._extend,
+            "pass": self._pass,
+            "marks": self._marks,
+        }
+
+    # What the levels differ in.
+
+    def call(self, method: str, request: Message) -> Any:  # noqa: ANN401 - the response of the method
+        """Make a call. Raises `CallFailed`."""
+        raise NotImplementedError
+
+    def results(self, session_id: str, read: int) -> Iterator[wire.ResultBatch]:
+        """All results of a session after number `read`, which is acknowledged."""
+        raise NotImplementedError
+
+    def pass_time(self, ms: int) -> None:
+        """Move the clock, and end what is due."""
+        raise NotImplementedError
+
+    def after_call(self) -> None:
+        """Called after each line, before its results are read."""
+
+    # Running a script.
+
+    def unsupported(self, script: Script) -> str:
+        """Return why this level cannot express the script; empty if it can."""
+        unknown = sorted({line.verb for line in script.lines} - {*WAITS, *EVENTS, *self._verbs})
+        return f"no call for {', '.join(unknown)}" if unknown else ""
+
+    def run(self, script: Script) -> list[Line]:
+        """Run a script, and return its lines with their output."""
+        lines = []
+        for line in script.lines:
+            output = self._run(line)
+            self.after_call()
+            lines.append(Line(line.text, output + ended_texts(self._new_results())))
+        self._close_sessions()
+        return lines
+
+    def session_id(self, session: str) -> str:
+        return self.names.prefix + session
+
+    def _run(self, line: Line) -> list[str]:
+        parts = parts_of(line.text)
+        if line.verb in WAITS:
+            return self._register(parts)
+        if line.verb in EVENTS:
+            return self._advance([event for part in parts for event in events_of(part)])
+        return self._verbs[line.verb](parts[0])
+
+    def _new_results(self) -> list[tuple[str, plain.Ended]]:
+        ended = []
+        for session in self.read:
+            for batch in self.results(self.session_id(session), self.read[session]):
+                assert batch.first_sequence == self.read[session] + 1, f"results are not consecutive: {batch}"
+                self.read[session] += len(batch.rows.results) or len(batch.columns.operation_id)
+                ended += [(session, row) for row in messages.ended_of(batch, self.names)]
+        return ended
+
+    def _close_sessions(self) -> None:
+        for session in self.read:
+            self.call("CloseSession", wire.CloseSessionRequest(session_id=self.session_id(session)))
+        self.read.clear()
+
+    def _register(self, parts: list[Words]) -> list[str]:
+        batches = [operations_of(part) for part in parts]
+        session, operations = batches[0][0], [operation for _, some in batches for operation in some]
+        batch = wire.RegisterBatch(batch_id=1)
+        if self.as_columns:
+            batch.columns.CopyFrom(messages.operation_columns(operations, self.names))
+        else:
+            batch.rows.CopyFrom(messages.operation_rows(operations, self.names))
+        request = wire.RegisterRequest(session_id=self.session_id(session), batch=batch)
+        receipt = self.call("Register", request).receipt
+        self.read.setdefault(session, 0)
+        output = [refused_text(one.code, one.field) for one in receipt.refusals]
+        return output + ([f"already known: {receipt.already_known}"] if receipt.already_known else [])
+
+    def _advance(self, events: list[plain.Event]) -> list[str]:
+        request = messages.advance_request(events, self.names, as_columns=self.as_columns)
+        receipt = self.call("Advance", request).receipt
+        output = [refused_text(one.code, one.error_code) for one in receipt.refusals]
+        return output + ([f"unchanged: {receipt.unchanged}"] if receipt.unchanged else [])
+
+    def _cancel(self, part: Words) -> list[str]:
+        session, ids = self._ids(part)
+        request = wire.CancelRequest(session_id=self.session_id(session), operation_ids=ids)
+        return self._not_pending("Cancel", request, ids)
+
+    def _extend(self, part: Words) -> list[str]:
+        session, ids = self._ids(part)
+        request = wire.ExtendRequest(
+            session_id=self.session_id(session), operation_ids=ids, timeout_ms=int(part.options["timeout"])
+        )
+        return self._not_pending("Extend", request, ids)
+
+    @staticmethod
+    def _ids(part: Words) -> tuple[str, list[int]]:
+        sessions, numbers = zip(*map(ids_of, part.words[1:]), strict=True)
+        return sessions[0], [number for some in numbers for number in some]
+
+    def _not_pending(self, method: str, request: Message, ids: list[int]) -> list[str]:
+        missed = self.call(method, request).not_pending_operation_ids
+        return [f"not pending: {' '.join(map(str, missed))}"] if missed else []
+
+    def _cancel_partition(self, part: Words) -> list[str]:
+        return self._cancelled(topic_partition=self.names.partition(name_of(part.words[1])))
+
+    def _cancelled(self, **fields: Any) -> list[str]:  # noqa: ANN401 - those of the request
+        cancelled = self.call("Cancel", wire.CancelRequest(**fields)).cancelled
+        return [f"cancelled: {cancelled}"] if cancelled and "session_id" not in fields else []
+
+    def _close(self, part: Words) -> list[str]:
+        session = part.words[1]
+        self.call("CloseSession", wire.CloseSessionRequest(session_id=self.session_id(session)))
+        del self.read[session]
+        return []
+
+    def _pass(self, part: Words) -> list[str]:
+        for ms in steps_of(int(part.words[1])):
+            self.pass_time(ms)
+        return []
+
+    def _marks(self, part: Words) -> list[str]:
+        request = wire.GetPartitionRequest(topic_partition=self.names.partition(name_of(part.words[1])))
+        try:
+            return marks_texts(messages.marks_of(self.call("GetPartition", request).partition))
+        except CallFailed as error:
+            if error.code != NOT_FOUND:
+                raise
+            return marks_texts(None)
+
+
+def expire(host: Host, clock: ManualClock, ms: int) -> None:
+    """Move a host's clock, and end what is due."""
+    clock.jump(ms)
+    host._tick()
+    host.reaper.turn()
+    while 0 <= host.engine.next_expiration_ms() <= clock.now_ms():
+        host.reaper.turn()
+
+
+class HostLevel(MessageLevel):
+    """The servicer's methods, called without a network; results are taken from the outbox."""
+
+    def __init__(self, runner: asyncio.Runner, prefix: str = "") -> None:
+        super().__init__(prefix)
+        self._runner = runner
+        self.clock: Final = ManualClock(START_MS)
+        self.host = self.new_host()
+
+    def new_host(self) -> Host:
+        return Host(Engine(EngineLimits(), self.clock.now_ms()), self.clock, HostSettings())
+
+    def call(self, method: str, request: Message) -> Any:  # noqa: ANN401
+        call = Call(cast(Context, mock.Mock()), self.host.sessions.accounts.nobody)
+        try:
+            return self._runner.run(getattr(PurgatoryServicer(self.host), method)(request, call))
+        except RpcError as error:
+            raise CallFailed(error.code, error.message) from None
+
+    def results(self, session_id: str, read: int) -> Iterator[wire.ResultBatch]:
+        session = self.host.sessions.get(session_id, self.host.sessions.accounts.nobody)
+        session.resume(read)
+        self.host.journal.changed(session)
+        session.outbox.rewind()
+        session.outbox.release_all()
+        while True:
+            first, slices = session.outbox.take(10_000)
+            if not slices:
+                return
+            batch = wire.ResultBatch()
+            fill_batch(batch, first, slices, columns=False)
+            yield batch
+
+    def pass_time(self, ms: int) -> None:
+        async def passed() -> None:
+            expire(self.host, self.clock, ms)
+
+        self._runner.run(passed())
+
+
+class RestoredLevel(HostLevel):
+    """The same host, which crashes after every line and is restored from a copy of its journal."""
+
+    def __init__(self, runner: asyncio.Runner, folder: Path) -> None:
+        super().__init__(runner)
+        self._folder: Final = folder
+        self._number = 0
+        self._opened = self._open()
+
+    def unsupported(self, script: Script) -> str:
+        if any("heartbeat_timeout_ms" in line.text for line in script.lines):
+            return "a silence begins again with each crash"
+        return super().unsupported(script)
+
+    def after_call(self) -> None:
+        self._runner.run(self.host.journal.durable())
+        copy_files(self._journal(), self._folder / str(self._number + 1))
+        self.close()
+        self._number += 1
+        self.host = self.new_host()
+        self._opened = self._open()
+
+    def close(self) -> None:
+        assert self._runner.run(self._opened.close(PATIENCE_S))
+
+    def _journal(self) -> Path:
+        return self._folder / str(self._number)
+
+    def _open(self) -> OpenJournal:
+        return self._runner.run(keep(self.host, self._journal(), self.clock))
+
+
+class SharedDaemon:
+    """A whole daemon in a thread, whose clock only scripts move."""
+
+    def __init__(self) -> None:
+        self._clock: Final = ManualClock(START_MS)
+        with mock.patch("purgatory.daemon.SystemClock", return_value=self._clock):
+            self._thread: Final = DaemonThread("--session-ttl-ms", str(2**31 - 1))
+        self.address: Final = self._thread.address
+        self.http_address: Final = self._thread.http_address
+        self._channel: Final = grpc.insecure_channel(self.address)
+        self.stub: Final = purgatory_service_pb2_grpc.PurgatoryServiceStub(self._channel)
+
+    def pass_time(self, ms: int) -> None:
+        self._thread.call(lambda: expire(self._thread._daemon._host, self._clock, ms))
+
+    def close(self) -> None:
+        self._channel.close()
+        self._thread.stop()
+
+
+class GrpcLevel(MessageLevel):
+    """Calls over gRPC, with rows."""
+
+    def __init__(self, daemon: SharedDaemon, prefix: str) -> None:
+        super().__init__(prefix)
+        self._daemon: Final = daemon
+
+    def call(self, method: str, request: Message) -> Any:  # noqa: ANN401
+        try:
+            return getattr(self._daemon.stub, method)(request, timeout=PATIENCE_S)
+        except grpc.RpcError as error:
+            raise CallFailed(error.code().value[0], str(error.details())) from None
+
+    def results(self, session_id: str, read: int) -> Iterator[wire.ResultBatch]:
+        request = wire.StreamResultsRequest(session_id=session_id, last_sequence=read, columns=self.as_columns)
+        stream = self._daemon.stub.StreamResults(request, timeout=PATIENCE_S)
+        newest = 0
+        for message in stream:
+            if message.HasField("opened"):
+                newest = message.opened.newest_sequence
+            elif message.HasField("results"):
+                read += len(message.results.rows.results) or len(message.results.columns.operation_id)
+                yield message.results
+            if read >= newest:
+                break
+        stream.cancel()
+
+    def pass_time(self, ms: int) -> None:
+        self._daemon.pass_time(ms)
+
+
+class ColumnsLevel(GrpcLevel):
+    """Calls over gRPC, with columns."""
+
+    as_columns = True
+
+
+class HttpLevel(GrpcLevel):
+    """Calls over HTTP with JSON; results are read as server-sent events."""
+
+    def call(self, method: str, request: Message) -> Any:  # noqa: ANN401
+        url = f"http://{self._daemon.http_address}/{SERVICE}/{method}"
+        body = json_format.MessageToJson(request).encode()
+        answer = getattr(wire, f"{method}Response")()
+        asked = urllib.request.Request(url, body, {"content-type": "application/json"})
+        try:
+            with urllib.request.urlopen(asked, timeout=PATIENCE_S) as response:
+                json_format.Parse(response.read(), answer)
+        except urllib.error.HTTPError as error:
+            told = json.load(error)
+            code = grpc.StatusCode[told["code"].upper()].value[0]
+            raise CallFailed(code, told["message"]) from None
+        return answer
+
+    def results(self, session_id: str, read: int) -> Iterator[wire.ResultBatch]:
+        stub = self._daemon.stub
+        opening = stub.StreamResults(wire.StreamResultsRequest(session_id=session_id, last_sequence=read))
+        opened = next(opening).opened
+        opening.cancel()
+        url = f"http://{self._daemon.http_address}/v1/results?session={urllib.parse.quote(session_id)}"
+        asked = urllib.request.Request(url, headers={"Last-Event-ID": f"{opened.incarnation}-{read}"})
+        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as response:
+            while read < opened.newest_sequence:
+                line = response.readline()
+                assert line, "the stream has ended"
+                if line.startswith(b"data:") and b"operationId" in line:
+                    read += 1
+                    row = json_format.Parse(line[5:], result_pb2.Result())
+                    yield wire.ResultBatch(first_sequence=read, rows=wire.ResultRows(results=[row]))
