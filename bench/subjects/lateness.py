@@ -20,9 +20,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.budget import garbage
 from purgatory.service.host import Host
-from purgatory.service.listeners.events import Completed
-from purgatory.service.listeners.listener import Listener
-from purgatory.service.registration import Registration
+from purgatory.service.listeners.listener import Completed, Listener
 from purgatory.service.settings import GcSettings, HostSettings
 from purgatory.service.translate.operations import OperationRun
 
@@ -91,7 +89,7 @@ async def waits(rate: int, pending: int, seconds: float) -> Numbers:
         batch = OperationBatch(
             list(ids), partitions=partitions, item_indexes=indexes, offsets=[1], timeouts_ms=[HOUR_MS]
         )
-        Registration(host, session).register([OperationRun(PRODUCE, batch)], [])
+        host.registration(session).register([OperationRun(PRODUCE, batch)], [])
     host.start()
     garbage.tune(GcSettings())
     each = round(rate * TURN_S)
@@ -103,7 +101,7 @@ async def waits(rate: int, pending: int, seconds: float) -> Numbers:
         batch = OperationBatch(list(ids), partitions=partitions[:1], offsets=[1], timeouts_ms=[TIMEOUT_MS])
         due_s = time.monotonic() + TIMEOUT_MS / 1_000
         watch.due_s.update(dict.fromkeys(ids, due_s))
-        Registration(host, session).register([OperationRun(PRODUCE, batch)], [])
+        host.registration(session).register([OperationRun(PRODUCE, batch)], [])
         session.acknowledge(session.outbox.last_sequence)
 
     await at_random_moments(register, seconds)

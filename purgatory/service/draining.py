@@ -39,14 +39,11 @@ async def drain(host: Host, grace_s: float) -> None:
 async def _end_pending(host: Host) -> None:
     """End pending operations in slices. With a journal only unary waits end; the next daemon continues the others."""
     # Unary waits end with their calls, which no journal can continue.
-    owners = host.unary_waits.owners() if host.journal.keeps else [None]
+    accounts = host.unary_waits.accounts() if host.journal.keeps else [None]
     ended = 0
-    for owner in owners:
-        call = ShutDown(sizes.EXPIRED_PER_SLICE)
-        while count := host.engine.perform(owner, call, now_ms := host.time.now_ms(), sizes.WORK_PER_SLICE).ended:
+    for account in accounts:
+        while count := host.perform(account, None, ShutDown(sizes.EXPIRED_PER_SLICE)).ended:
             ended += count
-            host.listeners.shut_down(count, now_ms)
-            host.deliver()
             await asyncio.sleep(0)
     assert host.journal.keeps or host.engine.pending == 0, f"{host.engine.pending} operations were forgotten"
     LOGGER.info("%d pending operations ended as shutting down, %d are kept", ended, host.engine.pending)

@@ -221,10 +221,7 @@ class OpenJournal:
             session, gone = self._sessions[number], gone_bits.get(row, b"")
             saved = SavedOperations.from_bytes(content)
             self._builder.add_existing_registration(number, row, LiveSet(saved.operation_ids, gone))
-            now_ms = host.time.now_ms()
-            journal.recovered += host.engine.restore(session.owner, saved, gone, now_ms)
-            host.listeners.expired(now_ms)
-            host.deliver()
+            journal.recovered += host.restore(session, saved, gone)
             now_s = time.monotonic()
             if now_s - paused_s >= SLICE_S:
                 await asyncio.sleep(0)

@@ -24,7 +24,6 @@ from purgatory.service.access.authorization_filter import filter_events
 from purgatory.service.access.roles import PERMISSION_DENIED, Grants, Names
 from purgatory.service.errors import BatchRejected
 from purgatory.service.host import Host
-from purgatory.service.registration import Registration
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.v1 import operation_pb2
@@ -99,13 +98,13 @@ def test_operations_against_an_oracle(drawn: tuple[int, dict[str, Any]]) -> None
     host, session = new_session(GRANTS)
     free, free_session = new_session(Grants(*[dict.fromkeys(("wait",), Names(["*"]))] * 2))  # type: ignore[arg-type]
     try:
-        expected = Registration(free, free_session).register([OperationRun(kind, copied(columns))], [])
+        expected = free.registration(free_session).register([OperationRun(kind, copied(columns))], [])
     except BatchRejected:
         with pytest.raises(BatchRejected):
-            Registration(host, session).register([OperationRun(kind, copied(columns))], [])
+            host.registration(session).register([OperationRun(kind, copied(columns))], [])
         assert host.engine.pending == 0
         return
-    got = Registration(host, session).register([OperationRun(kind, copied(columns))], [])
+    got = host.registration(session).register([OperationRun(kind, copied(columns))], [])
     forbidden = {row for row, names in enumerate(names_of(columns)) if any(name and name not in MINE for name in names)}
     assert {refusal.index for refusal, _ in got.refused if refusal.code == PERMISSION_DENIED} == forbidden
     others = {refusal.index: refusal.message for refusal, _ in expected.refused if refusal.index not in forbidden}

@@ -18,7 +18,6 @@ from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
 from purgatory.service.access.roles import CALLS
 from purgatory.service.host import Host
-from purgatory.service.registration import Registration
 from purgatory.service.rpc.handlers import SERVICE
 from purgatory.service.translate.operations import OperationRun
 from purgatory.v1 import event_pb2, operation_pb2, source_pb2, webhook_pb2
@@ -51,7 +50,7 @@ def populate(host: Host) -> None:
             batch = OperationBatch(
                 [1, 2, 3], partitions=names, item_indexes=[0, 1, 0], offsets=[9] * 3, timeouts_ms=[600_000, 600_000, 0]
             )
-            Registration(host, session).register([OperationRun(codes.PRODUCE, batch)], [])
+            host.registration(session).register([OperationRun(codes.PRODUCE, batch)], [])
 
 
 Act = Callable[[Caller], Awaitable[str]]

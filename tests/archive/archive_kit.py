@@ -22,7 +22,7 @@ from purgatory.extensions.archive.writer_link import WriterLink
 from purgatory.extensions.archive.writer_process import HistoryWriter, LineOutput, keep_all, serve
 from purgatory.extensions.archive.writer_protocol import WriterConfig, WriterStatistics, read_frame
 from purgatory.service.host import Host
-from purgatory.service.registration import BatchReceipt, Registration
+from purgatory.service.registration import BatchReceipt
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
@@ -148,7 +148,7 @@ class ArchivedHost:
         return self.host.sessions.open("s", self.clock.now_ms())[0]
 
     def register(self, *runs: OperationRun) -> BatchReceipt:
-        return Registration(self.host, self.session).register(list(runs), [])
+        return self.host.registration(self.session).register(list(runs), [])
 
     def fill(self, *, calls: int = 1, each: int) -> None:
         """Make `calls` calls with `each` registrations."""

@@ -22,7 +22,6 @@ from purgatory.extensions.archive.archive_listener import ArchiveListener, Archi
 from purgatory.service.draining import drain
 from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host
-from purgatory.service.registration import Registration, register_unary_wait
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import EngineSettings, HostSettings, LimitsSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
@@ -134,7 +133,7 @@ class Life:
         self._register_some(self._session())
 
     def _register_some(self, session: Session) -> None:
-        Registration(self.host, session).register(
+        self.host.registration(session).register(
             [self._run(self._random.randint(1, 5)) for _ in range(self._random.choice((1, 2)))], []
         )
 
@@ -257,17 +256,16 @@ class Life:
         due = [slot for slot in waits.due(waits.slots(), stale_ms, now_ms) if waits.owner_id(slot) == owner_id]
         if due:
             ids = sorted(waits.operation_id(slot) for slot in due)
-            self.host.fail_stale(owner_id, ids, set(stale_ms), now_ms)
+            self.host.fail_stale(owner_id, ids, set(stale_ms))
 
     async def _wait_unary(self) -> None:
         """A unary wait whose caller disconnects, immediately or in the next iteration of the loop."""
         with self.host.unary_wait(self.host.sessions.accounts.nobody) as (operation_id, _future):
             run = self._run(1)
             run.batch.operation_ids[0] = operation_id
-            register_unary_wait(self.host, run, self.host.sessions.accounts.nobody)
+            self.host.register_unary_wait(run, self.host.sessions.accounts.nobody)
             await asyncio.sleep(0)
 
     async def _drop_sessions(self) -> None:
         self.clock.jump(self._random.choice((1, SESSION_TTL_MS)))
         self.host.sessions.drop_expired(self.clock.now_ms())
-        self.host.deliver()

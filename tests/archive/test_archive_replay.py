@@ -12,7 +12,6 @@ from purgatory import sizes
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.extensions.archive import schema
-from purgatory.service.registration import Registration
 from purgatory.service.translate.operations import OperationRun
 from tests.archive.archive_life import Life
 from tests.archive.archive_replay import Replay, rows_of, without
@@ -51,7 +50,7 @@ async def test_herds_in_slices_end_in_the_same_order(tmp_path: Path) -> None:
         places = [number % 3 for number in ids]
         partitions = [(topic, place) for place in range(3)]
         batch = OperationBatch(ids, partitions=partitions, item_indexes=places, offsets=[5], timeouts_ms=[1_000])
-        Registration(life.host, session).register([OperationRun(codes.PRODUCE, batch)], [])
+        life.host.registration(session).register([OperationRun(codes.PRODUCE, batch)], [])
 
     for number, topic in enumerate(("expire", "satisfy", "remain")):
         register(number * herd + 1, topic)

@@ -7,17 +7,16 @@ import pytest
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, Receipt, Refusal
-from purgatory.engine.calls import Apply
+from purgatory.engine.calls import Apply, Register
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.extensions.archive import layout, schema
 from purgatory.service.budget.garbage import PauseWatch
 from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host
-from purgatory.service.listeners.events import Applied, Registered
+from purgatory.service.listeners.listener import Called
 from purgatory.service.metrics.exposition import HostCollector
 from purgatory.service.metrics.metrics import Metrics
-from purgatory.service.registration import register_unary_wait
 from purgatory.service.settings import HostSettings
 from tests.archive.archive_kit import AT_MS, ArchivedHost, produces
 from tests.archive.failing_disk import FailingDisk
@@ -95,7 +94,7 @@ async def test_unary_waits_are_session_number_0(tmp_path: Path) -> None:
     kept = ArchivedHost(tmp_path)
     for ends in (True, False):
         with kept.host.unary_wait(kept.host.sessions.accounts.nobody) as (operation_id, _future):
-            register_unary_wait(kept.host, produces(operation_id), kept.host.sessions.accounts.nobody)
+            kept.host.register_unary_wait(produces(operation_id), kept.host.sessions.accounts.nobody)
             if ends:
                 await apply_events(kept.host, mark_batch(10))
                 await apply_events(kept.host, EventBatch([codes.PARTITION_REMOVED], partitions=[("orders", 0)]))
@@ -264,7 +263,7 @@ async def test_rows_that_cannot_be_made_are_lost_and_reported(tmp_path: Path) ->
     batch = OperationBatch([7], partitions=[("\udc00", 0)])
     receipt = Receipt()
     receipt.refusals.append(Refusal(0, codes.INVALID_ARGUMENT, "", ""))
-    kept.listener.registered(Registered(None, "", codes.PRODUCE, batch, receipt, kept.clock.now_ms()))
+    kept.listener.called(Called(None, "", Register(codes.PRODUCE, batch), receipt, kept.clock.now_ms()))
     kept.listener.call_finished()
     kept.keep_by_hand(2)
     await apply_events(kept.host, mark_batch(10))
@@ -280,8 +279,8 @@ async def test_a_call_that_was_interrupted_is_kept(tmp_path: Path) -> None:
     """A call that the host never finished is recorded together with the next one, in order."""
     kept = ArchivedHost(tmp_path)
     kept.fill(each=1)
-    batch = mark_batch(1, "clicks", 7)
-    kept.listener.applied(Applied("", batch, 0, kept.host.engine.perform(None, Apply(batch), 1_000), 1_000))
+    call = Apply(mark_batch(1, "clicks", 7))
+    kept.listener.called(Called(None, "", call, kept.host.engine.perform(None, call, 1_000), 1_000))
     kept.listener._send_late()  # during the call: its names must be kept
     await apply_events(kept.host, mark_batch(2))
     await kept.start_and_close()
@@ -337,7 +336,7 @@ async def test_rows_that_cannot_be_packed_are_lost_and_reported(tmp_path: Path) 
     batch = mark_batch(2**70)
     receipt = Receipt()
     receipt.next_index = 1
-    kept.listener.applied(Applied("", batch, 0, receipt, kept.clock.now_ms()))
+    kept.listener.called(Called(None, "", Apply(batch), receipt, kept.clock.now_ms()))
     kept.listener.call_finished()
     kept.fill(each=2)
     await kept.start_and_close()

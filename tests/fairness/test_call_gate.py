@@ -12,6 +12,7 @@ import pytest
 from google.rpc import code_pb2, error_details_pb2
 from grpc_status import rpc_status
 
+from purgatory.engine.calls import Apply
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.access.account import Account, Accounts
@@ -19,6 +20,7 @@ from purgatory.service.budget.shares import CALL_BYTES, Shares
 from purgatory.service.draining import drain
 from purgatory.service.errors import RpcError
 from purgatory.service.fair_queue import EVENTS, LOOP_TURN_US_MAX, REGISTRATIONS, CallerQueue, FairQueue
+from purgatory.service.listeners.listener import Called
 from purgatory.service.listeners.refusal_log import RefusalLog
 from purgatory.service.rpc import call_gate
 from purgatory.service.rpc.call_gate import CallGate
@@ -250,8 +252,9 @@ class Counting(RecordingListener):
 
     before_asked = before_event = -1
 
-    def applied(self, *args: object) -> None:
-        if self.before_event < 0:
+    def called(self, event: Called) -> None:
+        super().called(event)
+        if isinstance(event.call, Apply) and self.before_event < 0:
             self.before_event = self.accepted
 
 

@@ -16,7 +16,6 @@ from purgatory.journal.crash_points import AFTER_COMMIT, CrashPoints
 from purgatory.journal.errors import JournalError
 from purgatory.service.host import Host
 from purgatory.service.recovery import OpenJournal
-from purgatory.service.registration import Registration
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.testing import ManualClock
@@ -86,7 +85,7 @@ def register(host: Host, session: Session, offsets: dict[int, int], timeout_ms: 
     """Register waits on partition t-0 by id and the high watermark that ends each."""
     run = produce_run(offsets, "t", list(offsets.values()), timeout_ms)
     host.gate.check_batch(session, len(offsets), len(offsets))
-    Registration(host, session).register([run], [])
+    host.registration(session).register([run], [])
 
 
 def new_host(clock: ManualClock) -> Host:

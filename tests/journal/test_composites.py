@@ -4,7 +4,6 @@ from pathlib import Path
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
-from purgatory.service.registration import Registration
 from purgatory.service.translate.operations import OperationRun
 from tests.journal.kit import JournaledHost, picture
 from tests.kit.served_host import apply_events
@@ -23,7 +22,7 @@ def register(journaled: JournaledHost, operation_ids: list[int], required_terms:
         required_terms=required_terms,
     )  # fmt: skip
     journaled.host.gate.check_batch(session, count, count * 5)
-    Registration(journaled.host, session).register([OperationRun(codes.COMPOSITE, batch)], [])
+    journaled.host.registration(session).register([OperationRun(codes.COMPOSITE, batch)], [])
 
 
 async def mark(journaled: JournaledHost, partition: int, kind: int, offset: int = -1) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from purgatory.clock import Clock, SystemClock
 from purgatory.engine.batches import EventBatch, Receipt, Refusal
+from purgatory.engine.calls import Apply
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.extension import Core
@@ -23,8 +24,7 @@ from purgatory.extensions.webhooks.extension import WebhooksExtension
 from purgatory.service.access.access import Access
 from purgatory.service.access.account import Account
 from purgatory.service.host import Host
-from purgatory.service.listeners.events import Applied, Completed, Registered
-from purgatory.service.listeners.listener import Listener
+from purgatory.service.listeners.listener import Called, Completed, Listener
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.rpc.call import Identify
 from purgatory.service.rpc.call_gate import CallGate
@@ -56,17 +56,16 @@ class RecordingListener(Listener):
         self.lags: list[float] = []
         self.reaper_failures = 0
 
-    def registered(self, event: Registered) -> None:
+    def called(self, event: Called) -> None:
         self.accepted += event.receipt.accepted
+        if isinstance(event.call, Apply):
+            self.event_slices.append((event.call.start, event.receipt.next_index))
 
     def refused(self, refusals: Sequence[Refusal]) -> None:
         self.refusals.update(refusal.code for refusal in refusals)
 
     def completed(self, event: Completed) -> None:
         self.outcomes.update(event.completions.outcomes)
-
-    def applied(self, event: Applied) -> None:
-        self.event_slices.append((event.start, event.receipt.next_index))
 
     def loop_lag_ms(self, ms: float) -> None:
         self.lags.append(ms)

@@ -21,7 +21,6 @@ from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
-from purgatory.service.registration import Registration
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
@@ -43,7 +42,7 @@ async def test_a_herd_goes_in_slices_and_events_in_between() -> None:
         host = served.host
         session, _ = host.sessions.open("s", 1)
         for place in range(10):
-            Registration(host, session).register(
+            host.registration(session).register(
                 [
                     produce_run(
                         range(place * herd // 10 + 1, (place + 1) * herd // 10 + 1), f"t-{place}", [10**6], 1_000
@@ -89,7 +88,7 @@ async def test_registered_at_every_await_of_an_event_batch(monkeypatch: pytest.M
         waits = OperationBatch(
             [1, 2, 3], partitions=[("orders", 0)], offsets=[1, min(turns, 7) + 1, 8], timeouts_ms=[1_000]
         )
-        Registration(host, session).register([OperationRun(codes.PRODUCE, waits)], [])
+        host.registration(session).register([OperationRun(codes.PRODUCE, waits)], [])
         await applying
         assert host.engine.inspection.counts(codes.PRODUCE).satisfied == 3, f"registered after {turns} turns"
         if was_done:

@@ -17,7 +17,6 @@ from purgatory.service import host as host_module
 from purgatory.service import reaper as reaper_module
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
-from purgatory.service.registration import Registration
 from purgatory.service.settings import HostSettings
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -36,16 +35,16 @@ async def test_dropped_sessions_end_after_a_fault(
     monkeypatch.setattr(sizes, "WORK_PER_SLICE", 20)
     monkeypatch.setattr(host_module, "RETRY_AFTER_FAULT_S", 0)
     host = Host(Engine(EngineLimits(), 1), ManualClock(1), HostSettings())
-    deliver, slices = host.deliver, itertools.count(1)
+    deliver, slices = host._deliver, itertools.count(1)
 
-    def failing(cancelled_ms: int = -1) -> None:
-        deliver(cancelled_ms)
+    def failing(now_ms: int, *, by_id: bool, were_stale: bool) -> None:
+        deliver(now_ms, by_id=by_id, were_stale=were_stale)
         if (number := next(slices)) in (1, 3, 5):
             raise RuntimeError(f"a fault at {number}")
 
     session, _ = host.sessions.open("s", 1)
-    Registration(host, session).register([produce_run(range(1, 101), "orders", range(1, 101))], [])
-    monkeypatch.setattr(host, "deliver", failing)
+    host.registration(session).register([produce_run(range(1, 101), "orders", range(1, 101))], [])
+    monkeypatch.setattr(host, "_deliver", failing)
     with pytest.raises(RuntimeError, match="a fault at 1"):
         host.close_session(session)
     assert host.engine.pending == 90
@@ -62,7 +61,7 @@ async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(mo
     clock = ManualClock(1)
     host = Host(Engine(EngineLimits(), 1), clock, HostSettings(), listener)
     session, _ = host.sessions.open("s", 1)
-    Registration(host, session).register([produce_run(range(1, 101), "orders", range(1, 101))], [])
+    host.registration(session).register([produce_run(range(1, 101), "orders", range(1, 101))], [])
     offsets = list(range(1, 101))
     batch = EventBatch([codes.HIGH_WATERMARK] * 101, partitions=[("orders", 0)], offsets=[*offsets, -7])
     turns = 0
@@ -85,7 +84,7 @@ async def test_an_earlier_deadline_wakes_the_reaper(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(reaper_module, "SLEEP_MS_MAX", 3_600_000)
     async with serving() as served:
         session, _ = served.host.sessions.open("s", served.host.time.now_ms())
-        Registration(served.host, session).register([produce_run(range(1, 2), "a", [1], 3_600_000)], [])
+        served.host.registration(session).register([produce_run(range(1, 2), "a", [1], 3_600_000)], [])
         await asyncio.sleep(0)
         answer = await served.stub.Wait(wire.WaitRequest(operation=produce(1, "b", 1, 20)), timeout=PATIENCE_S)
         assert answer.result.outcome == result_pb2.OUTCOME_EXPIRED
@@ -117,7 +116,7 @@ def test_nothing_expires_before_its_timeout_by_the_finest_clock(part_us: int) ->
     clock = MicrosecondClock(10_000 + part_us)
     host = host_of(clock)
     session, _ = host.sessions.open("s", clock.now_ms())
-    Registration(host, session).register([produce_run(range(1, 2), "a", [1], 30)], [])
+    host.registration(session).register([produce_run(range(1, 2), "a", [1], 30)], [])
     due_us = clock.now_us + 30_000
     while host.engine.pending:
         clock.now_us += 1
@@ -130,10 +129,10 @@ def test_registrations_do_not_hold_back_those_that_are_due() -> None:
     clock = MicrosecondClock(10_000)
     host = host_of(clock)
     session, _ = host.sessions.open("s", clock.now_ms())
-    Registration(host, session).register([produce_run(range(1, 2), "a", [1], 30)], [])
+    host.registration(session).register([produce_run(range(1, 2), "a", [1], 30)], [])
     for number in range(2, 200):
         clock.now_us += 300
-        Registration(host, session).register([produce_run(range(number, number + 1), "b", [1])], [])
+        host.registration(session).register([produce_run(range(number, number + 1), "b", [1])], [])
         host.reaper.turn()
         assert host.engine.inspection.counts(codes.PRODUCE).expired == (clock.now_us >= 40_000)
     assert session.outbox.last_sequence == 1
@@ -160,7 +159,7 @@ async def test_the_reaper_survives_whatever_is_raised(monkeypatch: pytest.Monkey
     engine = Engine(EngineLimits(), clock.now_ms())
     host = Host(engine, clock, HostSettings(), listener)
     session, _ = host.sessions.open("s", clock.now_ms())
-    Registration(host, session).register([produce_run(range(1, 2), "a", [1], 30)], [])
+    host.registration(session).register([produce_run(range(1, 2), "a", [1], 30)], [])
     clock.failures = 2
     host.start()
     await eventually(lambda: listener.reaper_failures == 2, "two failures counted")

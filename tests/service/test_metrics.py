@@ -5,6 +5,7 @@ import random
 import pytest
 
 from purgatory.engine.batches import EventBatch, OperationBatch, Receipt, Refusal
+from purgatory.engine.calls import Apply, Register
 from purgatory.engine.codes import (
     CANCELLED,
     DELETE_RECORDS,
@@ -19,7 +20,7 @@ from purgatory.engine.codes import (
 )
 from purgatory.engine.completions import Completions
 from purgatory.service.histogram import Histogram
-from purgatory.service.listeners.events import Applied, Completed, Registered
+from purgatory.service.listeners.listener import Called, Completed
 from purgatory.service.listeners.refusal_log import INTERVAL_MS, SUBJECTS_MAX, RefusalLog
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.testing import ManualClock
@@ -91,8 +92,9 @@ def test_events_are_counted_slice_by_slice() -> None:
     metrics = Metrics()
     batch = EventBatch([HIGH_WATERMARK, HIGH_WATERMARK, LEADER_APPEND, 99])
     fenced = Refusal(1, 9, "leader_epoch", "older", FENCED_LEADER_EPOCH)
-    metrics.applied(Applied("", batch, 0, events_receipt(2, 1, [fenced]), 0))
-    metrics.applied(Applied("", batch, 2, events_receipt(4, 0, [Refusal(3, 3, "event", "unknown type 99")]), 0))
+    metrics.called(Called(None, "", Apply(batch), events_receipt(2, 1, [fenced]), 0))
+    unknown = Refusal(3, 3, "event", "unknown type 99")
+    metrics.called(Called(None, "", Apply(batch, 2), events_receipt(4, 0, [unknown]), 0))
     assert {key: count for key, count in metrics.event_results.items() if count} == {
         ("high_watermark", "applied"): 1,
         ("high_watermark", "stale"): 1,
@@ -106,7 +108,7 @@ def test_unknown_event_types_share_one_name() -> None:
     """A caller that sends a thousand unknown numbers creates one series, not a thousand."""
     metrics = Metrics()
     known = set(metrics.event_results)
-    metrics.applied(Applied("", EventBatch(list(range(100, 1_100))), 0, events_receipt(1_000), 0))
+    metrics.called(Called(None, "", Apply(EventBatch(list(range(100, 1_100)))), events_receipt(1_000), 0))
     assert set(metrics.event_results) == known
     assert metrics.event_results["unknown", "applied"] == 1_000
 
@@ -118,7 +120,7 @@ def test_refusals_and_repeats() -> None:
     metrics.refused([Refusal(0, 8, "", "")])
     receipt = Receipt()
     receipt.accepted, receipt.already_known = 10, 2
-    metrics.registered(Registered(None, "", PRODUCE, OperationBatch([1]), receipt, 0))
+    metrics.called(Called(None, "", Register(PRODUCE, OperationBatch([1])), receipt, 0))
     assert metrics.rejected[8] == 4
     assert metrics.repeated[PRODUCE] == 2
 

@@ -15,7 +15,6 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
-from purgatory.service.registration import Registration, register_unary_wait
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
@@ -77,7 +76,7 @@ class Race:
             await apply_events(self.host, EventBatch([codes.LEADER_APPEND], partitions=[PARTITION], offsets=[10]))
         if self.kind == codes.DELETE_RECORDS:
             await apply_events(self.host, EventBatch([codes.HIGH_WATERMARK], partitions=[PARTITION], offsets=[10]))
-        Registration(self.host, self.session).register([operation_of(self.kind)], [])
+        self.host.registration(self.session).register([operation_of(self.kind)], [])
         assert self.host.engine.pending == 1
         self.clock.jump(TIMEOUT_MS)
 
@@ -156,7 +155,7 @@ async def test_the_first_cause_decides_a_unary_wait(first: str, second: str) -> 
     told: list[int] = []
     with race.host.unary_wait(race.host.sessions.accounts.nobody) as (operation_id, future):
         batch = OperationBatch([operation_id], partitions=[PARTITION], offsets=[5], timeouts_ms=[TIMEOUT_MS])
-        register_unary_wait(race.host, OperationRun(codes.PRODUCE, batch), race.host.sessions.accounts.nobody)
+        race.host.register_unary_wait(OperationRun(codes.PRODUCE, batch), race.host.sessions.accounts.nobody)
         race.clock.jump(TIMEOUT_MS)
         if first != "gone":
             assert await end_unary(race, first) == 1

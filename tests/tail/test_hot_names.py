@@ -13,7 +13,6 @@ from purgatory.engine.batches import OperationBatch
 from purgatory.engine.calls import Register
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.registration import Registration
 from purgatory.service.translate.operations import OperationRun
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.served_host import ServedHost, refused, serving
@@ -35,7 +34,7 @@ def watch(served: ServedHost, counts: dict[tuple[str, int], int]) -> None:
                 timeouts_ms=[600_000],
                 **named,
             )
-            Registration(served.host, session).register([OperationRun(kind, batch)], [])
+            served.host.registration(session).register([OperationRun(kind, batch)], [])
             first += len(names)
 
 

@@ -15,8 +15,7 @@ from purgatory.service.access.account import Account, Accounts
 from purgatory.service.access.roles import ALL, NONE, Grants, Names
 from purgatory.service.errors import RpcError
 from purgatory.service.listeners import result_tail
-from purgatory.service.listeners.events import Completed
-from purgatory.service.listeners.listener import Listeners
+from purgatory.service.listeners.listener import Completed, Listeners
 from purgatory.service.listeners.result_tail import ResultTail, TailSubscriber
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2

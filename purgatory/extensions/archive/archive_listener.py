@@ -10,13 +10,26 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
+from itertools import compress
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from purgatory import __version__, sizes
 from purgatory.engine import codes
-from purgatory.engine.batches import Refusal
+from purgatory.engine.batches import PartitionName, Refusal
+from purgatory.engine.calls import (
+    Apply,
+    Cancel,
+    CancelAll,
+    CancelName,
+    Extend,
+    FailStale,
+    PassTime,
+    Pause,
+    Register,
+    ShutDown,
+)
 from purgatory.engine.limits import EngineLimits
 from purgatory.extensions.archive import vocabulary
 from purgatory.extensions.archive.records import (
@@ -32,17 +45,7 @@ from purgatory.extensions.archive.run_details import LIMIT_NAMES, RunDetails, ne
 from purgatory.extensions.archive.vocabulary import NO_SESSION, CallStamp, CannotArchive, Registrant
 from purgatory.extensions.archive.writer_link import WriterLink
 from purgatory.extensions.archive.writer_protocol import WriterConfig, WriterStatistics
-from purgatory.service.listeners.events import (
-    Applied,
-    Cancelled,
-    CancelledSession,
-    CancelledWaits,
-    Completed,
-    Extended,
-    FailedStale,
-    Registered,
-)
-from purgatory.service.listeners.listener import Listener
+from purgatory.service.listeners.listener import Called, Completed, Listener
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import Count, DurationMs, EngineSettings, SettingsGroup, setting
 
@@ -160,73 +163,56 @@ class ArchiveListener(Listener):
 
     # Engine calls.
 
-    def registered(self, event: Registered) -> None:
-        """Record a batch, unless all its operations were already known: then nothing changed."""
-        batch, receipt = event.batch, event.receipt
-        if len(batch.operation_ids) > receipt.already_known:
-            call, whose = self._begin(event.now_ms), registrant_of(event.session, event.principal)
-            timeout_ms = self._timeout_ms_default
-            self._add(
-                vocabulary.REGISTRATIONS, registration_records, call, whose, event.kind, batch, receipt, timeout_ms
-            )
+    def called(self, event: Called) -> None:
+        """Record a call, unless it has changed nothing: all operations of a batch were known, or nothing was due."""
+        receipt, now_ms, session = event.receipt, event.now_ms, event.session
+        number = NO_SESSION.session_number if session is None else session.number
+        match event.call:
+            case Register(kind=kind, batch=batch):
+                if len(batch.operation_ids) > receipt.already_known:
+                    call, whose = self._begin(now_ms), registrant_of(session, event.principal)
+                    default_ms = self._timeout_ms_default
+                    self._add(
+                        vocabulary.REGISTRATIONS, registration_records, call, whose, kind, batch, receipt, default_ms
+                    )
+            case Apply(batch=events, start=start):
+                if receipt.next_index > start:
+                    call, whose = self._begin(now_ms), registrant_of(None, event.principal)
+                    self._add(vocabulary.EVENTS, event_records, call, whose, events, start, receipt)
+            case PassTime():
+                # The call itself has no row, only the outcomes have.
+                if receipt.ended:
+                    self._begin(now_ms)
+            case Cancel(operation_ids=ids):
+                # A call of Wait that ends cancels what is left of it, which is nothing most of the time.
+                if session is not None or receipt.ended:
+                    ids = [min(one, vocabulary.INT64_MAX) for one in ids[: len(receipt.were_pending)]]
+                    self._add_call(event, vocabulary.CANCEL, session_number=number, operation_ids=ids)
+            case CancelAll():
+                assert session is not None, "unary waits are cancelled by id"
+                if receipt.ended or not session.dropped:
+                    self._add_call(event, vocabulary.CANCEL_SESSION, session_number=number)
+            case CancelName(name=(topic, partition)):
+                what = vocabulary.CANCEL_KEY if partition == vocabulary.NO_PARTITION else vocabulary.CANCEL_PARTITION
+                self._add_call(event, what, topic=topic, partition=partition)
+            case Extend(operation_ids=ids, timeout_ms=timeout_ms):
+                if extended := list(compress(ids, receipt.were_pending)):
+                    row = {"session_number": number, "operation_ids": extended, "timeout_ms": timeout_ms}
+                    self._add_call(event, vocabulary.EXTEND, **row)
+            case FailStale(operation_ids=ids, stale=stale):
+                self._add_stale(event, ids[: len(receipt.were_pending)], sorted(stale), number)
+            case ShutDown():
+                if receipt.ended:
+                    self._add_call(event, vocabulary.SHUT_DOWN)
+            case Pause(pause_ms=pause_ms):
+                if not receipt.unchanged:
+                    self._add_call(event, vocabulary.PAUSE, timeout_ms=pause_ms)
 
-    def refused_unseen(self, event: Registered) -> None:
+    def refused_unseen(self, event: Called) -> None:
         """Record the batch, unless the archive itself is the reason for the refusal: then its queue is full."""
         if self.reason_to_refuse() is None:
-            self.registered(event)
+            self.called(event)
             self.call_finished()
-
-    def applied(self, event: Applied) -> None:
-        """Record a slice, unless it is empty: then nothing changed."""
-        if event.receipt.next_index > event.start:
-            call, whose = self._begin(event.now_ms), registrant_of(None, event.principal)
-            self._add(vocabulary.EVENTS, event_records, call, whose, event.batch, event.start, event.receipt)
-
-    def cancelled(self, event: Cancelled) -> None:
-        ids = [min(operation_id, vocabulary.INT64_MAX) for operation_id in event.operation_ids]
-        number = _session_number(event.session)
-        self._add_call(vocabulary.CANCEL, event.now_ms, session_number=number, operation_ids=ids, ended=event.ended)
-
-    def cancelled_session(self, event: CancelledSession) -> None:
-        number = event.session.number
-        self._add_call(vocabulary.CANCEL_SESSION, event.now_ms, session_number=number, ended=event.ended)
-
-    def cancelled_with_session(self, event: CancelledSession) -> None:
-        self.cancelled_session(event)
-
-    def cancelled_waits(self, event: CancelledWaits) -> None:
-        topic, partition = event.name
-        call = vocabulary.CANCEL_KEY if partition == vocabulary.NO_PARTITION else vocabulary.CANCEL_PARTITION
-        self._add_call(call, event.now_ms, topic=topic, partition=partition, ended=event.ended)
-
-    def extended(self, event: Extended) -> None:
-        number, ids, timeout_ms = event.session.number, event.operation_ids, event.timeout_ms
-        self._add_call(
-            vocabulary.EXTEND, event.now_ms, session_number=number, operation_ids=ids, timeout_ms=timeout_ms, ended=0
-        )
-
-    def failed_stale(self, event: FailedStale) -> None:
-        """Record one row for each stale partition; only the first has the operations, so that they are counted once."""
-        number, call = _session_number(event.session), self._begin(event.now_ms)
-        for place, (topic, partition) in enumerate(sorted(event.stale)):
-            ids, ended = ([], 0) if place else (event.operation_ids, event.ended)
-            self._records.append(
-                row_record(
-                    vocabulary.CALLS, call, call=vocabulary.FAIL_STALE, session_number=number, topic=topic,
-                    partition=partition, operation_ids=ids, ended=ended,
-                )
-            )  # fmt: skip
-
-    def shut_down(self, ended: int, now_ms: int) -> None:
-        self._add_call(vocabulary.SHUT_DOWN, now_ms, ended=ended)
-
-    def expired(self, now_ms: int) -> None:
-        """Start a call in which operations expired. The call itself has no row, only the outcomes have."""
-        self._begin(now_ms)
-
-    def paused(self, pause_ms: int, now_ms: int) -> None:
-        self._add_call(vocabulary.PAUSE, now_ms, timeout_ms=pause_ms, ended=0)
-        self.call_finished()
 
     def completed(self, event: Completed) -> None:
         call, whose, completions = self._call, registrant_of(event.session, event.principal), event.completions
@@ -300,8 +286,21 @@ class ArchiveListener(Listener):
 
     # Internals.
 
-    def _add_call(self, call: str, now_ms: int, **values: object) -> None:
-        self._records.append(row_record(vocabulary.CALLS, self._begin(now_ms), call=call, **values))
+    def _add_call(self, event: Called, call: str, **values: object) -> None:
+        stamp = self._begin(event.now_ms)
+        self._records.append(row_record(vocabulary.CALLS, stamp, call=call, ended=event.receipt.ended, **values))
+
+    def _add_stale(self, event: Called, ids: list[int], stale: list[PartitionName], number: int) -> None:
+        """Add a row for each stale partition; only the first has the operations, so that they are counted once."""
+        stamp = self._begin(event.now_ms)
+        for place, (topic, partition) in enumerate(stale):
+            own, ended = ([], 0) if place else (ids, event.receipt.ended)
+            self._records.append(
+                row_record(
+                    vocabulary.CALLS, stamp, call=vocabulary.FAIL_STALE, session_number=number, topic=topic,
+                    partition=partition, operation_ids=own, ended=ended,
+                )
+            )  # fmt: skip
 
     def _begin(self, now_ms: int) -> CallStamp:
         self.call_finished()  # an interrupted call is recorded too
@@ -370,10 +369,6 @@ def registrant_of(session: Session | None, principal: str) -> Registrant:
     if session is None:
         return NO_SESSION._replace(principal=principal) if principal else NO_SESSION
     return Registrant(session.number, session.session_id, session.account.principal)
-
-
-def _session_number(session: Session | None) -> int:
-    return NO_SESSION.session_number if session is None else session.number
 
 
 def writer_config(

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from purgatory.engine.codes import SATISFIED
 from purgatory.engine.completions import RESULT_COLUMNS, RESULT_ITEM_COLUMNS, Completions
-from purgatory.service.listeners.events import Completed
-from purgatory.service.listeners.listener import Listener
+from purgatory.service.listeners.listener import Completed, Listener
 from purgatory.service.sessions.outbox import Results
 
 ENDS_MAX: Final = 300

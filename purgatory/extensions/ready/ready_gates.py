@@ -20,7 +20,6 @@ from purgatory.engine.codes import PRODUCE, SATISFIED
 from purgatory.engine.views import PendingView
 from purgatory.service.errors import BatchRejected, RpcError, from_refusal, invalid_argument, unavailable
 from purgatory.service.host import Host
-from purgatory.service.registration import Registration
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.source_calls import checked_topics
 from purgatory.service.sessions.session import Session
@@ -203,7 +202,7 @@ class ReadyGates:
             self._host.gate.check_batch(session, 1, len(target))
         except BatchRejected as rejected:
             raise from_refusal(rejected.refusal, "", rejected.retry_after_ms) from None
-        receipt = Registration(self._host, session).register([OperationRun(PRODUCE, batch)], [])
+        receipt = self._host.registration(session).register([OperationRun(PRODUCE, batch)], [])
         if receipt.refused:
             self._host.acknowledge(session, session.outbox.last_sequence)
             raise from_refusal(receipt.refused[0][0], "")

@@ -22,11 +22,11 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from purgatory.engine.calls import Register
 from purgatory.engine.codes import FAILED, KIND_NAMES, NONE, OUTCOME_NAMES, REQUEST_TIMED_OUT
 from purgatory.engine.completions import Completions
 from purgatory.extensions.tracing.call_trace import CALL_TRACE, TRACEPARENT, TRACESTATE
-from purgatory.service.listeners.events import Completed, Registered
-from purgatory.service.listeners.listener import Listener
+from purgatory.service.listeners.listener import Called, Completed, Listener
 from purgatory.service.sessions.session import Session
 from purgatory.threads import on_daemon_thread
 
@@ -73,7 +73,11 @@ class WaitSpans(Listener):
         except TimeoutError:
             LOGGER.warning("the last spans were not delivered: the receiver did not answer within %g s", CLOSE_S)
 
-    def registered(self, event: Registered) -> None:
+    def called(self, event: Called) -> None:
+        if isinstance(event.call, Register):
+            self._registered(event, event.call)
+
+    def _registered(self, event: Called, call: Register) -> None:
         """Remember the traced waits. A batch that was sent again already has spans from the first time."""
         trace = CALL_TRACE.get()
         if trace is None or event.receipt.already_known or self._count >= PENDING_MAX:
@@ -83,7 +87,7 @@ class WaitSpans(Listener):
         refused = {refusal.index for refusal in event.receipt.refusals}
         waits = self._waits[event.session or event.principal]
         before = len(waits)
-        for place, operation_id in enumerate(event.batch.operation_ids[: PENDING_MAX - self._count]):
+        for place, operation_id in enumerate(call.batch.operation_ids[: PENDING_MAX - self._count]):
             if place not in refused:
                 waits[operation_id] = wait
         self._count += len(waits) - before

@@ -10,6 +10,7 @@ from typing import Final
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, Refusal
+from purgatory.engine.calls import Register
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADVANCE, PERMISSION_DENIED, TOPIC_AUTHORIZATION_FAILED, WAIT, Role
@@ -26,6 +27,16 @@ OPERATION_COLUMNS: Final = (
 
 Reasons = dict[int, Refusal]
 """The refusal of each unauthorized row, by row."""
+NO_REASONS: Final[Reasons] = {}
+"""Never changed."""
+
+
+def permitted(account: Account, call: Register) -> tuple[Register, Reasons]:
+    """Return the call for the engine, in which unauthorized operations are invalid, and their refusals."""
+    if WAIT in account.grants.everywhere:
+        return call, NO_REASONS
+    batch, reasons = filter_operations(account, call.kind, call.batch)
+    return (Register(call.kind, batch, call.known_up_to), reasons) if reasons else (call, reasons)
 
 
 def filter_operations(account: Account, kind: int, batch: OperationBatch) -> tuple[OperationBatch, Reasons]:

@@ -38,7 +38,10 @@ class MemoryHolder:
 class MemoryBudget:
     """The memory held and its maximum, in bytes. Used on the event loop only."""
 
-    def __init__(self, bytes_max: int, engine: Engine, accounts: Accounts) -> None:
+    def __init__(
+        self, bytes_max: int, engine: Engine, accounts: Accounts, calls: Callable[[], int], queues: Callable[[], int]
+    ) -> None:
+        """`calls` returns the number of calls in flight, `queues` the bytes that listeners and sources hold."""
         self.bytes_max = bytes_max
         self.program_bytes = 0
         """Size of the process before it served anyone, bytes."""
@@ -46,12 +49,8 @@ class MemoryBudget:
         # from the budget until the daemon ends; what is given back twice lets too much in.
         self.answers_bytes = 0
         """Bytes of answers that were written but not read yet."""
-        self.queues: Callable[[], int] = lambda: 0
-        """Returns the bytes that journal and archive hold in memory."""
         self.http = MemoryHolder()
         """HTTP requests that are arriving, and answers that clients have not read."""
-        self.calls: Callable[[], int] = lambda: 0
-        """Returns the number of calls in flight."""
         self.uncounted_bytes = 0
         """Memory that nothing counts, in bytes, if it is much; otherwise 0. `MemoryWatch` sets it."""
         self.is_short = False
@@ -60,6 +59,8 @@ class MemoryBudget:
         """Number of batches, calls and sessions that did not fit."""
         self._engine: Final = engine
         self._accounts: Final = accounts
+        self._calls: Final = calls
+        self._queues: Final = queues
 
     def parts(self) -> dict[str, int]:
         return {
@@ -68,10 +69,10 @@ class MemoryBudget:
             "expected_results": self._expected_results(),
             "results": self._accounts.results_bytes,
             "sessions": self._accounts.sessions * SESSION_BYTES,
-            "calls": self.calls() * CALL_BYTES,
+            "calls": self._calls() * CALL_BYTES,
             "answers": self.answers_bytes,
             "http": self.http.held_bytes,
-            "queues": self.queues(),
+            "queues": self._queues(),
         }
 
     def held_bytes(self) -> int:
@@ -137,12 +138,21 @@ def share(times_free: int, limit: int, held_by_all: int, held: int) -> int:
 class Shares:
     """The accounts of a daemon, their shares of its limits, and its memory budget, which is shared in the same way."""
 
-    def __init__(self, settings: HostSettings, engine: Engine) -> None:
+    def __init__(
+        self,
+        settings: HostSettings,
+        engine: Engine,
+        calls: Callable[[], int] = lambda: 0,
+        queues: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`calls` and `queues`: see `MemoryBudget`."""
         self._times_free: Final = settings.shares.times_free
         self._limits: Final = settings.limits
         self._engine: Final = engine
         self.accounts: Final = Accounts()
-        self.budget: Final = MemoryBudget(budget_bytes(settings.limits.memory_bytes_max), engine, self.accounts)
+        self.budget: Final = MemoryBudget(
+            budget_bytes(settings.limits.memory_bytes_max), engine, self.accounts, calls, queues
+        )
 
     def _of(self, account: Account, limit: int, held_by_all: int, held: int, own_most: int | None) -> int:
         """Return an account's maximum of a limit. `own_most` is its maximum in the policy; None: it has none there."""

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from typing import Final
 
 from prometheus_client.core import Metric
@@ -24,6 +25,7 @@ from purgatory import sizes
 from purgatory.clock import EngineTime
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, PartitionName, Refusal
+from purgatory.engine.calls import Apply, Extend, Register
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.journal.continued_time import ReadClocks
@@ -31,15 +33,13 @@ from purgatory.journal.group import Group, Moment, RefusedRows, SessionChanges, 
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.thread import JournalThread
 from purgatory.service.histogram import Histogram
-from purgatory.service.listeners.events import Applied, Completed, Extended, Registered
 from purgatory.service.listeners.journal_metrics import SYNC_BOUNDS_MS, JournalStatistics, journal_metrics
-from purgatory.service.listeners.listener import ASYNC, SYNC, Journal
+from purgatory.service.listeners.listener import ASYNC, SYNC, Called, Completed, Journal
 from purgatory.service.loop_stalls import StallTimer
 from purgatory.service.sessions.refused import RefusedOperation
 from purgatory.service.sessions.session import Session
 
 LOGGER: Final = logging.getLogger(__name__)
-
 
 ASYNC_PAUSE_S: Final = 0.02
 """In async mode: minimum time from one group to the next. No answer waits for it, and larger groups cost less for each
@@ -169,10 +169,21 @@ class DurableJournal(Journal):
             groups, thread.errors, thread.bytes, builder.registrations, builder.results, self.recovered
         )
 
-    def registered(self, event: Registered) -> None:
-        """Unary waits are not recorded, because they end with their call."""
-        if event.session is not None:
-            self.changed(event.session)
+    def called(self, event: Called) -> None:
+        """Collect what may have changed apart from results. Unary waits are not recorded: they end with their call."""
+        call, session = event.call, event.session
+        if isinstance(call, Apply):
+            self._applied(call, event.receipt.next_index)
+        elif session is None:
+            return
+        elif isinstance(call, Register):
+            self.changed(session)
+        elif isinstance(call, Extend) and any(event.receipt.were_pending):
+            # Deadlines have changed: the rows of these operations are written again.
+            extended = list(compress(call.operation_ids, event.receipt.were_pending))
+            self._changes_of(session).progressed.update(extended)
+            self._change_count += len(extended)
+            self._schedule_commit()
 
     def changed(self, session: Session) -> None:
         # A session in which nothing was registered is not written: its client loses nothing if a crash forgets it, and
@@ -191,12 +202,6 @@ class DurableJournal(Journal):
             # The object itself and not a copy: the outbox appends the same one later, and neither of them changes it.
             self._add_results(event.session, event.completions, len(event.completions))
 
-    def extended(self, event: Extended) -> None:
-        """Deadlines have changed: the rows of these operations are written again."""
-        self._changes_of(event.session).progressed.update(event.operation_ids)
-        self._change_count += len(event.operation_ids)
-        self._schedule_commit()
-
     def refused_in_session(self, session: Session, refused: Sequence[RefusedOperation]) -> None:
         plain = [(refusal.code, refusal.field, refusal.message, number, kind) for refusal, number, kind in refused]
         self._add_results(session, plain, len(plain))
@@ -211,9 +216,9 @@ class DurableJournal(Journal):
             self._changes_of(session).dropped = True
             self._schedule_commit()
 
-    def applied(self, event: Applied) -> None:
+    def _applied(self, call: Apply, stop: int) -> None:
         """Events were applied: the partitions and keys that they name may have changed, and operations progressed."""
-        batch, start, stop = event.batch, event.start, event.receipt.next_index
+        batch, start = call.batch, call.start
         # A column of one value holds for all events and must not be sliced; an empty one means index 0 for each of
         # them.
         places = batch.item_indexes[start:stop] or [0]

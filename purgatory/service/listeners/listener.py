@@ -1,36 +1,29 @@
 """Notifications of the host's work: one base class whose hooks do nothing. Metrics, archive and journal subclass it.
 
-The host calls all listeners in turn, once per batch and never per operation. For an engine call the order is: the call
+The host calls all listeners in turn, once per call of the engine and never per operation. The order is: the call
 itself, then what it completed for each owner, then `call_finished`. All listeners have seen a completion before its
 results get their sequence numbers, so none depends on the order of the list.
 
-A hook must not block or change the host. If it raises, the event is lost for this listener only (see `Listeners`).
-Hooks with more than two values receive one object from `events`.
+A hook must not block, change the host, or modify batches, receipts and completions. If it raises, the event is lost for
+this listener only (see `Listeners`).
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec
 
 from prometheus_client.core import Metric
 
-from purgatory.engine.batches import Refusal
-from purgatory.service.listeners.events import (
-    Applied,
-    Cancelled,
-    CancelledSession,
-    CancelledWaits,
-    Completed,
-    Extended,
-    FailedStale,
-    Registered,
-)
+from purgatory.engine.batches import Receipt, Refusal
+from purgatory.engine.calls import Call
+from purgatory.engine.completions import Completions
 from purgatory.service.sessions.refused import RefusedOperation
 from purgatory.service.sessions.session import Session
 
 LOGGER: Final = logging.getLogger(__name__)
+P = ParamSpec("P")
 
 NONE: Final = 1
 SYNC: Final = 2
@@ -38,6 +31,28 @@ ASYNC: Final = 3
 """Durability of a receipt: kept in memory, on disk before it is sent, or on disk soon after. Same numbers as on the
 wire.
 """
+
+
+class Called(NamedTuple):
+    """A call was performed on the engine, or refused before the engine saw it (`Listener.refused_unseen`)."""
+
+    session: Session | None
+    """None: a call for unary waits, or for no owner."""
+    principal: str
+    """Of the caller; empty: a caller without a principal, or the host."""
+    call: Call
+    """As the caller sent it, with the names that were refused."""
+    receipt: Receipt
+    now_ms: int
+    """Engine time, milliseconds."""
+
+
+class Completed(NamedTuple):
+    """Operations of one owner have ended. Their results have no sequence numbers yet."""
+
+    session: Session | None
+    principal: str
+    completions: Completions
 
 
 class Listener:
@@ -58,43 +73,15 @@ class Listener:
 
     # Engine calls.
 
-    def registered(self, event: Registered) -> None:
-        """A batch of operations was registered."""
+    def called(self, event: Called) -> None:
+        """A call was performed. It may have had no effect, such as a `PassTime` that ended nothing.
 
-    def refused_unseen(self, event: Registered) -> None:
-        """A batch was refused before the engine saw it; its receipt refuses each operation that was not known."""
-
-    def applied(self, event: Applied) -> None:
-        """A slice of a batch of events was applied."""
-
-    def cancelled(self, event: Cancelled) -> None:
-        """Operations were cancelled by id."""
-
-    def cancelled_session(self, event: CancelledSession) -> None:
-        """Everything pending in a session was cancelled."""
-
-    def cancelled_with_session(self, event: CancelledSession) -> None:
-        """Everything pending in a session was cancelled, because it is being dropped. The results are `discarded`."""
-
-    def cancelled_waits(self, event: CancelledWaits) -> None:
-        """All operations waiting on a partition or key were cancelled."""
-
-    def extended(self, event: Extended) -> None:
-        """Operations were given more time."""
-
-    def failed_stale(self, event: FailedStale) -> None:
-        """Operations were failed because of stale marks."""
-
-    def shut_down(self, ended: int, now_ms: int) -> None:
-        """A slice of the pending operations was ended because the daemon is shutting down."""
-
-    def expired(self, now_ms: int) -> None:
-        """The clock was advanced, and operations expired."""
-
-    def paused(self, pause_ms: int, now_ms: int) -> None:
-        """Nothing could be received for `pause_ms`, which silences and stale timeouts of pending operations do not
-        count.
+        A `CancelAll` or `CancelName` that takes several slices is reported as a `Cancel` by id for each slice and
+        owner: operations may be registered between slices. Results of a session that is being dropped are `discarded`.
         """
+
+    def refused_unseen(self, event: Called) -> None:
+        """A registration was refused before the engine saw it. The receipt refuses what was not known already."""
 
     def completed(self, event: Completed) -> None:
         """Operations of one owner have ended. Their results have no sequence numbers yet."""
@@ -153,12 +140,6 @@ class Listener:
         """
 
 
-ANSWERING: Final = ("reason_to_refuse", "metrics", "held_bytes")
-"""Hooks that return something; all others return nothing."""
-
-HOOKS: Final = [name for name in vars(Listener) if not name.startswith("_") and name != "hook_failed"]
-
-
 class Listeners(Listener):
     """The listeners of a host, as one listener: each hook calls the hooks of all of them, in notification order.
 
@@ -170,8 +151,8 @@ class Listeners(Listener):
         self.failures: Final[Counter[str]] = Counter()
         """Exceptions so far, by class of the listener."""
         self._listeners: Final[list[Listener]] = []
-        self._calls: Final[dict[str, list[tuple[Listener, Callable[..., Any]]]]] = {hook: [] for hook in HOOKS}
-        """By hook, for the listeners that override it: few do."""
+        self._overriding: Final[dict[Callable[..., Any], list[tuple[Listener, Callable[..., Any]]]]] = {}
+        """By hook of `Listener`: the listeners that override it, and their hooks. Few do."""
         self._logged: Final[set[tuple[str, str]]] = set()
         for listener in listeners:
             self.append(listener)
@@ -182,22 +163,11 @@ class Listeners(Listener):
     def append(self, listener: Listener) -> None:
         self._listeners.append(listener)
         self.failures[type(listener).__name__] += 0  # exported from the start
-        self._find_hooks()
+        self._overriding.clear()
 
     def remove(self, listener: Listener) -> None:
         self._listeners.remove(listener)
-        self._find_hooks()
-
-    def reason_to_refuse(self) -> Refusal | None:
-        """The first reason that a listener gives; None: there is none."""
-        return next(filter(None, self._answers("reason_to_refuse")), None)
-
-    def metrics(self) -> Iterable[Metric]:
-        # The other methods that return metrics are generators, so it is the reading that may raise.
-        return chain.from_iterable(self._answers("metrics", list))
-
-    def held_bytes(self) -> int:
-        return sum(self._answers("held_bytes"))
+        self._overriding.clear()
 
     def failed(self, who: str, what: str, error: Exception) -> None:
         """Count an exception of a listener, or of another part that must not prevent the delivery of results."""
@@ -206,41 +176,92 @@ class Listeners(Listener):
             self._logged.add((who, what))
             LOGGER.error("%s failed in %s; further failures there are only counted", who, what, exc_info=error)
 
-    def call(self, hook: str, event: tuple[object, ...]) -> None:
-        """Call a hook that returns nothing."""
-        for listener, call in self._calls[hook]:
+    def _tell(self, hook: Callable[Concatenate[Any, P], None], *event: P.args, **_named: P.kwargs) -> None:
+        for listener, call in self._overriding.get(hook) or self._find(hook):
             try:
                 call(*event)
             except Exception as error:  # noqa: BLE001 - logged and counted
-                self.failed(type(listener).__name__, hook, error)
+                self.failed(type(listener).__name__, hook.__name__, error)
                 listener.hook_failed(error)
 
-    def _answers(self, hook: str, read: Callable[[Any], Any] = lambda answer: answer) -> Iterator[Any]:
-        for listener, call in self._calls[hook]:
+    def _answers(self, hook: Callable[..., Any], read: Callable[[Any], Any] = lambda answer: answer) -> Iterator[Any]:
+        for listener, call in self._overriding.get(hook) or self._find(hook):
             try:
                 answer = read(call())
             except Exception as error:  # noqa: BLE001 - logged and counted
-                self.failed(type(listener).__name__, hook, error)
+                self.failed(type(listener).__name__, hook.__name__, error)
             else:
                 yield answer
 
-    def _find_hooks(self) -> None:
-        for hook, calls in self._calls.items():
-            base, bound = getattr(Listener, hook), [(one, getattr(one, hook)) for one in self._listeners]
-            calls[:] = [pair for pair in bound if getattr(pair[1], "__func__", None) is not base]
+    def _find(self, hook: Callable[..., Any]) -> list[tuple[Listener, Callable[..., Any]]]:
+        bound = [(one, getattr(one, hook.__name__)) for one in self._listeners]
+        found = [pair for pair in bound if getattr(pair[1], "__func__", None) is not hook]
+        self._overriding[hook] = found
+        return found
 
+    # The hooks of `Listener`.
 
-def _to_all(hook: str) -> Callable[..., None]:
-    def to_all(listeners: Listeners, *event: object) -> None:
-        listeners.call(hook, event)
+    def reason_to_refuse(self) -> Refusal | None:
+        """The first reason that a listener gives; None: there is none."""
+        return next(filter(None, self._answers(Listener.reason_to_refuse)), None)
 
-    return to_all
+    def metrics(self) -> Iterable[Metric]:
+        # The other methods that return metrics are generators, so it is the reading that may raise.
+        return chain.from_iterable(self._answers(Listener.metrics, list))
 
+    def held_bytes(self) -> int:
+        return sum(self._answers(Listener.held_bytes))
 
-# Types and documentation of these are those of `Listener`; a hook that is added there needs nothing here.
-for _hook in HOOKS:
-    if _hook not in ANSWERING:
-        setattr(Listeners, _hook, _to_all(_hook))
+    def called(self, event: Called) -> None:
+        self._tell(Listener.called, event)
+
+    def refused_unseen(self, event: Called) -> None:
+        self._tell(Listener.refused_unseen, event)
+
+    def completed(self, event: Completed) -> None:
+        self._tell(Listener.completed, event)
+
+    def discarded(self, event: Completed) -> None:
+        self._tell(Listener.discarded, event)
+
+    def call_finished(self) -> None:
+        self._tell(Listener.call_finished)
+
+    def refused(self, refusals: Sequence[Refusal]) -> None:
+        self._tell(Listener.refused, refusals)
+
+    def call_refused(self, reason: str) -> None:
+        self._tell(Listener.call_refused, reason)
+
+    def refused_in_session(self, session: Session, refused: Sequence[RefusedOperation]) -> None:
+        self._tell(Listener.refused_in_session, session, refused)
+
+    def session_opened(self) -> None:
+        self._tell(Listener.session_opened)
+
+    def session_dropped(self, session: Session) -> None:
+        self._tell(Listener.session_dropped, session)
+
+    def acknowledged(self, session: Session) -> None:
+        self._tell(Listener.acknowledged, session)
+
+    def stream_connected(self) -> None:
+        self._tell(Listener.stream_connected)
+
+    def stream_disconnected(self) -> None:
+        self._tell(Listener.stream_disconnected)
+
+    def waited_for_turn(self, work: int, us: int) -> None:
+        self._tell(Listener.waited_for_turn, work, us)
+
+    def tick(self) -> None:
+        self._tell(Listener.tick)
+
+    def loop_lag_ms(self, ms: float) -> None:
+        self._tell(Listener.loop_lag_ms, ms)
+
+    def reaper_failed(self) -> None:
+        self._tell(Listener.reaper_failed)
 
 
 class Journal(Listener):

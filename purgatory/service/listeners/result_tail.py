@@ -14,8 +14,7 @@ from purgatory.engine.completions import Completions
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.errors import resource_exhausted
-from purgatory.service.listeners.events import Completed
-from purgatory.service.listeners.listener import Listener, Listeners
+from purgatory.service.listeners.listener import Completed, Listener, Listeners
 from purgatory.service.translate.tail import ended_operation
 from purgatory.service.translate.uniform_columns import is_uniform
 

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from purgatory.engine.batches import Refusal
+from purgatory.engine.batches import Receipt, Refusal
+from purgatory.engine.calls import Apply, Register
 from purgatory.engine.codes import (
     DELETE_RECORDS,
     EVENT_NAMES,
@@ -23,8 +24,7 @@ from purgatory.engine.codes import (
 from purgatory.engine.completions import Completions
 from purgatory.service.fair_queue import WORK_NAMES
 from purgatory.service.histogram import Histogram
-from purgatory.service.listeners.events import Applied, Completed, Registered
-from purgatory.service.listeners.listener import Listener
+from purgatory.service.listeners.listener import Called, Completed, Listener
 from purgatory.service.sessions.session import Session
 from purgatory.service.translate.uniform_columns import is_uniform
 
@@ -77,9 +77,13 @@ class Metrics(Listener):
         self.streams_connected = 0
         self.streams_disconnected = 0
 
-    def registered(self, event: Registered) -> None:
-        """Count repeats. The engine counts accepted operations itself, and refused ones are counted in `refused`."""
-        self.repeated[event.kind] += event.receipt.already_known
+    def called(self, event: Called) -> None:
+        """Count events and repeats. The engine counts accepted operations, and `refused` counts the refused ones."""
+        call = event.call
+        if isinstance(call, Apply):
+            self._applied(call, event.receipt)
+        elif isinstance(call, Register):
+            self.repeated[call.kind] += event.receipt.already_known
 
     def refused(self, refusals: Sequence[Refusal]) -> None:
         for refusal in refusals:
@@ -108,9 +112,9 @@ class Metrics(Listener):
         if expired:
             self._expired(completions)
 
-    def applied(self, event: Applied) -> None:
-        batch, receipt = event.batch, event.receipt
-        types = batch.types[event.start : receipt.next_index]
+    def _applied(self, call: Apply, receipt: Receipt) -> None:
+        batch = call.batch
+        types = batch.types[call.start : receipt.next_index]
         counts = {types[0]: 1} if len(types) == 1 else Counter(types)
         for event_type, times in counts.items():
             # All of them first; refused events are few, and are moved to another result below.

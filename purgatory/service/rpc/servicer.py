@@ -16,7 +16,6 @@ from purgatory.service.errors import (
     unavailable,
 )
 from purgatory.service.host import Host
-from purgatory.service.registration import register_unary_wait
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.event_calls import advance_durably, serve_events
 from purgatory.service.rpc.handlers import Requests, uncancelled
@@ -201,7 +200,7 @@ class PurgatoryServicer(InspectionCalls):
         run = run_from_row(row, operation_id, self._host.engine.limits.timeout_ms_default)
         if run is None:
             raise invalid_argument("operation.condition", NO_CONDITION)
-        register_unary_wait(self._host, run, call.account)
+        self._host.register_unary_wait(run, call.account)
 
     def _session_of(self, session_id: str, principal: str, call: Call, done: str) -> sessions.Session:
         """A session of the caller, or of another principal if the caller is an admin. Raises `RpcError`."""

@@ -39,7 +39,7 @@ async def register(
             receipt = wire.Receipt(batch_id=batch.batch_id, durability=host.journal.durability)
             # The usual case, without a lock: there is no await between the check and the end of the registration.
             if part.is_last and not session.registering.is_taken:
-                _add_part(receipt, Registration(host, session), part)
+                _add_part(receipt, host.registration(session), part)
                 return receipt
         async with session.registering:
             # While this call waited for its turn, the session may have been closed, and others may have used up the
@@ -106,7 +106,7 @@ async def _add_parts(
     turn: Turn,
 ) -> None:
     watched = host.holds.of("Register")
-    registration = Registration(host, session)
+    registration = host.registration(session)
     while True:
         with watched:
             _add_part(receipt, registration, part)

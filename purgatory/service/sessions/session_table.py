@@ -43,7 +43,7 @@ SESSION_ID_LENGTH_MAX: Final = 128
 class Sessions:
     """The table of sessions. It adds and removes engine owners and uses nothing else of the engine.
 
-    `end_pending(session, now_ms)` is called for a dropped session with pending operations. It cancels them and returns
+    `end_pending(session)` is called for a dropped session with pending operations. It cancels them and returns
     whether all have ended; if not, it continues in later slices and finally calls `forget`.
     """
 
@@ -53,7 +53,8 @@ class Sessions:
         settings: HostSettings,
         listeners: Listener,
         holds: LoopStalls,
-        end_pending: Callable[[Session, int], bool],
+        end_pending: Callable[[Session], bool],
+        now_ms: Callable[[], int],
         shares: Shares | None = None,
     ) -> None:
         self._engine: Final = engine
@@ -63,6 +64,7 @@ class Sessions:
         self._listeners: Final = listeners
         self._writing: Final = holds.of("results")
         self._end_pending: Final = end_pending
+        self._now_ms: Final = now_ms
         self._opened = 0
         self._shares: Final = shares or Shares(settings, engine)
         self.accounts: Final = self._shares.accounts
@@ -149,7 +151,7 @@ class Sessions:
                 f"must have 1 to {SESSION_ID_LENGTH_MAX} characters, not {len(session_id)}: {quoted(session_id)}",
             )
         self.shards.check_session(session_id)
-        if len(self._by_id) >= self._sessions_max and not self._evict_finished(now_ms):
+        if len(self._by_id) >= self._sessions_max and not self._evict_finished():
             message = f"the daemon keeps at most {self._sessions_max} sessions"
             refused = Refusal(0, RESOURCE_EXHAUSTED, "sessions", message)
             self._listeners.refused([refused])
@@ -171,7 +173,7 @@ class Sessions:
             finished = (one for one in chain(self._just_used.values(), self._evictable.values()) if one.is_finished)
             mine = next((one for one in finished if one.account is account), None)
             if mine is not None:
-                self._drop(mine, now_ms)
+                self._drop(mine)
                 refusal = None
         retry_after_ms = RETRY_AFTER_MS if refusal is None else self._next_expiry_ms(now_ms)
         refusal = refusal or self._shares.memory_refusal(account, SESSION_BYTES)
@@ -179,16 +181,16 @@ class Sessions:
             self._listeners.refused([refusal])
             raise from_refusal(refusal, "", retry_after_ms)
 
-    def _evict_finished(self, now_ms: int) -> bool:
+    def _evict_finished(self) -> bool:
         """Drop a finished session if there is one, preferably one that may go early; return whether there was one."""
         while self._just_used:
             session = self._first_just_used()
             if session.may_go_early:
-                self._drop(session, now_ms)
+                self._drop(session)
                 return True
         if not self._evictable:
             return False
-        self._drop(next(iter(self._evictable.values())), now_ms)
+        self._drop(next(iter(self._evictable.values())))
         return True
 
     def _first_just_used(self) -> Session:
@@ -299,7 +301,7 @@ class Sessions:
                 break
             session = self._first_just_used()
             if session.may_go_early:
-                self._drop(session, now_ms)
+                self._drop(session)
         # The slice is used up.
         else:
             return True
@@ -309,14 +311,14 @@ class Sessions:
             session = next(iter(self._disconnected.values()))
             if now_ms - session.last_used_ms < self._ttl_ms:
                 return False
-            self._drop(session, now_ms)
+            self._drop(session)
         return True
 
-    def forget(self, session: Session, now_ms: int) -> None:
+    def forget(self, session: Session) -> None:
         """A dropped session has no pending operations left: remove its engine owner."""
         # Only now: until its last operation has ended, the host finds the session of its completions by owner.
         del self._by_owner_id[session.owner.owner_id]
-        self._engine.remove_owner(session.owner, now_ms)
+        self._engine.remove_owner(session.owner, self._now_ms())
 
     def touch(self, session: Session, now_ms: int) -> None:
         """The session is in use: its time to live starts over."""
@@ -326,9 +328,9 @@ class Sessions:
             self._forget_last_use(session)
             self._disconnected[session.key] = self._just_used[session.key] = session
 
-    def close(self, session: Session, now_ms: int) -> None:
+    def close(self, session: Session) -> None:
         """Drop a session and end its stream, if it has one."""
-        self._drop(session, now_ms)
+        self._drop(session)
         if session.stream is not None:
             session.stream.session_closed()
 
@@ -336,7 +338,7 @@ class Sessions:
         for places in (self._disconnected, self._just_used, self._evictable):
             places.pop(session.key, None)
 
-    def _drop(self, session: Session, now_ms: int) -> None:
+    def _drop(self, session: Session) -> None:
         self._listeners.session_dropped(session)
         # Before its operations end: the host discards the results of a dropped session, where it would add others to
         # the outbox.
@@ -345,5 +347,5 @@ class Sessions:
         session.outbox.discard()
         del self._by_id[session.key]
         self._forget_last_use(session)
-        if not session.owner.pending or self._end_pending(session, now_ms):
-            self.forget(session, now_ms)
+        if not session.owner.pending or self._end_pending(session):
+            self.forget(session)

@@ -52,8 +52,9 @@ class UnaryWaits:
         """The account of an engine owner; None: the owner belongs to a session."""
         return self._account_of_owner.get(owner_id)
 
-    def owners(self) -> list[Owner]:
-        return list(self._owners.values())
+    def accounts(self) -> list[Account]:
+        """Accounts with calls in flight."""
+        return list(self._owners)
 
     def add(self, account: Account) -> tuple[int, asyncio.Future[ResultSlice]]:
         """Return a new operation id and the future of its result, a slice of length 1."""

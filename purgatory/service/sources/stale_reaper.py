@@ -26,8 +26,8 @@ CHECKED_PER_SLICE: Final = 1_000
 ALWAYS_MS: Final = 2**62
 """Longer than any stale timeout."""
 
-Fail = Callable[[int, list[int], set[PartitionName], int], None]
-"""Fails operations of an owner (by id), at most one slice of work. The marks are those that are stale at that time."""
+Fail = Callable[[int, list[int], set[PartitionName]], None]
+"""Fails operations of an owner (by id), at most one slice of work, because of the marks."""
 
 
 class StaleReaper:
@@ -91,7 +91,7 @@ class StaleReaper:
         # At most a slice of each: the next check finds the others again.
         for owner_id, own in by_owner.items():
             operation_ids = sorted(waits.operation_id(slot) for slot in own)
-            self._fail(owner_id, operation_ids, {name for name in waits.names(own) if name in stale}, now_ms)
+            self._fail(owner_id, operation_ids, {name for name in waits.names(own) if name in stale})
 
     def _stale_ms(self, names: list[PartitionName], now_ms: int) -> dict[PartitionName, int]:
         marks = ((name, self._sources.stale(name, now_ms)) for name in names)

@@ -113,8 +113,8 @@ class Direct:
 
     def check(self) -> None:
         """End everything, and check that nothing was lost: registered equals ended, and nothing is watched."""
-        while self._engine.perform(None, ShutDown(1_000), self._clock.now_ms()).ended:
-            self.host.deliver()
+        while self.host.perform(None, None, ShutDown(1_000)).has_more:
+            pass
         for kind in KINDS:
             counts = self._engine.inspection.counts(kind)
             ended = counts.satisfied + counts.failed + counts.expired + counts.cancelled + counts.shutting_down
@@ -130,8 +130,7 @@ class Direct:
 
     def _pass_time(self, ms: int) -> None:
         self._clock.jump(ms)
-        self._engine.perform(None, PassTime(100), self._clock.now_ms())
-        self.host.deliver()
+        self.host.perform(None, None, PassTime(100))
 
     def _take_results(self, *, columns: bool) -> None:
         """Encode the available results as rows or columns, and sometimes acknowledge them."""

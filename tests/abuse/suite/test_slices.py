@@ -11,12 +11,12 @@ import pytest
 
 from purgatory import sizes
 from purgatory.engine import codes
+from purgatory.engine.calls import Cancel, Register
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.errors import BatchRejected
 from purgatory.service.host import Host
-from purgatory.service.listeners.events import Cancelled, Completed, Registered
-from purgatory.service.listeners.listener import Listener
+from purgatory.service.listeners.listener import Called, Completed, Listener
 from purgatory.service.loop_stalls import LoopStalls
 from purgatory.service.rpc import session_requests
 from purgatory.service.rpc.call import Call, Context
@@ -47,11 +47,11 @@ class CountingListener(Listener):
         self.cancelled_ids: list[int] = []
         self._items = 0
 
-    def registered(self, event: Registered) -> None:
-        self.registered_rows.append(len(event.batch.operation_ids))
-
-    def cancelled(self, event: Cancelled) -> None:
-        self.cancelled_ids += event.operation_ids
+    def called(self, event: Called) -> None:
+        if isinstance(event.call, Register):
+            self.registered_rows.append(len(event.call.batch.operation_ids))
+        elif isinstance(event.call, Cancel):
+            self.cancelled_ids += event.call.operation_ids
 
     def completed(self, event: Completed) -> None:
         self._items += event.completions.items

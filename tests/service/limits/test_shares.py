@@ -20,7 +20,6 @@ from purgatory.service.budget.shares import share
 from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host
 from purgatory.service.metrics.metrics import Metrics
-from purgatory.service.registration import Registration, register_unary_wait
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings, LimitsSettings, SharesSettings
 from purgatory.service.translate.operations import OperationRun
@@ -52,7 +51,7 @@ def register(host: Host, session: Session, count: int, topic: str = "orders") ->
             [session.owner.highest_operation_id + 1], partitions=[(topic, 0)], item_indexes=[0], offsets=[9],
             timeouts_ms=[60_000],
         )  # fmt: skip
-        accepted += Registration(host, session).register([OperationRun(codes.PRODUCE, batch)], []).accepted
+        accepted += host.registration(session).register([OperationRun(codes.PRODUCE, batch)], []).accepted
     return accepted
 
 
@@ -136,7 +135,7 @@ async def test_signals_of_one_account_forget_no_keys_of_another(value: bytes) ->
     session, accepted = host.sessions.open("jobs", 0, bob)[0], 0
     for number in range(1, 101):
         batch = OperationBatch([number], keys=[f"w/{number}"], item_indexes=[0], offsets=[9])
-        accepted += Registration(host, session).register([OperationRun(codes.SIGNAL, batch)], []).accepted
+        accepted += host.registration(session).register([OperationRun(codes.SIGNAL, batch)], []).accepted
     assert accepted == 66
     keys = [f"b/{number}" for number in range(1_000)]
     flood = EventBatch(
@@ -231,7 +230,7 @@ async def holds_at_most(host: Host, account: Account, name: str) -> int:
     session = host.sessions.open("jobs", 0, account)[0]
     if name == "signal_keys_max":
         return sum(
-            Registration(host, session)
+            host.registration(session)
             .register(
                 [OperationRun(codes.SIGNAL, OperationBatch([number], keys=[f"k{number}"], item_indexes=[0]))],
                 [],
@@ -297,12 +296,12 @@ async def test_what_calls_wait_for_counts_for_their_account() -> None:
     with host.unary_wait(ann) as (operation_id, _), host.unary_wait(ann) as (second_id, _):
         run = wait_for("payments", 0, 1, 2)
         run.batch.operation_ids[0] = operation_id
-        register_unary_wait(host, run, ann)
+        host.register_unary_wait(run, ann)
         assert (ann.usage.items, ann.usage.operations, ann.usage.partitions) == (8, 6, 4)
         run = wait_for("payments", 0)
         run.batch.operation_ids[0] = second_id
         with pytest.raises(RpcError, match="current share"):
-            register_unary_wait(host, run, ann)
+            host.register_unary_wait(run, ann)
         assert register(host, session_of(host, "ann"), 1) == 0
     # Of calls that end together, only the first is cancelled in this loop iteration, and the others in the next one.
     await asyncio.sleep(0)
@@ -393,7 +392,7 @@ def test_accounts_are_what_a_recount_says(steps: list[tuple[str, str, str, int]]
         elif what == "cancel":
             asyncio.run(host.cancel_session(session))
         else:
-            host.sessions.close(session, clock.now_ms())
+            host.sessions.close(session)
         counts = recount(host)
         for name in ("", "ann", "bob"):
             held = host.shares.accounts.of(name)

@@ -16,7 +16,6 @@ from purgatory.engine.batches import OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
-from purgatory.service.registration import Registration
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
@@ -37,7 +36,7 @@ def one_wait(timeout_ms: int) -> tuple[Host, Session, ManualClock]:
     host = Host(Engine(EngineLimits(), 1), clock, HostSettings())
     session, _ = host.sessions.open("s", 1)
     batch = OperationBatch([1], partitions=[("orders", 3)], offsets=[5], timeouts_ms=[timeout_ms])
-    Registration(host, session).register([OperationRun(codes.PRODUCE, batch)], [])
+    host.registration(session).register([OperationRun(codes.PRODUCE, batch)], [])
     return host, session, clock
 
 
