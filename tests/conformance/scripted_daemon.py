@@ -21,7 +21,7 @@ from grpc_status import rpc_status
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.strangers.cutting_proxy import CuttingProxy
+from tests.kit.proxy import FaultyProxy
 
 DEADLINE_S: Final = 30.0
 """For anything that a client has to do. It usually takes milliseconds."""
@@ -101,7 +101,7 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         self._streams: dict[str, asyncio.Queue[Outgoing]] = {}
         self._changed: Final = asyncio.Event()
         self._target = NOWHERE
-        self._proxy: Final = CuttingProxy(NOWHERE)
+        self._proxy: Final = FaultyProxy(NOWHERE)
         self._credentials: Final = credentials
         self._server: Final = grpc.aio.server(options=[("grpc.max_receive_message_length", bytes_enforced)])
 
@@ -112,11 +112,12 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         else:
             port = self._server.add_secure_port("127.0.0.1:0", self._credentials)
         await self._server.start()
+        await self._proxy.__aenter__()
         self._target = self._proxy.target = f"127.0.0.1:{port}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._proxy.close()
+        await self._proxy.__aexit__()
         await self._server.stop(0)
 
     def __str__(self) -> str:
@@ -190,7 +191,7 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         """Reset all connections. `unreachable`: new ones fail until `restore`."""
         if unreachable:
             self._proxy.target = NOWHERE
-        self._proxy.cut(0, DEADLINE_S)
+        self._proxy.drop_all()
 
     def restore(self) -> None:
         self._proxy.target = self._target

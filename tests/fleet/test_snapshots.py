@@ -5,7 +5,7 @@ With a log in memory.
 import asyncio
 import tracemalloc
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from purgatory.replicated_log.snapshots import (
     load_snapshot,
     store_snapshot,
 )
-from tests.fleet.test_standby import MemoryLog, group, log
+from tests.fleet.memory_log import MemoryLog
+from tests.fleet.test_standby import group, log
 from tests.journal.test_damaged_copy import LAST, a_log, follow
 from tests.kit.eventually import wait_until
 
@@ -88,28 +89,10 @@ async def test_a_snapshot_is_stored_when_the_last_is_old_or_much_was_appended(
     assert set(stored) == {tmp_path}
 
 
-class SnapshotLog(MemoryLog):
-    """A log with snapshots."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stored: list[tuple[int, list[bytes]]] = []
-
-    def put_snapshot(self, position: int, chunks: Sequence[bytes]) -> None:
-        self.stored.append((position, list(chunks)))
-
-    def last_snapshot(self, below: int | None = None) -> Snapshot | None:
-        found = [one for one in self.stored if below is None or one[0] < below]
-        if not found:
-            return None
-        position, chunks = max(found)
-        return Snapshot(position, lambda: iter(chunks))
-
-
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     """The chunks of a good snapshot."""
-    folder, log = tmp_path_factory.mktemp("leader"), SnapshotLog()
+    folder, log = tmp_path_factory.mktemp("leader"), MemoryLog()
     follow(folder, a_log())[0].release()
     assert store_snapshot(folder / DATABASE, log) == LAST
     return log.stored[0][1]
@@ -146,7 +129,7 @@ def test_snapshot_that_cannot_be_decoded_is_skipped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A standby takes the snapshot before it, and never holds more than a part of the content in memory."""
-    log = SnapshotLog()
+    log = MemoryLog()
     log.stored += [(LAST, stored), (LAST + 5, damaged(stored))]
     replica = Replica(tmp_path)
     tracemalloc.start()

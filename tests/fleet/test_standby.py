@@ -1,6 +1,5 @@
 """A standby: when it claims, and how much time it says has passed. With a log in memory and a clock set by hand."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,65 +8,14 @@ import pytest
 from purgatory.journal.group import Group, Moment
 from purgatory.journal.statements import StatementBuilder
 from purgatory.replicated_log.entry import Entry, Kind, pack_rows
-from purgatory.replicated_log.errors import LogLost, LogRefused, LogUnavailable
+from purgatory.replicated_log.errors import LogLost, LogRefused
 from purgatory.replicated_log.leadership import Leadership
-from purgatory.replicated_log.replicated_log import Place, Snapshot
 from purgatory.replicated_log.standby import END_S, Standby
+from tests.fleet.memory_log import MemoryLog
 
 SILENCE_S = 2.0
 OTHER = b"o" * 16
 LAST = Moment(0, 0, 0, "")
-
-
-class MemoryLog:
-    """The log. Each read that finds nothing takes a tenth of a second."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-        self.ahead_s = 3_600.0
-        """The log's wall clock."""
-        self.entries: list[Entry] = []
-        self.before_claim: list[Entry] = []
-        """Entries that arrive between a standby's last read and its claim."""
-        self.outages = 0
-        """Number of reads that fail."""
-
-    def put(self, *entries: Entry) -> None:
-        for entry in entries:
-            self.entries.append(entry.at(len(self.entries), round((self.now_s + self.ahead_s) * 1_000)))
-
-    def create(self, shards: int) -> None: ...
-
-    def check(self, shards: int | None) -> None: ...
-
-    def end(self) -> int:
-        return len(self.entries)
-
-    def read(self, start: int, wait_s: float) -> list[Entry]:
-        if self.outages:
-            self.outages -= 1
-            self.now_s += 0.5
-            raise LogUnavailable("away")
-        if start >= len(self.entries):
-            self.now_s += wait_s
-        return self.entries[start:]
-
-    def begin(self, entry: Entry, position: int) -> None:
-        self.put(*self.before_claim)
-        self.before_claim.clear()
-        self.put(entry)
-
-    def finish(self, timeout_s: float) -> Place | None:
-        return Place(self.entries[-1].position, self.entries[-1].logged_ms)
-
-    def put_snapshot(self, position: int, chunks: Sequence[bytes]) -> None: ...
-
-    def last_snapshot(self, below: int | None = None) -> Snapshot | None:
-        return None
-
-    def trim(self, below: int) -> None: ...
-
-    def close(self) -> None: ...
 
 
 ORIGIN = Entry.origin()

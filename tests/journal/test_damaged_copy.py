@@ -23,7 +23,8 @@ from purgatory.replicated_log.snapshots import store_snapshot
 from purgatory.replicated_log.standby import Standby
 from tests.fleet.audit import audit
 from tests.fleet.file_audit import rows_of_file, rows_of_log
-from tests.fleet.test_standby import CLAIM, ORIGIN, OTHER, SILENCE_S, MemoryLog
+from tests.fleet.memory_log import MemoryLog
+from tests.fleet.test_standby import CLAIM, ORIGIN, OTHER, SILENCE_S
 
 pytestmark = pytest.mark.slow  # several hundred files are opened
 

@@ -6,7 +6,6 @@ All of them run the package that the tests import, so the same suite tests the c
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import json
@@ -15,16 +14,16 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
 import pytest
 
 import purgatory
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.forked_daemon import ForkedDaemon
+from tests.kit.loop_thread import LoopThread
 
 if TYPE_CHECKING:
     from purgatory.daemon import Daemon
@@ -192,22 +191,20 @@ class DaemonThread:
     """A daemon in a thread with an event loop of its own, for tests that block."""
 
     def __init__(self, *arguments: str) -> None:
-        self._loop: Final = asyncio.new_event_loop()
-        self._thread: Final = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
+        self._loop: Final = LoopThread()
         try:
-            self._daemon: Final = self._run(start(*arguments))
+            self._daemon: Final = self._loop.run(start(*arguments))
         except BaseException:
-            self._end()
+            self._loop.close()
             raise
         self.address: Final = self._daemon.grpc_address
         self.http_address: Final = self._daemon.http_address
 
     def stop(self) -> None:
         """Shut the daemon down. Does nothing if that was done before."""
-        if not self._loop.is_closed():
-            self._run(self._daemon.stop())
-            self._end()
+        if not self._loop.is_closed:
+            self._loop.run(self._daemon.stop())
+            self._loop.close()
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a function in the daemon's event loop."""
@@ -215,15 +212,7 @@ class DaemonThread:
         async def called() -> T:
             return function()
 
-        return self._run(called())
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
-
-    def _end(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE_S)
-        self._loop.close()
+        return self._loop.run(called())
 
 
 class RunDaemon(Protocol):

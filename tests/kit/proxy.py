@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
-from types import TracebackType
 from typing import Final, Self
+
+from tests.kit.eventually import eventually
+from tests.kit.loop_thread import LoopThread
 
 NOBODY = "127.0.0.1:1"
 
@@ -40,6 +42,8 @@ class FaultyProxy:
         """The number of accepted connections."""
         self.faults = 0
         """The number of faults."""
+        self.passed_bytes = 0
+        """The number of bytes from the target since the connections were last reset."""
         self.silent = False
         """Whether bytes are read and discarded while connections stay open."""
         self._refusing = False
@@ -56,14 +60,12 @@ class FaultyProxy:
         self.address = f"{host}:{port}"
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         for listening in self._server.sockets:
             # First accept no more: asyncio never closes a connection that it accepts while its server closes.
             asyncio.get_running_loop().remove_reader(listening.fileno())
-        for _ in range(4):
+        for _turn in range(4):
             await asyncio.sleep(0)  # until `_serve` has begun for a connection that was accepted just now
         self._server.close()
         self.heal()
@@ -116,8 +118,14 @@ class FaultyProxy:
         if swallowed:
             self.drop_all()
 
+    async def drop_after(self, count: int) -> None:
+        """Reset all connections once this many bytes have come from the target since they were last reset."""
+        await eventually(lambda: self.passed_bytes >= count, lambda: f"{self.passed_bytes} of {count} bytes")
+        self.drop_all()
+
     def drop_all(self) -> int:
         """Reset all connections; returns their number."""
+        self.passed_bytes = 0
         pipes, self._pipes = self._pipes, set()
         for pipe in pipes:
             pipe.abort()
@@ -172,9 +180,23 @@ class FaultyProxy:
                 if self._bytes_left >= 0:
                     self._bytes_left -= len(data)
                 sink.write(data)
+                if sink is pipe.near:
+                    self.passed_bytes += len(data)
                 await sink.drain()
         except (OSError, RuntimeError):
             pass  # dropped or half-closed, which is the purpose of this proxy
         finally:
             pipe.abort()
             self._pipes.discard(pipe)
+
+
+@contextlib.contextmanager
+def proxy_thread(target: str) -> Iterator[tuple[FaultyProxy, LoopThread]]:
+    """A proxy and the thread in whose loop it runs, for tests that block."""
+    thread, proxy = LoopThread(), FaultyProxy(target)
+    try:
+        thread.run(proxy.__aenter__())
+        yield proxy, thread
+        thread.run(proxy.__aexit__())
+    finally:
+        thread.close()

@@ -7,9 +7,9 @@ import pytest
 from playwright.sync_api import Page
 
 from tests.kit.daemon import DaemonProcess
+from tests.kit.proxy import proxy_thread
 from tests.pipeline.page.browser import chromium_path, running_browser
 from tests.strangers.client_builds import bundle_typescript
-from tests.strangers.cutting_proxy import CuttingProxy
 from tests.strangers.test_clients import (
     WAITS,
     advance_and_cut,
@@ -44,14 +44,13 @@ def test_a_browser_resumes_a_session_over_a_connection_that_is_cut(page: Page, s
     """Each wait of a page that the daemon's own address has served is registered once, and ends once."""
     bundle = bundle_typescript()
     before = operations_of(shared_daemon)
-    proxy = CuttingProxy(shared_daemon.http_address)
-    url = f"http://{proxy.address}"
-    page.route(f"{url}/waits.html", lambda route: route.fulfill(body="<!doctype html>", content_type="text/html"))
-    page.goto(f"{url}/waits.html")
-    page.add_script_tag(content=bundle.read_text("utf-8"))
-    page.evaluate(START, [url, WAITS, "browser"])
-    advance_and_cut(proxy, shared_daemon, "browser")
-    lines: list[list[str]] = page.evaluate("() => window.ended")
-    proxy.close()
+    with proxy_thread(shared_daemon.http_address) as (proxy, thread):
+        url = f"http://{proxy.address}"
+        page.route(f"{url}/waits.html", lambda route: route.fulfill(body="<!doctype html>", content_type="text/html"))
+        page.goto(f"{url}/waits.html")
+        page.add_script_tag(content=bundle.read_text("utf-8"))
+        page.evaluate(START, [url, WAITS, "browser"])
+        advance_and_cut(lambda count: thread.run(proxy.drop_after(count)), shared_daemon, "browser")
+        lines: list[list[str]] = page.evaluate("() => window.ended")
     assert as_expected(lines) == expected_lines(WAITS)
     assert operations_of(shared_daemon) - before == Counter(registered=WAITS, satisfied=WAITS)

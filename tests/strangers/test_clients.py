@@ -18,8 +18,8 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.kit.daemon import DaemonProcess
 from tests.kit.messages import advance_request, high_watermark
+from tests.kit.proxy import proxy_thread
 from tests.strangers.client_builds import BUILT, build_go, build_java, build_typescript
-from tests.strangers.cutting_proxy import CuttingProxy
 
 pytestmark = pytest.mark.xdist_group("strangers")
 
@@ -79,11 +79,11 @@ def advance(daemon: DaemonProcess, topic: str, offset: int) -> None:
         purgatory_service_pb2_grpc.PurgatoryServiceStub(channel).Advance(advance_request(high_watermark(topic, offset)))
 
 
-def advance_and_cut(proxy: CuttingProxy, daemon: DaemonProcess, topic: str) -> None:
+def advance_and_cut(cut: Callable[[int], None], daemon: DaemonProcess, topic: str) -> None:
     """Satisfy the waits bit by bit, and cut the connection whenever some results have passed, and at its beginning."""
-    for cut in range(1, CUTS + 1):
-        advance(daemon, topic, cut * WAITS // (CUTS + 1))
-        proxy.cut(after_bytes=500, timeout_s=DEADLINE_S)
+    for number in range(1, CUTS + 1):
+        advance(daemon, topic, number * WAITS // (CUTS + 1))
+        cut(500)
     advance(daemon, topic, WAITS)
 
 
@@ -111,11 +111,12 @@ def test_each_wait_ends_exactly_once_over_a_connection_that_is_cut(
 ) -> None:
     """The daemon registers each operation once, and the client delivers each result once, whenever it is cut off."""
     before = operations_of(shared_daemon)
-    proxy = CuttingProxy(shared_daemon.address)
-    with started(client, proxy.address, WAITS, tmp_path, topic) as ended:
-        advance_and_cut(proxy, shared_daemon, topic)
+    with (
+        proxy_thread(shared_daemon.address) as (proxy, thread),
+        started(client, proxy.address, WAITS, tmp_path, topic) as ended,
+    ):
+        advance_and_cut(lambda count: thread.run(proxy.drop_after(count)), shared_daemon, topic)
         lines = ended()
-    proxy.close()
     assert as_expected(lines) == expected_lines(WAITS)
     assert operations_of(shared_daemon) - before == Counter(registered=WAITS, satisfied=WAITS)
 
@@ -126,15 +127,16 @@ def test_a_daemon_that_has_forgotten_the_session_is_told_of_what_is_pending(
     """A connection that leads to another daemon begins a new session, as after a restart without a journal: what had no
     result is registered again, and ends once.
     """
-    proxy = CuttingProxy(shared_daemon.address)
-    with started(client, proxy.address, WAITS, tmp_path, topic) as ended:
+    with (
+        proxy_thread(shared_daemon.address) as (proxy, thread),
+        started(client, proxy.address, WAITS, tmp_path, topic) as ended,
+    ):
         advance(shared_daemon, topic, WAITS // 2)
-        proxy.cut(after_bytes=500, timeout_s=DEADLINE_S)
+        thread.run(proxy.drop_after(500))
         proxy.target = other_daemon.address
-        proxy.cut(0, DEADLINE_S)  # if it has connected again already
+        thread.run(proxy.drop_after(0))  # if it has connected again already
         advance(other_daemon, topic, WAITS)
         lines = ended()
-    proxy.close()
     assert as_expected(lines) == expected_lines(WAITS)
 
 

@@ -1,12 +1,10 @@
 """The fleet's log in real Kafka: entries, positions, settings of topics, snapshots, trimming, outages, and a duel."""
 
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -14,45 +12,21 @@ from examples.kafka_cluster import KafkaCluster
 from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.replicated_log import kafka_log
 from purgatory.replicated_log.entry import Entry, Kind
-from purgatory.replicated_log.errors import CutOff, Fenced, LogLost, LogRefused, LogTrimmed, LogUnavailable
+from purgatory.replicated_log.errors import CutOff, LogLost, LogRefused, LogUnavailable
 from purgatory.replicated_log.kafka_log import KafkaLog
 from purgatory.replicated_log.log_writer import LogWriter
 from purgatory.replicated_log.open_log import open_log
 from purgatory.replicated_log.reign import Reign
 from purgatory.replicated_log.standby import Standby
-from tests.fleet.duel import catch_up, duel, read_all
+from tests.fleet.duel import catch_up, duel
+from tests.fleet.log_contract import PATIENT_S, LogContract, OpenShard, new_writer, patient
 from tests.kafka.clients import ClusterClients
 from tests.kit.eventually import wait_until
 
 pytestmark = pytest.mark.slow
 
 
-PATIENT_S = 120.0
-"""The brokers of a test are slow while other tests run."""
-
-T = TypeVar("T")
-
-
 def ignore(entry: Entry) -> None: ...
-
-
-def patient(call: Callable[[], T]) -> T:
-    """The result of a call, repeated while the brokers do not answer."""
-    until = time.monotonic() + PATIENT_S
-    while True:
-        try:
-            return call()
-        except LogUnavailable:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.1)
-
-
-def new_writer(log: KafkaLog) -> LogWriter:
-    """A writer that has read the log to its end, and may claim."""
-    writer = LogWriter(log, Reign(), ignore, PATIENT_S)
-    patient(lambda: catch_up(writer, log))
-    return writer
 
 
 @pytest.fixture
@@ -69,34 +43,14 @@ def log(three_brokers: KafkaCluster, name: str) -> Iterator[KafkaLog]:
     log.close()
 
 
-def test_entries_are_read_as_they_were_appended(log: KafkaLog, three_brokers: KafkaCluster, name: str) -> None:
-    """Each entry is read back unchanged, with its offset and the broker's time; other shards have their origin only."""
-    writer = new_writer(log)
-    written = [writer.claim(-5, "a:1", "a:2"), writer.append(Kind.GROUP, 5, b"\0\xff" * 9)]
-    written += [writer.append(Kind.HEARTBEAT, 6), writer.append(Kind.RESIGNATION, 7)]
-    reign = Reign()
-    judged = [reign.accept(entry) for entry in patient(lambda: list(read_all(log)))]
-    origin, *read = [one for one in judged if one is not None]
-    assert (origin.kind, read) == (Kind.ORIGIN, written)
-    assert all(abs(entry.logged_ms / 1_000 - time.time()) < 3_600 for entry in written)
-    end = patient(log.end)
-    assert end > written[-1].position
-    assert patient(lambda: log.read(end, 0.1)) == []
-    other = KafkaLog(three_brokers.bootstrap, name, 0)
-    assert patient(other.end) == 1
-    log.create(2)
-    assert patient(other.end) == 1
-    other.close()
+@pytest.fixture
+def open_shard(three_brokers: KafkaCluster, name: str) -> OpenShard:
+    with closing(KafkaLog(three_brokers.bootstrap, name)) as log:
+        log.create(2)
+    return lambda shard: KafkaLog(three_brokers.bootstrap, name, shard)
 
 
-def test_parts_of_a_large_group(log: KafkaLog) -> None:
-    """A group larger than a record is written in parts, and a reader gets it back whole."""
-    seen: list[Entry] = []
-    writer, reader = new_writer(log), LogWriter(log, Reign(), seen.append)
-    writer.claim(0)
-    assert writer.append(Kind.GROUP, 7, b"x" * 2_000_000).number == 3
-    patient(lambda: catch_up(reader, log))
-    assert [len(one.content) for one in seen if not one.more] == [0, 0, 2_000_000]
+class TestKafkaLog(LogContract): ...
 
 
 def test_settings_of_the_topics_are_checked(log: KafkaLog, clients: ClusterClients, name: str) -> None:
@@ -188,65 +142,21 @@ def test_settings_on_which_the_promises_depend_are_refused(tmp_path: Path) -> No
         open_log(f"kafka://127.0.0.1:1/x?config={tmp_path / 'kafka.properties'}")
 
 
-def test_snapshots_and_trimming(log: KafkaLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest complete snapshot is found and read; trimming keeps what follows it, and does not disturb a reader
-    that has just found older ones.
-    """
+def test_garbage_and_old_snapshots(log: KafkaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that are not snapshots are skipped. Trimming does not disturb a reader that has just found older ones."""
     writer = new_writer(log)
     writer.claim(0)
     positions = [writer.append(Kind.GROUP, 0).position for _ in range(5)]
-    end = patient(log.end)
-    assert patient(log.last_snapshot) is None
     patient(lambda: log._produce(log._snapshots, b"garbage", PATIENT_S))
-    patient(lambda: log.put_snapshot(positions[1], [b"old"]))
-    patient(lambda: log.put_snapshot(positions[3], [b"\0" * 900_000, b"end"]))
-    newest = patient(log.last_snapshot)
-    assert newest is not None
-    assert newest.position == positions[3]
-    assert patient(lambda: list(newest.read())) == [b"\0" * 900_000, b"end"]
-    older = patient(lambda: log.last_snapshot(newest.position))
-    assert (older and older.position) == positions[1]
-    patient(lambda: log.trim(newest.position))
-    assert patient(lambda: log.last_snapshot(newest.position)) is None
-    with pytest.raises(LogTrimmed, match=f"begins at position {positions[3]}, after position 0"):
-        wait_for_entries(log, 0)
-    assert wait_for_entries(log, positions[3])[-1].position == end - 1
-    with pytest.raises(LogLost, match=f"ends at position {end}, before position {end + 4}"):
-        wait_for_entries(log, end + 4)
-    assert patient(log.end) == end
+    for position in (positions[1], positions[3]):
+        patient(lambda position=position: log.put_snapshot(position, [b"content"]))  # type: ignore[misc]
+    patient(lambda: log.trim(positions[3]))
     first, end = patient(lambda: log._bounds(log._snapshots))
     assert first > 0
     bounds, before = log._bounds, [(0, end)]
     monkeypatch.setattr(log, "_bounds", lambda topic: before.pop() if before else bounds(topic))
     found = patient(log.last_snapshot)
     assert (found and found.position, before) == (positions[3], [])
-    assert patient(lambda: list(newest.read())) == [b"\0" * 900_000, b"end"]
-
-
-def wait_for_entries(log: KafkaLog, start: int) -> list[Entry]:
-    until = time.monotonic() + PATIENT_S
-    while time.monotonic() < until:
-        if found := patient(lambda: log.read(start, 0.5)):
-            return found
-    raise AssertionError("nothing to read")
-
-
-def test_a_deposed_leader_is_fenced(log: KafkaLog, three_brokers: KafkaCluster, name: str) -> None:
-    """A leader whose shard was claimed by another daemon is fenced at its next append; its entry does not count."""
-    seen: list[Entry] = []
-    other = KafkaLog(three_brokers.bootstrap, name, 1)
-    old, reign = new_writer(log), Reign()
-    new = LogWriter(other, reign, seen.append, PATIENT_S)
-    old.claim(0)
-    patient(lambda: catch_up(new, other))
-    old.append(Kind.GROUP, 7, b"once")
-    new.claim(0)  # finds the group on its way, and applies it
-    assert [entry.content for entry in seen] == [b"", b"", b"once"]
-    with pytest.raises(Fenced, match="epoch 2"):
-        old.append(Kind.GROUP, 8, b"void")
-    assert new.append(Kind.GROUP, 9, b"next").number == 2
-    assert reign.void_entries > 0
-    other.close()
 
 
 def append_for_ever(writer: LogWriter, ran: list[int]) -> None:

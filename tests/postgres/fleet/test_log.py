@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -15,16 +14,15 @@ import pytest
 
 from examples.local_postgres import LocalPostgres
 from purgatory.replicated_log.entry import Entry, Kind
-from purgatory.replicated_log.errors import CutOff, Fenced, LogLost, LogRefused, LogTrimmed, LogUnavailable
+from purgatory.replicated_log.errors import CutOff, LogLost, LogRefused, LogTrimmed, LogUnavailable
 from purgatory.replicated_log.log_writer import LogWriter
 from purgatory.replicated_log.open_log import open_log
 from purgatory.replicated_log.postgres_log import PostgresLog
 from purgatory.replicated_log.reign import Reign
 from purgatory.replicated_log.replicated_log import Place
 from tests.fleet.duel import catch_up, duel
+from tests.fleet.log_contract import PATIENT_S, LogContract, OpenShard
 from tests.postgres.conftest import new_log
-
-PATIENT_S = 60.0
 
 
 def ignore(entry: Entry) -> None: ...
@@ -53,21 +51,14 @@ def log(url: str) -> Iterator[PostgresLog]:
     log.close()
 
 
-def test_entries_are_read_as_they_were_appended(log: PostgresLog) -> None:
-    """Each entry gets the next position and the time of the database, and is read back unchanged."""
-    written = [
-        Entry(Kind.CLAIM, 1, b"\0" * 16, moment_ms=-5, address="a:1", http_address="a:2"),
-        group(1, b"\0\xff" * 9),
-    ]
-    places = [append(log, entry, at) for at, entry in enumerate(written, 1)]
-    assert log.read(1, 0) == [entry.at(*place) for entry, place in zip(written, places, strict=True) if place]
-    assert [place and place.position for place in places] == [1, 2]
-    assert all(place and abs(place.logged_ms / 1_000 - time.time()) < 3_600 for place in places)
-    assert log.end() == 3
-    assert log.read(3, 0.1) == []
-    other = PostgresLog(log._url, 1)
-    assert other.end() == 0
-    other.close()
+@pytest.fixture
+def open_shard(url: str) -> OpenShard:
+    with closing(PostgresLog(url)) as log:
+        log.create(2)
+    return lambda shard: PostgresLog(url, shard)
+
+
+class TestPostgresLog(LogContract): ...
 
 
 def test_each_shard_begins_with_one_origin(log: PostgresLog, url: str) -> None:
@@ -178,31 +169,19 @@ def test_a_database_without_synchronous_replicas_is_reported(
     assert "synchronous_commit=on and synchronous_standby_names=''" in caplog.text
 
 
-def test_snapshots_and_trimming(log: PostgresLog) -> None:
-    """The newest complete snapshot is found and read; trimming keeps what follows it, and always the last entry."""
+def test_unfinished_and_damaged_snapshots(log: PostgresLog) -> None:
+    """A snapshot that is not complete is not found, a damaged one is refused, and trimming keeps the last entry."""
     for at in range(1, 5):
         append(log, group(at), at)
-    assert log.last_snapshot() is None
-    log.put_snapshot(1, [b"old"])
-    log.put_snapshot(3, [b"\0" * 900_000, b"end"])
+    log.put_snapshot(3, [b"content"])
     log._query(b"INSERT INTO purgatory_snapshots SELECT 0, 'unfinished', 0, 2, 4, 0, 'x'")
     newest = log.last_snapshot()
     assert newest is not None
     assert newest.position == 3
-    assert list(newest.read()) == [b"\0" * 900_000, b"end"]
-    older = log.last_snapshot(3)
-    assert older is not None
-    assert older.position == 1
-    log.trim(newest.position)
-    assert log.last_snapshot(3) is None
-    with pytest.raises(LogTrimmed, match="begins at position 3, after position 0"):
-        log.read(0, 0)
-    assert [entry.position for entry in log.read(3, 0)] == [3, 4]
     log._query(b"UPDATE purgatory_snapshots SET content = 'y' WHERE position = 3")
     with pytest.raises(LogRefused, match="chunk 0 of the snapshot is damaged"):
         list(newest.read())
     log.trim(99)
-    assert log.end() == 5
     assert [entry.position for entry in log.read(4, 0)] == [4]
     assert log.last_snapshot() is None
 
@@ -252,54 +231,6 @@ def test_a_lost_answer_is_found_by_reading(log: PostgresLog) -> None:
     other.close()
     assert entry.position == 2
     assert [one.content for one in log.read(1, 0)] == [b"", b"once"]
-
-
-def test_a_deposed_leader_is_fenced(log: PostgresLog) -> None:
-    """A leader whose shard was claimed by another daemon is fenced at its next append, and then closed."""
-    first, second = Reign(), Reign()
-    seen: list[Entry] = []
-    old, new = LogWriter(log, first, ignore, PATIENT_S), LogWriter(log, second, seen.append, PATIENT_S)
-    catch_up(old, log)
-    old.claim(0)
-    catch_up(new, log)
-    old.append(Kind.GROUP, 7, b"x" * 2_000_000)
-    new.claim(0)  # finds the group on its way, and applies it
-    assert [(entry.kind, len(entry.content)) for entry in seen if not entry.more] == [
-        (Kind.ORIGIN, 0),
-        (Kind.CLAIM, 0),
-        (Kind.GROUP, 2_000_000),
-    ]
-    with pytest.raises(Fenced, match="epoch 2"):
-        old.append(Kind.GROUP, 8)
-    with pytest.raises(Fenced, match="does not lead"):
-        old.append(Kind.GROUP, 8)
-
-
-def test_two_claims_at_once(log: PostgresLog) -> None:
-    """Of several claims at the same moment one is valid; the others raise Fenced, and can claim again."""
-    logs = [PostgresLog(log._url) for _ in range(4)]
-    writers = [LogWriter(one, Reign(), ignore, PATIENT_S) for one in logs]
-    barrier, won = threading.Barrier(4), []
-
-    def claim(index: int) -> None:
-        catch_up(writers[index], logs[index])
-        barrier.wait(60)
-        try:
-            writers[index].claim(0)
-            won.append(index)
-        except Fenced:
-            pass
-
-    threads = [threading.Thread(target=claim, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(won) == 1
-    loser = next(index for index in range(4) if index not in won)
-    assert writers[loser].claim(0).epoch == 2
-    for one in logs:
-        one.close()
 
 
 def test_a_server_that_is_away(log: PostgresLog, log_servers: LocalPostgres) -> None:

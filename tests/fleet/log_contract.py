@@ -1,0 +1,157 @@
+"""What every replicated log promises. A class for each log derives from `LogContract`; its module has the fixture
+`open_shard`, which opens a shard of a new fleet's log with two shards.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Final, TypeVar
+
+import pytest
+
+from purgatory.replicated_log.entry import Entry, Kind
+from purgatory.replicated_log.errors import Fenced, LogLost, LogTrimmed, LogUnavailable
+from purgatory.replicated_log.log_writer import LogWriter
+from purgatory.replicated_log.reign import Reign
+from purgatory.replicated_log.replicated_log import ReplicatedLog
+from tests.fleet.duel import catch_up, read_all
+
+PATIENT_S: Final = 120.0
+"""Servers are slow while other tests run."""
+OpenShard = Callable[[int], ReplicatedLog]
+T = TypeVar("T")
+
+
+def patient(call: Callable[[], T]) -> T:
+    """Return the result of a call, which is repeated while the log does not answer."""
+    until = time.monotonic() + PATIENT_S
+    while True:
+        try:
+            return call()
+        except LogUnavailable:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+
+
+def new_writer(log: ReplicatedLog, seen: list[Entry] | None = None, reign: Reign | None = None) -> LogWriter:
+    """A writer that has read the log to its end, and may claim. Its entries are added to `seen`."""
+    writer = LogWriter(log, reign or Reign(), ([] if seen is None else seen).append, PATIENT_S)
+    patient(lambda: catch_up(writer, log))
+    return writer
+
+
+def entries_from(log: ReplicatedLog, start: int) -> list[Entry]:
+    """The entries of one read, which must find some."""
+    until = time.monotonic() + PATIENT_S
+    while time.monotonic() < until:
+        if found := patient(lambda: log.read(start, 0.5)):
+            return found
+    raise AssertionError("nothing to read")
+
+
+class LogContract:
+    @pytest.fixture
+    def shard(self, open_shard: OpenShard) -> Iterator[ReplicatedLog]:
+        """The second of the two shards."""
+        with closing(open_shard(1)) as log:
+            yield log
+
+    def test_entries_are_read_as_they_were_appended(self, shard: ReplicatedLog, open_shard: OpenShard) -> None:
+        """Each entry is read back unchanged, with its position and the log's time. The other shard has its origin only,
+        and `create` leaves a log that exists as it is.
+        """
+        writer = new_writer(shard)
+        written = [writer.claim(-5, "a:1", "a:2"), writer.append(Kind.GROUP, 5, b"\0\xff" * 9)]
+        written += [writer.append(Kind.HEARTBEAT, 6), writer.append(Kind.RESIGNATION, 7)]
+        reign = Reign()
+        judged = [reign.accept(entry) for entry in patient(lambda: list(read_all(shard)))]
+        origin, *read = [one for one in judged if one is not None]
+        assert (origin.kind, read) == (Kind.ORIGIN, written)
+        assert all(abs(entry.logged_ms / 1_000 - time.time()) < 3_600 for entry in written)
+        end = patient(shard.end)
+        assert end > written[-1].position
+        assert patient(lambda: shard.read(end, 0.1)) == []
+        with closing(open_shard(0)) as other:
+            for _ in range(2):
+                assert patient(other.end) == 1
+                shard.create(2)
+            [other_origin] = entries_from(other, 0)
+        assert (other_origin.log_id, len(origin.log_id)) == (origin.log_id, 16)
+
+    def test_large_group_is_read_back_whole(self, shard: ReplicatedLog) -> None:
+        """A group larger than an entry is written in parts."""
+        seen: list[Entry] = []
+        writer, reader = new_writer(shard), LogWriter(shard, Reign(), seen.append)
+        writer.claim(0)
+        assert writer.append(Kind.GROUP, 7, b"x" * 2_000_000).number == 3
+        patient(lambda: catch_up(reader, shard))
+        assert [len(one.content) for one in seen if not one.more] == [0, 0, 2_000_000]
+
+    def test_snapshots_and_trimming(self, shard: ReplicatedLog) -> None:
+        """The newest snapshot is found and read; trimming keeps what follows it, and always the last entry."""
+        writer = new_writer(shard)
+        writer.claim(0)
+        positions = [writer.append(Kind.GROUP, 0).position for _ in range(5)]
+        end = patient(shard.end)
+        assert patient(shard.last_snapshot) is None
+        patient(lambda: shard.put_snapshot(positions[1], [b"old"]))
+        patient(lambda: shard.put_snapshot(positions[3], [b"\0" * 900_000, b"end"]))
+        newest = patient(shard.last_snapshot)
+        assert newest is not None
+        assert newest.position == positions[3]
+        assert patient(lambda: list(newest.read())) == [b"\0" * 900_000, b"end"]
+        older = patient(lambda: shard.last_snapshot(newest.position))
+        assert (older and older.position) == positions[1]
+        patient(lambda: shard.trim(newest.position))
+        assert patient(lambda: shard.last_snapshot(newest.position)) is None
+        with pytest.raises(LogTrimmed, match=f"begins at position {positions[3]}, after position 0"):
+            entries_from(shard, 0)
+        assert entries_from(shard, positions[3])[-1].position == end - 1
+        with pytest.raises(LogLost, match=f"ends at position {end}, before position {end + 4}"):
+            entries_from(shard, end + 4)
+        assert patient(shard.end) == end
+
+    def test_deposed_leader_is_fenced(self, shard: ReplicatedLog, open_shard: OpenShard) -> None:
+        """A leader whose shard was claimed by another daemon is fenced at its next append, whose entry does not count,
+        and then closed.
+        """
+        with closing(open_shard(1)) as other:
+            seen: list[Entry] = []
+            old, reign = new_writer(shard), Reign()
+            old.claim(0)
+            new = new_writer(other, seen, reign)
+            old.append(Kind.GROUP, 7, b"once")
+            new.claim(0)  # finds the group on its way, and applies it
+            assert [entry.content for entry in seen] == [b"", b"", b"once"]
+            with pytest.raises(Fenced, match="epoch 2"):
+                old.append(Kind.GROUP, 8, b"void")
+            with pytest.raises(Fenced, match="does not lead"):
+                old.append(Kind.GROUP, 8)
+            assert new.append(Kind.GROUP, 9, b"next").number == 2
+
+    def test_one_of_several_claims_is_valid(self, open_shard: OpenShard) -> None:
+        """Of several claims at the same moment one is valid; the others raise Fenced, and can claim again."""
+        logs = [open_shard(1) for _ in range(4)]
+        writers = [new_writer(log) for log in logs]
+        barrier, won = threading.Barrier(4), []
+
+        def claim(index: int) -> None:
+            barrier.wait(PATIENT_S)
+            try:
+                writers[index].claim(0)
+                won.append(index)
+            except Fenced:
+                pass
+
+        threads = [threading.Thread(target=claim, args=(index,)) for index in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENT_S)
+        assert len(won) == 1
+        loser = next(index for index in range(4) if index not in won)
+        assert writers[loser].claim(0).epoch == 2
+        for log in logs:
+            log.close()
