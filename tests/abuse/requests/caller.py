@@ -7,26 +7,24 @@ are sometimes cancelled, or sent as bytes that cannot be decoded. Every status i
 import asyncio
 import contextlib
 import random
+import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import grpc
+from google.protobuf import text_format
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.abuse.requests.hostile_values import broken_bytes
-from tests.abuse.requests.message_maker import MessageMaker
-from tests.abuse.requests.plausible import PlausibleValues
-from tests.abuse.requests.tally import Tally, shown
+from tests.abuse.requests.random_messages import RandomMessages, broken_bytes
+from tests.kit.eventually import PATIENCE_S
 from tests.kit.messages import advance_request
 
 SERVICE: Final = wire.DESCRIPTOR.services_by_name["PurgatoryService"]
-PATIENCE_S: Final = 60.0
-"""No response within this time is a finding, except for calls that wait by design."""
-
 NO_ROOM: Final[int] = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 
 BROKEN: Final = 0.03
@@ -36,9 +34,53 @@ WEIGHTS: Final = {"Wait": 2, "Session": 2, "Register": 3, "StreamResults": 1, "A
 """Relative frequency of each RPC; others: 1."""
 
 
+NEVER: Final = frozenset({"UNKNOWN", "INTERNAL", "DATA_LOSS", "ABORTED"})
+FINDINGS_MAX: Final = 30
+ALIKE_MAX: Final = 2
+"""Maximum of findings kept per kind."""
+
+
 def to_bytes(message: Message | bytes) -> bytes:
     """The serializer of all calls; bytes are sent unchanged."""
     return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+def shown(request: Message | bytes) -> str:
+    """A request on one line, shortened, for a finding."""
+    text = repr(request) if isinstance(request, bytes) else text_format.MessageToString(request, as_one_line=True)
+    return f"{text[:1_500]}{'...' if len(text) > 1_500 else ''}"
+
+
+class Tally:
+    """Counts of a run. A request is one message sent on an RPC; `bytes` and `http` count attempts at the ports."""
+
+    def __init__(self) -> None:
+        self.requests: Final[Counter[tuple[str, str]]] = Counter()
+        self.items: Final[Counter[str]] = Counter()
+        """Items of batches: accepted, refused, applied."""
+        self.findings: Final[list[str]] = []
+        self._kinds: Final[Counter[str]] = Counter()
+
+    @property
+    def total(self) -> int:
+        return self.requests.total()
+
+    def count(self, rpc: str, status: str, times: int = 1) -> None:
+        if times:
+            self.requests[rpc, status] += times
+
+    def judge(self, rpc: str, status: str, details: str, request: Message | bytes) -> None:
+        """Judge one request by its status; a status that is never allowed is a finding."""
+        self.count(rpc, status)
+        if status in NEVER:
+            self.find(f"{rpc}: {status}: {details[:300]} for {shown(request)}")
+
+    def find(self, what: str) -> None:
+        """Record a finding. The first few of each kind are kept."""
+        kind = re.sub(r"[0-9]+", "0", what.partition(" for ")[0])[:400]
+        self._kinds[kind] += 1
+        if self._kinds[kind] <= ALIKE_MAX and len(self.findings) < FINDINGS_MAX:
+            self.findings.append(what)
 
 
 class Method:
@@ -66,14 +108,13 @@ class FuzzingCaller:
     def __init__(
         self,
         channel: grpc.aio.Channel,
-        world: PlausibleValues,
+        messages: RandomMessages,
         tally: Tally,
         services: Sequence[ServiceDescriptor] = (SERVICE,),
     ) -> None:
-        self.world: Final = world
-        self.rng: Final[random.Random] = world.rng
+        self.messages: Final = messages
+        self.rng: Final[random.Random] = messages.rng
         self.tally: Final = tally
-        self._shaper: Final = MessageMaker(world)
         self._methods: Final = {
             f"{service.name}.{descriptor.name}" if service is not SERVICE else descriptor.name: Method(
                 channel, service, descriptor
@@ -103,31 +144,32 @@ class FuzzingCaller:
     def _request(self, method: Method) -> Message | bytes:
         """A message for a method, or invalid bytes in its place."""
         rng = self.rng
-        request: Message = self._shaper.message(method.request_type)
+        request: Message = self.messages.message(method.request_type)
         if isinstance(request, wire.AdvanceRequest) and rng.random() < 0.1:
-            request = advance_request(*self._removals())
+            listed = self.messages.partitions
+            names = [listed.popleft() for _ in range(min(200, len(listed)))]
+            removed = event_pb2.PartitionRemoved()  # or every request would fail at their limit
+            request = advance_request(
+                *[event_pb2.Event(topic_partition=name, partition_removed=removed) for name in names]
+            )
         if isinstance(request, wire.RegisterRequest) and rng.random() < 0.9:
             request.ClearField("callback_url")  # refused: these daemons allow no callback hosts
         if "incarnation" in request.DESCRIPTOR.fields_by_name and rng.random() < 0.9:
             request.ClearField("incarnation")  # a random one belongs to no session
         if isinstance(request, wire.SessionRequest) and request.HasField("open") and rng.random() < 0.9:
             request = wire.SessionRequest(heartbeat=wire.Heartbeat())
-        if isinstance(request, wire.GetOperationRequest | wire.CancelRequest) and self.world.pending:
+        if isinstance(request, wire.GetOperationRequest | wire.CancelRequest) and self.messages.pending:
             self._aim(request)
         return broken_bytes(rng, request.SerializeToString()) if rng.random() < BROKEN else request
 
     def _aim(self, request: wire.GetOperationRequest | wire.CancelRequest) -> None:
         """Half of the time, name an operation that was recently pending."""
-        session_id, operation_id = self.world.pending.pop()
+        session_id, operation_id = self.messages.pending.pop()
         if isinstance(request, wire.GetOperationRequest) and self.rng.random() < 0.5:
             request.session_id, request.operation_id = session_id, operation_id
         elif isinstance(request, wire.CancelRequest) and request.session_id and self.rng.random() < 0.5:
             request.session_id = session_id
             request.operation_ids.append(operation_id)
-
-    def _removals(self) -> list[event_pb2.Event]:
-        names = self.world.old_partitions(200)
-        return [event_pb2.Event(topic_partition=name, partition_removed=event_pb2.PartitionRemoved()) for name in names]
 
     async def _unary(self, name: str, method: Method) -> None:
         request = self._request(method)
@@ -159,7 +201,7 @@ class FuzzingCaller:
 
     async def _two_way(self, name: str, method: Method) -> None:
         rng = self.rng
-        session_id = self.world.session_id()
+        session_id = self.messages.session_id()
         call = method.call(timeout=PATIENCE_S)
         reader = asyncio.create_task(self._read(call, session_id)) if rng.random() < 0.9 else None
         sent = 0
@@ -185,7 +227,7 @@ class FuzzingCaller:
 
     def _opening(self, session_id: str) -> wire.OpenSession:
         rng = self.rng
-        last_sequence = self.world.sequences.get(session_id, 0) if rng.random() < 0.9 else self.world.sequence()
+        last_sequence = self.messages.sequences.get(session_id, 0) if rng.random() < 0.9 else self.messages.sequence()
         return wire.OpenSession(session_id=session_id, last_sequence=last_sequence, columns=rng.random() < 0.5)
 
     async def _read(self, call: Any, session_id: str) -> None:  # noqa: ANN401 - the stubs' calls have no common type
@@ -209,7 +251,7 @@ class FuzzingCaller:
         self.tally.judge(name, status, details or "", request)
 
     def _note_answer(self, answer: Message, session_id: str) -> None:
-        self.world.learn_from(answer, session_id)
+        self.messages.learn_from(answer, session_id)
         items = self.tally.items
         receipt = getattr(answer, "receipt", None)
         if isinstance(receipt, wire.Receipt | wire.AdvanceReceipt):

@@ -24,22 +24,8 @@ from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.service.translate.results import fill_batch
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.abuse.requests.hostile_values import broken_bytes
-from tests.abuse.requests.message_maker import MessageMaker
-from tests.abuse.requests.plausible import PlausibleValues
+from tests.abuse.requests.random_messages import RandomMessages, broken_bytes
 
-STEP_TYPES: Final[tuple[type[Message], ...]] = (
-    wire.RegisterBatch,
-    wire.AdvanceRequest,
-    wire.RegisterBatch,
-    wire.AdvanceStreamRequest,
-    wire.CancelOperations,
-    wire.ListOperationsRequest,
-    wire.ListPartitionsRequest,
-    wire.GetPartitionRequest,
-    wire.GetOperationRequest,
-    wire.AcknowledgeResults,
-)
 SESSION_ID: Final = "direct"
 STEPS_PER_HOST: Final = 2_000
 MUTANTS: Final = 12
@@ -80,7 +66,7 @@ class Direct:
         self._session, _ = self.host.sessions.open(SESSION_ID, self._clock.now_ms())
         inspection = InspectionCalls(self.host)
         self._inspection: Final = inspection
-        self._serve: Final[dict[type[Message], Callable[..., object]]] = {
+        self.steps: Final[dict[type[Message], Callable[..., object]]] = {
             wire.RegisterBatch: lambda batch: at_once(session_requests.register(self.host, self._session, batch)),
             wire.AdvanceRequest: self._advance,
             wire.AdvanceStreamRequest: self._advance,
@@ -103,7 +89,7 @@ class Direct:
             self.cases[f"{name}: undecodable"] += 1
             return
         try:
-            self._serve[kind](request)
+            self.steps[kind](request)
         except (BatchRejected, RpcError):
             self.cases[f"{name}: refused"] += 1
         else:
@@ -156,15 +142,13 @@ def nudged(rng: random.Random, data: bytes) -> bytes:
 
 def fuzz_direct(seed: int, cases: int) -> Counter[str]:
     """Run `cases` messages, as generated and with changed bytes. An exception is raised with a note of its case."""
-    world = PlausibleValues(seed)
-    rng = random.Random(seed)
-    shaper = MessageMaker(world)
+    messages, rng = RandomMessages(seed), random.Random(seed)
     tried: Counter[str] = Counter()
     while tried.total() < cases:
         direct = Direct(rng.randrange(1_000))
         while direct.cases.total() < min(STEPS_PER_HOST, cases - tried.total()):
-            kind = rng.choice(STEP_TYPES)
-            data = shaper.message(kind).SerializeToString()
+            kind: type[Message] = rng.choice((wire.RegisterBatch, *direct.steps))
+            data = messages.message(kind).SerializeToString()
             try:
                 for mutant in range(MUTANTS if len(data) < LONG_BYTES else 2):
                     changed = data if mutant == 0 else nudged(rng, data) if mutant < 10 else broken_bytes(rng, data)

@@ -5,7 +5,7 @@ import contextlib
 import random
 from typing import Final
 
-from tests.abuse.requests.tally import Tally
+from tests.abuse.requests.caller import Tally
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS: Final = b"\0\0\0\4\0\0\0\0\0"

@@ -12,15 +12,16 @@ import grpc
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from tests.abuse.requests.caller import SERVICE, FuzzingCaller
-from tests.abuse.requests.crowd import fuzz_crowd
+from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc
+from tests.abuse.requests.caller import SERVICE, FuzzingCaller, Tally
 from tests.abuse.requests.direct import fuzz_direct
-from tests.abuse.requests.plausible import PlausibleValues
+from tests.abuse.requests.random_messages import RandomMessages
 from tests.abuse.requests.raw_bytes import send_grpc_garbage, send_http_garbage
-from tests.abuse.requests.tally import Tally
 from tests.abuse.requests.verdict import CHANNEL_OPTIONS, check_metrics, check_serves, faults_in, wait_until_tidy
 from tests.abuse.result import Result, memory_mb
 from tests.kit.daemon import DaemonProcess
+from tests.kit.served_host import check_counts
 
 # Low limits, so that each of them is reached, and the daemon's state reaches its maximum early in a run.
 ENGINE_LIMITS: Final = {
@@ -46,21 +47,46 @@ REQUESTS_PER_LIFE: Final = 5_000
 GROWTH_MAX: Final = 0.05
 """Maximum growth of the daemon's memory after its warm-up."""
 
+CALLERS: Final = 10
+CALLS_OF_EACH: Final = 3
+LIVING_SHARE: Final = 0.8
+"""SIGTERM is sent after this share of a life's requests."""
+
+CROWD_LIMITS: Final = {
+    "pending_operations_max": 30,
+    "pending_items_max": 60,
+    "partitions_max": 10,
+    "signal_keys_max": 6,
+    "items_per_operation_max": 4,
+    "timeout_ms_max": 30_000,
+    "operations_per_batch_max": 10,
+    "events_per_batch_max": 10,
+    "items_per_batch_max": 30,
+    "memory_bytes_max": 128 * 2**20,
+    "unary_waits_max": 3,
+    "calls_max": 20,
+    "calls_per_caller_max": 2,
+    "calls_queued_per_caller_max": 1,
+    "sessions_max": 16,
+    "sources_max": 1,
+    "unacknowledged_results_max": 10,
+}
+
 
 async def fuzz_daemon(seed: int, requests: int, tally: Tally, *, warm_up: int) -> str:
     """Fuzz every service and both ports of the real daemon. `requests` are in addition to those of the warm-up.
 
     Returns a description of its memory use. Growth after the warm-up is a finding.
     """
-    world = PlausibleValues(seed)
+    messages = RandomMessages(seed)
     with tempfile.TemporaryDirectory() as folder:
         daemon = DaemonProcess(Path(folder), daemon_arguments())
         try:
             start = memory_mb(daemon)
             if warm_up:
-                await _fuzz_address(daemon, world, tally, warm_up)
+                await _fuzz_address(daemon, messages, tally, warm_up)
             warm = memory_mb(daemon)
-            await _fuzz_address(daemon, world, tally, requests)
+            await _fuzz_address(daemon, messages, tally, requests)
             end = memory_mb(daemon)
             growth = end / warm - 1
             figures = [f"{figure:.1f} MiB" for figure in (start, warm, end)]
@@ -78,27 +104,92 @@ async def fuzz_daemon(seed: int, requests: int, tally: Tally, *, warm_up: int) -
     return memory
 
 
+def limit_flags(limits: dict[str, int]) -> list[str]:
+    return [flag for name, value in limits.items() for flag in (f"--limits-{name.replace('_', '-')}", str(value))]
+
+
 def daemon_arguments() -> list[str]:
     """Flags of a daemon with limits that are reached."""
-    all_limits = ENGINE_LIMITS | HOST_LIMITS
-    limits = [flag for name, value in all_limits.items() for flag in (f"--limits-{name.replace('_', '-')}", str(value))]
+    limits = limit_flags(ENGINE_LIMITS | HOST_LIMITS)
     session = ["--session-ttl-ms", str(SESSION_TTL_MS), "--session-heartbeat-interval-ms", str(HEARTBEAT_INTERVAL_MS)]
     return [*limits, *session, "--gc-tidy-interval-ms", str(TIDY_INTERVAL_MS), "--shutdown-grace-ms", "2000"]
 
 
-async def _fuzz_address(daemon: DaemonProcess, world: PlausibleValues, tally: Tally, requests: int) -> None:
+async def _fuzz_address(daemon: DaemonProcess, messages: RandomMessages, tally: Tally, requests: int) -> None:
     """Send `requests` requests and bytes at both ports at the same time, then check that the daemon still serves."""
     health, reflection = health_pb2.DESCRIPTOR.services_by_name, reflection_pb2.DESCRIPTOR.services_by_name
     services = [SERVICE, health["Health"], reflection["ServerReflection"]]
     raw = max(20, min(2_000, requests // 200))
     async with grpc.aio.insecure_channel(daemon.address, CHANNEL_OPTIONS) as channel:
         async with asyncio.TaskGroup() as group:
-            group.create_task(FuzzingCaller(channel, world, tally, services).run(requests))
-            group.create_task(send_grpc_garbage(daemon.address, world.rng, tally, raw))
-            group.create_task(send_http_garbage(daemon.http_address, world.rng, tally, raw))
+            group.create_task(FuzzingCaller(channel, messages, tally, services).run(requests))
+            group.create_task(send_grpc_garbage(daemon.address, messages.rng, tally, raw))
+            group.create_task(send_http_garbage(daemon.http_address, messages.rng, tally, raw))
         assert daemon.process.poll() is None, f"the daemon ended with {daemon.process.returncode}:\n{daemon.log}"
         await check_serves(channel)
         await wait_until_tidy(channel, daemon)
+
+
+class CrowdedMessages(RandomMessages):
+    """The messages of all callers together. A third of their sessions are new, so that finished ones are evicted."""
+
+    opened = 0
+
+    def session_id(self) -> str:
+        self.opened += 1
+        return f"new-{self.opened}" if self.rng.random() < 1 / 3 else super().session_id()
+
+
+async def fuzz_crowd(folder: Path, seed: int, lives: int, requests: int, tally: Tally, journal: str | None) -> None:
+    """Let ten callers call `lives` daemons, one after the other and each with random tiny limits.
+
+    Each caller has its own connection. Some sessions are shared, so that callers take them over from each other. A
+    daemon gets `requests` requests, and is ended by SIGTERM while calls are in flight.
+
+    `journal` is its mode; None: the daemon has no journal.
+    """
+    messages = CrowdedMessages(seed)
+    arguments = ["--session-ttl-ms", "300", "--shutdown-grace-ms", "2000"]
+    if journal is not None:
+        arguments += ["--data-dir", str(folder / "data"), "--journal-mode", journal]
+    for life in range(lives):
+        limits = {
+            name: value for name, value in CROWD_LIMITS.items() if messages.rng.random() < 0.5 or name == "sessions_max"
+        }
+        flags = limit_flags(limits)
+        daemon = DaemonProcess(folder / f"life-{life}", [*arguments, *flags])
+        try:
+            await _live(daemon, messages, tally, requests)
+        finally:
+            daemon.kill()
+        for fault in faults_in(daemon.log):
+            tally.find(f"in the log of life {life} ({' '.join(flags)}): {fault}")
+
+
+async def _live(daemon: DaemonProcess, messages: CrowdedMessages, tally: Tally, requests: int) -> None:
+    """One life: requests, a check of all counts, and SIGTERM during further requests."""
+    goal = round(requests * LIVING_SHARE)
+    channels = [grpc.aio.insecure_channel(daemon.address, CHANNEL_OPTIONS) for _ in range(CALLERS)]
+    callers = [FuzzingCaller(channel, messages, tally) for channel in channels]
+    try:
+        await _call(callers, goal)
+        stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channels[0])
+        check_counts(await stub.GetStatus(wire.GetStatusRequest()))
+        check_metrics(daemon)
+        calling = asyncio.create_task(_call(callers, requests - goal))
+        exit_code = await asyncio.to_thread(daemon.stop)
+        await calling
+        if exit_code != 0:
+            tally.find(f"the daemon ended with {exit_code}")
+    finally:
+        for channel in channels:
+            await channel.close()
+
+
+async def _call(callers: list[FuzzingCaller], requests: int) -> None:
+    async with asyncio.TaskGroup() as group:
+        for caller in callers:
+            group.create_task(caller.run(requests, CALLS_OF_EACH))
 
 
 def fuzz(name: str, seed: int, requests: int, folder: Path) -> Result:

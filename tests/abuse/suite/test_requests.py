@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.abuse.requests.caller import SERVICE
-from tests.abuse.requests.crowd import fuzz_crowd
+from tests.abuse.requests.caller import SERVICE, Tally
 from tests.abuse.requests.direct import fuzz_direct
-from tests.abuse.requests.tally import Tally
-from tests.abuse.requests.targets import fuzz_daemon
+from tests.abuse.requests.targets import fuzz_crowd, fuzz_daemon
 
 
 @pytest.mark.slow

@@ -28,8 +28,7 @@ from purgatory.service.rpc.handlers import SERVICE
 from purgatory.service.translate.events import ROW_ONLY_TYPES
 from purgatory.v1 import event_pb2, operation_pb2, result_pb2, source_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.abuse.requests.hostile_values import INTEGER_RANGES
-from tests.abuse.requests.message_maker import in_real_oneof
+from tests.abuse.requests.random_messages import INTEGER_RANGES, in_real_oneof
 from tests.access.guarded import Caller
 from tests.access.test_access_daemon import access_flags
 from tests.archive.archive_replay import rows_of
