@@ -103,6 +103,5 @@ def daemon(start_daemon: StartDaemon) -> DaemonProcess:
 @pytest.fixture(scope="module")
 def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """One daemon with default settings for the tests of a module."""
-    process = DaemonProcess(tmp_path_factory.mktemp("shared"))
-    yield process
-    process.kill()
+    with DaemonProcess(tmp_path_factory.mktemp("shared")) as process:
+        yield process

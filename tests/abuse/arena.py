@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from purgatory.service.access.tokens import add_token
@@ -57,9 +56,7 @@ class Arena:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.daemon.kill()
 
     def run_attacker(self, name: str, seconds: float, calls_per_second: float = 0) -> Tally:

@@ -64,8 +64,7 @@ class ChurnRun:
             Broken: A wait was lost or ended twice, or state was left behind.
         """
         flags = ["--session-ttl-ms", str(round(self._pace * TTL_MS)), "--data-dir", str(self._folder / "data")]
-        daemon = DaemonProcess(self._folder / "daemon", [*SETTINGS, *flags])
-        try:
+        with DaemonProcess(self._folder / "daemon", [*SETTINGS, *flags]) as daemon:
             async with AsyncClient(daemon.address, name="churn") as client:
                 await client.produce({(TOPICS[0], 0): 1}, timeout=0)  # opens the session that may be left
                 await self._load(daemon, client, seconds, interval_s)
@@ -73,8 +72,6 @@ class ChurnRun:
             code = await asyncio.to_thread(daemon.stop)
             if code != 0:
                 raise Broken(f"the daemon stopped with {code}:\n{daemon.log[-4_000:]}")
-        finally:
-            daemon.kill()
 
     @property
     def is_long_enough(self) -> bool:

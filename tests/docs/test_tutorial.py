@@ -16,6 +16,7 @@ import pytest
 from examples.free_ports import free_port
 from examples.local_postgres import NoPostgres, find_programs
 from tests.docs.pages import ROOT, blocks, comparable
+from tests.kit.required import skip_unless_required
 
 SECONDS_MAX: Final = 600
 CLEAN_UP: Final = """trap '
@@ -93,9 +94,7 @@ def test_the_tutorial_from_an_empty_folder(folder: Path) -> None:
     try:
         programs = find_programs()
     except NoPostgres as missing:
-        if os.environ.get("PURGATORY_REQUIRE_POSTGRES") == "1":
-            pytest.fail(f"PURGATORY_REQUIRE_POSTGRES=1: {missing}")
-        pytest.skip(str(missing))
+        skip_unless_required("POSTGRES", missing)
     folder.chmod(0o755)
     wheels = make_wheel(folder / "wheels")
     (folder / "empty").mkdir()

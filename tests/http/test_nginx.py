@@ -19,6 +19,7 @@ from examples.secure_demo.authority import Authority
 from tests.docs.pages import texts
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import eventually, wait_until
+from tests.kit.required import skip_unless_required
 
 pytestmark = pytest.mark.xdist_group("nginx")
 
@@ -90,8 +91,7 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
     """Nginx before a daemon that was started as the page says."""
     program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
     if program is None:
-        assert os.environ.get("PURGATORY_REQUIRE_NGINX") != "1", "PURGATORY_REQUIRE_NGINX=1: nginx is missing"
-        pytest.skip("nginx is missing")
+        skip_unless_required("NGINX", "nginx is missing")
     folder = tmp_path_factory.mktemp("nginx")
     daemon = DaemonProcess(folder, ["--http-allowed-hosts", HOST])
     served = Nginx(program, folder, daemon)

@@ -1,6 +1,5 @@
 """Brokers for tests of the Kafka source: one cluster of each size for the whole run, in one worker."""
 
-import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from purgatory_connectors.kafka import kafka_source
 
 from examples.kafka_cluster import ClusterUnavailable, KafkaCluster, kafka_jars
 from tests.kafka.clients import ClusterClients
+from tests.kit.required import skip_unless_required
 from tests.quick_java import ensure_archive
 
 HERE = Path(__file__).parent
@@ -30,9 +30,7 @@ def kafka_brokers() -> Path:
     try:
         jars = kafka_jars()
     except ClusterUnavailable as missing:
-        if os.environ.get("PURGATORY_REQUIRE_KAFKA") == "1":
-            pytest.fail(f"PURGATORY_REQUIRE_KAFKA=1: {missing}")
-        pytest.skip(str(missing))
+        skip_unless_required("KAFKA", missing)
     ensure_archive("kafka", jars)
     return jars
 

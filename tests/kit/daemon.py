@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, Self, TypeAlias, TypeVar
 
 import pytest
 
@@ -75,6 +75,12 @@ class DaemonProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"the daemon did not stop in {PATIENCE_S} s; its log:\n{self.log}") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     def kill(self) -> None:
         """Send SIGKILL, as in a crash."""

@@ -22,42 +22,30 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="package")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """A daemon with a thousand pending operations."""
-    daemon = DaemonProcess(tmp_path_factory.mktemp("daemon"))
-    try:
-        with Client(daemon.address) as client:
-            tell_marks(client)
-            register_waits(client)
-            yield daemon
-    finally:
-        daemon.kill()
+    with DaemonProcess(tmp_path_factory.mktemp("daemon")) as daemon, Client(daemon.address) as client:
+        tell_marks(client)
+        register_waits(client)
+        yield daemon
 
 
 @pytest.fixture(scope="package")
 def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """A daemon with 200,000 pending operations, and five among them that expire first."""
-    daemon = DaemonProcess(tmp_path_factory.mktemp("crowded"))
-    try:
+    with DaemonProcess(tmp_path_factory.mktemp("crowded")) as daemon:
         with Client(daemon.address) as client:
             register_crowd(client)
         yield daemon
-    finally:
-        daemon.kill()
 
 
 @pytest.fixture(scope="package")
 def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """A daemon without operations."""
-    daemon = DaemonProcess(tmp_path_factory.mktemp("idle"))
-    yield daemon
-    daemon.kill()
+    with DaemonProcess(tmp_path_factory.mktemp("idle")) as daemon:
+        yield daemon
 
 
 @pytest.fixture(scope="module")
 def churning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """A daemon with hundreds of operations that begin and end each second."""
-    daemon = DaemonProcess(tmp_path_factory.mktemp("churning"))
-    try:
-        with steady_load(daemon.address):
-            yield daemon
-    finally:
-        daemon.kill()
+    with DaemonProcess(tmp_path_factory.mktemp("churning")) as daemon, steady_load(daemon.address):
+        yield daemon

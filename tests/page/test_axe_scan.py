@@ -4,7 +4,6 @@ for accessibility problems by axe-core, which is installed from npm at the versi
 If npm is missing, the tests are skipped with a message; with PURGATORY_REQUIRE_NODE=1 they fail instead.
 """
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.kit.daemon import DaemonProcess
+from tests.kit.required import skip_unless_required
 from tests.page.many_waits import SESSION
 from tests.page.page_calls import register_one
 from tests.page.watched_page import watched_page
@@ -44,9 +44,7 @@ def axe_source() -> str:
     npm = shutil.which("npm")
     if npm is None:
         missing = "this scan needs npm: the page is not searched for what shuts people out"
-        if os.environ.get("PURGATORY_REQUIRE_NODE") == "1":
-            pytest.fail(f"PURGATORY_REQUIRE_NODE=1: {missing}")
-        pytest.skip(missing)
+        skip_unless_required("NODE", missing)
     script, lists = INSTALLED / "node_modules/axe-core/axe.min.js", [(HERE / name).read_bytes() for name in LISTS]
     if not script.exists() or [(INSTALLED / name).read_bytes() for name in LISTS] != lists:
         INSTALLED.mkdir(parents=True, exist_ok=True)

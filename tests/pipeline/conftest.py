@@ -11,6 +11,7 @@ from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.spark.spark_session import LOGGING, java_version
 from pyspark.sql import SparkSession
 
+from tests.kit.required import skip_unless_required
 from tests.quick_java import ensure_archive
 
 HERE = Path(__file__).parent
@@ -68,9 +69,7 @@ def java() -> int:
     try:
         version = java_version()
     except PipelineError as missing:
-        if os.environ.get("PURGATORY_REQUIRE_JAVA") == "1":
-            pytest.fail(f"PURGATORY_REQUIRE_JAVA=1: {missing}")
-        pytest.skip(str(missing))
+        skip_unless_required("JAVA", missing)
     ensure_archive("spark", Path(pyspark.__file__).parent / "jars")
     return version
 

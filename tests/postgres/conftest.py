@@ -1,6 +1,5 @@
 """Fixtures for PostgreSQL tests: a primary with two replicas, started in one worker if PostgreSQL is installed."""
 
-import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 from examples.local_postgres import LocalPostgres, NoPostgres
 from purgatory.extensions.fleet.commands import main as fleet_command
+from tests.kit.required import skip_unless_required
 from tests.postgres.watched_servers import WatchedServers
 
 HERE = Path(__file__).parent
@@ -31,9 +31,7 @@ def not_started() -> LocalPostgres:
     try:
         return LocalPostgres()
     except NoPostgres as missing:
-        if os.environ.get("PURGATORY_REQUIRE_POSTGRES") == "1":
-            pytest.fail(f"PURGATORY_REQUIRE_POSTGRES=1: {missing}")
-        pytest.skip(str(missing))
+        skip_unless_required("POSTGRES", missing)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """The Redis source with a real primary and two replicas: lag, hangs, failovers, rights."""
 
 import asyncio
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
@@ -15,6 +14,7 @@ from purgatory_connectors.errors import SourceRefused
 from purgatory.source_uri import SourceUri, SourceUriInvalid
 from tests.docs.pages import commands_about, shell, sources_about
 from tests.kit.daemon import DaemonProcess, StartDaemon
+from tests.kit.required import skip_unless_required
 from tests.redis.local_redis import LocalRedis, NoRedis
 from tests.sources.publishing import publishing, until_mark
 
@@ -30,9 +30,7 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
         for name in ("p", "r1", "r2"):
             found[name] = LocalRedis(tmp_path / name)
     except NoRedis as missing:
-        if os.environ.get("PURGATORY_REQUIRE_REDIS") == "1":
-            pytest.fail(f"PURGATORY_REQUIRE_REDIS=1: {missing}")
-        pytest.skip(str(missing))
+        skip_unless_required("REDIS", missing)
     for name in ("r1", "r2"):
         found[name].follow(found["p"])
     yield found

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-import pytest
+from tests.kit.required import skip_unless_required
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 CLIENTS: Final = ROOT / "client"
@@ -120,12 +120,6 @@ def require(language: str, *tools: str) -> None:
     missing = [tool for tool in tools if shutil.which(tool, path=tool_path()) is None]
     if missing:
         skip_unless_required(language, f"this client needs {' and '.join(missing)}")
-
-
-def skip_unless_required(language: str, reason: str) -> None:
-    """Skips the test, or fails it if PURGATORY_REQUIRE_<language>=1 says that it must run."""
-    assert os.environ.get(f"PURGATORY_REQUIRE_{language}") != "1", reason
-    pytest.skip(reason)
 
 
 def run_tool(language: str, command: list[str], folder: Path, more: Mapping[str, str] = {}) -> None:

@@ -46,9 +46,8 @@ def topic(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def other_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """A daemon that knows nothing of the sessions of the shared one."""
-    process = DaemonProcess(tmp_path_factory.mktemp("other"))
-    yield process
-    process.kill()
+    with DaemonProcess(tmp_path_factory.mktemp("other")) as process:
+        yield process
 
 
 @contextmanager

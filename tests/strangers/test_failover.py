@@ -25,8 +25,9 @@ from purgatory.replicated_log.leadership import EXIT_REPLACED
 from tests.docs.pages import texts
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.fleet import Member
+from tests.kit.required import skip_unless_required
 from tests.postgres.conftest import not_started
-from tests.strangers.client_builds import skip_unless_required, tool_path
+from tests.strangers.client_builds import tool_path
 from tests.strangers.test_clients import BUILDS, as_expected, expected_lines, started
 
 pytestmark = [pytest.mark.xdist_group("strangers"), pytest.mark.slow]

@@ -62,9 +62,8 @@ def read_until(process: subprocess.Popen[str], sign: str) -> str:
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """One daemon for all tools."""
-    process = DaemonProcess(tmp_path_factory.mktemp("daemon"))
-    yield process
-    process.kill()
+    with DaemonProcess(tmp_path_factory.mktemp("daemon")) as process:
+        yield process
 
 
 @pytest.fixture

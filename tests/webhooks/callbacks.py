@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import grpc
@@ -58,9 +57,7 @@ class CallbackCaller:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._channel.close()
 
     def register(self, session_id: str, url: str, keys: Iterable[str], first_id: int = 1) -> wire.Receipt:

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from standardwebhooks import Webhook
@@ -87,9 +86,7 @@ class WebhookReceiver:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ending.set()
         self._server.shutdown()
         self._server.server_close()

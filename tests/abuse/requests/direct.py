@@ -146,8 +146,9 @@ def fuzz_direct(seed: int, cases: int) -> Counter[str]:
     tried: Counter[str] = Counter()
     while tried.total() < cases:
         direct = Direct(rng.randrange(1_000))
+        steps: list[type[Message]] = [wire.RegisterBatch, *direct.steps]
         while direct.cases.total() < min(STEPS_PER_HOST, cases - tried.total()):
-            kind: type[Message] = rng.choice((wire.RegisterBatch, *direct.steps))
+            kind = rng.choice(steps)
             data = messages.message(kind).SerializeToString()
             try:
                 for mutant in range(MUTANTS if len(data) < LONG_BYTES else 2):

@@ -79,28 +79,24 @@ async def fuzz_daemon(seed: int, requests: int, tally: Tally, *, warm_up: int) -
     Returns a description of its memory use. Growth after the warm-up is a finding.
     """
     messages = RandomMessages(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        daemon = DaemonProcess(Path(folder), daemon_arguments())
-        try:
-            start = memory_mb(daemon)
-            if warm_up:
-                await _fuzz_address(daemon, messages, tally, warm_up)
-            warm = memory_mb(daemon)
-            await _fuzz_address(daemon, messages, tally, requests)
-            end = memory_mb(daemon)
-            growth = end / warm - 1
-            figures = [f"{figure:.1f} MiB" for figure in (start, warm, end)]
-            memory = f"{figures[0]} at start, {figures[1]} warm, {figures[2]} at the end ({growth:+.1%})"
-            check_metrics(daemon)
-            if warm_up and abs(growth) > GROWTH_MAX:
-                tally.find(f"memory: {memory}")
-            exit_code = daemon.stop()
-            if exit_code != 0:
-                tally.find(f"the daemon ended with {exit_code}")
-            for fault in faults_in(daemon.log):
-                tally.find(f"in the daemon's log: {fault}")
-        finally:
-            daemon.kill()
+    with tempfile.TemporaryDirectory() as folder, DaemonProcess(Path(folder), daemon_arguments()) as daemon:
+        start = memory_mb(daemon)
+        if warm_up:
+            await _fuzz_address(daemon, messages, tally, warm_up)
+        warm = memory_mb(daemon)
+        await _fuzz_address(daemon, messages, tally, requests)
+        end = memory_mb(daemon)
+        growth = end / warm - 1
+        figures = [f"{figure:.1f} MiB" for figure in (start, warm, end)]
+        memory = f"{figures[0]} at start, {figures[1]} warm, {figures[2]} at the end ({growth:+.1%})"
+        check_metrics(daemon)
+        if warm_up and abs(growth) > GROWTH_MAX:
+            tally.find(f"memory: {memory}")
+        exit_code = daemon.stop()
+        if exit_code != 0:
+            tally.find(f"the daemon ended with {exit_code}")
+        for fault in faults_in(daemon.log):
+            tally.find(f"in the daemon's log: {fault}")
     return memory
 
 
@@ -157,11 +153,8 @@ async def fuzz_crowd(folder: Path, seed: int, lives: int, requests: int, tally: 
             name: value for name, value in CROWD_LIMITS.items() if messages.rng.random() < 0.5 or name == "sessions_max"
         }
         flags = limit_flags(limits)
-        daemon = DaemonProcess(folder / f"life-{life}", [*arguments, *flags])
-        try:
+        with DaemonProcess(folder / f"life-{life}", [*arguments, *flags]) as daemon:
             await _live(daemon, messages, tally, requests)
-        finally:
-            daemon.kill()
         for fault in faults_in(daemon.log):
             tally.find(f"in the log of life {life} ({' '.join(flags)}): {fault}")
 

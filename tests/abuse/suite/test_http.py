@@ -110,9 +110,8 @@ def test_the_first_connection_may_come_while_there_are_no_files(start_daemon: St
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """A process whose memory is limited and measured."""
     flags = ["--limits-memory-bytes-max", str(BUDGET_BYTES), "--http-read-timeout-ms", "60000"]
-    daemon = DaemonProcess(tmp_path_factory.mktemp("small"), flags)
-    yield daemon
-    daemon.kill()
+    with DaemonProcess(tmp_path_factory.mktemp("small"), flags) as daemon:
+        yield daemon
 
 
 def test_unread_answers_to_pipelined_requests_take_no_memory(small: DaemonProcess) -> None:

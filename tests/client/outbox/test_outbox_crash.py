@@ -19,8 +19,7 @@ def test_a_caller_that_is_killed_gets_each_result(tmp_path: Path, monkeypatch: p
     registered twice.
     """
     monkeypatch.setattr(outbox_file, "IDS_SKIPPED_MAX", 1)  # as in the caller
-    daemon = DaemonProcess(tmp_path / "daemon")
-    try:
+    with DaemonProcess(tmp_path / "daemon") as daemon:
         killed = Killed(tmp_path, seed=8131)
         for life in range(1, KILLS + 1):
             killed.kill_at_random(daemon, life)
@@ -36,8 +35,6 @@ def test_a_caller_that_is_killed_gets_each_result(tmp_path: Path, monkeypatch: p
         assert produce.registered == file.next_operation_id - 1
         assert (file.registrations(), file.results()) == ([], [])
         file.close()
-    finally:
-        daemon.kill()
 
 
 @pytest.mark.slow
@@ -47,16 +44,10 @@ def test_caller_and_daemon_are_killed(tmp_path: Path, remembers: bool) -> None:
     flags = ["--data-dir", str(tmp_path / "journal")] if remembers else []
     killed = Killed(tmp_path, seed=8132)
     for life in (1, 2):
-        daemon = DaemonProcess(tmp_path / f"daemon-{life}", flags)
-        try:
+        with DaemonProcess(tmp_path / f"daemon-{life}", flags) as daemon:
             killed.kill_at_random(daemon, life)
-        finally:
-            daemon.kill()
-    daemon = DaemonProcess(tmp_path / "daemon-last", flags)
-    try:
+    with DaemonProcess(tmp_path / "daemon-last", flags) as daemon:
         killed.finish(daemon)
         assert len(killed.check()) > 3
         with Client(daemon.address) as client:
             assert sum(kind.pending for kind in client.status().kinds) == 0
-    finally:
-        daemon.kill()

@@ -115,13 +115,10 @@ async def test_nothing_serves(tmp_path: Path) -> None:
         with pytest.raises(errors.Unavailable, match="connections to all backends failing"):
             await client.status()
         waiting = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
-        daemon = DaemonProcess(tmp_path, ["--grpc-address", nowhere])
-        try:
+        with DaemonProcess(tmp_path, ["--grpc-address", nowhere]):
             await until_pending(client, 1, but=errors.Unavailable)
             await client.advance("orders-3", high_watermark=42)
             assert (await waiting).satisfied
-        finally:
-            daemon.kill()
 
 
 async def test_a_name_that_moves(shared_daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,16 +119,12 @@ def kill_repeatedly(folder: Path, client: Client, kills: int, seed: int, per_kil
 
 def run(folder: Path, kills: int, seed: int) -> int:
     """Run in full against a daemon of its own and print the result. Returns the exit code."""
-    daemon = DaemonProcess(folder / "daemon")
-    try:
-        with Client(daemon.address) as client:
-            kill_repeatedly(folder, client, kills, seed)
-            add_results(client, kills, PER_KILL)
-            process = start(daemon.address, folder)
-            until(lambda: not client.status().unacknowledged_results, process, folder)
-            end(process)
-    finally:
-        daemon.kill()
+    with DaemonProcess(folder / "daemon") as daemon, Client(daemon.address) as client:
+        kill_repeatedly(folder, client, kills, seed)
+        add_results(client, kills, PER_KILL)
+        process = start(daemon.address, folder)
+        until(lambda: not client.status().unacknowledged_results, process, folder)
+        end(process)
     ids = written_ids(folder)
     expected = list(range(1, PER_KILL * (kills + 1) + 1))
     print(f"{kills} kills, {len(expected):,} results: {'each once' if ids == expected else f'wrong: {len(ids)}'}")

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import pytest
 from playwright.sync_api import Browser, Dialog, Page, ViewportSize, sync_playwright
+
+from tests.kit.required import skip_unless_required
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
@@ -98,12 +99,11 @@ class Opened:
 def chromium_path() -> str:
     """The path of the browser. Without one the test is skipped, or fails where a browser is required."""
     path = os.environ.get("PURGATORY_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    if path is not None:
-        return path
-    missing = "no Chromium found: pages are not tested (Debian, Ubuntu: apt install chromium)"
-    if os.environ.get("PURGATORY_REQUIRE_BROWSER") == "1":
-        pytest.fail(f"PURGATORY_REQUIRE_BROWSER=1: {missing}")
-    pytest.skip(missing)
+    if path is None:
+        skip_unless_required(
+            "BROWSER", "no Chromium found: pages are not tested (Debian, Ubuntu: apt install chromium)"
+        )
+    return path
 
 
 @contextmanager

@@ -1,12 +1,10 @@
 """Spark's connector for Kafka, as `make stream-demo` fetches it."""
 
-import os
 from pathlib import Path
-
-import pytest
 
 from examples.kafka_cluster import ClusterUnavailable, kafka_jars
 from examples.stream_demo import connector
+from tests.kit.required import skip_unless_required
 
 
 def connector_jars() -> list[Path]:
@@ -15,6 +13,4 @@ def connector_jars() -> list[Path]:
         kafka_jars()
         return connector.connector_jars()
     except ClusterUnavailable as missing:
-        if os.environ.get("PURGATORY_REQUIRE_KAFKA") == "1":
-            pytest.fail(f"PURGATORY_REQUIRE_KAFKA=1: {missing}")
-        pytest.skip(str(missing))
+        skip_unless_required("KAFKA", missing)
