@@ -177,7 +177,8 @@ class Listeners(Listener):
             LOGGER.error("%s failed in %s; further failures there are only counted", who, what, exc_info=error)
 
     def _tell(self, hook: Callable[Concatenate[Any, P], None], *event: P.args, **_named: P.kwargs) -> None:
-        for listener, call in self._overriding.get(hook) or self._find(hook):
+        found = self._overriding.get(hook)
+        for listener, call in self._find(hook) if found is None else found:
             try:
                 call(*event)
             except Exception as error:  # noqa: BLE001 - logged and counted
@@ -185,7 +186,8 @@ class Listeners(Listener):
                 listener.hook_failed(error)
 
     def _answers(self, hook: Callable[..., Any], read: Callable[[Any], Any] = lambda answer: answer) -> Iterator[Any]:
-        for listener, call in self._overriding.get(hook) or self._find(hook):
+        found = self._overriding.get(hook)
+        for listener, call in self._find(hook) if found is None else found:
             try:
                 answer = read(call())
             except Exception as error:  # noqa: BLE001 - logged and counted
