@@ -6,7 +6,6 @@ A call is admitted before its body is read, and its request is decoded in its tu
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, cast
 
 from google.protobuf.descriptor import MethodDescriptor
@@ -16,11 +15,11 @@ from google.rpc import code_pb2
 
 from purgatory.service.access.account import Account
 from purgatory.service.errors import RpcError, unavailable
-from purgatory.service.fair_queue import CallerQueue
 from purgatory.service.http.connect_codecs import FairThread
 from purgatory.service.http.http_context import HttpContext
-from purgatory.service.rpc.call import Call, Context, Identify, check_account
-from purgatory.service.rpc.call_gate import CallGate
+from purgatory.service.rpc.call import Call, Context, Identify
+from purgatory.service.rpc.call_counts import MethodCounts
+from purgatory.service.rpc.call_gate import Admission, AdmissionRules, CallGate
 from purgatory.service.rpc.handlers import SERVICE, Method, not_served, work_of
 
 SHUTTING_DOWN: Final = "the daemon is shutting down"
@@ -37,10 +36,14 @@ class HttpMethod:
     serve: Callable[[Any, Call], Awaitable[Message | None]]
     """Answers a request or, for a server stream, writes its answers."""
     account_of: Callable[[Context], Account]
-    work: int
+    counts: MethodCounts
     request_type: type[Message]
     answer_type: type[Message]
     is_unary: bool
+
+    @property
+    def rules(self) -> AdmissionRules:
+        return AdmissionRules(self.account_of, work_of(self.descriptor), self.counts, is_unary=self.is_unary)
 
 
 class HttpMethods:
@@ -56,7 +59,7 @@ class HttpMethods:
                 method,
                 not_served(method.name, BOTH_WAYS) if method.client_streaming else methods[method.name],
                 identify(method.name),
-                work_of(method),
+                gate.counts.of(method),
                 GetMessageClass(method.input_type),
                 GetMessageClass(method.output_type),
                 is_unary=not (method.client_streaming or method.server_streaming),
@@ -68,78 +71,63 @@ class HttpMethods:
 class HttpCall:
     """One call: `enter`, then `run`, and in any case `leave`. Belongs to the request's own task."""
 
-    __slots__ = ("_call", "_caller", "_counts", "_methods", "method")
+    __slots__ = ("_admission", "_methods", "method")
 
     def __init__(self, methods: HttpMethods, method: HttpMethod) -> None:
         self.method: Final = method
         self._methods: Final = methods
-        self._counts: Final = methods.gate.counts.of(method.descriptor)
-        self._caller: CallerQueue | None = None
-        self._call: Call | None = None
+        self._admission: Admission | None = None
 
     async def enter(self, context: HttpContext) -> None:
         """Count the call. Raises `RpcError` if a limit refuses it."""
-        as_grpc, gate, method = cast("Context", context), self._methods.gate, self.method
-        try:
-            # Only here: calls that have entered are answered during the shutdown.
-            if self._methods.is_ending:
-                raise unavailable(SHUTTING_DOWN)
-            account = method.account_of(as_grpc)
-            caller = self._caller = gate.enter(as_grpc, account, method.work, is_unary=method.is_unary)
-        except RpcError as refused:
-            self._counts.add_ended(refused.code)
-            raise
-        recheck = partial(check_account, method.account_of, as_grpc, account)
-        self._call = Call(as_grpc, account, partial(gate.queue.turn, caller, method.work), recheck)
+        # Only here: calls that have entered are answered during the shutdown.
+        if self._methods.is_ending:
+            refused = unavailable(SHUTTING_DOWN)
+            self.method.counts.add_ended(refused.code)
+            raise refused
+        self._admission = Admission(self._methods.gate, self.method.rules, cast("Context", context))
 
     async def run(self, decode: Callable[[], Awaitable[Message | None]]) -> Message | None:
         """Serve the request. Returns the answer, or None if it was written as a stream. Raises `RpcError`."""
-        call, caller = self._call, self._caller
-        assert call is not None, "a call is served that did not enter"
-        assert caller is not None, "as above"
-        code = code_pb2.UNKNOWN
-        has_begun = False
-        try:
-            # Again, because the body may have arrived long after `enter`.
-            call.recheck()
-            # The turn comes before the body is decoded: JSON takes fifty times as long as protobuf.
-            await self._methods.gate.call_turn(call.context, caller, self.method.work)
-            request = await decode()
-            has_begun = True
-            answer = await self.method.serve(request, call)
-            code = code_pb2.OK
-        except RpcError as refused:
-            code = refused.code
-            raise
-        except asyncio.CancelledError:
-            # Not a stream, which its client continues. The task ends normally, because the answer has to be written.
-            if not (self._methods.is_ending and self.method.is_unary):
-                code = code_pb2.CANCELLED
-                raise
-            code = code_pb2.UNAVAILABLE
-            raise (RpcError(code, CUT_OFF) if has_begun else unavailable(SHUTTING_DOWN)) from None
-        finally:
-            self._counts.add_ended(code)
-            self._methods.gate.note_end(call.account, self.method.work, code, is_unary=self.method.is_unary)
-        return answer
+        admission, has_begun = self._entered(), False
+        with admission as call:
+            try:
+                # Again, because the body may have arrived long after `enter`.
+                call.recheck()
+                # The turn comes before the body is decoded: JSON takes fifty times as long as protobuf.
+                await admission.turn()
+                request = await decode()
+                has_begun = True
+                return await self.method.serve(request, call)
+            except asyncio.CancelledError:
+                # Not a stream, which its client continues. The task ends normally, because the answer has to be
+                # written.
+                if not (self._methods.is_ending and self.method.is_unary):
+                    raise
+                cut_off = RpcError(code_pb2.UNAVAILABLE, CUT_OFF)
+                raise (cut_off if has_begun else unavailable(SHUTTING_DOWN)) from None
 
     async def off_loop(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - of any type
         """Run a piece of work in the thread, in turn with other callers."""
-        return await self._methods.thread.run("" if self._caller is None else self._caller.key, work)
+        return await self._methods.thread.run("" if self._admission is None else self._admission.caller.key, work)
 
     def check(self) -> Account:
         """Check access for a call whose answer may be shared with other calls, and return its account. Raises
         `RpcError`.
         """
-        assert self._call is not None, "a call is checked that did not enter"
-        self._call.recheck()
-        return self._call.account
+        call = self._entered().call
+        call.recheck()
+        return call.account
 
     def leave(self) -> None:
         # Harmless if called twice or before `enter`: the interceptor calls it after any error.
-        if self._caller is not None:
-            self._methods.gate.leave(self._caller, self.method.work, is_unary=self.method.is_unary)
-            self._caller = None
+        if self._admission is not None:
+            self._admission.leave()
+            self._admission = None
+
+    def _entered(self) -> Admission:
+        assert self._admission is not None, "a call is served that did not enter"
+        return self._admission
 
 
 def already_decoded(request: Message | None) -> Callable[[], Awaitable[Message | None]]:

@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from google.rpc import code_pb2
@@ -13,8 +15,8 @@ from purgatory.service.budget.shares import CALL_BYTES, Shares
 from purgatory.service.errors import RETRY_AFTER_MS, RpcError, resource_exhausted
 from purgatory.service.fair_queue import EVENTS, REGISTRATIONS, CallerQueue, FairQueue
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.rpc.call import Context
-from purgatory.service.rpc.call_counts import CallCounts
+from purgatory.service.rpc.call import Call, Context, check_account
+from purgatory.service.rpc.call_counts import CallCounts, MethodCounts
 from purgatory.service.rpc.grpc_options import calls_per_connection_max
 from purgatory.service.rpc.incomplete_requests import IncompleteRequests
 from purgatory.service.rpc.strangers import Strangers
@@ -218,6 +220,67 @@ class CallGate:
         # were refused.
         self._listeners.call_refused(reason)
         return refused
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionRules:
+    """How the calls of one method are admitted."""
+
+    account_of: Callable[[Context], Account]
+    """Raises `RpcError` if the caller is not authenticated or must not make this call."""
+    work: int
+    counts: MethodCounts
+    is_unary: bool
+
+
+class Admission:
+    """A call that was admitted. It keeps its place until `leave`.
+
+    As a context manager it counts how its block ends. A call that is repeated has several blocks.
+    """
+
+    __slots__ = ("_connection", "_gate", "_rules", "call", "caller", "code")
+
+    def __init__(self, gate: CallGate, rules: AdmissionRules, context: Context, connection: str = "") -> None:
+        """Raises `RpcError` if the caller is unknown, or if a limit refuses the call."""
+        try:
+            # Before the gate, whose limits are per account. A caller without a credential takes no place.
+            account = rules.account_of(context)
+            caller = gate.enter(context, account, rules.work, is_unary=rules.is_unary, connection=connection)
+        except RpcError as refused:
+            rules.counts.add_ended(refused.code)
+            raise
+        self._gate: Final = gate
+        self._rules: Final = rules
+        self._connection: Final = connection
+        self.caller: Final = caller
+        recheck = partial(check_account, rules.account_of, context, account)
+        self.call: Final = Call(context, account, partial(gate.queue.turn, caller, rules.work), recheck)
+        self.code = code_pb2.OK
+        """The status of a block that ends without an exception."""
+
+    async def turn(self) -> None:
+        """Acquire the first turn of the call. Raises `RpcError` if its deadline passes while it waits."""
+        await self._gate.call_turn(self.call.context, self.caller, self._rules.work)
+
+    def __enter__(self) -> Call:
+        return self.call
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        code = self.code
+        if isinstance(error, RpcError):
+            code = error.code
+        elif error is not None:
+            # gRPC's status for an unexpected exception is UNKNOWN.
+            code = code_pb2.CANCELLED if isinstance(error, asyncio.CancelledError) else code_pb2.UNKNOWN
+        rules = self._rules
+        rules.counts.add_ended(code)
+        self._gate.note_end(self.call.account, rules.work, code, is_unary=rules.is_unary)
+
+    def leave(self) -> None:
+        """Give the place back. Call once."""
+        rules = self._rules
+        self._gate.leave(self.caller, rules.work, is_unary=rules.is_unary, connection=self._connection)
 
 
 def _available(limit: int, work: int) -> int:

@@ -11,7 +11,6 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from functools import partial
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -23,9 +22,9 @@ from google.rpc import code_pb2
 from purgatory.service.access.account import Account, Accounts
 from purgatory.service.errors import RpcError, invalid_argument, shortened
 from purgatory.service.fair_queue import EVENTS, INSPECTIONS, REGISTRATIONS, Turn
-from purgatory.service.rpc.call import Call, Context, Identify, check_account
+from purgatory.service.rpc.call import Call, Context, Identify
 from purgatory.service.rpc.call_counts import MethodCounts
-from purgatory.service.rpc.call_gate import CallGate
+from purgatory.service.rpc.call_gate import Admission, AdmissionRules, CallGate
 from purgatory.service.rpc.incomplete_requests import IncompleteRequest
 from purgatory.v1 import purgatory_service_pb2
 
@@ -153,9 +152,10 @@ def _handler(
         method = _reads_one_request(method)
     counts = gate.counts.of(descriptor)
     decode = _decoder(GetMessageClass(descriptor.input_type), counts)
+    rules = AdmissionRules(identify(descriptor.name), work_of(descriptor), counts, is_unary=not many_out)
     make = grpc.stream_stream_rpc_method_handler if many_out else grpc.stream_unary_rpc_method_handler
     return make(
-        _served(method, decode, work_of(descriptor), gate, identify(descriptor.name), counts, is_unary=not many_out),
+        _served(method, decode, gate, rules),
         response_serializer=_encoder(GetMessageClass(descriptor.output_type), counts),
     )
 
@@ -189,63 +189,44 @@ def _encoder(message_type: type[Message], counts: MethodCounts) -> Callable[[Mes
 
 
 def _served(
-    method: Method,
-    decode: Decode,
-    work: int,
-    gate: CallGate,
-    account_of: Callable[[Context], Account],
-    counts: MethodCounts,
-    *,
-    is_unary: bool,
+    method: Method, decode: Decode, gate: CallGate, rules: AdmissionRules
 ) -> Callable[[Any, Context], Awaitable[Message | None]]:
-    """Wrap a method for gRPC: identify the caller, apply the gate, and turn refusals into statuses."""
+    """Wrap a method for gRPC: admit the call, and turn refusals into statuses."""
 
     async def serve(_requests: object, context: Context) -> Message | None:
         peer = context.peer()
         try:
-            # Before the gate, whose limits are per account. A caller without a credential takes no place.
-            account = account_of(context)
-            caller = gate.enter(context, account, work, is_unary=is_unary, connection=peer)
+            admission = Admission(gate, rules, context, peer)
         except RpcError as refused:
-            counts.add_ended(refused.code)
             if refused.code == code_pb2.UNAUTHENTICATED:
                 await gate.strangers.turn(peer)
             await _refuse(context, refused)
             return None
-        # Counted in `finally`: an exception that none of the branches below expects leaves it at this.
-        code = code_pb2.UNKNOWN  # gRPC's status for an unexpected exception
-        answer: Message | None = None
-        incomplete = gate.incomplete_requests.call(caller.key)
+        incomplete = gate.incomplete_requests.call(admission.caller.key)
         try:
-            recheck = partial(check_account, account_of, context, account)
-            call = Call(context, account, partial(gate.queue.turn, caller, work), recheck)
-            answer = await method(
-                Requests(call, decode, partial(gate.call_turn, context, caller, work), incomplete), call
-            )
-            code = code_pb2.OK
+            with admission as call:
+                try:
+                    return await method(Requests(call, decode, admission.turn, incomplete), call)
+                except asyncio.CancelledError:
+                    # The task is cancelled by gRPC, when its client is gone, or by `IncompleteRequests`, to free
+                    # memory. In the second case the call has to return normally: gRPC would not send the status of a
+                    # cancelled one.
+                    late = incomplete.refusal()
+                    if late is not None:
+                        raise late from None
+                    # Reset before its request was read, the mark of a rapid reset.
+                    if incomplete.is_first:
+                        gate.floods.reset(peer)
+                    raise
+                # Only the standard services abort. Our own methods raise `RpcError`.
+                except grpc.aio.AbortError as aborted:
+                    _forget_frames(aborted)
+                    admission.code = context.code().value[0]
         except RpcError as refused:
-            code = refused.code
             await _refuse(context, refused)
-        except asyncio.CancelledError:
-            # The task is cancelled by gRPC, when its client is gone, or by `IncompleteRequests`, to free memory. In the
-            # second case the call has to return normally: gRPC would not send the status of a cancelled one.
-            late = incomplete.refusal()
-            code = code_pb2.CANCELLED if late is None else late.code
-            if late is None:
-                # Reset before its request was read, the mark of a rapid reset.
-                if incomplete.is_first:
-                    gate.floods.reset(peer)
-                raise
-            await _refuse(context, late)
-        # Only the standard services abort. Our own methods raise `RpcError`.
-        except grpc.aio.AbortError as aborted:
-            _forget_frames(aborted)
-            code = context.code().value[0]
         finally:
-            counts.add_ended(code)
-            gate.note_end(account, work, code, is_unary=is_unary)
-            gate.leave(caller, work, is_unary=is_unary, connection=peer)
-        return answer
+            admission.leave()
+        return None
 
     return serve
 
