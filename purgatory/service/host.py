@@ -180,7 +180,7 @@ class Host:
         Raises:
             BatchRejected: The columns of a batch cannot be decoded. Nothing has been changed.
         """
-        kind = type(call)
+        kind, registration = type(call), call if isinstance(call, Register) else None
         now_ms = self._registration_ms() if kind in STARTING else self._now_ms()
         owner, allowed, principal = None if session is None else session.owner, call, ""
         if account is not None:
@@ -190,24 +190,24 @@ class Host:
             if kind in ADDING:
                 # For each slice: the share depends on what all accounts hold, which other calls change in between.
                 self.shares.set_in_engine(account)
-            if isinstance(call, Register):
-                allowed, reasons = permitted(account, call)
+            if registration is not None:
+                allowed, reasons = permitted(account, registration)
         try:
             receipt = self.engine.perform(owner, allowed, now_ms, sizes.WORK_PER_SLICE)
         except InvalidBatch as error:
             raise unreadable_batch(f"columns.{error.field}", error.message) from None
         if reasons:
             replace_reasons(receipt.refusals, reasons)
-        if isinstance(call, Register) and session is not None and session.refused_ids:
-            session.refused_ids.correct(receipt, call.batch, call.known_up_to)
+        if registration is not None and session is not None and session.refused_ids:
+            session.refused_ids.correct(receipt, registration.batch, registration.known_up_to)
         # Operations may be registered between two slices, so a replay of this call would cancel others.
         by_id = continues or (receipt.has_more and kind in CANCELLING)
         if not by_id:
             self.listeners.called(Called(session, principal, call, receipt, now_ms))
         self._deliver(now_ms, by_id=by_id, were_stale=kind is FailStale)
         self.reaper.deadline_may_be_earlier()
-        if isinstance(call, Register):
-            self._registered(principal, call, reasons if allowed is not call else NO_REASONS)
+        if registration is not None:
+            self._registered(principal, registration, reasons)
         return receipt
 
     def _registered(self, principal: str, call: Register, denied: Reasons) -> None:

@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Concatenate, Final, NamedTuple, ParamSpec
+from typing import Any, Final, NamedTuple
 
 from prometheus_client.core import Metric
 
@@ -23,7 +23,7 @@ from purgatory.service.sessions.refused import RefusedOperation
 from purgatory.service.sessions.session import Session
 
 LOGGER: Final = logging.getLogger(__name__)
-P = ParamSpec("P")
+Hook = Callable[..., Any]
 
 NONE: Final = 1
 SYNC: Final = 2
@@ -140,6 +140,19 @@ class Listener:
         """
 
 
+class _Overriding(dict[Hook, list[tuple[Listener, Hook]]]):
+    """By hook of `Listener`: the listeners that override it, and their hooks. Few do. Clear it after a change."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        super().__init__()
+        self._listeners: Final = listeners
+
+    def __missing__(self, hook: Hook) -> list[tuple[Listener, Hook]]:
+        bound = [(one, getattr(one, hook.__name__)) for one in self._listeners]
+        found = self[hook] = [pair for pair in bound if getattr(pair[1], "__func__", None) is not hook]
+        return found
+
+
 class Listeners(Listener):
     """The listeners of a host, as one listener: each hook calls the hooks of all of them, in notification order.
 
@@ -151,8 +164,7 @@ class Listeners(Listener):
         self.failures: Final[Counter[str]] = Counter()
         """Exceptions so far, by class of the listener."""
         self._listeners: Final[list[Listener]] = []
-        self._overriding: Final[dict[Callable[..., Any], list[tuple[Listener, Callable[..., Any]]]]] = {}
-        """By hook of `Listener`: the listeners that override it, and their hooks. Few do."""
+        self._overriding: Final = _Overriding(self._listeners)
         self._logged: Final[set[tuple[str, str]]] = set()
         for listener in listeners:
             self.append(listener)
@@ -176,30 +188,22 @@ class Listeners(Listener):
             self._logged.add((who, what))
             LOGGER.error("%s failed in %s; further failures there are only counted", who, what, exc_info=error)
 
-    def _tell(self, hook: Callable[Concatenate[Any, P], None], *event: P.args, **_named: P.kwargs) -> None:
-        found = self._overriding.get(hook)
-        for listener, call in self._find(hook) if found is None else found:
+    def _tell(self, hook: Hook, *event: object) -> None:
+        for listener, call in self._overriding[hook]:
             try:
                 call(*event)
             except Exception as error:  # noqa: BLE001 - logged and counted
                 self.failed(type(listener).__name__, hook.__name__, error)
                 listener.hook_failed(error)
 
-    def _answers(self, hook: Callable[..., Any], read: Callable[[Any], Any] = lambda answer: answer) -> Iterator[Any]:
-        found = self._overriding.get(hook)
-        for listener, call in self._find(hook) if found is None else found:
+    def _answers(self, hook: Hook, read: Callable[[Any], Any] = lambda answer: answer) -> Iterator[Any]:
+        for listener, call in self._overriding[hook]:
             try:
                 answer = read(call())
             except Exception as error:  # noqa: BLE001 - logged and counted
                 self.failed(type(listener).__name__, hook.__name__, error)
             else:
                 yield answer
-
-    def _find(self, hook: Callable[..., Any]) -> list[tuple[Listener, Callable[..., Any]]]:
-        bound = [(one, getattr(one, hook.__name__)) for one in self._listeners]
-        found = [pair for pair in bound if getattr(pair[1], "__func__", None) is not hook]
-        self._overriding[hook] = found
-        return found
 
     # The hooks of `Listener`.
 
