@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -236,29 +235,6 @@ def test_others_see_it_only_with_the_role_on_every_name() -> None:
         account.grants = Grants(topics, keys)  # type: ignore[arg-type]
         seen.append(may_see(account, None, view))
     assert seen == [False, False, True]
-
-
-def test_json_over_http(shared_daemon: DaemonProcess) -> None:
-    """`POST …/Wait` takes and returns composites as JSON."""
-    request = {
-        "operation": {
-            "timeoutMs": 0,
-            "composite": {
-                "terms": [
-                    {"signal": {"key": "json"}},
-                    {"mark": {"topicPartition": {"topic": "j"}, "requiredOffset": 0}},
-                ],
-                "requiredTerms": 1,
-                "unless": [{"signal": {"key": "json/no"}}],
-            },
-        }
-    }
-    url = f"http://{shared_daemon.http_address}/purgatory.v1.PurgatoryService/Wait"
-    body = urllib.request.Request(url, json.dumps(request).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(body) as answer:
-        result = json.load(answer)["result"]
-    assert (result["kind"], result["outcome"]) == ("OPERATION_KIND_COMPOSITE", "OUTCOME_EXPIRED")
-    assert [item.get("key", "") for item in result["partitions"]] == ["json", "", "json/no"]
 
 
 def test_the_command_line_shows_each_outcome(shared_daemon: DaemonProcess) -> None:

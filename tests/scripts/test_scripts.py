@@ -7,7 +7,10 @@ from typing import Final
 
 import pytest
 
-from tests.scripts.language import all_scripts
+from tests.scripts.client_level import ClientLevel, UnaryLevel
+from tests.scripts.drawn import drawn
+from tests.scripts.engine_level import EngineLevel
+from tests.scripts.language import Script, all_scripts
 from tests.scripts.message_levels import (
     ColumnsLevel,
     GrpcLevel,
@@ -29,8 +32,7 @@ def daemon() -> Iterator[SharedDaemon]:
     shared.close()
 
 
-def check(level: MessageLevel, name: str) -> None:
-    script = SCRIPTS[name]
+def check(level: MessageLevel, script: Script) -> None:
     if reason := level.unsupported(script):
         pytest.skip(reason)
     assert level.run(script) == script.lines
@@ -40,7 +42,7 @@ def check(level: MessageLevel, name: str) -> None:
 def test_host(name: str) -> None:
     """A host that is called without a network."""
     with asyncio.Runner() as runner:
-        check(HostLevel(runner), name)
+        check(HostLevel(runner), SCRIPTS[name])
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -49,14 +51,24 @@ def test_restored(name: str, tmp_path: Path) -> None:
     with asyncio.Runner() as runner:
         level = RestoredLevel(runner, tmp_path)
         try:
-            check(level, name)
+            check(level, SCRIPTS[name])
         finally:
             level.close()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-@pytest.mark.parametrize("level", [GrpcLevel, ColumnsLevel, HttpLevel])
+@pytest.mark.parametrize("level", [GrpcLevel, ColumnsLevel, HttpLevel, ClientLevel, UnaryLevel])
 def test_daemon(level: type[GrpcLevel], name: str, daemon: SharedDaemon) -> None:
     """A daemon that all scripts share, over each of its transports."""
     prefix = f"{level.__name__}.{list(SCRIPTS).index(name)}."
-    check(level(daemon, prefix), name)
+    check(level(daemon, prefix), SCRIPTS[name])
+
+
+@pytest.mark.slow  # operations with thousands of items, on the oracle too
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_drawn(seed: int, daemon: SharedDaemon) -> None:
+    """Random scripts with sizes around the internal ones end as on the engine, over each transport."""
+    script = drawn(seed)
+    script = script._replace(lines=EngineLevel().run(script))
+    for level in (GrpcLevel, ColumnsLevel, HttpLevel):
+        assert level(daemon, f"{level.__name__}.drawn.{seed}.").run(script) == script.lines

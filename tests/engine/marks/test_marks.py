@@ -1,54 +1,11 @@
 """Edge cases of the in-sync set and of lagging followers; the index of byte positions and the cache of epochs alone."""
 
-import pytest
-
 from purgatory.engine.marks import epochs
 from purgatory.engine.marks.epochs import EpochCache
 from purgatory.engine.marks.positions import ENTRIES_MAX, PositionIndex
 from tests.engine.world import World
 
 P = "orders-0"
-
-
-@pytest.mark.parametrize(("proposed", "error"), [((1, 2), 0), ((), 20)])
-def test_proposed_members_count_towards_the_minimum(proposed: tuple[int, ...], error: int) -> None:
-    """A reached produce needs enough members, committed or proposed (docs/semantics.md: the maximal set)."""
-    world = World()
-    world.append(P, 10)
-    world.in_sync(P, 1, 2, min_in_sync=2)
-    world.in_sync(P, 1, proposed=proposed)
-    world.high_watermark(P, 5)
-    assert world.item(world.produce({P: 5})).error == error
-
-
-def test_caught_up_when_it_asked_not_when_it_arrived() -> None:
-    """A follower that reaches the log end of its previous fetch was caught up at that time: at 0, not at 90."""
-    world = World(lag_max_ms=100)
-    world.in_sync(P, 1)
-    world.append(P, 10)
-    world.follower(P, 2, 5)
-    world.now_ms = 50
-    world.append(P, 20)
-    world.now_ms = 90
-    world.follower(P, 2, 10)
-    world.now_ms = 150
-    world.append(P, 21)
-    assert world.marks(P).high_watermark == 21
-
-
-def test_a_mere_proposal_moves_nothing() -> None:
-    """The lag time has passed for a follower, but a proposal does not raise the high watermark; withdrawing it does."""
-    world = World(lag_max_ms=100)
-    world.in_sync(P, 1)
-    world.append(P, 10)
-    world.follower(P, 2, 10)
-    world.append(P, 20)
-    world.follower(P, 3, 20)
-    world.now_ms = 200
-    world.in_sync(P, 1, proposed=(1, 3))
-    assert world.marks(P).high_watermark == 10
-    world.in_sync(P, 1)
-    assert world.marks(P).high_watermark == 20
 
 
 def test_an_epoch_without_records_is_dropped() -> None:
@@ -139,23 +96,3 @@ def test_a_position_without_a_segment_is_kept() -> None:
     index.add(3, -1, 0)
     index.add(4, -1, 100)
     assert (len(index), index.reach(3), index.reach(4)) == (3, 3, 100)
-
-
-@pytest.mark.parametrize(
-    ("leo", "position", "segment", "is_refused"),
-    [
-        (6, 49, -1, True),  # the position went back
-        (6, 49, 0, True),
-        (6, 50, 0, False),
-        (6, 0, 5, False),  # a new segment begins at 0
-        (6, 0, 4, True),  # a segment below what the older one holds
-        (6, 0, 7, True),  # a segment above the log end
-    ],
-)
-def test_appends_that_cannot_be_are_refused(leo: int, position: int, segment: int, is_refused: bool) -> None:
-    """After offset 5 at byte 50 of segment 0, a contradicting append is refused and changes nothing."""
-    world = World()
-    world.append("orders-0", 5, position=50, segment=0)
-    answer = world.append("orders-0", leo, position=position, segment=segment)
-    assert (answer.refused is not None) == is_refused
-    assert world.marks("orders-0").log_end == (5 if is_refused else leo)

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 
 import pytest
 from purgatory_client import batches, waits
 from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import InvalidRequest, WaitFailed
 from purgatory_client.events import EventRefused, signalled
-from purgatory_client.results import HEARTBEAT_MISSED, SIGNAL_FAILED, Outcome, Result
-from purgatory_client.terms import all_of, mark
-from purgatory_client.terms import signal as term
+from purgatory_client.results import SIGNAL_FAILED, Outcome, Result
 
-from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.http.http_serving import serving_http
 from tests.kit.eventually import until_pending
 from tests.kit.messages import key_signalled, signal
 from tests.kit.served_host import Peer, ServedHost, serving
@@ -29,20 +23,6 @@ async def ask(client: AsyncClient, key: str, *, is_once: bool, timeout: float = 
     if is_once:
         return await client.wait_once(waits.signal([key], timeout=timeout))
     return await client.signal([key], timeout=timeout)
-
-
-@pytest.mark.parametrize("is_once", [False, True], ids=["columns", "row"])
-async def test_the_result_has_the_first_value(is_once: bool) -> None:
-    """A wait that was there before and one that comes later have the first value; a key without a value has none."""
-    async with serving() as served, AsyncClient(served.address) as client:
-        early = asyncio.create_task(ask(client, "job", is_once=is_once))
-        await until_pending(client, 1)
-        assert (await client.signal_key("job", value=RESULT)).ended_total == 1
-        await client.signal_key("job", value=b"second")
-        await client.signal_key("plain")
-        results = [await early, await ask(client, "job", is_once=is_once)]
-        assert [one.partitions["job"].signal_value for one in results] == [RESULT, RESULT]
-        assert (await ask(client, "plain", is_once=is_once)).partitions["plain"].signal_value == b""
 
 
 @pytest.mark.parametrize("is_once", [False, True], ids=["columns", "row"])
@@ -136,35 +116,6 @@ async def test_what_is_refused() -> None:
         assert served.host.engine.inspection.signal_key_count == 0
 
 
-async def test_values_over_http() -> None:
-    """In JSON a value is Base64, in the event and in the result."""
-    async with serving_http() as caller:
-        text = base64.b64encode(RESULT).decode()
-        event = {"rows": {"events": [{"keySignalled": {"key": "job", "value": text, "failed": True}}]}}
-        answer = await caller.unary("Advance", json.dumps(event).encode(), wire.AdvanceResponse)
-        assert answer.status.code == 0
-        body = {"operation": {"signal": {"keys": [{"key": "job"}]}}}
-        (answered,) = (await caller.unary("Wait", json.dumps(body).encode(), wire.WaitResponse)).answers
-        assert isinstance(answered, wire.WaitResponse)
-        (item,) = answered.result.partitions
-        assert (item.error_code, item.signal_value) == (SIGNAL_FAILED, RESULT)
-
-
-@pytest.mark.parametrize("is_once", [False, True], ids=["columns", "row"])
-async def test_a_heartbeat_that_stops(is_once: bool) -> None:
-    """The wait fails with 1004 although its own timeout is far away; another whose key is reached is not affected."""
-    async with serving() as served, AsyncClient(served.address) as client:
-        other = asyncio.create_task(client.signal({"other": 1}, timeout=60))
-        one = waits.signal({"job": 5}, timeout=60, heartbeat_timeout=0.05)
-        waiting = client.wait_once(one) if is_once else client.signal({"job": 5}, timeout=60, heartbeat_timeout=0.05)
-        result = await waiting
-        assert (result.outcome, result.partitions["job"].error_code) == (Outcome.FAILED, HEARTBEAT_MISSED)
-        assert 0.05 <= result.waited < 60
-        await until_pending(client, 1)
-        await client.signal_key("other")
-        assert (await other).satisfied
-
-
 async def test_heartbeat_timeouts_of_a_batch() -> None:
     """Each operation has its own; -1 requires none. One below that is refused, and so is 0 in the single form."""
     async with serving() as served, AsyncClient(served.address) as client:
@@ -176,19 +127,3 @@ async def test_heartbeat_timeouts_of_a_batch() -> None:
             batches.signal(["a"], heartbeat_timeouts_ms=[-2])
         with pytest.raises(InvalidRequest, match="at least 1 ms"):
             waits.signal(["a"], heartbeat_timeout=0)
-
-
-@pytest.mark.parametrize("is_once", [False, True], ids=["columns", "row"])
-async def test_values_of_composites(is_once: bool) -> None:
-    """Terms on keys have values, also next to terms on marks; the failure arm has the reason."""
-    async with serving() as served, AsyncClient(served.address) as client:
-        await client.signal_key("job", value=RESULT)
-        await client.signal_key("bad", value=b"disk full")
-        await client.advance("orders-3", high_watermark=42)
-        condition = all_of(mark("orders-3", 42), term("job"))
-        for unless in ((), (term("bad"),)):
-            one = waits.wait(condition, unless=unless, timeout=60)
-            result = await (client.wait_once(one) if is_once else client.wait(condition, unless=unless, timeout=60))
-            assert result.outcome is (Outcome.FAILED if unless else Outcome.SATISFIED)
-            values = {item.name: item.signal_value for item in result.partitions.values()}
-            assert values == {"orders-3": b"", "job": RESULT} | ({"bad": b"disk full"} if unless else {})
