@@ -75,8 +75,8 @@ class Supervisor:
     def of_this_process(cls) -> Supervisor:
         """Read the token and start to watch stdin. Raises SourceRefused if stdin has no token."""
         try:
-            said = json.loads(sys.stdin.readline())
-            parent = cls(str(said["token"]))
+            greeting = json.loads(sys.stdin.readline())
+            parent = cls(str(greeting["token"]))
         except (ValueError, KeyError, TypeError) as error:
             raise SourceRefused("--supervised is for `purgatory serve --source`, which starts this program") from error
         # A thread: a loop or a library that hangs must not keep an orphan alive.

@@ -96,7 +96,7 @@ class AppendRules:
             entry = yield from self._place(part)
         return entry
 
-    def take(self, read: Entry) -> Entry | None:
+    def judge(self, read: Entry) -> Entry | None:
         """Judge an entry and apply it if it is valid."""
         judged = self._reign.accept(read)
         if judged is not None:
@@ -140,7 +140,7 @@ class AppendRules:
                     if judged is not None:
                         return judged
                 elif entry.kind is Kind.CLAIM:
-                    self.take(read)
+                    self.judge(read)
                 # Not applied: the leader's file has a transaction open, and the daemon exits.
                 elif self._reign.accept(read) is not None:
                     raise Fenced(f"another daemon leads, with epoch {self._reign.state.epoch}")
@@ -183,7 +183,7 @@ class LogWriter:
             LogTrimmed: Start from a snapshot first.
             LogLost, EntryTooNew: See `Reign.accept`.
         """
-        judged = [self._rules.take(read) for read in self._log.read(self._reign.state.position + 1, wait_s)]
+        judged = [self._rules.judge(read) for read in self._log.read(self._reign.state.position + 1, wait_s)]
         return [entry for entry in judged if entry is not None]
 
     def check_history(self, known: ReignState) -> None:

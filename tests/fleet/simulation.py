@@ -125,7 +125,7 @@ class Daemon:
                 end = yield End()
                 while reign.state.position + 1 < end:
                     for entry in (yield Read(reign.state.position + 1)):
-                        rules.take(entry)
+                        rules.judge(entry)
                 while chance.random() < 0.6:
                     for entry in (yield Read(reign.state.position + 1)):
                         judged = reign.accept(entry)

@@ -108,7 +108,7 @@ class ModelSource:
         wanted = list(link.to_look_at)
         for name in wanted:
             self.replicator.on_daemon_mark(link, name, daemon.marks.get(name), now)
-        batch = self.replicator.take(link, now)
+        batch = self.replicator.next_batch(link, now)
         codes = [] if is_lost else [daemon.apply(event) for _, event in batch]
         self.replicator.check()
         if is_lost or is_cut:

@@ -13,10 +13,10 @@ from purgatory_connectors.publisher.observation import Observation
 def test_a_kept_lineage_is_the_floor_of_the_next_run(tmp_path: Path) -> None:
     """Epoch, identities and offset are restored; the offset is a floor that this run has not seen yet."""
     lineage = MarkLineage(2, "a")
-    lineage.take(Observation("t/x", 1, 50, "a"))
-    lineage.take(Observation("t/x", 1, 40, "b"))
+    lineage.apply(Observation("t/x", 1, 50, "a"))
+    lineage.apply(Observation("t/x", 1, 40, "b"))
     gone = MarkLineage(0)
-    gone.take(Observation("t/y", 0, None))
+    gone.apply(Observation("t/y", 0, None))
     store = LineageStore(tmp_path)
     store.keep([(("t/x", 1), lineage), (("t/y", 0), gone)])
     store.close()

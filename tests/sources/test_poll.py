@@ -261,7 +261,7 @@ def readings_of(*readings: object) -> list[tuple[str, int | None, bool]]:
     source = open_source(SourceUri.parse("poll+http://h/?name=x"))
     assert isinstance(source, PollSource)
     source.begin({})
-    seen = [one for reading in readings for one in source.take("", positions_of(reading), 0.0)]
+    seen = [one for reading in readings for one in source.apply("", positions_of(reading), 0.0)]
     return [(one.topic, one.offset, one.is_set_back_to) for one in seen]
 
 

@@ -136,13 +136,13 @@ class CommitReader:
         batches: list[CommitBatch] = []
         touched: set[int] = set()
         for message in [first, *consumer.consume(DRAIN_MAX, 0)]:
-            self._take(message, batches, touched)
+            self._read_message(message, batches, touched)
         for number in sorted(touched):
             self._logs[number].flush(number, batches)
         if batches:
             self._events.put(CommitsRead(batches))
 
-    def _take(self, message: Message, batches: list[CommitBatch], touched: set[int]) -> None:
+    def _read_message(self, message: Message, batches: list[CommitBatch], touched: set[int]) -> None:
         error = message.error()
         number, offset = message.partition(), message.offset()
         if error is not None:

@@ -80,14 +80,14 @@ class ShareStartsRequest(Request[_AskStarts]):  # type: ignore[misc]
 def starts_of(response: Any) -> dict[Partition, ShareStart]:  # noqa: ANN401 - aiokafka has no types
     """The start offsets in a response; a group that does not exist has none. Raises KafkaError."""
     found = {}
-    for _, topics, group_error, said, _ in response.groups:
+    for _, topics, group_error, message, _ in response.groups:
         if group_error not in {0, _GROUP_ID_NOT_FOUND}:
-            raise for_code(group_error)(said or "")
+            raise for_code(group_error)(message or "")
         for topic, id_high, id_low, partitions, _ in topics:
             topic_id = f"{id_high % 2**64:016x}{id_low % 2**64:016x}"
-            for number, offset, _, lag, error, partition_said, _ in partitions:
+            for number, offset, _, lag, error, partition_message, _ in partitions:
                 if error:
-                    raise for_code(error)(partition_said or "")
+                    raise for_code(error)(partition_message or "")
                 if offset >= 0:  # otherwise no record has been done yet
                     found[topic, number] = ShareStart(offset, lag, topic_id)
     return found
@@ -146,7 +146,7 @@ class GroupPoller:
             except (KafkaError, OSError, TimeoutError, AssertionError) as error:
                 # It has moved, or its broker is down: look it up again with the next request.
                 self._coordinators.pop(group, None)
-                raise SourceStale(f"the coordinator of group {group!r} does not answer: {_said(error)}") from error
+                raise SourceStale(f"the coordinator of group {group!r} does not answer: {_reason(error)}") from error
 
     async def offsets_of(self, groups: Iterable[str]) -> dict[str, dict[CommitName, int] | Exception]:
         """Call `offsets` for several groups; each result is its offsets or its exception."""
@@ -212,5 +212,5 @@ class GroupPoller:
             return self._admin
 
 
-def _said(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__

@@ -122,7 +122,7 @@ class GroupWatch:
                 found[parsed.group, parsed.topic, number] = mark.offset
         return found
 
-    def take(self, batches: Sequence[CommitBatch]) -> None:
+    def apply(self, batches: Sequence[CommitBatch]) -> None:
         """Apply records of the topic."""
         self.reading_refused = None
         now = time.monotonic()

@@ -146,9 +146,9 @@ class KafkaSession:
         match event:
             # Batches must be applied in the order in which they were read, which one queue guarantees.
             case events.CommitsRead(batches):
-                self._groups.take(batches)
+                self._groups.apply(batches)
             case events.EndsFetched(ends):
-                self._topics.take(self._topics.marks.fetched(ends, time.monotonic()))
+                self._topics.publish(self._topics.marks.fetched(ends, time.monotonic()))
             case events.OffsetsUncertain(doubts):
                 self._idle.doubt(doubts)
             case events.OffsetRemoved(topic):
@@ -214,7 +214,7 @@ class KafkaSession:
             if seen.offset < 0:
                 raise SourceStale(f"the end of {topic}-{number} is unknown: {seen.error}")
         # These readings are as good as those of a poll, so they are published too.
-        self._topics.take(self._topics.marks.seen(latest, begun))
+        self._topics.publish(self._topics.marks.seen(latest, begun))
         ends = {one: latest[one] if at_time.get(one, NOT_YET) is NOT_YET else at_time[one] for one in partitions}
         return {one: (earliest[one].offset, ends[one].offset) for one in partitions}
 

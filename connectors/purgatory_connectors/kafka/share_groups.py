@@ -92,48 +92,48 @@ class ShareGroups:
 
     async def _poll(self, poller: GroupPoller, group: str) -> None:
         began = time.monotonic()
-        told = {} if group in self._groups else self._published().get(group, {})
+        published = {} if group in self._groups else self._published().get(group, {})
         try:
-            starts, ends = await self._read(poller, group, told)
+            starts, ends = await self._read(poller, group, published)
         except (SourceStale, SourceRefused) as error:
             self._stale.setdefault(group, (began, str(error)))
             return
         self._stale.pop(group, None)
-        state = self._groups.setdefault(group, _Group(told))
+        state = self._groups.setdefault(group, _Group(published))
         self._publisher.observe(
             Observation(name, number, offset, "" if offset is None else starts[topic, number].topic_id, is_back)
-            for (topic, number), offset, is_back in state.take(starts, ends)
+            for (topic, number), offset, is_back in state.apply(starts, ends)
             if (name := self._names.of_share(group, topic)) is not None
         )
 
     async def _read(
-        self, poller: GroupPoller, group: str, told: Iterable[Partition]
+        self, poller: GroupPoller, group: str, published: Iterable[Partition]
     ) -> tuple[dict[Partition, ShareStart], dict[Partition, int]]:
         """The starts of the watched topics, and the ends of partitions that operations wait on, or that daemons had
         marks of when the group was first polled: an earlier run may have raised these to an end. Raises SourceStale.
         """
-        asked = {*told, *((topic, number) for of_group, topic, number in self._wanted if of_group == group)}
+        asked = {*published, *((topic, number) for of_group, topic, number in self._wanted if of_group == group)}
         # Before the question: without lag, all records below these ends are done.
         ends = await self._view.ends(asked) if asked else {}
         starts = await poller.share_starts(group)
         starts = {at: start for at, start in starts.items() if self._settings.selects(group, at[0])}
-        for topic, number in starts.keys() & told:
+        for topic, number in starts.keys() & published:
             if (end := ends[topic, number]).offset < 0:
                 raise SourceStale(f"the end of {topic}-{number} is unknown: {end.error}")
         return starts, {at: end.offset for at, end in ends.items()}
 
 
 class _Group:
-    """The state of a share group. `told`: the marks that daemons have."""
+    """The state of a share group. `published`: the marks that daemons have."""
 
-    def __init__(self, told: Mapping[Partition, int]) -> None:
-        self._marks: Final = RisingMarks(told)
+    def __init__(self, published: Mapping[Partition, int]) -> None:
+        self._marks: Final = RisingMarks(published)
         self._starts: dict[Partition, ShareStart] = {}
         """The last answer."""
         self._drained: Final[dict[Partition, int]] = {}
         """Ends below which all records were done when the lag was 0."""
 
-    def take(self, starts: dict[Partition, ShareStart], ends: Mapping[Partition, int]) -> list[MarkMove[Partition]]:
+    def apply(self, starts: dict[Partition, ShareStart], ends: Mapping[Partition, int]) -> list[MarkMove[Partition]]:
         """Apply an answer. `ends`: ends of partitions, read before the question."""
         for at, start in starts.items():
             before = self._starts.get(at)
@@ -142,4 +142,4 @@ class _Group:
             if start.lag == 0:
                 self._drained[at] = max(ends.get(at, -1), self._drained.get(at, -1))
         self._starts = starts
-        return self._marks.take({at: max(start.offset, self._drained.get(at, -1)) for at, start in starts.items()})
+        return self._marks.apply({at: max(start.offset, self._drained.get(at, -1)) for at, start in starts.items()})

@@ -63,10 +63,10 @@ class TopicMarks:
                 continue
             log.seen_at, log.failing_since = max(asked_at, log.seen_at), None
             log.leader_epoch = max(log.leader_epoch, end.leader_epoch)
-            moved += self._take(partition, log, end.offset)
+            moved += self._apply(partition, log, end.offset)
         return moved
 
-    def _take(self, partition: Partition, log: _LogEnd, end: int) -> list[Moved]:
+    def _apply(self, partition: Partition, log: _LogEnd, end: int) -> list[Moved]:
         if end == log.end:
             log.lower = -1
             return []

@@ -145,14 +145,14 @@ class TopicWatch:
         grown = any(found[topic] != self._known.get(topic) for topic in found)
         turned = refused ^ self._refused
         self._known, self._refused = found, refused
-        self._tell_replicas()
+        self._publish_replicas()
         if grown:
             await self._poll(self._partitions(found))
         elif turned:
             await self._poll(self._partitions({topic: found[topic] for topic in turned if topic in found}))
         self.has_looked.set()
 
-    def _tell_replicas(self) -> None:
+    def _publish_replicas(self) -> None:
         seen = self._view.replicas
         news = {one: sets for one, sets in seen.items() if self._replicas.get(one) != sets and one[0] in self._known}
         self._replicas.update(news)
@@ -241,13 +241,13 @@ class TopicWatch:
         there = self._view.topics.keys() | self._view.refused.keys()
         known = {one: end for one, end in found.items() if one[0] in there}
         if is_stable:
-            self._take_stable(self.stable.seen(known, begun))
+            self._publish_stable(self.stable.seen(known, begun))
             self.marks.suspects.update(self.stable.suspects)
             self.stable.suspects.clear()
         else:
-            self.take(self.marks.seen(known, begun))
+            self.publish(self.marks.seen(known, begun))
 
-    def take(self, moved: Iterable[Moved]) -> None:
+    def publish(self, moved: Iterable[Moved]) -> None:
         """Publish ends that have moved."""
         seen = []
         for partition, end, is_cut in moved:
@@ -261,7 +261,7 @@ class TopicWatch:
         if seen:
             self._publisher.observe(seen)
 
-    def _take_stable(self, moved: Iterable[Moved]) -> None:
+    def _publish_stable(self, moved: Iterable[Moved]) -> None:
         self._publisher.observe(
             Observation(name, number, end, self.ids.get(topic, ""), is_cut)
             for (topic, number), end, is_cut in moved
@@ -273,7 +273,7 @@ class TopicWatch:
         if partition not in self._stable:
             return
         self.stable.doubt(partition, time.monotonic(), self.marks.leader_epoch(partition))
-        self._take_stable([Moved(partition, 0, is_cut=True)])
+        self._publish_stable([Moved(partition, 0, is_cut=True)])
         self._wake.set()
 
     def _partitions(self, topics: dict[str, int]) -> list[Partition]:

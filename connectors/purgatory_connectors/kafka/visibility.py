@@ -48,7 +48,7 @@ class LogVisibility:
                 found = await self._view.ends([(OFFSETS_TOPIC, log) for log in self._groups.loaded])
                 ends = {log: seen for (_, log), seen in found.items()}
                 for log, seen in ends.items():
-                    self._take(log, seen, self._groups.marks.position(log), begun)
+                    self._compare(log, seen, self._groups.marks.position(log), begun)
                 await self._look_at_held(ends)
             is_busy = bool(self._groups.wanted.commits) or self.late(time.monotonic())
             await asyncio.sleep(BEHIND_S / 2 if is_busy else IDLE_S)
@@ -75,7 +75,7 @@ class LogVisibility:
                 self._targets.pop(partition[1], None)
                 self.held.discard(partition[1])
 
-    def _take(self, partition: int, seen: EndSeen, position: int, at: float) -> None:
+    def _compare(self, partition: int, seen: EndSeen, position: int, at: float) -> None:
         end = seen.offset
         if end < 0:
             self._failing.setdefault(partition, (at, seen.error))

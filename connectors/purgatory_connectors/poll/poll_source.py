@@ -173,16 +173,16 @@ class PollSource(PolledSource[Positions]):
     async def close(self) -> None:
         await self._reader.close()
 
-    def begin(self, told: Mapping[str, int]) -> None:
-        self._marks = RisingMarks(told)
+    def begin(self, published: Mapping[str, int]) -> None:
+        self._marks = RisingMarks(published)
 
-    def take(self, target: str, reading: Positions | Unreadable, now: float) -> list[Observation]:  # noqa: ARG002 - there is one target
+    def apply(self, target: str, reading: Positions | Unreadable, now: float) -> list[Observation]:  # noqa: ARG002 - there is one target
         self._seen_at = self._seen_at or now
         if isinstance(reading, Unreadable):
             self._stale = str(reading)
             return []
         self._seen_at, self._stale = now, ""
-        moves = self._marks.take(reading)
+        moves = self._marks.apply(reading)
         return [Observation(self.prefix + mark, 0, position, "", is_back) for mark, position, is_back in moves]
 
     def stale(self) -> Mapping[str, tuple[float, str]]:

@@ -62,7 +62,7 @@ class PostgresSession:
         self._settings: Final = settings
         self._prefix: Final = prefix
         self._publisher: Final = publisher
-        self._readers: Final = {server.name: ServerReader(server, settings, self._take) for server in settings.servers}
+        self._readers: Final = {server.name: ServerReader(server, settings, self._apply) for server in settings.servers}
         marks = publisher.published(prefix)
         lineages = [lineage for name in marks if (lineage := publisher.replicator.lineage(name)) is not None]
         self._group: Final = ServerGroup(
@@ -92,20 +92,20 @@ class PostgresSession:
         # A promotion during the query may have lost this end.
         if self._group.primary != primary:
             raise SourceStale(f"pg/{self._settings.name}: {primary} is no longer the primary")
-        self._group.gave_end(position)
+        self._group.note_end(position)
         return position
 
-    def _take(self, name: str, reading: ServerObservation | Unseen) -> None:
+    def _apply(self, name: str, reading: ServerObservation | Unseen) -> None:
         now = time.monotonic()
         if isinstance(reading, Unseen):
-            self._group.lost(name, reading.reason, now)
+            self._group.mark_stale(name, reading.reason, now)
         else:
-            self._group.saw(name, reading, now)
+            self._group.observe(name, reading, now)
         changes = [
             Observation(
                 self._prefix + one.mark, 0, one.position, self._identity(one.mark, one.identity), one.is_set_back
             )
-            for one in self._group.take_changes()
+            for one in self._group.drain_changes()
         ]
         if changes:
             self._publisher.observe(changes)

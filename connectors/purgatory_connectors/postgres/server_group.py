@@ -83,12 +83,12 @@ class ServerGroup:
 
     Args:
         settings: How the servers form a group.
-        told: Offsets of its marks at the daemons.
+        published: Offsets of its marks at the daemons.
         identity: Identity of the lineage of an earlier run; empty: none.
         now: Start time of this run.
     """
 
-    def __init__(self, settings: GroupSettings, told: Mapping[str, int], identity: str, now: float) -> None:
+    def __init__(self, settings: GroupSettings, published: Mapping[str, int], identity: str, now: float) -> None:
         self._settings: Final = settings
         earlier = Timelines.of_identity(identity)
         self._is_other_system = earlier is not None and settings.system_id not in (None, earlier.system_id)
@@ -96,7 +96,7 @@ class ServerGroup:
         self._servers: Final[dict[str, _Server]] = {}
         self._slots: Final[dict[str, int]] = {}
         self._invalidated_slots: Final[dict[str, StaleMark]] = {}
-        self._derived: Final = {kind: Derived(told.get(kind, -1), _UNSEEN, now) for kind in DERIVED}
+        self._derived: Final = {kind: Derived(published.get(kind, -1), _UNSEEN, now) for kind in DERIVED}
         self._derived_seen_at: Final = dict.fromkeys(DERIVED, now)
         self._held: Final[dict[str, ServerObservation]] = {}
         self._dirty: Final[set[str]] = set()
@@ -108,8 +108,8 @@ class ServerGroup:
         self._has_found = False
         self._highest_end = -1
         for name in settings.listed:
-            self._servers[name] = _Server(name, True, told.get(name, -1), now)
-        for mark, position in told.items():
+            self._servers[name] = _Server(name, True, published.get(name, -1), now)
+        for mark, position in published.items():
             if mark.startswith(SLOT):
                 self._slots[mark.removeprefix(SLOT)] = position
             elif mark not in DERIVED and mark not in self._servers:
@@ -117,11 +117,11 @@ class ServerGroup:
         for server in self._servers.values():
             server.has_joined = not 0 <= server.position < self._derived[ALL].position
         # Publish all marks again so that they share one lineage, even if the last break was only partly published.
-        self._dirty.update(told)
+        self._dirty.update(published)
 
     # Observations.
 
-    def saw(self, name: str, observation: ServerObservation, now: float) -> None:
+    def observe(self, name: str, observation: ServerObservation, now: float) -> None:
         """A listed server has answered."""
         server = self._servers[name]
         server.was_asked = server.is_heard = True
@@ -132,10 +132,10 @@ class ServerGroup:
                 server.stale = "the primary has not answered yet, so the system is not known"
                 return
         else:
-            self._take(server, observation, now)
+            self._apply(server, observation, now)
         self._settle(now)
 
-    def lost(self, name: str, reason: str, now: float) -> None:
+    def mark_stale(self, name: str, reason: str, now: float) -> None:
         """A listed server could not be polled."""
         server = self._servers[name]
         server.was_asked, server.is_heard = True, False
@@ -148,7 +148,7 @@ class ServerGroup:
             self._adopt(now)
         self._settle(now)
 
-    def gave_end(self, position: int) -> None:
+    def note_end(self, position: int) -> None:
         """The end of the log has been returned to a client as `position`."""
         self._highest_end = max(self._highest_end, position)
 
@@ -163,7 +163,7 @@ class ServerGroup:
 
     # Results.
 
-    def take_changes(self) -> list[MarkChange]:
+    def drain_changes(self) -> list[MarkChange]:
         """The changes since the last call."""
         identity = self.lineage.identity if self.lineage is not None else ""
         changes = []
@@ -220,11 +220,11 @@ class ServerGroup:
         if self._is_other_system:
             self._cut(0)
         for name, observation in self._held.items():
-            self._take(self._servers[name], observation, now)
+            self._apply(self._servers[name], observation, now)
         self._held.clear()
         return True
 
-    def _take(self, server: _Server, observation: ServerObservation, now: float) -> None:
+    def _apply(self, server: _Server, observation: ServerObservation, now: float) -> None:
         lineage = self.lineage
         assert lineage is not None, server
         other = lineage.other_system(observation.system_id)
@@ -252,7 +252,7 @@ class ServerGroup:
         self._move(server, shared)
         server.stale, server.seen_at = "", now
         if observation.is_primary:
-            self._take_of_primary(server, observation, now)
+            self._apply_primary(server, observation, now)
 
     def _switch(self, lineage: Timelines, server: _Server, observation: ServerObservation) -> None:
         """Handle a promotion: everything on the old timeline above the fork is lost."""
@@ -291,7 +291,7 @@ class ServerGroup:
             lineage.break_here()
             self._cut(0)
 
-    def _take_of_primary(self, primary: _Server, observation: ServerObservation, now: float) -> None:
+    def _apply_primary(self, primary: _Server, observation: ServerObservation, now: float) -> None:
         if observation.slots is not None:
             for slot in self._slots.keys() - observation.slots.keys():
                 del self._slots[slot]
@@ -311,9 +311,9 @@ class ServerGroup:
         self._slots_seen_at = now
         if observation.found is not None and self._settings.finds_replicas:
             self._has_found = True
-            self._take_found(primary, observation.found, now)
+            self._apply_replicas(primary, observation.found, now)
 
-    def _take_found(self, primary: _Server, rows: Iterable[FoundReplica], now: float) -> None:
+    def _apply_replicas(self, primary: _Server, rows: Iterable[FoundReplica], now: float) -> None:
         listed = {one.name for one in self._servers.values() if one.is_listed}
         known = listed.union(*(one.aliases for one in self._servers.values()))
         others = [row for row in rows if row.application_name not in known]

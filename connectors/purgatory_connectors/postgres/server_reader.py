@@ -87,18 +87,18 @@ _FLUSH_SOON: Final = b"SELECT pg_current_xact_id()"
 
 
 class ServerReader:
-    """Connection to one server. `take` receives the server's name and each reading."""
+    """Connection to one server. `on_reading` receives the server's name and each reading."""
 
     def __init__(
         self,
         server: ServerSettings,
         settings: PostgresSettings,
-        take: Callable[[str, ServerObservation | Unseen], None],
+        on_reading: Callable[[str, ServerObservation | Unseen], None],
     ) -> None:
         self.name: Final = server.name
         self._server: Final = server
         self._settings: Final = settings
-        self._take: Final = take
+        self._on_reading: Final = on_reading
         self._is_wanted = False
         self._wanted: Final = asyncio.Event()
         self._connection: _Connection | None = None
@@ -120,7 +120,7 @@ class ServerReader:
                     await self._ask(connection)
             except (psycopg.Error, OSError, TimeoutError) as error:
                 self.is_refused = _is_refusal(error)
-                self._take(self.name, Unseen(_reason(error)))
+                self._on_reading(self.name, Unseen(_reason(error)))
                 self._failures += 1
             back_off_s = min(_BACK_OFF_S[0] * 2 ** min(self._failures - 1, 8), _BACK_OFF_S[1])
             await self._pause(back_off_s, _BACK_OFF_WANTED_S)
@@ -173,7 +173,7 @@ class ServerReader:
             if with_others:
                 with_others_at = began + self._settings.idle_poll_s / 2
             if position is None:
-                self._take(self.name, Unseen("it has not replayed anything yet"))
+                self._on_reading(self.name, Unseen("it has not replayed anything yet"))
             else:
                 self.is_refused, self._failures = False, 0
                 self._connection = connection
@@ -186,7 +186,7 @@ class ServerReader:
                         slot: -1 if at is None else pages.past_header(at) for slot, (at, _) in slots.items()
                     }
                     observation.invalidated_slots = {slot: why for slot, (_, why) in slots.items() if why is not None}
-                self._take(self.name, observation)
+                self._on_reading(self.name, observation)
             interval = self._settings.poll_s if is_wanted else self._settings.idle_poll_s
             await self._pause(began + interval - time.monotonic(), self._settings.poll_s)
 

@@ -120,18 +120,18 @@ class DaemonLink:
                 await self._connected(backoff)
             except* PurgatoryClientError as group:
                 error = _first(group)
-            self._lost(str(error) or repr(error))
+            self._disconnected(str(error) or repr(error))
             # The minimum delay prevents an immediate retry: a daemon that has just stopped is not back within 50 ms.
             await asyncio.sleep(0.05 + backoff.next_delay())
 
-    def _lost(self, said: str) -> None:
+    def _disconnected(self, reason: str) -> None:
         now = time.monotonic()
         if self.is_connected:
             self._lost_at = now
             self.is_connected = False
-        if said != self._last_error:
-            self._last_error = said
-            _logger.warning("not connected to the daemon at %s: %s", self.address, said)
+        if reason != self._last_error:
+            self._last_error = reason
+            _logger.warning("not connected to the daemon at %s: %s", self.address, reason)
         if self.demand and now - self._lost_at > _DEMAND_KEPT_S:
             self.demand = set()
             self._source.demand_changed()
@@ -169,7 +169,7 @@ class DaemonLink:
         while True:
             if marks.to_look_at:
                 await self._look(client)
-            batch = replicator.take(marks, time.monotonic(), _EVENTS_PER_BATCH_MAX)
+            batch = replicator.next_batch(marks, time.monotonic(), _EVENTS_PER_BATCH_MAX)
             # Before sending: after a crash the stored lineages must not be behind those of a daemon.
             self._source.store_lineages()
             if batch:
@@ -227,14 +227,14 @@ class DaemonLink:
             await self._report(link)
 
     async def _listen(self, link: SourceLink, tasks: asyncio.TaskGroup) -> None:
-        self._take_demand(link)
+        self._apply_demand(link)
         async for event in link:
             if isinstance(event, EndsWanted):
                 tasks.create_task(self._answer(link, event))
             else:
-                self._take_demand(link)
+                self._apply_demand(link)
 
-    def _take_demand(self, link: SourceLink) -> None:
+    def _apply_demand(self, link: SourceLink) -> None:
         if self.demand != link.demand:
             self.demand = set(link.demand)
             self._source.demand_changed()

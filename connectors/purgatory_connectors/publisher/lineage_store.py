@@ -97,5 +97,5 @@ class LineageStore:
         self._file.close()
 
     def _unusable(self, error: Exception) -> SourceRefused:
-        said = "another source uses it; give each a folder of its own" if "locked" in str(error) else str(error)
-        return SourceRefused(f"the state of this source, {self._path}, cannot be used: {said}")
+        reason = "another source uses it; give each a folder of its own" if "locked" in str(error) else str(error)
+        return SourceRefused(f"the state of this source, {self._path}, cannot be used: {reason}")

@@ -41,14 +41,14 @@ class MarkLineage:
     unsettled_until: float = 0.0
     """Time from which this source's readings must be newer than `floor`; seconds of the replicator's clock."""
 
-    def take(self, seen: Observation) -> bool:
+    def apply(self, seen: Observation) -> bool:
         """Apply an observation. Returns False if it is already known or older than the current state."""
         offset = seen.offset
         identity = seen.identity
         if identity and identity in self.retired:
             return False
         if offset is None:
-            return self._take_gone()
+            return self._apply_removal()
         was_seen = self.is_seen
         self.is_seen = True
         if self.is_gone:
@@ -101,7 +101,7 @@ class MarkLineage:
         self.is_foreign = False
         return True
 
-    def _take_gone(self) -> bool:
+    def _apply_removal(self) -> bool:
         if self.is_gone and self.is_seen:
             return False
         self.is_seen = True

@@ -19,7 +19,7 @@ from purgatory_connectors.publisher.observation import MarkName, Observation, Pu
 SETTLE_S: Final = 1.0
 """Maximum age (seconds) of a live source's readings, in addition to the lag that it reports."""
 
-_NOBODY: Final = -1
+_NO_LEADER: Final = -1
 
 
 class DaemonMark(NamedTuple):
@@ -71,7 +71,7 @@ class MarkReplicator:
         self._stale: tuple[tuple[str, bool, Sequence[int]], ...] = ()
         """Marks that the source cannot see: prefix or topic, whether it is the whole topic name, partitions."""
         self.unsaved: Final[dict[MarkName, None]] = {}
-        """New lineages. They must be stored before the events returned by `take` are sent."""
+        """New lineages. They must be stored before the events returned by `next_batch` are sent."""
         self.moved: Final[dict[MarkName, None]] = {}
         """Lineages whose offset has moved. They may be stored later."""
 
@@ -87,15 +87,15 @@ class MarkReplicator:
 
     def published(self, topic_prefix: str) -> dict[MarkName, PublishedMark]:
         """The marks under this prefix at the daemons: for each mark, the lowest epoch and offset at any daemon."""
-        told: dict[MarkName, PublishedMark] = {}
+        published: dict[MarkName, PublishedMark] = {}
         for daemon in self._daemons:
             for name, (epoch, offset) in daemon.known.items():
                 if name[0].startswith(topic_prefix):
-                    other = told.get(name)
+                    other = published.get(name)
                     if other is not None:
                         epoch, offset = min((epoch, offset), other)  # noqa: PLW2901 - of this daemon and those before
-                    told[name] = PublishedMark(epoch, offset)
-        return told
+                    published[name] = PublishedMark(epoch, offset)
+        return published
 
     # Input from the source.
 
@@ -109,7 +109,7 @@ class MarkReplicator:
                 lineage = lineages[name] = MarkLineage(0)
                 unsaved[name] = None
             before = lineage.epoch, lineage.identity
-            if not lineage.take(seen):
+            if not lineage.apply(seen):
                 continue
             moved[name] = None
             if before != (lineage.epoch, lineage.identity) or lineage.is_gone:
@@ -168,7 +168,7 @@ class MarkReplicator:
         else:
             # If another client made the partition a follower, treat it as an earlier epoch, so that a leadership event
             # is sent.
-            daemon.known[name] = (mark.epoch if mark.is_leader else _NOBODY, mark.offset)
+            daemon.known[name] = (mark.epoch if mark.is_leader else _NO_LEADER, mark.offset)
             if lineage is None:
                 lineage = self._lineages[name] = MarkLineage(max(mark.epoch, 0))
                 self.unsaved[name] = None
@@ -194,7 +194,7 @@ class MarkReplicator:
         else:
             daemon.to_look_at_later[name] = now + 5.0
 
-    def take(self, daemon: DaemonMarks, now: float, events_max: int = 10_000) -> MarkBatch:
+    def next_batch(self, daemon: DaemonMarks, now: float, events_max: int = 10_000) -> MarkBatch:
         """Take the events that are due to a daemon.
 
         The caller sends the batches one after the other and calls `refused` for each refused event. If a batch may not
@@ -205,14 +205,14 @@ class MarkReplicator:
         while due and len(batch) < events_max:
             name = next(iter(due))
             del due[name]
-            self._take_name(daemon, name, now, batch)
+            self._add_mark(daemon, name, now, batch)
         return batch
 
-    def _take_name(self, daemon: DaemonMarks, name: MarkName, now: float, batch: MarkBatch) -> None:
+    def _add_mark(self, daemon: DaemonMarks, name: MarkName, now: float, batch: MarkBatch) -> None:
         """Add the events that bring one mark of one daemon up to date.
 
-        `take` has already removed the name from `due`. Every exit therefore either updates `known` to the marks that
-        this batch will establish, or leaves a trigger that makes the name due again, or has nothing to publish.
+        `next_batch` has already removed the name from `due`. Every exit therefore either updates `known` to the marks
+        that this batch will establish, or leaves a trigger that makes the name due again, or has nothing to publish.
         """
         lineage = self._lineages[name]
         if name in daemon.to_look_at:
@@ -248,16 +248,16 @@ class MarkReplicator:
             daemon.known[name] = (epoch, offset)
         # No branch for `known` above the lineage: `_settle` returns False until the offset has caught up with the
         # daemon, or begins a new lineage, whose epoch is higher.
-        self._take_replicas(daemon, name, epoch, batch)
+        self._add_replicas(daemon, name, epoch, batch)
 
-    def _take_replicas(self, daemon: DaemonMarks, name: MarkName, epoch: int, batch: MarkBatch) -> None:
+    def _add_replicas(self, daemon: DaemonMarks, name: MarkName, epoch: int, batch: MarkBatch) -> None:
         """Add the replicas that the daemon does not have yet, in the mark's own epoch, so that they break nothing."""
-        seen, told = self._replicas.get(name), daemon.replicas.get(name)
-        if seen is None or seen == told:
+        seen, before = self._replicas.get(name), daemon.replicas.get(name)
+        if seen is None or seen == before:
             return
         daemon.replicas[name] = seen
         leads, keeps, in_sync = seen
-        if told is None or told[:2] != seen[:2]:  # leadership rechecks all waits: not for the set alone
+        if before is None or before[:2] != seen[:2]:  # leadership rechecks all waits: not for the set alone
             leads_now = events.leadership(name, is_leader=True, leader_epoch=epoch, leader_id=leads, replica_ids=keeps)
             batch.append((name, leads_now))
         batch.append((name, events.in_sync_replicas(name, in_sync, leader_id=leads, leader_epoch=epoch)))
@@ -317,7 +317,7 @@ class MarkReplicator:
         for names in (self._unsettled, self.unsaved, self.moved):
             assert names.keys() <= self._lineages.keys(), f"no lineage: {names.keys() - self._lineages.keys()}"
         for daemon in self._daemons:
-            # `_take_name` looks up the lineage of every due name without a default.
+            # `_add_mark` looks up the lineage of every due name without a default.
             assert daemon.due.keys() <= self._lineages.keys(), (
                 f"no lineage: {daemon.due.keys() - self._lineages.keys()}"
             )

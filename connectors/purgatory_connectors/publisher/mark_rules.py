@@ -20,15 +20,15 @@ class RisingMarks(Generic[Key]):
     lags behind the one that answered before.
 
     Args:
-        told: The positions that daemons have.
+        published: The positions that daemons have.
     """
 
-    def __init__(self, told: Mapping[Key, int]) -> None:
-        self._known = dict(told)
+    def __init__(self, published: Mapping[Key, int]) -> None:
+        self._known = dict(published)
         self._lower: frozenset[Key] = frozenset()
         """Marks that were lower or missing in the last reading."""
 
-    def take(self, reading: Mapping[Key, int]) -> list[MarkMove[Key]]:
+    def apply(self, reading: Mapping[Key, int]) -> list[MarkMove[Key]]:
         """Apply a reading of all marks. Returns those that are believed, whether or not they have moved."""
         lower = frozenset(mark for mark, known in self._known.items() if reading.get(mark, -1) < known)
         doubted = lower - self._lower

@@ -37,7 +37,7 @@ class Unreadable(SourceStale):
 
 
 class PolledSource(Source, Generic[Reading]):
-    """Asks each target with `read` and passes the answer to `take`.
+    """Asks each target with `read` and passes the answer to `apply`.
 
     Args:
         kind: The first part of the names of its marks, "KIND/NAME/".
@@ -77,11 +77,11 @@ class PolledSource(Source, Generic[Reading]):
         """Close all connections. The source may run again and then opens others."""
 
     @abstractmethod
-    def begin(self, told: Mapping[str, int]) -> None:
-        """A run begins. `told`: the positions that daemons have, by mark without the prefix."""
+    def begin(self, published: Mapping[str, int]) -> None:
+        """A run begins. `published`: the positions that daemons have, by mark without the prefix."""
 
     @abstractmethod
-    def take(self, target: str, reading: Reading | Unreadable, now: float) -> list[Observation]:
+    def apply(self, target: str, reading: Reading | Unreadable, now: float) -> list[Observation]:
         """Apply an answer. Returns what has changed."""
 
     @abstractmethod
@@ -115,8 +115,8 @@ class PolledSource(Source, Generic[Reading]):
         while not publisher.daemons_connected:  # noqa: ASYNC110 - the publisher has no event for it
             await asyncio.sleep(_CONNECTED_POLL_S)
         marks = publisher.published(self.prefix)
-        told = {topic.removeprefix(self.prefix): mark.offset for (topic, _), mark in marks.items()}
-        self.begin({mark: offset for mark, offset in told.items() if offset >= 0})
+        published = {topic.removeprefix(self.prefix): mark.offset for (topic, _), mark in marks.items()}
+        self.begin({mark: offset for mark, offset in published.items() if offset >= 0})
         self._failed.clear()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -136,7 +136,7 @@ class PolledSource(Source, Generic[Reading]):
             except Unreadable as error:
                 answer = error
             self._failed[target] = answer if isinstance(answer, Unreadable) else None
-            if changes := self.take(target, answer, time.monotonic()):
+            if changes := self.apply(target, answer, time.monotonic()):
                 self.publisher.observe(changes)
             self._report()
             least_s = max(self._poll_s, _RETRY_S) if isinstance(answer, Unreadable) else self._poll_s

@@ -90,21 +90,21 @@ class RedisSource(PolledSource[ServerState]):
         for client in self._clients.values():
             await client.aclose()
 
-    def begin(self, told: Mapping[str, int]) -> None:
-        unlisted = told.keys() - {*self._clients, *DERIVED}
+    def begin(self, published: Mapping[str, int]) -> None:
+        unlisted = published.keys() - {*self._clients, *DERIVED}
         self.publisher.observe(Observation(self.prefix + mark, 0, None) for mark in unlisted)
-        told = {mark: position for mark, position in told.items() if mark not in unlisted}
-        lineages = [self.publisher.replicator.lineage((self.prefix + mark, 0)) for mark in told]
+        published = {mark: position for mark, position in published.items() if mark not in unlisted}
+        lineages = [self.publisher.replicator.lineage((self.prefix + mark, 0)) for mark in published]
         known = [(*one.retired, one.identity) for one in lineages if one is not None and one.identity]
         # Each break changes the history of all marks, so the longest list is the most recent one.
         histories = max(known, key=len, default=())
-        self._group = ReplicaGroup(tuple(self._clients), self._quorum, told, histories, time.monotonic())
+        self._group = ReplicaGroup(tuple(self._clients), self._quorum, published, histories, time.monotonic())
 
-    def take(self, target: str, reading: ServerState | Unreadable, now: float) -> list[Observation]:
+    def apply(self, target: str, reading: ServerState | Unreadable, now: float) -> list[Observation]:
         if isinstance(reading, Unreadable):
-            changes = self._group.lost(target, str(reading), now)
+            changes = self._group.mark_stale(target, str(reading), now)
         else:
-            changes = self._group.saw(target, reading, now)
+            changes = self._group.observe(target, reading, now)
         return [one._replace(topic=self.prefix + one.topic) for one in changes]
 
     def stale(self) -> Mapping[str, tuple[float, str]]:

@@ -39,17 +39,22 @@ class ReplicaGroup:
     Args:
         servers: Their names.
         quorum: Number of replicas in a quorum; None: the majority.
-        told: Positions that daemons have, by mark.
+        published: Positions that daemons have, by mark.
         histories: The last history of an earlier run, if it is known, after the abandoned ones.
         now: Start time of this run.
     """
 
     def __init__(
-        self, servers: Sequence[str], quorum: int | None, told: Mapping[str, int], histories: Sequence[str], now: float
+        self,
+        servers: Sequence[str],
+        quorum: int | None,
+        published: Mapping[str, int],
+        histories: Sequence[str],
+        now: float,
     ) -> None:
-        self._servers: Final = {name: _Server(told.get(name, -1), now) for name in servers}
+        self._servers: Final = {name: _Server(published.get(name, -1), now) for name in servers}
         self._quorum: Final = quorum
-        self._positions: Final = dict(told)
+        self._positions: Final = dict(published)
         self._stale: dict[str, tuple[float, str]] = {}
         self._abandoned: Final = set(histories[:-1])
         self._leader: str | None = None
@@ -58,7 +63,7 @@ class ReplicaGroup:
         self.history = histories[-1] if histories else ""
         self._settle(now)
 
-    def saw(self, name: str, state: ServerState, now: float) -> list[Observation]:
+    def observe(self, name: str, state: ServerState, now: float) -> list[Observation]:
         """A server has answered. Returns what has changed, with the marks as topics."""
         server = self._servers[name]
         server.state, server.seen_at = state, now
@@ -75,7 +80,7 @@ class ReplicaGroup:
         """The primary, if it can be seen."""
         return self._leader if self._leader and not self._servers[self._leader].stale else None
 
-    def lost(self, name: str, reason: str, now: float) -> list[Observation]:
+    def mark_stale(self, name: str, reason: str, now: float) -> list[Observation]:
         """A server cannot be read."""
         self._servers[name].state, self._servers[name].stale = None, reason
         return self._settle(now, is_new=self._find_primary())

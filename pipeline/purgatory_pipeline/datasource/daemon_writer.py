@@ -20,24 +20,19 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import LongType, StructType, TimestampNTZType, TimestampType
 
-from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_pipeline import sizes
 from purgatory_pipeline.datasource.daemon_options import DaemonConnection, DaemonOptions
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.stream.shard_state import table_bytes
-from purgatory_pipeline.stream.wire_records import CONDITION_FIELDS, EVENT_FIELDS, ITEM_FIELDS, SIGNAL_FIELDS
+from purgatory_pipeline.stream.wire_records import Row, event_of, operation_of
 
 CALL_S: Final = 30.0
 RETRY_S: Final = 60.0
 """Calls that fail because the daemon is full or unavailable are repeated for this long."""
 STALE_EPOCH: Final = 74
-RISING_MARKS: Final = ("leader_append", "high_watermark", "log_start_offset")
-"""Types of event that can be repeated: the daemon ignores a mark that is not above the one it has."""
 _FULL: Final = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
-
-Row = dict[str, Any]
 
 
 @dataclass
@@ -194,66 +189,3 @@ def retried(connection: DaemonConnection, call: str, request: Any) -> Any:  # no
             if error.code() not in _FULL or time.monotonic() > deadline:
                 raise PipelineError(f"{call}: {error.code().name}: {error.details()}") from error
         time.sleep(0.5)
-
-
-def event_of(row: Row) -> event_pb2.Event:
-    """An event, from the archive's columns. Raises `PipelineError`."""
-    name = row["type"]
-    if name not in RISING_MARKS:
-        raise PipelineError(
-            f"type: {name}; allowed: {', '.join(RISING_MARKS)}. A repeated micro-batch would apply other events twice: "
-            "send them from foreachBatch"
-        )
-    event = event_pb2.Event()
-    message = getattr(event, name)
-    message.SetInParent()
-    event.topic_partition.topic, event.topic_partition.partition = row["topic"], row.get("partition") or 0
-    if row.get("leader_epoch") is not None:
-        event.leader_epoch = row["leader_epoch"]
-    fill(message, row, EVENT_FIELDS)
-    return event
-
-
-def operation_of(rows: Sequence[Row]) -> operation_pb2.Operation:
-    """An operation, from the rows of its items, in order. Raises `PipelineError`."""
-    first = rows[0]
-    kind, operation_id = first["kind"], first.get("operation_id")
-    if not 1 <= (operation_id or 0) <= OPERATION_ID_MAX:
-        raise PipelineError(f"operation_id: {operation_id}; allowed: 1 to {OPERATION_ID_MAX}")
-    if kind not in ITEM_FIELDS:
-        raise PipelineError(f"operation {operation_id}: kind: {kind}; allowed: {', '.join(ITEM_FIELDS)}")
-    items = [row.get("item") or 0 for row in rows]
-    if items != list(range(len(rows))) or first.get("item_count") not in (None, len(rows)):
-        raise PipelineError(
-            f"operation {operation_id}: item: {items} of {first.get('item_count') or 'an unknown number'}; "
-            "each item must be there once, and all items of an operation in one micro-batch"
-        )
-    operation = operation_pb2.Operation(operation_id=operation_id)
-    for name in ("timeout_ms", "stale_timeout_ms"):
-        if first.get(name) is not None:
-            setattr(operation, name, first[name])
-    condition = getattr(operation, kind)
-    fill(condition, first, CONDITION_FIELDS.get(kind, {}))
-    unless_from = len(rows) - (first.get("unless_count") or 0)
-    for place, row in enumerate(rows):
-        is_key = kind == "signal" or (kind == "composite" and row.get("partition") is None)
-        if kind == "composite":
-            term = (condition.terms if place < unless_from else condition.unless).add()
-            item = term.signal if is_key else term.mark
-        else:
-            item = condition.keys.add() if is_key else condition.partitions.add()
-        if is_key:
-            item.key = row["topic"]
-        else:
-            item.topic_partition.topic, item.topic_partition.partition = row["topic"], row.get("partition") or 0
-        fill(item, row, SIGNAL_FIELDS if is_key else ITEM_FIELDS[kind])
-    return operation
-
-
-def fill(message: Any, row: Row, columns: dict[str, str]) -> None:  # noqa: ANN401 - of any type
-    """Set the fields of a message for which the row has values."""
-    for name, column in columns.items():
-        field = message.DESCRIPTOR.fields_by_name.get(name)
-        value = row.get(column)
-        if field is not None and value is not None:
-            setattr(message, name, value)

@@ -267,7 +267,7 @@ class SessionResults:
                     raise PipelineError(f"session {self._session}: another reader has opened it")
                 return
             if answer.HasField("results"):
-                due = self._take(answer.results, due)
+                due = self._accept(answer.results, due)
 
     def _is_open(self, opened: wire.SessionOpened) -> bool:
         """Whether the session still has the incarnation that is read here."""
@@ -279,8 +279,8 @@ class SessionResults:
             self._changed.notify_all()
             return not self.is_replaced
 
-    def _take(self, batch: wire.ResultBatch, due: int) -> int:
-        """Takes a message, which begins with the number that is due. Returns the number after it."""
+    def _accept(self, batch: wire.ResultBatch, due: int) -> int:
+        """Accepts a message, which begins with the number that is due. Returns the number after it."""
         first = batch.first_sequence
         if due and first != due:
             raise PipelineError(

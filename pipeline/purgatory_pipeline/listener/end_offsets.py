@@ -33,16 +33,16 @@ def marks_of(ends: Sequence[str | None]) -> Marks:
     at index N is the topic `sourceN`, partition 0.
     """
     marks: Marks = {}
-    for place, said in enumerate(ends):
-        for name, mark in _marks_of_source(place, said).items():
+    for place, end_offset in enumerate(ends):
+        for name, mark in _marks_of_source(place, end_offset).items():
             marks[name] = min(mark, marks.get(name, mark))
     return marks
 
 
-def _marks_of_source(place: int, said: str | None) -> Marks:
-    if said is None or said == NO_OFFSET:
+def _marks_of_source(place: int, end_offset: str | None) -> Marks:
+    if end_offset is None or end_offset == NO_OFFSET:
         return {}
-    end = json.loads(said)
+    end = json.loads(end_offset)
     whole = (f"source{place}", 0)
     if isinstance(end, int):
         return {whole: end}

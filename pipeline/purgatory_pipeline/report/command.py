@@ -99,11 +99,11 @@ def advised(advice: pd.DataFrame) -> list[str]:
     from purgatory_pipeline.page import wording
 
     topics = advice.groupby("kind")["topic"].transform("count")
-    told = advice[advice["topic"].notna() | (topics != 1)].head(ADVISED)
-    rows = zip(told["kind"], told["topic"], told["sentence"], strict=True)
+    shown = advice[advice["topic"].notna() | (topics != 1)].head(ADVISED)
+    rows = zip(shown["kind"], shown["topic"], shown["sentence"], strict=True)
     return [
-        f"{kind}, {'all topics' if wording.is_missing(topic) else wording.text(topic)}: {said}"
-        for kind, topic, said in rows
+        f"{kind}, {'all topics' if wording.is_missing(topic) else wording.text(topic)}: {sentence}"
+        for kind, topic, sentence in rows
     ]
 
 

@@ -10,7 +10,7 @@ computed, whatever their size. The CSV files and the page contain the first rows
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -115,26 +115,45 @@ def make_report(
     if unmatched.again is not None:
         row = ["run_id", "session_number", "operation_id", "item"]
         outcomes = outcomes.join(F.broadcast(unmatched.again.select(row)), row, "left_anti")
-    registered = registered_counts(registrations, options.window_ms)
-    ended = ended_counts(outcomes, options.window_ms)
     with ThreadPoolExecutor(2) as pool:  # while one side is planned, another has the cores
         deepest = pool.submit(rollups.deepest_backlog, outcomes, unmatched.open)
-        registered = registered.localCheckpoint()
-        facts = make_facts(registered, ended, unmatched, options.window_ms)
-        few = condensed(facts.persist()).localCheckpoint()
-        levels = pool.submit(_of_levels, facts, few, options)
-        largest = advice.largest_topics(few, options.topics_max)
-        waited = advice.waited_counts(few, largest)
-        slow_over_ms = _slow_over_ms(waited, options)
-        slow = stragglers.slow_waits(outcomes, slow_over_ms or 0).localCheckpoint()
-        held = stragglers.held_counts(stragglers.held_back(slow, events))
-        in_use = advice.timeouts_in_use(advice.timeout_counts(registered, largest))
-        advised = advice.advise(waited, in_use, options.timeouts_ms)
-        computed, known = levels.result()
-        computed["backlog"] = deepest.result()
+        counts = _count(registrations, outcomes, unmatched, options.window_ms)
+        report = _derive(counts, outcomes, events, options, pool)
+        return replace(report, computed={**report.computed, "backlog": deepest.result()})
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """What is counted in registrations and outcomes: `few` are the condensed `facts`, which Spark caches."""
+
+    registered: DataFrame
+    facts: DataFrame
+    few: DataFrame
+
+
+def _count(registrations: DataFrame, outcomes: DataFrame, unmatched: UnmatchedRows, window_ms: int) -> _Counts:
+    """The first step: read registrations and outcomes once."""
+    registered = registered_counts(registrations, window_ms).localCheckpoint()
+    facts = make_facts(registered, ended_counts(outcomes, window_ms), unmatched, window_ms)
+    return _Counts(registered, facts, condensed(facts.persist()).localCheckpoint())
+
+
+def _derive(
+    counts: _Counts, outcomes: DataFrame, events: DataFrame, options: ReportOptions, pool: ThreadPoolExecutor
+) -> Report:
+    """The second step: all tables but the backlog, from the counts; for slow produces, from their rows too."""
+    levels = pool.submit(_of_levels, counts.facts, counts.few, options)
+    largest = advice.largest_topics(counts.few, options.topics_max)
+    waited = advice.waited_counts(counts.few, largest)
+    slow_over_ms = _slow_over_ms(waited, options)
+    slow = stragglers.slow_waits(outcomes, slow_over_ms or 0).localCheckpoint()
+    held = stragglers.held_counts(stragglers.held_back(slow, events))
+    in_use = advice.timeouts_in_use(advice.timeout_counts(counts.registered, largest))
+    advised = advice.advise(waited, in_use, options.timeouts_ms)
+    computed, known = levels.result()
     known |= {"slow_produces": stragglers.slow_produces(held), "stragglers": stragglers.stragglers(held), **advised}
     totals = {name: sum(known["windows"].column(name).to_pylist()) for name in TOTALS}
-    return Report(registered.sparkSession, computed, known, totals, slow_over_ms, (facts,))
+    return Report(counts.registered.sparkSession, computed, known, totals, slow_over_ms, (counts.facts,))
 
 
 def _of_levels(

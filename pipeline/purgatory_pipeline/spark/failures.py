@@ -33,11 +33,11 @@ def root_cause(error: BaseException | str) -> str:
 
     This is the last line of a Python traceback from an executor, otherwise Java's last `Caused by`.
     """
-    said = str(error).strip()
-    if "Traceback (most recent call last)" in said:
-        return _raised(said[said.rindex("Traceback (most recent call last)") :])
-    causes = _CAUSE.findall(said)
-    lines = said.splitlines() or [type(error).__name__]
+    text = str(error).strip()
+    if "Traceback (most recent call last)" in text:
+        return _raised(text[text.rindex("Traceback (most recent call last)") :])
+    causes = _CAUSE.findall(text)
+    lines = text.splitlines() or [type(error).__name__]
     java = [line for line in lines if _JAVA_CLASS.match(line)]
     line = causes[-1] if causes else (java or lines)[0]
     return _JAVA_CLASS.sub("", line).strip()

@@ -79,10 +79,10 @@ def java_version() -> int:
     java = str(Path(home) / "bin" / "java") if home else "java"
     if shutil.which(java) is None:
         raise PipelineError(f"no Java found ({java}). {INSTALL_JAVA}")
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr.strip()  # noqa: S603
-    version = re.search(r'version "(?:1\.)?(\d+)', said)
+    output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr.strip()  # noqa: S603
+    version = re.search(r'version "(?:1\.)?(\d+)', output)
     if version is None:
-        raise PipelineError(f"{java} is not a working Java ({said.partition(chr(10))[0]}). {INSTALL_JAVA}")
+        raise PipelineError(f"{java} is not a working Java ({output.partition(chr(10))[0]}). {INSTALL_JAVA}")
     if int(version[1]) < JAVA_MIN:
         raise PipelineError(f"{java} is Java {version[1]}. {INSTALL_JAVA}")
     return int(version[1])

@@ -111,8 +111,6 @@ def unpacked(parts: Iterable[bytes | None], schema: pa.Schema = ROWS) -> pa.Tabl
     return found.combine_chunks()
 
 
-FILE_COLUMNS: Final = ["path", "uri", "latest_ms"]
-"""Spark's name of a file, the URI of the input with which to open it, and the latest time that a row may have."""
 UNKNOWN_CODE: Final = 99
 """Code for an unknown kind or type; the shard sets the row aside."""
 _RENAMED: Final = {"at": "at_ms", "call_number": "place", "session_id": "caller"}
@@ -120,10 +118,10 @@ _WORDS: Final = {"kind": KIND_NAMES, "type": EVENT_NAMES}
 
 
 def file_packer(shards: int, side: str, *, is_json: bool) -> Pack:
-    """Pack the rows of files, given FILE_COLUMNS. A file with broken content becomes a malformed record.
+    """Pack the rows of files, given `path` (Spark's name), `uri` (of the input) and `latest_ms`.
 
-    An I/O error says nothing about the content, so it fails the task: Spark retries it, and no micro-batch is committed
-    without the file.
+    A file with broken content becomes a malformed record. An I/O error says nothing about the content, so it fails the
+    task: Spark retries it, and no micro-batch is committed without the file.
     """
 
     def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

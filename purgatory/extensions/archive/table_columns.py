@@ -82,6 +82,8 @@ _NAME: Final = [
     TableColumn("partition", INT32),  # NO_PARTITION: a key
 ]
 
+_PLACED_RESULTS: Final = ("operation_id", "kind", "item_count")
+"""Columns of results that have a place of their own in the table."""
 _DELTA_RESULTS: Final = ("waited_ms", "required_offset", "reached_offset")
 
 
@@ -110,9 +112,9 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
     OUTCOMES: [
         *_COMMON,
         *_OPERATION,
-        *(_result(column) for column in RESULT_COLUMNS[2:-1]),  # the first two are above, the last below
+        *(_result(column) for column in RESULT_COLUMNS if column.name not in _PLACED_RESULTS),
         _given("item", INT32),
-        _result(RESULT_COLUMNS[-1]),  # item_count
+        *(_result(column) for column in RESULT_COLUMNS if column.name == "item_count"),
         *_NAME,
         *(_result(column) for column in (*RESULT_ITEM_COLUMNS, *FETCHED_COLUMNS)),
     ],

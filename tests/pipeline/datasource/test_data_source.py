@@ -13,9 +13,9 @@ from purgatory_client import Client, Outcome
 from purgatory_client.batches import produce
 from purgatory_pipeline.datasource import PurgatoryDataSource
 from purgatory_pipeline.datasource.daemon_options import DaemonOptions
-from purgatory_pipeline.datasource.daemon_writer import event_of, operation_of
 from purgatory_pipeline.datasource.session_results import rows_of
 from purgatory_pipeline.errors import PipelineError
+from purgatory_pipeline.stream.wire_records import event_of, operation_of
 from pyspark.errors import StreamingQueryException, UnsupportedOperationException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery

@@ -38,7 +38,7 @@ def file_row(row: Row) -> dict[str, Any]:
 
 
 def listed(folder: Path, *paths: Path) -> pa.RecordBatch:
-    """Files of an input as Spark lists them: FILE_COLUMNS."""
+    """Files of an input as Spark lists them: the columns that `file_packer` expects."""
     rows = [{"path": f"file:{path}", "uri": str(folder), "latest_ms": AT_MS_MAX} for path in paths]
     return pa.RecordBatch.from_pylist(rows)
 

@@ -9,9 +9,8 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from purgatory_pipeline.datasource.daemon_writer import operation_of
 from purgatory_pipeline.stream.shard import Shard
-from purgatory_pipeline.stream.wire_records import EVENT, OPERATION, RecordRows
+from purgatory_pipeline.stream.wire_records import EVENT, OPERATION, RecordRows, operation_of
 
 from purgatory.engine.batches import OperationBatch
 from purgatory.engine.codes import KIND_NAMES, UNKNOWN

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from purgatory_pipeline.datasource.daemon_writer import operation_of
-from purgatory_pipeline.stream.wire_records import EVENT_FIELDS, REPLICA_FIELDS
+from purgatory_pipeline.stream.wire_records import EVENT_FIELDS, REPLICA_FIELDS, operation_of
 
 from purgatory.engine.codes import EVENT_NAMES, KEY_SIGNALLED, KIND_NAMES
 from purgatory.v1 import event_pb2
