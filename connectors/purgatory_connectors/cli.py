@@ -16,7 +16,7 @@ from purgatory_client import DEFAULT_ADDRESS, AsyncClient
 from purgatory_client.errors import InvalidRequest
 
 from purgatory.source_uri import SourceUri, SourceUriInvalid
-from purgatory_connectors.errors import ExtraMissing, SourceRefused
+from purgatory_connectors.errors import SourceRefused
 from purgatory_connectors.publisher.lineage_store import LineageStore
 from purgatory_connectors.publisher.publisher import Publisher, Source
 from purgatory_connectors.source_program import Supervisor, start_logging, until_stopped
@@ -147,7 +147,7 @@ def open_source(uri: SourceUri) -> Source:
     """Create the connector for an address. Raises SourceRefused, SourceUriInvalid."""
     for package in _EXTRAS[uri.kind]:
         if find_spec(package) is None:
-            raise ExtraMissing(f"{uri.kind} sources need {package}: pip install 'purgatory-waits[{uri.kind}]'")
+            raise SourceRefused(f"{uri.kind} sources need {package}: pip install 'purgatory-waits[{uri.kind}]'")
     opened: Source = import_module(f"purgatory_connectors.{uri.kind}").open_source(uri)
     return opened
 

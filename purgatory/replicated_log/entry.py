@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from purgatory.journal.row_codec import Value
 from purgatory.journal.sql_schema import MIGRATIONS
 from purgatory.journal.statements import DELETE, ORDER, UPSERT, Statements
-from purgatory.replicated_log.errors import EntryTooNew
+from purgatory.replicated_log.errors import LogRefused
 from purgatory.v1 import fleet_log_pb2 as pb
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -80,14 +80,14 @@ class Entry:
         """Decode an entry. Anything else is an entry of the kind UNREADABLE.
 
         Raises:
-            EntryTooNew: It has a newer format.
+            LogRefused: It has a newer format.
         """
         try:
             read = pb.LogEntry.FromString(data)
         except DecodeError:
             read = pb.LogEntry()
         if read.format > FORMAT:
-            raise EntryTooNew(
+            raise LogRefused(
                 f"position {position} of the log has format {read.format}; this program supports up to {FORMAT}: "
                 "upgrade it"
             )

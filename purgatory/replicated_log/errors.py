@@ -31,9 +31,7 @@ class LogLost(FleetLogError):
         )
 
 
-class EntryTooNew(FleetLogError):
-    """An entry was written by a newer version of this program. This one stops: it must not guess."""
-
-
 class LogRefused(FleetLogError):
-    """No retry can fix it: the log is missing, a setting of it is wrong, or its address or an entry is invalid."""
+    """No retry can fix it: the log is missing, a setting of it is wrong, its address or an entry is invalid, or
+    an entry was written by a newer version of this program, which must not guess.
+    """

@@ -181,7 +181,7 @@ class LogWriter:
         Raises:
             LogUnavailable: The log does not answer.
             LogTrimmed: Start from a snapshot first.
-            LogLost, EntryTooNew: See `Reign.accept`.
+            LogLost, LogRefused: See `Reign.accept`.
         """
         judged = [self._rules.judge(read) for read in self._log.read(self._reign.state.position + 1, wait_s)]
         return [entry for entry in judged if entry is not None]

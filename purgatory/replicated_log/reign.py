@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from purgatory.replicated_log.entry import TABLES, Entry, Kind
-from purgatory.replicated_log.errors import EntryTooNew, LogLost
+from purgatory.replicated_log.errors import LogLost, LogRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,12 @@ class Reign:
 
         Raises:
             LogLost: Entries before this one are missing, or the reader's file belongs to another history.
-            EntryTooNew: It is valid and has newer tables than this program.
+            LogRefused: It is valid and has newer tables than this program.
         """
         self._check(entry)
         valid = entry if self.would_accept(entry) else None
         if valid is not None and entry.tables > TABLES:
-            raise EntryTooNew(
+            raise LogRefused(
                 f"position {entry.position} of the log has version {entry.tables} of the journal's tables; this "
                 f"program supports up to {TABLES}: upgrade it"
             )

@@ -77,7 +77,7 @@ class ReplicatedLog(Protocol):
         Raises:
             LogTrimmed: `start` is before the beginning of the log.
             LogLost: `start` is behind the end of the log.
-            EntryTooNew: An entry has a newer format.
+            LogRefused: An entry has a newer format.
         """
 
     def begin(self, entry: Entry, position: int) -> None:

@@ -10,7 +10,7 @@ from purgatory.journal.group import Group, Moment
 from purgatory.journal.sql_schema import COLUMNS, SURROGATE_KEYED, migrate, select
 from purgatory.journal.statements import DELETE, ORDER, UPSERT, StatementBuilder, Statements
 from purgatory.replicated_log.entry import FORMAT, TABLES, Entry, Kind, pack_rows, unpack_rows, unpacked
-from purgatory.replicated_log.errors import EntryTooNew
+from purgatory.replicated_log.errors import LogRefused
 from purgatory.replicated_log.reign import Reign, ReignState
 from purgatory.v1 import fleet_log_pb2 as pb
 
@@ -112,12 +112,12 @@ def test_every_table_and_deletion_survives() -> None:
 def test_newer_versions_are_refused() -> None:
     """An entry in a newer format stops a reader; one with newer tables does so if it is valid."""
     newer = pb.LogEntry(format=FORMAT + 1, kind=pb.LOG_ENTRY_KIND_GROUP).SerializeToString()
-    with pytest.raises(EntryTooNew, match=f"position 4 of the log has format {FORMAT + 1}.*upgrade"):
+    with pytest.raises(LogRefused, match=f"position 4 of the log has format {FORMAT + 1}.*upgrade"):
         Entry.from_bytes(newer, 4, 0)
     reign = Reign()
     reign.accept(Entry(Kind.CLAIM, 1, b"w", position=0))
     assert reign.accept(Entry(Kind.GROUP, 0, b"v", 1, tables=TABLES + 1, position=1)) is None
-    with pytest.raises(EntryTooNew, match=f"position 2 of the log has version {TABLES + 1} of the journal's tables"):
+    with pytest.raises(LogRefused, match=f"position 2 of the log has version {TABLES + 1} of the journal's tables"):
         reign.accept(Entry(Kind.GROUP, 1, b"w", 1, tables=TABLES + 1, position=2))
 
 
