@@ -191,7 +191,6 @@ class Daemon:
         """Start the tasks that watch the process itself: garbage collection, memory, the TLS files."""
         self._pauses.start()
         opened.callback(self._pauses.stop)
-        garbage.tune(self.settings.gc)
         self._memory_watch.start()
         opened.callback(self._memory_watch.stop)
         self._memory_trimmer.start()

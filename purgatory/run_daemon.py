@@ -64,6 +64,7 @@ async def serve(settings: Settings, extensions: Sequence[type[Extension]]) -> in
         daemon = stopping.daemon = Daemon(settings, extensions, takeover, stopping.end)
         loop.add_signal_handler(signal.SIGHUP, daemon.reload)
         await daemon.start()
+        garbage.tune()
     except JournalError as error:
         if takeover is not None:
             takeover.cannot_serve(error)

@@ -65,7 +65,7 @@ def bounds(module: ast.Module) -> Iterator[str]:
     for node in ast.walk(module):
         if isinstance(node, ast.Compare) and any(map(is_held, [node.left, *node.comparators])):
             yield from constants([node.left, *node.comparators])
-        elif isinstance(node, ast.keyword) and node.arg == "maxlen":
+        elif isinstance(node, ast.keyword) and re.fullmatch("maxlen|(?!.*bytes).*_max", node.arg or ""):
             yield from constants([node.value])
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("may_add", "has_all", "lru_cache")):
             yield from constants(node.args)

@@ -10,7 +10,6 @@ from purgatory_client import AsyncClient, Outcome, events
 from bench.drivers.messages import TIMEOUT_MS, new_topic
 from bench.measure.worker import Numbers, measured, on_uvloop, serve
 from purgatory.service.budget import garbage
-from purgatory.service.settings import GcSettings
 
 MARKS_PER_STEP: Final = 10
 
@@ -77,7 +76,7 @@ async def columns(address: str, batch: int, lanes: int, seconds: float, rate: fl
 
     `rate` limits the operations registered per second; 0: no limit.
     """
-    garbage.tune(GcSettings())
+    garbage.tune()
     async with AsyncClient(address) as client:
         topic = new_topic()
         await lane_of(client, (topic, lanes), batch).run(time.perf_counter())  # connects
@@ -118,7 +117,7 @@ class Waiters:
 @on_uvloop
 async def individual(address: str, in_flight: int, seconds: float) -> Numbers:
     """`in_flight` concurrent callers, each awaiting one `client.produce` after another, for `seconds`."""
-    garbage.tune(GcSettings())
+    garbage.tune()
     async with AsyncClient(address) as client:
         waiters = Waiters(client, (new_topic(), 0))
         callers = [asyncio.create_task(waiters.wait_on()) for _ in range(in_flight)]

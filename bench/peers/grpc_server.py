@@ -11,7 +11,7 @@ import uvloop
 
 from purgatory.service.budget import garbage
 from purgatory.service.rpc.grpc_options import server_options
-from purgatory.service.settings import GcSettings, Settings
+from purgatory.service.settings import Settings
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceServicer, add_PurgatoryServiceServicer_to_server
 
 __all__ = ["serve_until_signal"]
@@ -29,7 +29,7 @@ async def _serve(servicer: PurgatoryServiceServicer) -> None:
     add_PurgatoryServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    garbage.tune(GcSettings())
+    garbage.tune()
     print(json.dumps({"address": f"127.0.0.1:{port}"}), flush=True)
     await asked_to_stop.wait()
     await server.stop(0)

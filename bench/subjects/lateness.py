@@ -21,7 +21,7 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service.budget import garbage
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Completed, Listener
-from purgatory.service.settings import GcSettings, HostSettings
+from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 
 TURN_S: Final = 0.005
@@ -91,7 +91,7 @@ async def waits(rate: int, pending: int, seconds: float) -> Numbers:
         )
         host.registration(session).register([OperationRun(PRODUCE, batch)], [])
     host.start()
-    garbage.tune(GcSettings())
+    garbage.tune()
     each = round(rate * TURN_S)
 
     def register() -> None:
@@ -125,7 +125,7 @@ async def _timers(rate: int, seconds: float) -> Numbers:
     def fire(due_s: float) -> None:
         late_s.append(time.monotonic() - due_s)
 
-    garbage.tune(GcSettings())
+    garbage.tune()
 
     def set_timers() -> None:
         nonlocal set_count

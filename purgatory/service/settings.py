@@ -153,12 +153,6 @@ class GrpcSettings(SettingsGroup):
     ping_interval_min_ms: DurationMs = setting(
         500, "Clients may send keepalive pings this often; those that ping faster are disconnected."
     )
-    keepalive_interval_ms: DurationMs = setting(
-        60_000, "Ping a silent connection this often, to notice that its peer is gone."
-    )
-    keepalive_timeout_ms: DurationMs = setting(
-        20_000, "Close a connection that leaves a ping unanswered for this long."
-    )
     connections_max: Count = setting(
         4_096, "Concurrent connections, at most half of the open-file limit. Further ones are closed unread."
     )
@@ -385,12 +379,8 @@ class LogSettings(SettingsGroup):
 
 
 class GcSettings(SettingsGroup):
-    """Python's garbage collector (pending operations are packed arrays, so it finds little)."""
+    """Python's memory."""
 
-    threshold_0: int = setting(50_000, "New objects before the youngest generation is collected. 0: off.", ge=0)
-    threshold_1: Count = setting(50, "Collections of the youngest generation for each of the middle one.")
-    threshold_2: Count = setting(1_000, "Collections of the middle generation for each full one.")
-    freeze: bool = setting(True, "Exempt objects created at start-up from all later collections.")
     tidy_interval_ms: int = setting(
         10_000,
         "While nothing is pending, return free memory to the system this often. 0: never.",

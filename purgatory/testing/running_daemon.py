@@ -7,7 +7,6 @@ a daemon is started.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import subprocess
 import sys
@@ -153,10 +152,7 @@ def daemon_in_process(*arguments: str) -> Iterator[RunningDaemon]:
     from purgatory.extensions.installed import ALL, ALL_SETTINGS  # noqa: PLC0415 - see the module
     from purgatory.flags import read_command_line  # noqa: PLC0415 - see the module
 
-    # A daemon tunes the garbage collector of its process. This one is not the daemon's.
-    collector = [f"--gc-threshold-{number}={value}" for number, value in enumerate(gc.get_threshold())]
-    flags = [*_LISTEN, *collector, "--no-gc-freeze", *arguments]
-    settings = read_command_line(flags, "purgatory", ALL_SETTINGS).settings
+    settings = read_command_line([*_LISTEN, *arguments], "purgatory", ALL_SETTINGS).settings
 
     async def start() -> Daemon:
         daemon = Daemon(settings, chosen(ALL, settings))

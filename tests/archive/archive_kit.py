@@ -32,7 +32,7 @@ from tests.archive.archive_replay import rows_of
 CLOSE_S: Final = 30.0
 RUN: Final = "run-a"
 AT_MS: Final = 1_700_011_800_000  # 2023-11-15 01:30 UTC
-NOWHERE: Final = WriterConfig("nowhere", RUN, RunDetails("test"), WriterStatistics(), 60.0, 1 << 20, low_priority=False)
+NOWHERE: Final = WriterConfig("nowhere", RUN, RunDetails("test"), WriterStatistics(), 60.0, low_priority=False)
 
 Serve = Callable[[BinaryIO, LineOutput], bool]
 

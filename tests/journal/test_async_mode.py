@@ -15,7 +15,6 @@ from purgatory.service.listeners.durable_journal import ASYNC_PAUSE_S, POLL_AT_E
 from purgatory.service.recovery import OpenJournal
 from purgatory.testing import ManualClock
 from tests.journal.kit import clocks_of, keep, new_host
-from tests.kit.daemon import GC_FLAGS
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.messages import mark_batch
 from tests.kit.served_host import apply_events
@@ -57,8 +56,8 @@ async def test_a_second_signal_while_the_journal_closes(tmp_path: Path, monkeypa
     submit = JournalThread.submit
     monkeypatch.setattr(JournalThread, "submit", lambda thread, group: held.append((thread, group)))
     monkeypatch.setattr("purgatory.daemon.os._exit", exits.append)
-    flags = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--extensions", "none", *GC_FLAGS]
-    flags += ["--data-dir", str(tmp_path), "--journal-mode", "async", "--no-gc-freeze"]
+    flags = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--extensions", "none"]
+    flags += ["--data-dir", str(tmp_path), "--journal-mode", "async"]
     daemon = Daemon(read_command_line(flags, "server.py", ALL_SETTINGS).settings, [])
     closing = asyncio.Event()
     close = OpenJournal.close

@@ -7,7 +7,6 @@ All of them run the package that the tests import, so the same suite tests the c
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import resource
@@ -34,8 +33,6 @@ EXECUTED: Final = frozenset({"LD_PRELOAD", "PYTHONPATH"})
 """Variables that take effect only when a program is executed, or before it imports anything."""
 LISTEN: Final = ("--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--http-metrics-interval-ms", "0")
 """Free ports, and metrics without a cache."""
-GC_FLAGS: Final = [f"--gc-threshold-{number}={value}" for number, value in enumerate(gc.get_threshold())]
-"""The daemon tunes the garbage collector of its process: here it must leave it as it is."""
 StartedDaemon: TypeAlias = ForkedDaemon | subprocess.Popen[bytes]
 
 
@@ -172,7 +169,7 @@ async def start(*arguments: str) -> Daemon:
     from purgatory.extensions.installed import ALL, ALL_SETTINGS
     from purgatory.flags import read_command_line
 
-    flags = [*LISTEN, *GC_FLAGS, "--no-gc-freeze", "--shutdown-grace-ms", "100", *arguments]
+    flags = [*LISTEN, "--shutdown-grace-ms", "100", *arguments]
     settings = read_command_line(flags, "server.py", ALL_SETTINGS).settings
     daemon = Daemon(settings, chosen(ALL, settings))
     await daemon.start()

@@ -1,7 +1,6 @@
 """The real daemon as a process: start, probes, reflection, metrics, shutdown, and failures."""
 
 import asyncio
-import gc
 import json
 import queue
 import re
@@ -339,13 +338,11 @@ async def test_the_journal_is_closed_where_the_archive_fails(tmp_path: Path, mon
         raise OSError("the archive's disk is gone")
 
     monkeypatch.setattr(ArchiveListener, "close", close_and_fail)
-    names = ("threshold_0", "threshold_1", "threshold_2")
     flags = {
         "grpc": {"address": "127.0.0.1:0"},
         "http": {"address": "127.0.0.1:0"},
         "archive": {"uri": str(tmp_path / "archive")},
         "journal": {"dir": tmp_path / "data"},
-        "gc": {**dict(zip(names, gc.get_threshold(), strict=True)), "freeze": False},
     }
     daemon = Daemon(load_settings(flags, ALL_SETTINGS), [ArchiveExtension])
     await daemon.start()

@@ -82,7 +82,6 @@ class ArchiveSettings(SettingsGroup):
         False, "If history cannot be written fast enough, refuse registrations and events instead of dropping history."
     )
     roll_ms: DurationMs = setting(60_000, "Complete files this often; a crash loses at most this much history.")
-    roll_bytes: Count = setting(64 * 1024 * 1024, "Complete a file when it reaches this many bytes.")
     queue_rows_max: Count = setting(4_000_000, "Rows that may wait in memory for the disk (50 to 150 bytes each).")
 
 
@@ -399,7 +398,6 @@ def writer_config(
         details=details,
         statistics=WriterStatistics(time_ms=engine_started_ms, at_ms=wall_ms()),
         roll_s=settings.roll_ms / 1_000,
-        roll_bytes=settings.roll_bytes,
         low_priority=not settings.strict,  # with `strict`, admission waits for the archive
     )
 

@@ -54,9 +54,7 @@ def open_history(config: WriterConfig, report: Report) -> "HistoryWriter":
     filesystem, root = open_archive(config.place)
     statistics, details = config.statistics, config.details
     last = CallStamp(config.run_id, statistics.call_number, statistics.time_ms, statistics.at_ms)
-    files = ArchiveWriter(
-        filesystem, root, config.run_id, roll_s=config.roll_s, roll_bytes=config.roll_bytes, statistics=statistics
-    )
+    files = ArchiveWriter(filesystem, root, config.run_id, roll_s=config.roll_s, statistics=statistics)
     try:
         if config.is_continued:
             remove_unfinished(filesystem, root, config.run_id)

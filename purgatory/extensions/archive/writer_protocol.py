@@ -55,7 +55,6 @@ class WriterConfig(NamedTuple):
     continues the run of one that died, the last statistics which that one reported.
     """
     roll_s: float
-    roll_bytes: int
     low_priority: bool
     """Whether building rows and files has a lower priority than the daemon's own work."""
     is_continued: bool = False

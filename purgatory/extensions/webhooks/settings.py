@@ -31,8 +31,6 @@ class WebhooksSettings(SettingsGroup):
     give_up_ms: DurationMs = setting(
         86_400_000, "A result that is undeliverable for this long becomes a dead letter. A restart resets this time."
     )
-    posts_max: Count = setting(64, "POSTs in flight; at most half to new, slow or silent hosts.")
-    posts_per_host_max: Count = setting(4, "POSTs in flight to one host; a host that is new or does not answer gets 1.")
     dead_letters_max: Count = setting(
         1_000, "Dead letters kept. At the limit, the oldest letter of the principal with the most is dropped."
     )

@@ -43,6 +43,10 @@ from purgatory.v1 import result_pb2, webhook_pb2
 
 LOGGER: Final = logging.getLogger(__name__)
 
+POSTS_MAX: Final = 64
+"""POSTs in flight; at most half to new, slow or silent hosts."""
+POSTS_PER_HOST_MAX: Final = 4
+"""POSTs in flight to one host; a host that is new or does not answer gets 1."""
 RELOAD_INTERVAL_S: Final = 5.0
 MANY_PARTITIONS: Final = 50
 """Results with more partitions are encoded on a thread: one with 2,000 would block the event loop for 20 ms."""
@@ -65,7 +69,7 @@ class Webhooks(Listener, Callbacks):
             self._rules,
             system_addresses,
             timeout_ms=settings.timeout_ms,
-            posts_max=settings.posts_max,
+            posts_max=POSTS_MAX,
             ssl_context=_ssl_context(settings),
             turn=self._take_turn,
         )
@@ -76,10 +80,7 @@ class Webhooks(Listener, Callbacks):
             self._secrets.take()
         schedule = RetrySchedule(settings.retry_first_ms, settings.retry_longest_ms, settings.give_up_ms)
         self.deliveries: Final = Deliveries(
-            schedule,
-            posts_max=settings.posts_max,
-            posts_per_host_max=settings.posts_per_host_max,
-            turn=self._take_turn,
+            schedule, posts_max=POSTS_MAX, posts_per_host_max=POSTS_PER_HOST_MAX, turn=self._take_turn
         )
         self.letters: Final = DeadLetters(settings.dead_letters_max, self._letter_changed)
         self.undelivered = 0

@@ -13,8 +13,11 @@ from collections.abc import Callable
 from typing import Final
 
 from purgatory.service.histogram import Histogram
-from purgatory.service.settings import GcSettings
 
+THRESHOLDS: Final = (50_000, 50, 1_000)
+"""New objects before the youngest generation is collected, its collections for each of the middle one, and those of the
+middle one for each full one.
+"""
 YOUNG: Final = 1
 """The oldest generation collected while nothing is pending. A full collection would scan everything held."""
 
@@ -24,15 +27,14 @@ M_ARENA_MAX: Final = -8
 PAUSE_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000)
 
 
-def tune(settings: GcSettings) -> None:
-    """Tune the collector. Call at the end of start-up: with `freeze`, all live objects are exempt from later
+def tune() -> None:
+    """Tune the collector of this process. Call at the end of start-up: all live objects are exempt from later
     collections.
     """
-    gc.set_threshold(settings.threshold_0, settings.threshold_1, settings.threshold_2)
-    if settings.freeze:
-        # Collected first, because frozen garbage would never be freed.
-        gc.collect()
-        gc.freeze()
+    gc.set_threshold(*THRESHOLDS)
+    # Collected first, because frozen garbage would never be freed.
+    gc.collect()
+    gc.freeze()
 
 
 def use_one_arena() -> None:

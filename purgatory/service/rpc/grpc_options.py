@@ -24,6 +24,10 @@ STREAMS_MIN: Final = 100
 """Streams on one connection, where fewer calls are allowed: those above that limit need one each to be refused on."""
 FILES_SHARE: Final = 2
 """gRPC connections may use half of the process's files. HTTP, probes, sources and the journal use the other half."""
+KEEPALIVE_INTERVAL_MS: Final = 60_000
+"""A silent connection is pinged this often, to notice that its peer is gone."""
+KEEPALIVE_TIMEOUT_MS: Final = 20_000
+"""A connection that leaves a ping unanswered for this long is closed."""
 HANDSHAKE_TIMEOUT_MS: Final = 10_000
 """For TLS and HTTP/2's preface. gRPC's own limit of two minutes lets silent connections take up all places."""
 
@@ -53,8 +57,8 @@ def server_options(settings: Settings, *, ages: bool = True) -> list[tuple[str, 
         ("grpc.max_receive_message_length", largest_message_bytes(settings)),
         ("grpc.max_send_message_length", server.message_bytes_max),
         ("grpc.http2.min_ping_interval_without_data_ms", server.ping_interval_min_ms),
-        ("grpc.keepalive_time_ms", server.keepalive_interval_ms),
-        ("grpc.keepalive_timeout_ms", server.keepalive_timeout_ms),
+        ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
     ]
     # Not for sources that the daemon runs itself: there is no load to spread on their connections.
