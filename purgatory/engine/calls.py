@@ -109,11 +109,10 @@ class Pause(Call):
         self.pause_ms: Final = pause_ms
 
 
-# Codes of calls. Tapes and archives identify calls by them.
+# Codes of calls, by which a tape identifies its steps.
 APPLY: Final = 1
 PASS_TIME: Final = 2
 CANCEL: Final = 3
-CANCEL_ALL: Final = 4
 CANCEL_NAME: Final = 5
 EXTEND: Final = 6
 FAIL_STALE: Final = 7
@@ -121,16 +120,3 @@ SHUT_DOWN: Final = 8
 PAUSE: Final = 9
 REGISTER: Final = 16
 """Plus the code of a kind: registers operations of that kind. Last, so that kinds may be added."""
-
-CODES: Final[dict[type[Call], int]] = {
-    Register: REGISTER,
-    Apply: APPLY,
-    PassTime: PASS_TIME,
-    Cancel: CANCEL,
-    CancelAll: CANCEL_ALL,
-    CancelName: CANCEL_NAME,
-    Extend: EXTEND,
-    FailStale: FAIL_STALE,
-    ShutDown: SHUT_DOWN,
-    Pause: PAUSE,
-}
