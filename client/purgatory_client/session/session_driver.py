@@ -366,7 +366,11 @@ class SessionDriver:
                     return f"the session belongs to {moved.target}"
                 # A wrong port stays wrong; but a proxy that answered in gRPC before may be restarting.
                 is_wrong_port = not self.connections and HTTP1 in (error.details() or "")
-                if is_wrong_port or (error.code() not in _RETRIED_CODES and not self._was_too_large(error)):
+                may_reconnect = error.code() in _RETRIED_CODES
+                if self._is_message_refused(error) and self._core.message_refused():
+                    self._settle(self._core.take_too_large())
+                    may_reconnect = True
+                if is_wrong_port or not may_reconnect:
                     raise from_rpc_error(error)
                 return f"{error.code().name}: {error.details()}"
             # grpc.aio raises this for a write to a stream that has ended; the status of the call has the reason.
@@ -375,16 +379,10 @@ class SessionDriver:
             raise error
         raise AssertionError("a connection ended without a reason")
 
-    def _was_too_large(self, error: grpc.aio.AioRpcError) -> bool:
-        """Whether the stream ended because of a batch's size.
-
-        gRPC itself refuses those. The daemon's own refusals have the same code, but also status details.
-        """
-        exhausted = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and rpc_status.from_call(error) is None
-        if not exhausted or not self._core.message_refused():
-            return False
-        self._settle(self._core.take_too_large())
-        return True
+    @staticmethod
+    def _is_message_refused(error: grpc.aio.AioRpcError) -> bool:
+        """Whether gRPC itself refused a message. The daemon's refusals have the same code, but also status details."""
+        return error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and rpc_status.from_call(error) is None
 
     def _settle(self, ended: list[Ended]) -> None:
         if ended:

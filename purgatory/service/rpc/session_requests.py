@@ -11,6 +11,7 @@ from purgatory.service.fair_queue import Turn, next_loop_turn
 from purgatory.service.host import Host
 from purgatory.service.registration import Registration
 from purgatory.service.rpc.handlers import Requests
+from purgatory.service.sessions.outbox import Hold
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.sessions.session import Session
 from purgatory.service.translate.operations import RegistrationPart, ids_of, registration_parts
@@ -231,6 +232,6 @@ async def _serve_batch(host: Host, batch: wire.RegisterBatch, stream: ResultStre
         host.journal.when_durable(send)
 
 
-def _send_receipt(stream: ResultStream, hold: list[int], receipt: wire.Receipt) -> None:
+def _send_receipt(stream: ResultStream, hold: Hold, receipt: wire.Receipt) -> None:
     stream.send_reserved(wire.SessionResponse(receipt=receipt))
     stream.session.release_results(hold)

@@ -38,6 +38,13 @@ Results = Completions | ArrayCompletions
 
 
 @dataclass(slots=True, eq=False)
+class Hold:
+    """Results above `sequence` must not be written until a batch has its receipt."""
+
+    sequence: int
+
+
+@dataclass(slots=True, eq=False)
 class ResultSlice:
     """Results `start` to `stop` of some completions, all of one kind; `refusals` states why operations were refused."""
 
@@ -161,7 +168,7 @@ class Outbox:
         """Sequence number of the first unwritten result."""
         self._released_sequence = UNLIMITED
         """Results above this one must not be written yet: the journal holds them until they are durable."""
-        self._receipts_due: Final[deque[list[int]]] = deque()
+        self._receipts_due: Final[deque[Hold]] = deque()
         """For each batch without a receipt: the sequence number above which results may belong to it. Each number is in
         a list of its own, which identifies the batch and lets `shift` change the number. The numbers rise.
         """
@@ -209,16 +216,16 @@ class Outbox:
         """Allow all results to be written, including those appended later."""
         self._released_sequence = UNLIMITED
 
-    def hold_for_receipt(self) -> list[int]:
+    def hold_for_receipt(self) -> Hold:
         """Hold back results that are appended from now on until the returned hold is passed to `receipt_sent`.
 
         A client must not get the result of an operation before the receipt of its batch.
         """
-        hold = [self.last_sequence]
+        hold = Hold(self.last_sequence)
         self._receipts_due.append(hold)
         return hold
 
-    def receipt_sent(self, hold: list[int]) -> None:
+    def receipt_sent(self, hold: Hold) -> None:
         """Release a hold: the batch has its receipt, or gets none."""
         for place, due in enumerate(self._receipts_due):
             # By identity, because two holds may have the same number.
@@ -240,7 +247,7 @@ class Outbox:
         # A shift of UNLIMITED only makes it larger, so it stays above all numbers.
         self._released_sequence += count
         for hold in self._receipts_due:
-            hold[0] += count
+            hold.sequence += count
 
     def rewind(self) -> None:
         """Mark all unacknowledged results as unwritten, for a new stream."""
@@ -276,8 +283,8 @@ class Outbox:
         taken: list[ResultSlice] = []
         released = self._released_sequence
         # The first hold has the lowest number.
-        if self._receipts_due and self._receipts_due[0][0] < released:
-            released = self._receipts_due[0][0]
+        if self._receipts_due:
+            released = min(released, self._receipts_due[0].sequence)
         # Below 0 if a release has lowered the limit under what was written before.
         room = max(0, min(results_max, released - self._next_sequence + 1))
         while room and self._unwritten and (not taken or self._unwritten[0].kind == taken[0].kind):
@@ -337,7 +344,7 @@ class Outbox:
         assert unwritten == self.unwritten, f"{unwritten} in the queue, {numbers}"
         held = sum(part.held_bytes() for part in (*self._written, *self._unwritten))
         assert held == self.held_bytes, f"held_bytes={self.held_bytes}, the slices have {held}"
-        holds = [hold for (hold,) in self._receipts_due]
+        holds = [hold.sequence for hold in self._receipts_due]
         assert holds == sorted(holds), f"holds of receipts must rise: {holds}"
         for part in (*self._written, *self._unwritten):
             counts = part.completions.item_counts[part.start : part.stop]

@@ -8,7 +8,7 @@ from purgatory.engine.completions import Completions
 from purgatory.engine.waiting.tables import Owner
 from purgatory.service.access.account import Account
 from purgatory.service.errors import invalid_argument
-from purgatory.service.sessions.outbox import Outbox, slices_of
+from purgatory.service.sessions.outbox import Hold, Outbox, slices_of
 from purgatory.service.sessions.refused_ids import RefusedIds
 
 SessionKey = tuple[str, str]
@@ -118,7 +118,7 @@ class Session:
         self.outbox.append(slices_of(completions))
         self.wake()
 
-    def release_results(self, hold: list[int]) -> None:
+    def release_results(self, hold: Hold) -> None:
         """Release results that were held back for a receipt: it is queued for writing, or there is none."""
         self.outbox.receipt_sent(hold)
         self.wake()
