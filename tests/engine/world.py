@@ -50,52 +50,15 @@ class World:
         """The leader's log has grown to `leo`."""
         return self.event(plain.LEADER_APPEND, name, leo, **fields)
 
-    def follower(self, name: str, replica_id: int, leo: int, **fields: int) -> plain.EventAnswer:
-        """A follower has fetched up to `leo`."""
-        return self.event(plain.FOLLOWER_PROGRESS, name, leo, replica_id=replica_id, **fields)
-
     def high_watermark(self, name: str, offset: int, **fields: int) -> plain.EventAnswer:
         """The high watermark is `offset`."""
         return self.event(plain.HIGH_WATERMARK, name, offset, **fields)
-
-    def last_stable(self, name: str, offset: int) -> plain.EventAnswer:
-        """The oldest open transaction starts at `offset`; -1: none is open."""
-        return self.event(plain.LAST_STABLE_OFFSET, name, offset)
-
-    def log_start(self, name: str, offset: int) -> plain.EventAnswer:
-        """The first readable offset is `offset`."""
-        return self.event(plain.LOG_START_OFFSET, name, offset)
-
-    def in_sync(
-        self, name: str, *members: int, proposed: tuple[int, ...] = (), leader_id: int = 1, min_in_sync: int = -1
-    ) -> plain.EventAnswer:
-        """The in-sync set is `members`, led by replica 1 unless another leader is given."""
-        sets: dict[str, Any] = {"in_sync": members, "proposed": proposed}
-        return self.event(plain.IN_SYNC_REPLICAS, name, **sets, leader_id=leader_id, min_in_sync=min_in_sync)
 
     def lead(
         self, name: str, epoch: int, *, leader_id: int = 1, replicas: tuple[int, ...] = (), start: int = -1
     ) -> plain.EventAnswer:
         """We lead the partition from `epoch` on."""
         return self.event(plain.LEADERSHIP, name, start, epoch=epoch, flag=1, leader_id=leader_id, replicas=replicas)
-
-    def follow(self, name: str, epoch: int) -> plain.EventAnswer:
-        """Another replica leads the partition from `epoch` on."""
-        return self.event(plain.LEADERSHIP, name, epoch=epoch, flag=0)
-
-    def replica(self, name: str, replica_id: int, *, dead: bool = False, fenced: bool = False) -> plain.EventAnswer:
-        """A replica's broker died, is alive, or is fenced."""
-        return self.event(plain.REPLICA_STATE, name, replica_id=replica_id, flag=int(dead) + 2 * int(fenced))
-
-    def truncate(self, name: str, offset: int) -> plain.EventAnswer:
-        """The log was truncated at `offset`."""
-        return self.event(plain.TRUNCATION, name, offset)
-
-    def storage_failed(self, name: str) -> plain.EventAnswer:
-        return self.event(plain.STORAGE_FAILED, name)
-
-    def storage_online(self, name: str) -> plain.EventAnswer:
-        return self.event(plain.STORAGE_ONLINE, name)
 
     def signal(self, key: str, count: int = -1, *, value: int = 0, failed: bool = False) -> plain.EventAnswer:
         return self.event(plain.KEY_SIGNALLED, f"{key}--1", count, value=value, flag=int(failed))
@@ -254,16 +217,6 @@ class World:
             (only,) = items
             return only
         return next(item for item in items if name in {item.name[0], f"{item.name[0]}-{item.name[1]}"})
-
-    def errors(self, handle: int) -> list[int]:
-        """Error codes in the order of the request."""
-        return [item.error for item in self.result(handle).items]
-
-    def marks(self, name: str) -> plain.PartitionMarks:
-        """The visible state of a partition."""
-        marks = self.pair.engine.marks(parse(name))
-        assert marks is not None, f"{name} is not known"
-        return marks
 
     def assert_empty(self) -> None:
         """Nothing is pending, nothing is watched, no timer runs."""
