@@ -11,7 +11,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.engine import plain
 from tests.engine.adapter import number_of
 from tests.kit.eventually import eventually
-from tests.scripts.language import WAITS, Line, Script, Words, name_of, operations_of
+from tests.scripts.language import WAITS, Line, Script, name_of, numbers_of
 from tests.scripts.message_levels import GrpcLevel, SharedDaemon
 
 
@@ -28,7 +28,8 @@ class ClientLevel(GrpcLevel):
         self._ends = 0
         """Number of operations that the line has to end."""
 
-    def unsupported(self, script: Script) -> str:
+    @classmethod
+    def unsupported(cls, script: Script) -> str:
         verbs = {line.verb for line in script.lines} & {"cancel", "cancel-all", "extend", "close"}
         if verbs:
             return f"a client has its own ids: {', '.join(sorted(verbs))}"
@@ -45,20 +46,18 @@ class ClientLevel(GrpcLevel):
         finally:
             self._runner.close()
 
-    def _run(self, line: Line) -> list[str]:
-        output = super()._run(line)
-        ended = [re.match(r"(?:\w:)?(\d+)(?:\.\.(\d+))? ", text) for text in line.output]
-        self._ends = sum(int(one[2] or one[1]) - int(one[1]) + 1 for one in ended if one)
-        return output
+    def play(self, line: Line) -> list[str]:
+        ended = [re.match(r"(?:\w:)?(\d+(?:\.\.\d+)?) ", text) for text in line.output]
+        self._ends = sum(len(numbers_of(one[1])) for one in ended if one)
+        return super().play(line)
 
-    def _register(self, parts: list[Words]) -> list[str]:
-        before, count = self._registered(), 0
-        for session, operations in map(operations_of, parts):
-            for one in self.names.operations(operations):
-                self._waits[session, one.operation_id] = self._runner.get_loop().create_task(self._wait(session, one))
-                count += 1
-        self._runner.run(eventually(lambda: self._registered() == before + count, "everything is registered"))
-        return []
+    def register(self, session: str, operations: list[plain.Operation]) -> wire.Receipt:
+        before = self._registered()
+        for one in self.names.operations(operations):
+            self._waits[session, one.operation_id] = self._runner.get_loop().create_task(self._wait(session, one))
+        count = before + len(operations)
+        self._runner.run(eventually(lambda: self._registered() == count, "everything is registered"))
+        return wire.Receipt()
 
     def _registered(self) -> int:
         return sum(kind.registered for kind in self._daemon.stub.GetStatus(wire.GetStatusRequest()).kinds)
@@ -71,15 +70,15 @@ class ClientLevel(GrpcLevel):
         assert isinstance(found, Result)
         return found
 
-    def _new_results(self) -> list[tuple[str, plain.Ended]]:
+    def ended(self) -> list[tuple[str, plain.Ended]]:
         def done() -> list[tuple[str, int]]:
             return [key for key, task in self._waits.items() if task.done()]
 
         self._runner.run(eventually(lambda: len(done()) >= self._ends, "the results are here"))
         found = [(key, self._waits.pop(key).result()) for key in done()]
-        return [(session, self._ended(number, result)) for (session, number), result in found]
+        return [(session, self._row(number, result)) for (session, number), result in found]
 
-    def _ended(self, number: int, result: Result) -> plain.Ended:
+    def _row(self, number: int, result: Result) -> plain.Ended:
         items = tuple(self._item(one) for one in result.items)
         times = (round(result.waited * 1_000), round(result.lateness * 1_000))
         return plain.Ended(0, number, result.kind, result.outcome, *times, items)
@@ -115,7 +114,8 @@ class UnaryLevel(ClientLevel):
 
     is_unary = True
 
-    def unsupported(self, script: Script) -> str:
+    @classmethod
+    def unsupported(cls, script: Script) -> str:
         if any(re.search(r"\.\.\d{3}", line.text) for line in script.lines):
             return "a connection has at most 100 calls"
         return super().unsupported(script)

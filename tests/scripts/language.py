@@ -132,11 +132,16 @@ def repeated(word: str) -> Iterator[str]:
     yield from (f"{name}-{place}" for place in range(int(count))) if star else (word,)
 
 
-def ids_of(word: str) -> tuple[str, list[int]]:
+def numbers_of(text: str) -> range:
+    """Read "3..5" as 3, 4 and 5."""
+    first, _, last = text.partition("..")
+    return range(int(first), int(last or first) + 1)
+
+
+def ids_of(*words: str) -> tuple[str, list[int]]:
     """Read "b:3..5" as the ids 3, 4 and 5 of the session b; without one, the session is a."""
-    session, colon, ids = word.rpartition(":")
-    first, _, last = ids.partition("..")
-    return session if colon else "a", list(range(int(first), int(last or first) + 1))
+    session, colon, _ = words[0].rpartition(":")
+    return session if colon else "a", [number for word in words for number in numbers_of(word.rpartition(":")[2])]
 
 
 def operations_of(part: Words) -> tuple[str, list[plain.Operation]]:
@@ -172,9 +177,8 @@ def items_of(kind: int, word: str, shared: dict[str, int]) -> Iterator[plain.Ite
     for field in given:
         name, _, value = field.partition("=")
         fields[name] = int(value) if value else True
-    first, _, last = (offset or "1").partition("..")
     for name in repeated(names):
-        for number in range(int(first), int(last or first) + 1):
+        for number in numbers_of(offset or "1"):
             yield plain.Item(name_of(name, is_key=kind == plain.SIGNAL), number, **fields)
 
 
@@ -194,10 +198,6 @@ def events_of(part: Words) -> list[plain.Event]:
 
 
 # Printing.
-
-
-def refused_text(code: int, detail: object) -> str:
-    return f"refused with code {code}: {detail}"
 
 
 def ended_texts(ended: Iterable[tuple[str, plain.Ended]]) -> list[str]:

@@ -5,7 +5,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 from unittest import mock
@@ -31,22 +31,8 @@ from tests.journal.kit import copy_files, keep
 from tests.kit.daemon import DaemonThread
 from tests.kit.eventually import PATIENCE_S
 from tests.scripts import messages
-from tests.scripts.engine_level import steps_of
-from tests.scripts.language import (
-    EVENTS,
-    WAITS,
-    Line,
-    Script,
-    Words,
-    ended_texts,
-    events_of,
-    ids_of,
-    marks_texts,
-    name_of,
-    operations_of,
-    parts_of,
-    refused_text,
-)
+from tests.scripts.language import Line, Script
+from tests.scripts.level import Level, Refused
 
 START_MS: Final = 1_000
 NOT_FOUND: Final = 5
@@ -61,7 +47,7 @@ class CallFailed(Exception):
         self.code = code
 
 
-class MessageLevel:
+class MessageLevel(Level):
     """Runs one script at a daemon, or at a host."""
 
     as_columns = False
@@ -70,18 +56,6 @@ class MessageLevel:
         self.names: Final = messages.Names(prefix)
         self.read: Final[dict[str, int]] = {}
         """For each session: the sequence number of the last result that was read."""
-        self._verbs: Final[dict[str, Callable[[Words], list[str]]]] = {
-            "cancel": self._cancel,
-            "cancel-all": lambda part: self._cancelled(session_id=self.session_id(part.words[1])),
-            "cancel-partition": self._cancel_partition,
-            "cancel-key": lambda part: self._cancelled(key=self.names.prefix + part.words[1]),
-            "close": self._close,
-            "extend": self._extend,
-            "pass": self._pass,
-            "marks": self._marks,
-        }
-
-    # What the levels differ in.
 
     def call(self, method: str, request: Message) -> Any:  # noqa: ANN401 - the response of the method
         """Make a call. Raises `CallFailed`."""
@@ -91,42 +65,15 @@ class MessageLevel:
         """All results of a session after number `read`, which is acknowledged."""
         raise NotImplementedError
 
-    def pass_time(self, ms: int) -> None:
-        """Move the clock, and end what is due."""
-        raise NotImplementedError
-
-    def after_call(self) -> None:
-        """Called after each line, before its results are read."""
-
-    # Running a script.
-
-    def unsupported(self, script: Script) -> str:
-        """Return why this level cannot express the script; empty if it can."""
-        unknown = sorted({line.verb for line in script.lines} - {*WAITS, *EVENTS, *self._verbs})
-        return f"no call for {', '.join(unknown)}" if unknown else ""
-
     def run(self, script: Script) -> list[Line]:
-        """Run a script, and return its lines with their output."""
-        lines = []
-        for line in script.lines:
-            output = self._run(line)
-            self.after_call()
-            lines.append(Line(line.text, output + ended_texts(self._new_results())))
+        lines = super().run(script)
         self._close_sessions()
         return lines
 
     def session_id(self, session: str) -> str:
         return self.names.prefix + session
 
-    def _run(self, line: Line) -> list[str]:
-        parts = parts_of(line.text)
-        if line.verb in WAITS:
-            return self._register(parts)
-        if line.verb in EVENTS:
-            return self._advance([event for part in parts for event in events_of(part)])
-        return self._verbs[line.verb](parts[0])
-
-    def _new_results(self) -> list[tuple[str, plain.Ended]]:
+    def ended(self) -> list[tuple[str, plain.Ended]]:
         ended = []
         for session in self.read:
             for batch in self.results(self.session_id(session), self.read[session]):
@@ -136,77 +83,58 @@ class MessageLevel:
         return ended
 
     def _close_sessions(self) -> None:
-        for session in self.read:
-            self.call("CloseSession", wire.CloseSessionRequest(session_id=self.session_id(session)))
-        self.read.clear()
+        for session in list(self.read):
+            self.close_session(session)
 
-    def _register(self, parts: list[Words]) -> list[str]:
-        batches = [operations_of(part) for part in parts]
-        session, operations = batches[0][0], [operation for _, some in batches for operation in some]
+    def register(self, session: str, operations: list[plain.Operation]) -> Any:  # noqa: ANN401 - a receipt
         batch = wire.RegisterBatch(batch_id=1)
         if self.as_columns:
             batch.columns.CopyFrom(messages.operation_columns(operations, self.names))
         else:
             batch.rows.CopyFrom(messages.operation_rows(operations, self.names))
         request = wire.RegisterRequest(session_id=self.session_id(session), batch=batch)
-        receipt = self.call("Register", request).receipt
         self.read.setdefault(session, 0)
-        output = [refused_text(one.code, one.field) for one in receipt.refusals]
-        return output + ([f"already known: {receipt.already_known}"] if receipt.already_known else [])
+        return self.call("Register", request).receipt
 
-    def _advance(self, events: list[plain.Event]) -> list[str]:
+    def apply(self, events: list[plain.Event]) -> tuple[list[Refused], int]:
         request = messages.advance_request(events, self.names, as_columns=self.as_columns)
         receipt = self.call("Advance", request).receipt
-        output = [refused_text(one.code, one.error_code) for one in receipt.refusals]
-        return output + ([f"unchanged: {receipt.unchanged}"] if receipt.unchanged else [])
+        return [(one.code, one.error_code) for one in receipt.refusals], receipt.unchanged
 
-    def _cancel(self, part: Words) -> list[str]:
-        session, ids = self._ids(part)
-        request = wire.CancelRequest(session_id=self.session_id(session), operation_ids=ids)
-        return self._not_pending("Cancel", request, ids)
+    def cancel(self, session: str, ids: list[int]) -> Sequence[int]:
+        return self._cancel(session_id=self.session_id(session), operation_ids=ids).not_pending_operation_ids
 
-    def _extend(self, part: Words) -> list[str]:
-        session, ids = self._ids(part)
-        request = wire.ExtendRequest(
-            session_id=self.session_id(session), operation_ids=ids, timeout_ms=int(part.options["timeout"])
-        )
-        return self._not_pending("Extend", request, ids)
+    def extend(self, session: str, ids: list[int], timeout_ms: int) -> Sequence[int]:
+        request = wire.ExtendRequest(session_id=self.session_id(session), operation_ids=ids, timeout_ms=timeout_ms)
+        found: Sequence[int] = self.call("Extend", request).not_pending_operation_ids
+        return found
 
-    @staticmethod
-    def _ids(part: Words) -> tuple[str, list[int]]:
-        sessions, numbers = zip(*map(ids_of, part.words[1:]), strict=True)
-        return sessions[0], [number for some in numbers for number in some]
+    def cancel_name(self, name: plain.Name) -> int:
+        if name[1] < 0:
+            return self._cancel(key=self.names.prefix + name[0]).cancelled
+        return self._cancel(topic_partition=self.names.partition(name)).cancelled
 
-    def _not_pending(self, method: str, request: Message, ids: list[int]) -> list[str]:
-        missed = self.call(method, request).not_pending_operation_ids
-        return [f"not pending: {' '.join(map(str, missed))}"] if missed else []
+    def cancel_session(self, session: str) -> None:
+        self._cancel(session_id=self.session_id(session))
 
-    def _cancel_partition(self, part: Words) -> list[str]:
-        return self._cancelled(topic_partition=self.names.partition(name_of(part.words[1])))
+    def _cancel(self, **fields: Any) -> wire.CancelResponse:  # noqa: ANN401 - those of the request
+        answer: wire.CancelResponse = self.call("Cancel", wire.CancelRequest(**fields))
+        return answer
 
-    def _cancelled(self, **fields: Any) -> list[str]:  # noqa: ANN401 - those of the request
-        cancelled = self.call("Cancel", wire.CancelRequest(**fields)).cancelled
-        return [f"cancelled: {cancelled}"] if cancelled and "session_id" not in fields else []
-
-    def _close(self, part: Words) -> list[str]:
-        session = part.words[1]
-        self.call("CloseSession", wire.CloseSessionRequest(session_id=self.session_id(session)))
+    def close_session(self, session: str) -> int:
         del self.read[session]
-        return []
+        request = wire.CloseSessionRequest(session_id=self.session_id(session))
+        cancelled: int = self.call("CloseSession", request).cancelled
+        return cancelled
 
-    def _pass(self, part: Words) -> list[str]:
-        for ms in steps_of(int(part.words[1])):
-            self.pass_time(ms)
-        return []
-
-    def _marks(self, part: Words) -> list[str]:
-        request = wire.GetPartitionRequest(topic_partition=self.names.partition(name_of(part.words[1])))
+    def marks(self, name: plain.Name) -> plain.PartitionMarks | None:
+        request = wire.GetPartitionRequest(topic_partition=self.names.partition(name))
         try:
-            return marks_texts(messages.marks_of(self.call("GetPartition", request).partition))
+            return messages.marks_of(self.call("GetPartition", request).partition)
         except CallFailed as error:
             if error.code != NOT_FOUND:
                 raise
-            return marks_texts(None)
+            return None
 
 
 def expire(host: Host, clock: ManualClock, ms: int) -> None:
@@ -267,12 +195,17 @@ class RestoredLevel(HostLevel):
         self._number = 0
         self._opened = self._open()
 
-    def unsupported(self, script: Script) -> str:
+    @classmethod
+    def unsupported(cls, script: Script) -> str:
         if any("heartbeat_timeout_ms" in line.text for line in script.lines):
             return "a silence begins again with each crash"
         return super().unsupported(script)
 
-    def after_call(self) -> None:
+    def ended(self) -> list[tuple[str, plain.Ended]]:
+        self._crash()
+        return super().ended()
+
+    def _crash(self) -> None:
         self._runner.run(self.host.journal.durable())
         copy_files(self._journal(), self._folder / str(self._number + 1))
         self.close()

@@ -1,0 +1,147 @@
+"""What all levels share: they read a script line by line, and print what each line answered and ended."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from tests.engine import plain
+from tests.scripts.language import (
+    EVENTS,
+    WAITS,
+    Line,
+    Script,
+    Words,
+    ended_texts,
+    events_of,
+    ids_of,
+    marks_texts,
+    name_of,
+    operations_of,
+    parts_of,
+)
+
+STEP_MS: Final = 100
+"""Time passes in steps of this length at every level, because a longer silence would be a pause of the daemon."""
+STEPS_MAX: Final = 100
+Refused = tuple[int, object]
+"""The code of a refusal, and its field or error code."""
+
+
+def steps_of(ms: int) -> list[int]:
+    """A time in steps; one that needs too many passes at once."""
+    if ms > STEP_MS * STEPS_MAX:
+        return [ms]
+    return [*[STEP_MS] * (ms // STEP_MS), *([ms % STEP_MS] if ms % STEP_MS or not ms else [])]
+
+
+def counted(what: str, count: int) -> list[str]:
+    return [f"{what}: {count}"] if count else []
+
+
+def refused_texts(refusals: Sequence[Refused]) -> list[str]:
+    return [f"refused with code {code}: {detail}" for code, detail in refusals]
+
+
+def not_pending(ids: Sequence[int]) -> list[str]:
+    return [f"not pending: {' '.join(map(str, ids))}"] if ids else []
+
+
+class Level:
+    """Runs one script. A verb that is neither a wait nor an event is a method `do_VERB`."""
+
+    # What the levels differ in.
+
+    def register(self, session: str, operations: list[plain.Operation]) -> Any:  # noqa: ANN401
+        """Register a batch, and return the receipt, of the engine or of the wire."""
+        raise NotImplementedError
+
+    def apply(self, events: list[plain.Event]) -> tuple[list[Refused], int]:
+        """Apply a batch of events. Returns what was refused, and how many changed nothing."""
+        raise NotImplementedError
+
+    def cancel(self, session: str, ids: list[int]) -> Sequence[int]:
+        """Cancel operations, and return those that were not pending."""
+        raise NotImplementedError
+
+    def extend(self, session: str, ids: list[int], timeout_ms: int) -> Sequence[int]:
+        """Give operations more time, and return those that were not pending."""
+        raise NotImplementedError
+
+    def cancel_name(self, name: plain.Name) -> int:
+        """Cancel all operations on a partition or key, and return their number."""
+        raise NotImplementedError
+
+    def cancel_session(self, session: str) -> None:
+        raise NotImplementedError
+
+    def close_session(self, session: str) -> int:
+        """Close a session, and return how many operations that cancelled."""
+        raise NotImplementedError
+
+    def pass_time(self, ms: int) -> None:
+        """Move the clock, and end what is due."""
+        raise NotImplementedError
+
+    def marks(self, name: plain.Name) -> plain.PartitionMarks | None:
+        raise NotImplementedError
+
+    def ended(self) -> list[tuple[str, plain.Ended]]:
+        """The session and the result of each operation that has ended since the last call."""
+        raise NotImplementedError
+
+    # Running a script.
+
+    @classmethod
+    def unsupported(cls, script: Script) -> str:
+        """Return why this level cannot express the script; empty if it can."""
+        verbs = {line.verb for line in script.lines} - {*WAITS, *EVENTS}
+        unknown = sorted(verb for verb in verbs if not hasattr(cls, f"do_{verb.replace('-', '_')}"))
+        return f"no call for {', '.join(unknown)}" if unknown else ""
+
+    def run(self, script: Script) -> list[Line]:
+        """Run a script, and return its lines with their output."""
+        return [Line(line.text, self.play(line)) for line in script.lines]
+
+    def play(self, line: Line) -> list[str]:
+        """Run one line, and return its output."""
+        output = self._call(line)
+        return output + ended_texts(self.ended())
+
+    def _call(self, line: Line) -> list[str]:
+        parts = parts_of(line.text)
+        if line.verb in WAITS:
+            batches = [operations_of(part) for part in parts]
+            receipt = self.register(batches[0][0], [operation for _, some in batches for operation in some])
+            refused = refused_texts([(one.code, one.field) for one in receipt.refusals])
+            return refused + counted("already known", receipt.already_known)
+        if line.verb in EVENTS:
+            refusals, unchanged = self.apply([event for part in parts for event in events_of(part)])
+            return refused_texts(refusals) + counted("unchanged", unchanged)
+        found: list[str] = getattr(self, f"do_{line.verb.replace('-', '_')}")(parts[0])
+        return found
+
+    def do_cancel(self, part: Words) -> list[str]:
+        return not_pending(self.cancel(*ids_of(*part.words[1:])))
+
+    def do_extend(self, part: Words) -> list[str]:
+        return not_pending(self.extend(*ids_of(*part.words[1:]), int(part.options["timeout"])))
+
+    def do_cancel_partition(self, part: Words) -> list[str]:
+        return counted("cancelled", self.cancel_name(name_of(part.words[1])))
+
+    def do_cancel_key(self, part: Words) -> list[str]:
+        return counted("cancelled", self.cancel_name((part.words[1], -1)))
+
+    def do_cancel_all(self, part: Words) -> list[str]:
+        self.cancel_session(part.words[1])
+        return []
+
+    def do_close(self, part: Words) -> list[str]:
+        return counted("cancelled", self.close_session(part.words[1]))
+
+    def do_pass(self, part: Words) -> list[str]:
+        for ms in steps_of(int(part.words[1])):
+            self.pass_time(ms)
+        return []
+
+    def do_marks(self, part: Words) -> list[str]:
+        return marks_texts(self.marks(name_of(part.words[1])))
