@@ -9,8 +9,8 @@ from purgatory.extensions.page import bucket_counts, last_hour
 from purgatory.extensions.page.bucket_counts import COUNTED_AT_ONCE, BucketCounts
 from purgatory.extensions.page.last_hour import SAMPLES_MAX, LastHour
 from purgatory.service.metrics.metrics import Metrics
-from tests.engine.world import World
 from tests.kit.served_host import serving
+from tests.scripts.engine_level import EngineLevel
 
 
 async def test_samples_become_rates_and_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,9 +57,8 @@ def test_large_buckets_are_counted_in_turn(monkeypatch: pytest.MonkeyPatch) -> N
     """Without time for it, a large bucket has a lower bound; it is counted in a later picture, and forgotten once it
     is small again.
     """
-    world = World()
-    world.produce_many(3 * COUNTED_AT_ONCE, "orders-0", timeout_ms=9_000)
-    buckets = BucketCounts(world.engine)
+    level = EngineLevel.played(f"produce 1..{3 * COUNTED_AT_ONCE} orders-0@5 timeout=9000")
+    buckets = BucketCounts(level.engine)
     monkeypatch.setattr(bucket_counts, "COUNT_S", -1.0)
     rings = buckets.count()
     assert held(rings) == COUNTED_AT_ONCE
@@ -68,5 +67,5 @@ def test_large_buckets_are_counted_in_turn(monkeypatch: pytest.MonkeyPatch) -> N
     rings = buckets.count()
     assert held(rings) == 3 * COUNTED_AT_ONCE
     assert not any(buckets.is_cut(ring, place) for ring in rings for place in range(20))
-    world.wait(10_000)
+    level.pass_time(10_000)
     assert held(buckets.count()) == 0

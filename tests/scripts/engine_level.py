@@ -2,6 +2,7 @@
 
 from purgatory.engine.batches import Receipt
 from purgatory.engine.engine import Engine
+from purgatory.engine.waiting.tables import Owner
 from tests.engine import plain
 from tests.engine.pair import Pair, demand
 from tests.scripts.language import WAITS, Line, Script, Words, name_of
@@ -21,8 +22,12 @@ class EngineLevel(Level):
         """A level after these lines, for a test that then looks into its engine."""
         level = cls()
         for line in lines:
-            level.play(Line(line, []))
+            level.answer(line)
         return level
+
+    def answer(self, line: str) -> list[str]:
+        """Run one line, and return its output."""
+        return self.play(Line(line, []))
 
     @property
     def engine(self) -> Engine:
@@ -48,6 +53,9 @@ class EngineLevel(Level):
         if session not in self.owners:
             self.owners[session] = self.pair.add_owner()
         return self.owners[session]
+
+    def engine_owner(self, session: str = "a") -> Owner:
+        return self.pair.engine.owners[self.owner(session)]
 
     def register(self, session: str, operations: list[plain.Operation]) -> Receipt:
         return self.pair.register(self.owner(session), operations)

@@ -1,4 +1,4 @@
-"""Waits that require a heartbeat, and extended deadlines, engine and oracle side by side."""
+"""Waits that require a heartbeat: what a restored engine, and signals that are refused, do to a silence."""
 
 from functools import partial
 
@@ -9,49 +9,37 @@ from purgatory.engine.calls import Apply, PassTime, Register
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.snapshot.saved_operations import SavedOperations
-from tests.engine.world import World
+from purgatory.engine.waiting.tables import Owner
+from tests.scripts.engine_level import EngineLevel
 
-MISSED = codes.HEARTBEAT_MISSED
 
-
-def test_heartbeat_of_an_unknown_key_changes_nothing() -> None:
-    """Nobody waits for it, and it is not remembered."""
-    world = World()
-    world.heartbeat("job")
-    assert world.engine.inspection.signal_key_count == 0
-    assert world.outcome(world.wait_signal({"job": 1})) == "pending"
+def restored(level: EngineLevel) -> tuple[Engine, Owner]:
+    """Another engine, 500 ms later, with operation 1 of the first one."""
+    octets = level.engine.snapshots.save_above(level.engine_owner(), 0).to_bytes()
+    other = Engine(EngineLimits(), 500)
+    owner = other.add_owner()
+    owner.highest_operation_id = 1
+    assert other.restore(owner, SavedOperations.from_bytes(octets), b"", 500) == 1
+    return other, owner
 
 
 def test_silence_starts_again_with_a_restored_engine() -> None:
     """Nobody could signal while the daemon was down, so the wait gets its whole heartbeat timeout again; its deadline
     stays.
     """
-    world = World()
-    world.wait_signal({"job": 1}, timeout_ms=1_000, heartbeat_timeout_ms=100)
-    world.wait(90)
-    octets = world.engine.snapshots.save_above(world.owner, 0).to_bytes()
-    other = Engine(EngineLimits(), 500)
-    owner = other.add_owner()
-    owner.highest_operation_id = 1
-    assert other.restore(owner, SavedOperations.from_bytes(octets), b"", 500) == 1
+    other, owner = restored(EngineLevel.played("await 1 job heartbeat_timeout_ms=100 timeout=1000", "pass 90"))
     assert other.perform(None, PassTime(10), 599).ended == 0
     view = other.inspection.describe(owner, 1)
     assert view is not None
     assert view.deadline_ms == 1_000
     assert other.perform(None, PassTime(10), 600).ended == 1
     (completions,) = other.take_completions()
-    assert list(completions.error_codes) == [MISSED]
+    assert list(completions.error_codes) == [codes.HEARTBEAT_MISSED]
 
 
 def test_stale_timeout_of_a_restored_wait_begins_again() -> None:
     """No source could report while there was no daemon."""
-    world = World()
-    world.composite(("orders-0", 5), stale_timeout_ms=100)
-    octets = world.engine.snapshots.save_above(world.owner, 0).to_bytes()
-    other = Engine(EngineLimits(), 500)
-    owner = other.add_owner()
-    owner.highest_operation_id = 1
-    other.restore(owner, SavedOperations.from_bytes(octets), b"", 500)
+    other, _ = restored(EngineLevel.played("composite 1 orders-0@5 stale_timeout_ms=100 timeout=1000"))
     waits, stale = other.stale_waits, {("orders", 0): 1_000}
     assert waits.due(waits.slots(), stale, 599) == []
     assert len(waits.due(waits.slots(), stale, 600)) == 1

@@ -3,9 +3,7 @@
 from purgatory.engine.marks import epochs
 from purgatory.engine.marks.epochs import EpochCache
 from purgatory.engine.marks.positions import ENTRIES_MAX, PositionIndex
-from tests.engine.world import World
-
-P = "orders-0"
+from tests.scripts.engine_level import EngineLevel
 
 
 def test_an_epoch_without_records_is_dropped() -> None:
@@ -41,16 +39,15 @@ def test_a_reader_of_a_dropped_epoch_learns_that_it_is_unknown() -> None:
     """A fetch whose last epoch is older than the thousand that are kept ends with error 1, as for an unknown epoch,
     although its offset is below the start of the oldest one.
     """
-    world = World()
-    for epoch in range(epochs.ENTRIES_MAX + 30):
-        world.lead(P, epoch, start=10 * epoch)
-    world.append(P, 10 * epochs.ENTRIES_MAX + 1_000)
-    world.high_watermark(P, 10 * epochs.ENTRIES_MAX + 1_000)
-    dropped = world.fetch({P: 290}, last_epoch=25)
-    assert world.item(dropped).error == 1
-    known = world.fetch({P: 500}, last_epoch=40)
-    answer = world.item(known)
-    assert (answer.error, answer.diverging_epoch, answer.diverging_end) == (0, 40, 410)
+    leads = [f"lead orders-0 {epoch} offset={10 * epoch}" for epoch in range(epochs.ENTRIES_MAX + 30)]
+    end = 10 * epochs.ENTRIES_MAX + 1_000
+    level = EngineLevel.played(*leads, f"append orders-0 {end}", f"high-watermark orders-0 {end}")
+    (dropped,) = level.answer("fetch 1 orders-0@290 last_epoch=25")
+    assert "@290 at" in dropped
+    assert "error 1 " in dropped
+    (known,) = level.answer("fetch 2 orders-0@500 last_epoch=40")
+    assert "error" not in known
+    assert known.endswith("diverges at 40/410")
 
 
 BYTES = 10

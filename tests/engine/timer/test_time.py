@@ -6,73 +6,89 @@ from collections.abc import Iterator
 import pytest
 
 from purgatory.engine.calls import Apply, PassTime
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
 from purgatory.engine.waiting.wheel import DEADLINE_MAX
 from tests.engine import plain
 from tests.engine.adapter import event_batch
 from tests.engine.timer.wheel_steps import GEOMETRIES
-from tests.engine.world import World
+from tests.scripts.engine_level import EngineLevel
 
 DAY_MS = 86_400_000
 TWO_YEARS_MS = 730 * DAY_MS
 TEN_YEARS_MS = 10 * 365 * DAY_MS
 
 
-def led(*, now_ms: int = 0, tick_ms: int = 1, wheel_size: int = 20) -> World:
-    """A world in which orders-0 has a leader and records, but its second replica has never fetched."""
-    world = World(now_ms=now_ms, tick_ms=tick_ms, wheel_size=wheel_size, timeout_ms_max=TEN_YEARS_MS)
-    world.lead("orders-0", 1, replicas=(1, 2))
-    world.high_watermark("orders-0", 5)
-    return world
+class Reaped:
+    """An engine with a perfect reaper, and what has ended by operation id. In it, orders-0 has a leader and records,
+    but its second replica has never fetched.
+    """
 
+    def __init__(self, settings: str = "") -> None:
+        self.level = EngineLevel.played(
+            f"settings timeout_ms_max={TEN_YEARS_MS} {settings}",
+            "lead orders-0 1 leader_id=1 replicas=1,2",
+            "high-watermark orders-0 5",
+        )
+        self.ended: dict[int, plain.Ended] = {}
+        self._last_id = 0
 
-def one_of_each_kind(world: World, timeout_ms: int) -> list[int]:
-    """A wait of each kind that nothing will satisfy."""
-    return [
-        world.produce({"orders-0": 1_000}, timeout_ms=timeout_ms),
-        world.fetch({"orders-0": 0}, min_bytes=1_000, timeout_ms=timeout_ms),
-        world.delete_records({"orders-0": -1}, timeout_ms=timeout_ms),
-        world.wait_signal({"never": 1}, timeout_ms=timeout_ms),
-    ]
+    @property
+    def now_ms(self) -> int:
+        return self.level.pair.now_ms
 
+    def one_of_each_kind(self, timeout_ms: int) -> set[int]:
+        """A wait of each kind that nothing will satisfy."""
+        waits = ("produce {} orders-0@1000", "fetch {} orders-0@0 min_bytes=1000", "delete-records {} orders-0@-1")
+        for wait in (*waits, "await {} never"):
+            self._last_id += 1
+            assert self.level.answer(f"{wait.format(self._last_id)} timeout={timeout_ms}") == []
+        return set(range(self._last_id - 3, self._last_id + 1))
 
-def reap(world: World, until_ms: int) -> int:
-    """A perfect reaper: advances the clock exactly at each next expiration. Returns the number of calls."""
-    calls = 0
-    while 0 <= world.engine.next_expiration_ms() <= until_ms:
-        world.wait(max(0, world.engine.next_expiration_ms() - world.now_ms))
-        calls += 1
-    world.wait(until_ms - world.now_ms)
-    return calls
+    def reap(self, until_ms: int) -> int:
+        """Move the clock exactly to each next expiration. Returns the number of calls."""
+        calls = 0
+        while 0 <= self.level.engine.next_expiration_ms() <= until_ms:
+            self.level.pass_time(max(0, self.level.engine.next_expiration_ms() - self.now_ms))
+            calls += 1
+        self.level.pass_time(until_ms - self.now_ms)
+        ended = {row.operation_id: row for _, row in self.level.ended()}
+        assert not ended.keys() & self.ended.keys()
+        self.ended |= ended
+        return calls
+
+    def assert_empty(self) -> None:
+        assert self.level.engine.pending == 0
+        self.level.pair.heal()
 
 
 def test_sixty_days_with_a_timer_of_two_years() -> None:
     """For 60 days, short waits of every kind expire on their millisecond, with waits of two years pending."""
-    world = led()
-    years = one_of_each_kind(world, TWO_YEARS_MS)
+    reaped = Reaped()
+    years = reaped.one_of_each_kind(TWO_YEARS_MS)
     rng = random.Random(60)
-    short: list[int] = []
-    while world.now_ms < 60 * DAY_MS:
+    short: set[int] = set()
+    while reaped.now_ms < 60 * DAY_MS:
         for _ in range(3):
-            short += one_of_each_kind(world, rng.choice([1, 19, 20, 50, 400, 7_999, 8_001, 1_800_000]))
-        reap(world, world.now_ms + rng.choice([40, 7_999, DAY_MS // 3, DAY_MS, 5 * DAY_MS]))
+            short |= reaped.one_of_each_kind(rng.choice([1, 19, 20, 50, 400, 7_999, 8_001, 1_800_000]))
+        reaped.reap(reaped.now_ms + rng.choice([40, 7_999, DAY_MS // 3, DAY_MS, 5 * DAY_MS]))
     assert len(short) > 200
-    reap(world, world.now_ms + DAY_MS)
-    assert {world.outcome(handle) for handle in short} == {"expired"}
-    assert {world.result(handle).lateness_ms for handle in short} == {0}
-    assert {world.outcome(handle) for handle in years} == {"pending"}
-    reap(world, TWO_YEARS_MS - 1)
-    assert {world.outcome(handle) for handle in years} == {"pending"}
-    reap(world, TWO_YEARS_MS)
-    assert [world.result(handle).waited_ms for handle in years] == [TWO_YEARS_MS] * 4
-    world.assert_empty()
+    reaped.reap(reaped.now_ms + DAY_MS)
+    assert reaped.ended.keys() == short
+    assert {(row.outcome, row.lateness_ms) for row in reaped.ended.values()} == {(plain.EXPIRED, 0)}
+    reaped.reap(TWO_YEARS_MS - 1)
+    assert reaped.ended.keys() == short
+    reaped.reap(TWO_YEARS_MS)
+    assert [reaped.ended[number].waited_ms for number in years] == [TWO_YEARS_MS] * 4
+    reaped.assert_empty()
 
 
 def test_idle_years_cost_a_handful_of_calls() -> None:
     """A wait of two years wakes the reaper once per level through which it cascades, not once per tick."""
-    world = World(timeout_ms_max=TEN_YEARS_MS)
-    world.produce({"orders-0": 5}, timeout_ms=TWO_YEARS_MS - 1)
-    assert reap(world, TWO_YEARS_MS) <= 10
-    world.assert_empty()
+    reaped = Reaped()
+    reaped.level.answer(f"produce 1 orders-0@9 timeout={TWO_YEARS_MS - 1}")
+    assert reaped.reap(TWO_YEARS_MS) <= 10
+    reaped.assert_empty()
 
 
 def edges() -> Iterator[tuple[int, int, int]]:
@@ -91,34 +107,24 @@ def test_deadlines_around_every_level_edge(tick_ms: int, wheel_size: int, edge_m
 
     The origin of the clock is arbitrary: decades of uptime, or a clock with a large initial value, change nothing.
     """
-    world = led(now_ms=start_ms, tick_ms=tick_ms, wheel_size=wheel_size)
+    reaped = Reaped(f"now_ms={start_ms} tick_ms={tick_ms} wheel_size={wheel_size}")
     on_the_clock = (start_ms // edge_ms + 1) * edge_ms - start_ms
     timeouts = sorted({at + offset for at in (edge_ms, on_the_clock) for offset in (-1, 0, 1) if at + offset > 0})
-    due: dict[int, list[int]] = {}
+    due: dict[int, set[int]] = {}
     for timeout_ms in timeouts:
         tick = -(-(start_ms + timeout_ms) // tick_ms)
-        due.setdefault(tick * tick_ms, []).extend(one_of_each_kind(world, timeout_ms))
-    for due_ms, handles in due.items():
-        reap(world, max(world.now_ms, due_ms - 1))
-        assert {world.outcome(handle) for handle in handles} == {"pending"}
-        reap(world, due_ms)
-        assert {world.result(handle).waited_ms for handle in handles} == {due_ms - start_ms}
-    world.assert_empty()
+        due.setdefault(tick * tick_ms, set()).update(reaped.one_of_each_kind(timeout_ms))
+    for due_ms, ids in due.items():
+        reaped.reap(max(reaped.now_ms, due_ms - 1))
+        assert not ids & reaped.ended.keys()
+        reaped.reap(due_ms)
+        assert {reaped.ended[number].waited_ms for number in ids} == {due_ms - start_ms}
+    reaped.assert_empty()
 
 
-def test_time_that_stands_still_or_goes_back() -> None:
-    """Repeated calls in one millisecond expire nothing twice; a clock that goes back is an assertion error."""
-    world = World()
-    handle = world.produce({"orders-0": 5}, timeout_ms=10)
-    for _ in range(5):
-        assert world.wait(0) == 0
-    assert [world.wait(10), world.wait(0), world.wait(0)] == [1, 0, 0]
-    assert world.outcome(handle) == "expired"
-    for call in (
-        lambda: world.engine.perform(None, PassTime(1), 9).ended,
-        lambda: world.engine.perform(
-            None, Apply(event_batch([plain.Event(plain.HIGH_WATERMARK, ("orders", 0), 5)])), 9
-        ),
-    ):
+def test_clock_that_goes_back() -> None:
+    """It is an assertion error, whatever the call."""
+    engine = Engine(EngineLimits(), 10)
+    for call in (PassTime(1), Apply(event_batch([plain.Event(plain.HIGH_WATERMARK, ("orders", 0), 5)]))):
         with pytest.raises(AssertionError, match="clock went back: now_ms=9 engine=10"):
-            call()
+            engine.perform(None, call, 9)

@@ -10,26 +10,10 @@ from purgatory.engine.codes import PRODUCE
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from tests.engine import plain
-from tests.engine.world import World
-
-
-def evaluations(world: World) -> int:
-    """Number of evaluations of fetches."""
-    return world.engine.inspection.counts(plain.FETCH).evaluations
-
+from tests.scripts.engine_level import EngineLevel
 
 NAMES = [("orders", 0), ("orders", 1), ("payments", 0), ("orders", 1), ("unknown", 7)]
 """A dictionary in which one name is repeated, and one names a partition that no event has named."""
-
-
-def test_an_operation_with_an_error_of_its_own_does_not_wait() -> None:
-    """An operation with only a local error ends immediately; its neighbours wait."""
-    engine = Engine(EngineLimits(), 0)
-    owner = engine.add_owner()
-    batch = OperationBatch([1, 2, 3], partitions=NAMES[:1], offsets=[1], local_error_codes=[0, 20, 0])
-    assert engine.perform(owner, Register(PRODUCE, batch), 0).accepted == 3
-    [completions] = engine.take_completions()
-    assert (list(completions.operation_ids), list(completions.error_codes), engine.pending) == ([2], [20], 2)
 
 
 def test_a_batch_without_names_is_refused_row_by_row() -> None:
@@ -60,52 +44,47 @@ def test_a_place_stands_for_the_name_that_is_there_now() -> None:
 ROUNDS = 150
 
 
+def expired_one_by_one(wait: str, *first: str) -> EngineLevel:
+    """An engine in which equal waits have expired one after another; `N` stands for their ids."""
+    rounds = [line for number in range(2, ROUNDS + 2) for line in (wait.replace("N", str(number)), "jump 1000")]
+    return EngineLevel.played(*first, *rounds)
+
+
 def test_rows_of_ended_waits_are_used_again() -> None:
     """Any number of consecutive waits use the rows of one."""
-    world = World()
-    for _ in range(ROUNDS):
-        handle = world.produce({"orders-0": 10, "orders-1": 10})
-        assert world.outcome(handle) == "pending"
-        world.wait(1_000)
-    pending = world.engine._pending
-    assert (pending.operations.size, pending.items.size) == (1, 2)
-    world.assert_empty()
+    engine = expired_one_by_one("produce N orders-0@10 orders-1@10 timeout=1000").engine
+    assert engine.inspection.counts(PRODUCE).expired == ROUNDS
+    assert (engine._pending.operations.size, engine._pending.items.size) == (1, 2)
 
 
 def test_an_owner_forgets_what_has_ended() -> None:
     """An owner's index of ids is bounded by its pending operations, and keeps all of them."""
-    world = World()
-    first = world.produce({"orders-0": 10}, timeout_ms=10_000_000)
-    for _ in range(ROUNDS):
-        world.produce({"orders-0": 10})
-        world.wait(1_000)
-    assert len(world.owner.ids) < 100
-    assert world.cancel(first) == [True]
+    first = "produce 1 orders-0@10 timeout=10000000"
+    level = expired_one_by_one("produce N orders-0@10 timeout=1000", first)
+    assert len(level.engine_owner().ids) < 100
+    assert level.answer("cancel 1") == [f"1 cancelled after {ROUNDS}000 ms: orders-0@10 at -1 error 7"]
 
 
 def test_places_of_partitions_and_keys_are_used_again() -> None:
     """Names that are waited for once and named by no event leave nothing behind."""
-    world = World()
-    for number in range(ROUNDS):
-        world.produce({f"orders-{number}": 10})
-        world.wait_signal({f"key-{number}": 1})
-        world.wait(1_000)
-    assert len(world.engine._partitions.by_index) == 1
-    assert len(world.engine._keys.by_index) == 1
-    assert (world.engine.partition_count, world.engine.inspection.signal_key_count) == (0, 0)
+    engine = expired_one_by_one("composite N orders-N@10 key/N timeout=1000").engine
+    assert len(engine._partitions.by_index) == 1
+    assert len(engine._keys.by_index) == 1
+    assert (engine.partition_count, engine.inspection.signal_key_count) == (0, 0)
 
 
 def test_places_of_owners_are_used_again() -> None:
     """Owners that are added and removed in turn use one id."""
-    world = World()
+    engine = Engine(EngineLimits(), 0)
+    engine.add_owner()
     for _ in range(ROUNDS):
-        world.engine.remove_owner(world.engine.add_owner(), world.now_ms)
-    assert len(world.engine._pending.owners) == 2
+        engine.remove_owner(engine.add_owner(), 0)
+    assert len(engine._pending.owners) == 2
 
 
 def test_an_owner_is_removed_only_when_its_results_were_taken() -> None:
     """Otherwise the next owner, which has the same id, would get them."""
-    engine = World().engine
+    engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
     batch = OperationBatch([1], partitions=[("orders", 0)], offsets=[5], timeouts_ms=[0])
     assert engine.perform(owner, Register(PRODUCE, batch), 0).accepted == 1
@@ -147,11 +126,8 @@ def test_no_registration_makes_room_in_all_columns() -> None:
 
 def test_fetch_is_not_woken_by_every_append() -> None:
     """10,000 appends towards min_bytes evaluate the fetch a few times, not 10,000 times."""
-    world = World()
-    world.append("orders-0", 0)
-    handle = world.fetch({"orders-0": 0}, replica_id=2, min_bytes=10_000)
-    before = world.engine.inspection.counts(plain.FETCH).evaluations
-    world.pair.apply([plain.Event(plain.LEADER_APPEND, ("orders", 0), offset) for offset in range(1, 10_001)])
-    world.collect()
-    assert world.outcome(handle) == "satisfied"
-    assert world.engine.inspection.counts(plain.FETCH).evaluations - before <= 40
+    level = EngineLevel.played("append orders-0 0", "fetch 1 orders-0@0 replica_id=2 min_bytes=10000")
+    before = level.engine.inspection.counts(plain.FETCH).evaluations
+    level.apply([plain.Event(plain.LEADER_APPEND, ("orders", 0), offset) for offset in range(1, 10_001)])
+    assert [row.outcome for _, row in level.ended()] == [plain.SATISFIED]
+    assert level.engine.inspection.counts(plain.FETCH).evaluations - before <= 40
