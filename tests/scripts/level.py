@@ -42,7 +42,14 @@ def refused_texts(refusals: Sequence[Refused]) -> list[str]:
 
 
 def not_pending(ids: Sequence[int]) -> list[str]:
-    return [f"not pending: {' '.join(map(str, ids))}"] if ids else []
+    """The ids, or ranges of them."""
+    ranges: list[list[int]] = []
+    for number in ids:
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1] = [ranges[-1][0], number]
+        else:
+            ranges.append([number])
+    return [f"not pending: {' '.join('..'.join(map(str, one)) for one in ranges)}"] if ids else []
 
 
 class Level:

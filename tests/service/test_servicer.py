@@ -50,14 +50,6 @@ async def test_a_wait_ends_when_its_mark_is_reached(served: ServedHost) -> None:
     assert await wait(served, produce(1, "orders", 40, partition=3)) is not None
 
 
-async def test_a_wait_that_runs_out_of_time_is_an_outcome(served: ServedHost) -> None:
-    """A wait that times out has status OK, outcome EXPIRED and error 7, and never ends early."""
-    result = await wait(served, produce(1, "orders", 42, 30))
-    assert result.outcome == result_pb2.OUTCOME_EXPIRED
-    assert result.waited_ms >= 30
-    assert result.partitions[0].error_code == 7
-
-
 async def test_a_caller_that_goes_away_cancels_its_wait(served: ServedHost) -> None:
     """If the call is cancelled or its own deadline passes, nothing stays pending."""
     request = wire.WaitRequest(operation=produce(1, "orders", 42))

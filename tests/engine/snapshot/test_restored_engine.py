@@ -95,23 +95,6 @@ def test_it_goes_on_as_the_first_does(seed: int) -> None:
         assert twin.seen() == first.seen(), f"step {number}: {plain.brief(step)}"
 
 
-def test_a_restored_fetch_reads_from_whom_it_may() -> None:
-    """After a restore, a change of leader ends the fetches that need the leader (6), and not the others."""
-    first, twin = EngineUnderTest(), EngineUnderTest()
-    name = ("orders", 0)
-    for run in (first, twin):
-        assert run.add_owner() == 0
-        run.apply([plain.Event(plain.LEADERSHIP, name, epoch=5, flag=1, leader_id=1)])
-    item = plain.Item(name, 0)
-    fetches = [plain.Operation(plain.FETCH, place, 1_000, (item,), follower_reads=place == 2) for place in (1, 2)]
-    first.register(0, fetches)
-    saved = SavedOperations.from_bytes(first.engine.snapshots.save_above(first.owners[0], 0).to_bytes())
-    assert twin.engine.restore(twin.owners[0], saved, b"", twin.now_ms) == 2
-    twin.apply([plain.Event(plain.LEADERSHIP, name, epoch=6, flag=0)])
-    [ended] = twin.take_ended()
-    assert (ended.operation_id, ended.items[0].error) == (1, 6)
-
-
 @pytest.mark.parametrize("seed", range(1, SEEDS + 1))
 def test_each_operation_ends_once_over_many_restores(seed: int) -> None:
     """With heartbeats and extensions too, no operation is lost, ends twice, or leaves anything behind."""

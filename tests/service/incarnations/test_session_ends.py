@@ -93,14 +93,6 @@ async def test_a_closed_session_is_gone_at_once() -> None:
         assert await close(served, "s") == (0, 0)
 
 
-async def test_a_session_without_a_stream_can_be_closed() -> None:
-    """A session that was only used by Register can be closed too."""
-    async with serving() as served:
-        await served.stub.Register(register_request("s", produce(1, "orders", 1)))
-        assert await close(served, "s") == (1, 0)
-        assert served.host.sessions.count == 0
-
-
 async def test_who_finds_no_room_is_told_when_there_will_be() -> None:
     """The retry delay is the time until the next session expires."""
     settings = HostSettings(LimitsSettings(sessions_max=1), SessionSettings(ttl_ms=60_000))

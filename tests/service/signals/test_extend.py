@@ -9,7 +9,6 @@ import pytest
 from purgatory_client import batches
 from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import InvalidRequest, NotFound
-from purgatory_client.results import Outcome
 
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
@@ -38,19 +37,6 @@ def one_wait(timeout_ms: int) -> tuple[Host, Session, ManualClock]:
     batch = OperationBatch([1], partitions=[("orders", 3)], offsets=[5], timeouts_ms=[timeout_ms])
     host.registration(session).register([OperationRun(codes.PRODUCE, batch)], [])
     return host, session, clock
-
-
-async def test_the_extension_comes_first() -> None:
-    """The deadline is a millisecond away: the wait goes on, for no less than the new timeout."""
-    host, session, clock = one_wait(1_000)
-    clock.jump(999)
-    assert host.extend(session, [1], 500) == [True]
-    clock.jump(499)
-    host.reaper.turn()
-    assert host.engine.pending == 1
-    clock.jump(2)
-    host.reaper.turn()
-    assert host.engine.pending == 0
 
 
 async def test_the_reaper_comes_first() -> None:
@@ -166,15 +152,3 @@ async def test_what_is_refused() -> None:
         (operation,) = [one async for one in client.operations()]
         assert operation.remaining <= 30
         assert await client.extend([1, 2**61], 60, session_id="s") == [2**61]
-
-
-async def test_many_ids_are_extended_in_slices() -> None:
-    """All of them are extended; ids in the request may repeat, and any number may be unknown."""
-    async with serving() as served, AsyncClient(served.address) as client:
-        count = 5_000
-        await client.register("s", 1, batches.produce(["orders-0"], offsets=[5] * count, timeouts_ms=[LONG_MS]))
-        gone = await client.extend([*range(1, 2 * count + 1), 1], LONG_MS / 500, session_id="s")
-        assert gone == list(range(count + 1, 2 * count + 1))
-        await client.advance("orders-0", high_watermark=5)
-        outcomes = [one async for collected in client.results("s") for one in collected.results.outcomes]
-        assert outcomes == [Outcome.SATISFIED] * count
