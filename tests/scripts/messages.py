@@ -1,46 +1,52 @@
 """Plain data as messages of the wire, in rows or in columns, and results of the wire as plain data."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
+from purgatory.engine.codes import EVENT_NAMES, KIND_NAMES
 from purgatory.engine.completions import FETCHED_COLUMNS, FLOAT64, RESULT_COLUMNS, RESULT_ITEM_COLUMNS
 from purgatory.engine.kinds.operation_columns import OPERATION_COLUMNS
 from purgatory.v1 import event_pb2, operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.engine import plain
 from tests.engine.adapter import number_of, operation_batch, value_of
-from tests.scripts.language import LISTS
 
 COLUMN_EVENTS: Final = (plain.LEADER_APPEND, plain.FOLLOWER_PROGRESS, plain.HIGH_WATERMARK, plain.LOG_START_OFFSET)
-EVENT_ROWS: Final[dict[int, tuple[str, dict[str, str]]]] = {
-    plain.LEADER_APPEND: (
-        "leader_append", {"offset": "log_end_offset", "position": "byte_position", "segment": "segment_base_offset"},
-    ),
-    plain.FOLLOWER_PROGRESS: (
-        "follower_progress",
-        {"offset": "log_end_offset", "replica_id": "replica_id", "log_start": "log_start_offset"},
-    ),
-    plain.HIGH_WATERMARK: ("high_watermark", {"offset": "offset"}),
-    plain.LAST_STABLE_OFFSET: ("last_stable_offset", {"offset": "offset"}),
-    plain.LOG_START_OFFSET: ("log_start_offset", {"offset": "offset"}),
-    plain.IN_SYNC_REPLICAS: (
-        "in_sync_replicas",
-        {
-            "in_sync": "replica_ids", "proposed": "proposed_replica_ids", "leader_id": "leader_id",
-            "min_in_sync": "min_in_sync_replicas",
-        },
-    ),
-    plain.LEADERSHIP: (
-        "leadership", {"leader_id": "leader_id", "replicas": "replica_ids", "offset": "epoch_start_offset"},
-    ),
-    plain.REPLICA_STATE: ("replica_state", {"replica_id": "replica_id"}),
-    plain.TRUNCATION: ("truncation", {"offset": "offset"}),
-    plain.PARTITION_REMOVED: ("partition_removed", {}),
-    plain.STORAGE_FAILED: ("storage_failed", {}),
-    plain.STORAGE_ONLINE: ("storage_online", {}),
-}  # fmt: skip
-"""For each type of event except signals: its row, and the field of each field of `plain.Event`; -1 is left out."""
+EVENT_FIELDS: Final = {
+    "offset": {"offset", "log_end_offset", "epoch_start_offset", "count"},
+    "position": {"byte_position"},
+    "segment": {"segment_base_offset"},
+    "replica_id": {"replica_id"},
+    "log_start": {"log_start_offset"},
+    "in_sync": {"replica_ids"},
+    "proposed": {"proposed_replica_ids"},
+    "replicas": {"replica_ids"},
+    "leader_id": {"leader_id"},
+    "min_in_sync": {"min_in_sync_replicas"},
+}
+"""For each field of `plain.Event`: the fields of messages that have it. So are the next two."""
+OPERATION_FIELDS: Final = {
+    "min_bytes": {"min_bytes"},
+    "isolation": {"isolation_level"},
+    "replica_id": {"replica_id"},
+    "follower_reads": {"follower_reads"},
+    "any_key": {"any"},
+    "from_now": {"from_now"},
+    "heartbeat_timeout_ms": {"heartbeat_timeout_ms"},
+    "required_terms": {"required_terms"},
+}
+ITEM_FIELDS: Final = {
+    "epoch": {"leader_epoch", "current_leader_epoch"},
+    "local_error": {"local_error_code"},
+    "max_bytes": {"partition_max_bytes"},
+    "last_epoch": {"last_fetched_epoch"},
+    "throttled": {"throttled"},
+}
+OFFSETS: Final = {"required_offset", "fetch_offset", "offset", "required_count"}
+"""The fields of items for `plain.Item.offset`, of which -1 is not missing."""
+EVENT_FLAGS: Final = {"is_leader": 1, "moved": 1, "failed": 1, "dead": 1, "fenced": 2}
+"""Fields of events that are bits of `plain.Event.flag`."""
 
 
 class Names:
@@ -79,68 +85,41 @@ def operation_row(given: plain.Operation) -> operation_pb2.Operation:
     row = operation_pb2.Operation(operation_id=given.operation_id, timeout_ms=given.timeout_ms)
     if given.stale_timeout_ms >= 0:
         row.stale_timeout_ms = given.stale_timeout_ms
-    if given.kind == plain.PRODUCE:
-        row.produce.partitions.extend(
-            operation_pb2.ProducePartition(
-                topic_partition=partition(item), required_offset=item.offset, local_error_code=item.local_error,
-                **known(leader_epoch=item.epoch),
-            )
-            for item in given.items
-        )  # fmt: skip
-    elif given.kind == plain.FETCH:
-        row.fetch.CopyFrom(fetch_row(given))
-    elif given.kind == plain.DELETE_RECORDS:
-        row.delete_records.partitions.extend(
-            operation_pb2.DeleteRecordsPartition(
-                topic_partition=partition(item), offset=item.offset, local_error_code=item.local_error
-            )
-            for item in given.items
-        )
-    elif given.kind == plain.SIGNAL:
-        heartbeat = known(heartbeat_timeout_ms=given.heartbeat_timeout_ms)
-        row.signal.CopyFrom(operation_pb2.Signal(any=given.any_key, from_now=given.from_now, **heartbeat))
-        row.signal.keys.extend(signal_key(item) for item in given.items)
-    else:
-        terms = [term(item) for item in given.items]
-        count = len(terms) - given.unless_count
-        row.composite.CopyFrom(operation_pb2.Composite(terms=terms[:count], unless=terms[count:]))
-        if given.required_terms:
-            row.composite.required_terms = given.required_terms
+    part: Any = getattr(row, KIND_NAMES[given.kind])
+    fill(part, given, OPERATION_FIELDS)
+    for place, item in enumerate(given.items):
+        is_key = item.name[1] < 0
+        if given.kind == plain.COMPOSITE:
+            term = (part.terms if place < len(given.items) - given.unless_count else part.unless).add()
+            fill_item(term.signal if is_key else term.mark, item)
+        else:
+            fill_item((part.keys if is_key else part.partitions).add(), item)
     return row
 
 
-def fetch_row(given: plain.Operation) -> operation_pb2.Fetch:
-    parts = [
-        operation_pb2.FetchPartition(
-            topic_partition=partition(item), fetch_offset=item.offset, throttled=item.throttled,
-            partition_max_bytes=item.max_bytes,
-            **known(current_leader_epoch=item.epoch, last_fetched_epoch=item.last_epoch),
-        )
-        for item in given.items
-    ]  # fmt: skip
-    return operation_pb2.Fetch(
-        partitions=parts, min_bytes=given.min_bytes, isolation_level=given.isolation,
-        follower_reads=given.follower_reads, **known(replica_id=given.replica_id),
-    )  # fmt: skip
-
-
-def partition(item: plain.Item) -> operation_pb2.TopicPartition:
-    return operation_pb2.TopicPartition(topic=item.name[0], partition=item.name[1])
-
-
-def signal_key(item: plain.Item) -> operation_pb2.SignalKey:
-    return operation_pb2.SignalKey(key=item.name[0], required_count=item.offset)
-
-
-def term(item: plain.Item) -> operation_pb2.Term:
+def fill_item(part: Any, item: plain.Item) -> None:  # noqa: ANN401 - one of seven messages
+    fill(part, item, ITEM_FIELDS)
+    (offset,) = fields_of(part) & OFFSETS
+    setattr(part, offset, item.offset)
     if item.name[1] < 0:
-        return operation_pb2.Term(signal=signal_key(item))
-    return operation_pb2.Term(mark=operation_pb2.MarkTerm(topic_partition=partition(item), required_offset=item.offset))
+        part.key = item.name[0]
+    else:
+        part.topic_partition.topic, part.topic_partition.partition = item.name
 
 
-def known(**fields: int) -> Any:  # noqa: ANN401 - fields of a message
-    """The fields that are not missing."""
-    return {name: value for name, value in fields.items() if value != -1}
+def fields_of(part: Any) -> set[str]:  # noqa: ANN401 - any message
+    return set(part.DESCRIPTOR.fields_by_name.keys())
+
+
+def fill(part: Any, given: object, fields: Mapping[str, set[str]]) -> None:  # noqa: ANN401 - any message
+    """Set the fields that a message has and that are not missing."""
+    for name, wire_names in fields.items():
+        value = getattr(given, name)
+        for wire_name in fields_of(part) & wire_names:
+            if isinstance(value, tuple):
+                getattr(part, wire_name).extend(value)
+            elif value != -1:
+                setattr(part, wire_name, value)
 
 
 def operation_columns(operations: Sequence[plain.Operation], names: Names) -> operation_pb2.OperationColumns:
@@ -181,28 +160,18 @@ def advance_request(events: Sequence[plain.Event], names: Names, *, as_columns: 
 
 
 def event_row(event: plain.Event, names: Names) -> event_pb2.Event:
-    if event.type == plain.KEY_SIGNALLED:
-        signalled = event_pb2.KeySignalled(
-            key=names.prefix + event.name[0], value=value_of(event.value), failed=bool(event.flag),
-            **known(count=event.offset),
-        )  # fmt: skip
-        return event_pb2.Event(key_signalled=signalled)
-    row = event_pb2.Event(topic_partition=names.partition(event.name), **known(leader_epoch=event.epoch))
-    name, fields = EVENT_ROWS[event.type]
-    part = getattr(row, name)
+    row = event_pb2.Event()
+    part: Any = getattr(row, EVENT_NAMES[event.type])
     part.SetInParent()
-    for field, wire_name in fields.items():
-        value = getattr(event, field)
-        if field in LISTS:
-            getattr(part, wire_name).extend(value)
-        elif value != -1:
-            setattr(part, wire_name, value)
-    if event.type == plain.LEADERSHIP:
-        part.is_leader = bool(event.flag)
-    elif event.type == plain.PARTITION_REMOVED:
-        part.moved = bool(event.flag)
-    elif event.type == plain.REPLICA_STATE:
-        part.dead, part.fenced = bool(event.flag & 1), bool(event.flag & 2)
+    fill(part, event, EVENT_FIELDS)
+    for flag in fields_of(part) & EVENT_FLAGS.keys():
+        setattr(part, flag, bool(event.flag & EVENT_FLAGS[flag]))
+    if event.type == plain.KEY_SIGNALLED:
+        part.key, part.value = names.prefix + event.name[0], value_of(event.value)
+        return row
+    row.topic_partition.CopyFrom(names.partition(event.name))
+    if event.epoch != -1:
+        row.leader_epoch = event.epoch
     return row
 
 

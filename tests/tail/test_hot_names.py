@@ -10,12 +10,10 @@ import pytest
 from purgatory import sizes
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
-from purgatory.engine.calls import Register
-from purgatory.engine.engine import Engine
-from purgatory.engine.limits import EngineLimits
 from purgatory.service.translate.operations import OperationRun
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.served_host import ServedHost, refused, serving
+from tests.scripts.engine_level import EngineLevel
 
 
 def watch(served: ServedHost, counts: dict[tuple[str, int], int]) -> None:
@@ -76,14 +74,8 @@ async def test_limits() -> None:
 
 def test_the_engine_walks_partitions_then_keys() -> None:
     """It returns places in order up to the end, which is -1, and skips names with no more than `above` waits."""
-    engine = Engine(EngineLimits(), 0)
-    assert engine.inspection.hottest(0, 10, 0) == ([], -1)
-    owner = engine.add_owner()
-    batch = OperationBatch(
-        [1, 2, 3], partitions=[("t", 0), ("u", 0)], item_indexes=[0, 0, 1], offsets=[9], timeouts_ms=[9]
-    )
-    engine.perform(owner, Register(codes.PRODUCE, batch), 0)
-    engine.perform(owner, Register(codes.SIGNAL, OperationBatch([4], keys=["k"], offsets=[1], timeouts_ms=[9])), 0)
-    assert engine.inspection.hottest(0, 2, 0) == ([(2, ("t", 0)), (1, ("u", 0))], 2)
-    assert engine.inspection.hottest(0, 3, 1) == ([(2, ("t", 0))], -1)
-    assert engine.inspection.hottest(2, 1, 0) == ([(1, ("k", -1))], -1)
+    assert EngineLevel().engine.inspection.hottest(0, 10, 0) == ([], -1)
+    inspection = EngineLevel.played("produce 1..2 t-0@9", "produce 3 u-0@9", "await 4 k").engine.inspection
+    assert inspection.hottest(0, 2, 0) == ([(2, ("t", 0)), (1, ("u", 0))], 2)
+    assert inspection.hottest(0, 3, 1) == ([(2, ("t", 0))], -1)
+    assert inspection.hottest(2, 1, 0) == ([(1, ("k", -1))], -1)
