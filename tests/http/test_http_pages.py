@@ -38,6 +38,14 @@ async def session(readiness: set[str]) -> AsyncIterator[aiohttp.ClientSession]:
     await site.stop()
 
 
+async def test_site_that_is_stopped_at_once_no_longer_listens() -> None:
+    site = HttpSite(HttpSettings(), [])
+    port = await site.start("127.0.0.1", 0)
+    await site.stop()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+
+
 async def test_metrics_are_text_for_prometheus(session: aiohttp.ClientSession) -> None:
     """The classic text format with its content type, unless another one is requested."""
     async with session.get("/metrics") as response:

@@ -329,6 +329,7 @@ LOOK_AT_ALL = [("look", name, 0) for name in ("p", "r1", "r2", "r3")]
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
 @example([*LOOK_AT_ALL, ("restart source", "p", 0), ("reset", "r2", 0), ("look", "r2", 0)])
+@example([*LOOK_AT_ALL[:3], ("lose", "r1", 0), ("reset", "r1", 0), ("look", "r1", 0)])
 @example(
     [
         ("grow", "r1", 1),

@@ -371,8 +371,8 @@ class ServerGroup:
         ]
         for kind, before in self._derived.items():
             after = derive(kind, members, self._settings.quorum)
-            if kind != ANY and not self.is_complete and not after.stale:
-                after = Derived(-1, "its replicas are not known yet", after.seen_at)
+            if kind != ANY and not self.is_complete:
+                after = Derived(-1, after.stale or "its replicas are not known yet", after.seen_at)
             # Unless a replica moved back, a derived mark is lower only because a server changed its role or left. The
             # published value is still true of that server, so it is kept.
             if after.position < before.position and (after.position < 0 or kind not in self._may_go_back):

@@ -30,6 +30,8 @@ class HttpAcceptor:
         self._limits: Final = limits
         self._context: Final = context
         self._tasks: Final[set[asyncio.Task[None]]] = set()
+        self._opened: Final = contextlib.ExitStack()
+        """The listening sockets. Not closed by their tasks, because one that is cancelled at once does nothing."""
 
     def start(self, host: str, port: int) -> int:
         """Listen on all addresses of the host; return the port. Raises OSError."""
@@ -41,7 +43,7 @@ class HttpAcceptor:
                 sockets.append(opened.enter_context(listening))
                 listening.setblocking(False)
                 port = listening.getsockname()[1]
-            opened.pop_all()
+            self._opened.push(opened.pop_all())
         for listening in sockets:
             self._tasks.add(asyncio.get_running_loop().create_task(self._accept(listening)))
         return port
@@ -52,23 +54,23 @@ class HttpAcceptor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._opened.close()
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        with listening:
-            while True:
-                try:
-                    accepted, _ = await loop.sock_accept(listening)
-                except OSError as error:
-                    LOGGER.debug("cannot accept an HTTP connection: %s", error)
-                    await asyncio.sleep(ACCEPT_PAUSE_S)
-                    continue
-                connection = self._make()
-                task = loop.create_task(self._connect(connection, accepted))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-                self._limits.add(connection)
-                await asyncio.sleep(0)  # accept does not block while connections are queued
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listening)
+            except OSError as error:
+                LOGGER.debug("cannot accept an HTTP connection: %s", error)
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            connection = self._make()
+            task = loop.create_task(self._connect(connection, accepted))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            self._limits.add(connection)
+            await asyncio.sleep(0)  # accept does not block while connections are queued
 
     async def _connect(self, connection: HttpConnection, accepted: socket.socket) -> None:
         timeout_s = None if self._context is None else self._limits.read_timeout_s

@@ -73,11 +73,13 @@ class Reading:
             reader = reader.option(name, value)
         self._frame: DataFrame = reader.load()
         self._folder = folder
+        self._query: StreamingQuery
 
     def start(self, **trigger: Any) -> StreamingQuery:  # noqa: ANN401 - as Spark's own
         writer = self._frame.writeStream.format("parquet").option("path", str(self._folder / "out"))
         writer = writer.option("checkpointLocation", str(self._folder / "checkpoint"))
-        return writer.trigger(**trigger or {"processingTime": "20 milliseconds"}).start()
+        self._query = writer.trigger(**trigger or {"processingTime": "20 milliseconds"}).start()
+        return self._query
 
     def run(self, **trigger: Any) -> int:  # noqa: ANN401 - as Spark's own
         """Run a query that ends by itself; returns how many micro-batches have been committed with this checkpoint."""
@@ -88,7 +90,12 @@ class Reading:
 
     def until_ids(self, expected: list[int]) -> None:
         """Waits until these are the ids of all results that were written."""
-        until(lambda: self.ids() == expected)
+        until(lambda: self.ids() == expected or self._has_failed())
+
+    def _has_failed(self) -> bool:
+        if failure := self._query.exception():
+            raise failure  # rather than wait for what no query will write
+        return False
 
     def ids(self) -> list[int]:
         """The ids of all results that were written, sorted."""
