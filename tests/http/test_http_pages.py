@@ -39,6 +39,7 @@ async def session(readiness: set[str]) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def test_site_that_is_stopped_at_once_no_longer_listens() -> None:
+    """Its accepting task is cancelled before its first step, so the site itself closes the sockets."""
     site = HttpSite(HttpSettings(), [])
     port = await site.start("127.0.0.1", 0)
     await site.stop()
