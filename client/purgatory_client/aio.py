@@ -284,8 +284,8 @@ class AsyncClient(SingleCalls):
         resumption, began = Resumption(self._give_up_after, pause_max(self.address)), time.monotonic()
         while True:
             limit = None
+            elapsed_ms = round((time.monotonic() - began) * 1_000)
             if wait.timeout_ms is not None:
-                elapsed_ms = round((time.monotonic() - began) * 1_000)
                 request.operation.timeout_ms = max(0, wait.timeout_ms - elapsed_ms)
                 limit = request.operation.timeout_ms / 1_000 + WAIT_GRACE
             try:
@@ -296,7 +296,7 @@ class AsyncClient(SingleCalls):
         arrived = arrived_row(response.result)
         if arrived.columns.refusals:
             raise arrived.columns.refusals[0]
-        return Result(arrived.columns, 0, 0, wait.unless_count)
+        return Result(arrived.columns, 0, 0, wait.unless_count, elapsed_ms)
 
     # The outbox
 

@@ -70,8 +70,8 @@ class WaitBatch:
         self.operation_id = 0
         self.submitted_at = 0.0
         self._sent_again: list[tuple[int, int]] = []
-        """What was sent again after a lost connection: the first position of each message, and the milliseconds for
-        which its operations had waited by then."""
+        """The messages sent after a lost connection: the first position of each, and the milliseconds from the
+        submission until then."""
         self.future: asyncio.Future[Any] | None = None
         self.remaining = self.count
         self.outcomes = [Outcome.PENDING.value] * self.count
@@ -104,7 +104,7 @@ class WaitBatch:
         self.longest_timeout_ms = max(self.timeouts_ms[position], self.longest_timeout_ms or default_ms)
 
     def note_sent_again(self, position: int, waited_before_ms: int) -> None:
-        """Record that the operations from `position` on, which had waited for so long, are sent again."""
+        """Record that the operations from `position` on are sent after a lost connection."""
         self._sent_again = [one for one in self._sent_again if one[0] < position]
         self._sent_again.append((position, waited_before_ms))
 

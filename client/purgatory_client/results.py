@@ -158,7 +158,7 @@ class ResultColumns:
 
     Attributes:
         outcomes: Numbers of `Outcome`.
-        waited_ms: Milliseconds from registration to end; as in `Result.waited`, if they were registered again.
+        waited_ms: Milliseconds from registration to end; see `Result.waited`.
         lateness_ms: For expired operations: milliseconds from the deadline to the end.
         item_counts: The number of items of each operation; empty if every operation has one.
         names: The dictionary: (topic, partition) pairs and keys.
@@ -292,8 +292,8 @@ class Result:
 
     @property
     def waited(self) -> float:
-        """Seconds from registration to end. If it was registered again, as after a restart of a daemon without a
-        journal: from its submission.
+        """Seconds from registration to end. If it was sent after a lost connection, as to a daemon that came back
+        without a journal: from submission to end.
         """
         return (self._waited_before_ms + self._columns.waited_ms[self._position]) / 1_000
 

@@ -57,7 +57,7 @@ class Wait:
     operation_id: int = 0
     submitted_at: float = 0.0
     waited_before_ms: int = 0
-    """Milliseconds for which it had waited when it was last sent, if it was sent again after a lost connection."""
+    """Milliseconds from its submission until it was last sent, if that was after a lost connection."""
     future: asyncio.Future[Any] | None = None
     count: ClassVar = 1
     """The number of operations: always one, unlike a batch."""

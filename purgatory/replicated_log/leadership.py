@@ -104,6 +104,7 @@ class Leadership:
         except FleetLogError as error:
             self.exit(str(error))
         finally:
+            self._pending = None
             self._lock.release()
 
     def place_after(self, before: LogPlace, entry: Entry) -> LogPlace:

@@ -149,7 +149,7 @@ class Host:
         self._tasks.clear()
 
     def _queued_bytes(self) -> int:
-        """Memory of what listeners and sources have not written or sent yet."""
+        """Bytes that listeners have not written yet, and those that sources have not sent."""
         return self.listeners.held_bytes() + (self.source_links.held_bytes() if self.source_links.is_used else 0)
 
     def acknowledge(self, session: Session, sequence: int) -> None:
@@ -188,7 +188,7 @@ class Host:
             if owner is None and kind is not Apply:
                 owner = self.unary_waits.owner_of(account)
             if kind in ADDING:
-                # For each slice: the share depends on what all accounts hold, which other calls change in between.
+                # For each slice: it depends on the holdings of all accounts, which other calls change in between.
                 self.shares.set_in_engine(account)
             if registration is not None:
                 allowed, reasons = permitted(account, registration)

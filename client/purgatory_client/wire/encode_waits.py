@@ -39,7 +39,8 @@ def fill_with_waits(columns: wire.OperationColumns, waits: Sequence[Wait], lost_
     columns.kind = first.kind.value  # type: ignore[assignment]
     columns.operation_id.extend([wait.operation_id for wait in waits])
     for wait in waits:
-        wait.waited_before_ms = _elapsed_ms(wait, lost_at, now)
+        if wait.submitted_at < lost_at:
+            wait.waited_before_ms = _elapsed_ms(wait, now)
     if first.timeout_ms is not None:
         columns.timeout_ms.extend(squeeze([_remaining_ms(wait) for wait in waits]))
     counts = squeeze([len(wait.names) for wait in waits])
@@ -66,7 +67,8 @@ def fill_with_many(
     columns.kind = batch.kind.value  # type: ignore[assignment]
     columns.operation_id.extend(batch.ids_of(positions))
     timeouts_ms = batch.timeouts_ms
-    if elapsed_ms := _elapsed_ms(batch, lost_at, now):
+    if batch.submitted_at < lost_at:
+        elapsed_ms = _elapsed_ms(batch, now)
         batch.note_sent_again(positions[0], elapsed_ms)
         timeouts_ms = [_remaining(timeout_ms, elapsed_ms) for timeout_ms in timeouts_ms]
     columns.timeout_ms.extend(take(timeouts_ms, positions))
@@ -125,9 +127,9 @@ def _set(message: Message, field: str, value: int) -> None:
         setattr(message, field, value)
 
 
-def _elapsed_ms(entry: Entry, lost_at: float, now: float) -> int:
-    """How long it has waited, in milliseconds. 0 if the connection was not lost since it was submitted."""
-    return 0 if entry.submitted_at >= lost_at else int((now - entry.submitted_at) * 1_000)
+def _elapsed_ms(entry: Entry, now: float) -> int:
+    """Milliseconds since it was submitted."""
+    return int((now - entry.submitted_at) * 1_000)
 
 
 def _remaining_ms(wait: Wait) -> int:

@@ -14,7 +14,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from importlib.resources import files
@@ -124,7 +124,7 @@ class LivePage:
             for name, view in views.items()
         }
         for name in REPEATED:
-            method = replace(self._methods.by_name[name], is_unary=False)  # the repetition has no end
+            method = self._methods.by_name[name].as_stream()
             found[f"/page/repeat/{name}"] = partial(serve_events, partial(self._answers_of, method))
         return found
 
@@ -143,7 +143,7 @@ class LivePage:
             await call.run(already_decoded(None))
             return text
 
-        method = replace(self._methods.by_name[view.method], serve=serve, is_unary=False)
+        method = self._methods.by_name[view.method].as_stream(serve)
         followed = self._follow(view, parameters)
 
         try:

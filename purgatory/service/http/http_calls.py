@@ -5,7 +5,7 @@ A call is admitted before its body is read, and its request is decoded in its tu
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from google.protobuf.descriptor import MethodDescriptor
@@ -18,7 +18,6 @@ from purgatory.service.errors import RpcError, unavailable
 from purgatory.service.http.connect_codecs import FairThread
 from purgatory.service.http.http_context import HttpContext
 from purgatory.service.rpc.call import Call, Context, Identify
-from purgatory.service.rpc.call_counts import MethodCounts
 from purgatory.service.rpc.call_gate import Admission, AdmissionRules, CallGate
 from purgatory.service.rpc.handlers import SERVICE, Method, not_served, work_of
 
@@ -35,15 +34,17 @@ class HttpMethod:
     descriptor: MethodDescriptor
     serve: Callable[[Any, Call], Awaitable[Message | None]]
     """Answers a request or, for a server stream, writes its answers."""
-    account_of: Callable[[Context], Account]
-    counts: MethodCounts
+    rules: AdmissionRules
     request_type: type[Message]
     answer_type: type[Message]
-    is_unary: bool
 
     @property
-    def rules(self) -> AdmissionRules:
-        return AdmissionRules(self.account_of, work_of(self.descriptor), self.counts, is_unary=self.is_unary)
+    def is_unary(self) -> bool:
+        return self.rules.is_unary
+
+    def as_stream(self, serve: Callable[[Any, Call], Awaitable[Message | None]] | None = None) -> "HttpMethod":
+        """Return the method as one whose answer is repeated without end, served by `serve` if given."""
+        return replace(self, serve=serve or self.serve, rules=replace(self.rules, is_unary=False))
 
 
 class HttpMethods:
@@ -58,11 +59,14 @@ class HttpMethods:
             method.name: HttpMethod(
                 method,
                 not_served(method.name, BOTH_WAYS) if method.client_streaming else methods[method.name],
-                identify(method.name),
-                gate.counts.of(method),
+                AdmissionRules(
+                    identify(method.name),
+                    work_of(method),
+                    gate.counts.of(method),
+                    is_unary=not (method.client_streaming or method.server_streaming),
+                ),
                 GetMessageClass(method.input_type),
                 GetMessageClass(method.output_type),
-                is_unary=not (method.client_streaming or method.server_streaming),
             )
             for method in SERVICE.methods
         }
@@ -83,7 +87,7 @@ class HttpCall:
         # Only here: calls that have entered are answered during the shutdown.
         if self._methods.is_ending:
             refused = unavailable(SHUTTING_DOWN)
-            self.method.counts.add_ended(refused.code)
+            self.method.rules.counts.add_ended(refused.code)
             raise refused
         self._admission = Admission(self._methods.gate, self.method.rules, cast("Context", context))
 

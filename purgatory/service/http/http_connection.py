@@ -2,7 +2,7 @@
 
 h11 is a pull parser, so a pipelined request is not parsed before the request in front of it has been answered. This
 class adds errors as JSON, time limits, a count of the bytes in memory, and steps that are short enough for the event
-loop. uvicorn's minor version is pinned, because some of what is overridden here is not documented.
+loop. uvicorn's minor version is pinned, because some of the methods overridden here are not documented.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, cast
@@ -65,7 +64,7 @@ class ServerSentEvents:
         self._methods: Final = methods
         self._results: Final = methods.by_name["StreamResults"]
         # A watch is long-lived, although the call that it repeats is unary.
-        self._partitions: Final = replace(methods.by_name["ListPartitions"], is_unary=False)
+        self._partitions: Final = methods.by_name["ListPartitions"].as_stream()
         self._listings: Final[dict[ListingKey, asyncio.Task[Listing]]] = {}
 
     def applications(self) -> dict[str, ASGIApp]:

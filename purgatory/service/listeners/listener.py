@@ -39,7 +39,7 @@ class Called(NamedTuple):
     session: Session | None
     """None: a call for unary waits, or for no owner."""
     principal: str
-    """Of the caller; empty: a caller without a principal, or the host."""
+    """The caller's; empty: a caller without a principal, or the host."""
     call: Call
     """As the caller sent it, with the names that were refused."""
     receipt: Receipt
@@ -162,7 +162,7 @@ class Listeners(Listener):
 
     def __init__(self, listeners: Iterable[Listener] = ()) -> None:
         self.failures: Final[Counter[str]] = Counter()
-        """Exceptions so far, by class of the listener."""
+        """Number of exceptions, by class of the listener."""
         self._listeners: Final[list[Listener]] = []
         self._overriding: Final = _Overriding(self._listeners)
         self._logged: Final[set[tuple[str, str]]] = set()

@@ -3,6 +3,7 @@ also knows how long they had waited before they were registered again.
 """
 
 import asyncio
+import time
 
 import pytest
 from purgatory_client import AsyncClient, batches, waits
@@ -11,7 +12,9 @@ from purgatory_client.session.pending_waits import PendingWaits
 from purgatory_client.session.session_core import SessionCore
 
 from tests.client.session.wire_script import many, opened, registered, results, sent
+from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import until_pending
+from tests.kit.proxy import FaultyProxy
 
 NOW = 100.0
 
@@ -86,3 +89,23 @@ def test_time_waited_counts_from_the_first_registration(is_known: bool) -> None:
     assert isinstance(many_results, ResultColumns)
     assert round(single.waited * 1_000) == before_ms + 5
     assert many_results.waited_ms == [before_ms + 5] * 2
+
+
+@pytest.mark.sockets
+async def test_time_of_a_unary_wait_includes_the_time_before_it_was_sent_again(shared_daemon: DaemonProcess) -> None:
+    """Its first call ends with the connection, so the daemon counts from the second one."""
+    async with (
+        AsyncClient(shared_daemon.address) as direct,
+        FaultyProxy(shared_daemon.address) as proxy,
+        AsyncClient(proxy.address) as client,
+    ):
+        waiting = asyncio.create_task(client.wait_once(waits.produce({"unary-again-0": 1}, timeout=60)))
+        await until_pending(direct, 1)
+        began = time.monotonic()
+        await asyncio.sleep(0.2)  # time that only the first call has waited
+        before = time.monotonic() - began
+        proxy.drop_all()
+        await until_pending(direct, 0)
+        await until_pending(direct, 1)
+        await direct.advance("unary-again-0", high_watermark=1)
+        assert (await waiting).waited >= before

@@ -529,7 +529,8 @@ public final class Session implements AutoCloseable {
           wait = sequence > lastSequence ? pending.remove(result.getOperationId()) : null;
         }
         if (wait != null) {
-          wait.result.complete(result.toBuilder().setWaitedMs(result.getWaitedMs() + wait.sent.beforeMs).build());
+          long waitedMs = result.getWaitedMs() + wait.sent.beforeMs;
+          wait.result.complete(wait.sent.beforeMs == 0 ? result : result.toBuilder().setWaitedMs(waitedMs).build());
         }
       }
       synchronized (Session.this) { // only now: what is acknowledged must have been delivered
