@@ -5,7 +5,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 PURE := .build/pure
-SIMULATOR := .build/simulator
 PICTURED := .build/pictured
 ARGS ?=
 # For the pipeline: where `make demo ARGS="--archive .build/archive"` and others keep their history.
@@ -21,7 +20,6 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 PROTOS := $(wildcard proto/purgatory/v1/*.proto)
 ENGINE := $(shell find purgatory/engine -name "*.py")
-SIMULATED := $(ENGINE) $(wildcard tests/engine/*.py tests/engine/oracle/*.py tests/simulator/*.py)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -78,19 +76,18 @@ notebook: $(STAMPS)/pipeline $(STAMPS)/engine ## Run the example notebook and ke
 	@$(BIN)/python -m tests.pipeline.notebooks examples/notebooks/report.ipynb
 
 test: $(STAMPS)/pipeline ## Run the whole suite, and the tests of the engine uncompiled too (both, even if one fails)
-	@$(MAKE) --no-print-directory -j 2 $(STAMPS)/engine $(SIMULATOR)/stamp # they have nothing to do with each other
 	@$(MAKE) --no-print-directory -k test-compiled $(if $(ARGS),,test-pure)
 
 CORE_TESTS := tests/engine tests/timer tests/embedded tests/client/session
 test-core: $(STAMPS)/dev $(STAMPS)/engine ## Run the tests of the engine, timer and client session, without sockets, in seconds
 	@$(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow and not sockets" $(CORE_TESTS) $(ARGS)
 
-test-compiled: $(STAMPS)/pipeline $(STAMPS)/engine $(SIMULATOR)/stamp ## Run the suite on the compiled engine (ARGS="tests/test_x.py -k y")
+test-compiled: $(STAMPS)/pipeline $(STAMPS)/engine ## Run the suite on the compiled engine (ARGS="tests/test_x.py -k y")
 	@echo "== the suite on the compiled engine"
 	@PURGATORY_BUILD=$$($(BIN)/python -c 'from purgatory.engine import COMPILED; print("compiled" if COMPILED else "pure")') \
 		$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
-PURE_TESTS := tests/engine tests/timer tests/embedded tests/simulator tests/journal tests/test_build.py
+PURE_TESTS := tests/engine tests/timer tests/embedded tests/histories tests/journal tests/test_build.py
 test-pure: $(STAMPS)/pipeline $(STAMPS)/stubs ## Run the tests of the engine uncompiled, on a copy of the tree without the compiled modules
 	@echo "== the suite on the uncompiled engine"
 	@rm -rf $(PURE) && mkdir -p $(PURE)
@@ -114,17 +111,21 @@ fleet-sim: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/stubs ## Simulate a mill
 mutants: $(STAMPS)/dev $(STAMPS)/stubs ## Break a copy of the engine in 300 small ways; the tests must notice (ARGS="--seed 2 --sample 100")
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
-sim: $(SIMULATOR)/stamp ## Run the engine against the oracle (SEED=7 for one run, ARGS="--steps 100000 --seeds 10")
-	@cd $(SIMULATOR) && "$(CURDIR)/$(BIN)/python" -m tests.simulator $(if $(SEED),--seed $(SEED)) $(ARGS)
+HISTORIES := GRPC_VERBOSITY=NONE $(BIN)/python -m tests.histories --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
+.PHONY: histories
+histories: $(STAMPS)/dev $(STAMPS)/engine ## Run random histories of one world (ARGS="--world engine --seconds 60"; --help lists the worlds)
+	@$(HISTORIES) $(ARGS)
 
-sim-long: $(SIMULATOR)/stamp ## The same for 200 million steps, about an hour (to resume, ARGS="--seed 12001 --seeds 8000")
-	@cd $(SIMULATOR) && "$(CURDIR)/$(BIN)/python" -m tests.simulator --seed 1 --seeds 20000 --steps 10000 \
-		--processes $(JOBS) --progress 100 $(ARGS)
+sim: $(STAMPS)/dev $(STAMPS)/engine ## Run the engine against the oracle (SEED=7 ARGS="--count 1" for one history)
+	@$(HISTORIES) --world engine $(ARGS)
+
+sim-long: $(STAMPS)/dev $(STAMPS)/engine ## The same for an hour
+	@$(HISTORIES) --world engine --seconds 3600 $(ARGS)
 
 crash: $(STAMPS)/dev $(STAMPS)/engine ## Kill a real daemon under load 200 times: nothing acknowledged may be lost (ARGS="--kills 50 --seed 7")
 	@$(BIN)/python -m tests.crash $(ARGS)
 
-stream-histories: $(STAMPS)/pipeline $(STAMPS)/engine ## Compare shards with the engine on histories of the simulator (ARGS="--count 200 --steps 10000")
+stream-histories: $(STAMPS)/pipeline $(STAMPS)/engine ## Compare shards with the engine on random histories (ARGS="--count 200 --steps 10000")
 	@$(BIN)/python -m tests.pipeline stream-histories --processes $(JOBS) $(ARGS)
 
 stream-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a Spark stream repeatedly: no outcome lost or duplicated (ARGS="--count 20 --executors")
@@ -277,9 +278,4 @@ $(STAMPS)/profiled: $(STAMPS)/engine
 	@echo "== compiling the engine by a profile (gcc)"
 	@PURGATORY_BUILD=compiled $(BIN)/python setup.py -q profile
 	@PURGATORY_BUILD=compiled $(BIN)/python setup.py -q build_ext --inplace
-	@touch $@
-
-# Compiling takes a minute, and most changed tests are no part of it: the script checks what has changed.
-$(SIMULATOR)/stamp: $(SIMULATED) $(STAMPS)/dev
-	@$(BIN)/python -m tests.simulator.build
 	@touch $@

@@ -19,9 +19,9 @@ from purgatory.journal.crash_points import POINTS, VARIABLE
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub as Stub
-from tests.crash.history import History
 from tests.crash.outbox_caller import OutboxCaller
 from tests.crash.wire_caller import TOPICS, Broken, PushedMarks, WireCaller, channel_to
+from tests.histories.judge import Judge
 from tests.kit.daemon import DaemonProcess
 from tests.kit.faults import LimitedDisk, Power, fold_log
 from tests.kit.messages import advance_request, high_watermark
@@ -72,12 +72,12 @@ class CrashRun:
         self._random: Final = random.Random(seed)
         self._address = address or f"127.0.0.1:{free_port()}"
         self._marks: Final = PushedMarks()
-        self._history: Final = History()
+        self._judge: Final = Judge()
         is_sync, may_refuse = mode == "sync", room is not None
         self._callers: Final = [
             WireCaller(
                 f"caller-{place}", self._marks, seed + place,
-                is_sync=is_sync, may_refuse=may_refuse, history=self._history,
+                is_sync=is_sync, may_refuse=may_refuse, judge=self._judge,
             )
             for place in range(CALLERS)
         ]  # fmt: skip
@@ -198,13 +198,13 @@ class CrashRun:
         self._check_history()
 
     def _check_history(self) -> None:
-        if self._mode == "sync" and self._history.complaints:
-            raise Broken("\n".join(self._history.complaints[:10]))
+        if self._mode == "sync" and self._judge.complaints:
+            raise Broken("\n".join(self._judge.complaints[:10]))
 
     def _check_end(self) -> None:
         for caller in self._callers:
             caller.check_end()
-        self._history.check_end()
+        self._judge.check_end()
         self._check_history()
 
     async def _advance(self) -> None:
@@ -235,10 +235,10 @@ class CrashRun:
             return
         marks.sent[topic] += self._random.randint(0, 10)
         offset = marks.sent[topic]
-        self._history.sending(topic, offset)
+        self._judge.sending(topic, offset)
         await stub.Advance(advance_request(high_watermark(topic, offset)), timeout=CALL_S)
         marks.answered[topic] = max(marks.answered[topic], offset)
-        self._history.acknowledged(topic, offset)
+        self._judge.acknowledged(topic, offset)
 
     async def _settle(self) -> None:
         """Stop registering while marks keep rising, so that all operations must end."""

@@ -17,7 +17,7 @@ from purgatory_client.session.addresses import CHOOSING
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.crash.history import History, ReportedResult
+from tests.histories.judge import Judge, ReportedResult
 from tests.kit.messages import register_batch
 
 TOPICS: Final = ("t0", "t1", "t2")
@@ -69,7 +69,7 @@ class WireCaller:
         *,
         is_sync: bool = True,
         may_refuse: bool = False,
-        history: History | None = None,
+        judge: Judge | None = None,
     ) -> None:
         self.name: Final = name
         self.asked: Final[dict[int, Asked]] = {}
@@ -91,7 +91,7 @@ class WireCaller:
         self._is_sync: Final = is_sync
         self._may_refuse: Final = may_refuse
         self._marks: Final = marks
-        self._history: Final = history or History()
+        self._judge: Final = judge or Judge()
         self._random: Final = random.Random(seed)
         self._next_id = 1
         self.is_quiet = False
@@ -123,7 +123,7 @@ class WireCaller:
         await call.write(wire.SessionRequest(open=opening))
         answer = await self._read(call)
         opened = answer.opened
-        self._history.opened(self.name, opened.highest_operation_id)
+        self._judge.opened(self.name, opened.highest_operation_id)
         if opened.highest_operation_id < self.receipted and self._is_sync:
             raise Broken(f"{self.name}: receipted up to {self.receipted}, known up to {opened.highest_operation_id}")
         if not opened.resumed:
@@ -183,7 +183,7 @@ class WireCaller:
                 item = operation.produce.partitions.add(required_offset=max(0, required))
                 item.topic_partition.topic = topic
             self.asked[number] = asked = Asked(operation, max(0, required), time.monotonic())
-            self._history.registering(self.name, number, timeout_ms, asked.at_s)
+            self._judge.registering(self.name, number, timeout_ms, asked.at_s)
         return ids
 
     async def _register(self, call: Any, ids: list[int]) -> None:  # noqa: ANN401 - as above
@@ -211,19 +211,19 @@ class WireCaller:
         if not receipt.HasField("batch_refusal"):
             self.accepted_batches += 1
             self.receipted = max(self.receipted, receipt.highest_operation_id)
-            self._history.receipt(self.name, receipt.highest_operation_id)
+            self._judge.receipt(self.name, receipt.highest_operation_id)
             return
         if not (self._may_refuse and receipt.batch_refusal.code in NO_ROOM):
             raise Broken(f"{self.name}: a batch was refused: {receipt.batch_refusal.message}")
         self.refused_batches += 1
-        self._history.refused(self.name, ids)
+        self._judge.refused(self.name, ids)
         for number in ids:
             del self.asked[number]
 
     def _take_result(self, sequence: int, row: result_pb2.Result) -> None:
         number, outcome = row.operation_id, int(row.outcome)
         reported = ReportedResult(number, outcome, row.waited_ms, row.SerializeToString(deterministic=True))
-        self._history.reported(self.name, self.incarnation, sequence, reported, time.monotonic())
+        self._judge.reported(self.name, self.incarnation, sequence, reported, time.monotonic())
         if number not in self.asked:
             raise Broken(f"{self.name}: a result of {number}, which was never asked")
         if sequence > self.last_sequence + 1:

@@ -1,4 +1,4 @@
-"""A tape has the effect of its calls made one by one: runs of the simulator, played both ways."""
+"""A tape has the effect of its calls made one by one: random histories, played both ways."""
 
 import random
 
@@ -15,8 +15,7 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.engine.tape import Tape
 from tests.engine import plain
 from tests.engine.adapter import EngineUnderTest, ended_of, event_batch, operation_batch
-from tests.simulator import steps
-from tests.simulator.generator import Generator
+from tests.histories.plan import Generator, Step
 
 BATCHES = 400
 ORDERS = ("orders", 0)
@@ -47,57 +46,58 @@ class Calls:
         self.stale: dict[int, set[plain.Name]] = {}
         self.extensions_ms: list[int] = []
 
-    def take(self, step: steps.Step) -> None:
+    def perform(self, step: Step) -> None:
         """Make the calls of one step on the first engine, and record them for the second."""
         engine, owner = self.engines[0], self.owners[0]
-        if isinstance(step, steps.Advance | steps.Sleep):
-            self.now_ms += step.ms
+        self.now_ms += step.pass_ms
         if self.prompt:
             while 0 <= (due_ms := engine.next_expiration_ms()) <= self.now_ms:
                 self.expired_ms = max(self.expired_ms, due_ms)
                 engine.perform(None, PassTime(3), self.expired_ms)
             self.expired_ms = self.now_ms
-        match step:
-            case steps.Register(_, operations):
-                operations = tuple(
-                    operation._replace(operation_id=self.next_id + i) for i, operation in enumerate(operations)
-                )
+        match step.call:
+            case Register(kind=kind):
+                operations = [
+                    row._replace(operation_id=self.next_id + i)
+                    for i, row in enumerate(step.rows)
+                    if isinstance(row, plain.Operation)
+                ]
                 self.next_id += len(operations)
-                batch = operation_batch(list(operations))
-                receipt = engine.perform(owner, Register(operations[0].kind, batch), self.now_ms)
+                batch = operation_batch(operations)
+                receipt = engine.perform(owner, Register(kind, batch), self.now_ms)
                 self.refused += [batch.operation_ids[refusal.index] for refusal in receipt.refusals]
-                self.operations[operations[0].kind] += operations
-                self.note(codes.REGISTER + operations[0].kind, len(operations))
-            case steps.Apply(events, _):
-                engine.perform(None, Apply(event_batch(list(events))), self.now_ms)
-                self.events += events
-                self.note(codes.APPLY, len(events))
-            case steps.Advance(_, limit) if not self.prompt:
-                self.note(codes.PASS_TIME, engine.perform(None, PassTime(limit), self.now_ms).ended)
-            case steps.Pause(ms):
-                if not engine.perform(None, Pause(ms), self.now_ms).unchanged:
+                self.operations[kind] += operations
+                self.note(codes.REGISTER + kind, len(operations))
+            case Apply() as call:
+                engine.perform(None, call, self.now_ms)
+                self.events += [row for row in step.rows if isinstance(row, plain.Event)]
+                self.note(codes.APPLY, len(step.rows))
+            case PassTime() as call if not self.prompt:
+                self.note(codes.PASS_TIME, engine.perform(None, call, self.now_ms).ended)
+            case Pause(pause_ms=ms) as call:
+                if not engine.perform(None, call, self.now_ms).unchanged:
                     self.note(codes.PAUSE, ms)
-            case steps.Cancel(_, back):
+            case Cancel(operation_ids=back):
                 ids = [max(1, self.next_id - number % 40) for number in back]
                 engine.perform(owner, Cancel(ids), self.now_ms)
                 self.ids += ids
                 self.note(codes.CANCEL, len(ids))
-            case steps.Extend(_, back, timeout_ms):
+            case Extend(operation_ids=back, timeout_ms=timeout_ms):
                 ids = [max(1, self.next_id - number % 40) for number in back]
                 engine.perform(owner, Extend(ids, timeout_ms), self.now_ms)
                 self.ids += ids
                 self.extensions_ms.append(timeout_ms)
                 self.note(codes.EXTEND, len(ids))
-            case steps.CancelName(name):
-                engine.perform(None, CancelName(name), self.now_ms)
+            case CancelName(name=name) as call:
+                engine.perform(None, call, self.now_ms)
                 self.names.append(name)
                 self.note(codes.CANCEL_NAME, 1)
-            case steps.FailStale(stale):
+            case FailStale(stale=stale):
                 waits = engine.stale_waits
-                ids = [waits.operation_id(slot) for slot in waits.due(waits.slots(), dict(stale), self.now_ms)]
-                engine.perform(owner, FailStale(ids, set(dict(stale))), self.now_ms)
+                ids = [waits.operation_id(slot) for slot in waits.due(waits.slots(), dict(step.rows), self.now_ms)]  # type: ignore[arg-type]
+                engine.perform(owner, FailStale(ids, stale), self.now_ms)
                 self.ids += ids
-                self.stale.update((number, set(dict(stale))) for number in ids)
+                self.stale.update((number, stale) for number in ids)
                 self.note(codes.FAIL_STALE, len(ids))
             case _:
                 self.note(codes.PASS_TIME, 0)
@@ -140,7 +140,7 @@ def test_a_tape_does_what_its_calls_do(seed: int) -> None:
     rng = random.Random(seed)
     refused: list[int] = []
     for batch in range(BATCHES):
-        calls.take(calls.generator.next_step())
+        calls.perform(calls.generator.next_step())
         if rng.random() < 0.01 or batch == BATCHES - 1:
             refused += calls.play()
             assert calls.ended(1) == calls.ended(0)

@@ -89,7 +89,7 @@ class PairRun(CrashRun):
             lacking.add("set clocks")
         self._kinds: Final = [kind for kind in kinds if kind not in lacking]
         self._members: Final[list[Member]] = []
-        self._observer: Final = Observer(self._history, self._random)
+        self._observer: Final = Observer(self._judge, self._random)
         self._draw: Final = random.Random(seed)
         """For the faults only: callers use the other one at times of their own."""
 

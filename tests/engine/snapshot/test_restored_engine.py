@@ -2,15 +2,15 @@
 
 import pytest
 
+from purgatory.engine.calls import PassTime, ShutDown
 from purgatory.engine.completions import Completions
 from purgatory.engine.snapshot.saved_completions import completions_from, completions_to
 from purgatory.engine.snapshot.saved_operations import SavedOperations
 from tests.engine import plain
 from tests.engine.adapter import EngineUnderTest, ended_of, pending_of
-from tests.simulator import steps
-from tests.simulator.generator import Generator
-from tests.simulator.simulation import Owners
-from tests.simulator.swarm import Swarm
+from tests.histories.plan import Generator, Leave, Step, advance
+from tests.histories.swarm import Swarm
+from tests.histories.worlds.engine import Owners
 
 SEEDS = 25
 STEPS = 80
@@ -27,9 +27,9 @@ class ComparableRun:
         self.engine = EngineUnderTest(swarm.settings)
         self.owners = Owners(swarm, self.engine)
 
-    def take(self, step: steps.Step) -> list[plain.Ended]:
-        """Take a step; returns the operations that it ended."""
-        self.owners.take(step)
+    def perform(self, step: Step) -> list[plain.Ended]:
+        """Perform a step; returns the operations that it ended."""
+        self.owners.perform(step)
         rows = []
         for completions in self.engine.engine.take_completions():
             packed_and_back(completions)
@@ -82,17 +82,17 @@ def test_it_goes_on_as_the_first_does(seed: int) -> None:
     generator.swarm.heartbeats = 0.0  # a restored engine counts silence from the restore
     first = ComparableRun(generator.swarm)
     for _ in range(STEPS):
-        first.take(generator.next_step())
-    first.take(steps.Advance(0))  # due operations would end on being restored
+        first.perform(generator.next_step())
+    first.perform(advance(0))  # due operations would end on being restored
     twin = restored(first, generator)
     for number in range(STEPS):
         step = generator.next_step()
-        if isinstance(step, steps.ShutDown):
+        if isinstance(step.call, ShutDown):
             continue  # which of several operations end is not specified
-        if isinstance(step, steps.Advance):
-            step = step._replace(limit=100_000)  # nor which of several due operations end first
-        assert twin.take(step) == first.take(step), f"step {number}: {plain.brief(step)}"
-        assert twin.seen() == first.seen(), f"step {number}: {plain.brief(step)}"
+        if isinstance(step.call, PassTime):
+            step = advance(step.pass_ms)  # nor which of several due operations end first
+        assert twin.perform(step) == first.perform(step), f"step {number}: {step}"
+        assert twin.seen() == first.seen(), f"step {number}: {step}"
 
 
 @pytest.mark.parametrize("seed", range(1, SEEDS + 1))
@@ -104,16 +104,16 @@ def test_each_operation_ends_once_over_many_restores(seed: int) -> None:
     ended: list[plain.Ended] = []
     for number in range(2 * STEPS):
         if number % 20 == 19:
-            ended += run.take(steps.Advance(0))
+            ended += run.perform(advance(0))
             before = run.seen()
             run = restored(run, generator)
             assert run.seen() == before
         step = generator.next_step()
-        if not isinstance(step, steps.ReplaceOwner):  # its ids start again
-            ended += run.take(step)
+        if not isinstance(step.call, Leave):  # its ids start again
+            ended += run.perform(step)
         run.engine.engine.check()
     while run.engine.engine.pending:
-        ended += run.take(steps.Advance(generator.swarm.timeout_max_ms))
+        ended += run.perform(advance(generator.swarm.timeout_max_ms))
     keys = [(row.owner_id, row.operation_id) for row in ended]
     assert len(set(keys)) == len(keys)
     run.engine.engine.check()

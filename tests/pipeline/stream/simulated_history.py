@@ -1,4 +1,4 @@
-"""A history of the simulator, as a single engine lives it call by call, and as rows for a stream."""
+"""A random history of calls, as a single engine lives it call by call, and as rows for a stream."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES
 from purgatory.engine.engine import Engine
 from tests.engine import plain
 from tests.engine.adapter import ended_of, event_batch, operation_batch
-from tests.simulator import steps
-from tests.simulator.generator import Generator
-from tests.simulator.lives import steps_of
+from tests.histories.plan import Generator, Step
 
 START_MS = 1_700_000_000_000
 Row = dict[str, Any]
@@ -88,7 +86,7 @@ class DirectEngine:
 class SimulatedHistory:
     """A history as rows for a stream, in order, and the outcomes that a single engine gives for it."""
 
-    def __init__(self, sequence: Iterable[steps.Step]) -> None:
+    def __init__(self, sequence: Iterable[Step]) -> None:
         self.rows: list[Row] = []
         self._place = 0
         self._direct = DirectEngine()
@@ -100,10 +98,10 @@ class SimulatedHistory:
 
     @staticmethod
     def of_seed(seed: int, step_count: int) -> SimulatedHistory:
-        """As the simulator draws it."""
+        """The history that the history machine draws from a seed."""
         generator = Generator(seed)
         generator.swarm.heartbeats = 0.0  # in a stream, silence starts again with each micro-batch
-        return SimulatedHistory(steps_of(generator, step_count))
+        return SimulatedHistory(generator.steps(step_count))
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -113,20 +111,16 @@ class SimulatedHistory:
     def refused_events(self) -> int:
         return self._direct.refused_events
 
-    def _take(self, step: steps.Step) -> None:
-        match step:
-            case steps.Register(owner, operations):
-                for operation in operations:
-                    if operation.items:
-                        self._register(f"caller {owner}", operation)
-            case steps.Apply(events, _):
-                for event in events:
-                    self.rows.append(self._event_row(event))
-                    self._direct.apply(event_batch([event]))
-            case steps.Advance(ms, _) | steps.Sleep(ms):
-                self._direct.pass_time(self._direct.now_ms + ms)
-            case _:
-                pass  # a stream has no other calls
+    def _take(self, step: Step) -> None:
+        """A stream has no calls but registrations and events."""
+        if step.pass_ms or isinstance(step.call, PassTime):
+            self._direct.pass_time(self._direct.now_ms + step.pass_ms)
+        for row in step.rows:
+            if isinstance(row, plain.Operation) and row.items:
+                self._register(f"caller {step.owner}", row)
+            elif isinstance(row, plain.Event):
+                self.rows.append(self._event_row(row))
+                self._direct.apply(event_batch([row]))
 
     def _register(self, caller: str, operation: plain.Operation) -> None:
         self.rows += self._operation_rows(caller, operation)

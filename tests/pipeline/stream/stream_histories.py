@@ -1,4 +1,4 @@
-"""Histories of the simulator, run once through the engine call by call and once as rows through shards.
+"""Random histories of calls, run once through the engine call by call and once as rows through shards.
 
 Both must give the same outcomes, times, codes and items. In full: `python -m tests.pipeline stream-histories`.
 """

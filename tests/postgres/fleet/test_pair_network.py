@@ -14,8 +14,8 @@ from purgatory_client.views import PendingOperation
 
 from purgatory.extensions.fleet.fleet_view import UNCONFIRMED
 from purgatory.replicated_log.leadership import EXIT_REPLACED
-from tests.crash.history import History
 from tests.fleet.pair_run import CUTS, SILENCE_MS, PairRun
+from tests.histories.judge import Judge
 from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
 from tests.kit.faults import NotPossibleHere, WallClock, build_library
 from tests.kit.fleet import Links, Member
@@ -114,14 +114,14 @@ async def test_leader_cut_off_from_its_log(url: str, tmp_path: Path, ways: Set[s
 
 async def check_reads(old: Member, new: Member) -> None:
     """Until the old leader has exited, it must not return less than the new one has acknowledged before."""
-    history = History()
+    judge = Judge()
 
     async def advance(client: AsyncClient) -> None:
         for mark in range(2, TOP):
-            history.sending("orders-0", mark)
+            judge.sending("orders-0", mark)
             with contextlib.suppress(errors.PurgatoryClientError):
                 await client.advance("orders-0", high_watermark=mark)
-                history.acknowledged("orders-0", mark)
+                judge.acknowledged("orders-0", mark)
             await asyncio.sleep(0.01)
 
     async with AsyncClient(old.grpc_address) as at_old, AsyncClient(new.grpc_address) as at_new:
@@ -131,12 +131,12 @@ async def check_reads(old: Member, new: Member) -> None:
         while old.process.poll() is None:
             assert time.monotonic() < deadline_s, "the old leader does not exit"
             states.add(await asyncio.to_thread(state_of, old))
-            at_least = history.at_least("orders-0")
+            at_least = judge.at_least("orders-0")
             with contextlib.suppress(errors.PurgatoryClientError):
-                history.read("orders-0", (await at_old.partition("orders-0")).high_watermark, at_least)
+                judge.read("orders-0", (await at_old.partition("orders-0")).high_watermark, at_least)
             await asyncio.sleep(0.01)
         advancing.cancel()
-    assert history.complaints == []
+    assert judge.complaints == []
     assert UNCONFIRMED in states
 
 

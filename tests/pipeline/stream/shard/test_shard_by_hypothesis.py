@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine import plain
+from tests.histories.plan import Step, apply, register
 from tests.pipeline.stream.shard_drive import Drive
 from tests.pipeline.stream.simulated_history import SimulatedHistory
-from tests.simulator import steps
 
 NAMES = [("orders", 0), ("orders", 1)]
 KEYS = [("k", -1), ("other", -1)]
@@ -67,13 +67,13 @@ def events(draw: st.DrawFn) -> plain.Event:
     return event
 
 
-REGISTRATIONS = st.builds(steps.Register, st.just(0), st.tuples(operations()))
+REGISTRATIONS = st.builds(register, st.just(0), st.tuples(operations()))
 STEPS = st.lists(
     st.one_of(
         REGISTRATIONS,
         REGISTRATIONS,
-        st.builds(steps.Apply, st.tuples(events())),
-        st.builds(steps.Sleep, st.integers(1, 2)),
+        st.builds(apply, st.tuples(events())),
+        st.integers(1, 2).map(lambda ms: Step(None, pass_ms=ms)),
     ),
     min_size=30,
     max_size=60,
@@ -90,7 +90,7 @@ STEPS = st.lists(
     strays=st.booleans(),
 )
 def test_outcomes_do_not_depend_on_how_rows_fell_into_batches(
-    sequence: list[steps.Step], seed: int, shards: int, delay_ms: int, strays: bool
+    sequence: list[Step], seed: int, shards: int, delay_ms: int, strays: bool
 ) -> None:
     """The outcomes are the engine's, each once, for any order within the delay, any batches and any number of shards.
     Other rows are set aside and counted, and no operation stays pending.

@@ -10,10 +10,8 @@ from purgatory_pipeline.stream.wire_records import EVENT_FIELDS, REPLICA_FIELDS,
 
 from purgatory.engine.codes import EVENT_NAMES, KEY_SIGNALLED, KIND_NAMES
 from purgatory.v1 import event_pb2
+from tests.histories.plan import Generator, Step
 from tests.pipeline.stream.simulated_history import Row, SimulatedHistory
-from tests.simulator import steps
-from tests.simulator.generator import Generator
-from tests.simulator.lives import steps_of
 
 FLAGS = {"leadership": ("is_leader",), "partition_removed": ("moved",), "replica_state": ("dead", "fenced")}
 
@@ -30,9 +28,9 @@ class TopicRecord(NamedTuple):
 def spaced_history(seed: int, step_count: int) -> SimulatedHistory:
     """A history in which time passes after each step, as records of one millisecond in two topics have no order."""
 
-    def spaced() -> Iterator[steps.Step]:
-        for step in steps_of(Generator(seed), step_count):
-            yield from (step, steps.Sleep(1))
+    def spaced() -> Iterator[Step]:
+        for step in Generator(seed).steps(step_count):
+            yield from (step, Step(None, pass_ms=1))
 
     return SimulatedHistory(spaced())
 

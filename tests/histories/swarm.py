@@ -1,4 +1,4 @@
-"""The mix and the sizes of one simulation, all drawn from its seed, so that each seed tests something different."""
+"""The mix and the sizes of one history, all drawn from its seed, so that each seed tests something different."""
 
 import random
 

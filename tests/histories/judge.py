@@ -1,14 +1,16 @@
-"""A checker of everything that callers received, over all connections and daemons of a run. It does no I/O.
+"""The judge of histories: what callers asked for and received, over all connections and daemons. It does no I/O.
+
+Each operation ends once, rightly and not early; no answer is lost. A world adds rules about what "rightly" is there.
 
 The calls must come in the order in which the callers saw the events; all times are seconds of the callers' clock.
 Nothing is repaired or forgotten: each broken rule adds a line to `complaints`.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from purgatory.v1 import result_pb2
+from purgatory.engine.codes import EXPIRED
 
 CLOCK_MS: Final = 1.0
 """The daemon counts whole milliseconds, rounded up at registration."""
@@ -23,14 +25,21 @@ class ReportedResult(NamedTuple):
     content: bytes
 
 
-class _Registration(NamedTuple):
+class Registration(NamedTuple):
+    """What a caller asked for. `asked` is all of it, for the rules of a world."""
+
     timeout_ms: int
     at_s: float
+    asked: object = None
+
+
+Rule = Callable[[Registration, ReportedResult], str]
+"""Return why an operation must not have ended like this; empty if it may."""
 
 
 class _Session:
     def __init__(self) -> None:
-        self.registrations: Final[dict[int, _Registration]] = {}
+        self.registrations: Final[dict[int, Registration]] = {}
         self.receipted = 0
         self.results: Final[dict[tuple[str, int], ReportedResult]] = {}
         """By incarnation of the session and sequence number."""
@@ -48,19 +57,20 @@ class _Total:
         """What has been answered or read, and must not be lost."""
 
 
-class History:
-    """Records and checks one run in which no answer may be lost."""
+class Judge:
+    """Records and judges one history, in which no answer may be lost. Rules get the first result of an operation."""
 
-    def __init__(self) -> None:
+    def __init__(self, *rules: Rule) -> None:
+        self.rules: Final = list(rules)
         self.complaints: Final[list[str]] = []
         self._sessions: Final[defaultdict[str, _Session]] = defaultdict(_Session)
         self._totals: Final[defaultdict[str, _Total]] = defaultdict(_Total)
 
     # Operations.
 
-    def registering(self, session: str, operation_id: int, timeout_ms: int, at_s: float) -> None:
+    def registering(self, session: str, operation_id: int, timeout_ms: int, at_s: float, asked: object = None) -> None:
         """An operation is about to be registered for the first time."""
-        self._sessions[session].registrations[operation_id] = _Registration(timeout_ms, at_s)
+        self._sessions[session].registrations[operation_id] = Registration(timeout_ms, at_s, asked)
 
     def refused(self, session: str, operation_ids: Iterable[int]) -> None:
         """A batch was refused: its operations must not end."""
@@ -94,9 +104,12 @@ class History:
         passed_ms = (at_s - registration.at_s) * 1_000
         if result.waited_ms > passed_ms + CLOCK_MS:
             self._complain(session, f"{result} waited for longer than the {passed_ms:.0f} ms since its registration")
-        is_expired = result.outcome == result_pb2.OUTCOME_EXPIRED
+        is_expired = result.outcome == EXPIRED
         if is_expired and min(passed_ms, result.waited_ms) < registration.timeout_ms:
             self._complain(session, f"{result} expired after {passed_ms:.0f} of {registration.timeout_ms} ms")
+        if before is result:
+            for complaint in filter(None, (rule(registration, result) for rule in self.rules)):
+                self._complain(session, f"{result}: {complaint}")
 
     # Marks and counts.
 

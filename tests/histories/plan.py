@@ -1,14 +1,68 @@
-"""Draws the steps of a run.
+"""Draws the steps of a history: calls of the engine, and time that passes in between.
 
 It keeps a rough sketch of each partition, so that most of its steps are nearly valid. It never reads the state of
-engine or oracle: the steps of a run depend only on its seed.
+engine or oracle: the steps of a history depend only on its seed.
 """
 
 import random
+from collections.abc import Iterator
+from typing import NamedTuple
 
+from purgatory.engine import calls
 from tests.engine import plain
-from tests.simulator import steps
-from tests.simulator.swarm import EVENT_TYPES, STEP_NAMES, Swarm
+from tests.engine.adapter import event_batch, operation_batch
+from tests.histories.swarm import EVENT_TYPES, STEP_NAMES, Swarm
+
+ALL = 100_000
+"""A limit that nothing here reaches."""
+
+
+class Leave:
+    """The owner is removed with its operations, and replaced by a new one. Not a call of an engine: two of them."""
+
+
+class Step(NamedTuple):
+    """Time passes, and then an owner makes a call. `rows` are what the call was made of, for oracle and reports:
+    operations, events, or the stale marks of a `FailStale` and for how long each has been stale.
+    """
+
+    call: calls.Call | Leave | None
+    """None: only time passes, and the reaper is not called."""
+    owner: int = -1
+    pass_ms: int = 0
+    work_max: int = ALL
+    rows: tuple[plain.Operation, ...] | tuple[plain.Event, ...] | tuple[tuple[plain.Name, int], ...] = ()
+
+    @property
+    def weight(self) -> int:
+        """The number of things that are drawn, applied and compared one by one."""
+        return max(1, len(self.rows), len(getattr(self.call, "operation_ids", ())))
+
+    def __str__(self) -> str:
+        """The call as source code, with rows in place of a batch."""
+        if self.call is None:
+            return f"pass {self.pass_ms} ms"
+        names = ("operation_ids", "timeout_ms", "up_to_id", "name", "limit", "pause_ms")
+        shown = {name: getattr(self.call, name) for name in names if hasattr(self.call, name)}
+        shown |= {name: value for name, value in zip(self._fields[1:3], self[1:3], strict=True) if value not in (-1, 0)}
+        texts = [f"{name}={value}" for name, value in shown.items()]
+        texts += [f"rows={plain.brief(self.rows)}"] if self.rows else []
+        return f"{type(self.call).__name__}({', '.join(texts)})"
+
+
+def register(owner: int, operations: tuple[plain.Operation, ...]) -> Step:
+    """A registration of operations of one kind."""
+    return Step(calls.Register(operations[0].kind, operation_batch(list(operations))), owner, rows=operations)
+
+
+def apply(events: tuple[plain.Event, ...], work_max: int = ALL) -> Step:
+    """A batch of events, in slices of this much work."""
+    return Step(calls.Apply(event_batch(list(events))), work_max=work_max, rows=events)
+
+
+def advance(ms: int, limit: int = ALL) -> Step:
+    """Time passes, and the reaper ends up to `limit` operations."""
+    return Step(calls.PassTime(limit), pass_ms=ms)
 
 
 class Sketch:
@@ -25,10 +79,13 @@ class Sketch:
 
 
 class Generator:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, faults: frozenset[str] = frozenset({"stall", "stop"})) -> None:
         self.rng = random.Random(seed)
         self.swarm = Swarm(self.rng)
         swarm = self.swarm
+        for fault, name in (("stall", "sleep"), ("stop", "pause")):
+            if fault not in faults:
+                swarm.step_weights[STEP_NAMES.index(name)] = 0.0
         names = [("orders" if i < 5 else "audit", i) for i in range(swarm.partitions)]
         self.sketches = [Sketch(name, self.rng.random() < swarm.positions) for name in names]
         self.keys = [(f"key-{i}", -1) for i in range(swarm.keys)]
@@ -41,66 +98,73 @@ class Generator:
     def below(self, limit: int) -> int:
         return int(self.rng.random() * limit)
 
-    def next_step(self) -> steps.Step:
-        step: steps.Step = self.makers[self.step_table[self.rng.getrandbits(10)]]()
+    def next_step(self) -> Step:
+        step: Step = self.makers[self.step_table[self.rng.getrandbits(10)]]()
         return step
+
+    def steps(self, steps_max: int) -> Iterator[Step]:
+        """Steps, until this many things have been drawn."""
+        while steps_max > 0:
+            step = self.next_step()
+            steps_max -= step.weight
+            yield step
 
     # Steps.
 
-    def register(self) -> steps.Step:
+    def register(self) -> Step:
         """New operations, or repeated ids."""
         owner = self.below(self.swarm.owners)
         kind = self.swarm.kinds[self.below(len(self.swarm.kinds))]
         count = 1 + self.below(self.swarm.batch_max)
         if self.rng.random() < 0.02:
             self.next_ids[owner] = max(1, self.next_ids[owner] - self.below(20))
-        return steps.Register(owner, tuple([self.operation(owner, kind) for _ in range(count)]))
+        return register(owner, tuple([self.operation(owner, kind) for _ in range(count)]))
 
-    def apply(self) -> steps.Step:
+    def apply(self) -> Step:
         count = 1 if self.rng.random() < 0.7 else 1 + self.below(self.swarm.batch_max)
-        return steps.Apply(tuple([self.event() for _ in range(count)]), self.swarm.slice_limit)
+        return apply(tuple([self.event() for _ in range(count)]), self.swarm.slice_limit)
 
-    def advance(self) -> steps.Step:
-        return steps.Advance(self.below(self.swarm.leap_max_ms + 1), self.swarm.reaper_limit)
+    def advance(self) -> Step:
+        return advance(self.below(self.swarm.leap_max_ms + 1), self.swarm.reaper_limit)
 
-    def sleep(self) -> steps.Step:
-        return steps.Sleep(self.below(3 * self.swarm.leap_max_ms))
+    def sleep(self) -> Step:
+        return Step(None, pass_ms=self.below(3 * self.swarm.leap_max_ms))
 
-    def pause(self) -> steps.Step:
-        return steps.Pause(self.below(3 * self.swarm.leap_max_ms))
+    def pause(self) -> Step:
+        return Step(calls.Pause(self.below(3 * self.swarm.leap_max_ms)))
 
-    def cancel(self) -> steps.Step:
+    def cancel(self) -> Step:
         owner = self.below(self.swarm.owners)
-        return steps.Cancel(owner, self.recent_ids(owner))
+        return Step(calls.Cancel(self.recent_ids(owner)), owner)
 
-    def extend(self) -> steps.Step:
+    def extend(self) -> Step:
         owner = self.below(self.swarm.owners)
-        return steps.Extend(owner, self.recent_ids(owner), 1 + self.below(self.swarm.timeout_max_ms))
+        return Step(calls.Extend(self.recent_ids(owner), 1 + self.below(self.swarm.timeout_max_ms)), owner)
 
-    def recent_ids(self, owner: int) -> tuple[int, ...]:
+    def recent_ids(self, owner: int) -> list[int]:
         """Recent ids, pending or not."""
         newest = self.next_ids[owner]
-        return tuple(sorted({max(1, newest - self.below(30)) for _ in range(1 + self.below(3))}))
+        return sorted({max(1, newest - self.below(30)) for _ in range(1 + self.below(3))})
 
-    def cancel_all(self) -> steps.Step:
-        return steps.CancelAll(self.below(self.swarm.owners))
+    def cancel_all(self) -> Step:
+        return Step(calls.CancelAll(), self.below(self.swarm.owners))
 
-    def cancel_name(self) -> steps.Step:
+    def cancel_name(self) -> Step:
         if self.rng.random() < 0.3:
-            return steps.CancelName(self.keys[self.below(len(self.keys))])
-        return steps.CancelName(self.sketch().name)
+            return Step(calls.CancelName(self.keys[self.below(len(self.keys))]))
+        return Step(calls.CancelName(self.sketch().name))
 
-    def fail_stale(self) -> steps.Step:
+    def fail_stale(self) -> Step:
         some = {self.sketch().name: self.below(2 * self.swarm.timeout_max_ms) for _ in range(1 + self.below(3))}
-        return steps.FailStale(tuple(some.items()))
+        return Step(calls.FailStale([], set(some)), rows=tuple(some.items()))
 
-    def replace_owner(self) -> steps.Step:
+    def replace_owner(self) -> Step:
         owner = self.below(self.swarm.owners)
         self.next_ids[owner] = 1
-        return steps.ReplaceOwner(owner)
+        return Step(Leave(), owner)
 
-    def shut_down(self) -> steps.Step:
-        return steps.ShutDown(1 + self.below(4))
+    def shut_down(self) -> Step:
+        return Step(calls.ShutDown(1 + self.below(4)))
 
     # Operations.
 

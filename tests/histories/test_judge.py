@@ -1,20 +1,20 @@
-"""The checker of histories finds each kind of bad history, and nothing in a good one."""
+"""The judge finds each kind of bad history, and nothing in a good one."""
 
 from typing import Any
 
 import pytest
 
 from purgatory.v1 import result_pb2
-from tests.crash.history import History, ReportedResult
+from tests.histories.judge import Judge, ReportedResult
 
 SATISFIED, EXPIRED = result_pb2.OUTCOME_SATISFIED, result_pb2.OUTCOME_EXPIRED
 DONE = ReportedResult(1, SATISFIED, 40, b"content")
 LATE = ReportedResult(2, EXPIRED, 2_000, b"")
 
 
-def good() -> History:
+def good() -> Judge:
     """Two operations over two connections, of which the second repeats a result; a mark, and a read that is lost."""
-    history = History()
+    history = Judge()
     history.opened("s", 0)
     history.registering("s", 1, 2_000, 10.0)
     history.registering("s", 2, 2_000, 10.0)

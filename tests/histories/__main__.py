@@ -1,0 +1,96 @@
+"""Runs histories of a world, one seed after another, and prints the pairs that they have seen."""
+
+import argparse
+import itertools
+import multiprocessing
+import secrets
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+
+from tests.histories.history import WORLDS, Report, run_history, world_of
+from tests.histories.tables import FAULTS, Seen
+
+COMPLAINTS_PRINTED_MAX = 10
+TRACE_MASK = 0xFFFFFFFF
+
+
+def reports_of(given: argparse.Namespace, faults: frozenset[str]) -> Iterator[Report]:
+    """Yield the reports of the seeds in order; `jobs` run at a time. None is begun after the time is up."""
+    until_s = time.monotonic() + given.seconds
+    seeds = itertools.count(given.seed) if given.count is None else range(given.seed, given.seed + given.count)
+    left = itertools.takewhile(lambda _: time.monotonic() < until_s, seeds)
+    if given.jobs == 1:
+        yield from (run_history(given.world, seed, faults) for seed in left)
+        return
+    running: deque[Future[Report]] = deque()
+    with ProcessPoolExecutor(given.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for seed in left:
+            running.append(pool.submit(run_history, given.world, seed, faults))
+            if len(running) > 2 * given.jobs:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+
+
+def print_failure(given: argparse.Namespace, report: Report) -> None:
+    print(f"seed {report.seed} FAILED after {report.seconds:.1f} s")
+    for complaint in report.complaints[:COMPLAINTS_PRINTED_MAX]:
+        print(f"  {complaint}")
+    if len(report.complaints) > COMPLAINTS_PRINTED_MAX:
+        print(f"  and {len(report.complaints) - COMPLAINTS_PRINTED_MAX} more")
+    print(f"replay with: python -m tests.histories --world {given.world} --seed {report.seed} --count 1", flush=True)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    worlds = "\n".join(f"  {name:<8} {what}" for name, what in WORLDS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.histories",
+        description=__doc__,
+        epilog=f"worlds:\n{worlds}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--world", choices=WORLDS, required=True)
+    parser.add_argument("--faults", help="comma-separated rows of the table of faults (default: all of the world)")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(1_000_000), help="first seed (default: random)")
+    parser.add_argument("--seconds", type=float, help="begin no history after this time (default: 60, without --count)")
+    parser.add_argument("--count", type=int, help="how many seeds (default: as many as the time allows)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
+    given = parser.parse_args(arguments)
+    if given.seconds is None:
+        given.seconds = 60.0 if given.count is None else float("inf")
+    unknown = set((given.faults or "none").split(",")) - FAULTS.keys()
+    if unknown:
+        parser.error(f"unknown faults: {', '.join(sorted(unknown))}; known: {', '.join(FAULTS)}")
+    return given
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the histories. The last line is the trace: one hex word, a hash over the traces of all histories."""
+    given = parse(arguments)
+    world = world_of(given.world)
+    faults = frozenset(world.FAULTS if given.faults is None else given.faults.split(","))
+    print(f"world {given.world}, seed {given.seed}", flush=True)
+    began_s, seen, figures, trace, histories = time.monotonic(), Seen(), Counter[str](), 0, 0
+    for report in reports_of(given, faults):
+        histories += 1
+        figures += report.figures
+        seen.pairs.update(report.pairs)
+        trace = (trace * 31 + report.trace) & TRACE_MASK
+        if report.complaints:
+            print_failure(given, report)
+            return 1
+    columns = [*world.PATHS, *(fault for fault in FAULTS if fault in faults)]
+    print(seen.table(columns))
+    if missing := seen.missing(columns):
+        print("not seen:", "; ".join(f"{feature} with {column}" for feature, column in missing))
+    print(", ".join(f"{count} {name}" for name, count in sorted(figures.items())))
+    print(f"{histories} histories in {time.monotonic() - began_s:.1f} s")
+    print(f"{trace:08x}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

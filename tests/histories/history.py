@@ -1,0 +1,64 @@
+"""One history: what a world is given, and what it reports."""
+
+import importlib
+import random
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import NamedTuple
+
+from tests.histories.judge import Judge
+from tests.histories.tables import Seen
+
+WORLDS = {
+    "engine": "the engine and the oracle, with the same calls",
+}
+"""The modules of `tests.histories.worlds`, and what each is."""
+
+
+@dataclass
+class History:
+    """A world draws everything from `chance`, and injects only faults that are among `faults`."""
+
+    seed: int
+    faults: frozenset[str]
+    judge: Judge = field(default_factory=Judge)
+    seen: Seen = field(default_factory=Seen)
+    figures: Counter[str] = field(default_factory=Counter)
+    """What to print at the end of the run: sums over all histories."""
+    trace: int = 0
+    """A hash over everything that ended, for worlds that can be repeated exactly."""
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+
+
+class Report(NamedTuple):
+    """The result of a history, which can be sent between processes. It passes without complaints."""
+
+    seed: int
+    complaints: list[str]
+    figures: Counter[str]
+    pairs: Counter[tuple[str, str]]
+    trace: int
+    seconds: float
+
+
+def world_of(name: str) -> ModuleType:
+    """The module of a world."""
+    return importlib.import_module(f"tests.histories.worlds.{name}")
+
+
+def run_history(world: str, seed: int, faults: frozenset[str] | None = None) -> Report:
+    """Run one history, by default with all faults of its world. An error is a complaint."""
+    module, began_s = world_of(world), time.monotonic()
+    history = History(seed, frozenset(module.FAULTS) if faults is None else faults)
+    try:
+        module.run(history)
+        history.judge.check_end()
+    except Exception:  # noqa: BLE001 - any error is a finding of this history
+        history.judge.complaints.append(traceback.format_exc())
+    seconds = time.monotonic() - began_s
+    return Report(seed, history.judge.complaints, history.figures, history.seen.pairs, history.trace, seconds)

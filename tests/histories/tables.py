@@ -1,0 +1,153 @@
+"""What histories are made of: features, paths, faults and sizes, and a count of the pairs that a run has seen.
+
+A pair is a feature and a path, or a feature and a fault, that met in one operation.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final
+
+import purgatory_client.wire.sizes
+
+import purgatory.sizes
+from tests.engine import plain
+
+KINDS: Final = {
+    plain.PRODUCE: "produce",
+    plain.FETCH: "fetch",
+    plain.DELETE_RECORDS: "delete_records",
+    plain.SIGNAL: "signal",
+    plain.COMPOSITE: "composite",
+}
+OF_OPERATIONS: Final = {
+    **{name: f"a wait of the kind {name}" for name in KINDS.values()},
+    "failure arm": "a composite with terms after `unless`",
+    "any key": "a signal wait that one of several keys ends",
+    "from now": "a signal wait that counts from its registration on",
+    "heartbeat": "a wait that fails when its key is silent",
+    "stale timeout": "a wait that fails when its mark is stale",
+    "epoch": "an item that names a leader epoch",
+    "value": "a result with the value of a key",
+    "failed key": "a result with a key that was signalled as failed",
+    "extended": "a wait whose deadline was moved",
+    "cancelled": "a wait that was cancelled by its id, or with its session or name",
+    "zero timeout": "a wait that does not wait",
+    "many items": "a wait with at least as many items as the smallest internal size",
+}
+OF_SESSIONS: Final = {
+    "returning session": "a session that closes, or is dropped, and returns",
+    "two principals": "operations of two principals with shares",
+    "webhook": "results that are posted",
+    "tail": "results that a subscriber sees",
+    "gate": "a ready gate",
+    "prefix": "demand for the names with a prefix",
+    "shards": "names that are divided over several daemons",
+}
+FEATURES: Final = OF_OPERATIONS | OF_SESSIONS
+PATHS: Final = {
+    "engine": "calls of the engine",
+    "host": "methods of the service",
+    "rows": "gRPC, rows",
+    "columns": "gRPC, columns",
+    "unary": "gRPC, a call for each wait",
+    "http": "HTTP with JSON",
+    "sse": "results as server-sent events",
+    "client": "the Python client",
+    "replay": "the archive, and its replay",
+    "stream": "the purgatory as a Spark stream",
+}
+FAULTS: Final = {
+    "none": "nothing goes wrong",
+    "cut": "a connection that is cut, held, or swallows bytes",
+    "kill": "the daemon is killed",
+    "stop": "the daemon is stopped for seconds",
+    "stall": "the reaper, or the loop, is late",
+    "full disk": "the journal has no room",
+    "handover": "a leader hands over",
+    "failover": "a leader is lost",
+    "listener": "a listener raises",
+    "lying source": "a source reports what is not so",
+    "wall clock": "the wall clock is set",
+}
+CANNOT: Final[dict[tuple[str, str], str]] = {
+    **{(feature, "engine"): "the engine knows owners, and nothing of a session" for feature in OF_SESSIONS},
+    **{(feature, "replay"): "not recorded in an archive" for feature in ("webhook", "tail", "gate", "prefix")},
+    **{(feature, "stream"): "a stream has no such call" for feature in (*OF_SESSIONS, "extended", "cancelled")},
+    ("returning session", "unary"): "a unary wait has no session",
+    ("webhook", "unary"): "a unary wait is answered by its call",
+    ("webhook", "sse"): "results of a session with a webhook are not read otherwise",
+}
+"""Pairs that cannot occur, with the reason."""
+
+SIZE_MAX: Final = 10_000
+"""Larger sizes are bytes, or take too long to reach."""
+SIZES: Final = {
+    f"{name}.{constant}": value
+    for name, module in (("daemon", purgatory.sizes), ("client", purgatory_client.wire.sizes))
+    for constant, value in vars(module).items()
+    if isinstance(value, int) and value <= SIZE_MAX
+}
+"""Every internal size at which the daemon or the client cuts messages, parts, pages or slices."""
+MANY_ITEMS: Final = min(SIZES.values())
+
+
+def crossed_size(chance: random.Random, most: int = SIZE_MAX) -> int:
+    """An internal size, or one less or one more. Put something small behind what has it."""
+    return max(1, chance.choice([size for size in SIZES.values() if size < most]) + chance.choice((-1, 0, 1)))
+
+
+def features_of(operation: plain.Operation) -> Iterator[str]:
+    """The features that an operation has when it is registered."""
+    yield KINDS[operation.kind]
+    signals = operation.kind == plain.SIGNAL
+    found = {
+        "failure arm": operation.unless_count > 0,
+        "any key": signals and operation.any_key,
+        "from now": signals and operation.from_now,
+        "heartbeat": operation.heartbeat_timeout_ms >= 0,
+        "stale timeout": operation.stale_timeout_ms >= 0,
+        "epoch": any(item.epoch >= 0 for item in operation.items),
+        "zero timeout": operation.timeout_ms == 0,
+        "many items": len(operation.items) >= MANY_ITEMS,
+    }
+    yield from (name for name, is_so in found.items() if is_so)
+
+
+def features_of_end(ended: plain.Ended) -> Iterator[str]:
+    """The features that show in a result."""
+    if ended.outcome == plain.CANCELLED:
+        yield "cancelled"
+    if any(item.value for item in ended.items):
+        yield "value"
+    if any(item.error == 1003 for item in ended.items):
+        yield "failed key"
+
+
+class Seen:
+    """How often each pair was seen."""
+
+    def __init__(self) -> None:
+        self.pairs: Final[Counter[tuple[str, str]]] = Counter()
+
+    def note(self, features: Iterable[str], *columns: str) -> None:
+        """Features that met these paths and faults."""
+        for feature in features:
+            for column in columns:
+                self.pairs[feature, column] += 1
+
+    def missing(self, columns: Collection[str]) -> list[tuple[str, str]]:
+        """Pairs of these paths and faults that can occur and were not seen."""
+        every = ((feature, column) for feature in FEATURES for column in columns)
+        return [pair for pair in every if not self.pairs[pair] and pair not in CANNOT]
+
+    def table(self, columns: Collection[str]) -> str:
+        """The counts, features by paths and faults."""
+        width = max(map(len, FEATURES))
+        lines = [" " * width + "".join(f"{column:>13}" for column in columns)]
+        for feature in FEATURES:
+            cells = ("-" if (feature, one) in CANNOT else self.pairs[feature, one] for one in columns)
+            lines.append(f"{feature:<{width}}" + "".join(f"{cell:>13}" for cell in cells))
+        return "\n".join(lines)

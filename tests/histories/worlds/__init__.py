@@ -1,0 +1,1 @@
+"""The worlds in which histories run; see the header of `tests.histories`."""
