@@ -14,7 +14,7 @@ from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.pack import pack
 from purgatory_pipeline.replay.command import replay
 from purgatory_pipeline.report.command import report
-from purgatory_pipeline.spark.failures import is_spark_error, root_cause
+from purgatory_pipeline.spark.spark_session import is_spark_error, root_cause
 
 NAME: Final = "purgatory-pipeline"
 EXIT_FAILED: Final = 1
@@ -106,8 +106,7 @@ def stream(
 ) -> None:
     """Run the purgatory as a stream: it reads registrations and events and writes one outcome for each operation."""
     from purgatory_pipeline.location import open_location
-    from purgatory_pipeline.spark.failures import unwrapped_errors
-    from purgatory_pipeline.spark.spark_session import spark_session
+    from purgatory_pipeline.spark.spark_session import spark_session, unwrapped_errors
     from purgatory_pipeline.stream.endpoints import KAFKA, TABLE, StreamInput, StreamOutput
     from purgatory_pipeline.stream.stream_query import StreamOptions, start_stream
     from purgatory_pipeline.stream.wire_records import EVENT, OPERATION

@@ -11,8 +11,7 @@ your state, release the lock, then check. docs/embedded.md has a worked example.
 """
 
 from purgatory.clock import Clock, SystemClock
-from purgatory.embedded.awaitable import DelayedOperation
-from purgatory.embedded.threaded import EmbeddedPurgatory
+from purgatory.embedded.threaded import DelayedOperation, EmbeddedPurgatory
 from purgatory.engine.codes import CANCELLED, EXPIRED, OUTCOME_NAMES, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import OperationEnded, PurgatoryClosed, PurgatoryError, PurgatoryFull, ReentrantCall
 from purgatory.engine.generic.operation import OnError

@@ -1,12 +1,16 @@
 """`EmbeddedPurgatory`: the generic purgatory under one lock, with a reaper thread, and effects outside the lock."""
 
+from __future__ import annotations
+
+import asyncio
 import logging
 import os
 import threading
+from abc import ABCMeta
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Generator, Hashable, Iterable
 from types import TracebackType
-from typing import Final, ParamSpec, Self, SupportsIndex, TypeVar
+from typing import Any, Final, ParamSpec, Self, SupportsIndex, TypeVar
 
 from purgatory.clock import Clock, given_or_system_clock
 from purgatory.engine.errors import ReentrantCall
@@ -16,6 +20,64 @@ from purgatory.engine.generic.purgatory import TIMEOUT_MS_MAX, DelayedOperationP
 from purgatory.threads import ClockThread, RefusedAfterFork, refuse_after_fork
 
 logger = logging.getLogger(__name__)
+
+
+class OperationType(ABCMeta):
+    """Metaclass of operations: rejects subclasses that are also asyncio futures, with the same error in both builds.
+
+    In the compiled build, Python itself would raise "multiple bases have instance lay-out conflict". It derives from
+    ABCMeta so that operations may have abstract base classes.
+    """
+
+    def __new__(  # noqa: D102 - see the class
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], /, **keywords: object
+    ) -> OperationType:
+        if any(issubclass(base, asyncio.Future) for base in bases):
+            raise TypeError(
+                f"class {name}: an operation can't be an asyncio.Future as well, which only its loop's own thread may "
+                "complete; await the operation itself, or hold the future as an attribute"
+            )
+        return super().__new__(cls, name, bases, namespace, **keywords)
+
+
+class DelayedOperation(GenericOperation, metaclass=OperationType):
+    """One waiting request: subclass it and define `try_complete` and `on_complete`.
+
+    `await operation` returns its outcome once its effects have run, on any event loop and from any number of tasks.
+    Cancelling such a task leaves the operation pending; call `EmbeddedPurgatory.cancel` if no other task needs it.
+
+    Args:
+        timeout_ms: Milliseconds from registration to expiry, never less. 0 or less: immediately; None: it never
+            expires.
+
+    Raises:
+        TypeError: `timeout_ms` is not an integer.
+    """
+
+    def __await__(self) -> Generator[Any, None, int]:
+        return _outcome(self).__await__()
+
+
+async def _outcome(operation: GenericOperation) -> int:
+    loop = asyncio.get_running_loop()
+    answered = loop.create_future()
+
+    def answer() -> None:
+        if not answered.done():
+            answered.set_result(None)
+
+    def wake_loop() -> None:
+        # If the loop has been closed, no task is left that could be waiting for this.
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(answer)
+
+    operation.purgatory_listen(wake_loop)
+    try:
+        await answered
+    finally:
+        operation.purgatory_forget(wake_loop)
+    return operation.outcome
+
 
 P = ParamSpec("P")
 T = TypeVar("T")

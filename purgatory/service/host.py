@@ -54,13 +54,11 @@ from purgatory.service.sessions.callbacks import Callbacks
 from purgatory.service.sessions.refused import located
 from purgatory.service.sessions.session import Session
 from purgatory.service.sessions.session_table import Sessions
-from purgatory.service.sessions.unary_waits import OpenWait, UnaryWaits
-from purgatory.service.sessions.waiting_callers import WaitingCallers
+from purgatory.service.sessions.unary_waits import OpenWait, UnaryWaits, WaitingCallers
 from purgatory.service.settings import EngineLimitsSettings, HostSettings, Settings
 from purgatory.service.sources.source_links import SourceLinks
 from purgatory.service.sources.source_table import SourceTable
-from purgatory.service.sources.stale_reaper import StaleReaper
-from purgatory.service.sources.stale_results import note_stale_marks
+from purgatory.service.sources.stale_reaper import StaleReaper, note_stale_marks
 from purgatory.service.translate.events import IncomingEvents
 from purgatory.service.translate.operations import OperationRun
 

@@ -13,9 +13,7 @@ TimingWheel, TimerTaskList and TimerTaskEntry.
 
 from purgatory.clock import Clock, SystemClock
 from purgatory.threads import UsedAfterFork
-from purgatory.timer.asynchronous import AsyncTimer
-from purgatory.timer.system import SystemTimer
-from purgatory.timer.tasks import OnTaskError, Timer, TimerClosed, TimerTask
+from purgatory.timer.tasks import AsyncTimer, OnTaskError, SystemTimer, Timer, TimerClosed, TimerTask
 
 __all__ = [
     "AsyncTimer",

@@ -1,9 +1,12 @@
 """`TimerTask` and `Timer`: tasks in the engine's timing wheel, under a lock. A timer's owner advances its clock."""
 
+import asyncio
+import contextvars
 import logging
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import islice
 from types import TracebackType
 from typing import Final, Self, SupportsIndex
@@ -12,7 +15,7 @@ from purgatory.clock import Clock, given_or_system_clock
 from purgatory.engine.generic.argument_checks import in_range, whole_number
 from purgatory.engine.generic.operation import chained
 from purgatory.engine.waiting.wheel import DEADLINE_BITS, TICK_MS_MAX, WHEEL_SIZE_MAX, TimingWheel
-from purgatory.threads import RefusedAfterFork, refuse_after_fork
+from purgatory.threads import ClockThread, RefusedAfterFork, refuse_after_fork
 
 logger = logging.getLogger(__name__)
 
@@ -277,3 +280,171 @@ class Timer:
 
     def _next_expiration_ms(self) -> int:
         return self._wheel.now_ms if self._due else self._wheel.next_expiration_ms()
+
+
+class _Inside(threading.local):
+    """Whether this thread is running one of the timer's tasks."""
+
+    task = False
+
+
+class SystemTimer(Timer):
+    """A timer that runs its tasks by itself. Close it, or use it as a context manager.
+
+    Tasks with the same deadline are submitted to the executor in the order in which they were added.
+
+    Args:
+        name: For threads and messages.
+        executor: Runs the tasks; the caller shuts it down. By default the timer has one thread of its own.
+        clock, tick_ms, wheel_size, on_error: As for `Timer`; `on_error` is called on the executor's thread.
+    """
+
+    def __init__(
+        self,
+        name: str = "timer",
+        *,
+        executor: Executor | None = None,
+        clock: Clock | None = None,
+        tick_ms: SupportsIndex = 1,
+        wheel_size: SupportsIndex = 20,
+        on_error: OnTaskError | None = None,
+    ) -> None:
+        if getattr(clock, "is_manual", False):
+            raise ValueError("clock: a manual clock does not wake the thread; use Timer and call advance_clock()")
+        super().__init__(clock, tick_ms=tick_ms, wheel_size=wheel_size, on_error=on_error)
+        self.name: Final = name
+        self._owns_executor: Final = executor is None
+        self._executor: Final = ThreadPoolExecutor(1, f"executor-{name}") if executor is None else executor
+        self._inside: Final = _Inside()
+        self._thread: Final = ClockThread(f"SystemTimer-{name}", self.advance_clock, self._wait_ms)
+        self._thread.start()
+
+    def close(self) -> list[TimerTask]:
+        """Reject tasks and stop the thread. Cancels and returns the tasks that have not run.
+
+        Tasks that were due still run, and this call waits for them if the executor is the timer's own. It does not wait
+        if it is called from within a task.
+        """
+        left = super().close()
+        self._thread.stop()
+        if self._owns_executor:
+            # A task that closes its own timer would wait for itself.
+            self._executor.shutdown(wait=not self._inside.task)
+        return left
+
+    def _changed(self) -> None:
+        self._thread.wake_before(self._next_expiration_ms())
+
+    def _wait_ms(self) -> int:
+        with self._lock:
+            # Under the lock: a task that is added in between compares its deadline with `armed_ms` to see whether to
+            # wake the thread.
+            self._thread.armed_ms = next_ms = self._next_expiration_ms()
+            return -1 if next_ms < 0 else max(0, next_ms - self._clock.now_ms())
+
+    def _hand_over(self, task: TimerTask, turn: int) -> None:
+        try:
+            self._executor.submit(self._run_on_executor, task, turn)
+        except RuntimeError as error:  # the executor has been shut down
+            self._on_error(task, error)
+
+    def _run_on_executor(self, task: TimerTask, turn: int) -> None:
+        self._inside.task = True
+        try:
+            self._run(task, turn)
+        except BaseException:  # the executor would store it in a future that is never read
+            logger.exception("%s: %r raised", self.name, task)
+        finally:
+            self._inside.task = False
+
+
+class _Call(TimerTask):
+    """A call of `call_later`, in the context of its caller."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, delay_ms: SupportsIndex, function: Callable[[], object]) -> None:
+        super().__init__(delay_ms, function)
+        self._context = contextvars.copy_context()
+
+    def run(self) -> None:
+        self._context.run(super().run)
+
+
+class AsyncTimer(Timer):
+    """A timer whose tasks run on the running event loop: `call_later` that is never early and cancels in O(1).
+
+    Create it within the loop. `add`, `call_later` and `cancel` may be called from any thread. Exceptions of tasks go to
+    `on_error`, by default the loop's exception handler. The loop's other work runs between slices of 1,000 tasks.
+    """
+
+    def __init__(
+        self, *, tick_ms: SupportsIndex = 1, wheel_size: SupportsIndex = 20, on_error: OnTaskError | None = None
+    ) -> None:
+        self._loop: Final = asyncio.get_running_loop()
+        self._thread_id: Final = threading.get_ident()
+        self._handle: asyncio.TimerHandle | None = None
+        self._armed_ms = -1
+        # Not the loop's own time: uvloop rounds it down to milliseconds, so a delay could end a fraction early.
+        super().__init__(tick_ms=tick_ms, wheel_size=wheel_size, on_error=on_error or self._report_to_loop)
+
+    def call_later(self, delay_ms: SupportsIndex, callback: Callable[..., object], *arguments: object) -> TimerTask:
+        """Call `callback(*arguments)` on the loop after a delay, in a copy of the caller's context.
+
+        Args:
+            delay_ms: Milliseconds; 0 or less: in the next iteration of the loop.
+            callback: A plain function, as for the loop's own `call_later`.
+            arguments: Passed to the callback.
+
+        Returns:
+            The task; its `cancel()` is O(1) and leaves nothing in the loop.
+
+        Raises:
+            TypeError: `delay_ms` is not an integer.
+            TimerClosed: After `close`.
+        """
+        task = _Call(delay_ms, lambda: callback(*arguments))
+        self.add(task)
+        return task
+
+    def add(self, task: TimerTask) -> None:
+        """As for `Timer`. Also raises TimerClosed if the loop is closed."""
+        if self._loop.is_closed():
+            raise TimerClosed("the timer's event loop is closed")
+        super().add(task)
+
+    def close(self) -> list[TimerTask]:
+        """Reject tasks from now on. Cancels and returns the tasks that have not run."""
+        left = super().close()
+        self._changed()
+        return left
+
+    def _changed(self) -> None:
+        if threading.get_ident() == self._thread_id:
+            self._arm()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._arm)
+
+    def _arm(self) -> None:
+        """Schedule the next call with the loop; after a cancellation it may find nothing to do."""
+        next_ms = -1 if self._is_closed else self.next_expiration_ms()
+        if self._handle is not None:
+            # An earlier handle is kept: it comes back, finds nothing due and arms again. The loop keeps cancelled
+            # handles for a while, so replacing it for each added task would fill the loop's heap.
+            if 0 <= self._armed_ms <= next_ms:
+                return
+            self._handle.cancel()
+            self._handle = None
+        if next_ms >= 0:
+            self._armed_ms = next_ms
+            self._handle = self._loop.call_later(max(0, next_ms - self._clock.now_ms()) / 1000, self._come_back)
+
+    def _come_back(self) -> None:
+        self._handle = None
+        try:
+            self.advance_clock()
+        finally:
+            self._arm()
+
+    def _report_to_loop(self, task: TimerTask, error: BaseException) -> None:
+        self._loop.call_exception_handler({"message": f"{task!r} raised", "exception": error})

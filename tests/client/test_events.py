@@ -7,8 +7,7 @@ from purgatory_client import events
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.events import Event
 from purgatory_client.marks import Marks, events_of
-from purgatory_client.session.event_sender import EventSender
-from purgatory_client.wire.encode_events import advance_request
+from purgatory_client.session.event_sender import EventSender, advance_request
 
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire

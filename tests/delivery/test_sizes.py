@@ -42,9 +42,8 @@ ELSEWHERE: Final = {
     "purgatory/engine/inspection.py": "ITEMS_PER_PAGE SLOTS_PER_RESULT",
     # What is shown, and how much is looked at for it: no result depends on it.
     "purgatory/cli/top.py": "ROWS_MAX",
-    "purgatory/extensions/page/bucket_counts.py": "COUNTED_AT_ONCE",
-    "purgatory/extensions/page/found_by_id.py": "SESSIONS_PER_SLICE",
-    "purgatory/extensions/page/ranked_waits.py": "NAMES_PER_SLICE",
+    "purgatory/extensions/page/daemon_views.py": "COUNTED_AT_ONCE",
+    "purgatory/extensions/page/ranked_waits.py": "NAMES_PER_SLICE SESSIONS_PER_SLICE",
     "purgatory/extensions/page/recent_ends.py": "ITEMS_MAX",
     "purgatory/service/access/audit.py": "LINES_AT_ONCE_MAX",
     # Crossed by tests of their own: the archive's files and queue, ready gates, entries of a log, the write-ahead log,

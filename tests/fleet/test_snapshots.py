@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from purgatory.extensions.fleet import snapshot_task
+from purgatory.extensions.fleet import extension
 from purgatory.extensions.fleet.settings import FleetSettings
 from purgatory.journal.directory import DATABASE
 from purgatory.replicated_log.replica import Replica
@@ -75,10 +75,10 @@ async def test_a_snapshot_is_stored_when_the_last_is_old_or_much_was_appended(
         stored.append(database)
         return find_last(log)
 
-    monkeypatch.setattr(snapshot_task, "CHECK_S", 0.001)
-    monkeypatch.setattr(snapshot_task, "open_log", lambda *_: log)
-    monkeypatch.setattr(snapshot_task, "store_and_trim", store)
-    task = snapshot_task.SnapshotTask(FleetSettings(snapshot_bytes=100))
+    monkeypatch.setattr(extension, "CHECK_S", 0.001)
+    monkeypatch.setattr(extension, "open_log", lambda *_: log)
+    monkeypatch.setattr(extension, "store_and_trim", store)
+    task = extension.SnapshotTask(FleetSettings(snapshot_bytes=100))
     storing = asyncio.create_task(task.store(leader, tmp_path))
     await asyncio.to_thread(wait_until, lambda: leader.reads > 5, "it has checked several times")
     assert not stored

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from purgatory.service.access.tokens import add_token
-from purgatory.service.http.browser_guard import is_own_host
+from purgatory.service.http.site import is_own_host
 from tests.http.http_serving import SERVICE, serving_http
 from tests.http.raw_http import RawConnection, request
 from tests.kit.daemon import DaemonProcess, ServeDaemon

@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 import h11
 import pytest
 
-from purgatory.service.sources.stale_index import StaleIndex, Unseen
+from purgatory.service.sources.source_table import StaleIndex, Unseen
 from purgatory.service.transport.linear_h11 import make_h11_linear
 from tests.http.raw_http import RawConnection, chunked, request
 from tests.kit.daemon import DaemonProcess

@@ -17,8 +17,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.snapshot.live_set import LiveSet
 from purgatory.journal.row_codec import pack_results, unpack_results
-from purgatory.journal.session_rows import SessionRows
-from purgatory.journal.statements import StatementBuilder
+from purgatory.journal.statements import SessionRows, StatementBuilder
 from purgatory.service.rpc.session_requests import register_or_refuse
 from purgatory.service.sessions.outbox import slices_of
 from purgatory.service.sessions.packed import packed

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from purgatory.engine.ranking import WheelRing
-from purgatory.extensions.page import bucket_counts, last_hour
-from purgatory.extensions.page.bucket_counts import COUNTED_AT_ONCE, BucketCounts
+from purgatory.extensions.page import daemon_views, last_hour
+from purgatory.extensions.page.daemon_views import COUNTED_AT_ONCE, BucketCounts
 from purgatory.extensions.page.last_hour import SAMPLES_MAX, LastHour
 from purgatory.service.metrics.metrics import Metrics
 from tests.kit.served_host import serving
@@ -59,11 +59,11 @@ def test_large_buckets_are_counted_in_turn(monkeypatch: pytest.MonkeyPatch) -> N
     """
     level = EngineLevel.played(f"produce 1..{3 * COUNTED_AT_ONCE} orders-0@5 timeout=9000")
     buckets = BucketCounts(level.engine)
-    monkeypatch.setattr(bucket_counts, "COUNT_S", -1.0)
+    monkeypatch.setattr(daemon_views, "COUNT_S", -1.0)
     rings = buckets.count()
     assert held(rings) == COUNTED_AT_ONCE
     assert [buckets.is_cut(ring, place) for ring in rings for place in range(20)].count(True) == 1
-    monkeypatch.setattr(bucket_counts, "COUNT_S", 60.0)
+    monkeypatch.setattr(daemon_views, "COUNT_S", 60.0)
     rings = buckets.count()
     assert held(rings) == 3 * COUNTED_AT_ONCE
     assert not any(buckets.is_cut(ring, place) for ring in rings for place in range(20))

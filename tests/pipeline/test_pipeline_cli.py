@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 from purgatory_pipeline import cli
 from purgatory_pipeline.errors import ArchiveUnusable, PipelineError
-from purgatory_pipeline.spark import failures, spark_session
+from purgatory_pipeline.spark import spark_session
 from purgatory_pipeline.time_arguments import parse_span_ms, parse_window
 from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
@@ -282,12 +282,12 @@ def python_exception(last_line: str) -> PythonException:
 
 def test_a_pipeline_error_from_an_executor_is_unwrapped() -> None:
     """A `PipelineError` raised on an executor keeps its type; other errors stay Spark's."""
-    with pytest.raises(ArchiveUnusable, match=r"^a\.parquet: gone$"), failures.unwrapped_errors():
+    with pytest.raises(ArchiveUnusable, match=r"^a\.parquet: gone$"), spark_session.unwrapped_errors():
         raise python_exception("purgatory_pipeline.errors.ArchiveUnusable: a.parquet: gone")
     for line in ("ValueError: a", "purgatory_pipeline.errors.Unheard: a", "purgatory_pipeline.errors.annotations: a"):
-        with pytest.raises(PythonException), failures.unwrapped_errors():
+        with pytest.raises(PythonException), spark_session.unwrapped_errors():
             raise python_exception(line)
-    with pytest.raises(ArchiveUnusable), failures.unwrapped_errors():
+    with pytest.raises(ArchiveUnusable), spark_session.unwrapped_errors():
         raise ArchiveUnusable("a")
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from purgatory.clock import NS_PER_MS
-from purgatory.service import alarm as alarm_module
-from purgatory.service.alarm import Alarm, KernelAlarm, LoopAlarm, OnAlarm, make_alarm
+from purgatory.service import reaper as alarm_module
+from purgatory.service.reaper import Alarm, KernelAlarm, LoopAlarm, OnAlarm, make_alarm
 from tests.kit.eventually import PATIENCE_S
 
 LOOP_RESOLUTION_MS = 1

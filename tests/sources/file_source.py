@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 
 from purgatory_client import AsyncClient
+from purgatory_connectors.cli import start_logging, until_stopped
 from purgatory_connectors.errors import SourceStale
 from purgatory_connectors.publisher.lineage_store import LineageStore
 from purgatory_connectors.publisher.observation import End, Observation, SourceState, StaleMarks
 from purgatory_connectors.publisher.publisher import Publisher, Source
-from purgatory_connectors.source_program import start_logging, until_stopped
 
 PREFIX = "t/"
 Positions = dict[str, tuple[int, str]]

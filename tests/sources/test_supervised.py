@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from purgatory_client import AsyncClient
-from purgatory_connectors.source_program import NoRepetitions
+from purgatory_connectors.cli import NoRepetitions
 
 from purgatory.extensions.connectors.supervised_sources import SupervisedSource
 from tests.kit.daemon import DaemonProcess, StartDaemon, children_of, is_running

@@ -14,7 +14,7 @@ from prometheus_client.core import HistogramMetricFamily
 from purgatory.extensions.page import ranked_waits
 from purgatory.extensions.page.daemon_views import DaemonViews
 from purgatory.extensions.page.ranked_waits import RankedWaits, WaitsQuery
-from purgatory.service.access.own_shares import AS_FOR_ALL
+from purgatory.service.access.account import AS_FOR_ALL
 from purgatory.service.access.roles import NONE
 from purgatory.service.errors import RpcError
 from purgatory.service.listeners.listener import Listener

@@ -12,16 +12,16 @@ PROGRAM = """
 import asyncio, fcntl, struct, sys, termios
 import grpc
 import uvloop
-from purgatory import event_loop
+from purgatory import run_daemon
 
 wakeups = []
-read_all_but_one = event_loop.read_all_but_one
+read_all_but_one = run_daemon.read_all_but_one
 
 def recorded(socket, callback, *args):
     wakeups.append(socket)
     read_all_but_one(socket, callback, *args)
 
-event_loop.read_all_but_one = recorded
+run_daemon.read_all_but_one = recorded
 
 async def echo(request, context):
     return request
@@ -41,7 +41,7 @@ async def main():
         print(*struct.unpack("i", fcntl.ioctl(wakeups[0], termios.FIONREAD, bytes(4))))
     await server.stop(0)
 
-uvloop.run(main(), loop_factory=event_loop.DaemonLoop)
+uvloop.run(main(), loop_factory=run_daemon.DaemonLoop)
 """
 
 

@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from purgatory.extensions.webhooks import dead_letters
-from purgatory.extensions.webhooks.dead_letters import DeadLetters
+from purgatory.extensions.webhooks import deliveries
+from purgatory.extensions.webhooks.deliveries import DeadLetters
 from purgatory.v1 import webhook_pb2
 
 
@@ -65,10 +65,10 @@ def test_large_letters_go_by_their_bytes() -> None:
     """The total size is limited, whatever the number of letters; the newest letter is kept, whatever its size."""
     letters = DeadLetters(1_000, lambda _number, _content: None)
     for number in range(5):
-        letters.add(letter(f"{number}", "x" * (dead_letters.LETTERS_BYTES_MAX // 3)))
+        letters.add(letter(f"{number}", "x" * (deliveries.LETTERS_BYTES_MAX // 3)))
     assert listed(letters) == ["3", "4"]
     assert 0.6 < letters.fill_ratio < 0.7
-    letters.add(letter("huge", "x" * (dead_letters.LETTERS_BYTES_MAX + 1)))
+    letters.add(letter("huge", "x" * (deliveries.LETTERS_BYTES_MAX + 1)))
     assert listed(letters) == ["huge"]
     assert letters.fill_ratio == 1
     assert letters.dropped == 5
@@ -99,7 +99,7 @@ def test_bytes_are_shared_too() -> None:
     letters = DeadLetters(1_000, lambda _number, _content: None)
     letters.add(letter("small", principal="a"))
     for number in range(5):
-        letters.add(letter(f"{number}", "x" * (dead_letters.LETTERS_BYTES_MAX // 3), principal="b"))
+        letters.add(letter(f"{number}", "x" * (deliveries.LETTERS_BYTES_MAX // 3), principal="b"))
     assert listed(letters) == ["small", "3", "4"]
 
 

@@ -1,6 +1,6 @@
 """The outbox file: the waits that one client has registered and not yet confirmed, and the results received for them.
 
-SQLite in WAL mode; each commit is synced before it returns. Calls block, so `outbox_writer` makes them in a thread.
+SQLite in WAL mode; each commit is synced before it returns. Calls block, so `OutboxWriter` makes them in a thread.
 
 - `session`: one row: the session's id; the next operation id, which never decreases; the highest id that was removed
   from `registrations`; and the session's incarnation when it was last opened.

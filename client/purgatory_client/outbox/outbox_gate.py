@@ -15,10 +15,12 @@ sends them again over the next connection.
 """
 
 import asyncio
+import queue
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -33,12 +35,138 @@ from purgatory_client.outbox.outbox_file import (
     RegistrationRecord,
     ResultsRecord,
 )
-from purgatory_client.outbox.outbox_writer import OutboxWriter
 from purgatory_client.outbox.ticket import Ticket, ticket_of
+from purgatory_client.partition_names import PartitionName
+from purgatory_client.results import OperationKind
 from purgatory_client.session.pending_waits import Ended, settle
 from purgatory_client.session.session_core import SessionCore
-from purgatory_client.wire.decode_waits import batch_of, wait_of
+from purgatory_client.waits import ITEM_DEFAULTS, Wait
 from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
+
+Done = Callable[[Sequence[Record], PurgatoryClientError | None], None]
+
+
+class OutboxWriter:
+    """The writer of one file. Call `start` before the first write.
+
+    It writes in its own thread. Records that arrive during a commit are written with the next one, so that all of them
+    share one sync of the disk. Methods are called on the event loop, and so is `done`: once per commit, in the order of
+    writing, with its error if it failed. Only failed confirmations are tried again, with the next commit: their callers
+    got the error, but a used result should not be recovered. A registration or result that failed was refused, and must
+    not appear later.
+    """
+
+    def __init__(self, file: OutboxFile, done: Done) -> None:
+        self.file: Final = file
+        self._done: Final = done
+        self._queue: Final[queue.SimpleQueue[Record | None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread; `done` will be called on the running loop. Does nothing if it is already started."""
+        if self._thread is None:
+            arguments = (asyncio.get_running_loop(),)
+            self._thread = threading.Thread(target=self._run, args=arguments, name="purgatory outbox", daemon=True)
+            self._thread.start()
+
+    def write(self, item: Record) -> None:
+        """Write a record with the next commit."""
+        self._queue.put(item)
+
+    async def close(self) -> None:
+        """Write the remaining records and release the file. Does nothing if it is already closed."""
+        if self._thread is not None:
+            self._queue.put(None)
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+            self._thread = None
+        self.file.close()
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        retried: list[Record] = []
+        closing = False
+        while not closing:
+            items = [*retried, *self._gathered()]
+            if items[-1] is None:
+                closing = True
+            written = [item for item in items if item is not None]
+            error = self._commit(written) if written else None
+            retried = [item for item in written if isinstance(item, ConfirmationRecord)] if error is not None else []
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._done, written, error)
+
+    def _gathered(self) -> list[Record | None]:
+        """Wait for records, and return all that are queued; a final None means that the writer is being closed."""
+        items = [self._queue.get()]
+        while items[-1] is not None:
+            try:
+                items.append(self._queue.get_nowait())
+            except queue.Empty:
+                break
+        return items
+
+    def _commit(self, items: Sequence[Record]) -> PurgatoryClientError | None:
+        try:
+            self.file.commit(items)
+        except PurgatoryClientError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - callers that wait for this commit must hear of it
+            return OutboxError(OutboxReason.FAILED, f"writing to {self.file.path} failed: {error!r}")
+        return None
+
+
+OPERATION_COLUMNS = (
+    "min_bytes", "replica_id", "isolation_level", "follower_reads", "any", "from_now", "heartbeat_timeout_ms",
+    "required_terms", "unless_count",
+)  # fmt: skip
+
+
+def wait_of(columns: operation_pb2.OperationColumns) -> Wait:
+    names = _names(columns)
+    count = columns.item_count[0] if columns.item_count else 1
+    indexes = list(columns.item_index) or [0] * count
+    options = {name: column[0] for name, column in _present(columns, OPERATION_COLUMNS).items()}
+    if OperationKind(columns.kind) == OperationKind.SIGNAL:
+        # Outboxes of older versions do not have it, and all waits of one kind must have the same columns.
+        options.setdefault("heartbeat_timeout_ms", -1)
+    return Wait(
+        OperationKind(columns.kind),
+        [names[index] for index in indexes],
+        _filled(columns.offset, count),
+        columns.timeout_ms[0] if columns.timeout_ms else None,
+        options,
+        {name: _filled(column, count) for name, column in _present(columns, ITEM_DEFAULTS).items()},
+        columns.stale_timeout_ms[0] if columns.stale_timeout_ms else None,
+        operation_id=columns.operation_id[0],
+    )
+
+
+def batch_of(columns: operation_pb2.OperationColumns) -> WaitBatch:
+    batch = WaitBatch(
+        OperationKind(columns.kind),
+        _names(columns),
+        indexes=list(columns.item_index),
+        offsets=list(columns.offset),
+        timeouts_ms=list(columns.timeout_ms),
+        item_counts=list(columns.item_count) or None,
+    )
+    assert batch.count == len(columns.operation_id), f"{len(columns.operation_id)} ids for {batch.count} operations"
+    batch.set_columns(_present(columns, (*OPERATION_COLUMNS, "stale_timeout_ms", *ITEM_DEFAULTS)))
+    batch.operation_id = columns.operation_id[0]
+    return batch
+
+
+def _names(columns: operation_pb2.OperationColumns) -> list[PartitionName | str]:
+    return [*((one.topic, one.partition) for one in columns.partitions), *columns.keys]
+
+
+def _present(columns: operation_pb2.OperationColumns, fields: Iterable[str]) -> dict[str, Any]:
+    return {field: list(column) for field in fields if (column := getattr(columns, field))}
+
+
+def _filled(column: Iterable[int], count: int) -> list[int]:
+    values = list(column)
+    return values * count if len(values) == 1 else values
+
 
 T = TypeVar("T")
 

@@ -30,13 +30,16 @@ from typing import Final
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client.batches import Entry
 from purgatory_client.errors import LimitExceeded, OperationIdInUse
-from purgatory_client.session.overdue_waits import GRACE, OverdueWaits, due_after, no_answer
 from purgatory_client.session.pending_waits import (
+    GRACE,
     Ended,
+    OverdueWaits,
     PendingWaits,
     WaitChunk,
     batch_key,
     cut_into_chunks,
+    due_after,
+    no_answer,
     pending_ids,
 )
 from purgatory_client.session.sequence import ResultSequence
@@ -141,7 +144,7 @@ class SessionCore:
     def fail_overdue(self, heard_at: float) -> list[Ended]:
         """End waits that the daemon should have answered long ago, and return them.
 
-        Call it every `overdue_waits.TURN` seconds. `heard_at` is the time of the daemon's last message.
+        Call it every `pending_waits.TURN` seconds. `heard_at` is the time of the daemon's last message.
         """
         ended: list[Ended] = []
         for wait in self._overdue.visit(self._due_at, heard_at) if self.opened else ():

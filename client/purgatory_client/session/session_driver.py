@@ -40,8 +40,7 @@ from purgatory_client.results import Result, ResultColumns
 from purgatory_client.session.addresses import check_address, pause_max
 from purgatory_client.session.backoff import Backoff
 from purgatory_client.session.channel import UNPROTECTED, ChannelSecurity, check_process, open_channel
-from purgatory_client.session.overdue_waits import TURN, timeout_end
-from purgatory_client.session.pending_waits import Ended, settle
+from purgatory_client.session.pending_waits import TURN, Ended, settle, timeout_end
 from purgatory_client.session.session_core import SessionCore
 from purgatory_client.session.shards import shard_refusal
 

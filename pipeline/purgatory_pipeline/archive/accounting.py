@@ -23,8 +23,7 @@ from purgatory_pipeline.archive.intake_account import (
 from purgatory_pipeline.archive.survey import OTHER_TOPIC, OUTSIDE, SIDES, USED, Selection, Survey, survey_files
 from purgatory_pipeline.archive.unmatched_operations import MARGIN_MS, CandidateReader, UnmatchedCount, find_unmatched
 from purgatory_pipeline.engine_rows.integers import Flags
-from purgatory_pipeline.spark.failures import unwrapped_errors
-from purgatory_pipeline.spark.spark_session import SMALL_ROWS
+from purgatory_pipeline.spark.spark_session import SMALL_ROWS, unwrapped_errors
 
 ROWS_PER_TASK: Final = 2_000_000
 SURVEYS_MAX: Final = 64

@@ -44,8 +44,7 @@ def replay(
     from purgatory_pipeline.archive.catalog import find_archive
     from purgatory_pipeline.location import open_output, write_by_path
     from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies
-    from purgatory_pipeline.spark.failures import unwrapped_errors
-    from purgatory_pipeline.spark.spark_session import spark_session
+    from purgatory_pipeline.spark.spark_session import spark_session, unwrapped_errors
 
     policies = [UNCHANGED, *parse_policies(settings or [], slow_replica or [], sweep or [])]
     found = find_archive(archive)

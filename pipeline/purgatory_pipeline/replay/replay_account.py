@@ -8,19 +8,20 @@ import pandas as pd
 
 from purgatory_pipeline.archive.intake_account import some_runs
 from purgatory_pipeline.engine_rows.arrow_chunks import REFUSED_EVENTS, REFUSED_REGISTRATIONS, UNREADABLE
-from purgatory_pipeline.replay.policy import Policy
-from purgatory_pipeline.replay.policy_events import MARKS_KEPT, MARKS_LEFT_OUT
-from purgatory_pipeline.replay.recorded_outcomes import (
+from purgatory_pipeline.replay.open_operations import (
     INCOMPLETE_OUTCOMES,
     OUTCOMES_READ,
     REPEATED_OUTCOMES,
     WITHOUT_REGISTRATION,
 )
+from purgatory_pipeline.replay.policy import Policy
 from purgatory_pipeline.replay.replay_sums import CHANGES, COUNTS, DIFFERENT, EQUAL, IN_DOUBT, NO_OUTCOME
 from purgatory_pipeline.replay.run_files import NEVER, RunContext
 from purgatory_pipeline.replay.run_replay import (
     CLOCK_FALLS,
     INCOMPLETE_REGISTRATIONS,
+    MARKS_KEPT,
+    MARKS_LEFT_OUT,
     NOT_DUE,
     NOT_TAKEN,
     REGISTRATIONS_READ,

@@ -1,24 +1,231 @@
 """Replays one run, or some of its partitions: windows in, sums out, and on request a row for each operation."""
 
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
 
+from purgatory.engine import codes, tape
+from purgatory.engine.batches import OperationBatch
+from purgatory.engine.calls import APPLY, PASS_TIME, REGISTER
+from purgatory.engine.codes import KINDS
 from purgatory.engine.completions import Completions
-from purgatory.extensions.archive.schema import CALLS, OUTCOMES, REGISTRATIONS
-from purgatory_pipeline.engine_rows.engine_batches import RegisteredOperations, complete_operations
-from purgatory_pipeline.engine_rows.row_chunk import Column, RowChunk
-from purgatory_pipeline.engine_rows.tape_steps import NO_STEPS
+from purgatory.extensions.archive.run_details import RunDetails
+from purgatory.extensions.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
+from purgatory_pipeline.engine_rows.engine_batches import RegisteredOperations, complete_operations, event_batch
+from purgatory_pipeline.engine_rows.row_chunk import Column, Name, RowChunk, join
+from purgatory_pipeline.engine_rows.tape_steps import NO_STEPS, TapeSteps, merged, steps
 from purgatory_pipeline.replay.call_windows import CallWindow
-from purgatory_pipeline.replay.open_operations import PENDING, OpenOperations, Outcomes, hash_answers
+from purgatory_pipeline.replay.open_operations import PENDING, OpenOperations, Outcomes, hash_answers, match_outcomes
 from purgatory_pipeline.replay.other_calls import OtherCalls
-from purgatory_pipeline.replay.policy import Policy
-from purgatory_pipeline.replay.policy_events import MARKS_KEPT, MARKS_LEFT_OUT
-from purgatory_pipeline.replay.policy_player import PolicyPlayer
-from purgatory_pipeline.replay.recorded_outcomes import match_outcomes
+from purgatory_pipeline.replay.policy import MIN_BYTES, MIN_IN_SYNC_REPLICAS, TIMEOUT_MS, Policy
 from purgatory_pipeline.replay.replay_sums import DIFFERENT, EQUAL, IN_DOUBT, NO_OUTCOME, ReplaySums
 from purgatory_pipeline.replay.run_files import RunContext
+
+MARKS_LEFT_OUT: Final = "pushed high watermarks left out"
+MARKS_KEPT: Final = "pushed high watermarks kept"
+"""Counters of each player; its place is appended."""
+ROLE_EVENTS: Final = (codes.IN_SYNC_REPLICAS, codes.LEADERSHIP, codes.PARTITION_REMOVED)
+
+
+class EventRewriter:
+    """Rewrites recorded events for a policy that moves high watermarks.
+
+    A slow replica's progress is delayed, in order with the other events of that time. If the in-sync set of a partition
+    is known, its high watermark follows from the replicas; marks that were pushed as well were computed from the
+    recorded replicas, so they are dropped. If the set is not known, pushed marks are the only information: they are
+    kept, and neither replicas nor the minimum have an effect.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.marks_left_out = 0
+        self.marks_kept = 0
+        self._policy: Final = policy
+        self._minimum: Final = policy.named(MIN_IN_SYNC_REPLICAS)
+        self._late: RowChunk | None = None
+        """Events that come after the last window; their `time` is when."""
+        self._in_sync_known: Final[set[Name]] = set()
+        self._followed: Final[set[Name]] = set()
+
+    def take(self, chunk: RowChunk | None, last_ms: int) -> RowChunk | None:
+        """The events up to `last_ms`, in the order in which they reach the engine: those of a window, and those delayed
+        from before.
+        """
+        if chunk is not None:
+            chunk = self._delayed(self._with_minimum(self._without_pushed(chunk)))
+        parts = [part for part in (self._late, chunk) if part is not None and len(part)]
+        self._late = None
+        if not parts:
+            return None
+        whole = join(parts)
+        whole = whole.take(np.lexsort((whole.columns["call"], whole.columns["time"])))
+        stop = int(np.searchsorted(whole.columns["time"], last_ms, side="right"))
+        if stop < len(whole):
+            self._late = whole.slice(stop, len(whole)).with_names_used()
+        return whole.slice(0, stop) if stop else None
+
+    def _delayed(self, chunk: RowChunk) -> RowChunk:
+        time = chunk.columns["time"].copy()
+        progress = chunk.columns["type"] == codes.FOLLOWER_PROGRESS
+        for replica_id, delay_ms in self._policy.slow_replicas:
+            time[progress & (chunk.column("replica_id") == replica_id)] += delay_ms
+        return replace(chunk, columns={**chunk.columns, "time": time})
+
+    def _without_pushed(self, chunk: RowChunk) -> RowChunk:
+        """Drops pushed marks of partitions whose high watermark follows from the replicas."""
+        types, places = chunk.columns["type"], chunk.columns["name"]
+        is_mark = types == codes.HIGH_WATERMARK
+        derived = np.array([self._is_derived(name) for name in chunk.names], np.bool_)
+        left_out = np.zeros(len(chunk), np.bool_)
+        start = 0
+        details = dict(zip(chunk.detail_rows.tolist(), chunk.details, strict=True))
+        for row in np.flatnonzero(np.isin(types, ROLE_EVENTS)).tolist():
+            left_out[start:row] = is_mark[start:row] & derived[places[start:row]]
+            start = row
+            name = chunk.names[places[row]]
+            self._follow_role(name, types[row], chunk.column("flags")[row] != 0, details.get(row))
+            derived[[place for place, other in enumerate(chunk.names) if other == name]] = self._is_derived(name)
+        left_out[start:] = is_mark[start:] & derived[places[start:]]
+        counted = chunk.column("copy") == 0
+        self.marks_left_out += int(np.count_nonzero(left_out & counted))
+        self.marks_kept += int(np.count_nonzero(is_mark & ~left_out & counted))
+        return chunk.take(~left_out) if left_out.any() else chunk
+
+    def _is_derived(self, name: Name) -> bool:
+        return name in self._in_sync_known and name not in self._followed
+
+    def _follow_role(self, name: Name, event_type: int, flag: bool, detail: Sequence[Any] | None) -> None:
+        """Follows whether a partition knows its in-sync set, and whether it is led elsewhere (a follower gets its
+        mark).
+        """
+        if event_type == codes.IN_SYNC_REPLICAS:
+            if detail is not None and detail[1]:
+                self._in_sync_known.add(name)
+        elif event_type == codes.LEADERSHIP:
+            (self._followed.discard if flag else self._followed.add)(name)
+        else:
+            self._in_sync_known.discard(name)
+            self._followed.discard(name)
+
+    def _with_minimum(self, chunk: RowChunk) -> RowChunk:
+        """Replaces the minimum in every event that has an in-sync set."""
+        if not self._minimum or not chunk.details:
+            return chunk
+        details = []
+        for row, detail in zip(chunk.detail_rows.tolist(), chunk.details, strict=True):
+            topic, _ = chunk.names[chunk.columns["name"][row]]
+            *lists, minimum = detail
+            if chunk.columns["type"][row] == codes.IN_SYNC_REPLICAS:
+                for change in self._minimum:
+                    if not change.topic or change.topic == topic:
+                        before = 1 if minimum is None or minimum < 1 else minimum
+                        minimum = int(change.applied(np.array([before]))[0])
+            details.append((*lists, minimum))
+        return replace(chunk, details=details)
+
+
+UNBOUNDED: Final = 2**60
+UNLIMITED: Final = (
+    "pending_operations_max",
+    "pending_items_max",
+    "partitions_max",
+    "items_per_operation_max",
+    "timeout_ms_max",
+    "topic_length_max",
+)
+"""Limits are lifted, so that every accepted operation is accepted again. `signal_keys_max` is kept: it decides which
+keys the engine forgets."""
+
+
+class PolicyPlayer:
+    """Plays a policy. The unchanged policy expires operations when they were recorded as expired; others when due."""
+
+    def __init__(self, policy: Policy, details: RunDetails, now_ms: int, topics: dict[str, int]) -> None:
+        self.policy: Final = policy
+        self.refused = 0
+        """Operations that the engine did not take; none, if the history is right."""
+        self.not_due = 0
+        """Recorded expirations that were not due in the replay."""
+        self.rewriter: Final = EventRewriter(policy) if policy.moves_marks else None
+        limits = details.limits | dict.fromkeys(UNLIMITED, UNBOUNDED)
+        self._engine: Final = replace(details, limits=limits).make_engine(now_ms)
+        self._owner: Final = self._engine.add_owner()
+        self._topics: Final = topics
+
+    def play(
+        self,
+        window: CallWindow,
+        arrivals: RegisteredOperations | None,
+        expirations: TapeSteps,
+        calls: OtherCalls,
+    ) -> Completions | None:
+        """Plays a window; returns what has ended, by id, or None. `expirations` are the recorded ones."""
+        events = window.get(EVENTS)
+        if self.rewriter is not None:
+            events = self.rewriter.take(events, window.last_ms)
+        unchanged = self.policy.is_unchanged
+        ends = calls.ends(recorded=unchanged)
+        parts = [ends.steps]
+        if arrivals is not None:
+            parts.append(steps(arrivals.call, arrivals.time, arrivals.kind + REGISTER))
+        if events is not None:
+            parts.append(steps(events.columns["call"], events.columns["time"], APPLY))
+        # Unchanged: the reaper's recorded turns are steps of the tape, because its lateness is compared, too. Under
+        # another policy, the tape itself expires everything that is due before each step.
+        if unchanged:
+            parts.append(expirations)
+        played = self._engine.play(
+            self._owner,
+            tape.Tape(
+                *merged(parts, by_time=not unchanged),
+                operations=[] if arrivals is None else self._batches(arrivals),
+                events=None if events is None else event_batch(events),
+                operation_ids=ends.operation_ids,
+                names=ends.names,
+                stale=ends.stale,
+                extensions_ms=ends.extensions_ms,
+            ),
+            not unchanged,
+        )
+        self.refused += len(played.refused_ids)
+        self.not_due += played.not_due
+        return self._ended()
+
+    def finish(self, last_ms: int) -> Completions | None:
+        """Lets time pass to the end of the history; returns what has ended by then."""
+        if self.policy.is_unchanged:
+            return None
+        parts = [steps(np.array([UNBOUNDED]), np.array([last_ms]), PASS_TIME, 0)]
+        late = None if self.rewriter is None else self.rewriter.take(None, last_ms)
+        if late is not None:
+            parts.append(steps(late.columns["call"], late.columns["time"], APPLY))
+        batch = None if late is None else event_batch(late)
+        self._engine.play(self._owner, tape.Tape(*merged(parts, by_time=True), operations=[], events=batch), True)
+        return self._ended()
+
+    def _batches(self, arrivals: RegisteredOperations) -> list[OperationBatch | None]:
+        timeouts_ms = self._changed(TIMEOUT_MS, arrivals.timeout_ms, arrivals)
+        min_bytes = self._changed(MIN_BYTES, arrivals.min_bytes, arrivals)
+        there = set(np.flatnonzero(np.bincount(arrivals.kind)).tolist())
+        kinds = range(max(KINDS) + 1)
+        return [arrivals.batch(kind, timeouts_ms, min_bytes) if kind in there else None for kind in kinds]
+
+    def _changed(self, name: str, values: Column, arrivals: RegisteredOperations) -> Column:
+        for change in self.policy.named(name):
+            chosen = np.ones(arrivals.rows, np.bool_)
+            if change.topic:
+                chosen &= arrivals.topic == self._topics.get(change.topic, -1)
+            if change.kind:
+                chosen &= arrivals.kind == change.kind
+            values = np.where(chosen, change.applied(values), values)
+        return values
+
+    def _ended(self) -> Completions | None:
+        taken = self._engine.take_completions()
+        assert len(taken) <= 1, f"{len(taken)} owners"
+        return taken[0] if taken else None
+
 
 REGISTRATIONS_READ: Final = "registrations"
 INCOMPLETE_REGISTRATIONS: Final = "incomplete registrations"

@@ -24,7 +24,7 @@ from purgatory_pipeline.archive.footer import ArchiveFile
 from purgatory_pipeline.engine_rows.row_chunk import Column, RowChunk, join
 from purgatory_pipeline.location import open_location
 from purgatory_pipeline.replay.division import BinAssignment, Connections
-from purgatory_pipeline.replay.recorded_outcomes import OUTCOMES_READ, WITHOUT_REGISTRATION
+from purgatory_pipeline.replay.open_operations import OUTCOMES_READ, WITHOUT_REGISTRATION
 from purgatory_pipeline.replay.replay_sums import ReplaySums
 from purgatory_pipeline.replay.replay_task import ReplayPlan, replay_run
 from purgatory_pipeline.replay.run_files import RunContext, RunFiles, TableReader

@@ -57,8 +57,7 @@ def report(
     from purgatory_pipeline.location import open_output
     from purgatory_pipeline.report.report_builder import ReportOptions, make_report, write_tables
     from purgatory_pipeline.report.report_tables import INTAKE
-    from purgatory_pipeline.spark.failures import unwrapped_errors
-    from purgatory_pipeline.spark.spark_session import spark_session
+    from purgatory_pipeline.spark.spark_session import spark_session, unwrapped_errors
     from purgatory_pipeline.time_arguments import parse_span_ms, parse_window
 
     start, end = parse_window(since, until)

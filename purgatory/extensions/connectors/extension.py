@@ -5,14 +5,51 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import grpc
+from pydantic import AfterValidator, BaseModel, BeforeValidator
+from pydantic_settings import NoDecode
 
 from purgatory.extension import Core, Extension, StartupError, own_settings
-from purgatory.extensions.connectors.settings import WithSources
 from purgatory.extensions.connectors.supervised_sources import PRINCIPAL, SupervisedSource, command_of
 from purgatory.service.rpc.grpc_options import server_options
+from purgatory.service.settings import setting
 from purgatory.service.sources.source_table import STATE_NAMES
+from purgatory.source_uri import SourceUri, SourceUriInvalid
+
+
+def _source_uris(given: object) -> object:
+    """Normalize all forms: a line with several URIs, a list, or tables with one URI each."""
+    if isinstance(given, str):
+        return given.split()
+    if isinstance(given, list | tuple):
+        return [one.get("uri", one) if isinstance(one, dict) else one for one in given]
+    return given
+
+
+def _checked_sources(uris: tuple[str, ...]) -> tuple[str, ...]:
+    for number, uri in enumerate(uris, 1):
+        try:
+            SourceUri.parse(uri)
+        except SourceUriInvalid as error:
+            raise ValueError(f"number {number}: {error}") from None
+    return uris
+
+
+class WithSources(BaseModel):
+    """The setting, as the daemon's settings have it."""
+
+    source: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_source_uris), AfterValidator(_checked_sources)] = (
+        setting(
+            (),
+            "Also run this source of marks: kafka://HOST:PORT, postgres://HOST:PORT, redis://HOST:PORT, "
+            "poll+http://HOST:PORT/PATH or poll+sql://HOST:PORT/DATABASE (docs/sources.md). "
+            "May be repeated; in the file a table [[source]] with `uri` for each, in the environment separated by "
+            "spaces.",
+            is_secret=True,  # refused for the very password that it contains
+        )
+    )
 
 
 class ConnectorsExtension(Extension):

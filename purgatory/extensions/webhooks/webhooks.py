@@ -15,8 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from purgatory import sizes
 from purgatory.extensions.webhooks.callback_rules import CallbackNotAllowed, CallbackRules
-from purgatory.extensions.webhooks.dead_letters import DeadLetters
-from purgatory.extensions.webhooks.deliveries import Deliveries, RetrySchedule
+from purgatory.extensions.webhooks.deliveries import DeadLetters, Deliveries, RetrySchedule
 from purgatory.extensions.webhooks.settings import WebhooksSettings
 from purgatory.extensions.webhooks.signing import CannotSendWebhooks, WebhookSigner, body_of
 from purgatory.extensions.webhooks.webhook_poster import (

@@ -24,8 +24,8 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from purgatory.service.access.account import AS_FOR_ALL, OwnShares
 from purgatory.service.access.errors import AccessError
-from purgatory.service.access.own_shares import AS_FOR_ALL, OwnShares
 from purgatory.service.access.roles import NONE, ROLES, Grants, Names, Role
 from purgatory.service.transport.watched_file import read_regular_file
 

@@ -4,7 +4,7 @@ The rule: an account may hold at most `shares.times_free` times the amount that 
 can use up to two thirds of a limit, two accounts up to two fifths each, and there is always room for another account.
 The rule does not depend on the number of accounts, and takes nothing back from an account above its share: it gets
 nothing more until there is more room. Callers without authentication share one account, which is not limited by shares.
-A policy may give a principal another `times_free`, and its own maxima (`own_shares`).
+A policy may give a principal another `times_free`, and its own maxima (`OwnShares`).
 
 The memory budget is such a limit. Everything that can be counted is counted: the engine by the sizes of its tables,
 results and answers by theirs, sessions and calls by their number. A batch is admitted only if its worst case fits,
@@ -20,8 +20,7 @@ from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.engine import Engine
 from purgatory.service.access.account import NOBODY, Account, Accounts
-from purgatory.service.budget.memory_budget import budget_bytes
-from purgatory.service.budget.result_bytes import RESULT_BYTES, RESULT_ITEM_BYTES
+from purgatory.service.budget.memory_budget import RESULT_BYTES, RESULT_ITEM_BYTES, budget_bytes
 from purgatory.service.settings import HostSettings
 
 SESSION_BYTES: Final = 3_000

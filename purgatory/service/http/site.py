@@ -3,7 +3,14 @@
 An ASGI application, served in the daemon's event loop.
 """
 
+from __future__ import annotations
+
 import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
@@ -20,15 +27,139 @@ from uvicorn.server import ServerState
 
 from purgatory.service.budget.shares import MemoryBudget
 from purgatory.service.errors import RpcError
-from purgatory.service.http.browser_guard import FOREIGN_PAGE, WRONG_HOST, is_dns_rebinding, is_foreign_page
 from purgatory.service.http.connect_errors import wrong_method, wrong_path
-from purgatory.service.http.http_acceptor import HttpAcceptor
 from purgatory.service.http.http_connection import HttpConnection
-from purgatory.service.http.http_context import certificate_of, header_of
+from purgatory.service.http.http_context import certificate_of, header_of, headers_of
 from purgatory.service.http.http_limits import HttpLimits
 from purgatory.service.http.probes import PROBES
 from purgatory.service.settings import HttpSettings
 from purgatory.service.transport.tls import Tls
+
+LOGGER: Final = logging.getLogger(__name__)
+
+BACKLOG: Final = 1_024
+ACCEPT_PAUSE_S: Final = 0.1
+"""After a failed accept, for instance because the process has too many open files."""
+
+
+class HttpAcceptor:
+    """Listens from `start` to `stop`. `make` creates a connection."""
+
+    def __init__(
+        self, make: Callable[[], HttpConnection], limits: HttpLimits, context: ssl.SSLContext | None = None
+    ) -> None:
+        self._make: Final = make
+        self._limits: Final = limits
+        self._context: Final = context
+        self._tasks: Final[set[asyncio.Task[None]]] = set()
+        self._opened: Final = contextlib.ExitStack()
+        """The listening sockets. Not closed by their tasks, because one that is cancelled at once does nothing."""
+
+    def start(self, host: str, port: int) -> int:
+        """Listen on all addresses of the host; return the port. Raises OSError."""
+        with contextlib.ExitStack() as opened:
+            sockets = []
+            for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                # If the port is 0, the first socket chooses it, and the others use the same one.
+                listening = socket.create_server((address[0], port, *address[2:]), family=family, backlog=BACKLOG)
+                sockets.append(opened.enter_context(listening))
+                listening.setblocking(False)
+                port = listening.getsockname()[1]
+            self._opened.push(opened.pop_all())
+        for listening in sockets:
+            self._tasks.add(asyncio.get_running_loop().create_task(self._accept(listening)))
+        return port
+
+    async def stop(self) -> None:
+        """Accept no more connections. Open ones are left to the site."""
+        # With the tasks of handshakes, which would otherwise make connections after the stop.
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._opened.close()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listening)
+            except OSError as error:
+                LOGGER.debug("cannot accept an HTTP connection: %s", error)
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            connection = self._make()
+            task = loop.create_task(self._connect(connection, accepted))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            self._limits.add(connection)
+            await asyncio.sleep(0)  # accept does not block while connections are queued
+
+    async def _connect(self, connection: HttpConnection, accepted: socket.socket) -> None:
+        timeout_s = None if self._context is None else self._limits.read_timeout_s
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, accepted, ssl=self._context, ssl_handshake_timeout=timeout_s
+            )
+        except (OSError, TimeoutError, asyncio.CancelledError) as error:
+            # By hand: the transport does not report the loss, although it may have passed on a request already.
+            connection.forget()
+            with contextlib.suppress(OSError):
+                accepted.close()
+            if isinstance(error, asyncio.CancelledError):
+                raise
+
+
+FOREIGN_SITES: Final = frozenset(("cross-site", "same-site"))
+FOREIGN_PAGE: Final = "requests from pages of other sites are refused; names of this daemon: see http.allowed_hosts\n"
+WRONG_HOST: Final = "the Host header must be localhost, an IP address, or one of http.allowed_hosts\n"
+
+
+def is_foreign_page(scope: Scope, allowed_hosts: Sequence[str]) -> bool:
+    """Return whether a page of another origin sent the request. Only browsers send these headers.
+
+    On loopback no credential is needed, and a browser runs programs of other sites on this machine.
+    """
+    # "same-site" is foreign too: another port or subdomain is another program.
+    if any(site.lower() in FOREIGN_SITES for site in headers_of(scope, b"sec-fetch-site")):
+        return True
+    # "Origin: null", as sandboxed frames send it, is a host of that name here and therefore foreign.
+    hosts = {origin.rpartition("//")[2].lower() for origin in headers_of(scope, b"origin")}
+    # A proxy may send its own name as Host, so that the two differ although the page belongs to the daemon.
+    own = (header_of(scope, b"host") or "").lower()
+    return any(host != own and not _is_allowed(host, allowed_hosts) for host in hosts)
+
+
+def is_dns_rebinding(scope: Scope, allowed_hosts: Sequence[str]) -> bool:
+    """Return whether the Host header has a name that a foreign name server could resolve to this machine.
+
+    The page and the daemon then have the same origin, so `is_foreign_page` does not detect it.
+    """
+    return not is_own_host(header_of(scope, b"host"), allowed_hosts)
+
+
+def is_own_host(host: str | None, allowed_hosts: Sequence[str] = ()) -> bool:
+    """Return whether a Host header is localhost, an address, or one of `allowed_hosts` (in lower case)."""
+    if host is None:
+        return True  # HTTP/1.0: no browser
+    name = _name_of(host.lower())
+    if name == "localhost" or name.endswith(".localhost") or _is_allowed(host.lower(), allowed_hosts):
+        return True
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _name_of(host: str) -> str:
+    """Return the name in a Host header, without the port."""
+    return host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+
+
+def _is_allowed(host: str, allowed_hosts: Sequence[str]) -> bool:
+    name = _name_of(host)
+    return any(one in (host, name) or (one[:2] == "*." and name.endswith(one[1:])) for one in allowed_hosts)
+
 
 STOP_S: Final = 1.0
 """Time for requests in progress to end when the site stops."""

@@ -15,8 +15,8 @@ from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.errors import resource_exhausted
 from purgatory.service.listeners.listener import Completed, Listener, Listeners
-from purgatory.service.translate.tail import ended_operation
 from purgatory.service.translate.uniform_columns import is_uniform
+from purgatory.service.translate.views import ended_operation
 
 SUBSCRIBERS_MAX: Final = 32
 SUBSCRIBERS_PER_PRINCIPAL_MAX: Final = 8

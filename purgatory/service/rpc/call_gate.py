@@ -1,27 +1,172 @@
 """Limits on calls, checked when a call arrives, before its request is read."""
 
 import asyncio
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from google.protobuf.descriptor import MethodDescriptor
 from google.rpc import code_pb2
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from purgatory.service.access.account import Account
 from purgatory.service.budget.shares import CALL_BYTES, Shares
 from purgatory.service.errors import RETRY_AFTER_MS, RpcError, resource_exhausted
-from purgatory.service.fair_queue import EVENTS, REGISTRATIONS, CallerQueue, FairQueue
+from purgatory.service.fair_queue import EVENTS, INSPECTIONS, REGISTRATIONS, CallerQueue, FairQueue
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.call import Call, Context, check_account
-from purgatory.service.rpc.call_counts import CallCounts, MethodCounts
 from purgatory.service.rpc.grpc_options import calls_per_connection_max
 from purgatory.service.rpc.incomplete_requests import IncompleteRequests
-from purgatory.service.rpc.strangers import Strangers
 from purgatory.service.settings import LimitsSettings
-from purgatory.service.transport.flood_watch import FloodWatch
+from purgatory.service.transport.flood_watch import REFUSED, FloodWatch
+
+LOGGER: Final = logging.getLogger(__name__)
+
+CODE_NAMES: Final = {number: name for name, number in code_pb2.Code.items()}
+
+EXPECTED_CODES: Final = (
+    code_pb2.OK,
+    code_pb2.CANCELLED,
+    code_pb2.UNKNOWN,
+    code_pb2.INVALID_ARGUMENT,
+    code_pb2.DEADLINE_EXCEEDED,
+    code_pb2.NOT_FOUND,
+    code_pb2.PERMISSION_DENIED,
+    code_pb2.RESOURCE_EXHAUSTED,
+    code_pb2.UNAVAILABLE,
+    code_pb2.UNAUTHENTICATED,
+)
+"""Exported for each method from the start, so that their rate can be queried."""
+
+
+class MethodCounts:
+    """Counts of one method, taken where its calls are served: once per call, and once per message."""
+
+    __slots__ = ("ended", "received_bytes", "sent_bytes")
+
+    def __init__(self, codes: Iterable[int] = EXPECTED_CODES) -> None:
+        self.ended: Final = dict.fromkeys(codes, 0)
+        """By google.rpc.Code."""
+        self.received_bytes = 0
+        self.sent_bytes = 0
+
+    def add_ended(self, code: int) -> None:
+        # Another code gets its series with its first call, which is therefore missing from rates.
+        self.ended[code] = self.ended.get(code, 0) + 1
+
+
+class CallCounts(Collector):
+    """Counts of all methods that are served, each from the moment that it is registered."""
+
+    def __init__(self) -> None:
+        self._by_method: Final[dict[str, MethodCounts]] = {}
+
+    def of(self, method: MethodDescriptor) -> MethodCounts:
+        """Return the counts of a method, by its name; for a standard service, with its name ("Health/Check")."""
+        service = method.containing_service
+        is_ours = service.full_name.startswith("purgatory.")
+        return self._by_method.setdefault(method.name if is_ours else f"{service.name}/{method.name}", MethodCounts())
+
+    def of_unknown(self) -> MethodCounts:
+        """Return the counts of methods that do not exist, as one: their names are the caller's."""
+        return self._by_method.setdefault("unknown", MethodCounts((code_pb2.UNIMPLEMENTED,)))
+
+    def collect(self) -> Iterable[Metric]:
+        calls = CounterMetricFamily(
+            "purgatory_calls_ended", "Calls ended, by method and status.", labels=["method", "code"]
+        )
+        received = CounterMetricFamily("purgatory_received_bytes", "Bytes read over gRPC.", labels=["method"])
+        sent = CounterMetricFamily("purgatory_sent_bytes", "Bytes sent over gRPC.", labels=["method"])
+        for method, counts in self._by_method.items():
+            for code, count in counts.ended.items():
+                calls.add_metric([method, CODE_NAMES.get(code, "UNKNOWN")], count)
+            received.add_metric([method], counts.received_bytes)
+            sent.add_metric([method], counts.sent_bytes)
+        return calls, received, sent
+
+
+PAUSE_S: Final = 0.001
+"""Minimum time between two refusals."""
+FLOOD: Final = 1_000
+"""This many such calls in `LOG_INTERVAL_S` are logged, once."""
+LOG_INTERVAL_S: Final = 10.0
+
+
+class Strangers:
+    """Delays calls without a valid credential, or of no method, before they are refused; at most `waiting_max` at a
+    time, because they hold memory.
+
+    Anyone can make them, thousands on one connection. Refused at once, each would make room for the next, and all other
+    calls would wait in gRPC's one queue behind those that keep arriving. At a limited rate they occupy the streams of
+    their own connection, of which there are `limits.calls_per_connection_max`.
+    """
+
+    def __init__(
+        self, queue: FairQueue, floods: FloodWatch, waiting_max: int, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._queue: Final = queue
+        self._floods: Final = floods
+        self._waiting_max: Final = waiting_max
+        self._now_s: Final = now_s
+        self._as_caller: Final = queue.join("no valid credential, or no method")
+        """All of them take turns as one caller."""
+        self._next: Final = asyncio.Queue[None]()
+        """Holds an item when the next call may be refused."""
+        self._next.put_nowait(None)
+        self.waiting: Final = Counter[str]()
+        """Those that wait, by connection,"""
+        self._waiting_count = 0
+        """and in total."""
+        self._seen: Final = Counter[str]()
+        """Those since `_since_s`, by connection,"""
+        self._seen_count = 0
+        """and in total."""
+        self._since_s = now_s()
+
+    async def turn(self, peer: str) -> None:
+        """Wait until a call from this peer may be refused.
+
+        If too many wait already, the connection with the most of them is closed, and this one is refused now.
+        """
+        self._see(peer)
+        if self._waiting_count >= self._waiting_max:
+            most, calls = self.waiting.most_common(1)[0]
+            self._floods.close(
+                most, REFUSED, f"{calls} of its calls wait to be refused: no valid credential, or no method"
+            )
+            return
+        self.waiting[peer] += 1
+        self._waiting_count += 1
+        try:
+            await self._next.get()
+            asyncio.get_running_loop().call_later(PAUSE_S, self._next.put_nowait, None)
+            await self._queue.turn(self._as_caller, INSPECTIONS)
+        finally:
+            self._waiting_count -= 1
+            self.waiting[peer] -= 1
+            if not self.waiting[peer]:
+                del self.waiting[peer]
+
+    def _see(self, peer: str) -> None:
+        now_s = self._now_s()
+        if now_s - self._since_s >= LOG_INTERVAL_S:
+            self._since_s, self._seen_count = now_s, 0
+            self._seen.clear()
+        self._seen[peer] += 1
+        self._seen_count += 1
+        if self._seen_count == FLOOD:
+            most, calls = self._seen.most_common(1)[0]
+            LOGGER.warning(
+                "%d calls without a valid credential or to unknown methods within %.1f s, over %d connections; %d of "
+                "them from %s: they are refused slowly",
+                FLOOD, now_s - self._since_s, len(self._seen), calls, most,
+            )  # fmt: skip
+
 
 BURST_S: Final = 1.0
 """A caller may be ahead of `limits.calls_per_second` by the calls of this much time, seconds."""

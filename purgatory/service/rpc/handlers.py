@@ -23,8 +23,7 @@ from purgatory.service.access.account import Account, Accounts
 from purgatory.service.errors import RpcError, invalid_argument, shortened
 from purgatory.service.fair_queue import EVENTS, INSPECTIONS, REGISTRATIONS, Turn
 from purgatory.service.rpc.call import Call, Context, Identify
-from purgatory.service.rpc.call_counts import MethodCounts
-from purgatory.service.rpc.call_gate import Admission, AdmissionRules, CallGate
+from purgatory.service.rpc.call_gate import Admission, AdmissionRules, CallGate, MethodCounts
 from purgatory.service.rpc.incomplete_requests import IncompleteRequest
 from purgatory.v1 import purgatory_service_pb2
 

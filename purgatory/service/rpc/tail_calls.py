@@ -9,8 +9,7 @@ from purgatory.service.access.roles import OBSERVE
 from purgatory.service.errors import invalid_argument
 from purgatory.service.host import Host
 from purgatory.service.rpc.call import Call
-from purgatory.service.translate.tail import hot_names_response, is_known_outcome
-from purgatory.service.translate.views import is_known_kind
+from purgatory.service.translate.views import hot_names_response, is_known_kind, is_known_outcome
 from purgatory.v1 import purgatory_service_pb2 as wire
 
 NAMES_MAX: Final = 1_000

@@ -18,7 +18,7 @@ from purgatory import sizes
 from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.completions import Completions
-from purgatory.service.budget.result_bytes import (
+from purgatory.service.budget.memory_budget import (
     FETCHED_BYTES,
     REFUSAL_BYTES,
     RESULT_BYTES,

@@ -9,8 +9,15 @@ from purgatory.engine.codes import OFFSET_MAX
 from purgatory.engine.names import PARTITION_MAX
 from purgatory.service.errors import check_range, invalid_argument
 from purgatory.service.sources.ends_asked import EndsAnswer, EndsQuestion, LogEnd
-from purgatory.service.sources.source_table import LOADING, REFUSED, KnownSource, ManagedSource, SourceStream
-from purgatory.service.sources.stale_index import StaleIndex, Unseen
+from purgatory.service.sources.source_table import (
+    LOADING,
+    REFUSED,
+    KnownSource,
+    ManagedSource,
+    SourceStream,
+    StaleIndex,
+    Unseen,
+)
 from purgatory.service.translate.results import topic_partition
 from purgatory.v1 import source_pb2 as wire
 

@@ -6,14 +6,16 @@ from typing import Any, Final
 from google.protobuf import timestamp_pb2
 from google.protobuf.message import Message
 
+from purgatory import sizes
 from purgatory.engine import codes
 from purgatory.engine.batches import PartitionName
+from purgatory.engine.completions import Completions
 from purgatory.engine.kinds.pace import pace_per_second, remaining_ms
 from purgatory.engine.names import PARTITION_MAX
 from purgatory.engine.views import ItemView, KindCounts, PartitionView, PendingView, RemainingTimes
 from purgatory.service.errors import check_range
 from purgatory.service.sources.source_table import Staleness
-from purgatory.service.translate.results import topic_partition
+from purgatory.service.translate.results import ROW_COLUMNS, fill_partition, topic_partition
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, result_pb2
 
 REMAINING_BOUNDS_MS: Final = (1_000, 10_000, 60_000, 600_000, 3_600_000, 86_400_000)
@@ -136,3 +138,41 @@ def is_known_kind(kind: int) -> bool:
 def kind_statuses(counts_of: Callable[[int], KindCounts]) -> list[purgatory_service_pb2.KindStatus]:
     message = purgatory_service_pb2.KindStatus
     return [message(kind=kind, **_same_fields(KIND_FIELDS, counts_of(kind))) for kind in codes.KINDS]
+
+
+def is_known_outcome(outcome: int) -> bool:
+    """Whether it is a possible outcome of a pending operation."""
+    return outcome in codes.OUTCOMES
+
+
+def hot_names_response(
+    names: Sequence[tuple[int, tuple[str, int]]],
+) -> purgatory_service_pb2.ListHotNamesResponse:
+    """Encode pairs of watch entries and name; a key is (key, -1)."""
+    response = purgatory_service_pb2.ListHotNamesResponse()
+    for watched, name in names:
+        hot = response.names.add(watched=watched)
+        if name[1] < 0:
+            hot.key = name[0]
+        else:
+            hot.topic_partition.CopyFrom(topic_partition(name))
+    return response
+
+
+def ended_operation(
+    completions: Completions, place: int, first_item: int, session_id: str, principal: str, ended_s: float
+) -> purgatory_service_pb2.EndedOperation:
+    """Encode an operation that has ended, with its first items. Unary waits have no session and no id."""
+    count = completions.item_counts[place]
+    message = purgatory_service_pb2.EndedOperation(
+        session_id=session_id,
+        principal=principal,
+        ended_time=timestamp(ended_s),
+        partitions_left_out=max(0, count - sizes.TAIL_ITEMS_MAX),
+    )
+    for column in ROW_COLUMNS:
+        if session_id or column.name != "operation_id":
+            setattr(message, column.name, getattr(completions, column.attribute)[place])
+    for item in range(first_item, first_item + min(count, sizes.TAIL_ITEMS_MAX)):
+        fill_partition(message.partitions.add(), completions, item)
+    return message

@@ -14,9 +14,9 @@ from prometheus_client import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from purgatory.service.fair_queue import FairQueue
-from purgatory.service.rpc import strangers
+from purgatory.service.rpc import call_gate
+from purgatory.service.rpc.call_gate import PAUSE_S, Strangers
 from purgatory.service.rpc.grpc_options import calls_per_connection_max, server_options
-from purgatory.service.rpc.strangers import PAUSE_S, Strangers
 from purgatory.service.settings import LimitsSettings, Settings
 from purgatory.service.transport.flood_watch import FloodWatch
 from tests.abuse.http2 import RawConnection, message
@@ -88,13 +88,13 @@ async def test_flood_is_logged_once_with_its_busiest_connection(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line in each interval, however many calls follow."""
-    monkeypatch.setattr(strangers, "FLOOD", 3)
+    monkeypatch.setattr(call_gate, "FLOOD", 3)
     now_s = 100.0
     turns = Strangers(FairQueue(), FloodWatch(), CALLS, lambda: now_s)
     for _ in range(2):
         for peer in ("ipv4:a", "ipv4:b", "ipv4:a", "ipv4:b", "ipv4:b"):
             await turns.turn(peer)
-        now_s += strangers.LOG_INTERVAL_S
+        now_s += call_gate.LOG_INTERVAL_S
     assert len(caplog.messages) == 2
     assert "over 2 connections; 2 of them from ipv4:a" in caplog.messages[0]
 

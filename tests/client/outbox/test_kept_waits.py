@@ -13,9 +13,9 @@ from purgatory_client.batches import signal as signal_many
 from purgatory_client.errors import OutboxReason
 from purgatory_client.outbox import outbox_file
 from purgatory_client.outbox.outbox_file import OpeningRecord, OutboxFile
+from purgatory_client.outbox.outbox_gate import batch_of as decoded_batch
+from purgatory_client.outbox.outbox_gate import wait_of
 from purgatory_client.results import OperationKind
-from purgatory_client.wire.decode_waits import batch_of as decoded_batch
-from purgatory_client.wire.decode_waits import wait_of
 from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
 
 from purgatory.v1 import operation_pb2

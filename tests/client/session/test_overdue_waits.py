@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from purgatory_client import AsyncClient, Client, ClosedSession, errors, waits
 from purgatory_client.batches import Entry, WaitBatch
-from purgatory_client.session import overdue_waits, session_core
-from purgatory_client.session.overdue_waits import GRACE
-from purgatory_client.session.pending_waits import Ended
+from purgatory_client.session import pending_waits, session_core
+from purgatory_client.session.pending_waits import GRACE, Ended
 from purgatory_client.session.session_core import SessionCore
 from purgatory_client.waits import Wait
 from purgatory_client.wire import sizes
@@ -137,18 +136,18 @@ def test_without_a_timeout_the_daemons_default_counts() -> None:
 
 def test_a_round_visits_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round visits all waits, in small parts."""
-    monkeypatch.setattr(overdue_waits, "VISITS_MIN", 10)
+    monkeypatch.setattr(pending_waits, "VISITS_MIN", 10)
     entries = [one() for _ in range(300)]
     core = submitted(*entries)
     core.receive(receipt(1), 0.1)
-    parts = [len(core.fail_overdue(100.0)) for _ in range(2 * overdue_waits.TURNS_PER_ROUND)]
+    parts = [len(core.fail_overdue(100.0)) for _ in range(2 * pending_waits.TURNS_PER_ROUND)]
     assert parts == [0] * 10 + [30] * 10
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that give the daemon half a second, and check twice as often."""
-    for module in (overdue_waits, session_core):
+    for module in (pending_waits, session_core):
         monkeypatch.setattr(module, "GRACE", 0.5)
     monkeypatch.setattr("purgatory_client.session.session_driver.TURN", 0.1)
 

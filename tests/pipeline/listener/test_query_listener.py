@@ -14,8 +14,7 @@ from purgatory_client.errors import NotFound
 from purgatory_connectors.publisher.observation import Observation, SourceState
 from purgatory_connectors.publisher.publisher import Publisher
 from purgatory_pipeline.listener import PurgatoryListener
-from purgatory_pipeline.listener.end_offsets import committed_marks, ends_of_log, marks_of
-from purgatory_pipeline.listener.query_listener import QuerySource
+from purgatory_pipeline.listener.query_listener import QuerySource, committed_marks, ends_of_log, marks_of
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 

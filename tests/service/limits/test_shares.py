@@ -13,8 +13,7 @@ from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.access.account import Account, Accounts
-from purgatory.service.access.own_shares import AS_FOR_ALL, OwnShares
+from purgatory.service.access.account import AS_FOR_ALL, Account, Accounts, OwnShares
 from purgatory.service.access.roles import ALL
 from purgatory.service.budget.shares import share
 from purgatory.service.errors import BatchRejected, RpcError

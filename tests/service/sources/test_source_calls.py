@@ -24,8 +24,8 @@ from purgatory_client.sources.source_link import (
 from purgatory_client.waits import produce as produce_wait
 
 from purgatory.service.draining import drain
+from purgatory.service.metrics.exposition import SourceMetrics
 from purgatory.service.sources import source_table
-from purgatory.service.sources.source_metrics import SourceMetrics
 from purgatory.v1 import operation_pb2, source_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import PATIENCE_S, eventually
@@ -322,7 +322,7 @@ async def test_metrics_and_log_follow_a_source(caplog: pytest.LogCaptureFixture)
         registry = CollectorRegistry()
         registry.register(SourceMetrics(host.source_links, host.time.now_ms))
         labels = {"source": "a", "principal": ""}
-        with caplog.at_level("INFO", logger="purgatory.service.sources.source_log"):
+        with caplog.at_level("INFO", logger="purgatory.service.sources.source_links"):
             async with attached(served) as (_, link):
                 await link.report(SourceState.LIVE, lag_ms=1_500)
                 await eventually(lambda: registry.get_sample_value("purgatory_source_up", labels) == 1, "it is up")

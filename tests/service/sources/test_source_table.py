@@ -17,8 +17,9 @@ from purgatory.service.sources.source_table import (
     STALE,
     SourceStream,
     SourceTable,
+    StaleIndex,
+    Unseen,
 )
-from purgatory.service.sources.stale_index import StaleIndex, Unseen
 
 TOPICS = ("k/a", "k/ab", "k/b", "p/a", "x")
 PREFIXES = ("k/", "k/a", "k/b", "p/", "k")

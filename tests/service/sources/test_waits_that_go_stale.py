@@ -13,7 +13,7 @@ from purgatory_client.errors import InvalidRequest, WaitExpired, WaitStale
 from purgatory_client.results import MARK_STALE, Outcome, Result
 from purgatory_client.sources.source_link import SourceLink, SourceState, StaleMarks
 
-from purgatory.service.sources.stale_results import UNREPORTED
+from purgatory.service.sources.stale_reaper import UNREPORTED
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.served_host import ServedHost, serving
 
