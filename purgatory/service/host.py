@@ -50,9 +50,8 @@ from purgatory.service.listeners.result_tail import ResultTail
 from purgatory.service.loop_stalls import LoopStalls
 from purgatory.service.reaper import Reaper
 from purgatory.service.registration import Registration
-from purgatory.service.sessions.callbacks import Callbacks
 from purgatory.service.sessions.refused import located
-from purgatory.service.sessions.session import Session
+from purgatory.service.sessions.session import Callbacks, Session
 from purgatory.service.sessions.session_table import Sessions
 from purgatory.service.sessions.unary_waits import OpenWait, UnaryWaits, WaitingCallers
 from purgatory.service.settings import EngineLimitsSettings, HostSettings, Settings

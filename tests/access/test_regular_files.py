@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from purgatory.extensions.webhooks.settings import WebhooksSettings
 from purgatory.extensions.webhooks.signing import CannotSendWebhooks, WebhookSigner
-from purgatory.extensions.webhooks.webhooks import _ssl_context
+from purgatory.extensions.webhooks.webhooks import WebhooksSettings, _ssl_context
 from purgatory.service.access.access_policy import read_policy
 from purgatory.service.access.errors import AccessError
 from purgatory.service.access.json_web_tokens import JsonWebTokens

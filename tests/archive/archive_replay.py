@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from purgatory.engine import codes
+from purgatory.engine import calls, codes
 from purgatory.engine.batches import EventBatch, OperationBatch, PartitionName, ReplicaSets
 from purgatory.engine.calls import (
     Apply,
@@ -36,6 +36,7 @@ from purgatory.extensions.archive.vocabulary import CallStamp, Registrant
 
 Row = dict[str, Any]
 
+CALL_OF = {name: call for call, name in schema.CALL_NAMES.items()}
 KIND_OF = {name: kind for kind, name in codes.KIND_NAMES.items()}
 EVENT_OF = {name: event_type for event_type, name in codes.EVENT_NAMES.items()}
 
@@ -129,23 +130,23 @@ def repeat_call(
     `names` are the stale marks of a call that has several rows. `limit`: how many operations a shutdown may end, if not
     as many as recorded.
     """
-    match row["call"]:
-        case schema.CANCEL:
+    match CALL_OF[row["call"]]:
+        case calls.Cancel:
             return engine.perform(owner(), Cancel(row["operation_ids"]), now_ms).ended
-        case schema.CANCEL_SESSION:
+        case calls.CancelAll:
             return engine.perform(owner(), CancelAll(), now_ms).ended
-        case schema.CANCEL_PARTITION | schema.CANCEL_KEY:
+        case calls.CancelName:
             return engine.perform(None, CancelName((row["topic"], row["partition"])), now_ms).ended
-        case schema.EXTEND:
+        case calls.Extend:
             engine.perform(owner(), Extend(row["operation_ids"], row["timeout_ms"]), now_ms)
             return 0
-        case schema.PAUSE:
+        case calls.Pause:
             engine.perform(None, Pause(row["timeout_ms"]), now_ms)
             return 0
-        case schema.FAIL_STALE:
+        case calls.FailStale:
             return engine.perform(owner(), FailStale(row["operation_ids"], names), now_ms).ended
         case call:
-            assert call == schema.SHUT_DOWN, call
+            assert call is ShutDown, call
             return engine.perform(None, ShutDown(limit or row["ended"]), now_ms).ended
 
 

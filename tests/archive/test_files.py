@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
+from purgatory.engine.calls import CancelName
 from purgatory.extensions.archive import layout, schema
 from purgatory.extensions.archive.files import BATCHES_WAITING_MAX, ArchiveWriter, TableFile, open_archive
 from purgatory.extensions.archive.records import row_record
@@ -22,7 +23,7 @@ HALF_PAST_ONE_MS = 1_700_011_800_000  # 2023-11-15 01:30 UTC
 
 def row(call_number: int, at_ms: int = HALF_PAST_ONE_MS) -> pa.RecordBatch:
     stamp = CallStamp(RUN, call_number, 0, at_ms)
-    record = row_record(schema.CALLS, stamp, call=schema.CANCEL_KEY, topic=f"key-{call_number}", ended=0)
+    record = row_record(schema.CALLS, stamp, call=schema.CALL_NAMES[CancelName], topic=f"key-{call_number}", ended=0)
     return make_rows(schema.CALLS, [record])
 
 

@@ -55,7 +55,7 @@ async def test_every_call_has_its_number_and_outcomes_that_of_the_call_that_ende
 
 @pytest.mark.parametrize("is_closed", [False, True])
 async def test_a_session_that_is_dropped_says_how_its_operations_ended(tmp_path: Path, is_closed: bool) -> None:
-    """When its time to live ends or it is closed, the archive has a cancel_session and its outcomes. Other listeners
+    """When its time to live ends or it is closed, the archive has a cancel_all and its outcomes. Other listeners
     receive nothing, as without an archive.
     """
     kept, listener = ArchivedHost(tmp_path), RecordingListener()
@@ -70,8 +70,8 @@ async def test_a_session_that_is_dropped_says_how_its_operations_ended(tmp_path:
             kept.host.sessions.drop_expired(kept.clock.now_ms())
     await kept.start_and_close()
     assert [(row["call"], row["session_number"], row["ended"]) for row in kept.rows(schema.CALLS)] == [
-        ("cancel_session", 1, 3),
-        ("cancel_session", 2, 3),
+        ("cancel_all", 1, 3),
+        ("cancel_all", 2, 3),
     ]
     outcomes = Counter((row["session_number"], row["outcome"]) for row in kept.rows(schema.OUTCOMES))
     assert outcomes == {(1, "cancelled"): 3, (2, "cancelled"): 3}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, Receipt, Refusal, ReplicaSets
-from purgatory.engine.calls import Apply, CancelAll, PassTime, Register
+from purgatory.engine.calls import Apply, Cancel, CancelAll, PassTime, Register
 from purgatory.engine.engine import Engine
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, OPERATION
 from purgatory.engine.limits import EngineLimits
@@ -246,7 +246,9 @@ def test_an_operation_of_a_billion_items_has_one_row() -> None:
 def test_calls_and_markers_are_single_rows() -> None:
     """Omitted values are null."""
     common = {"run_id": "run-a", "call_number": 3, "time_ms": 5, "at": 1_700_000_000_005}
-    record = row_record(schema.CALLS, stamp(3), call=schema.CANCEL, session_number=2, operation_ids=[1, 9], ended=1)
+    record = row_record(
+        schema.CALLS, stamp(3), call=schema.CALL_NAMES[Cancel], session_number=2, operation_ids=[1, 9], ended=1
+    )
     [call] = plain(make_rows(schema.CALLS, [record]))
     assert call == common | {
         "call": "cancel", "session_number": 2, "operation_ids": [1, 9], "topic": None, "partition": None, "ended": 1,
@@ -261,10 +263,12 @@ def test_calls_and_markers_are_single_rows() -> None:
 
 def test_a_marker_of_a_gap_that_is_lost_itself_is_told_again() -> None:
     """If a DROPPED marker is lost itself, the next marker counts the rows of both gaps."""
-    lost = Span([row_record(schema.CALLS, stamp(3), call=schema.CANCEL), row_record(schema.CALLS, stamp(7))])
+    lost = Span(
+        [row_record(schema.CALLS, stamp(3), call=schema.CALL_NAMES[Cancel]), row_record(schema.CALLS, stamp(7))]
+    )
     again = Span(lost.dropped_markers())
     alone_again = [(record.extra["rows"], record.extra["last_call_number"]) for record in again.dropped_markers()]
-    again.extend(Span([row_record(schema.CALLS, stamp(9), call=schema.CANCEL)]))
+    again.extend(Span([row_record(schema.CALLS, stamp(9), call=schema.CALL_NAMES[Cancel])]))
     [record] = again.dropped_markers()
     assert alone_again == [(2, 7)]
     assert (record.stamp, record.extra["table"], record.extra["rows"]) == (stamp(3), schema.CALLS, 3)

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
+from purgatory.engine.calls import CancelName
 from purgatory.extensions.archive import vocabulary
 from purgatory.extensions.archive.records import row_record
 from purgatory.extensions.archive.vocabulary import CallStamp
@@ -52,7 +53,7 @@ async def linked(*processes: NotingProcess) -> ThreadLink:
 def send(link: ThreadLink, number: int, size: int = 0) -> None:
     """Send a call with this number, in a frame of at least this size."""
     stamp = CallStamp(RUN, number, 5, 6)
-    record = row_record(vocabulary.CALLS, stamp, call=vocabulary.CANCEL_KEY, topic="k" * size, ended=number)
+    record = row_record(vocabulary.CALLS, stamp, call=vocabulary.CALL_NAMES[CancelName], topic="k" * size, ended=number)
     link.send((), [record])
 
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from purgatory.extensions.webhooks.extension import delete_dead_letters, list_dead_letters, resend_dead_letters
-from purgatory.extensions.webhooks.settings import WebhooksSettings
 from purgatory.extensions.webhooks.signing import CannotSendWebhooks, WebhookSigner, body_of
-from purgatory.extensions.webhooks.webhooks import Webhooks
+from purgatory.extensions.webhooks.webhooks import Webhooks, WebhooksSettings
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ALL, WAIT, Grants, Names
 from purgatory.service.rpc.call import Call

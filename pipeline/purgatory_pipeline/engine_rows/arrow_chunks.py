@@ -35,12 +35,11 @@ NUMBERS: Final[dict[str, dict[str, str]]] = {
 }
 """Columns of numbers, and their names in a chunk."""
 
-CALL_CODES: Final = {name: place for place, name in enumerate(CALL_NAMES)}
 WORDS: Final[dict[str, tuple[str, dict[str, int]]]] = {
     REGISTRATIONS: ("kind", {name: code for code, name in codes.KIND_NAMES.items()}),
     OUTCOMES: ("outcome", {name: code for code, name in codes.OUTCOME_NAMES.items()}),
     EVENTS: ("type", {name: code for code, name in codes.EVENT_NAMES.items()}),
-    CALLS: ("call", CALL_CODES),
+    CALLS: ("call", {name: place for place, name in enumerate(CALL_NAMES.values())}),
 }
 """The column of each table that holds one of a few words, with their codes. A chunk of calls names it `what`."""
 

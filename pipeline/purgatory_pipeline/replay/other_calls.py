@@ -8,22 +8,15 @@ from typing import Final
 import numpy as np
 
 from purgatory.engine import calls as codes
+from purgatory.engine.calls import Cancel, CancelAll, CancelName, Extend, FailStale, Pause, ShutDown
 from purgatory.engine.codes import SHUTTING_DOWN
-from purgatory.extensions.archive.schema import (
-    CALL_NAMES,
-    CALLS,
-    CANCEL,
-    CANCEL_KEY,
-    CANCEL_PARTITION,
-    CANCEL_SESSION,
-    EXTEND,
-    FAIL_STALE,
-    PAUSE,
-    SHUT_DOWN,
-)
+from purgatory.extensions.archive.schema import CALL_NAMES, CALLS
 from purgatory_pipeline.engine_rows.row_chunk import Column, Name, RowChunk
 from purgatory_pipeline.engine_rows.tape_steps import NOTHING, TapeSteps
 from purgatory_pipeline.replay.open_operations import OpenOperations
+
+RECORDED: Final = list(CALL_NAMES)
+"""The calls by their codes in a chunk."""
 
 
 class EndedByCalls:
@@ -48,31 +41,16 @@ class EndedByCalls:
         found: list[int] = np.concatenate([NOTHING, *self._ids]).tolist()
         return found
 
-    def add_ids(self, call: int, time: int, code: int, ids: Column) -> None:
-        """Adds a call that ends or extends ids."""
+    def add(self, call: int, time: int, code: int, count: int) -> None:
+        """Add a step of the tape."""
+        self._rows.append((call, time, code, count))
+
+    def add_ids(self, call: int, time: int, code: int, ids: Column) -> bool:
+        """Add a call that ends or extends ids. Returns whether there are any."""
         if len(ids):
-            self._rows.append((call, time, code, len(ids)))
+            self.add(call, time, code, len(ids))
             self._ids.append(ids)
-
-    def add_extension(self, call: int, time: int, ids: Column, timeout_ms: int) -> None:
-        """Adds a call that moves the deadlines of ids."""
-        if len(ids):
-            self.add_ids(call, time, codes.EXTEND, ids)
-            self.extensions_ms.append(timeout_ms)
-
-    def add_stale(self, call: int, time: int, ids: Column, stale: set[Name]) -> None:
-        """Adds a call that fails ids because of marks that are stale."""
-        self.add_ids(call, time, codes.FAIL_STALE, ids)
-        self.stale.update(dict.fromkeys(ids.tolist(), stale))
-
-    def add_pause(self, call: int, time: int, pause_ms: int) -> None:
-        """Adds a time in which the daemon could not receive anything."""
-        self._rows.append((call, time, codes.PAUSE, pause_ms))
-
-    def add_name(self, call: int, time: int, name: Name) -> None:
-        """Adds a call that ends everything waiting on a name."""
-        self._rows.append((call, time, codes.CANCEL_NAME, 1))
-        self.names.append(name)
+        return len(ids) > 0
 
 
 class OtherCalls:
@@ -91,25 +69,27 @@ class OtherCalls:
         if self._chunk is None:
             return found
         assert self._chunk.table == CALLS, self._chunk.table
-        columns = self._chunk.columns
-        rows = zip(columns["call"].tolist(), columns["time"].tolist(), columns["what"].tolist(), strict=True)
+        columns, names = self._chunk.columns, self._chunk.names
+        numbers = (columns["call"], columns["time"], columns["what"], self._chunk.column("timeout_ms"))
         shut_down, was = self._shut_down_before, self._operations.recorded
-        for row, (call, time, what) in enumerate(rows):
-            name = CALL_NAMES[what]
-            if name == CANCEL:
-                found.add_ids(call, time, codes.CANCEL, self._cancelled_ids[row])
-            elif name == EXTEND:
-                timeout_ms = int(self._chunk.column("timeout_ms")[row])
-                found.add_extension(call, time, self._cancelled_ids[row], timeout_ms)
-            elif name == PAUSE:
-                found.add_pause(call, time, int(self._chunk.column("timeout_ms")[row]))
-            elif name == CANCEL_SESSION:
+        for row, (call, time, what, timeout_ms) in enumerate(zip(*(one.tolist() for one in numbers), strict=True)):
+            kind, ids = RECORDED[what], self._cancelled_ids[row]
+            if kind is Cancel:
+                found.add_ids(call, time, codes.CANCEL, ids)
+            elif kind is Extend:
+                if found.add_ids(call, time, codes.EXTEND, ids):
+                    found.extensions_ms.append(timeout_ms)
+            elif kind is Pause:
+                found.add(call, time, codes.PAUSE, timeout_ms)
+            elif kind is CancelAll:
                 of_session = self._operations["session"] == self._chunk.column("session")[row]
                 found.add_ids(call, time, codes.CANCEL, self._open_at(call, of_session))
-            elif name in (CANCEL_PARTITION, CANCEL_KEY):
-                found.add_name(call, time, self._chunk.names[columns["name"][row]])
-            elif name == FAIL_STALE:
-                found.add_stale(call, time, self._cancelled_ids[row], self._stale_names[call])
+            elif kind is CancelName:
+                found.add(call, time, codes.CANCEL_NAME, 1)
+                found.names.append(names[columns["name"][row]])
+            elif kind is FailStale:
+                found.add_ids(call, time, codes.FAIL_STALE, ids)
+                found.stale.update(dict.fromkeys(ids.tolist(), self._stale_names[call]))
             elif recorded:
                 own_end = (was.outcome == SHUTTING_DOWN) & (was.call == call)
                 found.add_ids(call, time, codes.SHUT_DOWN, self._operations["ids"][own_end])
@@ -128,7 +108,7 @@ class OtherCalls:
         chunk = self._chunk
         assert chunk is not None, "no calls"
         found: dict[int, set[Name]] = {}
-        for row in np.flatnonzero(chunk.columns["what"] == CALL_NAMES.index(FAIL_STALE)).tolist():
+        for row in np.flatnonzero(chunk.columns["what"] == RECORDED.index(FailStale)).tolist():
             found.setdefault(int(chunk.columns["call"][row]), set()).add(chunk.names[chunk.columns["name"][row]])
         return found
 
@@ -153,5 +133,5 @@ class OtherCalls:
 
 
 def _last_shut_down(chunk: RowChunk) -> int:
-    calls = chunk.columns["call"][chunk.columns["what"] == CALL_NAMES.index(SHUT_DOWN)]
+    calls = chunk.columns["call"][chunk.columns["what"] == RECORDED.index(ShutDown)]
     return int(calls[-1]) if len(calls) else -1

@@ -17,9 +17,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from purgatory import __version__, sizes
 from purgatory.engine import codes
-from purgatory.engine.batches import PartitionName, Refusal
+from purgatory.engine.batches import Refusal
 from purgatory.engine.calls import (
     Apply,
+    Call,
     Cancel,
     CancelAll,
     CancelName,
@@ -186,26 +187,31 @@ class ArchiveListener(Listener):
                 # A call of Wait that ends cancels what is left of it, which is nothing most of the time.
                 if session is not None or receipt.ended:
                     ids = [min(one, vocabulary.INT64_MAX) for one in ids[: len(receipt.were_pending)]]
-                    self._add_call(event, vocabulary.CANCEL, session_number=number, operation_ids=ids)
+                    self._add_call(event, session_number=number, operation_ids=ids)
             case CancelAll():
                 assert session is not None, "unary waits are cancelled by id"
                 if receipt.ended or not session.dropped:
-                    self._add_call(event, vocabulary.CANCEL_SESSION, session_number=number)
+                    self._add_call(event, session_number=number)
             case CancelName(name=(topic, partition)):
-                what = vocabulary.CANCEL_KEY if partition == vocabulary.NO_PARTITION else vocabulary.CANCEL_PARTITION
-                self._add_call(event, what, topic=topic, partition=partition)
+                self._add_call(event, topic=topic, partition=partition)
             case Extend(operation_ids=ids, timeout_ms=timeout_ms):
                 if extended := list(compress(ids, receipt.were_pending)):
-                    row = {"session_number": number, "operation_ids": extended, "timeout_ms": timeout_ms}
-                    self._add_call(event, vocabulary.EXTEND, **row)
+                    self._add_call(event, session_number=number, operation_ids=extended, timeout_ms=timeout_ms)
             case FailStale(operation_ids=ids, stale=stale):
-                self._add_stale(event, ids[: len(receipt.were_pending)], sorted(stale), number)
+                # A row for each stale partition. Only the first has the operations, so that they are counted once.
+                stamp, ids, ended = self._begin(now_ms), ids[: len(receipt.were_pending)], receipt.ended
+                for topic, partition in sorted(stale):
+                    self._add_row(
+                        stamp, event.call, ended, session_number=number, topic=topic, partition=partition,
+                        operation_ids=ids,
+                    )  # fmt: skip
+                    ids, ended = [], 0
             case ShutDown():
                 if receipt.ended:
-                    self._add_call(event, vocabulary.SHUT_DOWN)
+                    self._add_call(event)
             case Pause(pause_ms=pause_ms):
                 if not receipt.unchanged:
-                    self._add_call(event, vocabulary.PAUSE, timeout_ms=pause_ms)
+                    self._add_call(event, timeout_ms=pause_ms)
 
     def refused_unseen(self, event: Called) -> None:
         """Record the batch, unless the archive itself is the reason for the refusal: then its queue is full."""
@@ -285,21 +291,12 @@ class ArchiveListener(Listener):
 
     # Internals.
 
-    def _add_call(self, event: Called, call: str, **values: object) -> None:
-        stamp = self._begin(event.now_ms)
-        self._records.append(row_record(vocabulary.CALLS, stamp, call=call, ended=event.receipt.ended, **values))
+    def _add_call(self, event: Called, **values: object) -> None:
+        self._add_row(self._begin(event.now_ms), event.call, event.receipt.ended, **values)
 
-    def _add_stale(self, event: Called, ids: list[int], stale: list[PartitionName], number: int) -> None:
-        """Add a row for each stale partition; only the first has the operations, so that they are counted once."""
-        stamp = self._begin(event.now_ms)
-        for place, (topic, partition) in enumerate(stale):
-            own, ended = ([], 0) if place else (ids, event.receipt.ended)
-            self._records.append(
-                row_record(
-                    vocabulary.CALLS, stamp, call=vocabulary.FAIL_STALE, session_number=number, topic=topic,
-                    partition=partition, operation_ids=own, ended=ended,
-                )
-            )  # fmt: skip
+    def _add_row(self, stamp: CallStamp, call: Call, ended: int, **values: object) -> None:
+        name = vocabulary.CALL_NAMES[type(call)]
+        self._records.append(row_record(vocabulary.CALLS, stamp, call=name, ended=ended, **values))
 
     def _begin(self, now_ms: int) -> CallStamp:
         self.call_finished()  # an interrupted call is recorded too

@@ -139,10 +139,10 @@ TABLE_COLUMNS: Final[dict[str, list[TableColumn]]] = {
     CALLS: [
         *_COMMON,
         _given("call", WORD),  # CALL_NAMES
-        TableColumn("session_number", INT64, FEW_VALUES),  # cancel, cancel_session, fail_stale, extend
+        TableColumn("session_number", INT64, FEW_VALUES),  # cancel, cancel_all, fail_stale, extend
         # cancel: as requested; extend: those that were pending; fail_stale: in the first row
         TableColumn("operation_ids", INT64_LIST),
-        *_NAME,  # cancel_partition: the partition; cancel_key: the key; fail_stale: a stale mark
+        *_NAME,  # cancel_name: the partition or key; fail_stale: a stale mark
         _given("ended", INT32),
         TableColumn("timeout_ms", INT64, FEW_VALUES),  # extend: from this call on; pause: its length
     ],

@@ -1,11 +1,13 @@
 """Names and codes used in an archive: tables, kinds of call and marker, and the stamp of a call. Needs no Arrow."""
 
+import re
 from typing import Final, NamedTuple
 
+from purgatory.engine.calls import Call, Cancel, CancelAll, CancelName, Extend, FailStale, Pause, ShutDown
+
 __all__ = [
-    "ACCEPTED", "CALLS", "CALL_NAMES", "CANCEL", "CANCEL_KEY", "CANCEL_PARTITION", "CANCEL_SESSION", "CRASHED",
-    "DROPPED", "ENDED", "EVENTS", "EXTEND", "FAIL_STALE", "MARKERS", "MARKER_NAMES", "NO_PARTITION", "OUTCOMES",
-    "PAUSE", "REGISTRATIONS", "SHUT_DOWN", "STARTED", "TABLES",
+    "ACCEPTED", "CALLS", "CALL_NAMES", "CRASHED", "DROPPED", "ENDED", "EVENTS", "MARKERS", "MARKER_NAMES",
+    "NO_PARTITION", "OUTCOMES", "REGISTRATIONS", "STARTED", "TABLES",
 ]  # fmt: skip
 
 INT64_MAX: Final = 2**63 - 1
@@ -24,18 +26,13 @@ NO_PARTITION: Final = -1
 ACCEPTED: Final = 0
 """`refusal_code` of an accepted row; any other value is a google.rpc.Code."""
 
-# Kinds of call in the table `calls`: every change to an engine except registrations, events and the clock.
-CANCEL: Final = "cancel"
-CANCEL_SESSION: Final = "cancel_session"
-CANCEL_PARTITION: Final = "cancel_partition"
-CANCEL_KEY: Final = "cancel_key"
-SHUT_DOWN: Final = "shut_down"
-FAIL_STALE: Final = "fail_stale"
-"""Operations failed because their marks were stale. One row per stale mark; the first row has the operation ids."""
-EXTEND: Final = "extend"
-PAUSE: Final = "pause"
-"""The daemon could not receive anything for `timeout_ms`, which silences and stale timeouts do not count."""
-CALL_NAMES: Final = (CANCEL, CANCEL_SESSION, CANCEL_PARTITION, CANCEL_KEY, SHUT_DOWN, FAIL_STALE, EXTEND, PAUSE)
+CALL_NAMES: Final[dict[type[Call], str]] = {
+    call: re.sub(r"\B([A-Z])", r"_\1", call.__name__).lower()
+    for call in (Cancel, CancelAll, CancelName, ShutDown, FailStale, Extend, Pause)
+}
+"""The calls of the table `calls`, and their names there: every change to an engine except registrations, events and the
+clock. A `FailStale` has a row for each stale mark; the first row has the operation ids.
+"""
 
 # Kinds of marker in the table `markers`.
 STARTED: Final = "started"

@@ -5,9 +5,8 @@ from typing import Final
 
 from purgatory import sizes
 from purgatory.extension import Core, Extension, StartupError, own_settings
-from purgatory.extensions.webhooks.settings import WithWebhooks
 from purgatory.extensions.webhooks.signing import CannotSendWebhooks
-from purgatory.extensions.webhooks.webhooks import Webhooks
+from purgatory.extensions.webhooks.webhooks import Webhooks, WithWebhooks
 from purgatory.service.errors import invalid_argument
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.recovery import OpenJournal

@@ -8,15 +8,15 @@ import secrets
 import ssl
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from pydantic import BaseModel, model_validator
 
 from purgatory import sizes
 from purgatory.extensions.webhooks.callback_rules import CallbackNotAllowed, CallbackRules
 from purgatory.extensions.webhooks.deliveries import DeadLetters, Deliveries, RetrySchedule
-from purgatory.extensions.webhooks.settings import WebhooksSettings
 from purgatory.extensions.webhooks.signing import CannotSendWebhooks, WebhookSigner, body_of
 from purgatory.extensions.webhooks.webhook_poster import (
     DELIVERED,
@@ -32,9 +32,9 @@ from purgatory.service.errors import invalid_argument
 from purgatory.service.fair_queue import REGISTRATIONS
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.sessions.callbacks import Callbacks, WebhookCounts
 from purgatory.service.sessions.outbox import ResultSlice
-from purgatory.service.sessions.session import Callback, Session, SessionKey
+from purgatory.service.sessions.session import Callback, Callbacks, Session, SessionKey, WebhookCounts
+from purgatory.service.settings import Count, DurationMs, FilePath, HostNames, SettingsGroup, setting
 from purgatory.service.translate.results import fill_row
 from purgatory.service.transport.outbound import system_addresses
 from purgatory.service.transport.watched_file import WatchedFile, read_regular_file
@@ -443,3 +443,44 @@ def _other_callback(session: Session) -> str:
     if session.callback is None:
         return "the session is read from a stream; a callback needs a session of its own"
     return "the session has another callback; another one needs a session of its own"
+
+
+class WebhooksSettings(SettingsGroup):
+    """Webhooks: results that are POSTed to a callback (docs/webhooks.md)."""
+
+    allowed_hosts: HostNames = setting(
+        "",
+        "Hosts that callers may name in callback URLs, separated by spaces: host, host:port, host:* for any port, "
+        "*.example.org for all names below. Empty: no callbacks.",
+    )
+    allow_http: bool = setting(False, "Also accept http:// URLs; webhooks are then signed, but not encrypted.")
+    allow_private: bool = setting(
+        False, "Also connect to allowed hosts with private, loopback or link-local addresses."
+    )
+    secret_file: FilePath | None = setting(
+        None, "Secrets for signing webhooks, whsec_..., one per line. Reloaded when it changes."
+    )
+    ca_file: FilePath | None = setting(None, "Authorities to trust for receivers (PEM). Default: those of the system.")
+    timeout_ms: DurationMs = setting(10_000, "Time for a receiver to answer before the attempt fails.")
+    retry_first_ms: DurationMs = setting(
+        5_000, "Pause after the first failed attempt; doubles with each further one, minus a random part of up to half."
+    )
+    retry_longest_ms: DurationMs = setting(3_600_000, "Longest pause between two attempts.")
+    give_up_ms: DurationMs = setting(
+        86_400_000, "A result that is undeliverable for this long becomes a dead letter. A restart resets this time."
+    )
+    dead_letters_max: Count = setting(
+        1_000, "Dead letters kept. At the limit, the oldest letter of the principal with the most is dropped."
+    )
+
+    @model_validator(mode="after")
+    def _signed(self) -> Self:
+        if self.allowed_hosts and self.secret_file is None:
+            raise ValueError("webhooks are signed: allowed_hosts needs secret_file")
+        return self
+
+
+class WithWebhooks(BaseModel):
+    """The group, as the daemon's settings have it."""
+
+    webhooks: WebhooksSettings = WebhooksSettings()

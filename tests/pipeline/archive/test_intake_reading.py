@@ -7,6 +7,7 @@ import pytest
 from purgatory_pipeline.archive.catalog import find_archive, spark_schema
 from pyspark.sql import SparkSession
 
+from purgatory.engine.calls import CancelAll, CancelName
 from purgatory.extensions.archive import schema
 from tests.pipeline.archive.histories import START, History, small_history
 
@@ -39,15 +40,15 @@ def test_topics_keep_rows_without_a_topic(spark: SparkSession, tmp_path: Path) -
     history = History()
     for place, topic in enumerate(("orders", "payments", "orders", "key-7")):
         history.register(place + 1, topic=topic)
-    history.add(schema.CALLS, 9, call=schema.CANCEL_SESSION)
-    history.add(schema.CALLS, 9, call=schema.CANCEL_KEY, topic="key-7")
-    history.add(schema.CALLS, 9, call=schema.CANCEL_KEY, topic="key-8")
+    history.add(schema.CALLS, 9, call=schema.CALL_NAMES[CancelAll])
+    history.add(schema.CALLS, 9, call=schema.CALL_NAMES[CancelName], topic="key-7")
+    history.add(schema.CALLS, 9, call=schema.CALL_NAMES[CancelName], topic="key-8")
     history.write(tmp_path)
     archive = find_archive(str(tmp_path))
     registered = archive.read(spark, schema.REGISTRATIONS, topics=["orders", "key-7"])
     assert sorted(row.operation_id for row in registered.collect()) == [1, 3, 4]
     calls = archive.read(spark, schema.CALLS, topics=["orders", "key-7"])
-    assert sorted(row.call for row in calls.collect()) == [schema.CANCEL_KEY, schema.CANCEL_SESSION]
+    assert sorted(row.call for row in calls.collect()) == [schema.CALL_NAMES[CancelName], schema.CALL_NAMES[CancelAll]]
 
 
 def test_folder_may_have_any_name(spark: SparkSession, tmp_path: Path) -> None:

@@ -66,13 +66,15 @@ class Recorder:
         self._expire(now_ms)
         ended = self._engine.perform(self._owners[registrant], Cancel([operation_id]), now_ms).ended
         number = self._registrants[registrant].session_number
-        self._note(now_ms, call=schema.CANCEL, session_number=number, operation_ids=[operation_id], ended=ended)
+        self._note(
+            now_ms, call=schema.CALL_NAMES[Cancel], session_number=number, operation_ids=[operation_id], ended=ended
+        )
 
     def shut_down(self, now_ms: int) -> None:
         """Ends the operations that are still pending and writes the files of the run."""
         self._expire(now_ms)
         while ended := self._engine.perform(None, ShutDown(ENDED_PER_CALL), now_ms).ended:
-            self._note(now_ms, call=schema.SHUT_DOWN, ended=ended)
+            self._note(now_ms, call=schema.CALL_NAMES[ShutDown], ended=ended)
         self._write()
         self._mark(now_ms, marker=schema.ENDED)
         self._writer.roll()
