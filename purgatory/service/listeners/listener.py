@@ -8,7 +8,6 @@ A hook must not block, change the host, or modify batches, receipts and completi
 this listener only (see `Listeners`).
 """
 
-import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -219,18 +218,56 @@ class Listeners(Listener):
     def held_bytes(self) -> int:
         return sum(self._answers(Listener.held_bytes))
 
+    def called(self, event: Called) -> None:
+        self._tell(Listener.called, event)
 
-def _fan_out(hook: Hook) -> Hook:
-    def tell(self: Listeners, *event: object) -> None:
-        self._tell(hook, *event)
+    def refused_unseen(self, event: Called) -> None:
+        self._tell(Listener.refused_unseen, event)
 
-    return functools.wraps(hook)(tell)
+    def completed(self, event: Completed) -> None:
+        self._tell(Listener.completed, event)
 
+    def discarded(self, event: Completed) -> None:
+        self._tell(Listener.discarded, event)
 
-for _hook in vars(Listener).copy().values():
-    # The hooks that return nothing. `hook_failed` is about one listener only.
-    if callable(_hook) and _hook.__name__ not in vars(Listeners) and _hook is not Listener.hook_failed:
-        setattr(Listeners, _hook.__name__, _fan_out(_hook))
+    def call_finished(self) -> None:
+        self._tell(Listener.call_finished)
+
+    def refused(self, refusals: Sequence[Refusal]) -> None:
+        self._tell(Listener.refused, refusals)
+
+    def call_refused(self, reason: str) -> None:
+        self._tell(Listener.call_refused, reason)
+
+    def refused_in_session(self, session: Session, refused: Sequence[RefusedOperation]) -> None:
+        self._tell(Listener.refused_in_session, session, refused)
+
+    def session_opened(self) -> None:
+        self._tell(Listener.session_opened)
+
+    def session_dropped(self, session: Session) -> None:
+        self._tell(Listener.session_dropped, session)
+
+    def acknowledged(self, session: Session) -> None:
+        self._tell(Listener.acknowledged, session)
+
+    def stream_connected(self) -> None:
+        self._tell(Listener.stream_connected)
+
+    def stream_disconnected(self) -> None:
+        self._tell(Listener.stream_disconnected)
+
+    def waited_for_turn(self, work: int, us: int) -> None:
+        self._tell(Listener.waited_for_turn, work, us)
+
+    def tick(self) -> None:
+        self._tell(Listener.tick)
+
+    def loop_lag_ms(self, ms: float) -> None:
+        self._tell(Listener.loop_lag_ms, ms)
+
+    def reaper_failed(self) -> None:
+        self._tell(Listener.reaper_failed)
 
 
 class Journal(Listener):
