@@ -1,6 +1,5 @@
 """Names and codes used in an archive: tables, kinds of call and marker, and the stamp of a call. Needs no Arrow."""
 
-import re
 from typing import Final, NamedTuple
 
 from purgatory.engine.calls import Call, Cancel, CancelAll, CancelName, Extend, FailStale, Pause, ShutDown
@@ -27,8 +26,13 @@ ACCEPTED: Final = 0
 """`refusal_code` of an accepted row; any other value is a google.rpc.Code."""
 
 CALL_NAMES: Final[dict[type[Call], str]] = {
-    call: re.sub(r"\B([A-Z])", r"_\1", call.__name__).lower()
-    for call in (Cancel, CancelAll, CancelName, ShutDown, FailStale, Extend, Pause)
+    Cancel: "cancel",
+    CancelAll: "cancel_all",
+    CancelName: "cancel_name",
+    ShutDown: "shut_down",
+    FailStale: "fail_stale",
+    Extend: "extend",
+    Pause: "pause",
 }
 """The calls of the table `calls`, and their names there: every change to an engine except registrations, events and the
 clock. A `FailStale` has a row for each stale mark; the first row has the operation ids.
