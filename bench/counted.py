@@ -154,8 +154,8 @@ def expire(operations: int) -> None:
 
 def translate(operations: int) -> None:
     """The daemon's part of the column path, without a network: decode, engine, encode."""
-    from purgatory.service.sessions.outbox import slices_of
     from purgatory.service.translate.operations import parts_from_columns
+    from purgatory.service.translate.result_slices import slices_of
     from purgatory.service.translate.results import fill_batch
     from purgatory.v1 import operation_pb2
     from purgatory.v1 import purgatory_service_pb2 as wire

@@ -14,7 +14,6 @@ from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.service.access.account import Account
 from purgatory.service.gate import Gate
 from purgatory.service.listeners.listener import Called, Listener
-from purgatory.service.sessions.outbox import slices_of
 from purgatory.service.sessions.refused import (
     RefusedOperation,
     engine_receipt,
@@ -25,6 +24,7 @@ from purgatory.service.sessions.refused import (
 )
 from purgatory.service.sessions.session import Session
 from purgatory.service.translate.operations import OperationRun
+from purgatory.service.translate.result_slices import slices_of
 
 Perform = Callable[[Account, Session, Register], Receipt]
 """`Host.perform` for a registration. Raises `BatchRejected` if the columns cannot be decoded."""

@@ -12,8 +12,8 @@ from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
 from purgatory.engine.completions import Completions
 from purgatory.service.errors import BatchRejected, RpcError
-from purgatory.service.sessions.outbox import slices_of
 from purgatory.service.translate.operations import parts_from_columns, parts_from_rows, run_from_row
+from purgatory.service.translate.result_slices import slices_of
 from purgatory.service.translate.results import fill_columns, fill_rows
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, result_pb2
 

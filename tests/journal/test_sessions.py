@@ -19,8 +19,7 @@ from purgatory.engine.snapshot.live_set import LiveSet
 from purgatory.journal.row_codec import pack_results, unpack_results
 from purgatory.journal.statements import SessionRows, StatementBuilder
 from purgatory.service.rpc.session_requests import register_or_refuse
-from purgatory.service.sessions.outbox import slices_of
-from purgatory.service.sessions.packed import packed
+from purgatory.service.translate.result_slices import packed, slices_of
 from purgatory.testing import ManualClock
 from tests.journal.kit import JournaledHost, copy_files, keep, new_host, register
 from tests.service.test_refused_ids import batch_of

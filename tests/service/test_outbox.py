@@ -12,7 +12,8 @@ from purgatory.engine.calls import Register
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.sessions.outbox import UNLIMITED, Outbox, ResultSlice, slices_of
+from purgatory.service.sessions.outbox import UNLIMITED, Outbox
+from purgatory.service.translate.result_slices import ResultSlice, slices_of
 from purgatory.service.translate.results import fill_rows
 from purgatory.v1 import purgatory_service_pb2
 

@@ -12,10 +12,10 @@ from purgatory.engine.completions import (
     Completions,
     FetchedPartition,
 )
-from purgatory.service.sessions.outbox import ResultSlice, slices_of
 from purgatory.service.sessions.refused import RefusedOperation, refused_completions
 from purgatory.service.translate.events import events_from_rows
 from purgatory.service.translate.operations import parts_from_columns, parts_from_rows
+from purgatory.service.translate.result_slices import ResultSlice, slices_of
 from purgatory.service.translate.results import event_refusals, fill_columns, fill_rows
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
 from tests.kit.messages import key_signalled, produce, signal

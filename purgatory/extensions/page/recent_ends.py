@@ -9,7 +9,7 @@ from typing import Any, Final
 from purgatory.engine.codes import SATISFIED
 from purgatory.engine.completions import RESULT_COLUMNS, RESULT_ITEM_COLUMNS, Completions
 from purgatory.service.listeners.listener import Completed, Listener
-from purgatory.service.sessions.outbox import Results
+from purgatory.service.translate.result_slices import Results
 
 ENDS_MAX: Final = 300
 """Maximum of recorded operations."""

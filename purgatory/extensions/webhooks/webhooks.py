@@ -32,9 +32,9 @@ from purgatory.service.errors import invalid_argument
 from purgatory.service.fair_queue import REGISTRATIONS
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.sessions.outbox import ResultSlice
 from purgatory.service.sessions.session import Callback, Callbacks, Session, SessionKey, WebhookCounts
 from purgatory.service.settings import Count, DurationMs, FilePath, HostNames, SettingsGroup, setting
+from purgatory.service.translate.result_slices import ResultSlice
 from purgatory.service.translate.results import fill_row
 from purgatory.service.transport.outbound import system_addresses
 from purgatory.service.transport.watched_file import WatchedFile, read_regular_file

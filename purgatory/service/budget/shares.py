@@ -20,8 +20,9 @@ from purgatory.engine import codes
 from purgatory.engine.batches import Refusal
 from purgatory.engine.engine import Engine
 from purgatory.service.access.account import NOBODY, Account, Accounts
-from purgatory.service.budget.memory_budget import RESULT_BYTES, RESULT_ITEM_BYTES, budget_bytes
+from purgatory.service.budget.memory_budget import budget_bytes
 from purgatory.service.settings import HostSettings
+from purgatory.service.translate.result_slices import RESULT_BYTES, RESULT_ITEM_BYTES
 
 SESSION_BYTES: Final = 3_000
 CALL_BYTES: Final = 23_000

@@ -24,9 +24,9 @@ from purgatory.service.rpc.session_requests import cancel, extend, register, ser
 from purgatory.service.rpc.source_calls import serve_source, source_ends
 from purgatory.service.rpc.tail_calls import list_hot_names, tail_results
 from purgatory.service.sessions import session as sessions
-from purgatory.service.sessions.outbox import ResultSlice
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.translate.operations import NO_CONDITION, run_from_row
+from purgatory.service.translate.result_slices import ResultSlice
 from purgatory.service.translate.results import fill_row
 from purgatory.service.translate.views import partition_name
 from purgatory.v1 import purgatory_service_pb2 as wire

@@ -16,25 +16,10 @@ from typing import Final
 
 from purgatory import sizes
 from purgatory.engine import codes
-from purgatory.engine.batches import Refusal
-from purgatory.engine.completions import Completions
-from purgatory.service.budget.memory_budget import (
-    FETCHED_BYTES,
-    REFUSAL_BYTES,
-    RESULT_BYTES,
-    RESULT_ITEM_BYTES,
-    SIGNAL_VALUE_BYTES,
-    SLICE_BYTES,
-    STALE_MARK_BYTES,
-)
-from purgatory.service.sessions.packed import ArrayCompletions, packed
-from purgatory.service.translate.uniform_columns import is_uniform
+from purgatory.service.translate.result_slices import ResultSlice, packed
 
 UNLIMITED: Final = 2**63
 """Greater than any sequence number."""
-
-
-Results = Completions | ArrayCompletions
 
 
 @dataclass(slots=True, eq=False)
@@ -42,100 +27,6 @@ class Hold:
     """Results above `sequence` must not be written until a batch has its receipt."""
 
     sequence: int
-
-
-@dataclass(slots=True, eq=False)
-class ResultSlice:
-    """Results `start` to `stop` of some completions, all of one kind; `refusals` states why operations were refused."""
-
-    completions: Results
-    kind: int
-    start: int
-    stop: int
-    item_start: int
-    item_stop: int
-    fetched_start: int
-    """Start of the slice in `completions.fetched` if its kind is fetch."""
-    refusals: Sequence[Refusal] = ()
-    """Either empty, or one for each of the completions, not only those of the slice."""
-
-    def __post_init__(self) -> None:
-        assert self.start < self.stop, f"an empty slice: start={self.start} stop={self.stop}"
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    def held_bytes(self) -> int:
-        items = self.item_stop - self.item_start
-        held = SLICE_BYTES + (self.stop - self.start) * RESULT_BYTES + items * RESULT_ITEM_BYTES
-        if self.kind == codes.FETCH:
-            held += items * FETCHED_BYTES
-        # By the items of the slice: there may be as many slices as results, and all of them share the dictionaries.
-        stale, given = self.completions.stale_marks, self.completions.signal_values
-        if stale:
-            held += sum(item in stale for item in range(self.item_start, self.item_stop)) * STALE_MARK_BYTES
-        if given:
-            values = [given[item] for item in range(self.item_start, self.item_stop) if item in given]
-            held += len(values) * SIGNAL_VALUE_BYTES + sum(map(len, set(values)))
-        for refusal in self.refusals[self.start : self.stop] if self.refusals else ():
-            held += REFUSAL_BYTES + len(refusal.message) + len(refusal.field)
-        return held
-
-    def count_within(self, results_max: int, items_max: int) -> int:
-        """The number of leading results within both limits; 0 if the first one has more items than `items_max`."""
-        size, items = self.stop - self.start, self.item_stop - self.item_start
-        count = min(size, results_max)
-        if items <= items_max:
-            return count
-        if items == size:  # almost always: one item each
-            return max(0, min(count, items_max))
-        for place, item_count in enumerate(self.completions.item_counts[self.start : self.start + count]):
-            items_max -= item_count
-            if items_max < 0:
-                return place
-        return count
-
-    def split(self, count: int) -> tuple[ResultSlice, ResultSlice]:
-        """Return the first `count` results and the rest. Both are views of the same completions."""
-        assert 0 < count < len(self), f"count={count} of {len(self)}"
-        middle = self.start + count
-        items = sum(self.completions.item_counts[self.start : middle])
-        item_middle = self.item_start + items
-        head = ResultSlice(
-            self.completions, self.kind, self.start, middle, self.item_start, item_middle,
-            self.fetched_start, self.refusals,
-        )  # fmt: skip
-        tail = ResultSlice(
-            self.completions, self.kind, middle, self.stop, item_middle, self.item_stop,
-            self.fetched_start + items, self.refusals,
-        )  # fmt: skip
-        return head, tail
-
-
-def slices_of(completions: Results, refusals: Sequence[Refusal] = ()) -> list[ResultSlice]:
-    """Cut completions into slices of one kind each, in order."""
-    kinds = completions.kinds
-    if len(kinds) == 0:
-        return []
-    # Nearly always one kind, which a comparison of bytes finds out without a loop over the results.
-    if is_uniform(bytes(kinds)):
-        return [ResultSlice(completions, kinds[0], 0, len(kinds), 0, len(completions.item_partitions), 0, refusals)]
-    slices: list[ResultSlice] = []
-    start = item_start = fetched_start = 0
-    while start < len(kinds):
-        kind = kinds[start]
-        stop = start
-        while stop < len(kinds) and kinds[stop] == kind:
-            stop += 1
-        items = sum(completions.item_counts[start:stop])
-        slices.append(
-            ResultSlice(completions, kind, start, stop, item_start, item_start + items, fetched_start, refusals)
-        )
-        item_start += items
-        if kind == codes.FETCH:
-            fetched_start += items
-        start = stop
-    return slices
 
 
 def _ignore(_bytes: int) -> None:

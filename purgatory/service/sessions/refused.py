@@ -10,9 +10,9 @@ from typing import NamedTuple
 from purgatory.engine import codes
 from purgatory.engine.batches import Receipt, Refusal
 from purgatory.engine.completions import RESULT_COLUMNS
-from purgatory.service.sessions.packed import ArrayCompletions
 from purgatory.service.sessions.refused_ids import RefusedIds
 from purgatory.service.translate.operations import OperationRun
+from purgatory.service.translate.result_slices import ArrayCompletions
 
 
 class RefusedOperation(NamedTuple):

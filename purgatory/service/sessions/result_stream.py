@@ -14,8 +14,8 @@ from purgatory import sizes
 from purgatory.service.errors import RpcError, unavailable
 from purgatory.service.fair_queue import Turn, next_loop_turn
 from purgatory.service.loop_stalls import StallTimer
-from purgatory.service.sessions.outbox import ResultSlice
 from purgatory.service.sessions.session import Session
+from purgatory.service.translate.result_slices import ResultSlice
 from purgatory.service.translate.results import fill_batch
 from purgatory.v1 import purgatory_service_pb2
 

@@ -8,8 +8,9 @@ from purgatory.engine.completions import Completions
 from purgatory.engine.waiting.tables import Owner
 from purgatory.service.access.account import Account
 from purgatory.service.errors import invalid_argument
-from purgatory.service.sessions.outbox import Hold, Outbox, slices_of
+from purgatory.service.sessions.outbox import Hold, Outbox
 from purgatory.service.sessions.refused_ids import RefusedIds
+from purgatory.service.translate.result_slices import slices_of
 
 SessionKey = tuple[str, str]
 """Principal and session id."""

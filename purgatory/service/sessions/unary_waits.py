@@ -12,7 +12,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.waiting.tables import Owner
 from purgatory.service.access.account import Account
 from purgatory.service.errors import RpcError
-from purgatory.service.sessions.outbox import ResultSlice, slices_of
+from purgatory.service.translate.result_slices import ResultSlice, slices_of
 
 # With 10,000 waits whose callers have tokens, this takes about 1 % of the loop.
 ROUNDS: Final = 8

@@ -20,9 +20,10 @@ from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.rpc.grpc_options import largest_message_bytes
-from purgatory.service.sessions.outbox import Outbox, slices_of
+from purgatory.service.sessions.outbox import Outbox
 from purgatory.service.settings import GrpcSettings, HostSettings, LimitsSettings, Settings
 from purgatory.service.translate.parts import size_of
+from purgatory.service.translate.result_slices import slices_of
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
