@@ -96,6 +96,8 @@ test-pure: $(STAMPS)/pipeline $(STAMPS)/stubs ## Run the tests of the engine unc
 	@cd $(PURE) && PURGATORY_BUILD=pure PYTHONPATH="$$PWD:$$PWD/client:$$PWD/pipeline:$$PWD/connectors" \
 		"$(CURDIR)/$(BIN)/python" -m pytest -n $(WORKERS) -m "not sockets" $(PURE_TESTS) $(ARGS)
 
+HISTORIES := GRPC_VERBOSITY=NONE $(BIN)/python -m tests.histories --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
+
 sim-daemon: $(STAMPS)/dev $(STAMPS)/engine ## Simulate days of daemon and clients over broken connections (SEEDS=200 SEED=1 JOBS=2)
 	@GRPC_VERBOSITY=NONE $(BIN)/python -m tests.daemon_simulation --seeds $(SEEDS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
@@ -105,13 +107,12 @@ fleet-demo: $(STAMPS)/connectors $(STAMPS)/engine ## Two daemons over one log: o
 fleet-crash: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/engine ## Kill, stop, hand over and cut off the daemons of a pair 200 times (ARGS="--faults 20 --seed 7 --kafka"; "--shards 4": lose hosts)
 	@GRPC_VERBOSITY=NONE $(BIN)/python -m tests.fleet $(ARGS)
 
-fleet-sim: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/stubs ## Simulate a million histories of daemons over one log, some 15 minutes (ARGS="--histories 10000 --seed 7")
-	@$(BIN)/python -m tests.fleet.simulation --jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+fleet-sim: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/stubs ## Run a million histories of daemons over one log, some 15 minutes (SEED=7 ARGS="--count 10" for 10,000)
+	@$(HISTORIES) --world fleet --count 1000 $(ARGS)
 
 mutants: $(STAMPS)/dev $(STAMPS)/stubs ## Break a copy of the engine in 300 small ways; the tests must notice (ARGS="--seed 2 --sample 100")
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
-HISTORIES := GRPC_VERBOSITY=NONE $(BIN)/python -m tests.histories --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
 .PHONY: histories
 histories: $(STAMPS)/dev $(STAMPS)/engine ## Run random histories of one world (ARGS="--world engine --seconds 60"; --help lists the worlds)
 	@$(HISTORIES) $(ARGS)

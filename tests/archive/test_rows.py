@@ -27,7 +27,6 @@ from purgatory.extensions.archive.records import (
 )
 from purgatory.extensions.archive.rows import make_rows
 from purgatory.extensions.archive.vocabulary import CallStamp, Registrant
-from tests.archive.archive_life import COLUMN_CHOICES
 from tests.archive.plain_rows import plain_events, plain_outcomes, plain_registrations
 
 WHOSE = Registrant(7, "orders-service", "alice")
@@ -35,6 +34,24 @@ PARTITIONS = [("orders", 0), ("orders", 1), ("clicks", 0)]
 KEYS = ["paid", "shipped"]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DEFAULT_MS = 30_000
+COLUMN_CHOICES: dict[str, tuple[int, ...]] = {
+    "leader_epoch": (-1, 0, 1, 2),
+    "local_error_code": (0, 0, 0, 6),
+    "min_bytes": (1, 50, 500),
+    "replica_id": (-1, 2, 3),
+    "isolation_level": (0, 1, 2),
+    "follower_reads": (False, True),
+    "partition_max_bytes": (1_000, 20),
+    "last_fetched_epoch": (-1, 0, 1),
+    "throttled": (False, True),
+    "any_key": (False, True),
+    "from_now": (False, True),
+    "stale_timeout_ms": (-1, -1, 0, 5, 50),
+    "heartbeat_timeout_ms": (-1, -1, 0, 5, 50),
+    "required_terms": (0, 0, 1, 2),
+    "unless_count": (0, 0, 1),
+}
+"""Possible values of each column of a drawn operation, except its offset; some values are refused."""
 
 
 def stamp(call_number: int = 1, time_ms: int = 5) -> CallStamp:

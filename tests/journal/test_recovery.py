@@ -13,7 +13,7 @@ from purgatory.journal.group import Group
 from purgatory.service.host import Host
 from purgatory.service.recovery import OpenJournal
 from purgatory.testing import ManualClock
-from tests.archive.archive_life import Life
+from tests.histories.worlds.archive import Life
 from tests.journal.kit import ITEM_COLUMNS, PowerCut, copy_files, keep, picture
 from tests.kit.eventually import PATIENCE_S
 

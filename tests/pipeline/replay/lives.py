@@ -13,8 +13,8 @@ from purgatory_pipeline.engine_rows.row_chunk import TABLES, RowChunk
 from purgatory_pipeline.replay.run_files import RunContext, find_runs
 
 from purgatory.extensions.archive import schema
-from tests.archive.archive_life import Life
 from tests.archive.archive_replay import read_table
+from tests.histories.worlds.archive import Life
 
 STEPS = 400
 

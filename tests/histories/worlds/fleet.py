@@ -1,14 +1,11 @@
-"""Histories of a shard: daemons over a log in memory, under a scheduler that interrupts them between any two steps.
+"""Daemons of a shard over a log in memory, under a scheduler that interrupts them between any two steps.
 
 The scheduler loses, delays, repeats and reorders entries on their way to the log, and answers on their way back; it
 stops, kills and restarts daemons, restores the log from a backup, and starts a daemon on the folder of another fleet.
-Everything follows from the seed. `python -m tests.fleet.simulation` runs many.
+Everything follows from the seed. `make fleet-sim` runs many.
 """
 
-import argparse
-import multiprocessing
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -20,6 +17,13 @@ from purgatory.replicated_log.log_writer import Append, AppendRules, End, Read
 from purgatory.replicated_log.reign import Reign, ReignState
 from purgatory.replicated_log.replicated_log import Place
 from tests.fleet.audit import audit
+from tests.histories.history import History
+
+PATHS = ()
+FAULTS = ("kill", "stop", "handover", "failover")
+"""All of them in every history: a fleet's log has neither operations nor paths to cross them with."""
+HISTORIES: Final = 1_000
+"""Histories of one seed of the machine: each takes a millisecond."""
 
 PART_BYTES: Final = 4
 STEPS_MAX: Final = 120
@@ -68,7 +72,7 @@ class MemoryLog:
 class Daemon:
     """One daemon: its file, which survives, and its present life."""
 
-    def __init__(self, history: "History") -> None:
+    def __init__(self, history: "LogHistory") -> None:
         self._history: Final = history
         self.state = ReignState()
         self.groups: list[bytes] = []
@@ -166,7 +170,7 @@ class Daemon:
         history.counts["resignations"] += 1
 
 
-class History:
+class LogHistory:
     """One history. `run` raises AssertionError if a promise is broken."""
 
     def __init__(self, seed: int, rules: Rules) -> None:
@@ -343,36 +347,17 @@ def _unavailable() -> object:
     raise LogUnavailable("no answer")
 
 
-def run(seeds: range, rules: Rules | None = None) -> Counter[str]:
+def run_seeds(seeds: range, rules: Rules | None = None) -> Counter[str]:
     """Run a history for each seed. Raises AssertionError with the seed of the first one that breaks a promise."""
     counts: Counter[str] = Counter()
     for seed in seeds:
         try:
-            counts += History(seed, rules or Rules()).run()
+            counts += LogHistory(seed, rules or Rules()).run()
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
     return counts
 
 
-def main() -> None:
-    """Run many histories in several processes."""
-    parser = argparse.ArgumentParser("python -m tests.fleet.simulation", description=__doc__)
-    parser.add_argument("--histories", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=random.randrange(2**31), help="the first seed")
-    parser.add_argument("--jobs", type=int, default=2)
-    given = parser.parse_args()
-    print(f"seeds {given.seed} to {given.seed + given.histories - 1}", flush=True)
-    began_s, counts, done = time.monotonic(), Counter[str](), 0
-    last = given.seed + given.histories
-    chunks = [range(start, min(start + 10_000, last)) for start in range(given.seed, last, 10_000)]
-    with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
-        for chunk, found in enumerate(pool.imap(run, chunks), 1):
-            counts += found
-            done += len(chunks[chunk - 1])
-            if chunk % 10 == 0 or done == given.histories:
-                print(f"{done} histories, {time.monotonic() - began_s:.0f} s: {dict(counts)}", flush=True)
-    print("lost: 0, twice: 0, two leaders: 0, readers that disagree: 0")
-
-
-if __name__ == "__main__":
-    main()
+def run(history: History) -> None:
+    """Run a thousand histories."""
+    history.figures.update(run_seeds(range(history.seed * HISTORIES, (history.seed + 1) * HISTORIES)))

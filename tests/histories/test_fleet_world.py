@@ -1,4 +1,4 @@
-"""Simulated histories of a shard, and mutants of the rules, which they must notice."""
+"""Histories of a fleet's log, and mutants of the rules, which they must notice."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from purgatory.replicated_log.errors import LogLost
 from purgatory.replicated_log.log_writer import AppendRules, End, Steps
 from purgatory.replicated_log.reign import Reign, ReignState
 from purgatory.replicated_log.replicated_log import Place
-from tests.fleet.simulation import Rules, run
+from tests.histories.worlds.fleet import Rules, run_seeds
 
 HISTORIES = 4_000
 
@@ -18,9 +18,9 @@ HISTORIES = 4_000
 def test_histories_keep_the_promises() -> None:
     """Nothing acknowledged is lost or counted twice, one daemon leads per position, and all readers agree.
 
-    `python -m tests.fleet.simulation` runs a million histories.
+    `make fleet-sim` runs a million histories.
     """
-    counts = run(range(HISTORIES))
+    counts = run_seeds(range(HISTORIES))
     # Otherwise the scheduler would test nothing.
     assert counts["reigns"] > HISTORIES
     assert counts["acknowledged"] > HISTORIES
@@ -31,7 +31,7 @@ def test_histories_keep_the_promises() -> None:
 
 def test_a_history_follows_from_its_seed() -> None:
     """The same seeds give the same histories."""
-    assert run(range(50)) == run(range(50))
+    assert run_seeds(range(50)) == run_seeds(range(50))
 
 
 class AnyNumber(Reign):
@@ -117,4 +117,4 @@ class TrustsThePosition(AppendRules):
 def test_mutants_are_noticed(rules: Rules) -> None:
     """A history breaks a promise once a rule is missing."""
     with pytest.raises(AssertionError, match=r"seed \d+: AssertionError"):
-        run(range(HISTORIES), rules)
+        run_seeds(range(HISTORIES), rules)
