@@ -99,7 +99,7 @@ test-pure: $(STAMPS)/pipeline $(STAMPS)/stubs ## Run the tests of the engine unc
 HISTORIES := GRPC_VERBOSITY=NONE $(BIN)/python -m tests.histories --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
 
 sim-daemon: $(STAMPS)/dev $(STAMPS)/engine ## Simulate days of daemon and clients over broken connections (SEEDS=200 SEED=1 JOBS=2)
-	@GRPC_VERBOSITY=NONE $(BIN)/python -m tests.daemon_simulation --seeds $(SEEDS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	@$(HISTORIES) --world day --count $(SEEDS) $(ARGS)
 
 fleet-demo: $(STAMPS)/connectors $(STAMPS)/engine ## Two daemons over one log: one is killed, one stopped, one hands over (needs PostgreSQL; ARGS=--kafka: Java)
 	@GRPC_VERBOSITY=NONE $(BIN)/python -m examples.fleet_demo $(ARGS)

@@ -14,6 +14,7 @@ from tests.histories.tables import Seen
 
 WORLDS = {
     "engine": "the engine and the oracle, with the same calls",
+    "day": "a daemon and its clients, over connections that break",
     "archive": "a host with an archive, and the replay of its calls",
     "fleet": "the log of a fleet in memory, and daemons that are interrupted at every step",
 }

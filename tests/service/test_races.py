@@ -1,7 +1,7 @@
 """The race table of docs/semantics.md: two causes reach one operation at the same instant, in either order.
 
 The first cause decides, and the second has no effect. This is tested on the real host with a clock that does not
-advance, so that "the same instant" is exact. tests/daemon_simulation checks the reports of a real server, where the
+advance, so that "the same instant" is exact. tests/histories checks the reports of a real server, where the
 order is unknown.
 """
 

@@ -1,6 +1,6 @@
 """Waits of a session that is taken over or used by another client, and without a daemon. Pauses between attempts.
 
-Lost connections and restarted daemons are subjects of tests/conformance, tests/daemon_simulation and tests/journal.
+Lost connections and restarted daemons are subjects of tests/conformance, tests/histories and tests/journal.
 """
 
 import asyncio

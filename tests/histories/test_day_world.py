@@ -1,4 +1,4 @@
-"""A few days of the whole-daemon simulation, and faults that its checker must report."""
+"""A few days of a daemon and its clients, and faults that the checker must report."""
 
 import pytest
 from purgatory_client import Result, ResultColumns, waits
@@ -6,25 +6,24 @@ from purgatory_client import Result, ResultColumns, waits
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.calls import Apply, Register
-from tests.daemon_simulation.call_log import CallLog, SimulatedCall
-from tests.daemon_simulation.checker import Checker
-from tests.daemon_simulation.engine_tap import EngineCall
-from tests.daemon_simulation.model import Run, run_of
-from tests.daemon_simulation.plan import Plan, PlannedWait
-from tests.daemon_simulation.simulated_day import simulate_seed
+from tests.histories.day.call_log import CallLog, SimulatedCall
+from tests.histories.day.checker import Checker
+from tests.histories.day.engine_tap import EngineCall
+from tests.histories.day.model import Run, run_of
+from tests.histories.day.plan import Plan, PlannedWait
+from tests.histories.history import run_history
 
 SEEDS = (20, 69, 511)
 """Together these seeds have every kind of operation, fault and restart, every limit, both event loops and a drain."""
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # a day takes about a second
+@pytest.mark.sockets
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_simulated_day(seed: int) -> None:
-    """Each wait ends once as expected, and the daemon becomes empty. Replay with python -m tests.daemon_simulation."""
-    report = simulate_seed(seed)
-    assert not report.complaints, "\n".join(
-        [f"replay with: python -m tests.daemon_simulation --seed {seed}", *report.complaints[:10]]
-    )
+    """Each wait ends once as expected, and the daemon becomes empty."""
+    complaints = run_history("day", seed).complaints
+    assert not complaints, "\n".join(complaints[:10])
 
 
 # The checker reports faults.

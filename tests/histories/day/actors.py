@@ -15,8 +15,8 @@ from purgatory_client.terms import at_least, mark, signal
 from purgatory.engine import codes
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
-from tests.daemon_simulation.call_log import CallLog, SimulatedCall, now_ms
-from tests.daemon_simulation.plan import Batch, Close, EventPlan, OperatorCancel, Passer, Plan, PlannedWait, Push, Step
+from tests.histories.day.call_log import CallLog, SimulatedCall, now_ms
+from tests.histories.day.plan import Batch, Close, EventPlan, OperatorCancel, Passer, Plan, PlannedWait, Push, Step
 from tests.kit.proxy import FaultyProxy
 
 CALL: Final[ContextVar[SimulatedCall]] = ContextVar("call")

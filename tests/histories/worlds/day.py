@@ -1,12 +1,13 @@
-"""Runs one day: real components in one process and one event loop, over loopback and faulty connections."""
+"""One day of a daemon, its clients and an operator: real components in one event loop, over faulty connections.
+
+Each operation must end at its caller as the oracle says that the daemon has ended it.
+"""
 
 import asyncio
 import logging
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Any, Final
 
 import uvloop
@@ -16,32 +17,24 @@ from purgatory_client.waits import Wait
 
 from purgatory.engine import codes
 from purgatory.engine.calls import PassTime
-from tests.daemon_simulation.actors import Advancer, ClientActor, Day, event_of, operate, pass_by
-from tests.daemon_simulation.call_log import CallLog, SimulatedCall, now_ms
-from tests.daemon_simulation.checker import Checker
-from tests.daemon_simulation.model import run_of
-from tests.daemon_simulation.plan import Plan, draw_plan, waking_events
-from tests.daemon_simulation.served import Served
 from tests.engine import plain
+from tests.histories.day.actors import Advancer, ClientActor, Day, event_of, operate, pass_by
+from tests.histories.day.call_log import CallLog, SimulatedCall, now_ms
+from tests.histories.day.checker import Checker
+from tests.histories.day.model import run_of
+from tests.histories.day.plan import Batch, Plan, PlannedWait, draw_plan, waking_events
+from tests.histories.day.served import Served
+from tests.histories.history import History
+from tests.histories.tables import KINDS, Seen
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.proxy import FaultyProxy
 
+PATHS = ("client", "columns", "unary")
+FAULTS = ("none", "cut", "kill")
 POLL_S = 0.01
 WAKE_AGAIN_S = 0.2
 SETTLED_MS = 50
 """A connection that has carried a message this long after the last fault counts as working."""
-
-
-@dataclass
-class DayReport:
-    """The outcome of a day, which passes without complaints."""
-
-    plan: Plan
-    complaints: list[str]
-    outcomes: Counter[str]
-    faults: int
-    sessions_lost: int
-    entries: int
 
 
 OF_AN_EARLIER_LOOP: Final = "RuntimeError: Event loop is closed"
@@ -74,7 +67,7 @@ class SimulatedDay:
         self.healed_ms = 0.0
         """The time at which the last fault ended."""
 
-    async def run(self) -> DayReport:
+    async def run(self, history: History) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_loop_exception)
         watch = LogWatch(self.ledger.complaints)
@@ -93,7 +86,7 @@ class SimulatedDay:
                 await self._close_all()
         finally:
             logging.getLogger().removeHandler(watch)
-        return self._judge()
+        self._judge(history)
 
     def _on_loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         del loop
@@ -256,7 +249,7 @@ class SimulatedDay:
 
     # The verdict.
 
-    def _judge(self) -> DayReport:
+    def _judge(self, history: History) -> None:
         runs = [run_of(tap.entries, tap.session_ids) for tap in self.served.taps]
         checker = Checker(self.plan, self.ledger, runs)
         checker.check()
@@ -270,18 +263,46 @@ class SimulatedDay:
             checker.complaints.append(f"two sessions with one incarnation: {incarnations.most_common(1)}")
         if self.served.listener.reaper_failures:
             checker.complaints.append(f"the reaper failed {self.served.listener.reaper_failures} times")
+        history.judge.complaints.extend(checker.complaints)
         lost = sum(not end.told for run in runs for end in run.ends)
         faults = sum(proxy.faults for proxy in self.proxies)
-        entries = sum(len(tap.entries) for tap in self.served.taps)
-        return DayReport(self.plan, checker.complaints, checker.outcomes, faults, lost, entries)
+        history.figures.update(checker.outcomes, waits=self.plan.operations, faults=faults)
+        history.figures["waits that lost their session"] += lost
 
 
-def simulate_seed(seed: int) -> DayReport:
-    """Run the day of a seed, from plan to verdict, on its own event loop."""
-    plan = draw_plan(seed)
+def note_pairs(plan: Plan, seen: Seen) -> None:
+    """The pairs of a day: each wait meets its path, and the faults of the day."""
+    faults = ["cut"] * bool(plan.faults) + ["kill"] * any(not one.graceful for one in plan.restarts)
+    for what in (step.what for steps in plan.steps for step in steps):
+        if isinstance(what, Batch):
+            for operation in what.operations:
+                seen.note(features_of_wait(operation), "columns", *(faults or ["none"]))
+        elif isinstance(what, PlannedWait):
+            seen.note(features_of_wait(what), "unary" if what.once else "client", *(faults or ["none"]))
+
+
+def features_of_wait(wait: PlannedWait) -> list[str]:
+    found = {
+        KINDS[wait.kind]: True,
+        "failure arm": wait.unless_count > 0,
+        "any key": wait.any_key,
+        "from now": wait.from_now,
+        "zero timeout": wait.timeout_ms == 0,
+        "cancelled": wait.cancel_after_ms is not None,
+    }
+    return [name for name, is_so in found.items() if is_so]
+
+
+def run(history: History) -> None:
+    """Run the day of a seed, from plan to verdict, on an event loop of its own."""
+    plan = draw_plan(history.seed)
+    if "cut" not in history.faults:
+        plan.faults = []
+    if "kill" not in history.faults:
+        plan.restarts = []
+    note_pairs(plan, history.seen)
     factory = uvloop.new_event_loop if plan.uvloop else None
     with asyncio.Runner(loop_factory=factory) as runner:
-        try:
-            return runner.run(SimulatedDay(plan).run())
-        except Exception:  # noqa: BLE001 - any error is a finding of this day
-            return DayReport(plan, [traceback.format_exc()], Counter(), 0, 0, 0)
+        runner.run(SimulatedDay(plan).run(history))
+    if history.judge.complaints:
+        history.judge.complaints.insert(0, plan.describe())

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.calls import Apply, Cancel, CancelAll, CancelName, PassTime, Pause, Register, ShutDown
-from tests.daemon_simulation.engine_tap import EngineCall
 from tests.engine import plain
 from tests.engine.oracle.purgatory import Oracle
+from tests.histories.day.engine_tap import EngineCall
 
 TIMEOUT_MS_DEFAULT = 30_000
 

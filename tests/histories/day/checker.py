@@ -13,10 +13,10 @@ from purgatory_client.batches import WaitBatch
 from purgatory_client.errors import ClientClosed, InvalidRequest, LimitExceeded, Unavailable
 from purgatory_client.waits import Wait
 
-from tests.daemon_simulation.actors import tally_key
-from tests.daemon_simulation.call_log import CallLog, SimulatedCall
-from tests.daemon_simulation.model import ExpectedEnd, Run
-from tests.daemon_simulation.plan import Batch, Plan, PlannedWait
+from tests.histories.day.actors import tally_key
+from tests.histories.day.call_log import CallLog, SimulatedCall
+from tests.histories.day.model import ExpectedEnd, Run
+from tests.histories.day.plan import Batch, Plan, PlannedWait
 
 CLOCK_MS = 1.0
 """The daemon counts whole milliseconds and rounds up on registration, so its times may be ahead by this much."""

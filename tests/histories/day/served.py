@@ -10,8 +10,8 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
-from tests.daemon_simulation.engine_tap import EngineTap
-from tests.daemon_simulation.plan import Plan
+from tests.histories.day.engine_tap import EngineTap
+from tests.histories.day.plan import Plan
 from tests.kit.proxy import NOBODY
 from tests.kit.served_host import RecordingListener, start_server
 

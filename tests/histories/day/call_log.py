@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from purgatory_client import Result, ResultColumns
 from purgatory_client.batches import Entry
 
-from tests.daemon_simulation.plan import Batch, PlannedWait
+from tests.histories.day.plan import Batch, PlannedWait
 
 
 def now_ms() -> float:
