@@ -82,9 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if report.complaints:
             print_failure(given, report)
             return 1
-    columns = [*world.PATHS, *(fault for fault in FAULTS if fault in faults)]
-    print(seen.table(columns))
-    if missing := seen.missing(columns):
+    print(seen.table([*world.PATHS, *sorted(faults)]))
+    if missing := seen.missing(world.PATHS, sorted(faults)):
         print("not seen:", "; ".join(f"{feature} with {column}" for feature, column in missing))
     print(", ".join(f"{count} {name}" for name, count in sorted(figures.items())))
     print(f"{histories} histories in {time.monotonic() - began_s:.1f} s")

@@ -76,6 +76,7 @@ CANNOT: Final[dict[tuple[str, str], str]] = {
     **{(feature, "engine"): "the engine knows owners, and nothing of a session" for feature in OF_SESSIONS},
     **{(feature, "replay"): "not recorded in an archive" for feature in ("webhook", "tail", "gate", "prefix")},
     **{(feature, "stream"): "a stream has no such call" for feature in (*OF_SESSIONS, "extended", "cancelled")},
+    **{("zero timeout", fault): "it ends at once, and meets no fault" for fault in ("stall", "stop")},
     ("returning session", "unary"): "a unary wait has no session",
     ("webhook", "unary"): "a unary wait is answered by its call",
     ("webhook", "sse"): "results of a session with a webhook are not read otherwise",
@@ -138,9 +139,10 @@ class Seen:
             for column in columns:
                 self.pairs[feature, column] += 1
 
-    def missing(self, columns: Collection[str]) -> list[tuple[str, str]]:
-        """Pairs of these paths and faults that can occur and were not seen."""
-        every = ((feature, column) for feature in FEATURES for column in columns)
+    def missing(self, paths: Collection[str], faults: Collection[str]) -> list[tuple[str, str]]:
+        """Pairs that can occur on these paths and were not seen."""
+        possible = [one for one in FEATURES if any((one, path) not in CANNOT for path in paths)]
+        every = ((feature, column) for feature in possible for column in (*paths, *faults))
         return [pair for pair in every if not self.pairs[pair] and pair not in CANNOT]
 
     def table(self, columns: Collection[str]) -> str:

@@ -82,6 +82,8 @@ class Run:
         self.recount_every = self.recount_at = recount_every
         self.steps_done = self.weight_done = self.ended = self.trace = 0
         self.seen = Seen()
+        self.met: dict[tuple[int, int], set[str]] = {}
+        """The faults that each pending operation has met."""
 
     def run(self, sequence: Iterable[Step]) -> None:
         """Perform the steps in order, then let all operations end."""
@@ -102,16 +104,20 @@ class Run:
         self.pair.last_ended = []
         if step.call is None or isinstance(step.call, calls.Pause):
             fault = "stall" if step.call is None else "stop"
-            for waiting in self.pair.oracle.pending.values():
+            for key, waiting in self.pair.oracle.pending.items():
+                self.met.setdefault(key, set()).add(fault)
                 self.seen.note(features_of(waiting.operation), fault)
         if isinstance(step.call, calls.Extend):
-            self.seen.note(["extended"], "engine", "none")
+            owner_id = self.owners.ids[step.owner]
+            for key in {(owner_id, one) for one in step.call.operation_ids} & self.pair.oracle.pending.keys():
+                self.seen.note(["extended"], "engine", *self.met.get(key, ["none"]))
         self.owners.perform(step)
         for row in step.rows:
             if isinstance(row, plain.Operation):
                 self.seen.note(features_of(row), "engine", "none")
         for ended in self.pair.last_ended:
-            self.seen.note(features_of_end(ended), "engine", "none")
+            faults = self.met.pop((ended.owner_id, ended.operation_id), {"none"})
+            self.seen.note(features_of_end(ended), "engine", *faults)
         self._note(self.pair.last_ended)
         if self.steps_done >= self.recount_at:
             self.pair.compare_everything()
