@@ -255,6 +255,8 @@ async def operate(
 
 GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 """The daemon is not there, or it stopped after it had accepted the call, which gRPC's server then cancels."""
+CUT_OFF: Final = "Internal error from Core"
+"""gRPC's client says this if the connection breaks while the call begins. No daemon does."""
 
 
 async def pass_by(day: Day, passers: list[Passer], address: Callable[[], str], ledger: CallLog) -> None:
@@ -269,5 +271,5 @@ async def pass_by(day: Day, passers: list[Passer], address: Callable[[], str], l
             try:
                 await anext(aiter(stub.Session(iter([opening]))), None)
             except grpc.aio.AioRpcError as error:
-                if error.code() not in GONE:
+                if error.code() not in GONE and error.details() != CUT_OFF:
                     ledger.complaints.append(f"no session for {passer}: {error.code().name}: {error.details()}")
