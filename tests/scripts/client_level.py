@@ -127,7 +127,7 @@ def wait_of(given: plain.Operation) -> waits.Wait:
     first, timeout = given.items[0], given.timeout_ms / 1_000
     epoch = None if first.epoch < 0 else first.epoch
     if given.kind == plain.PRODUCE:
-        return waits.produce(offsets, timeout=timeout, leader_epochs=epoch)
+        return waits.produce(offsets, timeout=timeout, leader_epochs=epoch, local_error_codes=first.local_error)
     if given.kind == plain.FETCH:
         return waits.fetch(
             offsets, timeout=timeout, min_bytes=given.min_bytes, follower_reads=given.follower_reads,

@@ -4,13 +4,12 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Final
 
 import grpc
-from purgatory_client import AsyncClient, Event, OperationKind, Result, ResultColumns, events, waits
+from purgatory_client import AsyncClient, Event, OperationKind, Result, ResultColumns, events
 from purgatory_client.batches import Entry
 from purgatory_client.errors import ClientClosed, NotFound, PurgatoryClientError, Unavailable
-from purgatory_client.terms import at_least, mark, signal
 
 from purgatory.engine import codes
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -18,6 +17,7 @@ from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.histories.day.call_log import CallLog, SimulatedCall, now_ms
 from tests.histories.day.plan import Batch, Close, EventPlan, OperatorCancel, Passer, Plan, PlannedWait, Push, Step
 from tests.kit.proxy import FaultyProxy
+from tests.scripts.client_level import wait_of
 
 CALL: Final[ContextVar[SimulatedCall]] = ContextVar("call")
 
@@ -109,30 +109,8 @@ class ClientActor:
         if isinstance(what, Batch):
             return lambda: _many(client, what)
         if what.once:
-            return lambda: client.wait_once(_ask(waits, what))
-        return lambda: _ask(client, what)
-
-
-def _ask(asked: Any, operation: PlannedWait) -> Any:  # noqa: ANN401 - a client's call or a Wait
-    """Make a call as a program would. `asked`: a client or the module `waits`, which have functions of the same
-    names.
-    """
-    timeout = None if operation.timeout_ms is None else operation.timeout_ms / 1_000
-    if operation.kind == codes.SIGNAL:
-        counts = {str(key): count for key, count in operation.items}
-        return asked.signal(counts, timeout=timeout, any=operation.any_key, from_now=operation.from_now)
-    if operation.kind == codes.COMPOSITE:
-        items = [signal(name, one) if isinstance(name, str) else mark(name, one) for name, one in operation.items]
-        count = len(items) - operation.unless_count
-        condition = at_least(operation.required_terms or count, *items[:count])
-        return asked.wait(condition, unless=items[count:], timeout=timeout)
-    offsets = {name: offset for name, offset in operation.items if not isinstance(name, str)}
-    if operation.kind == codes.PRODUCE:
-        return asked.produce(offsets, timeout=timeout, local_error_codes=operation.local_error_code)
-    if operation.kind == codes.DELETE_RECORDS:
-        return asked.delete_records(offsets, timeout=timeout)
-    replica_id = None if operation.replica_id < 0 else operation.replica_id
-    return asked.fetch(offsets, min_bytes=operation.min_bytes, timeout=timeout, replica_id=replica_id)
+            return lambda: client.wait_once(wait_of(what.operation()))
+        return lambda: client._wait(wait_of(what.operation()))
 
 
 def _many(client: AsyncClient, batch: Batch) -> Awaitable[ResultColumns]:

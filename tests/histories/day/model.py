@@ -13,8 +13,7 @@ from purgatory.engine.calls import Apply, Cancel, CancelAll, CancelName, PassTim
 from tests.engine import plain
 from tests.engine.oracle.purgatory import Oracle
 from tests.histories.day.engine_tap import EngineCall
-
-TIMEOUT_MS_DEFAULT = 30_000
+from tests.histories.day.plan import TIMEOUT_MS_DEFAULT
 
 
 @dataclass(frozen=True)

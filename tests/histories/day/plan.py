@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from purgatory.engine import codes
+from tests.engine import plain
 
 LOGS = tuple(("log", number) for number in range(4))
 """Partitions whose marks only rise, for produce waits and fetches."""
@@ -18,6 +19,7 @@ TRIMMED = tuple(("trimmed", number) for number in range(2))
 """Partitions whose high watermark is always `TOP` and whose log start rises, for delete-records waits."""
 KEYS = ("build", "deploy", "index", "report")
 
+TIMEOUT_MS_DEFAULT = 30_000
 TOP = 1_000_000
 """The value of all marks at the end of the day."""
 OFFSETS_A_DAY = 400
@@ -47,6 +49,16 @@ class PlannedWait(NamedTuple):
     required_terms: int = 0
     unless_count: int = 0
     """Composites: the last so many items are the failure arm."""
+
+    def operation(self) -> plain.Operation:
+        """What is registered, without an id."""
+        items = [
+            plain.Item((name, -1) if isinstance(name, str) else name, offset, local_error=self.local_error_code)
+            for name, offset in self.items
+        ]
+        timeout_ms = TIMEOUT_MS_DEFAULT if self.timeout_ms is None else self.timeout_ms
+        given = {name: getattr(self, name) for name in plain.Operation._fields if name in self._fields}
+        return plain.Operation(**given | {"operation_id": 0, "timeout_ms": timeout_ms, "items": tuple(items)})
 
 
 class Batch(NamedTuple):

@@ -25,7 +25,7 @@ from tests.histories.day.model import run_of
 from tests.histories.day.plan import Batch, Plan, PlannedWait, draw_plan, waking_events
 from tests.histories.day.served import Served
 from tests.histories.history import History
-from tests.histories.tables import KINDS, Seen
+from tests.histories.tables import Seen, features_of
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.proxy import FaultyProxy
 
@@ -282,15 +282,7 @@ def note_pairs(plan: Plan, seen: Seen) -> None:
 
 
 def features_of_wait(wait: PlannedWait) -> list[str]:
-    found = {
-        KINDS[wait.kind]: True,
-        "failure arm": wait.unless_count > 0,
-        "any key": wait.any_key,
-        "from now": wait.from_now,
-        "zero timeout": wait.timeout_ms == 0,
-        "cancelled": wait.cancel_after_ms is not None,
-    }
-    return [name for name, is_so in found.items() if is_so]
+    return [*features_of(wait.operation()), *["cancelled"] * (wait.cancel_after_ms is not None)]
 
 
 def run(history: History) -> None:
