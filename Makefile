@@ -105,7 +105,7 @@ fleet-demo: $(STAMPS)/connectors $(STAMPS)/engine ## Two daemons over one log: o
 	@GRPC_VERBOSITY=NONE $(BIN)/python -m examples.fleet_demo $(ARGS)
 
 fleet-crash: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/engine ## Kill, stop, hand over and cut off the daemons of a pair 200 times (ARGS="--faults 20 --seed 7 --kafka"; "--shards 4": lose hosts)
-	@GRPC_VERBOSITY=NONE $(BIN)/python -m tests.fleet $(ARGS)
+	@GRPC_VERBOSITY=NONE $(BIN)/python -m tests.histories.worlds.pair $(ARGS)
 
 fleet-sim: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/stubs ## Run a million histories of daemons over one log, some 15 minutes (SEED=7 ARGS="--count 10" for 10,000)
 	@$(HISTORIES) --world fleet --count 1000 $(ARGS)
@@ -124,7 +124,7 @@ sim-long: $(STAMPS)/dev $(STAMPS)/engine ## The same for an hour
 	@$(HISTORIES) --world engine --seconds 3600 $(ARGS)
 
 crash: $(STAMPS)/dev $(STAMPS)/engine ## Kill a real daemon under load 200 times: nothing acknowledged may be lost (ARGS="--kills 50 --seed 7")
-	@$(BIN)/python -m tests.crash $(ARGS)
+	@$(BIN)/python -m tests.histories.worlds.crash $(ARGS)
 
 stream-histories: $(STAMPS)/pipeline $(STAMPS)/engine ## Compare shards with the engine on random histories (ARGS="--count 200 --steps 10000")
 	@$(BIN)/python -m tests.pipeline stream-histories --processes $(JOBS) $(ARGS)

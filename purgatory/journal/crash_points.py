@@ -1,4 +1,4 @@
-"""Points at which tests/crash makes the daemon kill itself. A hook for tests, not a setting."""
+"""Points at which tests/histories makes the daemon kill itself. A hook for tests, not a setting."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ from typing import Final, NamedTuple
 
 from tests.abuse.arena import Arena, attack
 from tests.abuse.attacks import ATTACKS, CALL_FLOODS
-from tests.abuse.churn import churn
 from tests.abuse.floods import FLOODS
 from tests.abuse.requests.targets import TARGETS, fuzz
 from tests.abuse.result import HEADER, Result
-from tests.abuse.stops import stops
+from tests.histories.worlds.churn import churn
+from tests.histories.worlds.stops import stops
 
 
 class Options(NamedTuple):

@@ -13,17 +13,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from purgatory.replicated_log.entry import Entry, Kind
+from purgatory.replicated_log.entry import Kind
 from purgatory.replicated_log.errors import CutOff, Fenced, LogUnavailable
 from purgatory.replicated_log.log_writer import LogWriter
 from purgatory.replicated_log.open_log import open_log
 from purgatory.replicated_log.reign import Reign
 from purgatory.replicated_log.replicated_log import ReplicatedLog
-from tests.fleet.audit import audit
+from tests.fleet.audit import audit, read_all
 
 SILENCE_S: Final = 0.5
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
@@ -103,15 +102,6 @@ def catch_up(writer: LogWriter, log: ReplicatedLog) -> None:
     end = log.end()
     while writer._reign.state.position + 1 < end:
         writer.follow(1.0)
-
-
-def read_all(log: ReplicatedLog) -> Iterator[Entry]:
-    """Everything that is in the log now."""
-    position, end = 0, log.end()
-    while position < end:
-        for entry in log.read(position, 1.0):
-            yield entry
-            position = entry.position + 1
 
 
 def duel(url: str, folder: Path, seconds: float, reigns: int, players: int = 3, seed: int = 7) -> Figures:

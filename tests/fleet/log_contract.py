@@ -15,7 +15,8 @@ from purgatory.replicated_log.errors import Fenced, LogLost, LogTrimmed, LogUnav
 from purgatory.replicated_log.log_writer import LogWriter
 from purgatory.replicated_log.reign import Reign
 from purgatory.replicated_log.replicated_log import ReplicatedLog
-from tests.fleet.duel import catch_up, read_all
+from tests.fleet.audit import read_all
+from tests.fleet.duel import catch_up
 
 PATIENT_S: Final = 120.0
 """Servers are slow while other tests run."""

@@ -21,8 +21,7 @@ from purgatory.replicated_log.reign import Reign
 from purgatory.replicated_log.replica import MARK, Replica
 from purgatory.replicated_log.snapshots import store_snapshot
 from purgatory.replicated_log.standby import Standby
-from tests.fleet.audit import audit
-from tests.fleet.file_audit import rows_of_file, rows_of_log
+from tests.fleet.audit import audit, rows_of_file, rows_of_log
 from tests.fleet.memory_log import MemoryLog
 from tests.fleet.test_standby import CLAIM, ORIGIN, OTHER, SILENCE_S
 

@@ -1,16 +1,22 @@
-"""Faults of a machine: a disk that fills up, power cuts that lose unsynced data, and a wall clock that is changed.
+"""Faults of a machine: a process that is stopped, a disk that fills up, power cuts that lose unsynced data, and a wall
+clock that is changed.
 
 For the last two a library that is loaded into the daemon copies every file that it syncs, and shifts its wall clock.
 """
 
+import asyncio
 import resource
 import shutil
+import signal
 import sqlite3
 import struct
 import subprocess
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Final
+
+from tests.kit.daemon import StartedDaemon
 
 SOURCE: Final = Path(__file__).with_name("machine.c")
 FILES: Final = ("journal.db", "journal.db-wal")
@@ -31,6 +37,18 @@ def build_library(folder: Path) -> Path:
     if tried.returncode:
         raise NotPossibleHere(f"it does not compile: {tried.stderr.strip()}")
     return library
+
+
+async def stopped(process: StartedDaemon, seconds: float) -> float:
+    """Stop a process, and continue it after this time. Returns how long it was stopped, in seconds."""
+    began_s = time.monotonic()
+    process.send_signal(signal.SIGSTOP)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        ended_s = time.monotonic()
+        process.send_signal(signal.SIGCONT)
+    return ended_s - began_s
 
 
 class WallClock:

@@ -4,7 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -14,10 +14,8 @@ from confluent_kafka import ElectionType, KafkaException, TopicPartition
 from examples.kafka_cluster import KafkaCluster
 from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.replicated_log.leadership import EXIT_REPLACED
-from purgatory.replicated_log.open_log import open_log
-from tests.crash.wire_caller import Broken
-from tests.fleet.file_audit import check_files
-from tests.fleet.pair_run import PairRun
+from tests.histories.judge import Broken
+from tests.histories.worlds.pair import PairWorld
 from tests.kafka.clients import ClusterClients
 from tests.kit.fleet import Member
 
@@ -28,7 +26,7 @@ IMPATIENT: Final = {"socket.timeout.ms": "2000"}
 """The broker that is asked may hang."""
 
 
-class BrokerRun(PairRun):
+class BrokerWorld(PairWorld):
     """The faults are those of brokers. After each one, all callers are served again."""
 
     def __init__(self, folder: Path, log_uri: str, cluster: KafkaCluster, topic: str) -> None:
@@ -39,7 +37,7 @@ class BrokerRun(PairRun):
         self.steps: Final = (self._kill_leading, self._move_lead, self._hang_leading, self._kill_two)
         self._left: Final[Iterator[Callable[[], Awaitable[None]]]] = iter(self.steps)
 
-    async def _fault(self, kind: str, member: Member) -> None:
+    async def fault(self, kind: str, member: Member) -> None:
         await next(self._left)()
 
     async def _kill_leading(self) -> None:
@@ -77,12 +75,12 @@ class BrokerRun(PairRun):
         exits = self._exits()
         self._cluster.kill(*victims)
         await self._until(lambda: self._exits() > exits, "the leader exits")
-        await self._until(lambda: not any(one.answers("/leaderz") for one in self._members), "no daemon leads")
+        await self._until(lambda: not any(one.answers("/leaderz") for one in self.members), "no daemon leads")
         await self._during(self._cluster.start, *victims)
         await self._until_served("two of three brokers were started again", time.monotonic())
 
     def _exits(self) -> int:
-        return sum(member.exit_codes.count(EXIT_REPLACED) for member in self._members)
+        return sum(member.exit_codes.count(EXIT_REPLACED) for member in self.members)
 
     def _leader(self) -> int:
         """The broker that leads the partition; -1: none, or nobody answers."""
@@ -123,23 +121,16 @@ class BrokerRun(PairRun):
 
     async def _until_served(self, what: str, since_s: float) -> None:
         """Wait until batches of each caller have been accepted from now on."""
-        before = [caller.accepted_batches for caller in self._callers]
-
-        def are_served() -> bool:
-            return all(caller.accepted_batches > old for caller, old in zip(self._callers, before, strict=True))
-
-        await self._until(are_served, f"all callers are served ({what})")
+        await self.load.until_all_rise(lambda caller: caller.accepted_batches, self.check, f"served ({what})")
         print(f"{what}: all callers served after {time.monotonic() - since_s:.1f} s, {self._exits()} exits so far")
 
     async def _until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait, as a supervisor of the daemons."""
         deadline_s = time.monotonic() + PATIENCE_S
         while not await asyncio.to_thread(condition):
-            self._check_tasks()
+            self.check()
             if time.monotonic() > deadline_s:
-                raise Broken(
-                    f"not within {PATIENCE_S} s: {what}\n" + "".join(one.log[-3_000:] for one in self._members)
-                )
+                raise Broken(f"not within {PATIENCE_S} s: {what}\n{self.logs}")
             await asyncio.sleep(0.05)
 
 
@@ -151,11 +142,10 @@ def test_no_fault_of_a_broker_loses_repeats_or_hastens_anything(three_brokers: K
     topic = f"brokers-{uuid.uuid4().hex[:8]}"
     url = f"kafka://{three_brokers.bootstrap}/{topic}"
     assert fleet_command(["init", url]) == 0
-    run = BrokerRun(tmp_path, url, three_brokers, topic)
+    run = BrokerWorld(tmp_path, url, three_brokers, topic)
     try:
-        print(asyncio.run(run.run_faults(len(run.steps))))
+        tally = asyncio.run(run.run(len(run.steps)))
     finally:
         three_brokers.start()
-    with closing(open_log(url)) as log:
-        assert check_files(log, [tmp_path / "a", tmp_path / "b"]) > len(run.steps)
+    assert min(tally["operations"], tally["groups in the log"]) > len(run.steps)
     assert fleet_command(["verify", url]) == 0

@@ -12,7 +12,7 @@ from purgatory_client import AsyncClient, errors
 
 from purgatory.replicated_log.leadership import EXIT_REPLACED
 from purgatory.replicated_log.open_log import open_log
-from tests.fleet.file_audit import check_files
+from tests.fleet.audit import check_files
 from tests.kit.eventually import PATIENCE_S, until_pending, wait_until
 from tests.kit.faults import Power
 from tests.kit.fleet import Member

@@ -22,7 +22,7 @@ from purgatory.replicated_log.open_log import open_log
 from purgatory.replicated_log.snapshots import store_and_trim
 from purgatory.replicated_log.standby import Standby
 from purgatory.v1 import fleet_log_pb2 as pb
-from tests.fleet.file_audit import rows_of_file
+from tests.fleet.audit import rows_of_file
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.fleet import Member
 from tests.postgres.conftest import new_log

@@ -20,10 +20,8 @@ from purgatory.replicated_log.leadership import EXIT_REPLACED
 from purgatory.replicated_log.log_writer import LogWriter
 from purgatory.replicated_log.open_log import open_log
 from purgatory.replicated_log.reign import Reign
-from tests.crash.wire_caller import Broken
 from tests.fleet.duel import catch_up
-from tests.fleet.file_audit import check_files
-from tests.fleet.pair_run import PairRun
+from tests.histories.worlds.pair import PairWorld
 from tests.kit.daemon import run_to_end
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.fleet import Fleet, Member
@@ -37,24 +35,16 @@ def address(*servers: LocalServer) -> str:
     return f"postgres://postgres@{','.join(server.address for server in servers)}/postgres"
 
 
-class Promotion(PairRun):
+class Promotion(PairWorld):
     """The only fault: the primary dies, and its synchronous replica is promoted."""
 
     def __init__(self, folder: Path, servers: LocalPostgres) -> None:
         self._servers = servers.servers
         super().__init__(folder, address(*self._servers.values()), 1)
 
-    async def _fault(self, kind: str, member: Member) -> None:
-        before = len(self._callers[0].asked)
+    async def fault(self, kind: str, member: Member) -> None:
         await asyncio.to_thread(self._promote)
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                while len(self._callers[0].asked) < before + 50:
-                    self._check_tasks()
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            logs = "\n".join(member.log[-4_000:] for member in self._members)
-            raise Broken(f"callers are not served after the promotion:\n{logs}") from None
+        await self.load.until_all_rise(lambda caller: caller.accepted_batches, self.check, "served after the promotion")
 
     def _promote(self) -> None:
         self._servers["p"].stop(signal.SIGKILL)
@@ -70,10 +60,9 @@ def test_promotion_of_a_synchronous_replica_loses_nothing(tmp_path: Path) -> Non
         replica = servers.replica("r", primary)
         assert fleet_command(["init", address(primary, replica)]) == 0
         make_synchronous(primary)
-        tally = asyncio.run(Promotion(tmp_path, servers).run_faults(1))
-        assert tally.operations > 100
-        with contextlib.closing(open_log(address(replica))) as log:
-            assert check_files(log, [tmp_path / "a", tmp_path / "b"]) > 1
+        tally = asyncio.run(Promotion(tmp_path, servers).run(1))
+        assert tally["operations"] > 100
+        assert tally["groups in the log"] > 1
 
 
 def test_promotion_of_a_replica_that_lacks_entries_is_refused(

@@ -14,8 +14,8 @@ from purgatory_client.views import PendingOperation
 
 from purgatory.extensions.fleet.fleet_view import UNCONFIRMED
 from purgatory.replicated_log.leadership import EXIT_REPLACED
-from tests.fleet.pair_run import CUTS, SILENCE_MS, PairRun
 from tests.histories.judge import Judge
+from tests.histories.worlds.pair import CUTS, SILENCE_MS, PairWorld
 from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
 from tests.kit.faults import NotPossibleHere, WallClock, build_library
 from tests.kit.fleet import Links, Member
@@ -78,8 +78,8 @@ def test_no_cut_loses_repeats_or_hastens_anything(url: str, tmp_path: Path) -> N
     """While either daemon is cut off from the log or from callers, in one direction or both, each acknowledged wait
     ends once and not too early, and every read of a mark or count is right.
     """
-    tally = asyncio.run(PairRun(tmp_path, url, 1, CUTS).run_faults(len(CUTS)))
-    assert min(tally.operations, tally.reads) > len(CUTS)
+    tally = asyncio.run(PairWorld(tmp_path, url, 1, CUTS).run(len(CUTS)))
+    assert min(tally["operations"], tally["reads"]) > len(CUTS)
 
 
 @pytest.mark.parametrize("ways", [UP, DOWN], ids=["up", "down"])

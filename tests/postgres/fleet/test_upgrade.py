@@ -13,7 +13,7 @@ from purgatory.journal.directory import DATABASE
 from purgatory.replicated_log.entry import TABLES
 from purgatory.replicated_log.leadership import EXIT_REPLACED
 from purgatory.replicated_log.open_log import open_log
-from tests.fleet.file_audit import check_files
+from tests.fleet.audit import check_files
 from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
 from tests.kit.fleet import Fleet, Member
 

@@ -21,7 +21,7 @@ from purgatory.replicated_log.open_log import open_log
 from purgatory.replicated_log.replicated_log import ReplicatedLog
 from purgatory.replicated_log.snapshots import store_and_trim
 from purgatory.replicated_log.standby import Standby, Stopped
-from tests.fleet.file_audit import rows_of_file
+from tests.fleet.audit import rows_of_file
 from tests.kit.eventually import wait_until
 from tests.postgres.conftest import new_log
 

@@ -1,13 +1,14 @@
-"""A daemon that is stopped for seconds, again and again: whoever reports to it is not called silent because of that.
+"""A daemon that is stopped for seconds, again and again: the row `stops` of `make abuse`.
 
+Whoever reports to it is not called silent because of that.
 Workers send heartbeats and a source sends reports all the time, so none of their waits may fail. With each stop, one
 worker is really gone and one mark is really stale, and both waits must fail: silence is counted while the daemon runs.
 """
 
 import asyncio
 import random
-import signal
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ from purgatory_client.sources.source_link import SourceLink, SourceState, StaleM
 from purgatory.clock import SETTLE_MS
 from tests.abuse.result import Result as Row
 from tests.kit.daemon import DaemonProcess
+from tests.kit.faults import stopped
 from tests.kit.messages import advance_request, key_signalled
 from tests.kit.served_host import DaemonChannel
 
@@ -34,7 +36,7 @@ SETTLE_S: Final = SETTLE_MS / 1_000
 FOREVER_S: Final = 3_600.0
 
 
-class StopsRun:
+class StopsWorld:
     """One daemon that is stopped `stops` times."""
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -46,44 +48,26 @@ class StopsRun:
         self._chance: Final = random.Random(seed)
 
     async def run(self, stops: int, stop_s: tuple[float, float] = STOP_S) -> None:
-        daemon = DaemonProcess(self._folder)
-        try:
-            async with (
-                AsyncClient(daemon.address) as client,
-                DaemonChannel(daemon.address) as unary,
-                client.attach_source("stopped", ["m/"]) as link,
-            ):
-                await self._run(daemon, client, unary, link, stops, stop_s)
-        finally:
-            daemon.process.send_signal(signal.SIGCONT)
-            daemon.stop()
-
-    async def _run(
-        self,
-        daemon: DaemonProcess,
-        client: AsyncClient,
-        unary: DaemonChannel,
-        link: SourceLink,
-        stops: int,
-        stop_s: tuple[float, float],
-    ) -> None:
-        await link.report(SourceState.LIVE)
-        await client.advance(("m/seen", 0), high_watermark=1)
-        alive = {key: asyncio.create_task(self._wait(client, key)) for key in ("beats", "beats-unary")}
-        alive["seen"] = asyncio.create_task(client.produce({("m/seen", 0): 2}, timeout=FOREVER_S, fail_when_stale=2))
-        beating = [
-            asyncio.create_task(task)
-            for task in (_beat(client, "beats"), _beat_unary(unary, "beats-unary"), _report(link))
-        ]
-        for number in range(stops):
-            await self._stop_once(daemon, client, f"gone-{number}", self._chance.uniform(*stop_s))
-        for name, waiting in alive.items():
-            if waiting.done():
-                self.faults.append(f"{name}: {waiting.result().outcome.name} though it was reported")
-            waiting.cancel()
-        for task in beating:
-            task.cancel()
-        await asyncio.gather(*alive.values(), *beating, return_exceptions=True)
+        async with AsyncExitStack() as stack:
+            daemon = stack.enter_context(DaemonProcess(self._folder))
+            client = await stack.enter_async_context(AsyncClient(daemon.address))
+            unary = await stack.enter_async_context(DaemonChannel(daemon.address))
+            link = await stack.enter_async_context(client.attach_source("stopped", ["m/"]))
+            await link.report(SourceState.LIVE)
+            await client.advance(("m/seen", 0), high_watermark=1)
+            alive = {key: asyncio.create_task(self._wait(client, key)) for key in ("beats", "beats-unary")}
+            seen = client.produce({("m/seen", 0): 2}, timeout=FOREVER_S, fail_when_stale=TIMEOUT_S)
+            alive["seen"] = asyncio.create_task(seen)
+            reports = _beat(client, "beats"), _beat_unary(unary, "beats-unary"), _report(link)
+            reporting = [asyncio.create_task(report) for report in reports]
+            for number in range(stops):
+                await self._stop_once(daemon, client, f"gone-{number}", self._chance.uniform(*stop_s))
+            for name, waiting in alive.items():
+                if waiting.done():
+                    self.faults.append(f"{name}: {waiting.result().outcome.name} though it was reported")
+            for task in (*alive.values(), *reporting):
+                task.cancel()
+            await asyncio.gather(*alive.values(), *reporting, return_exceptions=True)
 
     async def _stop_once(self, daemon: DaemonProcess, client: AsyncClient, key: str, stop_s: float) -> None:
         """Stop the daemon in the silence of a worker that is gone, and wait until both waits have failed."""
@@ -92,13 +76,8 @@ class StopsRun:
         await client.signal_key(key, 0)
         last_s = time.monotonic()
         await asyncio.sleep(self._chance.uniform(0.0, TIMEOUT_S / 2))
-        stopped_s = time.monotonic()
-        daemon.process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(stop_s)
-        went_on_s = time.monotonic()
-        daemon.process.send_signal(signal.SIGCONT)
+        not_listening_s = await stopped(daemon.process, stop_s) + SETTLE_S
         result = await silent
-        not_listening_s = went_on_s - stopped_s + SETTLE_S
         self.late_s.append(time.monotonic() - last_s - not_listening_s - TIMEOUT_S)
         codes = result.partitions[key].error_code, (await stale).partitions["m/gone-0"].error_code
         if codes != (HEARTBEAT_MISSED, MARK_STALE):
@@ -139,7 +118,7 @@ async def _report(link: SourceLink) -> None:
 
 def stops(folder: Path, seed: int, count: int, at_once: int = 4) -> Row:
     """Stop several daemons at once, `count` times in all."""
-    runs, row = [StopsRun(folder / str(number), seed + number) for number in range(at_once)], Row("stops")
+    runs, row = [StopsWorld(folder / str(number), seed + number) for number in range(at_once)], Row("stops")
 
     async def run_all() -> None:
         await asyncio.gather(*(run.run(count // at_once) for run in runs))

@@ -1,3 +1,0 @@
-"""Crash test (`make crash`): a real daemon with a journal is killed repeatedly under load, and its callers' records
-are checked.
-"""

@@ -1,0 +1,245 @@
+"""A caller that speaks the protocol itself: one session, over any number of connections and daemons.
+
+It draws what it does and tells a judge what it sees. After a crash that lost data it behaves like the client library:
+it registers again what has no result, and drops a second result.
+"""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, Final
+
+import grpc
+from google.rpc import code_pb2
+from purgatory_client.session.addresses import CHOOSING
+
+from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, result_pb2
+from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.histories.judge import Judge, Registration, ReportedResult
+from tests.kit.messages import register_batch
+
+TOPICS: Final = ("t0", "t1", "t2")
+BATCH_MAX: Final = 40
+PACE_S: Final = 0.01
+RECONNECT_S: Final = 0.03
+AHEAD_MAX: Final = 30
+NO_ROOM: Final = {code_pb2.RESOURCE_EXHAUSTED, code_pb2.UNAVAILABLE}
+CAUSED: Final = {
+    result_pb2.OUTCOME_SATISFIED,
+    result_pb2.OUTCOME_EXPIRED,
+    result_pb2.OUTCOME_CANCELLED,
+    result_pb2.OUTCOME_REFUSED,
+}
+
+
+def expected_outcome(_: Registration, result: ReportedResult) -> str:
+    """A rule for worlds with these callers."""
+    return "" if result.outcome in CAUSED else "nothing here causes this outcome"
+
+
+def channel_to(address: str) -> grpc.aio.Channel:
+    """A channel with a connection of its own. Of several addresses it chooses the one that serves, as clients do."""
+    options = {"grpc.use_local_subchannel_pool": 1, **CHOOSING} if "," in address else {}
+    return grpc.aio.insecure_channel(address, options=list(options.items()))
+
+
+class WireCaller:
+    """Half of the callers, by seed, send and receive columns instead of rows."""
+
+    def __init__(self, name: str, judge: Judge, seed: int, *, may_refuse: bool = False) -> None:
+        self.name: Final = name
+        self.asked: Final[dict[int, operation_pb2.Operation]] = {}
+        self.outcomes: Final[dict[int, int]] = {}
+        """The outcome of each operation that has ended."""
+        self.accepted_batches = 0
+        self.refused_batches = 0
+        self.repeats = 0
+        self.is_quiet = False
+        """Whether to stop registering."""
+        self._judge: Final = judge
+        self._may_refuse: Final = may_refuse
+        """Whether batches may be refused for want of space."""
+        self._random: Final = random.Random(seed)
+        self._as_columns: Final = bool(seed % 2)
+        self._next_id = 1
+        self._incarnation = ""
+        """Incarnation of the session that the sequence numbers belong to."""
+        self._last_sequence = 0
+        self._acknowledged = 0
+        self._unanswered: Final[dict[int, list[int]]] = {}
+        """Batches under way: the ids of each."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every registered operation has ended."""
+        return len(self.outcomes) == len(self.asked)
+
+    def forget(self) -> None:
+        """Simulate a restart of the caller from its log: only acknowledged results are known."""
+        self._last_sequence = self._acknowledged
+
+    async def run(self, address: str) -> None:
+        """Connect repeatedly until cancelled."""
+        while True:
+            async with channel_to(address) as channel:
+                stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, EOFError):
+                    await self._connection(stub.Session())
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _connection(self, call: Any) -> None:  # noqa: ANN401 - grpc's own
+        self._acknowledged = self._last_sequence  # logged first, as below: opening a session also acknowledges
+        opening = wire.OpenSession(
+            session_id=self.name, last_sequence=self._last_sequence, columns=self._as_columns,
+            incarnation=self._incarnation,
+        )  # fmt: skip
+        await call.write(wire.SessionRequest(open=opening))
+        opened = (await self._read(call)).opened
+        if not opened.resumed:
+            self._last_sequence = self._acknowledged = 0
+        elif self._incarnation not in {"", opened.incarnation}:
+            self._judge.complain(self.name, f"incarnation {opened.incarnation} resumes {self._incarnation}")
+        self._judge.opened(self.name, opened.highest_operation_id, self._last_sequence)
+        self._incarnation = opened.incarnation
+        self._unanswered.clear()
+        again = [number for number in self._waiting() if number > opened.highest_operation_id]
+        for first in range(0, len(again), BATCH_MAX):
+            await self._register(call, again[first : first + BATCH_MAX])
+        writer = asyncio.create_task(self._write(call))
+        try:
+            while True:
+                self._receive(await self._read(call))
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    @staticmethod
+    async def _read(call: Any) -> wire.SessionResponse:  # noqa: ANN401 - as above
+        message = await call.read()
+        if message is grpc.aio.EOF:
+            raise EOFError
+        assert isinstance(message, wire.SessionResponse)
+        return message
+
+    def _waiting(self) -> list[int]:
+        return [number for number in self.asked if number not in self.outcomes]
+
+    # Sent messages.
+
+    async def _write(self, call: Any) -> None:  # noqa: ANN401 - as above
+        while True:
+            await asyncio.sleep(self._random.random() * 2 * PACE_S)
+            deed = self._random.random()
+            if deed < 0.5 and not self.is_quiet:
+                await self._register(call, self._ask(self._random.randint(1, BATCH_MAX)))
+            elif deed < 0.6:
+                waiting = self._waiting()
+                ids = self._random.sample(waiting, min(2, len(waiting)))
+                await call.write(wire.SessionRequest(cancel=wire.CancelOperations(operation_ids=ids)))
+            elif deed < 0.8 and self._last_sequence > self._acknowledged:
+                # Recorded before writing: a write that fails may have arrived, and acknowledged results are not sent
+                # again.
+                self._acknowledged = self._last_sequence
+                acknowledge = wire.AcknowledgeResults(sequence=self._last_sequence)
+                await call.write(wire.SessionRequest(acknowledge=acknowledge))
+            else:
+                await call.write(wire.SessionRequest(heartbeat=wire.Heartbeat()))
+
+    def _ask(self, count: int) -> list[int]:
+        ids = list(range(self._next_id, self._next_id + count))
+        self._next_id += count
+        for number in ids:
+            topics = self._random.sample(TOPICS, self._random.choice((1, 1, 1, 2)))
+            ahead = self._random.randint(-3, AHEAD_MAX)
+            required = max(0, ahead + max(self._judge.sent(topic) for topic in topics))
+            timeout_ms = self._random.choice((50, 400, 2_000, 600_000, 600_000))
+            operation = operation_pb2.Operation(operation_id=number, timeout_ms=timeout_ms)
+            for topic in topics:
+                item = operation.produce.partitions.add(required_offset=required)
+                item.topic_partition.topic = topic
+            self.asked[number] = operation
+            needs = [(topic, required) for topic in topics]
+            self._judge.registering(self.name, number, timeout_ms, time.monotonic(), needs=needs)
+        return ids
+
+    async def _register(self, call: Any, ids: list[int]) -> None:  # noqa: ANN401 - as above
+        self._unanswered[ids[-1]] = ids
+        operations = [self.asked[number] for number in ids]
+        if self._as_columns:
+            batch = wire.RegisterBatch(batch_id=ids[-1], columns=columns_of(operations))
+        else:
+            batch = register_batch(*operations, batch_id=ids[-1])
+        await call.write(wire.SessionRequest(register=batch))
+
+    # Received messages.
+
+    def _receive(self, message: wire.SessionResponse) -> None:
+        if message.HasField("receipt"):
+            self._receive_receipt(message.receipt)
+        elif message.HasField("cancelled"):
+            self._judge.cancelled(self.name, message.cancelled.cancelled_operation_ids)
+        elif message.HasField("results"):
+            rows = rows_of(message.results.columns) if self._as_columns else message.results.rows.results
+            for sequence, row in enumerate(rows, message.results.first_sequence):
+                self._receive_result(sequence, row)
+
+    def _receive_receipt(self, receipt: wire.Receipt) -> None:
+        """The operations of a refused batch count as never registered."""
+        ids = self._unanswered.pop(receipt.batch_id)
+        if not receipt.HasField("batch_refusal"):
+            self.accepted_batches += 1
+            self._judge.receipt(self.name, receipt.highest_operation_id, time.monotonic())
+            return
+        self.refused_batches += 1
+        self._judge.refused(self.name, ids)
+        if not (self._may_refuse and receipt.batch_refusal.code in NO_ROOM):
+            self._judge.complain(self.name, f"a batch was refused: {receipt.batch_refusal.message}")
+        for number in ids:
+            del self.asked[number]
+
+    def _receive_result(self, sequence: int, row: result_pb2.Result) -> None:
+        reached = [(item.topic_partition.topic, item.reached_offset) for item in row.partitions]
+        content = row.SerializeToString(deterministic=True)
+        result = ReportedResult(row.operation_id, row.outcome, row.waited_ms, content, reached)
+        self._judge.reported(self.name, self._incarnation, sequence, result, time.monotonic())
+        self._last_sequence = max(self._last_sequence, sequence)
+        if row.operation_id in self.outcomes:
+            self.repeats += 1
+        elif row.operation_id in self.asked:
+            self.outcomes[row.operation_id] = row.outcome
+
+
+def columns_of(operations: Sequence[operation_pb2.Operation]) -> operation_pb2.OperationColumns:
+    """Produces as columns."""
+    items = [item for operation in operations for item in operation.produce.partitions]
+    return operation_pb2.OperationColumns(
+        kind=operation_pb2.OPERATION_KIND_PRODUCE,
+        partitions=[operation_pb2.TopicPartition(topic=topic) for topic in TOPICS],
+        operation_id=[operation.operation_id for operation in operations],
+        timeout_ms=[operation.timeout_ms for operation in operations],
+        item_count=[len(operation.produce.partitions) for operation in operations],
+        item_index=[TOPICS.index(item.topic_partition.topic) for item in items],
+        offset=[item.required_offset for item in items],
+    )
+
+
+def rows_of(columns: result_pb2.ResultColumns) -> Iterable[result_pb2.Result]:
+    """The fields of results of produces that the judge looks at."""
+    count = len(columns.operation_id)
+
+    def expanded(values: Sequence[int], length: int, default: int = 0) -> Sequence[int]:
+        return values if len(values) == length else [*(values or [default])] * length
+
+    counts = expanded(columns.item_count, count, 1)
+    indexes, reached = (expanded(one, sum(counts)) for one in (columns.item_index, columns.reached_offset))
+    items = zip(indexes, reached, strict=True)
+    outcomes, waited = expanded(columns.outcome, count), expanded(columns.waited_ms, count)
+    for place, operation_id in enumerate(columns.operation_id):
+        row = result_pb2.Result(operation_id=operation_id, waited_ms=waited[place])
+        row.outcome = outcomes[place]  # type: ignore[assignment]
+        for index, offset in islice(items, counts[place]):
+            row.partitions.add(topic_partition=columns.partitions[index], reached_offset=offset)
+        yield row
