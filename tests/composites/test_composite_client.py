@@ -214,16 +214,6 @@ def test_invalid_terms_are_refused_at_once(make: object, field: str) -> None:
     assert refused.value.field == field
 
 
-async def test_the_daemon_names_the_faulty_term(client: AsyncClient) -> None:
-    """A refusal has the path of the term in its arm."""
-    with pytest.raises(errors.InvalidRequest) as refused:
-        await client.wait(signal("k"), unless=[signal("k"), mark("a-0", -2)])
-    assert refused.value.field == "composite.unless[1].mark.required_offset"
-    with pytest.raises(errors.InvalidRequest) as refused:
-        await client.wait_once(waits.wait(signal("k", 0)))
-    assert refused.value.field.endswith("composite.terms[0].signal.required_count")
-
-
 def test_others_see_it_only_with_the_role_on_every_name() -> None:
     """The role admin on its topics is not enough to see an operation that also waits for a key."""
     items = [ItemView(name, 7, 1, 0, -1) for name in (("orders", 3), ("job", -1))]

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,8 +10,8 @@ from purgatory import sizes
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
 from purgatory.engine.completions import Completions
-from purgatory.service.errors import BatchRejected, RpcError
-from purgatory.service.translate.operations import parts_from_columns, parts_from_rows, run_from_row
+from purgatory.service.errors import BatchRejected
+from purgatory.service.translate.operations import parts_from_columns, parts_from_rows
 from purgatory.service.translate.result_slices import slices_of
 from purgatory.service.translate.results import fill_columns, fill_rows
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, result_pb2
@@ -127,27 +126,6 @@ def test_one_index_may_stand_for_all_items() -> None:
     with pytest.raises(BatchRejected, match="4500 items; at most 4000 are allowed") as raised:
         parts_from_columns(columns, 4_000)
     assert raised.value.refusal.field == "columns.item_count"
-
-
-BAD_TERMS = [
-    (operation_pb2.Term(), "composite.unless[1]", "is not set: set mark or signal"),
-    (term_of("a", 0, 0), "composite.unless[1].mark.required_offset", "-1 is not in 0.."),
-    (term_of("a", -1, 1), "composite.unless[1].signal.required_count", "-1 is not in 1.."),
-]
-BAD_TERMS[1][0].mark.required_offset = BAD_TERMS[2][0].signal.required_count = -1
-
-
-@pytest.mark.parametrize(("term", "field", "says"), BAD_TERMS)
-def test_terms_that_columns_cannot_express_are_refused(term: Message, field: str, says: str) -> None:
-    """An empty term, or one with the number that means the default, is refused with its path; others are accepted."""
-    bad = row_of([("a", 0, 1)], [("b", -1, 1)], operation_id=2)
-    bad.composite.unless.add().CopyFrom(term)
-    [(runs, [(refusal, operation_id)], _)] = parts_from_rows([row_of([("a", 0, 1)]), bad], 30_000)
-    assert [run.batch.operation_ids for run in runs] == [[1]]
-    assert (operation_id, refusal.index, refusal.code, refusal.field) == (2, 1, codes.INVALID_ARGUMENT, field)
-    assert refusal.message.startswith(says)
-    with pytest.raises(RpcError, match=says.partition(" ")[2][:10]):
-        run_from_row(bad, 1, 30_000)
 
 
 def test_results_name_partitions_and_keys_in_both_shapes() -> None:

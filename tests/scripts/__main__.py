@@ -1,15 +1,25 @@
-"""`python -m tests.scripts --record`: rewrite the output of scripts as the engine and the oracle say.
+"""`python -m tests.scripts --record`: rewrite the output of scripts as the engine and the oracle say, or the host.
 
 With `--levels`: print which scripts each level cannot express, and why.
 """
 
 import argparse
+import asyncio
 import sys
 from collections import defaultdict
 from pathlib import Path
 
 from tests.scripts.engine_level import EngineLevel
-from tests.scripts.language import FOLDER, all_scripts, read_scripts, write_scripts
+from tests.scripts.language import FOLDER, Script, all_scripts, read_scripts, write_scripts
+from tests.scripts.message_levels import HostLevel
+
+
+def recorded(script: Script) -> Script:
+    """The script with the output of the engine, or of the host if the engine cannot express it."""
+    if not EngineLevel.unsupported(script):
+        return script._replace(lines=EngineLevel().run(script))
+    with asyncio.Runner() as runner:
+        return script._replace(lines=HostLevel(runner).run(script))
 
 
 def print_levels() -> None:
@@ -37,7 +47,7 @@ def main() -> int:
         print_levels()
         return 0
     for path in given.files or sorted(FOLDER.glob("*.txt")):
-        write_scripts(path, [one._replace(lines=EngineLevel().run(one)) for one in read_scripts(path)])
+        write_scripts(path, [recorded(one) for one in read_scripts(path)])
     return 0
 
 

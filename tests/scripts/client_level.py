@@ -30,9 +30,17 @@ class ClientLevel(GrpcLevel):
 
     @classmethod
     def unsupported(cls, script: Script) -> str:
-        verbs = {line.verb for line in script.lines} & {"cancel", "cancel-all", "extend", "close"}
+        verbs = {line.verb for line in script.lines} & {
+            "call",
+            "wait",
+            "why",
+            "cancel",
+            "cancel-all",
+            "extend",
+            "close",
+        }
         if verbs:
-            return f"a client has its own ids: {', '.join(sorted(verbs))}"
+            return f"a client has its own session and ids: {', '.join(sorted(verbs))}"
         registered = [line for line in script.lines if line.verb in WAITS]
         if any("refused" in text or "known" in text for line in registered for text in line.output):
             return "a client raises what is refused"

@@ -1,5 +1,6 @@
 """What all levels share: they read a script line by line, and print what each line answered and ended."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -38,7 +39,11 @@ def counted(what: str, count: int) -> list[str]:
 
 
 def refused_texts(refusals: Sequence[Refused]) -> list[str]:
-    return [f"refused with code {code}: {detail}" for code, detail in refusals]
+    """A line for each refusal, or for equal ones in a row."""
+    alike = [(code, detail, len(list(some))) for (code, detail), some in itertools.groupby(refusals)]
+    return [
+        f"refused with code {code}: {detail}{f', {count} times' if count > 1 else ''}" for code, detail, count in alike
+    ]
 
 
 def not_pending(ids: Sequence[int]) -> list[str]:

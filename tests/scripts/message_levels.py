@@ -5,14 +5,15 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 from unittest import mock
 
 import grpc
-from google.protobuf import json_format
+from google.protobuf import json_format, text_format
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -20,8 +21,9 @@ from purgatory.service.errors import RpcError
 from purgatory.service.host import Host
 from purgatory.service.recovery import OpenJournal
 from purgatory.service.rpc.call import Call, Context
+from purgatory.service.rpc.handlers import SERVICE
 from purgatory.service.rpc.servicer import PurgatoryServicer
-from purgatory.service.settings import HostSettings
+from purgatory.service.settings import EngineLimitsSettings, HostSettings, LimitsSettings, SharesSettings
 from purgatory.service.translate.results import fill_batch
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -31,12 +33,11 @@ from tests.journal.kit import copy_files, keep
 from tests.kit.daemon import DaemonThread
 from tests.kit.eventually import PATIENCE_S
 from tests.scripts import messages
-from tests.scripts.language import Line, Script
+from tests.scripts.language import WAITS, Line, Script, Words, ids_of, operations_of, parts_of
 from tests.scripts.level import Level, Refused
 
 START_MS: Final = 1_000
 NOT_FOUND: Final = 5
-SERVICE: Final = "purgatory.v1.PurgatoryService"
 
 
 class CallFailed(Exception):
@@ -56,6 +57,8 @@ class MessageLevel(Level):
         self.names: Final = messages.Names(prefix)
         self.read: Final[dict[str, int]] = {}
         """For each session: the sequence number of the last result that was read."""
+        self._page_token = ""
+        """Of the last listing."""
 
     def call(self, method: str, request: Message) -> Any:  # noqa: ANN401 - the response of the method
         """Make a call. Raises `CallFailed`."""
@@ -65,10 +68,51 @@ class MessageLevel(Level):
         """All results of a session after number `read`, which is acknowledged."""
         raise NotImplementedError
 
-    def run(self, script: Script) -> list[Line]:
-        lines = super().run(script)
-        self._close_sessions()
-        return lines
+    def _call(self, line: Line) -> list[str]:
+        try:
+            return super()._call(line)
+        except CallFailed as error:
+            return [self._shown(f"refused with code {error}")]
+
+    def do_call(self, part: Words) -> list[str]:
+        """`call METHOD FIELDS`, in protobuf's text format; `page_token: "next"` continues the last listing."""
+        _, method, *fields = part.words
+        request: Any = text_format.Parse(
+            " ".join(fields), GetMessageClass(SERVICE.methods_by_name[method].input_type)()
+        )
+        session = getattr(request, "session_id", "")
+        self.names.add_prefix(request)
+        if getattr(request, "page_token", "") == "next":
+            request.page_token = self._page_token
+        texts = self._answer(method, request)
+        if method == "Register":
+            self.read.setdefault(session, 0)
+        return texts
+
+    def do_wait(self, part: Words) -> list[str]:
+        """`wait produce 1 orders-0@5`: a unary call, which must be answered at once."""
+        _, [operation] = operations_of(part._replace(words=part.words[1:]))
+        return self._answer(
+            "Wait", wire.WaitRequest(operation=messages.operation_rows([operation], self.names).operations[0])
+        )
+
+    def do_why(self, part: Words) -> list[str]:
+        """`why 1`: what holds back the items of an operation."""
+        session, [number] = ids_of(part.words[1])
+        request = wire.GetOperationRequest(session_id=self.session_id(session), operation_id=number)
+        reasons = self.call("GetOperation", request).operation.held_back_by
+        return [self._shown(reason) for reason in reasons]
+
+    def _answer(self, method: str, request: Message) -> list[str]:
+        response = self.call(method, request)
+        self._page_token = getattr(response, "next_page_token", "")
+        return [self._shown(text) for text in messages.field_texts(response)]
+
+    def _shown(self, text: str) -> str:
+        """A text of the daemon with the names of the script."""
+        for own, shown in ((self.names.prefix, ""), (self._page_token, "next")):
+            text = text.replace(own, shown) if own else text
+        return text
 
     def session_id(self, session: str) -> str:
         return self.names.prefix + session
@@ -81,10 +125,6 @@ class MessageLevel(Level):
                 self.read[session] += len(batch.rows.results) or len(batch.columns.operation_id)
                 ended += [(session, row) for row in messages.ended_of(batch, self.names)]
         return ended
-
-    def _close_sessions(self) -> None:
-        for session in list(self.read):
-            self.close_session(session)
 
     def register(self, session: str, operations: list[plain.Operation]) -> Any:  # noqa: ANN401 - a receipt
         batch = wire.RegisterBatch(batch_id=1)
@@ -153,20 +193,53 @@ class HostLevel(MessageLevel):
         super().__init__(prefix)
         self._runner = runner
         self.clock: Final = ManualClock(START_MS)
+        self.settings = HostSettings()
+        self._principal = ""
+        self._owners: Final[dict[str, str]] = {}
+        """The principal of each session."""
         self.host = self.new_host()
 
     def new_host(self) -> Host:
-        return Host(Engine(EngineLimits(), self.clock.now_ms()), self.clock, HostSettings())
+        limits = EngineLimits(
+            **{name: getattr(self.settings.limits, name) for name in EngineLimitsSettings.model_fields}
+        )
+        return Host(Engine(limits, self.clock.now_ms()), self.clock, self.settings)
+
+    def start_again(self) -> None:
+        """Begin with a new host, because its settings have changed."""
+        self.host = self.new_host()
+
+    def do_limits(self, part: Words) -> list[str]:
+        """`limits sessions_max=3 times_free=0`: begin with these limits and shares."""
+        given = {name: int(value) for name, value in part.options.items()}
+        shares = SharesSettings(times_free=given.pop("times_free", 2))
+        self.settings = HostSettings(LimitsSettings(**given), shares=shares)
+        self.start_again()
+        return []
+
+    def do_as(self, part: Words) -> list[str]:
+        """`as ann`: the calls of the following lines are hers."""
+        self._principal = part.words[1]
+        return []
+
+    def register(self, session: str, operations: list[plain.Operation]) -> Any:  # noqa: ANN401
+        self._owners.setdefault(self.session_id(session), self._principal)
+        return super().register(session, operations)
+
+    def called(self, method: str, request: Message) -> Coroutine[Any, Any, Any]:
+        call = Call(cast(Context, mock.Mock()), self.host.sessions.accounts.of(self._principal))
+        found: Coroutine[Any, Any, Any] = getattr(PurgatoryServicer(self.host), method)(request, call)
+        return found
 
     def call(self, method: str, request: Message) -> Any:  # noqa: ANN401
-        call = Call(cast(Context, mock.Mock()), self.host.sessions.accounts.nobody)
         try:
-            return self._runner.run(getattr(PurgatoryServicer(self.host), method)(request, call))
+            return self._runner.run(self.called(method, request))
         except RpcError as error:
             raise CallFailed(error.code, error.message) from None
 
     def results(self, session_id: str, read: int) -> Iterator[wire.ResultBatch]:
-        session = self.host.sessions.get(session_id, self.host.sessions.accounts.nobody)
+        owner = self.host.sessions.accounts.of(self._owners.get(session_id, ""))
+        session = self.host.sessions.get(session_id, owner)
         session.resume(read)
         self.host.journal.changed(session)
         session.outbox.rewind()
@@ -199,7 +272,12 @@ class RestoredLevel(HostLevel):
     def unsupported(cls, script: Script) -> str:
         if any("heartbeat_timeout_ms" in line.text for line in script.lines):
             return "a silence begins again with each crash"
+        if any("refused with code 3: batch." in text for line in script.lines for text in line.output):
+            return "the ids of a batch that is refused as a whole are stored with the next batch"
         return super().unsupported(script)
+
+    def start_again(self) -> None:
+        """The crash after the line does it."""
 
     def ended(self) -> list[tuple[str, plain.Ended]]:
         self._crash()
@@ -250,6 +328,15 @@ class GrpcLevel(MessageLevel):
         super().__init__(prefix)
         self._daemon: Final = daemon
 
+    def run(self, script: Script) -> list[Line]:
+        lines = super().run(script)
+        self._close_sessions()
+        return lines
+
+    def _close_sessions(self) -> None:
+        for session in list(self.read):
+            self.close_session(session)
+
     def call(self, method: str, request: Message) -> Any:  # noqa: ANN401
         try:
             return getattr(self._daemon.stub, method)(request, timeout=PATIENCE_S)
@@ -279,14 +366,21 @@ class ColumnsLevel(GrpcLevel):
 
     as_columns = True
 
+    @classmethod
+    def unsupported(cls, script: Script) -> str:
+        batches = [parts_of(line.text) for line in script.lines if line.verb in WAITS]
+        if any(len({part.words[0] for part in parts}) > 1 for parts in batches):
+            return "columns have operations of one kind"
+        return super().unsupported(script)
+
 
 class HttpLevel(GrpcLevel):
     """Calls over HTTP with JSON; results are read as server-sent events."""
 
     def call(self, method: str, request: Message) -> Any:  # noqa: ANN401
-        url = f"http://{self._daemon.http_address}/{SERVICE}/{method}"
+        url = f"http://{self._daemon.http_address}/{SERVICE.full_name}/{method}"
         body = json_format.MessageToJson(request).encode()
-        answer = getattr(wire, f"{method}Response")()
+        answer = GetMessageClass(SERVICE.methods_by_name[method].output_type)()
         asked = urllib.request.Request(url, body, {"content-type": "application/json"})
         try:
             with urllib.request.urlopen(asked, timeout=PATIENCE_S) as response:
@@ -308,7 +402,7 @@ class HttpLevel(GrpcLevel):
             while read < opened.newest_sequence:
                 line = response.readline()
                 assert line, "the stream has ended"
-                if line.startswith(b"data:") and b"operationId" in line:
+                if line.startswith(b"data:") and b'"outcome"' in line:
                     read += 1
                     row = json_format.Parse(line[5:], result_pb2.Result())
                     yield wire.ResultBatch(first_sequence=read, rows=wire.ResultRows(results=[row]))

@@ -1,8 +1,10 @@
 """Plain data as messages of the wire, in rows or in columns, and results of the wire as plain data."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from types import SimpleNamespace
 from typing import Any, Final
+
+from google.protobuf import text_format
 
 from purgatory.engine.codes import EVENT_NAMES, KIND_NAMES
 from purgatory.engine.completions import FETCHED_COLUMNS, FLOAT64, RESULT_COLUMNS, RESULT_ITEM_COLUMNS
@@ -45,6 +47,10 @@ ITEM_FIELDS: Final = {
 }
 OFFSETS: Final = {"required_offset", "fetch_offset", "offset", "required_count"}
 """The fields of items for `plain.Item.offset`, of which -1 is not missing."""
+NAMES: Final = {"topic", "topics", "topic_prefix", "key", "keys", "session_id"}
+"""Fields of requests with names that a script chooses."""
+PASSING: Final = {"next_page_token", "incarnation", "durability", "registered_time", "deadline_time"}
+"""Fields of responses that differ from run to run, or from level to level."""
 EVENT_FLAGS: Final = {"is_leader": 1, "moved": 1, "failed": 1, "dead": 1, "fenced": 2}
 """Fields of events that are bits of `plain.Event.flag`."""
 
@@ -66,6 +72,17 @@ class Names:
         if key:
             return key.removeprefix(self.prefix), -1
         return partition.topic.removeprefix(self.prefix), partition.partition
+
+    def add_prefix(self, message: Any) -> None:  # noqa: ANN401 - any message
+        """Rename everything in a request that has a name."""
+        for field, value in message.ListFields():
+            if field.message_type is not None:
+                for one in value if field.is_repeated else [value]:
+                    self.add_prefix(one)
+            elif field.name in NAMES and field.is_repeated:
+                value[:] = [self.prefix + one for one in value]
+            elif field.name in NAMES:
+                setattr(message, field.name, self.prefix + value)
 
     def operations(self, operations: Sequence[plain.Operation]) -> list[plain.Operation]:
         return [
@@ -244,6 +261,33 @@ def _expanded(columns: result_pb2.ResultColumns, table: Sequence[Any], count: in
             values = list(getattr(columns, column.name)) or [default]
             setattr(found, column.name, values * count if len(values) == 1 else values)
     return found
+
+
+def field_texts(message: Any) -> list[str]:  # noqa: ANN401 - any response
+    """A response in protobuf's text format: each message of a list on a line of its own."""
+    nested: list[str] = []
+    clear(message, PASSING)
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            nested += (
+                [f"{field.name} {{ {text_of(one)} }}" for one in value] if field.is_repeated else field_texts(value)
+            )
+            message.ClearField(field.name)
+    return [text for text in (text_of(message), *nested) if text]
+
+
+def clear(message: Any, names: Set[str]) -> None:  # noqa: ANN401 - any message
+    """Clear these fields of a message, and of those in it."""
+    for field, value in message.ListFields():
+        if field.name in names:
+            message.ClearField(field.name)
+        elif field.message_type is not None:
+            for one in value if field.is_repeated else [value]:
+                clear(one, names)
+
+
+def text_of(message: Any) -> str:  # noqa: ANN401 - any message
+    return text_format.MessageToString(message, as_one_line=True, use_short_repeated_primitives=True).strip()
 
 
 def marks_of(partition: wire.Partition) -> plain.PartitionMarks:

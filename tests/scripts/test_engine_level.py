@@ -7,7 +7,7 @@ import pytest
 from tests.scripts.engine_level import EngineLevel
 from tests.scripts.language import all_scripts
 
-SCRIPTS: Final = all_scripts()
+SCRIPTS: Final = {name: script for name, script in all_scripts().items() if not EngineLevel.unsupported(script)}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -125,22 +125,6 @@ def test_ranges_hold_what_a_set_would(steps: list[tuple[bool, list[int]]]) -> No
         assert bool(ids) == bool(expected)
 
 
-def test_of_a_batch_that_is_too_large_no_id_is_looked_at() -> None:
-    """All ids that are not known yet count as refused, and remain free."""
-    host, session = opened()
-    assert register_or_refuse(host, session, batch_of([1, 2], "columns")).accepted == 2
-    for form in ("columns", "rows"):
-        refusal = register_or_refuse(host, session, batch_of(list(range(3, 30)), form)).batch_refusal
-        assert f"at most {BATCH_MAX} are allowed in one batch" in refusal.message
-    assert 3 in session.refused_ids
-    assert OPERATION_ID_MAX in session.refused_ids
-    assert register_or_refuse(host, session, batch_of([10], "columns")).accepted == 1
-    receipt = register_or_refuse(host, session, batch_of([2, 9, 10, 11], "columns"))
-    assert (receipt.accepted, receipt.already_known) == (1, 2)
-    assert [(one.operation_id, one.field) for one in receipt.refusals] == [(9, "operation_id")]
-    assert "register it with a new id" in receipt.refusals[0].message
-
-
 async def refused_in_slices(monkeypatch: pytest.MonkeyPatch, is_cancelled: bool) -> tuple[Host, Session]:
     """Refuse a batch with ids 1 to 8, two ids in a slice. Between the slices, a second one with id 9 arrives."""
     monkeypatch.setattr(sizes, "REFUSED_IDS_PER_SLICE", 2)

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from purgatory_client import AsyncClient, events
-from purgatory_client.batches import WaitBatch, fetch, produce, signal
-from purgatory_client.batches import delete_records as delete
+from purgatory_client.batches import produce
 from purgatory_client.sources.source_link import SourceState
 
 from purgatory.clock import SystemClock
@@ -23,10 +22,6 @@ from tests.kit.served_host import ServedHost, serving
 
 NAME = ("orders", 3)
 TIMEOUT = [600_000]
-LEADER = events.leadership(NAME, is_leader=True, leader_epoch=1, leader_id=1, replica_ids=[1, 2, 3])
-IN_SYNC = events.in_sync_replicas(NAME, [1, 2, 3], leader_id=1, min_in_sync_replicas=2)
-
-FETCHED = [events.follower_progress(NAME, replica, 90, log_start_offset=0) for replica in (2, 3)]
 
 
 @pytest.fixture
@@ -43,48 +38,6 @@ async def reasons(served: ServedHost) -> list[str]:
 
 
 PRODUCE = produce([NAME], offsets=[50], timeouts_ms=TIMEOUT)
-DELETE = delete([NAME], offsets=[50], timeouts_ms=TIMEOUT)
-
-
-@pytest.mark.parametrize(
-    ("wait", "told", "reason"),
-    [
-        (PRODUCE, [], "nothing has been reported for orders-3 yet"),
-        (PRODUCE, [events.high_watermark(NAME, 20)], "the mark is at 20"),
-        (PRODUCE, [LEADER, IN_SYNC, events.log_end_offset(NAME, 40)], "the leader's log ends at 40"),
-        (
-            PRODUCE,
-            [LEADER, IN_SYNC, events.log_end_offset(NAME, 90), events.follower_progress(NAME, 2, 30)],
-            "in-sync replicas 3 (nothing reported), 2 (at 30)",
-        ),
-        (DELETE, [LEADER, events.log_end_offset(NAME, 90)], "the leader's log starts at 0"),
-        (
-            DELETE,
-            [LEADER, IN_SYNC, events.log_end_offset(NAME, 90), *FETCHED, events.log_start_offset(NAME, 60)],
-            "replicas 2 (at 0), 3 (at 0)",
-        ),
-        (
-            fetch([NAME], offsets=[0], min_bytes=[1_000], timeouts_ms=TIMEOUT),
-            [events.high_watermark(NAME, 0)],
-            "fewer than 1,000 bytes are available",
-        ),
-        (signal(["job-17"], timeouts_ms=TIMEOUT), [], "job-17 has not been signalled yet"),
-        (
-            signal(["job-17"], counts=[3], timeouts_ms=TIMEOUT),
-            [events.signalled("job-17", 2)],
-            "job-17 has been signalled 2 of 3 times",
-        ),
-    ],
-)
-async def test_each_cause_has_a_reason(
-    served: ServedHost, wait: WaitBatch, told: list[events.Event], reason: str
-) -> None:
-    """The reason names the replica that is behind, the mark that was reported, or that nothing was reported."""
-    async with AsyncClient(served.address) as client:
-        await client.register("s", 1, wait)
-        if told:
-            (await client.advance_many(told)).raise_for_refusals()
-        assert await reasons(served) == [reason]
 
 
 async def test_a_connector_that_holds_a_wait_back_is_named(served: ServedHost) -> None:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-import grpc
 import pytest
 from prometheus_client import Metric
 from prometheus_client.core import HistogramMetricFamily
@@ -22,7 +21,7 @@ from purgatory.service.metrics.metrics import Metrics
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import eventually
-from tests.kit.served_host import ServedHost, refused, serving
+from tests.kit.served_host import ServedHost, serving
 
 HOUR_MS = 3_600_000
 ALL = wire.OperationOrder
@@ -72,22 +71,6 @@ async def test_orders_rank_everything_that_is_pending(served: ServedHost) -> Non
     other = operation_pb2.TopicPartition(topic="urgent-payments", partition=0)
     assert set((await ids_of(served, order=most, topic_partition=other))[0]) == urgent
     assert await ids_of(served, order=most, key="none") == ([], 0)
-
-
-@pytest.mark.parametrize(
-    ("request_", "field"),
-    [
-        (wire.ListOperationsRequest(search="x"), "search"),
-        (wire.ListOperationsRequest(order=1, page_token="x"), "page_token"),
-        (wire.ListOperationsRequest(order=99), "order"),  # not known in this version
-    ],
-    ids=lambda one: one if isinstance(one, str) else "",
-)
-async def test_what_an_order_excludes(served: ServedHost, request_: wire.ListOperationsRequest, field: str) -> None:
-    """Pages and searches are each allowed in one kind of listing only; unknown orders are refused by field name."""
-    with refused(grpc.StatusCode.INVALID_ARGUMENT) as raised:
-        await served.stub.ListOperations(request_)
-    assert f"{field}: " in (raised.value.details() or "")
 
 
 async def test_a_page_is_filled_wherever_the_matches_are(served: ServedHost) -> None:

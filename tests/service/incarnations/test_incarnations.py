@@ -92,14 +92,6 @@ async def test_a_cursor_of_this_incarnation_acknowledges() -> None:
         assert served.host.sessions.get("s").outbox.unacknowledged == 0
 
 
-async def test_registering_in_an_incarnation_that_is_gone_creates_no_session() -> None:
-    """The call fails with NOT_FOUND, and the session still does not exist."""
-    async with serving() as served:
-        with refused(grpc.StatusCode.NOT_FOUND, "session 's'"):
-            await register(served, 1, incarnation="0123456789abcdef")
-        assert served.host.sessions.count == 0
-
-
 async def test_the_opening_states_what_is_pending_and_the_largest_message() -> None:
     """A client can therefore tell an idle session from a busy one, and split its batches."""
     async with serving() as served:

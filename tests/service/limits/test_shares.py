@@ -28,12 +28,9 @@ from tests.kit.served_host import apply_events
 LIMIT = 12
 
 
-def make_host(times_free: int = 2) -> tuple[Host, Metrics]:
+def make_host() -> tuple[Host, Metrics]:
     limits = {"pending_operations_max": LIMIT, "pending_items_max": LIMIT, "partitions_max": LIMIT}
-    settings = HostSettings(
-        LimitsSettings(sessions_max=LIMIT, unary_waits_max=LIMIT, **limits),
-        shares=SharesSettings(times_free=times_free),
-    )
+    settings = HostSettings(LimitsSettings(sessions_max=LIMIT, unary_waits_max=LIMIT, **limits))
     metrics = Metrics()
     return Host(Engine(EngineLimits(**limits), 0), ManualClock(), settings, metrics), metrics
 
@@ -69,55 +66,6 @@ def test_a_share_leaves_room(times_free: int, limit: int, others: list[int]) -> 
     else:
         assert free == 0
     assert share(times_free, limit, held_by_others + most, most) == most
-
-
-def test_one_account_fills_and_another_is_served() -> None:
-    """A single account can use two thirds of the operations; the next one two thirds of the rest."""
-    host, metrics = make_host()
-    assert register(host, session_of(host, "ann"), LIMIT + 1) == 8
-    assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == LIMIT + 1 - 8
-    assert register(host, session_of(host, "bob"), LIMIT) == 2
-    assert register(host, session_of(host, "eve"), LIMIT) == 1
-    asyncio.run(host.cancel_session(session_of(host, "ann")))
-    assert register(host, session_of(host, "bob"), 2) == 2
-
-
-def test_sessions_of_one_account_share_its_share() -> None:
-    """Operations of one session count against the share of all sessions of the account."""
-    host, _ = make_host()
-    assert register(host, session_of(host, "ann", "first"), 6) == 6
-    assert register(host, session_of(host, "ann", "second"), 6) == 2
-
-
-def test_whoever_was_not_asked_has_all() -> None:
-    """Without a policy, all callers are one account, which may use everything."""
-    host, _ = make_host()
-    assert register(host, host.sessions.open("jobs", 0)[0], LIMIT + 1) == LIMIT
-
-
-def test_shares_can_be_turned_off() -> None:
-    """If shares are disabled, an account may hold everything."""
-    host, _ = make_host(times_free=0)
-    assert register(host, session_of(host, "ann"), LIMIT + 1) == LIMIT
-
-
-async def test_partitions_are_shared_out() -> None:
-    """An account can add only its share of partitions; it may still move them, and other accounts may add more."""
-    host, _ = make_host()
-
-    async def announce(principal: str, first: int, count: int) -> int:
-        names = [("topic", first + number) for number in range(count)]
-        batch = EventBatch(
-            [codes.HIGH_WATERMARK] * count, partitions=names, item_indexes=list(range(count)), offsets=[1]
-        )
-        receipt = await apply_events(host, batch, account=host.shares.accounts.of(principal))
-        return count - len(receipt.refusals)
-
-    # The share is computed once per batch, not once per event.
-    assert await announce("ann", 0, LIMIT) == 8
-    assert await announce("ann", 0, 8) == 8
-    assert await announce("bob", 20, LIMIT) == 2
-    assert host.shares.accounts.of("ann").usage.partitions == 8
 
 
 @pytest.mark.parametrize("value", [b"", b"x" * 4_096], ids=["keys", "values"])

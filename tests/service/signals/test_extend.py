@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-import grpc
-import pytest
-from purgatory_client import batches
 from purgatory_client.aio import AsyncClient
-from purgatory_client.errors import InvalidRequest, NotFound
 
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
@@ -23,7 +19,7 @@ from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import eventually, until_pending
 from tests.kit.messages import produce
-from tests.kit.served_host import Peer, refused, serving
+from tests.kit.served_host import Peer, serving
 
 COUNT = 400
 LONG_MS = 600_000
@@ -131,24 +127,3 @@ async def test_a_client_extends_its_own_waits() -> None:
         await client.advance("orders-0", high_watermark=3)
         assert (await one).satisfied
         assert (await many).satisfied
-
-
-async def test_what_is_refused() -> None:
-    """No session, no ids, a timeout out of range, an unknown session: each is refused, and nothing changes."""
-    limits = EngineLimits(timeout_ms_max=60_000)
-    async with serving(engine_limits=limits) as served, AsyncClient(served.address) as client:
-        await client.register("s", 1, batches.produce(["orders-0"], offsets=[5], timeouts_ms=[30_000]))
-        for request, match in (
-            (wire.ExtendRequest(operation_ids=[1], timeout_ms=1), "session_id"),
-            (wire.ExtendRequest(session_id="s", timeout_ms=1), "operation_ids"),
-            (wire.ExtendRequest(session_id="s", operation_ids=[1]), r"0 is not in 1\.\.60000"),
-        ):
-            with refused(grpc.StatusCode.INVALID_ARGUMENT, match):
-                await served.stub.Extend(request)
-        with pytest.raises(InvalidRequest, match=r"60001 is not in 1\.\.60000"):
-            await client.extend([1], 60.001, session_id="s")
-        with pytest.raises(NotFound):
-            await client.extend([1], 1, session_id="nobody")
-        (operation,) = [one async for one in client.operations()]
-        assert operation.remaining <= 30
-        assert await client.extend([1, 2**61], 60, session_id="s") == [2**61]
