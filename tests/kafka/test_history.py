@@ -1,12 +1,10 @@
-"""The judges of the history check find wrong answers; a short run with real brokers has none."""
+"""The judge of waits on Kafka finds wrong answers; a short run with real brokers has none."""
 
 from pathlib import Path
 
 import pytest
-from purgatory_client.results import Outcome
 
-from tests.kafka.history.history_judge import GONE, Answer, RecordedStep, wrong_answers
-from tests.kafka.history.lineage_judge import wrong_lineages
+from tests.histories.worlds.kafka.judge import GONE, Answer, RecordedStep, wrong_answers, wrong_lineages
 
 MARK = ("kafka/billing/orders", 0)
 HISTORY = [
@@ -65,19 +63,21 @@ def test_waits_of_a_lineage_end_with_it(
 ) -> None:
     """A wait that names an epoch is not answered from a later history, and not ended while its own continues."""
     answer = ended(registered_s, answered_s, error_code)._replace(target=5, listed_s=registered_s - 0.1)
-    assert (wrong_lineages(HISTORY, [answer._replace(is_satisfied=not error_code)], 3.0) == []) is is_right
+    wrong = list(wrong_lineages(HISTORY, [answer._replace(is_satisfied=not error_code)], 3.0))
+    assert (wrong == []) is is_right
 
 
 @pytest.mark.slow  # three brokers, and faults that take seconds each
 def test_no_answer_is_wrong_under_faults(kafka_brokers: Path, tmp_path: Path) -> None:
     """Under commits, resets, deletions, transactions, rebalances, recreated topics, truncated logs, and kills of
-    brokers, sources and the daemon, all answers are correct, and the brokers' logs match the record of the writers.
+    brokers, sources and the daemon, all answers are correct, by the record of the writers and by the brokers' logs.
     """
     pytest.importorskip("confluent_kafka")
-    from tests.kafka.history.history_check import run
+    from tests.histories.worlds.kafka.world import KafkaWorld
 
-    report = run(tmp_path, waits=2_500, seed=1, faults=("source", "topic", "broker", "partitions", "daemon"))
-    assert report.is_right, (report.wrong[:5], report.wrong_marks[:5], report.contradictions[:5])
-    assert report.outcomes[Outcome.SATISFIED] > 500, report
-    assert report.outcomes[Outcome.EXPIRED] > 50, report
-    assert report.faults.total() >= 1, report
+    world = KafkaWorld(waits=2_500, seed=1)
+    world.run(tmp_path, faults=("source", "topic", "broker", "partitions", "daemon"))
+    assert world.is_right, (world.wrong[:5], world.wrong_marks[:5])
+    assert world.figures["waits satisfied"] > 500, world.figures
+    assert world.figures["waits expired"] > 50, world.figures
+    assert any(figure.startswith("fault: ") for figure in world.figures), world.figures

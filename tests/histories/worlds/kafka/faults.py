@@ -1,33 +1,92 @@
-"""The faults of the history check: one at a time, or two if the second makes the first worse."""
+"""The programs under test, and faults of them and of the brokers: one at a time, or two if the second is worse then."""
 
 import asyncio
 import itertools
 import random
+import signal
+import socket
+import subprocess
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Self
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from examples.free_ports import free_ports
 from examples.kafka_cluster import KafkaCluster
-from tests.kafka.history.history_judge import GONE
-from tests.kafka.history.history_load import GROWING, LOSSY, QUIET, VOLATILE
-from tests.kafka.history.history_programs import DAEMON, SOURCES, Programs
-from tests.kafka.history.history_record import HistoryRecord, admin_call, topic_mark
+from tests.histories.worlds.kafka.judge import GONE
+from tests.histories.worlds.kafka.load import GROWING, LOSSY, QUIET, VOLATILE
+from tests.histories.worlds.kafka.record import Record, admin_call, topic_mark
+from tests.kit.eventually import wait_until
 
+DAEMON: Final = "daemon"
+SOURCES: Final = ("source-1", "source-2")
 LONELY_S: Final = 4.0
 """Seconds for which a leader writes alone before it is killed, so that its followers leave the in-sync set."""
 GROWN_MAX: Final = 12
 ADMIN_TRIES: Final = 10
+LOOK_S: Final = 0.1
+"""Between two looks at the cluster."""
+NOT_YET: Final = (KafkaException, KeyError)
 FAULTS: Final = ("source", "topic", "broker", "daemon", "partitions", "cut", "both sources")
 
 
-class HistoryFaults:
+class Programs:
+    """A daemon with a journal, and two sources that publish the same marks to it. `down`: periods without a daemon."""
+
+    def __init__(self, folder: Path, bootstrap: str) -> None:
+        self._ports: Final = free_ports(2)
+        self.address: Final = f"127.0.0.1:{self._ports[0]}"
+        self._log: Final = (folder / "programs.log").open("w")
+        serve = ["purgatory", "serve", "--grpc-address", self.address, "--http-address", f"127.0.0.1:{self._ports[1]}"]
+        source = ["purgatory_connectors", "kafka", bootstrap, "--to", self.address, "--state-dir"]
+        self._commands: Final = {DAEMON: [*serve, "--data-dir", str(folder / "journal")]}
+        self._commands.update((name, [*source, str(folder / name)]) for name in SOURCES)
+        self._running: Final[dict[str, subprocess.Popen[bytes]]] = {}
+        self._killed_s = 0.0
+        self.down: Final[list[tuple[float, float]]] = []
+        for name in SOURCES:
+            (folder / name).mkdir()
+
+    def start(self, name: str) -> None:
+        command = [sys.executable, "-m", *self._commands[name]]
+        self._running[name] = subprocess.Popen(command, stdout=self._log, stderr=self._log)
+
+    def kill(self, name: str) -> None:
+        self._killed_s = time.monotonic()
+        self._running[name].send_signal(signal.SIGKILL)
+        self._running[name].wait()
+
+    def until_served(self) -> None:
+        """Wait until the daemon is available again."""
+
+        def is_served() -> bool:
+            socket.create_connection(("127.0.0.1", self._ports[0]), 1.0).close()
+            return True
+
+        wait_until(is_served, "the daemon is back", but=OSError)
+        self.down.append((self._killed_s, time.monotonic()))
+
+    def __enter__(self) -> Self:
+        for name in self._commands:
+            self.start(name)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._running:
+            self.kill(name)
+        self._log.close()
+
+
+class Faults:
     """Causes faults until `is_ending`, and repairs everything before it ends. `counts`: number of faults by kind."""
 
-    def __init__(self, cluster: KafkaCluster, programs: Programs, record: HistoryRecord, seed: int) -> None:
+    def __init__(self, cluster: KafkaCluster, programs: Programs, record: Record, seed: int) -> None:
         self.counts: Final[Counter[str]] = Counter()
         self._cluster: Final = cluster
         self._programs: Final = programs
@@ -107,11 +166,12 @@ class HistoryFaults:
         """Truncate a log: its follower is down during writes, and its leader is down when the follower returns."""
         record, number = self._record, self._chance.randrange(self._record.partitions[LOSSY])
         self._until_in_sync()
-        leader = self._look(number).leader
-        follower = next(one for one in self._look(number).replicas if one != leader)
+        partition = self._partitions(LOSSY)[number]
+        leader = partition.leader
+        follower = next(one for one in partition.replicas if one != leader)
         self._cluster.kill(follower)
         time.sleep(LONELY_S)
-        is_alone = self._until(lambda: list(self._look(number).isrs) == [leader])
+        is_alone = self._is_alone(number, leader)
         time.sleep(LONELY_S / 2)
         with record.gates[LOSSY].closed():
             begun_s = time.monotonic()
@@ -148,7 +208,7 @@ class HistoryFaults:
             partitions = self._partitions(topic)
             return len(partitions) == count and all(one.leader not in (-1, but) for one in partitions.values())
 
-        assert self._until(is_led), f"{topic} has no leaders"
+        wait_until(is_led, f"{topic} has leaders", NOT_YET)
 
     def _until_in_sync(self) -> None:
         """Wait for all replicas. Otherwise a stopped broker could truncate a log without a record of it."""
@@ -156,41 +216,33 @@ class HistoryFaults:
         def is_in_sync() -> bool:
             return all(len(one.isrs) == len(one.replicas) for one in self._partitions(LOSSY).values())
 
-        assert self._until(is_in_sync), f"{LOSSY} has replicas that do not catch up"
+        wait_until(is_in_sync, f"the replicas of {LOSSY} have caught up", NOT_YET)
+
+    def _is_alone(self, number: int, leader: int) -> bool:
+        """Wait until the other replica has left the in-sync set. Returns whether it has."""
+        with suppress(AssertionError):
+            return wait_until(lambda: list(self._partitions(LOSSY)[number].isrs) == [leader], but=NOT_YET)
+        return False
 
     def _partitions(self, topic: str) -> dict[int, Any]:
-        # A new client for each look, because one whose broker died may keep outdated metadata.
-        consumer = Consumer({"bootstrap.servers": self._cluster.bootstrap, "group.id": "faults", **QUIET})
-        try:
+        with self._consumer() as consumer:
             return dict(consumer.list_topics(topic, timeout=4).topics[topic].partitions)
-        finally:
-            consumer.close()
-
-    def _look(self, number: int) -> Any:  # noqa: ANN401 - confluent-kafka's PartitionMetadata is not exported
-        return self._partitions(LOSSY)[number]
 
     def _end(self, number: int) -> int:
-        ends: list[int] = []
+        def watermarks() -> tuple[int, int]:
+            with self._consumer() as consumer:
+                found: tuple[int, int] = consumer.get_watermark_offsets(place, timeout=4, cached=False)
+                return found
 
-        def is_known() -> bool:
-            consumer = Consumer({"bootstrap.servers": self._cluster.bootstrap, "group.id": "faults", **QUIET})
-            try:
-                found = consumer.get_watermark_offsets(TopicPartition(LOSSY, number), timeout=4, cached=False)
-            finally:
-                consumer.close()
-            ends.append(found[1])
-            return True
+        place = TopicPartition(LOSSY, number)
+        return wait_until(watermarks, f"{LOSSY}-{number} has an end", NOT_YET)[1]
 
-        assert self._until(is_known), f"{LOSSY}-{number} has no end"
-        return ends[0]
-
-    def _until(self, holds: Callable[[], bool], patience_s: float = 60.0) -> bool:
-        until_s = time.monotonic() + patience_s
-        while time.monotonic() < until_s:
-            try:
-                if holds():
-                    return True
-            except (KafkaException, KeyError):
-                pass
-            time.sleep(0.1)
-        return False
+    @contextmanager
+    def _consumer(self) -> Iterator[Consumer]:
+        """A new client for each look, because one whose broker died may keep outdated metadata."""
+        consumer = Consumer({"bootstrap.servers": self._cluster.bootstrap, "group.id": "faults", **QUIET})
+        try:
+            yield consumer
+        finally:
+            consumer.close()
+            time.sleep(LOOK_S)

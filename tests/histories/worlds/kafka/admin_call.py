@@ -1,7 +1,7 @@
 """Runs one AdminClient call in a process of its own, because the client aborts its process if a coordinator dies.
 
-`python -m tests.kafka.history.admin_call BOOTSTRAP delete GROUP`, `... alter GROUP TOPIC PARTITION OFFSET`, `... drop
-TOPIC`, `... create TOPIC PARTITIONS`, `... grow TOPIC PARTITIONS`. The exit code is 0 only if a broker has acknowledged
+Its arguments are BOOTSTRAP, and `delete GROUP`, `alter GROUP TOPIC PARTITION OFFSET`, `drop TOPIC`, `create TOPIC
+PARTITIONS` or `grow TOPIC PARTITIONS`. The exit code is 0 only if a broker has acknowledged
 the call, or if a change to a topic had already taken effect by an earlier, unanswered call.
 """
 

@@ -7,23 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Final
 
 from confluent_kafka import KafkaException
 
-from tests.kafka.history.history_judge import GONE, Mark, RecordedStep
+from tests.histories.worlds.kafka.judge import GONE, Mark, RecordedStep
 
 ADMIN_S: Final = 20.0
-
-
-class WrittenRecord(NamedTuple):
-    """A record that a broker has acknowledged. Its value is unique."""
-
-    mark: Mark
-    value: str
-    offset: int
-    begun_s: float
-    acknowledged_s: float
 
 
 class TopicGate:
@@ -61,17 +51,15 @@ class TopicGate:
                 self._is_closed = False
 
 
-class HistoryRecord:
+class Record:
     """`changes` are the recorded steps; `present` is each mark's current value, GONE after its removal.
 
     `partitions`: partition counts of topics. `incarnations`: how often each topic was created. `tally`: acknowledged
-    and uncertain changes, by kind. `sent`: when each record's value was passed to a producer.
+    and uncertain changes, by kind.
     """
 
     def __init__(self, partitions: Mapping[str, int]) -> None:
         self.changes: Final[list[RecordedStep]] = []
-        self.written: Final[list[WrittenRecord]] = []
-        self.sent: Final[dict[str, float]] = {}
         self.present: Final[dict[Mark, int]] = {}
         self.partitions: Final = dict(partitions)
         self.incarnations: Final = Counter(partitions.keys())
@@ -99,18 +87,6 @@ class HistoryRecord:
             self.step(mark, offset, begun_s, acknowledged_s)
         return acknowledged_s is not None
 
-    def value(self, topic: str) -> str:
-        """A unique value for a record that is sent now."""
-        value = f"{topic}:{self.incarnations[topic]}:{len(self.sent)}:{threading.get_ident()}"
-        self.sent[value] = time.monotonic()
-        return value
-
-    def was_written(self, mark: Mark, value: str, offset: int) -> None:
-        """Record that a broker has acknowledged a record."""
-        record = WrittenRecord(mark, value, offset, self.sent[value], time.monotonic())
-        self.written.append(record)
-        self.step(mark, offset + 1, record.begun_s, record.acknowledged_s)
-
     def marks_on(self, topic: str) -> list[Mark]:
         """Marks of all groups on a topic."""
         return [mark for mark in list(self.present) if mark[0].count("/") > 1 and mark[0].endswith(f"/{topic}")]
@@ -130,5 +106,5 @@ def group_mark(group: str, topic: str, number: int) -> Mark:
 
 def admin_call(bootstrap: str, *call: object) -> None:
     """Run an admin call. Raises SubprocessError if it was not acknowledged."""
-    command = [sys.executable, "-m", "tests.kafka.history.admin_call", bootstrap, *map(str, call)]
+    command = [sys.executable, "-m", "tests.histories.worlds.kafka.admin_call", bootstrap, *map(str, call)]
     subprocess.run(command, check=True, timeout=ADMIN_S, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

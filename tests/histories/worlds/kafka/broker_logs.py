@@ -1,17 +1,18 @@
 """Reads the brokers' own logs with Kafka's tool: which records were written, where, and when.
 
-The content does not come from clients, so it is compared with the record of the writers and with the answers.
+The content does not come from clients: answers are judged by it a second time.
 """
 
 import json
+import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from examples.kafka_cluster import KafkaCluster
-from tests.kafka.history.history_judge import GONE, Mark
+from tests.histories.worlds.kafka.judge import GONE, Mark, RecordedStep, by_mark
 
 DUMP: Final = "org.apache.kafka.tools.DumpLogSegments"
 OFFSETS_TOPIC: Final = "__consumer_offsets"
@@ -21,6 +22,8 @@ BATCH: Final = re.compile(r"baseOffset: \d+ .* producerId: (-?\d+) .* isTransact
 RECORD: Final = re.compile(r"\| offset: (\d+) \w+: (\d+) (.*)")
 OFFSET_KEY: Final = "1"
 """The "type" in the keys of committed offsets, as printed by the tool."""
+CLOCK_S: Final = 0.05
+"""Brokers use the host's clock in milliseconds, which is adjusted at times; the record uses a monotonic clock."""
 
 
 class LoggedRecord(NamedTuple):
@@ -64,7 +67,7 @@ def read_logs(cluster: KafkaCluster, folder: Path, topics: Collection[str], cloc
     records: dict[tuple[Mark, int], list[LoggedRecord]] = {}
     for segments, lines in _dumped(cluster, kept):
         log = list(records_of(lines, clock_s))
-        incarnation = next((int(one.value.split(":")[1]) for one in log if one.value), 0)
+        incarnation = next((int(one.value) for one in log if one.value), 0)
         topic, _, number = segments[0].parent.name.partition(".")[0].rpartition("-")
         name = (f"kafka/{topic}", int(number)), incarnation
         records[name] = max(records.get(name, []), log, key=len)
@@ -128,3 +131,57 @@ def commits_of(lines: Iterable[str], clock_s: float) -> Iterator[CommittedOffset
         yield CommittedOffset(
             (f"kafka/{name['group']}/{name['topic']}", int(name["partition"])), offset, int(parsed[2]) / 1000 + clock_s
         )
+
+
+def steps_of_logs(logs: BrokerLogs) -> list[RecordedStep]:
+    """The steps in the logs with their start times; acknowledgement times are unknown."""
+    steps = [
+        RecordedStep(mark, one.offset + 1, one.at_s - CLOCK_S, None)
+        for (mark, _), records in logs.records.items()
+        for one in records
+    ]
+    return steps + [RecordedStep(one.mark, one.offset, one.at_s - CLOCK_S, None) for one in logs.commits]
+
+
+def raised_steps(steps: Iterable[RecordedStep], logs: BrokerLogs, topics: Collection[str]) -> list[RecordedStep]:
+    """How far marks on these topics may be raised above the committed offset: over records invisible to consumers."""
+    raised: list[RecordedStep] = []
+    for mark, history in by_mark(steps).items():
+        if mark[0].count("/") < 2 or mark[0].rpartition("/")[2] not in topics:
+            continue
+        log = {one.offset: one for one in logs.records.get((_topic_of(mark), 1), ())}
+        until_s = math.inf  # the next commit has surely replaced it by then
+        for step in reversed(history):
+            raised += _raised(step, log, until_s)
+            until_s = until_s if step.acknowledged_s is None else step.acknowledged_s
+    return raised
+
+
+def _raised(step: RecordedStep, log: Mapping[int, LoggedRecord], until_s: float) -> Iterable[RecordedStep]:
+    offset, begun_s = max(0, step.offset), step.begun_s
+    while (record := log.get(offset)) is not None and not record.is_visible:
+        offset, begun_s = offset + 1, max(begun_s, record.settled_s - CLOCK_S)
+        if begun_s > until_s:
+            break
+        yield RecordedStep(step.mark, offset, begun_s, None)
+
+
+def marks_at_the_end(logs: BrokerLogs, incarnations: Mapping[str, int]) -> dict[Mark, tuple[int, int]]:
+    """The lowest and highest permitted final value of each mark. GONE: the mark may be absent."""
+    ends: dict[Mark, tuple[int, int]] = {}
+    for (mark, incarnation), records in logs.records.items():
+        if records and incarnation == incarnations[mark[0].removeprefix("kafka/")]:
+            ends[mark] = (records[-1].offset + 1,) * 2
+    committed: dict[Mark, int] = {}
+    for commit in logs.commits:
+        committed[commit.mark] = commit.offset
+    for mark, offset in committed.items():
+        topic = _topic_of(mark)
+        log = {one.offset: one for one in logs.records.get((topic, incarnations[topic[0].removeprefix("kafka/")]), ())}
+        raised = list(_raised(RecordedStep(mark, offset, 0.0, None), log, math.inf))
+        ends[mark] = offset, raised[-1].offset if raised else max(0, offset)
+    return ends
+
+
+def _topic_of(mark: Mark) -> Mark:
+    return "kafka/" + mark[0].rpartition("/")[2], mark[1]

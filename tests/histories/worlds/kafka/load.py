@@ -5,12 +5,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from tests.kafka.history.history_judge import GONE, Mark
-from tests.kafka.history.history_record import HistoryRecord, admin_call, group_mark, topic_mark
+from tests.histories.worlds.kafka.judge import GONE, Mark
+from tests.histories.worlds.kafka.record import Record, admin_call, group_mark, topic_mark
 
 ORDERS: Final = "orders"
 PAYMENTS: Final = "payments"
@@ -45,14 +45,14 @@ sequence numbers survive neither a recreated topic nor a truncated log.
 """
 
 
-class HistoryLoad:
+class Load:
     """Writes from when it is entered. Groups commit only existing offsets, so only their commits move their marks.
 
     On exit, producers stop first. `run_dry` stops only those, and the consumers read on.
     """
 
-    def __init__(self, bootstrap: str, seed: int) -> None:
-        self.record: Final = HistoryRecord(PARTITIONS)
+    def __init__(self, bootstrap: str, seed: int, record: Record) -> None:
+        self.record: Final = record
         self._bootstrap: Final = bootstrap
         self._stopping: Final = threading.Event()
         self._is_dry: Final = threading.Event()
@@ -70,7 +70,7 @@ class HistoryLoad:
         self._writers: Final = self._threads(writes, seed * 100)
         self._readers: Final = self._threads(reads, seed * 100 + 50)
 
-    def __enter__(self) -> "HistoryLoad":
+    def __enter__(self) -> Self:
         for thread in [*self._writers, *self._readers]:
             thread.start()
         return self
@@ -104,20 +104,20 @@ class HistoryLoad:
         return Consumer({"bootstrap.servers": self._bootstrap, "group.id": group, **settings, **QUIET})
 
     def _send(self, producer: Producer, topic: str, number: int) -> None:
-        value = self.record.value(topic)
-        delivered = partial(self._delivered, topic_mark(topic, number), value)
+        delivered = partial(self._delivered, topic_mark(topic, number), time.monotonic())
+        value = str(self.record.incarnations[topic]).encode()
         try:
-            producer.produce(topic, value.encode(), partition=number, on_delivery=delivered)
+            producer.produce(topic, value, partition=number, on_delivery=delivered)
         except KafkaException as error:
             if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:  # it does not know a new partition yet
                 raise
 
-    def _delivered(self, mark: Mark, value: str, error: object, message: Message) -> None:
+    def _delivered(self, mark: Mark, begun_s: float, error: object, message: Message) -> None:
         offset = message.offset()
         if error is not None or offset is None:
             self.record.tally["records, unknown"] += 1
         else:
-            self.record.was_written(mark, value, offset)
+            self.record.step(mark, offset + 1, begun_s, time.monotonic())
 
     def _produce(self, topics: tuple[str, ...], settings: dict[str, Any], chance: random.Random) -> None:
         record = self.record
