@@ -3,15 +3,16 @@
 All of it is derived from the fields of `settings`: a new setting needs no change here.
 """
 
-import argparse
 import json
 import re
-from collections.abc import Sequence
-from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
 
+import click
 from pydantic.fields import FieldInfo
 
 from purgatory import __version__
+from purgatory.command_line import Command, Option, starting
 from purgatory.service.setting_sources import (
     Values,
     environment_name,
@@ -20,11 +21,13 @@ from purgatory.service.setting_sources import (
     load_settings,
     setting_extra,
     setting_groups,
+    setting_names,
     source_of,
 )
 from purgatory.service.settings import Settings
 
-DESCRIPTION: Final = "Purgatory: waits as a service. Serves gRPC until SIGTERM or SIGINT."
+T = TypeVar("T")
+
 EPILOG: Final = (
     "Flags win over the environment, the environment over the file, the file over the defaults. In the file, "
     "engine.tick_ms is key tick_ms of table [engine]."
@@ -35,33 +38,24 @@ SECRET_PARTS: Final = re.compile(r'(?<=://)[^/?"]*@|(?<=\?)[^"]+')
 
 
 class CommandLine(NamedTuple):
-    """The settings in force, those given as flags, and whether --print-config was given."""
+    """The settings in force, and those given as flags."""
 
     settings: Settings
     flags: Values
-    print_config: bool
 
 
 def read_command_line(arguments: Sequence[str] | None, program: str, known: type[Settings] = Settings) -> CommandLine:
     """Read the `known` settings from flags (None: those of the process), environment and file.
 
-    Raises `SettingsError` for an unusable value, SystemExit for --help, --version and unknown flags.
+    Raises `SettingsError` for an unusable value, `click.ClickException` for unknown flags.
     """
-    given = vars(flag_parser(program, known).parse_args(arguments))
-    print_config = bool(given.pop("print_config"))
-    flags: Values = {}
-    for name, value in given.items():
-        part, _, field = name.partition(".")
-        if field:
-            flags.setdefault(part, {})[field] = value
-        else:
-            flags[name] = value
-    return CommandLine(load_settings(flags, known), flags, print_config)
+    command = flag_command(known, lambda flags, _: CommandLine(load_settings(flags, known), flags))
+    return command.main(arguments, program, standalone_mode=False)  # type: ignore[no-any-return]  # Any, in click
 
 
 def config_lines(command_line: CommandLine) -> list[str]:
     """Return the settings in force as a TOML file, with their sources. A value that may be a secret is in a comment."""
-    settings, flags, _ = command_line
+    settings, flags = command_line
     lines: list[str] = []
     known = type(settings)
 
@@ -86,34 +80,50 @@ def config_lines(command_line: CommandLine) -> list[str]:
     return lines[:-1]
 
 
-def flag_parser(program: str, known: type[Settings]) -> argparse.ArgumentParser:
-    """The parser of the flags of the `known` settings."""
-    parser = argparse.ArgumentParser(program, description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"purgatory {__version__}")
-    parser.add_argument("--print-config", action="store_true", help="Print each setting with its source, and exit.")
+def flag_command(known: type[Settings], run: Callable[[Values, bool], T]) -> click.Command:
+    """The command with a flag for each of the `known` settings.
+
+    It calls `run` with the values of the given flags, which are not checked yet, and whether --print-config was given.
+    """
+    names = {name.replace(".", "_"): name for name in setting_names(known)}
+
+    def callback(print_config: bool, **given: Any) -> T:  # noqa: ANN401 - as in click
+        flags: Values = {}
+        for flag, value in given.items():
+            if value not in {None, ()}:
+                group, _, field = names[flag].rpartition(".")
+                (flags.setdefault(group, {}) if group else flags)[field] = value
+        return run(flags, print_config)
+
+    parameters: list[click.Parameter] = [
+        click.Option(["--print-config"], is_flag=True, help="Print each setting with its source, and exit.")
+    ]
     models = setting_groups(known)
-    for name, field in known.model_fields.items():
-        if name not in models:
-            _add_flag(parser, name, field)
+    parameters += [_flag(name, field) for name, field in known.model_fields.items() if name not in models]
     for part, model in models.items():
-        group = parser.add_argument_group((model.__doc__ or "").rstrip("."))
-        for name, field in model.model_fields.items():
-            _add_flag(group, f"{part}.{name}", field)
-    return parser
+        heading = (model.__doc__ or "").rstrip(".")
+        parameters += [_flag(f"{part}.{name}", field, heading) for name, field in model.model_fields.items()]
+    version = click.version_option(__version__, message="purgatory %(version)s")
+    return version(Command("serve", callback=callback, params=parameters, epilog=EPILOG))
 
 
-def _add_flag(parser: argparse._ActionsContainer, name: str, field: FieldInfo) -> None:
-    """Add a flag for one setting. Values stay text here; the settings check and convert them."""
+def _flag(name: str, field: FieldInfo, heading: str = "Options") -> click.Option:
+    """The flag of one setting. Values stay text here; the settings check and convert them."""
     default = "none" if field.default in {None, ()} else json.dumps(field.default).strip('"')
     text = f"{field.description} (default: {default}; environment: {environment_name(name)})"
-    details: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
+    flag, short, details = flag_name(name), setting_extra(field)["short_flag"], dict[str, Any]()
     if field.annotation is bool:
-        details["action"] = argparse.BooleanOptionalAction
+        flag = f"{flag}/{flag.replace('--', '--no-', 1)}"
     elif get_origin(field.annotation) is Literal:
-        details["metavar"] = "|".join(get_args(field.annotation))
+        words = get_args(field.annotation)
+        details = {
+            "metavar": "|".join(words),
+            "shell_complete": lambda _context, _option, typed: starting(words, typed),
+        }
+    elif isinstance(field.default, tuple):
+        details = {"metavar": "URI", "multiple": True}
     else:
-        details["metavar"] = name.rpartition(".")[2].rpartition("_")[2].upper()
-    if isinstance(field.default, tuple):
-        details |= {"action": "append", "metavar": "URI"}
-    short_flag = setting_extra(field)["short_flag"]
-    parser.add_argument(*[short_flag] * bool(short_flag), flag_name(name), **details)
+        last = name.rpartition(".")[2].rpartition("_")[2].upper()
+        details = {"metavar": last, "type": click.Path() if last in {"CONFIG", "DIR", "FILE"} else str}
+    declared = [*[short] * bool(short), flag, name.replace(".", "_")]
+    return Option(declared, heading=heading, default=None, show_default=False, help=text, **details)

@@ -18,15 +18,17 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVarTuple
+from typing import Any, Final, NoReturn, TypeVarTuple
 
+import click
 import uvloop
 
 from purgatory import __version__
+from purgatory.command_line import complain
 from purgatory.daemon import Daemon
 from purgatory.engine import COMPILED
 from purgatory.extension import Extension, StartupError, chosen, settings_class
-from purgatory.flags import config_lines, read_command_line
+from purgatory.flags import CommandLine, config_lines, flag_command
 from purgatory.journal.errors import JournalError
 from purgatory.log import start_logging
 from purgatory.service.access.errors import AccessError
@@ -34,7 +36,7 @@ from purgatory.service.budget import garbage
 from purgatory.service.budget.memory_budget import budget_bytes
 from purgatory.service.recovery import Takeover
 from purgatory.service.rpc.grpc_options import largest_message_bytes, warn_of_few_files
-from purgatory.service.setting_sources import SettingsError, unknown_variables
+from purgatory.service.setting_sources import SettingsError, Values, load_settings, unknown_variables
 from purgatory.service.settings import Settings, is_loopback
 from purgatory.service.transport.certificate_files import CannotUseCertificates
 
@@ -122,23 +124,27 @@ async def _stand_by(settings: Settings, extensions: Sequence[type[Extension]]) -
     return takeover
 
 
-def main(
-    extensions: Sequence[type[Extension]], arguments: Sequence[str] | None = None, *, program: str = "server.py"
-) -> int:
-    """Run the daemon with these extensions and command line arguments (None: the process's own).
+def daemon_command(extensions: Sequence[type[Extension]]) -> click.Command:
+    """The command that runs the daemon with these extensions. Its flags are their settings."""
+    known = settings_class(extensions)
 
-    Returns the exit code.
-    """
-    try:
-        command_line = read_command_line(arguments, program, settings_class(extensions))
-    except SettingsError as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    if command_line.print_config:
-        print("\n".join(config_lines(command_line)))
-        return 0
+    def run(flags: Values, print_config: bool) -> NoReturn:
+        try:
+            settings = load_settings(flags, known)
+        except SettingsError as error:
+            complain(error)
+            sys.exit(EXIT_USAGE)
+        if print_config:
+            print("\n".join(config_lines(CommandLine(settings, flags))))
+            sys.exit()
+        sys.exit(_run(settings, extensions))
+
+    return flag_command(known, run)
+
+
+def _run(settings: Settings, extensions: Sequence[type[Extension]]) -> int:
+    """Run the daemon; return its exit code."""
     garbage.use_one_arena()
-    settings = command_line.settings
     start_logging(settings.log.format, settings.log.level)
     for name in unknown_variables(type(settings)):
         LOGGER.warning("%s is set, but there is no such setting; see --help", name)

@@ -24,9 +24,6 @@ FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 500
 ENTRY_POINTS = {
     "server",  # python server.py
-    "purgatory.extensions.fleet.commands",  # `purgatory.cli.app` names these three, and imports them when asked for
-    "purgatory.journal.maintenance",
-    "purgatory.service.access.commands",
     "setup",  # the build
     "purgatory.embedded",  # public: for a program with threads and no daemon
     "purgatory.timer",  # public: the same program's timer

@@ -11,17 +11,20 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Any, Final
 from urllib.parse import quote
 
-import typer
+import click
 from purgatory_client import DEFAULT_ADDRESS, AsyncClient
 from purgatory_client.errors import InvalidRequest
 
 from purgatory import log
+from purgatory.command_line import FILE, Command, ExitCodes
+from purgatory.connection_flags import SECURITY
 from purgatory.source_uri import SourceUri, SourceUriInvalid
 from purgatory_connectors.errors import SourceRefused
 from purgatory_connectors.publisher.lineage_store import LineageStore
@@ -114,118 +117,93 @@ _EXTRAS: Final = {
     "poll": ("httpcore", "jsonpointer", "sqlalchemy"),
 }
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    help="Publish positions of Kafka, PostgreSQL, Redis and others to Purgatory daemons (docs/sources.md).",
-)
+COMMANDS: Final = {
+    "kafka": "Publish the ends of topics and the committed offsets of consumer groups.\n\n"
+    "Settings of librdkafka, such as sasl.password, are read from the file that the option `config` names, or from "
+    "variables like PURGATORY_KAFKA_SASL_PASSWORD.",
+    "postgres": "Publish how far servers have replayed the log.\n\n"
+    "User and password are read from the file that the option `config` names, from PGPASSFILE, or from variables like "
+    "PURGATORY_POSTGRES_PASSWORD.",
+    "redis": "Publish the replication offsets of Redis or Valkey servers.\n\n"
+    "User and password are read from the file that the option `config` names, or from variables like "
+    "PURGATORY_REDIS_PASSWORD.",
+    "poll": "Publish any number that only rises, from an HTTP server or a database: poll+http://..., poll+sql://...\n\n"
+    "Headers, user and password are read from the file that the option `config` names, or from variables like "
+    "PURGATORY_POLL_HEADER_AUTHORIZATION and PURGATORY_POLL_PASSWORD.",
+}
 
-Where = Annotated[
-    str, typer.Argument(metavar="ADDRESS", help="HOST:PORT[,HOST:PORT...], or a whole address with ?OPTION=VALUE&...")
-]
-Options = Annotated[
-    list[str] | None,
-    typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option of the address. Can be repeated."),
-]
-To = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--to",
-        envvar="PURGATORY_ADDRESS",
-        metavar="HOST:PORT[,...]",
-        help="A daemon to publish to, or several of which one serves. Can be repeated; each receives all marks.",
-    ),
-]
-Tls = Annotated[bool, typer.Option("--tls", help="Connect to the daemons with TLS; trusts public authorities.")]
-TlsCa = Annotated[Path | None, typer.Option(envvar="PURGATORY_TLS_CA", help="Authorities to trust (PEM).")]
-TlsCertificate = Annotated[
-    Path | None, typer.Option(envvar="PURGATORY_TLS_CERTIFICATE", help="The client certificate (PEM).")
-]
-TlsKey = Annotated[
-    Path | None, typer.Option(envvar="PURGATORY_TLS_KEY", help="The private key of the certificate (PEM).")
-]
-TokenFile = Annotated[
-    Path | None, typer.Option(envvar="PURGATORY_TOKEN_FILE", help="A file that contains the bearer token.")
-]
-StateDir = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="PURGATORY_SOURCE_STATE_DIR",
-        help="Directory for the lineages of marks. With it, a restart detects breaks that happened in between. "
-        "Default: in memory.",
-    ),
-]
-LogFormat = Annotated[str, typer.Option(envvar="PURGATORY_LOG_FORMAT", help="text or json, on stderr.")]
-LogLevel = Annotated[str, typer.Option(envvar="PURGATORY_LOG_LEVEL", help="debug, info, warning or error.")]
-Supervised = Annotated[bool, typer.Option("--supervised", hidden=True)]
+
+@click.group(
+    "purgatory-source",
+    cls=ExitCodes,
+    errors=(SourceRefused, SourceUriInvalid, InvalidRequest),
+    failed=EXIT_REFUSED,
+    context_settings={"show_default": True},
+)
+def app() -> None:
+    """Publish positions of Kafka, PostgreSQL, Redis and others to Purgatory daemons (docs/sources.md)."""
+
+
+_option: Final = partial(click.option, show_envvar=True)
 
 
 def _add_command(scheme: str, text: str) -> None:
     """All connectors take the same options; settings of a single connector are part of its address."""
 
+    @app.command(scheme, help=text, cls=Command, params=[*SECURITY.values()])
+    @click.argument(
+        "address", metavar="ADDRESS", help="HOST:PORT[,HOST:PORT...], or a whole address with ?OPTION=VALUE&..."
+    )
+    @click.option(
+        "--option",
+        "-o",
+        "options",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="An option of the address. Can be repeated.",
+    )
+    @_option(
+        "--to",
+        envvar="PURGATORY_ADDRESS",
+        metavar="HOST:PORT[,...]",
+        multiple=True,
+        help="A daemon to publish to, or several of which one serves. Can be repeated; each receives all marks.",
+    )
+    @_option(
+        "--state-dir",
+        envvar="PURGATORY_SOURCE_STATE_DIR",
+        type=FILE,
+        metavar="DIR",
+        help="Directory for the lineages of marks. With it, a restart detects breaks that happened in between. "
+        "Default: in memory.",
+    )
+    @_option("--log-format", envvar="PURGATORY_LOG_FORMAT", default="text", help="text or json, on stderr.")
+    @_option("--log-level", envvar="PURGATORY_LOG_LEVEL", default="info", help="debug, info, warning or error.")
+    @click.option("--supervised", is_flag=True, hidden=True)
     def run(
-        address: Where,
-        option: Options = None,
-        to: To = None,
-        tls: Tls = False,
-        tls_ca: TlsCa = None,
-        tls_certificate: TlsCertificate = None,
-        tls_key: TlsKey = None,
-        token_file: TokenFile = None,
-        state_dir: StateDir = None,
-        log_format: LogFormat = "text",
-        log_level: LogLevel = "info",
-        supervised: Supervised = False,
+        address: str,
+        options: tuple[str, ...],
+        to: tuple[str, ...],
+        token_file: Path | None,
+        state_dir: Path | None,
+        log_format: str,
+        log_level: str,
+        supervised: bool,
+        **tls: Any,  # noqa: ANN401 - as the client has them
     ) -> None:
-        try:
-            uri = _uri(scheme, address, option or ())
-            start_logging(log_format, log_level)
-            supervisor = Supervisor.of_this_process() if supervised else None
-
-            def client_of(daemon: str) -> Callable[[], AsyncClient]:
-                return lambda: AsyncClient(
-                    daemon,
-                    name="source",
-                    tls=tls,
-                    tls_ca=tls_ca,
-                    tls_certificate=tls_certificate,
-                    tls_key=tls_key,
-                    token=(supervisor.token if supervisor is not None else "") or token_file,
-                )
-
-            clients = {daemon: client_of(daemon) for daemon in to or (DEFAULT_ADDRESS,)}
-            asyncio.run(_run_publisher(uri, clients, supervisor, state_dir))
-        except (SourceRefused, SourceUriInvalid, InvalidRequest) as error:
-            print(f"purgatory-source: {error}", file=sys.stderr)
-            raise typer.Exit(EXIT_REFUSED) from None
-
-    app.command(scheme, help=text)(run)
+        uri = _uri(scheme, address, options)
+        start_logging(log_format, log_level)
+        supervisor = Supervisor.of_this_process() if supervised else None
+        token = (supervisor.token if supervisor is not None else "") or token_file
+        clients = {
+            daemon: partial(AsyncClient, daemon, name="source", token=token, **tls)
+            for daemon in to or (DEFAULT_ADDRESS,)
+        }
+        asyncio.run(_run_publisher(uri, clients, supervisor, state_dir))
 
 
-_add_command(
-    "kafka",
-    "Publish the ends of topics and the committed offsets of consumer groups.\n\n"
-    "Settings of librdkafka, such as sasl.password, are read from the file that the option `config` names, or from "
-    "variables like PURGATORY_KAFKA_SASL_PASSWORD.",
-)
-_add_command(
-    "postgres",
-    "Publish how far servers have replayed the log.\n\n"
-    "User and password are read from the file that the option `config` names, from PGPASSFILE, or from variables like "
-    "PURGATORY_POSTGRES_PASSWORD.",
-)
-_add_command(
-    "redis",
-    "Publish the replication offsets of Redis or Valkey servers.\n\n"
-    "User and password are read from the file that the option `config` names, or from variables like "
-    "PURGATORY_REDIS_PASSWORD.",
-)
-_add_command(
-    "poll",
-    "Publish any number that only rises, from an HTTP server or a database: poll+http://..., poll+sql://...\n\n"
-    "Headers, user and password are read from the file that the option `config` names, or from variables like "
-    "PURGATORY_POLL_HEADER_AUTHORIZATION and PURGATORY_POLL_PASSWORD.",
-)
+for _scheme, _text in COMMANDS.items():
+    _add_command(_scheme, _text)
 
 
 def open_source(uri: SourceUri) -> Source:
@@ -239,7 +217,7 @@ def open_source(uri: SourceUri) -> Source:
 
 def main() -> None:
     """The console script `purgatory-source`."""
-    app()
+    app(prog_name=app.name)
 
 
 async def _run_publisher(

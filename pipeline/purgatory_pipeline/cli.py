@@ -6,10 +6,11 @@ Exit codes: 0 done; 1 Spark failed; 2 the command line or the input is invalid; 
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Final
 
-import typer
+import click
 
+from purgatory.command_line import Whole
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.pack import pack
 from purgatory_pipeline.replay.command import replay
@@ -25,43 +26,51 @@ TRACEBACK: Final = "PURGATORY_TRACEBACK"
 EXTRA: Final = frozenset({"pyspark", "pyarrow", "pandas", "numpy", "altair", "jinja2", "packaging", "vl_convert"})
 """Packages that only the extra `pipeline` installs."""
 
-app = typer.Typer(
-    name=NAME,
-    help="Reports and what-if replays of an archive, and the purgatory as a stream, on Spark.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
 
-
-@app.callback()
-def settings(
-    master: Annotated[
-        str, typer.Option(metavar="URL", help="Spark master, as for spark-submit (default: local[*]).")
-    ] = "",
-    conf: Annotated[
-        list[str] | None, typer.Option(metavar="spark.NAME=VALUE", help="A Spark setting; may be repeated.")
-    ] = None,
-) -> None:
-    """Spark settings for all commands; they may also follow the command."""
-    if master or conf:
+def _pass_to_spark(_context: click.Context, _option: click.Parameter, value: str | tuple[str, ...] | None) -> None:
+    if value:
         from purgatory_pipeline.spark.spark_session import pass_settings
 
-        pass_settings(master, conf or [])
+        master, settings = (value, ()) if isinstance(value, str) else ("", value)
+        pass_settings(master, settings)
 
 
-app.command("pack")(pack)
-app.command("replay")(replay)
-app.command("report")(report)
+SETTINGS: Final[list[click.Parameter]] = [
+    click.Option(
+        ["--master"],
+        metavar="URL",
+        expose_value=False,
+        callback=_pass_to_spark,
+        help="Spark master, as for spark-submit (default: local[*]).",
+    ),
+    click.Option(
+        ["--conf"],
+        metavar="spark.NAME=VALUE",
+        multiple=True,
+        expose_value=False,
+        callback=_pass_to_spark,
+        help="A Spark setting; may be repeated.",
+    ),
+]
+"""For all commands, before or after the name of the command."""
 
 
-@app.command("check")
-def check(
-    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="Folder or URI of the archive.")],
-    since: Annotated[str, typer.Option(metavar="INSTANT", help="Only rows at or after this instant (UTC).")] = "",
-    until: Annotated[str, typer.Option(metavar="INSTANT", help="Only rows before this instant (UTC).")] = "",
-    topic: Annotated[list[str] | None, typer.Option(help="Only this topic; may be repeated.")] = None,
-) -> None:
+@click.group(params=SETTINGS, context_settings={"show_default": True})
+def app() -> None:
+    """Reports and what-if replays of an archive, and the purgatory as a stream, on Spark."""
+
+
+app.add_command(pack)
+app.add_command(replay)
+app.add_command(report)
+
+
+@app.command()
+@click.argument("archive", metavar="ARCHIVE", help="Folder or URI of the archive.")
+@click.option("--since", metavar="INSTANT", help="Only rows at or after this instant (UTC).")
+@click.option("--until", metavar="INSTANT", help="Only rows before this instant (UTC).")
+@click.option("--topic", multiple=True, help="Only this topic; may be repeated.")
+def check(archive: str, since: str | None, until: str | None, topic: tuple[str, ...]) -> None:
     """Accounts for an archive: files and rows used or set aside, and operations without registration or outcome."""
     from purgatory_pipeline.archive.accounting import account
     from purgatory_pipeline.archive.catalog import find_archive
@@ -73,36 +82,45 @@ def check(
     intake = account(spark_session("check", rows=found.all_rows), found, since=start, until=end, topics=topic or None)
     intake.print()
     for file in found.set_aside:
-        typer.echo(f"set aside {file.path}: {file.reason}: {file.detail}")
+        click.echo(f"set aside {file.path}: {file.reason}: {file.detail}")
 
 
-@app.command("stream")
+@app.command()
+@click.option("--registrations", metavar="URI", required=True, help="A folder of files, or kafka://BROKERS/TOPIC.")
+@click.option("--events", metavar="URI", required=True, help="The same for events.")
+@click.option("--results", metavar="URI", required=True, help="A folder, kafka://BROKERS/TOPIC, or table:NAME.")
+@click.option("--checkpoint", metavar="DIR", help="Stores the progress of the stream; default: RESULTS/_checkpoint.")
+@click.option("--quarantine", metavar="DIR", help="For late and malformed rows; default: the folder of the results.")
+@click.option("--format", "form", metavar="NAME", help="parquet or json for files, protobuf or json for Kafka.")
+@click.option("--shards", type=Whole(min=1), default=4, help="Number of shards of a new stream.")
+@click.option("--delay", metavar="SPAN", default="2s", help="How far rows may be out of order: 500ms, 2s.")
+@click.option(
+    "--heartbeat",
+    metavar="SECONDS",
+    type=Whole(min=0),
+    default=0,
+    help="Advance time by this machine's clock too; 0: by rows only.",
+)
+@click.option("--max-ahead", metavar="SPAN", default="1h", help="Set aside rows dated further ahead of this clock.")
+@click.option("--once", is_flag=True, help="Process the available input and exit.")
+@click.option("--files-per-batch", type=Whole(min=1), default=100, help="Maximum files of each input in a micro-batch.")
+@click.option(
+    "--records-per-batch", type=Whole(min=1), default=500_000, help="Maximum records of each topic in a micro-batch."
+)
 def stream(
-    registrations: Annotated[str, typer.Option(metavar="URI", help="A folder of files, or kafka://BROKERS/TOPIC.")],
-    events: Annotated[str, typer.Option(metavar="URI", help="The same for events.")],
-    results: Annotated[str, typer.Option(metavar="URI", help="A folder, kafka://BROKERS/TOPIC, or table:NAME.")],
-    checkpoint: Annotated[
-        str, typer.Option(metavar="DIR", help="Stores the progress of the stream; default: RESULTS/_checkpoint.")
-    ] = "",
-    quarantine: Annotated[
-        str, typer.Option(metavar="DIR", help="For late and malformed rows; default: the folder of the results.")
-    ] = "",
-    form: Annotated[
-        str, typer.Option("--format", metavar="NAME", help="parquet or json for files, protobuf or json for Kafka.")
-    ] = "",
-    shards: Annotated[int, typer.Option(min=1, help="Number of shards of a new stream.")] = 4,
-    delay: Annotated[str, typer.Option(metavar="SPAN", help="How far rows may be out of order: 500ms, 2s.")] = "2s",
-    heartbeat: Annotated[
-        int, typer.Option(metavar="SECONDS", min=0, help="Advance time by this machine's clock too; 0: by rows only.")
-    ] = 0,
-    max_ahead: Annotated[
-        str, typer.Option(metavar="SPAN", help="Set aside rows dated further ahead of this clock.")
-    ] = "1h",
-    once: Annotated[bool, typer.Option("--once", help="Process the available input and exit.")] = False,
-    files_per_batch: Annotated[int, typer.Option(min=1, help="Maximum files of each input in a micro-batch.")] = 100,
-    records_per_batch: Annotated[
-        int, typer.Option(min=1, help="Maximum records of each topic in a micro-batch.")
-    ] = 500_000,
+    registrations: str,
+    events: str,
+    results: str,
+    checkpoint: str | None,
+    quarantine: str | None,
+    form: str | None,
+    shards: int,
+    delay: str,
+    heartbeat: int,
+    max_ahead: str,
+    once: bool,
+    files_per_batch: int,
+    records_per_batch: int,
 ) -> None:
     """Run the purgatory as a stream: it reads registrations and events and writes one outcome for each operation."""
     from purgatory_pipeline.location import open_location
@@ -123,7 +141,7 @@ def stream(
     )
     ahead_ms = parse_span_ms("--max-ahead", max_ahead)
     inputs = [
-        StreamInput(side, uri, form, files_per_batch, records_per_batch, ahead_ms)
+        StreamInput(side, uri, form or "", files_per_batch, records_per_batch, ahead_ms)
         for side, uri in ((OPERATION, registrations), (EVENT, events))
     ]
     output = StreamOutput(results, quarantine or results)
@@ -137,11 +155,15 @@ def stream(
             query.stop()
 
 
+for _command in app.commands.values():
+    _command.params += SETTINGS
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code. An error is one line on stderr."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        app(args=settings_first(given), prog_name=NAME)
+        app(args=given, prog_name=NAME)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else EXIT_FAILED
     except PipelineError as error:
@@ -159,23 +181,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         _stop()
     return 0
-
-
-def settings_first(arguments: Sequence[str]) -> list[str]:
-    """Moves `--master` and `--conf`, with their values, in front of the command."""
-    hoisted: list[str] = []
-    rest: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        if word == "--":
-            rest += [word, *words]
-        elif word in {"--master", "--conf"}:
-            hoisted += [word, *[value for value in [next(words, None)] if value is not None]]
-        elif word.startswith(("--master=", "--conf=")):
-            hoisted.append(word)
-        else:
-            rest.append(word)
-    return [*hoisted, *rest]
 
 
 def _complain(message: str, code: int) -> int:

@@ -20,10 +20,11 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Final
+from typing import Final
 
-import typer
+import click
 
+from purgatory.command_line import FILE
 from purgatory_pipeline.errors import PipelineError
 
 DISTRIBUTION: Final = "purgatory-waits"
@@ -33,15 +34,17 @@ OUR_MODULES: Final = ("purgatory", "purgatory_client", "purgatory_pipeline", "pu
 _SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "tests", "include"})
 
 
-def pack(
-    out: Annotated[Path, typer.Argument(metavar="FILE.tar.gz", help="File to write.")],
-    without: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PACKAGE", help="Leave out this package and its own requirements; may be repeated."),
-    ] = None,
-) -> None:
+@click.command()
+@click.argument("out", metavar="FILE.tar.gz", type=FILE, help="File to write.")
+@click.option(
+    "--without",
+    metavar="PACKAGE",
+    multiple=True,
+    help="Leave out this package and its own requirements; may be repeated.",
+)
+def pack(out: Path, without: tuple[str, ...]) -> None:
     """Packs this environment for executors that have only Spark and Python."""
-    packages = write_environment(out, without or [])
+    packages = write_environment(out, without)
     size = out.stat().st_size / 1e6
     print(f"{out}: {len(packages)} packages, {size:,.1f} MB ({', '.join(packages)})")
     python = "spark.pyspark.python=./environment/bin/python"

@@ -10,16 +10,16 @@ UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400
 _SPAN: Final = re.compile(r"([0-9]{1,15})(ms|s|m|h|d)?")
 
 
-def parse_window(since: str, until: str) -> tuple[datetime | None, datetime | None]:
-    """The start and end of a window; None for an empty text. Raises `PipelineError`."""
+def parse_window(since: str | None, until: str | None) -> tuple[datetime | None, datetime | None]:
+    """The start and end of a window; None if it is open. Raises `PipelineError`."""
     start, end = parse_instant("--since", since), parse_instant("--until", until)
     if start is not None and end is not None and start >= end:
         raise PipelineError(f"--since {since} is not before --until {until}")
     return start, end
 
 
-def parse_instant(option: str, text: str) -> datetime | None:
-    """Parses an instant; None for an empty text. Raises `PipelineError`."""
+def parse_instant(option: str, text: str | None) -> datetime | None:
+    """Parses an instant; None if there is none. Raises `PipelineError`."""
     if not text:
         return None
     try:

@@ -4,8 +4,9 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import fields, replace
-from typing import Annotated, Any, Final, TypeVar, Unpack, cast
+from typing import Any, Final, TypeVar, Unpack, cast
 
+import click
 from purgatory_client.errors import Unavailable
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.session.shards import shard_of
@@ -20,19 +21,16 @@ from purgatory_client.views import (
     RemainingTime,
     Status,
 )
-from typer import Option
 
 from purgatory.cli import render
 from purgatory.cli.exit_codes import Exit
-from purgatory.cli.parsing import UsageError, seconds
+from purgatory.cli.parsing import interval
 
 View = TypeVar("View")
 
-INTERVAL_S_MIN: Final = 0.1
-
-Watch = Annotated[
-    str | None, Option("--watch", "-w", metavar="INTERVAL", help="Repeat at this interval until Ctrl-C: 500ms, 2s.")
-]
+WATCH: Final = click.option(
+    "--watch", "-w", type=interval, metavar="INTERVAL", help="Repeat at this interval until Ctrl-C: 500ms, 2s."
+)
 
 KEYS: Final[dict[OperationOrder, Callable[[PendingOperation], float]]] = {
     OperationOrder.LEAST_REMAINING: lambda one: one.remaining,
@@ -121,21 +119,18 @@ async def over_shards(client: SingleCalls) -> AllShards:
     return AllShards(await shards_of(client))
 
 
-async def shown(watch: str | None, show: Callable[[], Awaitable[None]]) -> Exit:
-    """Call `show` once, or with `watch` until interrupted. While the daemon is unavailable, keep trying."""
+async def shown(watch: float | None, show: Callable[[], Awaitable[None]]) -> Exit:
+    """Call `show` once, or every `watch` seconds until interrupted. While the daemon is unavailable, keep trying."""
     if watch is None:
         await show()
         return Exit.OK
-    interval_s = seconds(watch)
-    if interval_s < INTERVAL_S_MIN:
-        raise UsageError(f"--watch {watch} is too short; the minimum is {INTERVAL_S_MIN} s")
     while True:
         render.clear()
         try:
             await show()
         except Unavailable as error:
             render.error_line(str(error))
-        await asyncio.sleep(interval_s)
+        await asyncio.sleep(watch)
 
 
 def _next(stream: AsyncIterator[EndedTogether]) -> "asyncio.Future[EndedTogether | None]":

@@ -2,52 +2,57 @@
 
 import time
 from datetime import UTC, datetime
-from typing import Annotated
 
+import click
 from purgatory_client.aio import AsyncClient
 from purgatory_client.results import Result, already_satisfied
 from purgatory_client.sources.position_tokens import Positions
-from typer import Argument, Option
 
 from purgatory.cli import render
 from purgatory.cli.completion import topics
+from purgatory.cli.connection_options import WAITS, client_command
 from purgatory.cli.exit_codes import OF_OUTCOME, Exit
-from purgatory.cli.parsing import FailWhenStale, Timeout, UsageError, moment_of, optional_seconds, seconds
+from purgatory.cli.parsing import FAIL_WHEN_STALE, TIMEOUT, UsageError, flag, moment_of
 
 
+def _as_of(text: str) -> datetime:
+    return moment_of(text, datetime.now(UTC))
+
+
+@client_command(WAITS)
+@click.argument(
+    "marks",
+    nargs=-1,
+    required=True,
+    metavar="MARK...",
+    shell_complete=topics,
+    help="Marks without partition numbers: kafka/GROUP/TOPIC, kafka/TOPIC, pg/NAME/SERVER.",
+)
+@TIMEOUT
+@flag("--token", help="Print the current end positions for `purgatory wait TOKEN` instead of waiting.")
+@click.option(
+    "--as-of",
+    type=_as_of,
+    metavar="TIME",
+    help="Everything written before this time: the last 00:00 (local time), or 2025-03-01T00:00:00Z.",
+)
+@FAIL_WHEN_STALE
 async def caught_up(
     client: AsyncClient,
-    marks: Annotated[
-        list[str],
-        Argument(
-            metavar="MARK",
-            autocompletion=topics,
-            help="Marks without partition numbers: kafka/GROUP/TOPIC, kafka/TOPIC, pg/NAME/SERVER.",
-        ),
-    ],
-    timeout: Timeout = "30s",  # noqa: ASYNC109 - the operation's own
-    token: Annotated[
-        bool, Option("--token", help="Print the current end positions for `purgatory wait TOKEN` instead of waiting.")
-    ] = False,
-    as_of: Annotated[
-        str | None,
-        Option(
-            metavar="TIME",
-            help="Everything written before this time: the last 00:00 (local time), or 2025-03-01T00:00:00Z.",
-        ),
-    ] = None,
-    fail_when_stale: FailWhenStale = None,
+    marks: tuple[str, ...],
+    timeout: float,  # noqa: ASYNC109 - the operation's own
+    token: bool,
+    as_of: datetime | None,
+    fail_when_stale: float | None,
 ) -> Exit:
-    limit, began = seconds(timeout), time.monotonic()
-    stale = optional_seconds(fail_when_stale)
-    if token and stale is not None:
+    began = time.monotonic()
+    if token and fail_when_stale is not None:
         raise UsageError("--fail-when-stale cannot be combined with --token, which does not wait")
-    moment = None if as_of is None else moment_of(as_of, datetime.now(UTC))
-    ends = await client.ends(marks, timeout=max(limit, 1.0), as_of=moment)
+    ends = await client.ends(marks, timeout=max(timeout, 1.0), as_of=as_of)
     if token:
         render.token(ends)
         return Exit.OK
-    result = await reached(client, ends, max(0.0, limit - (time.monotonic() - began)), stale)
+    result = await reached(client, ends, max(0.0, timeout - (time.monotonic() - began)), fail_when_stale)
     render.result(result)
     return OF_OUTCOME[result.outcome]
 

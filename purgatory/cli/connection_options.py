@@ -1,76 +1,50 @@
 """Makes commands of async functions: adds the options that all commands have, and turns errors into exit codes."""
 
 import asyncio
-import inspect
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial, wraps
-from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
-import typer
-from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
+import click
+from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import EventRefused, InvalidRequest, PurgatoryClientError, Unavailable
-from typer import Option
 
 from purgatory.cli import render
 from purgatory.cli.exit_codes import Exit, exit_of_error
 from purgatory.cli.parsing import UsageError
+from purgatory.command_line import Command
+from purgatory.connection_flags import CONNECTION
 
 T = TypeVar("T")
 
-_Option: Final = partial(Option, rich_help_panel="Connection")
-_ADDRESS: Final = _Option(
-    "--address",
-    "-a",
-    metavar="HOST:PORT",
-    envvar="PURGATORY_ADDRESS",
-    help="The daemon's gRPC address, or several: a:7440,b:7440.",
-)
-OPTIONS: Final[dict[str, tuple[Any, Any]]] = {
-    "as_json": (Annotated[bool, Option("--json", help="Print JSON instead of text.")], False),
-    "address": (Annotated[str, _ADDRESS], DEFAULT_ADDRESS),
-    "tls": (Annotated[bool, _Option("--tls", help="Use TLS and trust the public certificate authorities.")], False),
-}
-"""The options that all commands have, with their defaults."""
-_FILES: Final = {
-    "tls_ca": "Certificate authorities to trust (PEM file).",
-    "tls_certificate": "Client certificate (PEM file).",
-    "tls_key": "Private key of the client certificate (PEM file).",
-    "token_file": "File with the bearer token.",  # other users can see a command line, so the token is not an option
-}
+WAITS: Final = "a wait is cancelled at the daemon"
+READS: Final = "nothing was changed"
+WRITES: Final = "the daemon may have applied it"
+
+JSON: Final = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON instead of text.")
 
 
-def file_option(name: str) -> Any:  # noqa: ANN401 - as typer has it
-    """The option for one of these files."""
-    return _Option(metavar="FILE", envvar=f"PURGATORY_{name.upper()}", help=_FILES[name])
-
-
-OPTIONS.update({name: (Annotated[Path | None, file_option(name)], None) for name in _FILES})
-
-
-def with_client(function: Callable[..., Awaitable[Exit]], interrupted: str, *, as_json: bool) -> Callable[..., None]:
+def client_command(
+    interrupted: str, *, as_json: bool = True, params: Sequence[click.Parameter] = ()
+) -> Callable[[Callable[..., Awaitable[Exit]]], click.Command]:
     """Make a command of a function whose first parameter is a connected client and which returns the exit code.
 
     `interrupted` is the message after Ctrl-C, with the function's arguments in braces. `as_json`: has `--json`.
     """
-    common = {name: option for name, option in OPTIONS.items() if as_json or name != "as_json"}
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, (kind, default) in common.items()
-    ]
 
-    @wraps(function)
-    def command(**given: Any) -> NoReturn:  # noqa: ANN401 - as the function has them
-        options = {name: given.pop(name) for name in common}
-        render.AS_JSON.set(options.pop("as_json", False))
-        raise typer.Exit(_run(options, partial(function, **given), interrupted.format(**given)))
+    def decorate(function: Callable[..., Awaitable[Exit]]) -> click.Command:
+        @wraps(function)
+        def callback(**given: Any) -> NoReturn:  # noqa: ANN401 - as the function has them
+            options = {name: given.pop(name) for name in CONNECTION}
+            render.AS_JSON.set(given.pop("as_json", False))
+            sys.exit(_run(options, partial(function, **given), interrupted.format(**given)))
 
-    signature = inspect.signature(function)
-    parameters = [*list(signature.parameters.values())[1:], *added]
-    adorned: Any = command
-    adorned.__signature__ = signature.replace(parameters=parameters)
-    adorned.__annotations__ = {one.name: one.annotation for one in parameters}
-    return command
+        command = click.command(cls=Command, params=[*params])(callback)
+        command.params += [*[JSON] * as_json, *CONNECTION.values()]
+        return command
+
+    return decorate
 
 
 def _run(options: dict[str, Any], call: Callable[[AsyncClient], Awaitable[Exit]], interrupted: str) -> Exit:
@@ -79,9 +53,6 @@ def _run(options: dict[str, Any], call: Callable[[AsyncClient], Awaitable[Exit]]
     except KeyboardInterrupt:
         render.error_line(f"interrupted; {interrupted}")
         return Exit.INTERRUPTED
-    except UsageError as error:
-        render.error_line(str(error))
-        return Exit.USAGE
     except PurgatoryClientError as error:
         message = str(error)
         if isinstance(error, Unavailable) and not error.is_answer:

@@ -1,25 +1,20 @@
 """`purgatory dead-letters`: lists, resends and deletes results that could not be delivered to their callbacks."""
 
-from typing import Annotated
-
 from purgatory_client.aio import AsyncClient
 from purgatory_client.views import DeadLetter
-from typer import Option
 
 from purgatory.cli import render
-from purgatory.cli.completion import LetterOption
+from purgatory.cli.completion import letter_option
+from purgatory.cli.connection_options import WRITES, client_command
 from purgatory.cli.exit_codes import Exit
-from purgatory.cli.parsing import UsageError
+from purgatory.cli.parsing import UsageError, flag
 
 
-async def dead_letters(
-    client: AsyncClient,
-    resend: Annotated[list[str] | None, LetterOption(help="Resend this letter now. May be repeated.")] = None,
-    resend_all: Annotated[bool, Option("--resend-all", help="Resend all letters now.")] = False,
-    delete: Annotated[
-        list[str] | None, LetterOption(help="Delete this letter; its result is lost. May be repeated.")
-    ] = None,
-) -> Exit:
+@client_command(WRITES)
+@letter_option("--resend", help="Resend this letter now. May be repeated.")
+@flag("--resend-all", help="Resend all letters now.")
+@letter_option("--delete", help="Delete this letter; its result is lost. May be repeated.")
+async def dead_letters(client: AsyncClient, resend: tuple[str, ...], resend_all: bool, delete: tuple[str, ...]) -> Exit:
     """Exit code 16 if a given ID does not exist, or there is nothing to resend."""
     if [bool(resend), resend_all, bool(delete)].count(True) > 1:
         raise UsageError("--resend, --resend-all and --delete cannot be combined")

@@ -9,19 +9,20 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
 
+import click
 from purgatory_client import batches, events
 from purgatory_client.aio import AsyncClient
 from purgatory_client.argument_checks import milliseconds
 from purgatory_client.results import Outcome
 from purgatory_client.session.detached_sessions import Collected
-from typer import Option
 
 from purgatory.cli import render
-from purgatory.cli.completion import SessionOption
+from purgatory.cli.completion import session_option
+from purgatory.cli.connection_options import client_command
 from purgatory.cli.exit_codes import Exit, exit_of_outcomes
-from purgatory.cli.parsing import UsageError, checked_partition, seconds
+from purgatory.cli.parsing import DURATION, UsageError, checked_partition, flag
+from purgatory.command_line import Decimal, Whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,37 +37,37 @@ class Load:
     rate: float
 
 
+@client_command("the registered waits stay pending; cancel them with: purgatory cancel --session {session}")
+@click.option(
+    "--session",
+    metavar="SESSION",
+    default=lambda: f"load-{uuid.uuid4().hex[:12]}",
+    show_default="random",
+    help="Session id, unused so far.",
+)
+@click.option("--operations", "-n", type=Whole(min=1), default=100_000, help="Number of waits.")
+@click.option("--topic", metavar="TOPIC", default="load", help="Topic; the partitions are TOPIC-0, TOPIC-1 and so on.")
+@click.option("--partitions", type=Whole(1, 100_000), default=100, help="Number of partitions to wait on.")
+@DURATION("--timeout", "-t", default="10m", help="Timeout of each wait: 500ms, 30s, 2m, 1h.")
+@click.option("--batch", type=Whole(1, 10_000), default=500, help="Number of waits in one message.")
+@click.option("--rate", type=Decimal(min=0), default=0, help="Waits per second; 0: no limit.")
+@flag("--advance", help="Advance the high watermarks until all waits are satisfied.")
+@flag("--detach", help="Exit after registering; collect with `purgatory results --session ID`.")
 async def load(
     client: AsyncClient,
-    session: Annotated[
-        str,
-        Option(
-            metavar="SESSION",
-            default_factory=lambda: f"load-{uuid.uuid4().hex[:12]}",
-            show_default="random",
-            help="Session id, unused so far.",
-        ),
-    ],
-    operations: Annotated[int, Option("--operations", "-n", min=1, help="Number of waits.")] = 100_000,
-    topic: Annotated[
-        str, Option(metavar="TOPIC", help="Topic; the partitions are TOPIC-0, TOPIC-1 and so on.")
-    ] = "load",
-    partitions: Annotated[int, Option(min=1, max=100_000, help="Number of partitions to wait on.")] = 100,
-    timeout: Annotated[  # noqa: ASYNC109 - of each operation
-        str, Option("--timeout", "-t", metavar="DURATION", help="Timeout of each wait: 500ms, 30s, 2m, 1h.")
-    ] = "10m",
-    batch: Annotated[int, Option(min=1, max=10_000, help="Number of waits in one message.")] = 500,
-    rate: Annotated[float, Option(min=0, help="Waits per second; 0: no limit.")] = 0,
-    advance: Annotated[
-        bool, Option("--advance", help="Advance the high watermarks until all waits are satisfied.")
-    ] = False,
-    detach: Annotated[
-        bool, Option("--detach", help="Exit after registering; collect with `purgatory results --session ID`.")
-    ] = False,
+    session: str,
+    operations: int,
+    topic: str,
+    partitions: int,
+    timeout: float,  # noqa: ASYNC109 - of each operation
+    batch: int,
+    rate: float,
+    advance: bool,
+    detach: bool,
 ) -> Exit:
     """The exit code is that of the most severe outcome; with --detach, 0 if the daemon accepted all waits."""
     names = [checked_partition(f"{topic}-{number}") for number in range(partitions)]
-    wanted = Load(session, operations, names, milliseconds(seconds(timeout)) or 0, batch, rate)
+    wanted = Load(session, operations, names, milliseconds(timeout) or 0, batch, rate)
     known = {one.name: one.high_watermark async for one in client.partitions(prefix=topic)}
     bases = [max(0, known.get(name, 0)) for name in names]
     started_s = time.monotonic()
@@ -93,13 +94,10 @@ async def load(
     return exit_of_outcomes(outcomes)
 
 
-async def results(
-    client: AsyncClient,
-    session: Annotated[
-        str, SessionOption("--session", help="Session id, as printed by `purgatory load` and `purgatory ls`.")
-    ],
-    counts_only: Annotated[bool, Option("--counts", help="Print only the number of results per outcome.")] = False,
-) -> Exit:
+@client_command("results that were not printed are still at the daemon")
+@session_option(required=True, help="Session id, as printed by `purgatory load` and `purgatory ls`.")
+@flag("--counts", "counts_only", help="Print only the number of results per outcome.")
+async def results(client: AsyncClient, session: str, counts_only: bool) -> Exit:
     """Each result is acknowledged after it was printed, and the daemon then drops it. After Ctrl-C the rest stays at
     the daemon. The exit code is that of the most severe outcome.
     """

@@ -2,99 +2,106 @@
 
 import sys
 from collections.abc import AsyncIterator
-from typing import Annotated, Final, TypeVar
+from typing import Final, TypeVar
 
-import typer
+import click
 from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import Unavailable
+from purgatory_client.results import OperationKind
 from purgatory_client.unary import Filters
 from purgatory_client.views import OperationOrder
-from typer import Argument, Option
 
 from purgatory.cli import render
-from purgatory.cli.all_shards import AllShards, Watch, merged, over_shards, shown
+from purgatory.cli.all_shards import WATCH, AllShards, merged, over_shards, shown
 from purgatory.cli.completion import (
-    KeyOption,
-    Kind,
-    Operations,
-    PartitionOption,
-    SessionOption,
+    KIND,
     choice,
+    key_option,
+    operations_argument,
+    partition_option,
+    session_option,
     sessions,
     shown_names,
     topics,
 )
+from purgatory.cli.connection_options import READS, WAITS, WRITES, client_command
 from purgatory.cli.exit_codes import Exit
 from purgatory.cli.parsing import (
     ORDERS,
-    Timeout,
+    TIMEOUT,
+    MissingPackage,
     UsageError,
     checked_partition,
+    flag,
     is_reference,
-    kind_of,
     operation_reference,
     order_of,
-    seconds,
 )
+from purgatory.command_line import Whole
 
 T = TypeVar("T")
 
 SNAPSHOT_ROWS: Final = 20
 
 
+@client_command(READS)
+@flag("--partitions", "-p", help="List partitions instead of operations.")
+@click.option(
+    "--prefix", metavar="TEXT", shell_complete=topics, help="Only topics with this prefix (with --partitions)."
+)
+@KIND
+@partition_option(help="Only operations that wait on this partition.")
+@key_option("--key", help="Only operations that wait on this key.")
+@session_option(help="Only this session.")
+@click.option("--limit", type=Whole(min=1), default=1_000, help="Maximum number of entries.")
+@click.option(
+    "--sort",
+    type=order_of,
+    metavar="remaining|waited",
+    shell_complete=choice(ORDERS),
+    help="Sort all operations by remaining or waited time, most urgent first; lists at most 1,000.",
+)
+@flag("--reverse", help="Least urgent first (with --sort).")
+@click.option("--search", metavar="TEXT", help="Only names that contain this text, ignoring case (with --sort).")
+@WATCH
 async def ls(
     client: AsyncClient,
-    partitions: Annotated[bool, Option("--partitions", "-p", help="List partitions instead of operations.")] = False,
-    prefix: Annotated[
-        str, Option(metavar="TEXT", autocompletion=topics, help="Only topics with this prefix (with --partitions).")
-    ] = "",
-    kind: Kind = None,
-    partition: Annotated[str | None, PartitionOption(help="Only operations that wait on this partition.")] = None,
-    key: Annotated[str, KeyOption(help="Only operations that wait on this key.")] = "",
-    session: Annotated[str, SessionOption(help="Only this session.")] = "",
-    limit: Annotated[int, Option(min=1, help="Maximum number of entries.")] = 1_000,
-    sort: Annotated[
-        str | None,
-        Option(
-            metavar="remaining|waited",
-            autocompletion=choice(ORDERS),
-            help="Sort all operations by remaining or waited time, most urgent first; lists at most 1,000.",
-        ),
-    ] = None,
-    reverse: Annotated[bool, Option("--reverse", help="Least urgent first (with --sort).")] = False,
-    search: Annotated[
-        str, Option(metavar="TEXT", help="Only names that contain this text, ignoring case (with --sort).")
-    ] = "",
-    watch: Watch = None,
+    partitions: bool,
+    prefix: str | None,
+    kind: OperationKind | None,
+    partition: str | None,
+    key: str | None,
+    session: str | None,
+    limit: int,
+    sort: tuple[OperationOrder, OperationOrder] | None,
+    reverse: bool,
+    search: str | None,
+    watch: float | None,
 ) -> Exit:
-    on = None if partition is None else checked_partition(partition)
-    filters: Filters = {"session_id": session, "kind": kind_of(kind), "partition": on, "key": key}
+    filters: Filters = {"session_id": session or "", "kind": kind, "partition": partition, "key": key or ""}
     page = min(limit, 1_000)
-    order = None if sort is None else order_of(sort, reverse=reverse)
+    order = None if sort is None else sort[reverse]
     if order is None and (reverse or search):
         raise UsageError("--reverse and --search need --sort")
 
     async def show() -> None:
         listed = await over_shards(client)
         if order is not None:
-            ranked = await listed.ranked_operations(order, limit=page, search=search, **filters)
+            ranked = await listed.ranked_operations(order, limit=page, search=search or "", **filters)
             render.operations(ranked.operations)
             if ranked.matching > len(ranked.operations):
                 render.error_line(f"listed {len(ranked.operations):,} of {ranked.matching:,}; see --limit")
         elif partitions:
-            render.partitions(await _up_to(limit, listed.partitions(prefix, page)))
+            render.partitions(await _up_to(limit, listed.partitions(prefix or "", page)))
         else:
             render.operations(await _up_to(limit, listed.operations(page, **filters)))
 
     return await shown(watch, show)
 
 
-async def show(
-    client: AsyncClient,
-    what: Annotated[
-        str, Argument(metavar="PARTITION|SESSION/ID", autocompletion=shown_names, help="orders-3, or SESSION/17.")
-    ],
-) -> Exit:
+@client_command(READS)
+@click.argument("what", metavar="PARTITION|SESSION/ID", shell_complete=shown_names, help="orders-3, or SESSION/17.")
+async def show(client: AsyncClient, what: str) -> Exit:
     if is_reference(what):
         render.operation(await client.operation(*operation_reference(what)))
     else:
@@ -102,52 +109,59 @@ async def show(
     return Exit.OK
 
 
+@client_command(WRITES)
+@operations_argument(help="Operations to cancel.")
+@session_option(help="Cancel all operations of this session.")
+@partition_option(help="Cancel all operations that wait on this partition.")
+@key_option("--key", help="Cancel all operations that wait on this key.")
 async def cancel(
     client: AsyncClient,
-    operations: Annotated[list[str] | None, Operations(help="Operations to cancel.")] = None,
-    session: Annotated[str | None, SessionOption(help="Cancel all operations of this session.")] = None,
-    partition: Annotated[str | None, PartitionOption(help="Cancel all operations that wait on this partition.")] = None,
-    key: Annotated[str | None, KeyOption(help="Cancel all operations that wait on this key.")] = None,
+    operations: tuple[tuple[str, int], ...],
+    session: str | None,
+    partition: str | None,
+    key: str | None,
 ) -> Exit:
     if [bool(operations), session is not None, partition is not None, key is not None].count(True) != 1:
         raise UsageError("give exactly one of: operations (SESSION/ID), --session, --partition, --key")
     count = 0
-    for session_id, operation_id in [operation_reference(text) for text in operations or []]:
+    for session_id, operation_id in operations:
         count += await client.cancel([operation_id], session_id=session_id)
     if not operations:
-        on = None if partition is None else checked_partition(partition)
-        count = await client.cancel(session_id=session, partition=on, key=key)
+        count = await client.cancel(session_id=session, partition=partition, key=key)
     render.cancelled(count)
     return Exit.OK if count else Exit.NOT_FOUND
 
 
+@client_command(WRITES)
+@operations_argument(required=True, help="Operations, as shown by `purgatory ls`.")
+@TIMEOUT
 async def extend(
     client: AsyncClient,
-    operations: Annotated[list[str], Operations(help="Operations, as shown by `purgatory ls`.")],
-    timeout: Timeout = "30s",  # noqa: ASYNC109 - the operations' own
+    operations: tuple[tuple[str, int], ...],
+    timeout: float,  # noqa: ASYNC109 - the operations' own
 ) -> Exit:
-    references = [operation_reference(text) for text in operations]
     by_session: dict[str, list[int]] = {}
-    for session_id, operation_id in references:
+    for session_id, operation_id in operations:
         by_session.setdefault(session_id, []).append(operation_id)
     gone = {
         (session_id, operation_id)
         for session_id, ids in by_session.items()
-        for operation_id in await client.extend(ids, seconds(timeout), session_id=session_id)
+        for operation_id in await client.extend(ids, timeout, session_id=session_id)
     }
-    render.extended([(f"{session_id}/{number}", (session_id, number) not in gone) for session_id, number in references])
+    render.extended([(f"{session_id}/{number}", (session_id, number) not in gone) for session_id, number in operations])
     return Exit.NOT_FOUND if gone else Exit.OK
 
 
-async def close(
-    client: AsyncClient,
-    session: Annotated[str, Argument(metavar="SESSION", autocompletion=sessions, help="Session id.")],
-) -> Exit:
+@client_command(WRITES)
+@click.argument("session", metavar="SESSION", shell_complete=sessions, help="Session id.")
+async def close(client: AsyncClient, session: str) -> Exit:
     render.closed(await client.close_session(session))
     return Exit.OK
 
 
-async def status(client: AsyncClient, watch: Watch = None) -> Exit:
+@client_command(READS)
+@WATCH
+async def status(client: AsyncClient, watch: float | None) -> Exit:
     async def show() -> None:
         counted = await over_shards(client)
         statuses = await counted.statuses(remaining_time=True)
@@ -161,13 +175,14 @@ async def status(client: AsyncClient, watch: Watch = None) -> Exit:
     return await shown(watch, show)
 
 
+@client_command(READS, as_json=False)
 async def top(client: AsyncClient) -> Exit:
     if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout)):  # None: closed
         return await _snapshot(await over_shards(client))
     try:
         from purgatory.cli.top import Top  # noqa: PLC0415 - optional, and slow to import
     except ModuleNotFoundError as error:
-        raise missing("top", error, "top") from error
+        raise MissingPackage("top", error, "top") from error
     await Top(await over_shards(client)).run_async()
     return Exit.OK
 
@@ -186,18 +201,12 @@ async def _snapshot(client: AllShards) -> Exit:
     return Exit.OK
 
 
-def missing(command: str, error: ModuleNotFoundError, extra: str, otherwise: str = "") -> typer.Exit:
-    """Print which package a command needs; returns what ends the program."""
-    advice = f"install it with: pip install 'purgatory-waits[{extra}]'{otherwise}"
-    render.error_line(f"`purgatory {command}` needs {error.name}; {advice}")
-    return typer.Exit(Exit.ERROR)
-
-
+@client_command(WAITS, as_json=False)
 async def mcp(client: AsyncClient) -> Exit:
     try:
         from purgatory.cli.mcp_server import serve as serve_tools  # noqa: PLC0415 - optional, and slow to import
     except ModuleNotFoundError as error:
-        raise missing("mcp", error, "mcp") from error
+        raise MissingPackage("mcp", error, "mcp") from error
     await serve_tools(client)
     return Exit.OK
 

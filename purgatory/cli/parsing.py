@@ -6,8 +6,9 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from functools import partial
-from typing import Annotated, Final, TypeVar
+from typing import IO, Any, Final, TypeVar
 
+import click
 from purgatory_client.argument_checks import whole_number
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import format_partition, partition_name
@@ -15,7 +16,9 @@ from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.sources.log_positions import offset_of_lsn
 from purgatory_client.terms import Term, mark, signal
 from purgatory_client.views import OperationOrder
-from typer import Option
+
+from purgatory.cli import render
+from purgatory.cli.exit_codes import Exit
 
 T = TypeVar("T")
 
@@ -27,20 +30,28 @@ ORDERS: Final = {
     "remaining": (OperationOrder.LEAST_REMAINING, OperationOrder.MOST_REMAINING),
     "waited": (OperationOrder.LONGEST_WAITED, OperationOrder.SHORTEST_WAITED),
 }
+INTERVAL_S_MIN: Final = 0.1
 KINDS: Final = {kind.name.lower(): kind for kind in OperationKind}
 OUTCOMES: Final = {one.name.lower(): one for one in Outcome if one not in {Outcome.PENDING, Outcome.REFUSED}}
 
-Duration: Final = partial(Option, metavar="DURATION")
-Timeout = Annotated[
-    str, Duration("--timeout", "-t", help="How long to wait: 500ms, 30s, 1m 30s, 1h; 0: answer immediately.")
-]
-FailWhenStale = Annotated[
-    str | None, Duration("--fail-when-stale", help="Fail if a mark is stale or unreported for this long: 500ms, 5s.")
-]
 
-
-class UsageError(Exception):
+class UsageError(click.ClickException):
     """An invalid argument. The message names the expected form."""
+
+    exit_code = Exit.USAGE
+
+    def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 - as in click
+        render.error_line(self.message)
+
+
+class MissingPackage(UsageError):
+    """A command needs a package that is not installed."""
+
+    exit_code = Exit.ERROR
+
+    def __init__(self, command: str, error: ModuleNotFoundError, extra: str, otherwise: str = "") -> None:
+        advice = f"install it with: pip install 'purgatory-waits[{extra}]'{otherwise}"
+        super().__init__(f"`purgatory {command}` needs {error.name}; {advice}")
 
 
 def seconds(text: str) -> float:
@@ -55,8 +66,12 @@ def seconds(text: str) -> float:
     return value
 
 
-def optional_seconds(text: str | None) -> float | None:
-    return None if text is None else seconds(text)
+def interval(text: str) -> float:
+    """A duration of at least `INTERVAL_S_MIN`."""
+    given = seconds(text)
+    if given < INTERVAL_S_MIN:
+        raise UsageError(f"--watch {text} is too short; the minimum is {INTERVAL_S_MIN} s")
+    return given
 
 
 def moment_of(text: str, now: datetime, zone: tzinfo | None = None) -> datetime:
@@ -199,16 +214,26 @@ def _one_of(known: Mapping[str, T], what: str, name: str) -> T:
     return found
 
 
-def kind_of(name: str | None) -> OperationKind | None:
-    """The kind "delete_records" or "delete-records"; None if none is named."""
-    return None if name is None else _one_of(KINDS, "a kind", name)
+def kind_of(name: str) -> OperationKind:
+    """The kind "delete_records" or "delete-records"."""
+    return _one_of(KINDS, "a kind", name)
 
 
-def order_of(name: str, *, reverse: bool) -> OperationOrder:
-    """The order "remaining" (least first) or "waited" (longest first)."""
-    return _one_of(ORDERS, "an order", name)[reverse]
+def order_of(name: str) -> tuple[OperationOrder, OperationOrder]:
+    """The order "remaining" (least first) or "waited" (longest first), and its reverse."""
+    return _one_of(ORDERS, "an order", name)
 
 
 def outcome_of(name: str) -> Outcome:
     """The outcome of a wait: "expired", "shutting-down"."""
     return _one_of(OUTCOMES, "an outcome", name)
+
+
+DURATION: Final = partial(click.option, type=seconds, metavar="DURATION")
+TIMEOUT: Final = DURATION(
+    "--timeout", "-t", default="30s", help="How long to wait: 500ms, 30s, 1m 30s, 1h; 0: answer immediately."
+)
+FAIL_WHEN_STALE: Final = DURATION(
+    "--fail-when-stale", help="Fail if a mark is stale or unreported for this long: 500ms, 5s."
+)
+flag: Final = partial(click.option, is_flag=True)

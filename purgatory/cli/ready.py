@@ -3,20 +3,22 @@
 import contextlib
 import json
 import ssl
+import sys
 import time
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import urlencode
 
-import typer
-from typer import Argument, Option
+import click
 
 from purgatory.cli import render
 from purgatory.cli.completion import topics
-from purgatory.cli.connection_options import file_option
+from purgatory.cli.connection_options import JSON
 from purgatory.cli.exit_codes import Exit
-from purgatory.cli.parsing import Timeout, UsageError, seconds
+from purgatory.cli.parsing import TIMEOUT, UsageError
+from purgatory.command_line import Command
+from purgatory.connection_flags import CONNECTION
 
 if TYPE_CHECKING:  # slow to import, and only this command needs it
     from urllib.request import Request
@@ -32,23 +34,33 @@ NO_ANSWER: Final = 0
 AGAIN: Final = {NO_ANSWER, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS}
 
 
+@click.command(cls=Command)
+@click.argument("name", metavar="NAME", help="Name of the gate: the pod or service that waits.")
+@click.argument(
+    "marks",
+    nargs=-1,
+    required=True,
+    metavar="MARK...",
+    shell_complete=topics,
+    help="Marks without partition numbers: kafka/GROUP/TOPIC, pg/NAME/all.",
+)
+@TIMEOUT
+@click.option(
+    "--http",
+    metavar="URL",
+    envvar="PURGATORY_HTTP_URL",
+    show_envvar=True,
+    default=DEFAULT_HTTP,
+    help="The daemon's HTTP address, as a URL.",
+)
 def ready(
-    name: Annotated[str, Argument(metavar="NAME", help="Name of the gate: the pod or service that waits.")],
-    marks: Annotated[
-        list[str],
-        Argument(
-            metavar="MARK",
-            autocompletion=topics,
-            help="Marks without partition numbers: kafka/GROUP/TOPIC, pg/NAME/all.",
-        ),
-    ],
-    timeout: Timeout = "30s",
-    http: Annotated[
-        str, Option(metavar="URL", envvar="PURGATORY_HTTP_URL", help="The daemon's HTTP address, as a URL.")
-    ] = DEFAULT_HTTP,
-    token_file: Annotated[Path | None, file_option("token_file")] = None,
-    tls_ca: Annotated[Path | None, file_option("tls_ca")] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON instead of text.")] = False,
+    name: str,
+    marks: tuple[str, ...],
+    timeout: float,
+    http: str,
+    token_file: Path | None,
+    tls_ca: Path | None,
+    as_json: bool,
 ) -> NoReturn:
     """Once ready, the gate stays ready: a container that starts again and again does not wait for newer records. A
     daemon that cannot be reached is asked again until the timeout.
@@ -57,11 +69,13 @@ def ready(
     try:
         request = _request(http, {"name": name, "marks": ",".join(marks)}, token_file)
         trusted = ssl.create_default_context(cafile=tls_ca) if http.startswith("https:") else None
-        code = _wait(request, trusted, seconds(timeout))
-    except (UsageError, OSError) as error:
-        render.error_line(str(error))
-        code = Exit.USAGE
-    raise typer.Exit(code)
+        code = _wait(request, trusted, timeout)
+    except OSError as error:
+        raise UsageError(str(error)) from error
+    sys.exit(code)
+
+
+ready.params += [JSON, CONNECTION["token_file"], CONNECTION["tls_ca"]]
 
 
 def _request(http: str, parameters: dict[str, str], token_file: Path | None) -> "Request":

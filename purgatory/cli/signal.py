@@ -4,35 +4,36 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
+import click
 from purgatory_client.aio import AsyncClient
-from typer import Argument, Option
 
 from purgatory.cli import render
 from purgatory.cli.completion import keys
+from purgatory.cli.connection_options import WRITES, client_command
 from purgatory.cli.exit_codes import Exit
-from purgatory.cli.parsing import UsageError
+from purgatory.cli.parsing import UsageError, flag
+from purgatory.command_line import FILE, Whole
 
 VALUE_BYTES_MAX: Final = 4_096
 
 
+@client_command(WRITES)
+@click.argument("key", metavar="KEY", shell_complete=keys, help="Like job-17.")
+@click.option("--count", type=Whole(min=1), default=1, help="Number of signals.")
+@click.option("--value", metavar="TEXT", help="For the results of all waits on the key; at most 4,096 bytes.")
+@click.option("--value-file", metavar="FILE", type=FILE, help="Read the value from a file; -: from stdin.")
+@flag("--failed", help="Report a failure: waits on the key fail, with the value as the reason.")
+@flag("--heartbeat", help="Send a heartbeat, which does not count (see wait --heartbeat).")
 async def signal(
     client: AsyncClient,
-    key: Annotated[str, Argument(metavar="KEY", autocompletion=keys, help="Like job-17.")],
-    count: Annotated[int, Option(min=1, help="Number of signals.")] = 1,
-    value: Annotated[
-        str | None, Option(metavar="TEXT", help="For the results of all waits on the key; at most 4,096 bytes.")
-    ] = None,
-    value_file: Annotated[
-        str | None, Option("--value-file", metavar="FILE", help="Read the value from a file; -: from stdin.")
-    ] = None,
-    failed: Annotated[
-        bool, Option("--failed", help="Report a failure: waits on the key fail, with the value as the reason.")
-    ] = False,
-    heartbeat: Annotated[
-        bool, Option("--heartbeat", help="Send a heartbeat, which does not count (see wait --heartbeat).")
-    ] = False,
+    key: str,
+    count: int,
+    value: str | None,
+    value_file: Path | None,
+    failed: bool,
+    heartbeat: bool,
 ) -> Exit:
     if heartbeat and (value is not None or value_file is not None or failed or count != 1):
         raise UsageError("--heartbeat cannot be combined with --count, --value, --value-file or --failed")
@@ -43,11 +44,12 @@ async def signal(
     return Exit.OK
 
 
-def _content(path: str) -> bytes:
-    if path == "-" and sys.stdin is None:
+def _content(path: Path) -> bytes:
+    is_stdin = str(path) == "-"
+    if is_stdin and sys.stdin is None:
         raise UsageError("cannot read the value: stdin is closed")
     try:
-        with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
+        with contextlib.nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb") as file:
             content = file.read(VALUE_BYTES_MAX + 1)
     except OSError as error:
         raise UsageError(f"cannot read the value: {error}") from error

@@ -2,39 +2,40 @@
 
 import contextlib
 import sys
-from typing import Annotated
 
+import click
 from purgatory_client.aio import AsyncClient
-from purgatory_client.results import Outcome
+from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.views import EndedOperation
-from typer import Option
 
 from purgatory.cli import render
-from purgatory.cli.all_shards import Watch, over_shards, shown
-from purgatory.cli.completion import Kind, choice
+from purgatory.cli.all_shards import WATCH, over_shards, shown
+from purgatory.cli.completion import KIND, choice
+from purgatory.cli.connection_options import READS, client_command
 from purgatory.cli.exit_codes import Exit
-from purgatory.cli.parsing import OUTCOMES, kind_of, outcome_of
+from purgatory.cli.parsing import OUTCOMES, outcome_of
 from purgatory.cli.render import COLOURS, escape, outcome_text
+from purgatory.command_line import Whole
 
 
+@client_command(READS)
+@click.option(
+    "--outcome",
+    "-o",
+    "outcomes",
+    type=outcome_of,
+    metavar="OUTCOME",
+    multiple=True,
+    shell_complete=choice(OUTCOMES),
+    help=f"Only this outcome: {', '.join(OUTCOMES)}. May be repeated.",
+)
+@KIND
+@click.option("--count", "-n", type=Whole(min=1), help="Exit after this many results.")
 async def tail(
-    client: AsyncClient,
-    outcomes: Annotated[
-        list[str] | None,
-        Option(
-            "--outcome",
-            "-o",
-            metavar="OUTCOME",
-            autocompletion=choice(OUTCOMES),
-            help=f"Only this outcome: {', '.join(OUTCOMES)}. May be repeated.",
-        ),
-    ] = None,
-    kind: Kind = None,
-    count: Annotated[int | None, Option("--count", "-n", min=1, help="Exit after this many results.")] = None,
+    client: AsyncClient, outcomes: tuple[Outcome, ...], kind: OperationKind | None, count: int | None
 ) -> Exit:
     left = count
-    chosen = [outcome_of(name) for name in outcomes or ()], kind_of(kind)
-    async with contextlib.aclosing((await over_shards(client)).tail(*chosen)) as stream:
+    async with contextlib.aclosing((await over_shards(client)).tail(outcomes, kind)) as stream:
         async for ended in stream:
             operations = ended.operations[:left]
             if not render.print_as_json(operations):
@@ -49,11 +50,10 @@ async def tail(
     return Exit.OK
 
 
-async def hot(
-    client: AsyncClient,
-    limit: Annotated[int, Option("--limit", "-n", min=1, max=1_000, help="Number of names.")] = 20,
-    watch: Watch = None,
-) -> Exit:
+@client_command(READS)
+@click.option("--limit", "-n", type=Whole(1, 1_000), default=20, help="Number of names.")
+@WATCH
+async def hot(client: AsyncClient, limit: int, watch: float | None) -> Exit:
     async def show() -> None:
         names = await (await over_shards(client)).hot_names(limit)
         if not render.print_as_json(names):

@@ -12,8 +12,6 @@ import aiohttp
 import grpc
 import pytest
 
-from purgatory.extensions.installed import ALL
-from purgatory.run_daemon import main
 from purgatory.service.access.errors import AccessError
 from purgatory.service.access.roles import PERMISSION_DENIED
 from purgatory.service.access.tokens import HEAD, add_token, hash_of
@@ -23,6 +21,7 @@ from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.access.guarded import POLICY, Caller
 from tests.archive.archive_replay import rows_of
 from tests.journal.kit import copy_files
+from tests.kit.commands import serve_command
 from tests.kit.daemon import InProcessDaemon, RunDaemon, StartDaemon
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.messages import high_watermark, produce, register_request
@@ -228,7 +227,7 @@ async def test_secrets_are_nowhere_to_be_seen(
     metrics = await asyncio.to_thread(_read, f"http://{daemon.http_address}/metrics")
     assert 'purgatory_access_refusals_total{reason="unauthenticated"} 1.0' in metrics
     assert 'purgatory_access_refusals_total{reason="role"} 1.0' in metrics
-    assert main(ALL, [*flags, "--print-config"]) == 0
+    assert serve_command([*flags, "--print-config"]) == 0
     printed = capsys.readouterr().out
     assert daemon.stop() == 0
     lines = [json.loads(line) for line in daemon.log.splitlines()]

@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
-import typer.main
 from purgatory_client import AsyncClient, Client, batches
 from purgatory_client.sources.log_positions import offset_of_lsn
 from purgatory_connectors.cli import app as source_app
 from purgatory_pipeline.cli import app as pipeline_app
-from purgatory_pipeline.cli import settings_first
 
 from examples import long_poll
 from examples.free_ports import free_port
@@ -183,9 +181,8 @@ def programs(command: str) -> list[list[str]]:
 
 def check_arguments(words: list[str]) -> None:
     """Parse the arguments of one of our programs, without running it. Raises for unknown commands and options."""
-    command: Any = typer.main.get_command(APPS[words[0]])
-    given = settings_first(words[1:]) if words[0] == "purgatory-pipeline" else words[1:]
-    context = command.make_context(words[0], given)
+    command: Any = APPS[words[0]]
+    context = command.make_context(words[0], words[1:])
     while hasattr(command, "resolve_command"):
         name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
         context = command.make_context(name, rest, parent=context)

@@ -13,11 +13,11 @@ from purgatory_client import AsyncClient, errors
 from purgatory_client.unary import shards_of
 
 from examples.free_ports import free_ports
-from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.replicated_log.open_log import open_log
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.fleet.audit import check_files
 from tests.fleet.shard_daemons import client_of, first_answer, refusal_of, session_of
+from tests.kit.commands import fleet_command
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.fleet import Member
 

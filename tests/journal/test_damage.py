@@ -11,11 +11,11 @@ from purgatory.engine.batches import EventBatch
 from purgatory.journal import sql_schema as schema
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged, JournalLocked, JournalTooNew
-from purgatory.journal.maintenance import main
 from purgatory.journal.sql_schema import migrate
 from purgatory.service.listeners.durable_journal import DurableJournal
 from purgatory.service.recovery import OpenJournal
 from tests.journal.kit import JournaledHost, register
+from tests.kit.commands import journal_command
 from tests.kit.messages import mark_batch
 from tests.kit.served_host import apply_events
 
@@ -63,7 +63,7 @@ def alter(folder: Path, sql: str) -> None:
 async def test_an_intact_journal_is_restored(tmp_path: Path) -> None:
     """`check` finds no damage, and everything is restored."""
     await write(tmp_path / "data")
-    assert main(["check", str(tmp_path / "data")]) == 0
+    assert journal_command(["check", str(tmp_path / "data")]) == 0
     assert await read(tmp_path / "data") == (2 * (WAITS - 1), list(SESSIONS), 2)
 
 
@@ -86,9 +86,9 @@ async def test_a_changed_row_refuses_the_start(tmp_path: Path, capsys: pytest.Ca
     alter(folder, sql)
     with pytest.raises(JournalDamaged, match=r"purgatory journal check .* import"):
         await read(folder)
-    assert main(["check", str(folder)]) == 1
+    assert journal_command(["check", str(folder)]) == 1
     assert "damaged: " in capsys.readouterr().out
-    assert main(["export", str(folder), str(tmp_path / "file")]) == 2
+    assert journal_command(["export", str(folder), str(tmp_path / "file")]) == 2
 
 
 async def test_a_truncated_file_refuses_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,18 +99,18 @@ async def test_a_truncated_file_refuses_the_start(tmp_path: Path, capsys: pytest
     path.write_bytes(path.read_bytes()[: 5 * 4_096])
     with pytest.raises(JournalDamaged):
         await read(folder)
-    assert main(["check", str(folder)]) == 1
+    assert journal_command(["check", str(folder)]) == 1
     assert "damaged: journal.db" in capsys.readouterr().out
-    assert main(["import", str(tmp_path / "other"), str(path)]) == 2
+    assert journal_command(["import", str(tmp_path / "other"), str(path)]) == 2
     assert not (tmp_path / "other" / "journal.db").exists()
 
 
 async def test_a_journal_is_exported_and_imported(tmp_path: Path) -> None:
     """The imported journal is the same; an import needs an empty folder."""
     await write(tmp_path / "data")
-    assert main(["export", str(tmp_path / "data"), str(tmp_path / "file")]) == 0
-    assert main(["import", str(tmp_path / "other"), str(tmp_path / "file")]) == 0
-    assert main(["import", str(tmp_path / "data"), str(tmp_path / "file")]) == 2
+    assert journal_command(["export", str(tmp_path / "data"), str(tmp_path / "file")]) == 0
+    assert journal_command(["import", str(tmp_path / "other"), str(tmp_path / "file")]) == 0
+    assert journal_command(["import", str(tmp_path / "data"), str(tmp_path / "file")]) == 2
     assert await read(tmp_path / "other") == (2 * (WAITS - 1), list(SESSIONS), 2)
 
 

@@ -16,9 +16,9 @@ from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged
 from purgatory.journal.group import Group, Moment, SessionChanges, SessionState
-from purgatory.journal.maintenance import main
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.store import PAGE_BYTES, WAL_FRAME, WAL_HEADER, Store
+from tests.kit.commands import journal_command
 
 GROUPS: Final = 4
 LAST: Final = 99 + GROUPS
@@ -192,9 +192,9 @@ def test_check_reports_a_lost_tail_and_changes_nothing(
     flip(log_of(folder), place_of(killed.frames))
     files = log_of(folder).read_bytes(), (folder / "journal.db").read_bytes()
     for _ in range(2):
-        assert main(["check", str(folder)]) == 1
+        assert journal_command(["check", str(folder)]) == 1
         assert f"ends with group {LAST - 1} of {LAST}" in capsys.readouterr().out
-    assert main(["export", str(folder), str(tmp_path / "file")]) == 2
+    assert journal_command(["export", str(folder), str(tmp_path / "file")]) == 2
     assert files == (log_of(folder).read_bytes(), (folder / "journal.db").read_bytes())
 
 
@@ -242,7 +242,7 @@ def test_an_interrupted_change_of_the_journal_mode_is_not_damage(tmp_path: Path)
         store._database.execute("PRAGMA journal_mode = DELETE").fetchall()
         amid = spill(store, tmp_path, "UPDATE moment SET crc32 = 0")
         assert (amid / "journal.db-journal").stat().st_size
-        assert main(["check", str(copy(amid, tmp_path / "checked"))]) == 0
+        assert journal_command(["check", str(copy(amid, tmp_path / "checked"))]) == 0
         assert start(amid) == whole
 
 

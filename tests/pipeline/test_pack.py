@@ -15,7 +15,7 @@ LARGE = ("numpy", "pandas", "pyarrow", "vl-convert-python", "altair", "grpcio")
 def test_packages_follow_requirements() -> None:
     """It has all requirements of the extra, but none of Spark, the tests or the daemon."""
     names = pack.required_packages({"pyspark", "py4j"})
-    assert {"pyarrow", "pandas", "numpy", "python-dateutil", "typer", "altair"} <= set(names)
+    assert {"pyarrow", "pandas", "numpy", "python-dateutil", "click", "altair"} <= set(names)
     assert not {"pyspark", "py4j", "pytest", "ruff", "uvloop", "aiohttp", "purgatory"} & set(names)
 
 
@@ -40,8 +40,8 @@ def test_unpacked_anywhere_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture
         assert not [name for name in names if "__pycache__" in name or "/pyspark/" in name or name.startswith("/")]
         archive.extractall(tmp_path / "there", filter="fully_trusted")
     program = (
-        "import sys, purgatory, purgatory.engine, purgatory_pipeline.cli, typer;"
-        "files = [m.__file__ for m in (purgatory, purgatory_pipeline, typer)];"
+        "import sys, purgatory, purgatory.engine, purgatory_pipeline.cli, click;"
+        "files = [m.__file__ for m in (purgatory, purgatory_pipeline, click)];"
         "print(all(f.startswith(sys.prefix) for f in files), purgatory.engine.COMPILED, sys.prefix);"
         "import importlib.metadata; print(importlib.metadata.version('purgatory-waits') == purgatory.__version__)"
     )

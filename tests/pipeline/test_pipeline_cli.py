@@ -24,21 +24,6 @@ REPORT = ["report", "/nowhere", "--out", "nowhere-either"]
 
 
 @pytest.mark.parametrize(
-    ("given", "ordered"),
-    [
-        (["check", "x", "--master", "local[1]"], ["--master", "local[1]", "check", "x"]),
-        (["check", "--conf=spark.a=1", "x", "--conf", "b"], ["--conf=spark.a=1", "--conf", "b", "check", "x"]),
-        (["check", "--", "--master", "x"], ["check", "--", "--master", "x"]),
-        (["check", "x", "--master"], ["--master", "check", "x"]),
-        (["--help"], ["--help"]),
-    ],
-)  # fmt: skip
-def test_settings_may_stand_behind_the_command(given: list[str], ordered: list[str]) -> None:
-    """Spark's settings are moved to the front with their values, except behind `--`."""
-    assert cli.settings_first(given) == ordered
-
-
-@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["check", "/nowhere"], "there is no archive at /nowhere"),
@@ -46,6 +31,7 @@ def test_settings_may_stand_behind_the_command(given: list[str], ordered: list[s
             ["check", "/nowhere", "--conf", "memory=1g"],
             "--conf memory=1g: not a Spark setting; expected spark.NAME=VALUE",
         ),
+        (["--conf", "memory=1g", "check", "/nowhere"], "--conf memory=1g: not a Spark setting"),
         (["check", "/nowhere", "--conf", "spark.memory"], "--conf spark.memory: not a Spark setting"),
         (["check", "/nowhere", "--since", "yesterday"], "--since yesterday: not an instant; expected 2026-11-21 or"),
         ([*REPORT, "--window", "soon"], "--window soon: not a duration; expected 500ms, 10s, 5m, 1h or 1d"),

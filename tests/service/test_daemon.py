@@ -26,14 +26,15 @@ from purgatory.engine import COMPILED
 from purgatory.extension import StartupError
 from purgatory.extensions.archive.archive_listener import ArchiveListener
 from purgatory.extensions.archive.extension import ArchiveExtension
-from purgatory.extensions.installed import ALL, ALL_SETTINGS
+from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.store import Store
-from purgatory.run_daemon import Stopping, main
+from purgatory.run_daemon import Stopping
 from purgatory.service.setting_sources import load_settings
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc, result_pb2
+from tests.kit.commands import serve_command
 from tests.kit.daemon import (
     DaemonProcess,
     DaemonThread,
@@ -296,8 +297,7 @@ def test_settings_of_a_daemon(start_daemon: StartDaemon) -> None:
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     """Both are printed on stdout, and the exit code is 0."""
     for flag in ("--help", "--version"):
-        with pytest.raises(SystemExit, match=r"^0$"):
-            main(ALL, [flag])
+        assert serve_command([flag]) == 0
     printed, errors = capsys.readouterr()
     assert errors == ""
     assert "127.0.0.1:7440" in printed
@@ -307,7 +307,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_bad_setting_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     """The line names the setting, and no traceback is printed."""
-    assert main(ALL, ["--http-address", "nowhere"]) == 2
+    assert serve_command(["--http-address", "nowhere"]) == 2
     printed, errors = capsys.readouterr()
     assert printed == ""
     assert re.fullmatch(r"[^\n]*http[._]address: [^\n]+\n", errors), errors

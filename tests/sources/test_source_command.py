@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from purgatory_connectors.cli import app
-from typer.testing import CliRunner
 
 
 @pytest.mark.parametrize(

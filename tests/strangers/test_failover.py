@@ -20,9 +20,9 @@ import pytest
 from purgatory_client import Client, errors
 
 from examples.free_ports import free_port
-from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.replicated_log.leadership import EXIT_REPLACED
 from tests.docs.pages import texts
+from tests.kit.commands import fleet_command
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.fleet import Member
 from tests.kit.required import skip_unless_required

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from purgatory.cli.app import app
 from purgatory.extensions.installed import ALL_SETTINGS

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from purgatory_client import AsyncClient, Client
 from purgatory_client.errors import InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
 from purgatory_client.session.channel import ChannelSecurity, Token, open_channel
-from typer.testing import CliRunner
 
 from examples.secure_demo.authority import Authority
-from purgatory.cli.app import LOADERS, app
+from purgatory.cli.app import SUMMARIES, app, load
 from purgatory.service.access.tokens import HEAD, add_token
 from tests.kit.daemon import RunDaemon, ServeDaemon
 from tests.kit.eventually import eventually
@@ -172,7 +172,7 @@ def test_blocking_client_and_command_line(
 
 def test_every_command_that_calls_the_daemon_can_be_secured() -> None:
     """Every command that takes an address also takes the options for TLS and tokens."""
-    parameters = [{option.name for option in load().params} for load in LOADERS.values()]
+    parameters = [{option.name for option in load(name).params} for name in SUMMARIES]
     calling = [names for names in parameters if "address" in names]
     assert len(calling) >= 8
     assert all(names >= {"tls", "tls_ca", "tls_certificate", "tls_key", "token_file"} for names in calling)

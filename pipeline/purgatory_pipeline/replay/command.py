@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,29 +15,32 @@ if TYPE_CHECKING:
     from purgatory_pipeline.replay.replay_page import ReplayInfo
 
 
+@click.command()
+@click.argument("archive", metavar="ARCHIVE", help="Folder or URI of the archive.")
+@click.option("--out", metavar="DIR", required=True, help="Folder for tables and the page.")
+@click.option(
+    "--set",
+    "settings",
+    metavar="[TOPIC:|KIND:]NAME=VALUE",
+    multiple=True,
+    help="timeout_ms, min_bytes or min_in_sync_replicas; 800, *1.5, +200, -200. May be repeated.",
+)
+@click.option(
+    "--slow-replica", metavar="ID=+MSms", multiple=True, help="Delay the progress of a replica. May be repeated."
+)
+@click.option(
+    "--sweep", metavar="NAME=V1,V2,...", multiple=True, help="A policy for each of several values. May be repeated."
+)
+@click.option(
+    "--results", is_flag=True, help="Also write a row for each operation to DIR/results (replays a second time)."
+)
 def replay(
-    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="Folder or URI of the archive.")],
-    out: Annotated[str, typer.Option(metavar="DIR", help="Folder for tables and the page.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="[TOPIC:|KIND:]NAME=VALUE",
-            help="timeout_ms, min_bytes or min_in_sync_replicas; 800, *1.5, +200, -200. May be repeated.",
-        ),
-    ] = None,
-    slow_replica: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ID=+MSms", help="Delay the progress of a replica. May be repeated."),
-    ] = None,
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=V1,V2,...", help="A policy for each of several values. May be repeated."),
-    ] = None,
-    results: Annotated[
-        bool,
-        typer.Option("--results", help="Also write a row for each operation to DIR/results (replays a second time)."),
-    ] = False,
+    archive: str,
+    out: str,
+    settings: tuple[str, ...],
+    slow_replica: tuple[str, ...],
+    sweep: tuple[str, ...],
+    results: bool,
 ) -> None:
     """Replays a history through the same engine, first unchanged and then under other policies."""
     from purgatory_pipeline.archive.accounting import account
@@ -46,7 +49,7 @@ def replay(
     from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies
     from purgatory_pipeline.spark.spark_session import spark_session, unwrapped_errors
 
-    policies = [UNCHANGED, *parse_policies(settings or [], slow_replica or [], sweep or [])]
+    policies = [UNCHANGED, *parse_policies(settings, slow_replica, sweep)]
     found = find_archive(archive)
     place = open_output(out)
     spark = spark_session("replay", rows=found.all_rows)
@@ -68,15 +71,15 @@ def replay(
             rows.write.mode("overwrite").parquet(place.spark_path(f"{place.root}/results"))
     frames = frames_of(sums, policies)
     summary = ReplayAccount(sums, [run.facts for run in find_runs(found)], policies)
-    typer.echo(summary.sentence())
+    click.echo(summary.sentence())
     for line in [*summary.totals(), *summary.notes()]:
-        typer.echo(f"  {line}")
+        click.echo(f"  {line}")
     for line in outcome_lines(frames["outcomes"]):
-        typer.echo(line)
+        click.echo(line)
     write_frames(place, frames)
     info = _info(found, summary, out)
     page = write_by_path(place, "replay.html", lambda path: write_replay_page(frames, info, path))
-    typer.echo(f"tables and page in {out}; the page: {page}")
+    click.echo(f"tables and page in {out}; the page: {page}")
 
 
 def outcome_lines(outcomes: pd.DataFrame) -> list[str]:

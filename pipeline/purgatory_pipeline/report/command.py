@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
-import typer
+import click
+
+from purgatory.command_line import NUMBER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,29 +27,38 @@ WINDOWS_MIN: Final = 12
 """The default window length is chosen so that a history has at least this many windows."""
 
 
+@click.command()
+@click.argument("archive", metavar="ARCHIVE", help="Folder or URI of the archive.")
+@click.option("--out", metavar="DIR", required=True, help="Folder for tables, CSV files and the page.")
+@click.option("--since", metavar="INSTANT", help="Only rows at or after this instant (UTC).")
+@click.option("--until", metavar="INSTANT", help="Only rows before this instant (UTC).")
+@click.option("--topic", multiple=True, help="Only this topic (or key); may be repeated.")
+@click.option(
+    "--window",
+    metavar="SPAN",
+    help="Length of a time window, such as 10s, 5m or 1d (default: 1h; less for a short history).",
+)
+@click.option(
+    "--slow-share",
+    metavar="SHARE",
+    type=float,
+    default=0.01,
+    help="Share of produces, the slowest, that are examined one by one.",
+)
+@click.option("--slow-over", metavar="SPAN", help="Examine produces that waited longer than this (500ms) instead.")
+@click.option("--timeout", metavar="SPAN", multiple=True, help="A timeout to evaluate, such as 800ms; may be repeated.")
+@click.option("--top", type=NUMBER, default=20, help="Number of hot keys to list for each kind.")
 def report(
-    archive: Annotated[str, typer.Argument(metavar="ARCHIVE", help="Folder or URI of the archive.")],
-    out: Annotated[str, typer.Option(metavar="DIR", help="Folder for tables, CSV files and the page.")],
-    since: Annotated[str, typer.Option(metavar="INSTANT", help="Only rows at or after this instant (UTC).")] = "",
-    until: Annotated[str, typer.Option(metavar="INSTANT", help="Only rows before this instant (UTC).")] = "",
-    topic: Annotated[list[str] | None, typer.Option(help="Only this topic (or key); may be repeated.")] = None,
-    window: Annotated[
-        str,
-        typer.Option(
-            metavar="SPAN",
-            help="Length of a time window, such as 10s, 5m or 1d (default: 1h; less for a short history).",
-        ),
-    ] = "",
-    slow_share: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of produces, the slowest, that are examined one by one.")
-    ] = 0.01,
-    slow_over: Annotated[
-        str, typer.Option(metavar="SPAN", help="Examine produces that waited longer than this (500ms) instead.")
-    ] = "",
-    timeout: Annotated[
-        list[str] | None, typer.Option(metavar="SPAN", help="A timeout to evaluate, such as 800ms; may be repeated.")
-    ] = None,
-    top: Annotated[int, typer.Option(metavar="N", help="Number of hot keys to list for each kind.")] = 20,
+    archive: str,
+    out: str,
+    since: str | None,
+    until: str | None,
+    topic: tuple[str, ...],
+    window: str | None,
+    slow_share: float,
+    slow_over: str | None,
+    timeout: tuple[str, ...],
+    top: int,
 ) -> None:
     """Reports on a purgatory: rates, waits, backlog, hot keys, stragglers, advice on timeouts, anomalies."""
     import pyarrow as pa
@@ -66,7 +77,7 @@ def report(
         slow_share=slow_share,
         slow_over_ms=parse_span_ms("--slow-over", slow_over) if slow_over else None,
         top=top,
-        timeouts_ms=tuple(parse_span_ms("--timeout", text) for text in timeout or []),
+        timeouts_ms=tuple(parse_span_ms("--timeout", text) for text in timeout),
     )
     found = find_archive(archive)
     if not window:
@@ -74,10 +85,10 @@ def report(
     place = open_output(out)
     ThreadPoolExecutor(1).submit(_prepare_page)  # while Java starts
     spark = spark_session("report", rows=found.all_rows)
-    intake = account(spark, found, since=start, until=end, topics=topic)
+    intake = account(spark, found, since=start, until=end, topics=topic or None)
     intake.print()
     found = replace(found, doubled=intake.doubled)
-    read = partial(found.read, spark, since=start, until=end, topics=topic)
+    read = partial(found.read, spark, since=start, until=end, topics=topic or None)
     registrations, outcomes, events = (read(table) for table in ("registrations", "outcomes", "events"))
     with unwrapped_errors():
         made = make_report(registrations, outcomes, events, options, is_matched=intake.is_matched)
@@ -85,9 +96,9 @@ def report(
         written = write_tables(made.computed, known, place)
         made.release()
     for line in advised(written["advice"][0]):
-        typer.echo(line)
+        click.echo(line)
     page = _write_page(found, intake.notes(), made, options, written, place)
-    typer.echo(f"tables in {out}/tables and {out}/csv; the page: {page}")
+    click.echo(f"tables in {out}/tables and {out}/csv; the page: {page}")
 
 
 def advised(advice: pd.DataFrame) -> list[str]:

@@ -1,25 +1,24 @@
 """`purgatory fleet`: create, inspect and leave a fleet of daemons with one replicated log."""
 
-import argparse
 import asyncio
 import contextlib
 import json
-import os
 import sqlite3
 import ssl
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.request import Request, urlopen
 
-from purgatory_client.aio import DEFAULT_ADDRESS, AsyncClient
-from purgatory_client.argument_checks import whole_number
+import click
+from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import InvalidRequest, PurgatoryClientError, Unavailable
 from purgatory_client.unary import shards_of
 
+from purgatory.command_line import FILE, Command, ExitCodes, Whole
+from purgatory.connection_flags import CONNECTION, FILES
 from purgatory.extensions.fleet.fleet_view import LEADING, describe
 from purgatory.extensions.fleet.settings import SHARDS_MAX
 from purgatory.journal.directory import locked
@@ -39,119 +38,53 @@ READ_S: Final = 1.0
 PATIENCE_S: Final = 15.0
 RETRY_S: Final = 0.5
 ANSWER_S: Final = 5.0
-FILES: Final = {
-    "tls_ca": "certificate authorities to trust (PEM file)",
-    "tls_certificate": "client certificate (PEM file)",
-    "tls_key": "private key of the client certificate (PEM file)",
-    "token_file": "file with the bearer token",
-}
-
-COMMANDS: Final = {
-    "init": "Create the log, or check one that exists. With --from, a journal becomes its beginning.",
-    "status": "Show what each daemon does: who leads, and how far the others are.",
-    "handover": "Let the standby lead. The leader exits, and its supervisor starts it again as a standby.",
-    "verify": "Read the whole log, and report lost entries; exit code 1 if there are any.",
-    "leave": "Turn the copy of a stopped daemon into a plain journal.",
-}
+LOG: Final = click.argument("uri", metavar="LOG", help="kafka://HOST:PORT/TOPIC or postgresql://HOST:PORT/DATABASE.")
 
 
-def main(arguments: Sequence[str] | None = None, program: str = "purgatory fleet") -> int:
-    given = fleet_parser(program).parse_args(arguments)
-    try:
-        if given.command == "leave":
-            return _leave(given.folder)
-        if given.command == "status":
-            return _show_status(given)
-        if given.command == "handover":
-            return asyncio.run(_hand_over(given))
-        log = open_log(given.log, getattr(given, "shard", 0))
-        with contextlib.closing(log):
-            return _init(log, given.source, given.shards) if given.command == "init" else _verify(log)
-    except (FleetLogError, JournalError, PurgatoryClientError, OSError, sqlite3.Error) as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return EXIT_FAILED
+@click.group(
+    cls=ExitCodes,
+    errors=(FleetLogError, JournalError, PurgatoryClientError, OSError, sqlite3.Error),
+    failed=EXIT_FAILED,
+)
+def fleet() -> None: ...
 
 
-def fleet_parser(program: str = "purgatory fleet") -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(program, description=__doc__)
-    subparsers = parser.add_subparsers(dest="command", required=True)
-    of = {name: subparsers.add_parser(name, help=text, description=text) for name, text in COMMANDS.items()}
-    for name in ("init", "verify"):
-        of[name].add_argument("log", metavar="LOG", help="kafka://HOST:PORT/TOPIC or postgresql://HOST:PORT/DATABASE")
-    of["init"].add_argument("--shards", metavar="N", type=_number, default=1, help="number of shards (default: 1)")
-    of["verify"].add_argument("--shard", metavar="N", type=_number, default=0, help="which shard (default: 0)")
-    of["init"].add_argument("--from", dest="source", metavar="DIR", type=Path, help="of a stopped daemon")
-    of["leave"].add_argument("folder", metavar="DIR", type=Path, help="the daemon's data folder")
-    with_tls = "HTTP address of a daemon; with TLS: https://HOST:PORT"
-    of["status"].add_argument("addresses", metavar="HOST:PORT", nargs="+", help=with_tls)
-    of["handover"].add_argument(
-        "--address", "-a", metavar="HOST:PORT", default=os.environ.get("PURGATORY_ADDRESS", DEFAULT_ADDRESS),
-        help="the leader's gRPC address, or those of all daemons: a:7440,b:7440",
-    )  # fmt: skip
-    of["handover"].add_argument(
-        "--tls", action="store_true", help="use TLS and trust the public certificate authorities"
-    )
-    of["handover"].add_argument(
-        "--balance", action="store_true", help="in each shard, let the daemon lead that its target names first"
-    )
-    for name in ("status", "handover"):
-        for file, text in FILES.items():
-            default, flag = os.environ.get(f"PURGATORY_{file.upper()}"), f"--{file.replace('_', '-')}"
-            of[name].add_argument(flag, metavar="FILE", type=Path, default=default, help=text)
-    return parser
+@fleet.command()
+@LOG
+@click.option("--shards", type=Whole(0, SHARDS_MAX), default=1, help="Number of shards.")
+@click.option("--from", "source", metavar="DIR", type=FILE, help="The data folder of a stopped daemon.")
+def init(uri: str, shards: int, source: Path | None) -> int:
+    """Create the log, or check one that exists. With --from, a journal becomes its beginning."""
+    with contextlib.closing(open_log(uri, 0)) as log:
+        return _init(log, source, shards)
 
 
-def _number(text: str) -> int:
-    number = whole_number(text)
-    if number is None or number > SHARDS_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {SHARDS_MAX}")
-    return number
+@fleet.command(cls=Command, params=[*FILES.values()])
+@click.argument(
+    "addresses",
+    metavar="HOST:PORT...",
+    nargs=-1,
+    required=True,
+    help="HTTP address of a daemon; with TLS: https://HOST:PORT.",
+)
+def status(
+    addresses: tuple[str, ...],
+    tls_ca: Path | None,
+    tls_certificate: Path | None,
+    tls_key: Path | None,
+    token_file: Path | None,
+) -> int:
+    """Show what each daemon does: who leads, and how far the others are.
 
-
-async def _hand_over(given: argparse.Namespace) -> int:
-    """Raises `PurgatoryClientError`."""
-    async with _client(given, given.address) as client:
-        if given.balance:
-            return max([await _balance(given, n, one.address) for n, one in enumerate(await shards_of(client))])
-        await client.hand_over()
-    print("handing over: the leader ends, and a standby claims")
-    return 0
-
-
-async def _balance(given: argparse.Namespace, shard: int, target: str) -> int:
-    """Let the leader of a shard hand over if it is not the first daemon of the target."""
-    first, *others = target.split(",")
-    try:
-        async with _client(given, first) as client:
-            await shards_of(client)  # answered by standbys too
-    except Unavailable as error:
-        print(f"shard {shard}: {first} cannot lead: {error}")
-        return EXIT_WRONG
-    for other in others:
-        # A standby refuses; one that is down does not lead.
-        with contextlib.suppress(InvalidRequest, Unavailable):
-            async with _client(given, other) as client:
-                await client.hand_over()
-            print(f"shard {shard}: {other} hands over")
-    return 0
-
-
-def _client(given: argparse.Namespace, address: str) -> AsyncClient:
-    files = {name: getattr(given, name) for name in FILES if name != "token_file"}
-    return AsyncClient(address, name="cli", tls=given.tls, token=given.token_file, **files)
-
-
-def _show_status(given: argparse.Namespace) -> int:
-    """Print a line for each daemon. Return the exit code: whether exactly one leads, and all follow one log. Raises
-    OSError for a file that cannot be read.
+    Exit code 0 if exactly one leads, and all follow one log.
     """
-    trusted = ssl.create_default_context(cafile=given.tls_ca)
-    if given.tls_certificate is not None:
-        trusted.load_cert_chain(given.tls_certificate, given.tls_key)
-    token = given.token_file and given.token_file.read_text("utf-8").strip()
+    trusted = ssl.create_default_context(cafile=tls_ca)
+    if tls_certificate is not None:
+        trusted.load_cert_chain(tls_certificate, tls_key)
+    token = token_file and token_file.read_text("utf-8").strip()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     leaders, logs = 0, set[str]()
-    for address in given.addresses:
+    for address in addresses:
         url = address if address.startswith("https://") else f"http://{address.removeprefix('http://')}"
         request = Request(f"{url.rstrip('/')}/fleet", headers=headers)  # noqa: S310 - as above
         try:
@@ -166,6 +99,67 @@ def _show_status(given: argparse.Namespace) -> int:
     if len(logs) > 1:
         print(f"these daemons follow different logs: {', '.join(sorted(logs))}")
     return 0 if leaders == 1 and len(logs) == 1 else EXIT_WRONG
+
+
+@fleet.command(cls=Command, params=[*CONNECTION.values()])
+@click.option("--balance", is_flag=True, help="In each shard, let the daemon lead that its target names first.")
+def handover(address: str, balance: bool, token_file: Path | None, **tls: Any) -> int:  # noqa: ANN401 - as the client's
+    """Let the standby lead. The leader exits, and its supervisor starts it again as a standby."""
+
+    def client_of(daemon: str) -> AsyncClient:
+        return AsyncClient(daemon, name="cli", token=token_file, **tls)
+
+    return asyncio.run(_hand_over(client_of, address, balance=balance))
+
+
+@fleet.command()
+@LOG
+@click.option("--shard", type=Whole(0, SHARDS_MAX), default=0, help="Which shard.")
+def verify(uri: str, shard: int) -> int:
+    """Read the whole log, and report lost entries; exit code 1 if there are any."""
+    with contextlib.closing(open_log(uri, shard)) as log:
+        return _verify(log)
+
+
+@fleet.command()
+@click.argument("folder", metavar="DIR", type=FILE, help="The daemon's data folder.")
+def leave(folder: Path) -> int:
+    """Turn the copy of a stopped daemon into a plain journal."""
+    with locked(folder) as directory:
+        if not is_copy(folder):
+            raise JournalError(f"{folder} is not a copy of a fleet's log")
+        forget_place(directory.database)
+        (folder / MARK).unlink()
+    print(f"{folder} is now a plain journal. Do not serve from another copy as well: both would answer")
+    return 0
+
+
+async def _hand_over(client_of: Callable[[str], AsyncClient], address: str, *, balance: bool) -> int:
+    async with client_of(address) as client:
+        if balance:
+            targets = [one.address for one in await shards_of(client)]
+            return max([await _balance(client_of, shard, target) for shard, target in enumerate(targets)])
+        await client.hand_over()
+    print("handing over: the leader ends, and a standby claims")
+    return 0
+
+
+async def _balance(client_of: Callable[[str], AsyncClient], shard: int, target: str) -> int:
+    """Let the leader of a shard hand over if it is not the first daemon of the target."""
+    first, *others = target.split(",")
+    try:
+        async with client_of(first) as client:
+            await shards_of(client)  # answered by standbys too
+    except Unavailable as error:
+        print(f"shard {shard}: {first} cannot lead: {error}")
+        return EXIT_WRONG
+    for other in others:
+        # A standby refuses; one that is down does not lead.
+        with contextlib.suppress(InvalidRequest, Unavailable):
+            async with client_of(other) as client:
+                await client.hand_over()
+            print(f"shard {shard}: {other} hands over")
+    return 0
 
 
 def _init(log: ReplicatedLog, source: Path | None, shards: int) -> int:
@@ -187,16 +181,6 @@ def _init(log: ReplicatedLog, source: Path | None, shards: int) -> int:
             raise damaged(source, found[0])
         store_snapshot(directory.database, log, LogPlace().at(reign.state))
     print(f"the log is ready, and begins with the journal in {source}. Start the daemons with empty folders")
-    return 0
-
-
-def _leave(folder: Path) -> int:
-    with locked(folder) as directory:
-        if not is_copy(folder):
-            raise JournalError(f"{folder} is not a copy of a fleet's log")
-        forget_place(directory.database)
-        (folder / MARK).unlink()
-    print(f"{folder} is now a plain journal. Do not serve from another copy as well: both would answer")
     return 0
 
 

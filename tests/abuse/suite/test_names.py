@@ -3,7 +3,7 @@
 import json
 
 import grpc
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from purgatory.cli.app import app
 from purgatory.v1 import purgatory_service_pb2_grpc

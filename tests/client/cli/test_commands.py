@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from click.testing import CliRunner
 from purgatory_client import AsyncClient, Client, batches
 from purgatory_client.sources.source_link import EndsWanted, SourceLink, SourceState
-from typer.testing import CliRunner
 
 from purgatory.cli.app import app
 from purgatory.cli.exit_codes import Exit
@@ -268,7 +268,7 @@ async def test_caught_up_with_empty_topics(start_daemon: StartDaemon, run: Run) 
         (["tail", "--count", "1_0"], "'1_0' is not a number"),
         (["load", "--rate", "1_0"], "'1_0' is not a number"),
         (["advance", "orders-3", "--in-sync-replicas", "1,1_0"], "not a list of replica ids"),
-        (["fleet", "init", "postgresql://host/db", "--shards", "1_0"], "'1_0' is not a whole number from 0 to 64"),
+        (["fleet", "init", "postgresql://host/db", "--shards", "1_0"], "'1_0' is not a number"),
         (["--nonsense"], "nonsense"),
         (["nonsense"], "nonsense"),
     ],

@@ -111,9 +111,9 @@ def require_shell(shell: str) -> None:
 
 
 IN_BASH = """
-    eval "$(_PURGATORY_COMPLETE=source_bash purgatory)"
+    eval "$(_PURGATORY_COMPLETE=bash_source purgatory)"
     offer() {
-        COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+        COMPREPLY=() COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
         _purgatory_completion purgatory
         printf '%s\\n' "${COMPREPLY[@]}"
     }
@@ -122,14 +122,15 @@ IN_BASH = """
 """
 IN_ZSH = """
     compdef() { true; }
-    _arguments() { print -r -- "$1" | grep -o '"[a-z-]*":' | tr -d '":'; }
-    eval "$(_PURGATORY_COMPLETE=source_zsh purgatory)"
+    compadd() { print -rl -- $completions; }
+    _describe() { print -rl -- ${completions_with_descriptions%%:*}; }
+    eval "$(_PURGATORY_COMPLETE=zsh_source purgatory)"
     offer() { words=("$@"); CURRENT=$#; _purgatory_completion; }
     offer purgatory st
     offer purgatory ls --pa
 """
 IN_FISH = """
-    _PURGATORY_COMPLETE=source_fish purgatory | source
+    _PURGATORY_COMPLETE=fish_source purgatory | source
     complete -C "purgatory st" | cut -f 1
     complete -C "purgatory ls --pa" | cut -f 1
 """

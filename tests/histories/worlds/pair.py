@@ -20,7 +20,6 @@ from typing import Final
 
 from examples.kafka_cluster import KafkaCluster
 from examples.local_postgres import LocalPostgres
-from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.journal.crash_points import FLEET_POINTS
 from purgatory.replicated_log.leadership import EXIT_REPLACED
 from purgatory.replicated_log.open_log import open_log
@@ -28,6 +27,7 @@ from tests.fleet.audit import check_files
 from tests.fleet.host_run import HostRun
 from tests.histories.judge import Broken, Judge
 from tests.histories.wire_load import WireLoad
+from tests.kit.commands import fleet_command
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.faults import NotPossibleHere, WallClock, build_library, stopped
 from tests.kit.fleet import Links, Member

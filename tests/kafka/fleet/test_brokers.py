@@ -12,11 +12,11 @@ import pytest
 from confluent_kafka import ElectionType, KafkaException, TopicPartition
 
 from examples.kafka_cluster import KafkaCluster
-from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.replicated_log.leadership import EXIT_REPLACED
 from tests.histories.judge import Broken
 from tests.histories.worlds.pair import PairWorld
 from tests.kafka.clients import ClusterClients
+from tests.kit.commands import fleet_command
 from tests.kit.fleet import Member
 
 pytestmark = pytest.mark.slow

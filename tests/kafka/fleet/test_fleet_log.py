@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from examples.kafka_cluster import KafkaCluster
-from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.replicated_log import kafka_log
 from purgatory.replicated_log.entry import Entry, Kind
 from purgatory.replicated_log.errors import CutOff, LogLost, LogRefused, LogUnavailable
@@ -21,6 +20,7 @@ from purgatory.replicated_log.standby import Standby
 from tests.fleet.duel import catch_up, duel
 from tests.fleet.log_contract import PATIENT_S, LogContract, OpenShard, new_writer, patient
 from tests.kafka.clients import ClusterClients
+from tests.kit.commands import fleet_command
 from tests.kit.eventually import wait_until
 
 pytestmark = pytest.mark.slow

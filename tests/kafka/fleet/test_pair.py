@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from examples.kafka_cluster import KafkaCluster
-from purgatory.extensions.fleet.commands import main as fleet_command
 from tests.histories.worlds.pair import ENDS, PairWorld
+from tests.kit.commands import fleet_command
 
 pytestmark = pytest.mark.slow
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]
 
-from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.replicated_log.errors import FleetLogError, LogTrimmed
 from purgatory.replicated_log.open_log import open_log
 from tests.kafka.fleet.filling import CALM, SNAPSHOTS, until_trimmed
 from tests.kafka.test_source_rights import PASSWORD_VARIABLE, PASSWORDS, GuardedBroker, guarded_cluster
+from tests.kit.commands import fleet_command
 from tests.kit.daemon import run_to_end
 from tests.kit.eventually import wait_until
 from tests.kit.fleet import Fleet

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import pytest
 
 from examples.local_postgres import LocalPostgres
-from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import DATABASE, Directory
 from purgatory.journal.group import Group, Moment
@@ -23,6 +22,7 @@ from purgatory.replicated_log.snapshots import store_and_trim
 from purgatory.replicated_log.standby import Standby
 from purgatory.v1 import fleet_log_pb2 as pb
 from tests.fleet.audit import rows_of_file
+from tests.kit.commands import fleet_command
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.fleet import Member
 from tests.postgres.conftest import new_log

@@ -13,7 +13,6 @@ from purgatory_client import AsyncClient
 from examples.local_postgres import LocalPostgres, LocalServer
 from examples.secure_demo.authority import Authority
 from purgatory.extensions.fleet import commands
-from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.replicated_log.entry import Kind
 from purgatory.replicated_log.errors import CutOff, LogUnavailable
 from purgatory.replicated_log.leadership import EXIT_REPLACED
@@ -22,6 +21,7 @@ from purgatory.replicated_log.open_log import open_log
 from purgatory.replicated_log.reign import Reign
 from tests.fleet.duel import catch_up
 from tests.histories.worlds.pair import PairWorld
+from tests.kit.commands import fleet_command
 from tests.kit.daemon import run_to_end
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.fleet import Fleet, Member

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from purgatory.extensions.fleet.commands import main as fleet_command
 from tests.deploy.test_monitoring import FLEET, answer_of, prometheus, queries, until_firing
+from tests.kit.commands import fleet_command
 from tests.kit.eventually import wait_until
 from tests.kit.fleet import Fleet
 

@@ -20,7 +20,6 @@ from purgatory_client import AsyncClient, Outcome, errors
 from examples.local_postgres import LocalPostgres
 from examples.secure_demo.authority import Authority
 from purgatory.extension import StartupError
-from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.journal.errors import JournalError
 from purgatory.replicated_log.errors import LogTrimmed
 from purgatory.replicated_log.leadership import EXIT_REPLACED
@@ -30,6 +29,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.fleet.shard_daemons import stand_by
 from tests.histories.worlds.pair import ENDS, PairWorld
+from tests.kit.commands import fleet_command
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
 from tests.kit.fleet import Fleet, Member

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from examples.local_postgres import LocalPostgres
-from purgatory.extensions.fleet.commands import main as fleet_command
 from tests.fleet.host_run import HostRun
+from tests.kit.commands import fleet_command
 from tests.postgres.conftest import new_log
 
 pytestmark = pytest.mark.slow

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from purgatory_client import AsyncClient, Outcome, errors
 
-from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.journal.directory import DATABASE
 from purgatory.replicated_log.entry import TABLES
 from purgatory.replicated_log.leadership import EXIT_REPLACED
 from purgatory.replicated_log.open_log import open_log
 from tests.fleet.audit import check_files
+from tests.kit.commands import fleet_command
 from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
 from tests.kit.fleet import Fleet, Member
 

@@ -10,7 +10,6 @@ import psycopg
 import pytest
 
 from examples.local_postgres import LocalPostgres
-from purgatory.extensions.fleet.commands import main as fleet_command
 from purgatory.journal import store as stores
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
@@ -22,6 +21,7 @@ from purgatory.replicated_log.replicated_log import ReplicatedLog
 from purgatory.replicated_log.snapshots import store_and_trim
 from purgatory.replicated_log.standby import Standby, Stopped
 from tests.fleet.audit import rows_of_file
+from tests.kit.commands import fleet_command
 from tests.kit.eventually import wait_until
 from tests.postgres.conftest import new_log
 

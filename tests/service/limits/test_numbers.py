@@ -22,7 +22,6 @@ from purgatory.engine.codes import HIGH_WATERMARK, KEY_SIGNALLED, LAST_STABLE_OF
 from purgatory.engine.kinds.operation_columns import OPERATION_COLUMNS
 from purgatory.engine.marks.event_columns import EVENT_COLUMNS
 from purgatory.extensions.archive import schema
-from purgatory.journal.maintenance import main as check_journal
 from purgatory.service.access.tokens import add_token
 from purgatory.service.rpc.handlers import SERVICE
 from purgatory.service.translate.events import ROW_ONLY_TYPES
@@ -32,6 +31,7 @@ from tests.abuse.requests.random_messages import INTEGER_RANGES, in_real_oneof
 from tests.access.guarded import Caller
 from tests.access.test_access_daemon import access_flags
 from tests.archive.archive_replay import rows_of
+from tests.kit.commands import journal_command as check_journal
 from tests.kit.daemon import DaemonThread
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.messages import advance_request, high_watermark, produce, register_batch, signal
