@@ -110,7 +110,8 @@ def flag_command(known: type[Settings], run: Callable[[Values, bool], T]) -> cli
 def _flag(name: str, field: FieldInfo, heading: str = "Options") -> click.Option:
     """The flag of one setting. Values stay text here; the settings check and convert them."""
     default = "none" if field.default in {None, ()} else json.dumps(field.default).strip('"')
-    text = f"{field.description} (default: {default}; environment: {environment_name(name)})"
+    # The name of the variable is last: with a bracket behind it, the longest one would be broken in two lines.
+    text = f"{field.description} (default: {default}) Environment: {environment_name(name)}"
     flag, short, details = flag_name(name), setting_extra(field)["short_flag"], dict[str, Any]()
     if field.annotation is bool:
         flag = f"{flag}/{flag.replace('--', '--no-', 1)}"
