@@ -127,13 +127,13 @@ crash: $(STAMPS)/dev $(STAMPS)/engine ## Kill a real daemon under load 200 times
 	@$(BIN)/python -m tests.histories.worlds.crash $(ARGS)
 
 stream-histories: $(STAMPS)/pipeline $(STAMPS)/engine ## Compare shards with the engine on random histories (ARGS="--count 200 --steps 10000")
-	@$(BIN)/python -m tests.pipeline stream-histories --processes $(JOBS) $(ARGS)
+	@$(BIN)/python -m tests.histories.worlds.spark stream-histories --processes $(JOBS) $(ARGS)
 
 stream-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a Spark stream repeatedly: no outcome lost or duplicated (ARGS="--count 20 --executors")
-	@$(BIN)/python -m tests.pipeline stream-kills $(ARGS)
+	@$(BIN)/python -m tests.histories.worlds.spark stream-kills $(ARGS)
 
 result-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a query that reads results repeatedly: each is written once (ARGS="--count 10")
-	@$(BIN)/python -m tests.pipeline result-kills $(ARGS)
+	@$(BIN)/python -m tests.histories.worlds.spark result-kills $(ARGS)
 
 abuse: $(STAMPS)/dev $(STAMPS)/engine ## Attacks, floods, fuzzed requests and churn at a real daemon (ARGS="--only flood", or --minutes 120 --requests 1000000 --seed 7)
 	@$(BIN)/python -m tests.abuse $(ARGS)

@@ -22,8 +22,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from purgatory.testing import RunningDaemon, daemon_in_process
 from purgatory.v1 import result_pb2
+from tests.histories.worlds.spark import written_ids
 from tests.kit.daemon import StartDaemon
-from tests.pipeline.datasource.result_kills import written_ids
 
 WAIT_S = 180
 

@@ -20,8 +20,8 @@ from purgatory.engine.codes import (
     PRODUCE,
     SIGNAL,
 )
+from tests.histories.worlds.spark import driven
 from tests.pipeline.stream.simulated_history import Row, outcomes_of
-from tests.pipeline.stream.stream_histories import driven
 
 
 def produce(at_ms: int, operation_id: int, offset: int, **more: Any) -> Row:  # noqa: ANN401 - values of any column

@@ -1,0 +1,318 @@
+"""Streams and queries of Spark that are killed, and random histories of calls as rows through shards.
+
+    make stream-kills ARGS="--count 20 --executors"
+    make result-kills ARGS="--count 10"
+    make stream-histories ARGS="--count 200 --steps 10000"
+
+Each prints what it found and exits with 1 if an outcome was lost, wrong or duplicated. `job ADDRESS FOLDER` is the
+query that is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pyarrow.parquet as pq
+from purgatory_client import Client
+from purgatory_client.batches import produce
+from purgatory_pipeline.datasource import PurgatoryDataSource
+from purgatory_pipeline.spark.spark_session import spark_session
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tests.kit.daemon import DaemonProcess
+from tests.pipeline.conftest import worker_environment
+from tests.pipeline.standalone_cluster import StandaloneCluster
+from tests.pipeline.stream.shard_drive import Drive
+from tests.pipeline.stream.simulated_history import SimulatedHistory
+from tests.pipeline.stream.stream_folders import StreamFolders
+
+Main = Callable[[list[str]], int]
+SLICES_PER_KILL: Final = 3
+STREAM_LIFE_S: Final = (4.0, 14.0)
+"""Time between two kills: from before the first micro-batch to several batches later."""
+QUERY_LIFE_S: Final = (3.0, 10.0)
+END_S: Final = 600
+SESSION: Final = "nightly"
+PER_KILL: Final = 400
+
+
+def differences(found: Iterable[object], expected: Iterable[object]) -> list[str]:
+    """What was found more or less often than expected."""
+    surplus = Counter(map(repr, found))
+    surplus.subtract(map(repr, expected))
+    return sorted(f"{count:+d} {what}" for what, count in surplus.items() if count)
+
+
+class SparkProgram:
+    """Runs in a process group of its own, so that the JVM and Python workers are killed with it."""
+
+    def __init__(self, log: Path, command: Sequence[str], **environment: str) -> None:
+        self._log: Final = log
+        with log.open("ab") as stream:
+            self.process: Final = subprocess.Popen(
+                [sys.executable, "-m", *command], stdout=stream, stderr=stream, start_new_session=True,
+                env={**os.environ, **worker_environment(), **environment},
+            )  # fmt: skip
+
+    def check(self) -> None:
+        """Assert that it is still running."""
+        assert self.process.poll() is None, self._log.read_text()[-2_000:]
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        """Wait until `reached()`; fail if the program ends first or END_S seconds pass."""
+        deadline_s = time.monotonic() + END_S
+        while not reached():
+            self.check()
+            assert time.monotonic() < deadline_s, self._log.read_text()[-2_000:]
+            time.sleep(0.005)
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class StreamWorld:
+    """The command `stream`, on a history that arrives in slices, SLICES_PER_KILL of them before each kill."""
+
+    def __init__(self, folder: Path, kills: int, seed: int, more: Sequence[str]) -> None:
+        self.history: Final = SimulatedHistory.of_seed(seed, 1_000 + 500 * kills)
+        self._random: Final = random.Random(seed)
+        self._folders: Final = StreamFolders(folder)
+        self._log: Final = folder / "log"
+        self._parts: Final = self._folders.slices(self.history.rows, SLICES_PER_KILL * (kills + 1))
+        self._words: Final = [
+            "stream", "--registrations", str(self._folders.registrations), "--events", str(self._folders.events),
+            "--results", str(self._folders.results), "--shards", "2", "--delay", "100ms", "--files-per-batch", "1",
+        ]  # fmt: skip
+        """The command without settings of Spark."""
+        self._settings: Final = [
+            "--conf", "spark.driver.memory=1g", "--conf", "spark.driver.bindAddress=127.0.0.1",
+            "--conf", "spark.ui.enabled=false", *more,
+        ]  # fmt: skip
+
+    def start(self, *more: str) -> SparkProgram:
+        return SparkProgram(self._log, ["purgatory_pipeline.cli", *self._words, *more, *self._settings])
+
+    def kill_driver(self, kills: int) -> None:
+        """Kill the whole stream repeatedly."""
+        for _ in range(kills):
+            program = self.start()
+            self._feed(program)
+            program.kill()
+
+    def kill_executors(self, kills: int, cluster: Path) -> None:
+        """Kill one of two executors repeatedly."""
+        program = self.start()
+        for _ in range(kills):
+            self._feed(program)
+            while not (running := executor_processes(cluster.resolve())):
+                time.sleep(0.2)  # the last one has just been killed
+            os.kill(self._random.choice(running), signal.SIGKILL)
+        program.kill()
+
+    def _feed(self, program: SparkProgram) -> None:
+        """Add rows, then wait for a random time."""
+        for _ in range(SLICES_PER_KILL):
+            self._folders.write(self._parts.pop(0))
+        time.sleep(self._random.uniform(*STREAM_LIFE_S))  # a random moment is the point of the test
+        program.check()
+
+    def finish(self, main: Main | None = None) -> list[str]:
+        """Process the remaining rows. Returns the outcomes that were lost, wrong or duplicated.
+
+        `main` runs the command for the last time, in this process; by default it has one of its own, as before.
+        """
+        for part in self._parts:
+            self._folders.write(part)
+        self._folders.write([{"at_ms": self.history.end_ms + 100}])
+        code = main([*self._words, "--once"]) if main else self.start("--once").process.wait(END_S)
+        assert code == 0, self._log.read_text()[-2_000:]
+        return differences(self._folders.outcomes(), self.history.outcomes)
+
+
+def executor_processes(folder: Path) -> list[int]:
+    """Process ids of the executors of the cluster in `folder`, recognised by their working directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            is_executor = b"CoarseGrainedExecutorBackend" in (process / "cmdline").read_bytes()
+            if is_executor and folder in (process / "cwd").resolve().parents:
+                found.append(int(process.name))
+    return sorted(found)
+
+
+class ResultsWorld:
+    """A query that reads the results of a session and writes them to files, 50 at a time."""
+
+    def __init__(self, folder: Path, client: Client, seed: int, per_kill: int = PER_KILL) -> None:
+        self._folder: Final = folder
+        self._client: Final = client
+        self._random: Final = random.Random(seed)
+        self._per_kill: Final = per_kill
+        self.added = 0
+
+    def kill(self, kills: int) -> None:
+        """Kill the query while results arrive, alternately between read and commit and at a random moment."""
+        for number in range(kills):
+            self.add()
+            before = newest(self._folder, "commits")
+            program = self.start()
+            if number % 2 == 0:
+                program.until(partial(is_in_a_batch, self._folder, before))
+            else:
+                time.sleep(self._random.uniform(*QUERY_LIFE_S))  # a random moment is the point of the test
+            program.check()
+            program.kill()
+
+    def add(self) -> None:
+        """Add results, whose ids follow those of earlier ones."""
+        self._client.advance(("t", 0), high_watermark=1_000_000)
+        batch = produce([("t", 0)], offsets=list(range(self._per_kill)))
+        self._client.register(SESSION, self.added + 1, batch)
+        self.added += self._per_kill
+
+    def start(self) -> SparkProgram:
+        settings = "--driver-memory 1g --master local[2] --conf spark.ui.enabled=false pyspark-shell"
+        command = ["tests.histories.worlds.spark", "job", self._client.address, str(self._folder)]
+        return SparkProgram(self._folder / "log", command, PYSPARK_SUBMIT_ARGS=settings)
+
+    def is_read(self) -> bool:
+        """Whether everything has been read and acknowledged."""
+        return not self._client.status().unacknowledged_results
+
+    def wrong(self) -> list[str]:
+        """Results that were not written once."""
+        return differences(written_ids(self._folder), range(1, self.added + 1))
+
+
+def start_query(spark: SparkSession, address: str, folder: Path) -> StreamingQuery:
+    spark.dataSource.register(PurgatoryDataSource)
+    reader = spark.readStream.format("purgatory").option("address", address).option("session", SESSION)
+    writer = reader.option("maxRows", 50).load().coalesce(1).writeStream.format("parquet")
+    return writer.option("path", str(folder / "out")).option("checkpointLocation", str(folder / "checkpoint")).start()
+
+
+def written_ids(folder: Path) -> list[int]:
+    """Ids of all results that Spark's file sink has committed."""
+    manifests = sorted((folder / "out" / "_spark_metadata").glob("[0-9]*"))
+    names = {line.split('"path":"')[1].split('"')[0] for one in manifests for line in one.read_text().splitlines()[1:]}
+    tables = [pq.ParquetFile(name.removeprefix("file://")).read() for name in names]
+    return sorted(id_ for table in tables for id_ in table.column("operation_id").to_pylist())
+
+
+def newest(folder: Path, log: str) -> int:
+    """The last micro-batch in a log of the checkpoint: `offsets` (started) or `commits` (committed). -1 if empty."""
+    return max((int(path.name) for path in (folder / "checkpoint" / log).glob("[0-9]*")), default=-1)
+
+
+def is_in_a_batch(folder: Path, before: int) -> bool:
+    """Whether a micro-batch after `before` is committed and the next one has started but is not committed."""
+    committed = newest(folder, "commits")
+    return before < committed < newest(folder, "offsets")
+
+
+class DrivenHistory(NamedTuple):
+    """A history, run once through the engine call by call and once as rows through shards."""
+
+    seed: int
+    rows: int
+    outcomes: int
+    differing: list[str]
+    how: str
+
+
+def driven(seed: int, step_count: int) -> DrivenHistory:
+    """Run the history of a seed, cut into batches at random (reproducible by seed)."""
+    history = SimulatedHistory.of_seed(seed, step_count)
+    rng = random.Random(seed)
+    shards, delay_ms, strays = rng.choice((1, 2, 4, 16)), rng.choice((0, 1, 50, 3_000)), rng.random() < 0.5
+    drive = Drive(history, rng, shards=shards, delay_ms=delay_ms, strays=strays)
+    how = f"seed {seed}, {shards} shards, a delay of {delay_ms} ms" + (", and stray rows" if strays else "")
+    assert drive.late == drive.strays_late, f"{how}: {drive.late} rows late, {drive.strays_late} sent so"
+    bad = history.refused_events + drive.strays_malformed
+    assert drive.malformed == bad, f"{how}: {drive.malformed} rows set aside, {bad} were bad"
+    assert not any(shard.pending for shard in drive.shards), f"{how}: operations are still pending"
+    differing = differences(drive.outcomes(), history.outcomes)
+    return DrivenHistory(seed, len(history.rows), len(history.outcomes), differing, how)
+
+
+def stream_histories(given: argparse.Namespace) -> tuple[str, list[str]]:
+    wrong: list[str] = []
+    rows = outcomes = 0
+    with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
+        seeds = range(given.seed, given.seed + given.count)
+        for history in pool.imap(partial(driven, step_count=given.steps), seeds):
+            rows, outcomes = rows + history.rows, outcomes + history.outcomes
+            wrong += [f"{history.how}: {one}" for one in history.differing]
+    return f"{given.count} histories of {given.steps:,} steps: {outcomes:,} outcomes of {rows:,} rows", wrong
+
+
+def stream_kills(given: argparse.Namespace, folder: Path) -> tuple[str, list[str]]:
+    if given.executors:
+        with StandaloneCluster(folder / "cluster") as cluster:
+            inherited = [f"spark.executorEnv.{name}={value}" for name, value in worker_environment().items()]
+            settings = [word for setting in (*inherited, "spark.executor.memory=768m") for word in ("--conf", setting)]
+            more = ["--master", cluster.url, *settings]
+            world = StreamWorld(folder / "stream", given.count, given.seed, more)
+            world.kill_executors(given.count, cluster.folder)
+            wrong = world.finish()
+    else:
+        world = StreamWorld(folder, given.count, given.seed, ["--master", "local[2]"])
+        world.kill_driver(given.count)
+        wrong = world.finish()
+    return f"{given.count} kills, {len(world.history.outcomes):,} operations", wrong
+
+
+def result_kills(given: argparse.Namespace, folder: Path) -> tuple[str, list[str]]:
+    with DaemonProcess(folder / "daemon") as daemon, Client(daemon.address) as client:
+        world = ResultsWorld(folder, client, given.seed)
+        world.kill(given.count)
+        world.add()
+        program = world.start()
+        program.until(world.is_read)
+        program.kill()
+    return f"{given.count} kills, {world.added:,} results", world.wrong()
+
+
+def main() -> int:
+    """Run one check."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("check", choices=("stream-kills", "result-kills", "stream-histories"))
+    parser.add_argument("--count", type=int, default=20, help="kills, or histories")
+    parser.add_argument("--seed", type=int, default=1, help="of the first history, or of the kills")
+    parser.add_argument("--steps", type=int, default=10_000, help="steps of a history")
+    parser.add_argument("--processes", type=int, default=1, help="histories that run at the same time")
+    parser.add_argument("--executors", action="store_true", help="kill executors of a cluster, not the whole stream")
+    given = parser.parse_args()
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=f"{given.check}-") as name:
+        if given.check == "stream-histories":
+            figures, wrong = stream_histories(given)
+        else:
+            check = stream_kills if given.check == "stream-kills" else result_kills
+            figures, wrong = check(given, Path(name))
+    print(f"{figures} in {time.monotonic() - began_s:.0f} s: {len(wrong)} lost, wrong or duplicated")
+    print(*wrong[:20], sep="\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "job":
+        start_query(spark_session("results"), sys.argv[2], Path(sys.argv[3])).awaitTermination()
+    else:
+        sys.exit(main())
