@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 
 from tests.histories.history import WORLDS, Report, run_history, world_of
+from tests.histories.planted import find_all
 from tests.histories.tables import FAULTS, Seen
 
 COMPLAINTS_PRINTED_MAX = 10
@@ -52,7 +53,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         epilog=f"worlds:\n{worlds}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--world", choices=WORLDS, required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--world", choices=WORLDS)
+    what.add_argument("--planted", action="store_true", help="plant one fault after another in a copy, and find it")
     parser.add_argument("--faults", help="comma-separated rows of the table of faults (default: all of the world)")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1_000_000), help="first seed (default: random)")
     parser.add_argument("--seconds", type=float, help="begin no history after this time (default: 60, without --count)")
@@ -70,6 +73,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the histories. The last line is the trace: one hex word, a hash over the traces of all histories."""
     given = parse(arguments)
+    if given.planted:
+        return min(1, find_all(given.seconds))
     world = world_of(given.world)
     faults = frozenset(world.FAULTS if given.faults is None else given.faults.split(","))
     print(f"world {given.world}, seed {given.seed}", flush=True)

@@ -1,0 +1,133 @@
+"""Planted faults: `python -m tests.histories --planted` applies one at a time to a copy, and prints when it was found.
+
+The engine of the copy is not compiled. A fault that is not found in the time is a gap in what histories draw or judge.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
+COPIED: Final = ("purgatory", "client/purgatory_client", "examples", "tests")
+IGNORED: Final = shutil.ignore_patterns("*.so", "__pycache__", "node_modules")
+PENDING: Final = "purgatory/engine/waiting/pending.py"
+
+
+class Planted(NamedTuple):
+    """A text of a file that is replaced, and the world in which that must be found."""
+
+    world: str
+    path: str
+    right: str
+    wrong: str
+
+
+PLANTED: Final = {
+    "satisfied one mark early": Planted(
+        "engine",
+        "purgatory/engine/waiting/watches.py",
+        "self._thresholds, threshold)",
+        "self._thresholds, threshold - 1)",
+    ),
+    "expires a tick early": Planted(
+        "engine",
+        "purgatory/engine/waiting/wheel.py",
+        "(deadline_ms + tick_ms - 1) // tick_ms",
+        "deadline_ms // tick_ms",
+    ),
+    "a cancel is ignored": Planted(
+        "engine",
+        "purgatory/engine/performer.py",
+        "receipt.were_pending.append(self.end(owner, operation_id, CANCELLED, now_ms))",
+        "receipt.were_pending.append(self._inspection.find(owner, operation_id) >= 0)",
+    ),
+    "a result is recorded twice": Planted(
+        "engine",
+        PENDING,
+        "        self.operations.release(slot)\n        # With the slot",
+        "        if outcome == EXPIRED and item_count == 0:\n            completions.add_operation("
+        "self.operations.operation_id[slot], kind, outcome, waited_ms, lateness_ms, 0)\n"
+        "        self.operations.release(slot)\n        # With the slot",
+    ),
+    "an extension shortens": Planted(
+        "engine", PENDING, "if deadline_ms <= self.deadline_ms(slot):", "if deadline_ms == self.deadline_ms(slot):"
+    ),
+    "composites miss a failed key": Planted(
+        "engine",
+        "purgatory/engine/waiting/wakeups.py",
+        "        self._composites.fail_key(key, now_ms)\n",
+        "",
+    ),
+    "a stale timeout is inherited": Planted(
+        "engine", PENDING, "            self.stale_timeouts.pop(int(slot), None)", "            pass"
+    ),
+    "the archive forgets extensions": Planted(
+        "archive",
+        "purgatory/extensions/archive/archive_listener.py",
+        "if extended := list(compress(ids, receipt.were_pending)):",
+        "if extended := []:",
+    ),
+    "a client does not send its waits again": Planted(
+        "day",
+        "client/purgatory_client/session/session_core.py",
+        "self._plan = deque(self._table.chunks_above(highest, self._chunk_max))",
+        "self._plan.clear()",
+    ),
+    "results written to a lost stream are lost": Planted(
+        "day",
+        "purgatory/service/sessions/outbox.py",
+        "        self._unwritten.extendleft(reversed(self._written))\n",
+        "",
+    ),
+    "any number follows in a log": Planted(
+        "fleet",
+        "purgatory/replicated_log/reign.py",
+        "(entry.epoch, entry.writer, entry.number) == (now.epoch, now.writer, now.number + 1)",
+        "(entry.epoch, entry.writer) == (now.epoch, now.writer)",
+    ),
+    "a second claim counts": Planted(
+        "fleet",
+        "purgatory/replicated_log/reign.py",
+        "return entry.epoch == now.epoch + 1",
+        "return now.epoch <= entry.epoch <= now.epoch + 1",
+    ),
+}
+
+
+def copy_with(planted: Planted, target: Path) -> None:
+    """Copy the tree without compiled modules, and plant the fault."""
+    for folder in COPIED:
+        shutil.copytree(ROOT / folder, target / folder, ignore=IGNORED)
+    path = target / planted.path
+    text = path.read_text("utf-8")
+    assert text.count(planted.right) == 1, f"{planted.path} no longer has this once: {planted.right}"
+    path.write_text(text.replace(planted.right, planted.wrong), "utf-8")
+
+
+def seconds_until_found(planted: Planted, seconds: float) -> float | None:
+    """Run the world in a copy; returns the time until a history failed, or None."""
+    with tempfile.TemporaryDirectory() as name:
+        copy_with(planted, Path(name))
+        command = [sys.executable, "-m", "tests.histories", "--world", planted.world, "--seed", "1"]
+        command += ["--seconds", str(seconds)]
+        environment = os.environ | {"PYTHONPATH": f"{name}{os.pathsep}{name}/client", "GRPC_VERBOSITY": "NONE"}
+        began_s = time.monotonic()
+        run = subprocess.run(command, cwd=name, env=environment, capture_output=True, text=True, check=False)
+        assert run.returncode == 0 or " FAILED " in run.stdout, run.stdout + run.stderr
+        return time.monotonic() - began_s if run.returncode else None
+
+
+def find_all(seconds: float) -> int:
+    """Look for each fault for so long. Returns how many were not found."""
+    missed = 0
+    for name, planted in PLANTED.items():
+        found_s = seconds_until_found(planted, seconds)
+        missed += found_s is None
+        when = f"not found in {seconds:.0f} s" if found_s is None else f"found after {found_s:.1f} s"
+        print(f"{planted.world:<8} {name}: {when}", flush=True)
+    return missed
