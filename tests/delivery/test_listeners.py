@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,13 +30,12 @@ from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.kit.daemon import RunDaemon
 from tests.kit.eventually import eventually
-from tests.kit.served_host import RecordingListener
+from tests.kit.served_host import HOOKS, RecordingListener, with_faults
 
 POLICY: Final = (
     '[[grant]]\nto = ["ann", "bob"]\nroles = ["wait", "advance", "observe", "admin"]\ntopics = ["*"]\nkeys = ["*"]\n'
 )
 WAITS: Final = 40
-HOOKS: Final = [name for name in vars(Listener) if not name.startswith("_") and name != "hook_failed"]
 ANSWERING: Final = ("reason_to_refuse", "metrics", "held_bytes")
 """Hooks that return something; all others return nothing."""
 
@@ -45,20 +43,6 @@ ANSWERING: Final = ("reason_to_refuse", "metrics", "held_bytes")
 def test_every_hook_reaches_all_listeners() -> None:
     """A hook that `Listeners` does not override would reach none of them."""
     assert [hook for hook in HOOKS if hook not in vars(Listeners)] == []
-
-
-def with_faults(listener: Listener) -> Listener:
-    """A listener of the same name that does what this one does, and raises then, in each of its hooks."""
-
-    def faulty(hook: str) -> Callable[..., None]:
-        def raises(_self: Listener, *event: object) -> None:
-            getattr(listener, hook)(*event)
-            raise RuntimeError(f"a fault in {hook}")
-
-        return raises
-
-    made: Listener = type(type(listener).__name__, (Listener,), {hook: faulty(hook) for hook in HOOKS})()
-    return made
 
 
 @pytest.mark.parametrize("hook", HOOKS)

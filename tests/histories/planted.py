@@ -84,6 +84,20 @@ PLANTED: Final = {
         "        self._unwritten.extendleft(reversed(self._written))\n",
         "",
     ),
+    "a result with more items than a message stops its session": Planted(
+        "day",
+        "purgatory/service/sessions/outbox.py",
+        "count_within(room, items_max) or (0 if taken else 1)",
+        "count_within(room, items_max)",
+    ),
+    "a listener that raises stops the delivery": Planted(
+        "day",
+        "purgatory/service/listeners/listener.py",
+        "            except Exception as error:  # noqa: BLE001 - logged and counted\n"
+        "                self.failed(type(listener).__name__, hook.__name__, error)\n"
+        "                listener.hook_failed(error)",
+        "            except KeyError as error:\n                listener.hook_failed(error)",
+    ),
     "any number follows in a log": Planted(
         "fleet",
         "purgatory/replicated_log/reign.py",

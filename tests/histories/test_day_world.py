@@ -14,8 +14,10 @@ from tests.histories.day.plan import Plan, PlannedWait
 from tests.histories.history import History
 from tests.histories.worlds import day
 
-SEEDS = (20, 69, 511)
-"""Together these seeds have every kind of operation, fault and restart, every limit, both event loops and a drain."""
+SEEDS = (20, 69, 511, 17)
+"""Together these seeds have every kind of operation, fault and restart, every limit, both event loops and a drain. The
+last one has small internal sizes and a listener that raises.
+"""
 
 
 @pytest.mark.slow  # a day takes about a second

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import grpc
 import pytest
@@ -72,6 +72,24 @@ class RecordingListener(Listener):
 
     def reaper_failed(self) -> None:
         self.reaper_failures += 1
+
+
+HOOKS: Final = [name for name in vars(Listener) if not name.startswith("_") and name != "hook_failed"]
+"""The names of all hooks of a listener."""
+
+
+def with_faults(listener: Listener) -> Listener:
+    """A listener of the same name that does what this one does, and raises then, in each of its hooks."""
+
+    def faulty(hook: str) -> Callable[..., None]:
+        def raises(_self: Listener, *event: object) -> None:
+            getattr(listener, hook)(*event)
+            raise RuntimeError(f"a fault in {hook}")
+
+        return raises
+
+    made: Listener = type(type(listener).__name__, (Listener,), {hook: faulty(hook) for hook in HOOKS})()
+    return made
 
 
 class DaemonChannel:

@@ -145,6 +145,10 @@ class Plan:
     unacknowledged_results_max: int = 1_000_000
     operations_per_batch_max: int = 100_000
     give_up_after: float | None = None
+    faulty_listener: bool = False
+    """Whether the daemon has a listener that raises in each of its hooks."""
+    internal_size: int = 0
+    """The value of all internal sizes of daemon and clients; 0: their own."""
     steps: list[list[Step]] = field(default_factory=list)
     pushes: list[list[Push]] = field(default_factory=list)
     faults: list[PlannedFault] = field(default_factory=list)
@@ -185,6 +189,8 @@ class Drawing:
         plan.unacknowledged_results_max = rng.choice((1_000_000, 1_000_000, 1_000_000, 30))
         plan.operations_per_batch_max = rng.choice((100_000, 100_000, 7))
         plan.give_up_after = rng.choice((None, None, None, 0.25))
+        plan.faulty_listener = plan.seed % 7 == 3
+        plan.internal_size = (0, 0, 2, 8, 0)[plan.seed % 5]
         kinds = rng.sample(codes.KINDS, rng.randint(1, 4))
         volatile = rng.random() < 0.6
         plan.steps = [self._client_steps(kinds, volatile) for _ in range(plan.clients)]

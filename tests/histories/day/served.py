@@ -9,11 +9,12 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
+from purgatory.service.listeners.listener import Listener
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from tests.histories.day.engine_tap import EngineTap
 from tests.histories.day.plan import Plan
 from tests.kit.proxy import NOBODY
-from tests.kit.served_host import RecordingListener, start_server
+from tests.kit.served_host import RecordingListener, start_server, with_faults
 
 DRAIN_S: Final = 10.0
 
@@ -66,7 +67,8 @@ class Served:
                 finished_ttl_ms=plan.finished_ttl_ms,
             ),
         )
-        self._host = Host(cast(Engine, tap), self.clock, settings, self.listener)
+        faulty = [with_faults(Listener())] if plan.faulty_listener else []
+        self._host = Host(cast(Engine, tap), self.clock, settings, *faulty, self.listener)
         tap.session_of = self._host.sessions.of_owner
         self.taps.append(tap)
         self._server, port = await start_server(self._host, [("grpc.so_reuseport", 0)])

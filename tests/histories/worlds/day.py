@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from typing import Any, Final
 
 import uvloop
@@ -25,12 +25,12 @@ from tests.histories.day.model import run_of
 from tests.histories.day.plan import Batch, Plan, PlannedWait, draw_plan, waking_events
 from tests.histories.day.served import Served
 from tests.histories.history import History
-from tests.histories.tables import Seen, features_of
+from tests.histories.tables import Seen, all_sizes, features_of
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.proxy import FaultyProxy
 
 PATHS = ("client", "columns", "unary")
-FAULTS = ("none", "cut", "kill")
+FAULTS = ("none", "cut", "kill", "listener")
 POLL_S = 0.01
 WAKE_AGAIN_S = 0.2
 SETTLED_MS = 50
@@ -41,17 +41,19 @@ OF_AN_EARLIER_LOOP: Final = "RuntimeError: Event loop is closed"
 """gRPC has one queue for all loops of a process. It logs this error for a call that an earlier day in this process
 left unanswered on another type of loop.
 """
+FAULTY_LISTENER: Final = "Listener failed in "
 
 
 class LogWatch(logging.Handler):
-    """Turns every logged error into a complaint: no internal error may occur."""
+    """Turns every logged error into a complaint: no internal error may occur, except in a listener that raises."""
 
-    def __init__(self, complaints: list[str]) -> None:
+    def __init__(self, complaints: list[str], *, faulty_listener: bool) -> None:
         super().__init__(logging.ERROR)
         self._complaints = complaints
+        self._expected: Final = FAULTY_LISTENER if faulty_listener else OF_AN_EARLIER_LOOP
 
     def emit(self, record: logging.LogRecord) -> None:
-        if OF_AN_EARLIER_LOOP in self.format(record):
+        if OF_AN_EARLIER_LOOP in self.format(record) or self._expected in self.format(record):
             return
         self._complaints.append(f"logged by {record.name}: {self.format(record)}")
 
@@ -70,7 +72,7 @@ class SimulatedDay:
     async def run(self, history: History) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_loop_exception)
-        watch = LogWatch(self.ledger.complaints)
+        watch = LogWatch(self.ledger.complaints, faulty_listener=self.plan.faulty_listener)
         logging.getLogger().addHandler(watch)
         try:
             async with AsyncExitStack() as stack:
@@ -273,6 +275,7 @@ class SimulatedDay:
 def note_pairs(plan: Plan, seen: Seen) -> None:
     """The pairs of a day: each wait meets its path, and the faults of the day."""
     faults = ["cut"] * bool(plan.faults) + ["kill"] * any(not one.graceful for one in plan.restarts)
+    faults += ["listener"] * plan.faulty_listener
     for what in (step.what for steps in plan.steps for step in steps):
         if isinstance(what, Batch):
             for operation in what.operations:
@@ -292,9 +295,11 @@ def run(history: History) -> None:
         plan.faults = []
     if "kill" not in history.faults:
         plan.restarts = []
+    plan.faulty_listener &= "listener" in history.faults
     note_pairs(plan, history.seen)
     factory = uvloop.new_event_loop if plan.uvloop else None
-    with asyncio.Runner(loop_factory=factory) as runner:
+    small = all_sizes(plan.internal_size) if plan.internal_size else nullcontext()
+    with small, asyncio.Runner(loop_factory=factory) as runner:
         runner.run(SimulatedDay(plan).run(history))
     if history.judge.complaints:
         history.judge.complaints.insert(0, plan.describe())
