@@ -30,9 +30,9 @@ class Planted(NamedTuple):
 PLANTED: Final = {
     "satisfied one mark early": Planted(
         "engine",
-        "purgatory/engine/waiting/watches.py",
-        "append(self._thresholds, threshold)\n            self._refs",
-        "append(self._thresholds, threshold - 1)\n            self._refs",
+        "purgatory/engine/kinds/produce.py",
+        "partition.high_watermark < required:",
+        "partition.high_watermark < required - 1:",
     ),
     "expires a tick early": Planted(
         "engine",

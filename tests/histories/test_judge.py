@@ -6,6 +6,7 @@ import pytest
 
 from purgatory.v1 import result_pb2
 from tests.histories.judge import Broken, Judge, ReportedResult
+from tests.histories.planted import PLANTED, ROOT
 from tests.histories.wire_caller import columns_of, rows_of
 from tests.kit.messages import produce
 
@@ -122,3 +123,10 @@ def test_columns_are_read_as_rows() -> None:
     assert [(row.operation_id, row.outcome, row.waited_ms) for row in rows] == [(1, SATISFIED, 7), (2, SATISFIED, 8)]
     found = [(item.topic_partition.topic, item.reached_offset) for row in rows for item in row.partitions]
     assert found == [("t0", 9), ("t1", 9), ("t2", 9)]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_can_still_be_planted(name: str) -> None:
+    """Its file has the text that is replaced, once."""
+    planted = PLANTED[name]
+    assert (ROOT / planted.path).read_text("utf-8").count(planted.right) == 1
