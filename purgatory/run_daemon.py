@@ -136,7 +136,7 @@ def daemon_command(extensions: Sequence[type[Extension]]) -> click.Command:
             sys.exit(EXIT_USAGE)
         if print_config:
             print("\n".join(config_lines(CommandLine(settings, flags))))
-            sys.exit()
+            sys.exit(0)
         sys.exit(_run(settings, extensions))
 
     return flag_command(known, run)

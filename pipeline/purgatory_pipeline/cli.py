@@ -15,7 +15,6 @@ from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.pack import pack
 from purgatory_pipeline.replay.command import replay
 from purgatory_pipeline.report.command import report
-from purgatory_pipeline.spark.spark_session import is_spark_error, root_cause
 
 NAME: Final = "purgatory-pipeline"
 EXIT_FAILED: Final = 1
@@ -175,6 +174,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", EXIT_INTERRUPTED)
     except Exception as error:
+        from purgatory_pipeline.spark.spark_session import is_spark_error, root_cause
+
         if not is_spark_error(error) or os.environ.get(TRACEBACK) == "1":
             raise
         return _complain(f"Spark failed: {root_cause(error)} (in full: {TRACEBACK}=1)", EXIT_FAILED)

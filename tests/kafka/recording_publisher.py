@@ -31,6 +31,8 @@ class RecordingPublisher(Publisher):
         self.identities: dict[MarkName, set[str]] = {}
         self.reported: tuple[SourceState, str, Sequence[StaleMarks], int] = (SourceState.LOADING, "", (), 0)
         self.reports: list[tuple[float, SourceState, str, Sequence[StaleMarks]]] = []
+        """Those that differ from the one before."""
+        self.report_count = 0
         self._told = dict(told or {})
         self._wanted: frozenset[MarkName] = frozenset()
         self._demand_changed = asyncio.Event()
@@ -61,6 +63,7 @@ class RecordingPublisher(Publisher):
         self.replicas.update(replicas)
 
     def report(self, state: SourceState, reason: str = "", stale: Sequence[StaleMarks] = (), lag_ms: int = 0) -> None:
+        self.report_count += 1
         if (state, reason) != self.reported[:2]:
             self.reports.append((time.monotonic(), state, reason, stale))
         self.reported = state, reason, stale, lag_ms
@@ -85,6 +88,11 @@ class RecordingPublisher(Publisher):
             if fits and (not entry.partitions or partition in entry.partitions):
                 return entry.reason or "for no reason"
         return ""
+
+    async def until_polled(self) -> None:
+        """Wait until the source has polled once more, from beginning to end."""
+        count = self.report_count
+        await self.until(lambda: self.report_count >= count + 2, "a poll")
 
     async def until_live(self) -> None:
         await self.until(lambda: self.reported[0] == SourceState.LIVE, "live")

@@ -112,6 +112,7 @@ async def test_a_group_that_stops_before_a_marker_has_caught_up(
                 await asyncio.to_thread(producer.abort_transaction, 30)
             await feed.until(lambda: feed.marks[name] == 8, "the mark behind the marker")
             await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 8})
+            await feed.until_polled()
             await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 7})
             await feed.until(lambda: feed.marks[name] == 7, "a set-back from what was committed")
             assert [one.offset for one in feed.seen_of(*name) if one.is_set_back_to] == [7]

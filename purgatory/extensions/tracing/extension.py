@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 from purgatory import __version__
 from purgatory.extension import Core, Extension, StartupError, own_settings
-from purgatory.extensions.tracing.wait_spans import traced
+from purgatory.extensions.tracing.call_trace import traced
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.call import Identify
 from purgatory.service.settings import SettingsGroup, setting

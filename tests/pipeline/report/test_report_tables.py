@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from purgatory_pipeline.report.command import report
+from purgatory_pipeline.cli import main
 from purgatory_pipeline.report.report_tables import TABLES
 from pyspark.sql import SparkSession
 
@@ -40,7 +40,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Counter[int]]:
 def tables(spark: SparkSession, made: tuple[Path, Counter[int]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the report."""
     out = tmp_path_factory.mktemp("report")
-    report(str(made[0]), out=str(out))
+    assert main(["report", str(made[0]), "--out", str(out)]) == 0
     return out
 
 
@@ -97,7 +97,7 @@ def test_the_tables_equal_those_of_duckdb(spark: SparkSession, made: tuple[Path,
     shutil.copytree(made[0], archive)
     for name, place in ((schema.OUTCOMES, -1), (schema.REGISTRATIONS, 0)):
         sorted((archive / name).rglob("*.parquet"))[place].unlink()
-    report(str(archive), out=str(out), window="1h")
+    assert main(["report", str(archive), "--out", str(out), "--window", "1h"]) == 0
     connection = report_sql.open_history(archive)
     report_sql.make_tables(connection)
     for name, table in TABLES.items():
