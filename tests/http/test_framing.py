@@ -222,6 +222,11 @@ AMBIGUOUS = {
     "NUL": framed(STATUS, "X-Note: a\0", "Content-Length: 2"),
     "a space before the colon": framed(STATUS, "Content-Length : 2"),
     "HTTP/1.0 in chunks": framed(STATUS.replace("1.1", "1.0"), "Transfer-Encoding: chunked", body=chunked(b"{}", 2)),
+    "LF ends the trailers": framed(STATUS, "Transfer-Encoding: chunked", body=b"2\r\n{}\r\n0\r\nX-Note: a\n\n"),
+    "LF before the end of trailers": framed(
+        STATUS, "Transfer-Encoding: chunked", body=b"2\r\n{}\r\n0\r\nX-Note: a\n\r\n"
+    ),
+    "LF in place of trailers": framed(STATUS, "Transfer-Encoding: chunked", body=b"2\r\n{}\r\n0\r\n\n"),
     "bare LF in a chunk's line": framed(STATUS, "Transfer-Encoding: chunked", body=b"2;a\nb\r\n{}\r\n0\r\n\r\n"),
 }
 """Requests that a proxy in front of the daemon may see end elsewhere."""

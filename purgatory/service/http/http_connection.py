@@ -17,6 +17,7 @@ from http import HTTPStatus
 from typing import Any, Final, cast
 
 import h11
+from h11._receivebuffer import ReceiveBuffer
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
@@ -75,6 +76,20 @@ RETRY_AFTER_S: Final = 1
 make_h11_linear()
 
 
+class _Lines(ReceiveBuffer):
+    """What has been received. Lines end with CR LF: in h11, LF alone may end trailers, and the body with them."""
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        if self._data.startswith(b"\r\n"):
+            self._extract(2)
+            return []
+        end = self._data.find(HEAD_END, self._multiple_lines_search)
+        if end < 0:
+            self._multiple_lines_search = max(0, len(self) - len(HEAD_END) + 1)
+            return None
+        return self._extract(end + len(HEAD_END)).split(b"\r\n")[:-2]
+
+
 class _Parser(h11.Connection):
     """h11's parser. It checks the head of each request first, passes what is wrong with a request to `refuse`, and
     parses `CHUNKS_MAX` chunks at a time: then it asks for more data, although it `is_paused` only.
@@ -82,6 +97,7 @@ class _Parser(h11.Connection):
 
     def __init__(self, refuse: Callable[[HTTPStatus, str], None], note_end: Callable[[], None]) -> None:
         super().__init__(h11.SERVER, HEADER_BYTES_MAX)
+        self._receive_buffer = _Lines()
         self._refuse: Final = refuse
         self._note_end: Final = note_end
         self.is_over = False
