@@ -7,6 +7,17 @@ from collections.abc import AsyncIterator
 from purgatory_client import AsyncClient
 from purgatory_client.sources.source_link import EndsWanted, MarkEnd, SourceLink, SourceState
 
+from tests.kit.eventually import eventually
+
+
+async def until_live(client: AsyncClient) -> None:
+    """Wait until the daemon has read that a source is live: a report returns once it has been sent."""
+
+    async def is_live() -> bool:
+        return any(source.state == "live" for source in (await client.status()).sources)
+
+    await eventually(is_live, "a source is live")
+
 
 @contextlib.asynccontextmanager
 async def played_source(address: str, end: int) -> AsyncIterator[AsyncClient]:
@@ -23,5 +34,6 @@ async def played_source(address: str, end: int) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(address) as client, client.attach_source("played", ["kafka/"]) as link:
         answering = asyncio.create_task(answer(link))
         await link.report(SourceState.LIVE)
+        await until_live(client)
         yield client
         answering.cancel()

@@ -22,6 +22,7 @@ from purgatory.cli.parsing import UsageError, follower, ids, key_counts, operati
 from tests.client.test_blocking import environment
 from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.kit.eventually import PATIENCE_S
+from tests.played_source import until_live
 
 PROGRAM = [sys.executable, "-m", "purgatory"]
 Answer = subprocess.CompletedProcess[str]
@@ -226,6 +227,7 @@ async def test_caught_up_with_empty_topics(start_daemon: StartDaemon, run: Run) 
     async with AsyncClient(daemon.address) as client, client.attach_source("kafka", ["kafka/"]) as link:
         answering = asyncio.create_task(answer(link))
         await link.report(SourceState.LIVE)
+        await until_live(client)
         by_topic = await asyncio.to_thread(run, "caught-up", "kafka/quiet", "--json", address=daemon.address)
         assert by_topic.returncode == 0, by_topic.stderr
         assert json.loads(by_topic.stdout) == {
