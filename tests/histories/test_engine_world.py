@@ -10,7 +10,7 @@ from tests.histories.plan import Generator
 from tests.histories.worlds.engine import Run
 
 BLOCKS = 4
-SEEDS_PER_BLOCK = 24
+SEEDS_PER_BLOCK = 12
 
 
 @pytest.mark.parametrize("seed", range(1, 41))
@@ -20,7 +20,7 @@ def test_engine_equals_oracle(seed: int) -> None:
     Run(generator.swarm, recount_every=8).run(generator.steps(250))
 
 
-@pytest.mark.slow  # some 130,000 steps
+@pytest.mark.slow  # some 65,000 steps
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_long_histories(block: int) -> None:
     """Engine and oracle agree also in histories of thousands of steps."""
