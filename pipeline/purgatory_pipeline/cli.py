@@ -46,6 +46,7 @@ SETTINGS: Final[list[click.Parameter]] = [
         ["--conf"],
         metavar="spark.NAME=VALUE",
         multiple=True,
+        is_eager=True,  # before --master, which needs no check: nothing is passed if a setting is unusable
         expose_value=False,
         callback=_pass_to_spark,
         help="A Spark setting; may be repeated.",

@@ -6,12 +6,14 @@ import base64
 import importlib
 import importlib.util
 import json
+import os
 import re
 import shlex
 import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from unittest import mock
 
 import pytest
 from purgatory_client import AsyncClient, Client, batches
@@ -182,10 +184,11 @@ def programs(command: str) -> list[list[str]]:
 def check_arguments(words: list[str]) -> None:
     """Parse the arguments of one of our programs, without running it. Raises for unknown commands and options."""
     command: Any = APPS[words[0]]
-    context = command.make_context(words[0], words[1:])
-    while hasattr(command, "resolve_command"):
-        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
-        context = command.make_context(name, rest, parent=context)
+    with mock.patch.dict(os.environ):  # --master and --conf are passed to Spark by it
+        context = command.make_context(words[0], words[1:])
+        while hasattr(command, "resolve_command"):
+            name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+            context = command.make_context(name, rest, parent=context)
 
 
 @pytest.mark.parametrize(("page", "command"), CONSOLE, ids=[f"{page} {command[:50]}" for page, command in CONSOLE])

@@ -44,10 +44,13 @@ REPORT = ["report", "/nowhere", "--out", "nowhere-either"]
 def test_invalid_input_is_one_line_and_exit_2(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unusable input gives one line on stderr, nothing on stdout, and exit code 2; Spark is not started."""
-    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    """Unusable input gives one line on stderr, nothing on stdout, and exit code 2; Spark is not started, and nothing is
+    set for it.
+    """
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     assert cli.main(arguments) == cli.EXIT_UNUSABLE
+    assert os.environ["PYSPARK_SUBMIT_ARGS"] == "pyspark-shell"
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith(f"purgatory-pipeline: {said}")
