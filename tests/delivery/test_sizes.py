@@ -7,10 +7,10 @@ connections are cut, and although the daemon is killed.
 import ast
 import asyncio
 import re
+from collections.abc import Iterator
 from contextlib import aclosing
 from itertools import count
 from pathlib import Path
-from types import ModuleType
 from typing import Final
 
 import pytest
@@ -29,6 +29,7 @@ from tests.kit.daemon import DaemonProcess, InProcessDaemon, RunDaemon, StartDae
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.messages import produce, register_batch, signal
 from tests.kit.served_host import DaemonChannel, Peer, serving
+from tests.kit.sizes import all_sizes
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 MODULES: Final = {"purgatory": sizes, "client": client_sizes, "pipeline": pipeline_sizes}
@@ -70,12 +71,6 @@ FOLDERS: Final = (
 
 SMALL: Final = 8
 """The value of all sizes in tests that would take long otherwise."""
-NOT_CUT: Final = re.compile("BYTES|EVENTS_QUEUED_MAX")
-"""Sizes in bytes, which have tests of their own, and a limit of the client."""
-
-
-def named_sizes(module: ModuleType) -> dict[str, int]:
-    return {name: value for name, value in vars(module).items() if name.isupper() and isinstance(value, int)}
 
 
 def test_sizes_are_in_one_module_of_each_distribution() -> None:
@@ -96,12 +91,10 @@ def test_sizes_are_in_one_module_of_each_distribution() -> None:
 
 
 @pytest.fixture
-def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_sizes() -> Iterator[None]:
     """Set all sizes of daemon and client to `SMALL`."""
-    for module in (sizes, client_sizes):
-        for name in named_sizes(module):
-            if not NOT_CUT.search(name):
-                monkeypatch.setattr(module, name, SMALL)
+    with all_sizes(SMALL):
+        yield
 
 
 def large_operations(size: int) -> list[operation_pb2.Operation]:

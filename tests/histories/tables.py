@@ -1,17 +1,13 @@
-"""What histories are made of: features, paths, faults and sizes, and a count of the pairs that a run has seen.
+"""What histories are made of: features, paths and faults, and a count of the pairs that a run has seen.
 
 A pair is a feature and a path, or a feature and a fault, that met in one operation.
 """
 
 from __future__ import annotations
 
-import random
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Final
-from unittest import mock
 
 import purgatory_client.wire.sizes
 
@@ -96,28 +92,6 @@ SIZES: Final = {
 }
 """Every internal size at which the daemon or the client cuts messages, parts, pages or slices."""
 MANY_ITEMS: Final = min(SIZES.values())
-
-
-def crossed_size(chance: random.Random, most: int = SIZE_MAX) -> int:
-    """An internal size, or one less or one more. Put something small behind what has it."""
-    return max(1, chance.choice([size for size in SIZES.values() if size < most]) + chance.choice((-1, 0, 1)))
-
-
-NOT_SET: Final = re.compile("BYTES|EVENTS_QUEUED_MAX|PER_SLICE")
-"""Sizes in bytes, a limit of the client, and slices of the engine's work, which the models do not cut."""
-
-
-@contextmanager
-def all_sizes(size: int) -> Iterator[None]:
-    """Set all internal sizes of daemon and client in this process, so that a few operations cross each of them."""
-    with ExitStack() as stack:
-        for module in (purgatory.sizes, purgatory_client.wire.sizes):
-            stack.enter_context(mock.patch.dict(vars(module), _all_of(vars(module), size)))
-        yield
-
-
-def _all_of(constants: dict[str, object], size: int) -> dict[str, int]:
-    return {name: size for name, value in constants.items() if isinstance(value, int) and not NOT_SET.search(name)}
 
 
 def features_of(operation: plain.Operation) -> Iterator[str]:

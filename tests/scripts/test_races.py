@@ -52,6 +52,10 @@ def races(*causes: str, kinds: Iterable[str] = WAITS) -> Iterator[ParameterSet]:
                 yield pytest.param([*before, *lines, "pass 10000"], end, id=f"{first}-then-{second}-{kind}")
 
 
+TURNS: Final = 20
+"""Turns of the loop after which a call on a host has done all that it can do at that time."""
+
+
 class RacingHost(HostLevel):
     """A host whose clock moves before its reaper comes."""
 
@@ -77,7 +81,11 @@ class RacingCall(RacingHost):
         return wire.Receipt()
 
     def _turn(self) -> None:
-        self._runner.run(asyncio.sleep(0.001))
+        async def turns() -> None:
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+
+        self._runner.run(turns())
 
     def close_session(self, session: str) -> int:
         pending = self.host.engine.pending
