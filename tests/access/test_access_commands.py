@@ -13,9 +13,7 @@ from tests.kit.commands import policy_command, token_command
 
 
 def test_a_token_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A new token is the only output on stdout, so that it can be redirected into a file; a listing has its principal,
-    but not the token.
-    """
+    """It is the only output on stdout, so that it can be redirected into a file."""
     tokens = ["--tokens", str(tmp_path / "tokens")]
     assert token_command(["new", "ann", *tokens, "--expires", "90d"]) == 0
     shown = capsys.readouterr()
@@ -31,14 +29,12 @@ def test_a_token_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("expires", ["90", "90s", "d", "-1d", "1.5h", "", "\u0663d", "9" * 23 + "d"])
-def test_times_that_are_none(tmp_path: Path, expires: str) -> None:
-    """Invalid times are a usage error, and nothing is written."""
+def test_token_with_an_invalid_expiry_is_not_made(tmp_path: Path, expires: str) -> None:
     assert token_command(["new", "ann", "--tokens", str(tmp_path / "tokens"), f"--expires={expires}"]) == 2
     assert not (tmp_path / "tokens").exists()
 
 
-def test_a_bad_name_or_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A bad name or file causes a line on stderr, and exit code 1."""
+def test_bad_name_or_file_of_tokens_is_one_line_and_exit_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert token_command(["new", "a b", "--tokens", str(tmp_path / "tokens")]) == 1
     assert token_command(["list", "--tokens", str(tmp_path / "absent")]) == 1
     assert token_command(["new", "ann", "--tokens", str(tmp_path / "no" / "folder")]) == 1
@@ -47,8 +43,7 @@ def test_a_bad_name_or_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert [line.partition(":")[0] for line in said.err.splitlines()] == ["purgatory token"] * 3
 
 
-def test_a_policy_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`policy check` answers as the daemon would decide: yes with exit code 0, no with 1."""
+def test_policy_check_answers_as_the_daemon_would_decide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(POLICY, "utf-8")
     assert policy_command(["check", str(path)]) == 0
@@ -66,8 +61,7 @@ def test_a_policy_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.splitlines()[-1] == "shares   times_free = 0, sessions_max = 9"
 
 
-def test_a_broken_policy_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A broken policy causes a line for each fault, with its place, and exit code 1."""
+def test_policy_check_prints_each_fault_with_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "policy.toml"
     path.write_text('[[grant]]\nto = ["a"]\nroles = ["x"]\ntopics = ["t"]\n[[grant]]\nroles = ["wait"]\n', "utf-8")
     assert policy_command(["check", str(path)]) == 1

@@ -39,9 +39,7 @@ def access_flags(folder: Path, policy: str = POLICY) -> list[str]:
 
 
 async def test_a_certificate_names_the_principal(run_daemon: RunDaemon, tls_folder: TlsFolder, tmp_path: Path) -> None:
-    """With mutual TLS the common name is the principal; a token overrides it, and the loopback principal affects
-    neither.
-    """
+    """A token overrides it, and the loopback principal affects neither."""
     tls = tls_folder.flags(client_auth=True)
     flags = [*tls, *access_flags(tmp_path, f'loopback_principal = "root"\n{POLICY}')]
     token = add_token(tmp_path / "tokens", "advance")
@@ -61,9 +59,7 @@ async def test_a_certificate_names_the_principal(run_daemon: RunDaemon, tls_fold
 
 
 async def test_a_sighup_reads_the_files_again(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """SIGHUP makes the daemon read the files at once, changed or not; a broken policy is logged and the old one is
-    kept.
-    """
+    """At once, changed or not; a broken policy is logged and the old one is kept."""
     daemon = start_daemon(*access_flags(tmp_path))
     token = add_token(tmp_path / "tokens", "observe")
     (tmp_path / "policy.toml").write_text("[[grant]", "utf-8")
@@ -77,8 +73,9 @@ async def test_a_sighup_reads_the_files_again(start_daemon: StartDaemon, tmp_pat
 
 
 @pytest.mark.parametrize("fault", ["policy", "empty policy", "no policy", "tokens", "empty tokens", "keys"])
-async def test_a_daemon_does_not_start_half_guarded(run_daemon: RunDaemon, tmp_path: Path, fault: str) -> None:
-    """With unusable files the daemon does not start, and the error names the place."""
+async def test_daemon_does_not_start_with_unusable_access_files(
+    run_daemon: RunDaemon, tmp_path: Path, fault: str
+) -> None:
     flags = access_flags(tmp_path)
     if fault == "policy":
         (tmp_path / "policy.toml").write_text('[[grant]]\nto = ["a"]\nroles = ["wiat"]\ntopics = ["*"]', "utf-8")
@@ -112,7 +109,6 @@ async def registered(daemon: InProcessDaemon, token: str) -> wire.Receipt:
 
 
 async def test_sessions_are_their_principals_after_a_crash(run_daemon: RunDaemon, tmp_path: Path) -> None:
-    """With a journal, a session of a killed daemon belongs to the same principal in the next daemon, and no other."""
     flags = access_flags(tmp_path)
     mine, theirs = (add_token(tmp_path / "tokens", name) for name in ("wait", "root"))
     daemon = await run_daemon(*flags, "--data-dir", str(tmp_path / "data"))
@@ -134,10 +130,7 @@ async def test_sessions_are_their_principals_after_a_crash(run_daemon: RunDaemon
         stream.cancel()
 
 
-async def test_history_says_who(run_daemon: RunDaemon, tmp_path: Path) -> None:
-    """The archive has the principal of registrations, of calls of Wait and their outcomes, and of events; for a refused
-    registration also the names and the reason.
-    """
+async def test_archive_has_the_principals_of_waits_and_events(run_daemon: RunDaemon, tmp_path: Path) -> None:
     flags = access_flags(tmp_path)
     token = add_token(tmp_path / "tokens", "wait")
     daemon = await run_daemon(*flags, "--archive", str(tmp_path / "archive"))
@@ -165,9 +158,7 @@ async def test_history_says_who(run_daemon: RunDaemon, tmp_path: Path) -> None:
 
 
 async def test_pages_beyond_loopback_need_the_role_observe(run_daemon: RunDaemon, tmp_path: Path) -> None:
-    """With a policy, on an address that may not belong to this machine: metrics and page need the role observe, probes
-    need no role, and refusals are in the audit log. On loopback no access is checked.
-    """
+    """Probes need no role, and on loopback no access is checked."""
     tokens = {name: add_token(tmp_path / "tokens", name) for name in ("observe", "wait")}
     flags = access_flags(tmp_path)
     # 127.1 is loopback to the system, but not to the daemon.
@@ -208,12 +199,9 @@ async def _known(caller: Caller) -> None:
                 return
 
 
-async def test_secrets_are_nowhere_to_be_seen(
+async def test_tokens_and_hashes_are_in_no_log_metric_or_printed_setting(
     start_daemon: StartDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither valid nor invalid tokens, nor their hashes, are in the log, the metrics or the printed settings. Refusals
-    are counted by reason.
-    """
     flags = [*access_flags(tmp_path), "--log-level", "debug", "--log-format", "json"]
     good = add_token(tmp_path / "tokens", "observe")
     bad = f"{good[:-4]}oooo"

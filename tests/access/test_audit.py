@@ -26,9 +26,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Any:  # noqa: ANN401 - a function
 
 
 async def test_a_line_says_who_what_and_why(tmp_path: Path, lines: Any) -> None:  # noqa: ANN401 - see above
-    """The refused events of a batch are one line with the first name and their number; an administrator's act is one
-    too. A line has the principal, the call and the peer, and names cannot write escape sequences.
-    """
+    """The refused events of a batch are one line; names cannot write escape sequences."""
     async with guarding(tmp_path) as served, served.caller("advance") as pusher, served.caller("admin") as admin:
         before = len(lines())
         events = [high_watermark("\x1b[31myours", 1), high_watermark("mine-1", 1), high_watermark("yours-2", 1)]
@@ -60,8 +58,7 @@ async def test_an_act_on_a_session_of_others(tmp_path: Path, lines: Any, call: s
         assert about == ["cancelled" if call == "Cancel" else "extended", "root", "sessions of 'wait'", call]
 
 
-async def test_who_is_not_known_leaves_a_line(tmp_path: Path, lines: Any) -> None:  # noqa: ANN401 - see above
-    """A refused caller without a principal is logged with the peer and the reason."""
+async def test_refused_caller_without_principal_is_logged_with_its_peer(tmp_path: Path, lines: Any) -> None:  # noqa: ANN401 - see above
     async with guarding(tmp_path) as served, served.caller("nobody") as caller:
         with refused(grpc.StatusCode.UNAUTHENTICATED):
             await caller.call("Acknowledge", wire.AcknowledgeRequest())
@@ -72,9 +69,7 @@ async def test_who_is_not_known_leaves_a_line(tmp_path: Path, lines: Any) -> Non
 
 
 def test_a_flood_fills_no_disk(lines: Any) -> None:  # noqa: ANN401 - see above
-    """Each principal has a burst and then a few lines per second. The next line has the number of lines left out, other
-    principals lose no lines, and all refusals are counted.
-    """
+    """Each principal has a burst and then a few lines per second; the next line has the number of lines left out."""
     now_s = 0.0
     audit = Audit(lambda: now_s)
     for _ in range(1_000):
@@ -88,7 +83,6 @@ def test_a_flood_fills_no_disk(lines: Any) -> None:  # noqa: ANN401 - see above
 
 
 def test_many_principals_take_no_memory() -> None:
-    """However many principals are refused, only a bounded number of rate limiters is kept."""
     audit = Audit(lambda: 0.0)
     AUDIT.disabled = True
     try:
@@ -99,8 +93,7 @@ def test_many_principals_take_no_memory() -> None:
     assert len(audit._paces) <= PRINCIPALS_KEPT
 
 
-def test_metrics_by_reason() -> None:
-    """Refusals and reloaded files are counted for Prometheus; no principal or name is a label."""
+def test_refusals_and_reloads_are_counted_by_reason() -> None:
     audit = Audit()
     audit.refusals[NAME] += 3
     audit.reloads["policy", "refused"] += 1

@@ -91,9 +91,7 @@ def copied(columns: dict[str, Any]) -> OperationBatch:
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(batches())
 def test_operations_against_an_oracle(drawn: tuple[int, dict[str, Any]]) -> None:
-    """No operation with an unauthorized name is ever registered. In a consistent batch each of them is refused with
-    code 7, and all others end as they would on a daemon without a policy.
-    """
+    """Each unauthorized operation is refused with code 7; all others end as on a daemon without a policy."""
     kind, columns = drawn
     host, session = new_session(GRANTS)
     free, free_session = new_session(Grants(*[dict.fromkeys(("wait",), Names(["*"]))] * 2))  # type: ignore[arg-type]
@@ -122,9 +120,7 @@ def test_operations_against_an_oracle(drawn: tuple[int, dict[str, Any]]) -> None
     topics=st.lists(st.sampled_from(NAMES), max_size=4),
 )
 def test_events_against_an_oracle(types: list[int], places: list[int], keys: list[str], topics: list[str]) -> None:
-    """For any types and places in a batch: no event on an unauthorized name is left in it, unless its columns are
-    inconsistent, and then the whole batch is refused.
-    """
+    """No event on an unauthorized name is left, unless the columns are inconsistent: then the batch is refused."""
     account = Account("ann", Accounts(), GRANTS)
     batch = EventBatch(
         list(types), partitions=[(name, 0) for name in topics], keys=list(keys), item_indexes=list(places), offsets=[1]
@@ -145,9 +141,7 @@ def test_events_against_an_oracle(types: list[int], places: list[int], keys: lis
 
 
 async def test_an_unauthorized_operation_ends_once(tmp_path: Path) -> None:
-    """An unauthorized operation has a result with the reason and uses up its id. If it is sent again it is
-    known, and the other operations of the batch wait.
-    """
+    """It has a result with the reason and uses up its id: sent again, it is known."""
     async with guarding(tmp_path) as served, served.caller("wait") as caller:
         operations = [produce(n, name, 9) for n, name in enumerate(("mine-1", "yours-1", "mine-2"), 1)]
         rows = register_batch(*operations)
@@ -164,8 +158,7 @@ async def test_an_unauthorized_operation_ends_once(tmp_path: Path) -> None:
         stream.cancel()
 
 
-async def test_the_details_of_a_refusal(tmp_path: Path) -> None:
-    """The status, and its ErrorInfo, state the missing role and the name in the request, and nothing else."""
+async def test_refusal_states_the_missing_role_and_the_name_only(tmp_path: Path) -> None:
     async with guarding(tmp_path) as served, served.caller("wait") as caller:
         for rpc, request in {
             "Wait": wire.WaitRequest(operation=produce(0, "yours-1", 9)),
@@ -183,9 +176,7 @@ async def test_the_details_of_a_refusal(tmp_path: Path) -> None:
 
 
 async def test_hidden_and_absent_look_the_same(tmp_path: Path) -> None:
-    """A caller that may not see a topic, session or operation cannot tell whether it exists: in each pair the first
-    exists and the second does not, and the answers differ only in the name.
-    """
+    """In each pair the first exists and the second does not; the answers differ only in the name."""
     async with (
         guarding(tmp_path) as served,
         served.caller("root") as root, served.caller("observe") as observer, served.caller("admin") as admin,
@@ -230,9 +221,7 @@ async def test_hidden_and_absent_look_the_same(tmp_path: Path) -> None:
 
 
 async def test_calls_of_wait_are_listed_for_their_callers(tmp_path: Path) -> None:
-    """A principal sees its own calls of Wait among the pending operations, an administrator also those on its names
-    with their principals, and other callers none. A call that has ended leaves nothing behind.
-    """
+    """For an administrator also those on its names, with their principals."""
     async with (
         guarding(tmp_path) as served,
         served.caller("wait") as waiter, served.caller("admin") as admin, served.caller("root") as root,

@@ -454,7 +454,6 @@ for rpc, door, request in (
 
 
 def test_every_call_has_a_rule_and_is_in_the_table() -> None:
-    """A call that is added to the service must be added to the rules, or no daemon starts, and to this table."""
     methods = {method.name for method in SERVICE.methods}
     assert set(CALLS) == methods
     assert {case.rpc for case in CASES} == methods
@@ -484,10 +483,8 @@ def servers_of(case: Case) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rpc}, {case.on}")
-async def test_who_may(case: Case, tmp_path: Path) -> None:
-    """Each call ends as the table states: served, refused as a whole, or with one refused item. A refused call changes
-    nothing.
-    """
+async def test_each_call_ends_as_the_table_states(case: Case, tmp_path: Path) -> None:
+    """A refused call changes nothing."""
     for callers in servers_of(case):
         async with guarding(tmp_path, prepare=populate) as served:
             for caller in callers:

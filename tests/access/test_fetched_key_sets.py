@@ -54,8 +54,7 @@ def tokens_from(port: int, scheme: str = "https") -> JsonWebTokens:
     return JsonWebTokens(f"{scheme}://127.0.0.1:{port}/keys", ISSUER, AUDIENCE, "sub")
 
 
-async def test_keys_are_fetched(context: ssl.SSLContext) -> None:
-    """A set from a server whose certificate was issued by a known authority verifies tokens."""
+async def test_keys_from_a_trusted_server_verify_tokens(context: ssl.SSLContext) -> None:
     async with serving_keys(context, says(response("200 OK", key_set(EC)))) as port:
         tokens = tokens_from(port)
         assert await tokens.load()
@@ -64,7 +63,6 @@ async def test_keys_are_fetched(context: ssl.SSLContext) -> None:
 
 
 async def test_an_unknown_authority_is_refused(context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No key is accepted from a server that cannot prove its name."""
     monkeypatch.delenv("SSL_CERT_FILE")
     async with serving_keys(context, says(response("200 OK", key_set(EC)))) as port:
         with pytest.raises(KeySetError, match="CERTIFICATE_VERIFY_FAILED"):
@@ -74,7 +72,6 @@ async def test_an_unknown_authority_is_refused(context: ssl.SSLContext, monkeypa
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"])
 @pytest.mark.parametrize("is_https", [True, False])
 async def test_redirects_are_not_followed(context: ssl.SSLContext, status: str, *, is_https: bool) -> None:
-    """Redirects are refused, both to an http URL, which anyone on the path could answer, and to another https URL."""
     visited: list[int] = []
 
     async def serve_other(writer: asyncio.StreamWriter) -> None:
@@ -142,9 +139,7 @@ UNUSABLE = {
 
 @pytest.mark.parametrize("why", UNUSABLE)
 async def test_a_set_without_a_usable_key_changes_nothing(tmp_path: Path, why: str) -> None:
-    """A set without a usable key is refused, also from a file at the start, since with it every caller would be
-    refused. If another key is usable, the unusable one is ignored.
-    """
+    """With it every caller would be refused. If another key is usable, the unusable one is ignored."""
     path = tmp_path / "keys.json"
     path.write_bytes(key_set(EC))
     tokens = JsonWebTokens(str(path), ISSUER, AUDIENCE, "sub")
@@ -161,7 +156,6 @@ async def test_a_set_without_a_usable_key_changes_nothing(tmp_path: Path, why: s
 
 
 async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proxy is asked for a tunnel; an excepted host is connected to directly."""
     asked: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -189,7 +183,6 @@ async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPa
 async def test_a_dripping_issuer_delays_neither_readiness_nor_the_end(
     run_daemon: RunDaemon, context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The daemon serves once the deadline of the fetch has passed, and can be stopped."""
     monkeypatch.setattr(json_web_tokens, "FETCH_TIMEOUT_S", 0.3)
     (tmp_path / "policy.toml").write_text(POLICY, "utf-8")
     async with serving_keys(context, drips) as port:

@@ -72,14 +72,12 @@ async def tokens(tmp_path: Path) -> JsonWebTokens:
 
 @pytest.mark.filterwarnings("ignore:EdDSA is deprecated")  # deprecated, but issuers still send it
 @pytest.mark.parametrize("algorithm", KEYS)
-async def test_asymmetric_signatures_count(tokens: JsonWebTokens, algorithm: str) -> None:
-    """The subject is the principal, and a token is valid until its expiry plus the leeway for clocks."""
+async def test_asymmetric_signature_is_valid_until_expiry_plus_leeway(tokens: JsonWebTokens, algorithm: str) -> None:
     content = claims()
     assert tokens.verify(signed(content, algorithm)) == ("root", content["exp"] + LEEWAY_S)
 
 
 async def test_another_claim_may_name_the_principal(tmp_path: Path) -> None:
-    """The setting selects the claim that names the principal; a token without this claim is refused."""
     tokens = await verifier(write_keys(tmp_path / "keys.json", EC), "client_id")
     assert tokens.verify(signed(claims(client_id="ci")))[0] == "ci"
     with pytest.raises(BadToken, match="client_id"):
@@ -125,8 +123,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("why", BAD)
-async def test_nothing_else_counts(tokens: JsonWebTokens, why: str) -> None:
-    """Other tokens are refused, and the message contains no part of the token."""
+async def test_other_tokens_are_refused_and_not_quoted(tokens: JsonWebTokens, why: str) -> None:
     with pytest.raises(BadToken) as raised:
         tokens.verify(BAD[why])
     assert not [part for part in BAD[why].split(".") if len(part) > 8 and part in str(raised.value)]
@@ -141,16 +138,14 @@ PIECES = st.recursive(
 
 @settings(max_examples=50)
 @given(header=PIECES, content=PIECES, signature=st.binary(max_size=70))
-async def test_any_three_parts(header: Any, content: Any, signature: bytes) -> None:  # noqa: ANN401 - any JSON value
-    """Any untrusted text is a bad token and causes no other error."""
+async def test_any_text_is_at_worst_a_bad_token(header: Any, content: Any, signature: bytes) -> None:  # noqa: ANN401 - any JSON value
     made = JsonWebTokens("unread", ISSUER, AUDIENCE, "sub")
     made.keys = KeySet([EC, RSA])
     with pytest.raises(BadToken):
         made.verify(unsigned(header, content, signature))
 
 
-async def test_a_file_that_is_no_key_set(tmp_path: Path) -> None:
-    """A file that is not a key set is refused with the reason, and the previous keys are kept."""
+async def test_file_that_is_no_key_set_leaves_the_previous_keys(tmp_path: Path) -> None:
     path = write_keys(tmp_path / "keys.json", EC)
     tokens = await verifier(path)
     for content in ("", "{}", "[]", '{"keys": []}', '{"keys": [{}]}', '{"keys": [7]}', '{"keys": [{"kty": "EC"}]}'):
@@ -164,9 +159,7 @@ async def test_a_file_that_is_no_key_set(tmp_path: Path) -> None:
 
 
 async def test_a_key_set_comes_over_https_only(tmp_path: Path) -> None:
-    """An unreachable issuer does not keep the daemon from starting: until there are keys, its tokens are answered with
-    UNAVAILABLE, because they may be valid.
-    """
+    """While its issuer cannot be reached, tokens are answered with UNAVAILABLE, because they may be valid."""
     async with guarding(
         tmp_path, jwt_keys="https://127.0.0.1:1/keys", jwt_issuer=ISSUER, jwt_audience=AUDIENCE
     ) as served:
@@ -182,10 +175,7 @@ async def asks(served: Guarded, token: str) -> None:
         await caller.call("GetStatus", wire.GetStatusRequest())
 
 
-async def test_keys_are_rotated(tmp_path: Path) -> None:
-    """After a rotation, tokens signed with the new key are accepted, and those signed with a withdrawn key are refused,
-    even if they were verified before and have not expired.
-    """
+async def test_withdrawn_key_is_refused_although_it_was_verified_before(tmp_path: Path) -> None:
     path = write_keys(tmp_path / "keys.json", EC)
     async with guarding(tmp_path, jwt_keys=str(path), jwt_issuer=ISSUER, jwt_audience=AUDIENCE) as served:
         old, new = signed(claims()), signed(claims(), "RS256")
@@ -202,10 +192,7 @@ async def test_keys_are_rotated(tmp_path: Path) -> None:
 
 
 async def test_an_unknown_key_has_the_keys_loaded_now_and_then(tmp_path: Path) -> None:
-    """A token with an unknown key is refused and causes a reload before the minute is over, so that the next call is
-    served. Such tokens cause at most one reload in five seconds, and tokens with a known key or none cause no
-    reload.
-    """
+    """At most once in five seconds, and not for tokens with a known key or none."""
     now_s = 100.0
     path = write_keys(tmp_path / "keys.json", EC)
     tokens = JsonWebTokens(str(path), ISSUER, AUDIENCE, "sub", lambda: now_s)
@@ -235,7 +222,6 @@ async def test_an_unknown_key_has_the_keys_loaded_now_and_then(tmp_path: Path) -
 
 
 async def test_principals_of_both_sorts_of_token_are_the_same(tmp_path: Path) -> None:
-    """Tokens of both kinds that name the same principal have the same sessions."""
     path = write_keys(tmp_path / "keys.json", EC)
     async with guarding(tmp_path, jwt_keys=str(path), jwt_issuer=ISSUER, jwt_audience=AUDIENCE) as served:
         opaque = served.caller("root")

@@ -24,14 +24,12 @@ WORDS = st.text("ab*", min_size=1, max_size=4).filter(lambda word: "*" not in wo
 
 @given(patterns=st.lists(WORDS, max_size=4), name=st.text("ab*", max_size=5))
 def test_names_against_an_oracle(patterns: list[str], name: str) -> None:
-    """A name is in the set if it equals a pattern, or starts with the part before a pattern's asterisk."""
     plain = {pattern for pattern in patterns if not pattern.endswith("*")}
     prefixes = [pattern[:-1] for pattern in patterns if pattern.endswith("*")]
     assert (name in Names(patterns)) == (name in plain or any(name.startswith(prefix) for prefix in prefixes))
 
 
-def test_grants_add_up(tmp_path: Path) -> None:
-    """All grants to a principal, by name or prefix, are combined; a role on topics grants nothing on keys."""
+def test_grants_add_up_by_name_or_prefix_for_topics_and_keys_apart(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(
         """
@@ -78,7 +76,6 @@ keys = ["deploy/*"]
     ],
 )
 def test_a_faulty_policy_names_the_place(tmp_path: Path, text: str, said: str) -> None:
-    """The message counts grants from 1, and no part of a faulty file is used."""
     path = tmp_path / "policy.toml"
     path.write_text(text)
     with pytest.raises(PolicyError, match=r"policy\.toml") as raised:
@@ -106,7 +103,6 @@ sessions_max = 5
     [("ann", 1), ("team-", 2), ("team-red", 2), ("team-blue-9", 3), ("team-blue-1", 4), ("team-blue-2*", 5)],
 )
 def test_the_nearest_shares_hold_as_a_whole(tmp_path: Path, principal: str, sessions_max: int) -> None:
-    """The shares of the name apply, or else those of its longest prefix; missing values are not taken from others."""
     path = tmp_path / "policy.toml"
     path.write_text(POLICY + SHARES)
     shares = read_policy(path).shares_of(principal)
@@ -115,9 +111,6 @@ def test_the_nearest_shares_hold_as_a_whole(tmp_path: Path, principal: str, sess
 
 
 async def test_shares_change_with_the_policy(tmp_path: Path) -> None:
-    """New shares also apply to a principal that is already calling: fewer calls of Wait, then the default, then fewer
-    again.
-    """
     request = wire.WaitRequest(operation=produce(1, "mine-1", 9, timeout_ms=0))
     none = f"{POLICY}[principals.wait.shares]\nunary_waits_max = 0\n"
     async with guarding(tmp_path, none) as served, served.caller("wait") as caller:
@@ -137,9 +130,6 @@ async def denied(served: Guarded, topic: str) -> bool:
 
 
 async def test_a_broken_policy_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A broken, empty or missing file leaves the previous policy in force, which is logged and counted; a valid file is
-    loaded afterwards.
-    """
     async with guarding(tmp_path) as served:
         assert not await denied(served, "mine-1")
         for count, broken in enumerate(("[[grant]", '[[grant]]\nto = ["advance"]', "\xff", "", "# no grant\n"), 1):
@@ -158,7 +148,7 @@ async def test_a_broken_policy_changes_nothing(tmp_path: Path, caplog: pytest.Lo
 
 
 async def test_a_changed_file_is_taken_once_it_is_whole(tmp_path: Path) -> None:
-    """A file is loaded without a request, once two checks have found it unchanged."""
+    """Two checks must have found it unchanged."""
     async with guarding(tmp_path) as served, served.caller("observe") as caller:
         asked = wire.GetPartitionRequest(topic_partition=operation_pb2.TopicPartition(topic="yours"))
         with refused(grpc.StatusCode.PERMISSION_DENIED):
@@ -171,9 +161,7 @@ async def test_a_changed_file_is_taken_once_it_is_whole(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # a hundred policies, one after another
 async def test_no_message_is_judged_by_half_a_policy(tmp_path: Path) -> None:
-    """Streams advance two topics in each batch, and register on them, while the policy alternates between one that
-    allows the first topic and one that allows the second: each message has exactly one refusal.
-    """
+    """One policy allows the first topic, the next one the second: each message has exactly one refusal."""
     first, second = POLICY.replace("mine-*", "first"), POLICY.replace("mine-*", "second")
     async with guarding(tmp_path, first) as served, served.caller("advance") as pusher, served.caller("wait") as waiter:
         stop, judged = asyncio.Event(), [0, 0]

@@ -59,7 +59,6 @@ def no_regular_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_what_is_no_regular_file_is_refused(reader: str, no_regular_file: Path) -> None:
-    """Anything but a regular file is refused with the reader's own error, without waiting for a writer."""
     read, error = READERS[reader]
     with pytest.raises(error, match="not a regular file"):
         read(no_regular_file)

@@ -19,7 +19,6 @@ WAITS = 300
 
 @pytest.mark.parametrize("lost", ["token", "role"])
 async def test_a_pending_wait_ends_when_its_caller_is_refused(tmp_path: Path, lost: str) -> None:
-    """UNAUTHENTICATED or PERMISSION_DENIED within seconds, and the operation is cancelled; others' waits continue."""
     often = HostSettings(session=SessionSettings(heartbeat_interval_ms=80))
     async with guarding(tmp_path, host_settings=often) as guarded:
         refused_token, other_token = (add_token(guarded.tokens_file, name) for name in ("wait", "root"))

@@ -37,7 +37,6 @@ async def attach(caller: Caller) -> Any:  # noqa: ANN401 - a call
     ids=["narrower", "none"],
 )
 async def test_a_role_that_is_withdrawn_ends_the_stream(policy: str, tmp_path: Path) -> None:
-    """A withdrawn role ends the stream with the next report at the latest, and the source counts as detached."""
     async with guarding(tmp_path) as served, served.caller("advance") as caller:
         stream = await attach(caller)
         served.use_policy(policy)
@@ -49,7 +48,6 @@ async def test_a_role_that_is_withdrawn_ends_the_stream(policy: str, tmp_path: P
 
 
 async def test_status_tells_of_sources_to_those_who_may_observe_what_they_feed(tmp_path: Path) -> None:
-    """A source and its principal are visible only to callers with the role observe on something that it feeds."""
     async with guarding(tmp_path) as served, served.caller("advance") as caller:
         await attach(caller)
         for principal, sees in (("observe", True), ("root", True), ("wait", False), ("advance", False)):
@@ -59,7 +57,6 @@ async def test_status_tells_of_sources_to_those_who_may_observe_what_they_feed(t
 
 
 async def test_two_principals_with_one_name_are_two_sources(tmp_path: Path) -> None:
-    """Sources of two principals are different sources even if they have the same name."""
     async with guarding(tmp_path) as served, served.caller("advance") as caller, served.caller("root") as root:
         await attach(caller)
         await attach(root)
@@ -71,9 +68,7 @@ async def test_two_principals_with_one_name_are_two_sources(tmp_path: Path) -> N
 
 
 async def test_sources_of_one_principal_leave_room_for_another(tmp_path: Path) -> None:
-    """It gets its share of `limits.sources_max`, and the next one is refused; another principal can still attach one.
-    The sources that the daemon runs itself have no share.
-    """
+    """The sources that the daemon runs itself have no share."""
     settings = HostSettings(LimitsSettings(sources_max=6))
     async with (
         guarding(tmp_path, host_settings=settings) as served,

@@ -32,7 +32,6 @@ async def asks(served: Guarded, authorization: str | None) -> Caller:
 
 
 async def test_a_token_is_kept_as_a_hash_only(tmp_path: Path) -> None:
-    """The file is accessible to its owner only, and contains neither the token nor any part of it."""
     token = add_token(tmp_path / "tokens", "ann")
     assert stat.S_IMODE((tmp_path / "tokens").stat().st_mode) == 0o600
     content = (tmp_path / "tokens").read_text()
@@ -46,7 +45,6 @@ async def test_a_token_is_kept_as_a_hash_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "a*", "#a", "a\nb", "x" * 257, "\x1b[31m"])
 def test_names_that_no_principal_can_have(tmp_path: Path, name: str) -> None:
-    """Invalid principal names are refused, and no file is created."""
     with pytest.raises(ValueError, match="a principal must have"):
         add_token(tmp_path / "tokens", name)
     assert not (tmp_path / "tokens").exists()
@@ -77,7 +75,6 @@ def test_a_file_of_tokens_is_read_line_by_line(tmp_path: Path, line: str) -> Non
 
 
 def test_a_token_follows_a_line_without_an_end(tmp_path: Path) -> None:
-    """A file that an editor has left without a final newline keeps its last token."""
     path = tmp_path / "tokens"
     add_token(path, "one")
     path.write_text(path.read_text("utf-8").rstrip("\n"), "utf-8")
@@ -86,9 +83,6 @@ def test_a_token_follows_a_line_without_an_end(tmp_path: Path) -> None:
 
 
 async def test_only_valid_tokens_are_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Unknown, expired and malformed tokens are UNAUTHENTICATED; the message, the log and the metrics contain no part
-    of them.
-    """
     caplog.set_level(logging.DEBUG)
     async with guarding(tmp_path) as served:
         good = add_token(served.tokens_file, "root")
@@ -122,9 +116,7 @@ async def test_only_valid_tokens_are_taken(tmp_path: Path, caplog: pytest.LogCap
 
 
 async def test_an_empty_file_revokes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A truncated file leaves the tokens in force, which is logged and counted; a file whose last token was deleted,
-    but which still has its comment, revokes all of them.
-    """
+    """A file whose last token was deleted, but which still has its comment, revokes all of them."""
     async with guarding(tmp_path) as served:
         token = add_token(served.tokens_file, "root")
         served.access.reload()
@@ -141,7 +133,7 @@ async def test_an_empty_file_revokes_nothing(tmp_path: Path, caplog: pytest.LogC
 
 
 async def test_a_token_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
-    """Once a token's line is deleted, an open session stream ends at its next message, and a silent one soon after."""
+    """At their next message, and silent ones soon after."""
     often = HostSettings(session=SessionSettings(heartbeat_interval_ms=800))
     async with guarding(tmp_path, host_settings=often) as served:
         caller = served.caller("root")
@@ -159,7 +151,6 @@ async def test_a_token_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
 
 
 async def test_a_token_that_becomes_somebody_elses_ends_streams(tmp_path: Path) -> None:
-    """A stream serves only the principal that opened it."""
     async with guarding(tmp_path) as served:
         caller = served.caller("root")
         async with caller:
@@ -173,10 +164,7 @@ async def test_a_token_that_becomes_somebody_elses_ends_streams(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("policy", ['loopback_principal = "root"', ""])
-async def test_who_shows_nothing_on_loopback(tmp_path: Path, policy: str) -> None:
-    """On loopback a caller without a credential is the policy's loopback principal, or is refused if there is none; a
-    caller with an invalid token is always refused.
-    """
+async def test_caller_without_credential_on_loopback_is_its_principal_or_refused(tmp_path: Path, policy: str) -> None:
     grants = '[[grant]]\nto = ["root"]\nroles = ["observe"]\ntopics = ["*"]\n'
     async with guarding(tmp_path, f"{policy}\n{grants}") as served:
         if policy:

@@ -63,7 +63,6 @@ def check_values(items: list[PartitionResult]) -> list[str]:
 
 @BY_EACH_PATH
 async def test_values_that_do_not_fit_into_a_result_are_left_out_and_marked(run_daemon: RunDaemon, path: str) -> None:
-    """A wait on 1,100 keys with 4 KiB each, and a small one behind it. Another wait returns the rest."""
     daemon = await run_daemon()
     await signal_all(daemon)
     await register(daemon, on_all_keys(1), signal(2, KEYS[0], timeout_ms=0))
@@ -95,7 +94,6 @@ async def test_unary_wait_returns_as_much(run_daemon: RunDaemon) -> None:
 
 @BY_EACH_PATH
 async def test_many_results_with_values_are_cut_into_messages(run_daemon: RunDaemon, path: str) -> None:
-    """Each of 1,100 waits gets its whole value: the messages are cut, not the results."""
     daemon = await run_daemon()
     await signal_all(daemon)
     await register(daemon, *(signal(place, key, timeout_ms=0) for place, key in enumerate(KEYS, 1)))
@@ -105,9 +103,7 @@ async def test_many_results_with_values_are_cut_into_messages(run_daemon: RunDae
 
 @BY_EACH_PATH
 async def test_reasons_of_a_source_do_not_make_a_result_unreadable(run_daemon: RunDaemon, path: str) -> None:
-    """Another caller's source gives a reason of the maximum length for each of 2,000 marks: those that do not fit are
-    left out, the times are not.
-    """
+    """Reasons that do not fit are left out, the times are not."""
     daemon = await run_daemon()
     reason = "\N{SNOWMAN}" * REASON_LENGTH_MAX
     async with DaemonChannel(daemon.address) as channel:
@@ -134,7 +130,6 @@ async def test_reasons_of_a_source_do_not_make_a_result_unreadable(run_daemon: R
 
 @pytest.mark.parametrize(("items", "length", "fits"), [(2_000, 249, True), (2_926, 249, True), (2_927, 249, False)])
 def test_settings_that_allow_a_larger_result_are_refused(items: int, length: int, fits: bool) -> None:
-    """The error names both settings and the size."""
     wanted = {"items_per_operation_max": items, "topic_length_max": length}
     if fits:
         LimitsSettings(**wanted)

@@ -47,7 +47,6 @@ def test_every_hook_reaches_all_listeners() -> None:
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_hook_that_raises_is_counted_and_the_others_are_called(hook: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged once, with the name of the hook."""
     called: list[str] = []
 
     def call(*_event: object) -> None:
@@ -73,9 +72,6 @@ def test_hook_that_raises_is_counted_and_the_others_are_called(hook: str, caplog
 async def test_daemon_with_a_faulty_listener_delivers_everything(
     run_daemon: RunDaemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, extension: type[Extension]
 ) -> None:
-    """Two principals wait, in sessions and by unary calls, while all hooks of the extension's listener raise: none of
-    their results is missing or different, and the metrics count the faults.
-    """
     faulty: dict[Extension, Listener] = {}
     real: Any = extension.listener
 
@@ -132,7 +128,6 @@ def expired_host(listener: Listener | None = None) -> tuple[Host, list[Session]]
 def test_results_that_cannot_be_handed_over_do_not_hold_back_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One session's outbox fails; the sessions before and behind it get their results from the same call."""
     host, sessions = expired_host()
 
     def fault(_completions: Completions) -> None:
@@ -145,7 +140,6 @@ def test_results_that_cannot_be_handed_over_do_not_hold_back_others(
 
 
 def test_results_without_a_reason_why_marks_are_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connector's state that cannot be evaluated costs the reason, not the result."""
     host, sessions = expired_host()
     host.sources.attach("source", "bob", ["t"], 1)
 

@@ -141,9 +141,7 @@ async def read_with_cuts(
 async def test_results_around_each_size_are_delivered_once_in_order(
     run_daemon: RunDaemon, tmp_path: Path, path: str, size: int
 ) -> None:
-    """Operations with many items, many operations that end together, and many refused and cancelled ones. The
-    connection is cut after every seven results, in the middle of messages.
-    """
+    """The connection is cut after every seven results, in the middle of messages."""
     daemon = await run_daemon("--data-dir", str(tmp_path / "data"))
     operations, ids = large_operations(size), count(100)
     waits = [produce(next(ids), "later", 1, timeout_ms=60_000) for _ in range(size)]
@@ -175,7 +173,6 @@ async def test_results_around_each_size_are_delivered_once_in_order(
 @pytest.mark.usefixtures("small_sizes")
 @pytest.mark.parametrize("size", [SMALL - 1, SMALL, SMALL + 1])
 async def test_client_and_unary_calls_around_each_size(run_daemon: RunDaemon, size: int) -> None:
-    """Single waits, a batch, unary calls, events and cancels, as many of each, and `tail` sees what it has room for."""
     daemon = await run_daemon()
     async with AsyncClient(daemon.address) as client, DaemonChannel(daemon.address) as channel:
         tail = channel.stub.TailResults(wire.TailResultsRequest())
@@ -220,9 +217,7 @@ async def is_pending(channel: DaemonChannel, count_: int) -> bool:
 async def test_results_around_the_real_sizes_survive_a_kill(
     start_daemon: StartDaemon, tmp_path: Path, path: str, size_max: int
 ) -> None:
-    """A result with as many items as a message may have, and as many results, each with a small one behind. The daemon
-    is killed while they are read, and the next one continues with the same numbers.
-    """
+    """The next daemon continues with the same numbers."""
     flags = [
         "--data-dir",
         str(tmp_path / "data"),
@@ -259,7 +254,6 @@ async def test_results_around_the_real_sizes_survive_a_kill(
 
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 async def test_message_of_exactly_the_largest_size_is_not_cut(monkeypatch: pytest.MonkeyPatch, columns: bool) -> None:
-    """Three results whose message has one byte more, as many, and one byte less than the limit."""
     lengths: list[list[int]] = []
     whole = 0
     for more in (0, -1, 0, 1):
@@ -287,7 +281,6 @@ def length_of(batch: wire.ResultBatch) -> int:
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
 async def test_page_ends_with_the_operation_that_fills_it(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
-    """Pages as large as two operations, and one byte less and more: each ends with the operation that fills it."""
     async with serving() as served:
         operations = [produce(number, "t", 1, timeout_ms=60_000) for number in range(1, 10)]
         batch = register_batch(*operations)

@@ -67,9 +67,6 @@ def retry_ms(error: grpc.aio.AioRpcError) -> int:
 
 @pytest.mark.parametrize("name", ["calls_max", "calls_per_caller_max", "calls_per_connection_max"])
 async def test_calls_in_flight_are_limited(name: str) -> None:
-    """Calls up to the limit are served. The next one is refused with the name of the limit, and succeeds after one has
-    ended. Another caller is bound only by the limit on all calls.
-    """
     heard = CallRefusals()
     settings = HostSettings(LimitsSettings(**{name: 3}), shares=SharesSettings(times_free=0))
     async with serving(settings, listener=heard) as served:
@@ -126,9 +123,7 @@ class Context:
 
 @pytest.mark.parametrize("principals", [["bob", "ann", "eve"], ["", "", ""]], ids=["principals", "connections"])
 def test_calls_of_one_caller_leave_room_for_others(principals: list[str]) -> None:
-    """One caller gets two thirds of the calls that fit into the memory budget, on however many connections; the next
-    ones two thirds of the rest. Events have their reserve.
-    """
+    """Two thirds of those that fit into the budget; the next one two thirds of the rest. Events have a reserve."""
     shares = Shares(HostSettings(), Engine(EngineLimits(), 0))
     shares.budget.bytes_max = 32 * CALL_BYTES * call_gate.CALLS_SHARE
     gate = CallGate(FairQueue(), LimitsSettings(), shares=shares)
@@ -159,9 +154,7 @@ def slow_clock() -> Callable[[], int]:
 async def test_calls_that_wait_for_a_turn_are_limited(
     queued: int, is_filling: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Below the limit of 2 queued calls, another call is accepted; at or above it, it is refused before it is read. The
-    limit is lower while uncounted memory fills the budget.
-    """
+    """The limit is lower while uncounted memory fills the budget."""
     monkeypatch.setattr(call_gate, "QUEUED_WHEN_FILLING_MAX", 2)
     shares = Shares(HostSettings(), Engine(EngineLimits(), 0))
     shares.budget.uncounted_bytes = int(is_filling)
@@ -187,7 +180,6 @@ async def test_calls_that_wait_for_a_turn_are_limited(
 
 
 async def test_the_rate_of_calls_is_limited() -> None:
-    """At 10 per second, ten calls are accepted at once. The eleventh is accepted after the delay that it was given."""
     now_s = 100.0
     gate = CallGate(FairQueue(), LimitsSettings(calls_per_second_max=10), now_s=lambda: now_s)
     account, context = Accounts().nobody, Context()
@@ -207,7 +199,6 @@ async def test_the_rate_of_calls_is_limited() -> None:
 
 
 async def test_calls_past_their_deadline_are_not_served() -> None:
-    """A call that arrives too late, or whose deadline passes while it waits for its turn, is not served."""
     heard = CallRefusals()
     gate = CallGate(FairQueue(), LimitsSettings(), heard)
     account = Accounts().nobody
@@ -223,7 +214,6 @@ async def test_calls_past_their_deadline_are_not_served() -> None:
 
 
 async def test_calls_that_wait_at_shutdown_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They get UNAVAILABLE and are not served."""
     async with serving() as served:
         queue = served.host.fair_queue
         monkeypatch.setattr(queue, "_now_us", slow_clock())
@@ -238,7 +228,6 @@ async def test_calls_that_wait_at_shutdown_are_refused(monkeypatch: pytest.Monke
 
 
 def test_the_operator_is_told_which_limit_refuses_calls(caplog: pytest.LogCaptureFixture) -> None:
-    """One log line names the limit, however many calls are refused; missed deadlines are not logged as a limit."""
     clock = ManualClock()
     told = RefusalLog(clock)
     for _ in range(100):
@@ -259,7 +248,6 @@ class Counting(RecordingListener):
 
 
 async def test_a_flood_does_not_hold_up_another_callers_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While 900 calls of one caller wait, an event of another caller gets its turn after a slice or two of theirs."""
     heard = Counting()
     take_turn = CallGate.call_turn
 

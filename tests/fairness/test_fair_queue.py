@@ -40,7 +40,6 @@ def start(*works: Coroutine[Any, Any, None]) -> list[asyncio.Task[None]]:
 
 
 async def test_an_idle_loop_grants_a_turn_immediately() -> None:
-    """The task is not suspended, and the turn is not reported as one that waited."""
     queue = Queue()
     caller = queue.enter("a")
     with pytest.raises(StopIteration):
@@ -50,7 +49,6 @@ async def test_an_idle_loop_grants_a_turn_immediately() -> None:
 
 
 async def test_work_beyond_the_time_of_an_iteration_is_deferred() -> None:
-    """Two units fill the first iteration; the others wait for the following ones."""
     queue = Queue()
     caller = queue.enter("a")
     half_us = LOOP_TURN_US_MAX // 2
@@ -60,7 +58,6 @@ async def test_work_beyond_the_time_of_an_iteration_is_deferred() -> None:
 
 
 async def test_a_light_caller_overtakes_a_heavy_one() -> None:
-    """A caller with little to do does not wait for another caller's backlog."""
     queue = Queue()
     heavy, light = queue.enter("heavy"), queue.enter("light")
     works = start(*(queue.work(heavy, "heavy", cost_us=LOOP_TURN_US_MAX) for _ in range(10)))
@@ -71,7 +68,6 @@ async def test_a_light_caller_overtakes_a_heavy_one() -> None:
 
 
 async def test_callers_share_by_time_and_not_by_number_of_turns() -> None:
-    """A caller whose turns take four times as long gets a quarter as many."""
     queue = Queue()
     callers = {name: queue.enter(name) for name in ("long", "short")}
     works = start(
@@ -84,7 +80,6 @@ async def test_callers_share_by_time_and_not_by_number_of_turns() -> None:
 
 
 async def test_each_turn_is_charged_its_own_time() -> None:
-    """A short turn does not pay for a long one of another caller in the same loop iteration."""
     queue = Queue()
     heavy, light = queue.enter("heavy"), queue.enter("light")
     await asyncio.gather(*start(queue.work(heavy, "heavy", cost_us=600), queue.work(light, "light", cost_us=100)))
@@ -93,7 +88,6 @@ async def test_each_turn_is_charged_its_own_time() -> None:
 
 
 async def test_events_run_before_registrations_before_inspections() -> None:
-    """Within one caller; work of the same kind runs in order of arrival."""
     queue = Queue()
     caller = queue.enter("a")
     kinds = {INSPECTIONS: "inspection", REGISTRATIONS: "registration", EVENTS: "event"}
@@ -106,7 +100,6 @@ async def test_events_run_before_registrations_before_inspections() -> None:
 
 
 async def test_a_cancelled_waiter_is_skipped() -> None:
-    """It costs no other waiter a turn, and its caller is forgotten when its calls have ended."""
     queue = Queue()
     one, other = queue.enter("one"), queue.enter("other")
     works = start(
@@ -125,7 +118,6 @@ async def test_a_cancelled_waiter_is_skipped() -> None:
 
 
 async def test_the_expected_wait_follows_recent_turns() -> None:
-    """With turns of 2 ms and 20 waiting calls, one more would wait for about 40 ms."""
     queue = Queue()
     caller = queue.enter("a")
     works = start(*(queue.work(caller, number, cost_us=2_000) for number in range(200)))
@@ -148,7 +140,6 @@ class Arrival(NamedTuple):
     st.sampled_from([50, 400, LOOP_TURN_US_MAX]),
 )
 def test_a_waiter_waits_for_at_most_one_turn_of_each_other_caller(arrivals: list[Arrival], cost_us: int) -> None:
-    """With equal costs: while a caller's work waits, each other caller has at most one turn before its next."""
     history: list[tuple[str, int]] = []
 
     async def play() -> None:

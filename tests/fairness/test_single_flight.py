@@ -39,7 +39,6 @@ async def test_a_cancelled_computation_is_not_reused(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_failed_computation_is_not_reused() -> None:
-    """Its callers get its error, and the next caller a new computation."""
     answers: list[Exception | int] = [ValueError("a fault"), 7]
 
     async def compute() -> int:

@@ -12,7 +12,6 @@ from purgatory.service.settings import LimitsSettings
 
 
 async def test_a_call_that_a_standard_service_aborts() -> None:
-    """An unknown service in a health check is counted once, as NOT_FOUND, and a successful check as OK."""
     server, gate, registry = grpc.aio.server(), CallGate(FairQueue(), LimitsSettings()), CollectorRegistry()
     service = health_pb2.DESCRIPTOR.services_by_name["Health"]
     add_standard_service(health.aio.HealthServicer(), server, gate, service)

@@ -233,7 +233,7 @@ def test_metrics_page_is_current(scraped: tuple[list[Metric], list[Metric]]) -> 
 
 
 def test_every_series_is_there_from_the_start(scraped: tuple[list[Metric], list[Metric]]) -> None:
-    """No later event adds a series, except a source that attaches, so `increase()` never misses a first value."""
+    """Except for a source that attaches, so `increase()` never misses a first value."""
     before, after = map(series_of, scraped)
     assert before
     assert {name for name, _ in after - before} <= {
@@ -245,7 +245,6 @@ def test_every_series_is_there_from_the_start(scraped: tuple[list[Metric], list[
 
 
 def test_calls_are_counted_by_method_and_status(scraped: tuple[list[Metric], list[Metric]]) -> None:
-    """Each call is counted once, whether it was answered, refused or aborted; so are its bytes."""
     values = {
         (sample.name, sample.labels.get("method"), sample.labels.get("code")): sample.value
         for family in scraped[1]

@@ -14,9 +14,7 @@ from tests.scripts.engine_level import EngineLevel
 
 
 async def test_samples_become_rates_and_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rates are per second between samples, whatever happens to the wall clock; percentiles cover that interval only,
-    and are None if nothing ended.
-    """
+    """Whatever happens to the wall clock; percentiles cover the interval between two samples only."""
     async with serving() as served:
         metrics = Metrics()
         hour = LastHour(served.host, metrics)
@@ -40,7 +38,6 @@ async def test_samples_become_rates_and_percentiles(monkeypatch: pytest.MonkeyPa
 
 
 async def test_samples_are_an_hour_at_most() -> None:
-    """The oldest sample makes room for a new one."""
     async with serving() as served:
         hour = LastHour(served.host, Metrics())
         for number in range(SAMPLES_MAX + 50):
@@ -54,9 +51,7 @@ def held(rings: list[WheelRing]) -> int:
 
 
 def test_large_buckets_are_counted_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without time for it, a large bucket has a lower bound; it is counted in a later picture, and forgotten once it
-    is small again.
-    """
+    """Without time for it, a large bucket has a lower bound until a later picture."""
     level = EngineLevel.played(f"produce 1..{3 * COUNTED_AT_ONCE} orders-0@5 timeout=9000")
     buckets = BucketCounts(level.engine)
     monkeypatch.setattr(daemon_views, "COUNT_S", -1.0)

@@ -59,7 +59,6 @@ async def test_rings_at_the_beginning_of_a_millisecond_and_not_before(make: Make
 
 @both
 async def test_only_the_last_setting_rings(make: Make) -> None:
-    """A new setting, earlier or later, replaces the previous one."""
     rings = Rings()
     alarm = make(rings.ring)
     alarm.set(3_600_000)
@@ -95,7 +94,6 @@ async def test_closed_alarm_is_silent(make: Make) -> None:
 
 
 async def test_the_loop_rings_where_the_kernel_has_no_timers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is an alarm on a system without the call, and on one that refuses it."""
     assert isinstance(make_alarm(print), KernelAlarm)
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
     assert isinstance(make_alarm(print), LoopAlarm)

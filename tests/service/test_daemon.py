@@ -96,7 +96,6 @@ def test_start_line_and_probes(shared_daemon: DaemonProcess) -> None:
 
 
 def test_reflection_lists_and_describes_the_service(channel: grpc.Channel) -> None:
-    """A generic client finds the service and the file that defines it, without our stubs."""
     requests = [
         reflection_pb2.ServerReflectionRequest(list_services=""),
         reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
@@ -130,10 +129,7 @@ def work_of_every_outcome(daemon: DaemonThread, channel: grpc.Channel) -> object
 
 
 def test_metrics_add_up_and_pass_the_linter(serve_daemon: ServeDaemon) -> None:
-    """For each kind, registered = satisfied + failed + expired + cancelled + shutting_down + pending.
-
-    Promtool reports nothing; if it is not installed, each family has a help text, a type and a unique name.
-    """
+    """If promtool is not installed, each family has a help text, a type and a unique name."""
     daemon = serve_daemon()
     with grpc.insecure_channel(daemon.address) as channel:
         held = work_of_every_outcome(daemon, channel)
@@ -162,10 +158,7 @@ def test_metrics_add_up_and_pass_the_linter(serve_daemon: ServeDaemon) -> None:
 
 
 def test_sigterm_answers_everything_and_exits_0(start_daemon: StartDaemon) -> None:
-    """Each pending wait ends with the outcome of a shutdown, and a load balancer that watches gets NOT_SERVING.
-
-    A health watch and an idle stream of events are closed at once, and not at the end of the grace period.
-    """
+    """A health watch and an idle stream of events are closed at once, and not at the end of the grace period."""
     daemon = start_daemon("--shutdown-grace-ms", "600000")
     with grpc.insecure_channel(daemon.address) as channel:
         stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
@@ -201,9 +194,7 @@ def session_that_never_reads(daemon: DaemonProcess | DaemonThread) -> Iterator[N
 
 
 def test_second_signal_ends_at_once(start_daemon: StartDaemon) -> None:
-    """A client that does not read delays the first shutdown: the daemon is alive, not ready. The second signal does not
-    wait.
-    """
+    """A client that does not read delays the first shutdown: the daemon is alive, not ready."""
     daemon = start_daemon("--shutdown-grace-ms", "600000")
     with session_that_never_reads(daemon):
         daemon.process.send_signal(signal.SIGTERM)
@@ -261,7 +252,6 @@ def test_two_signals_at_once_are_one_shutdown(start_daemon: StartDaemon, tmp_pat
 
 
 def test_grace_period_bounds_the_shutdown(serve_daemon: ServeDaemon, caplog: pytest.LogCaptureFixture) -> None:
-    """Results that a client does not read are dropped after the grace period; the log has their number."""
     daemon = serve_daemon("--shutdown-grace-ms", "300")
     with session_that_never_reads(daemon):
         daemon.stop()
@@ -294,8 +284,7 @@ def test_settings_of_a_daemon(start_daemon: StartDaemon) -> None:
     assert messages[-1] == "stopped"
 
 
-def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
-    """Both are printed on stdout, and the exit code is 0."""
+def test_help_and_version_go_to_stdout_and_exit_0(capsys: pytest.CaptureFixture[str]) -> None:
     for flag in ("--help", "--version"):
         assert serve_command([flag]) == 0
     printed, errors = capsys.readouterr()
@@ -306,7 +295,6 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bad_setting_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
-    """The line names the setting, and no traceback is printed."""
     assert serve_command(["--http-address", "nowhere"]) == 2
     printed, errors = capsys.readouterr()
     assert printed == ""
@@ -314,7 +302,6 @@ def test_bad_setting_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_port_in_use_is_one_line_and_exit_1(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
-    """The line has the address, the setting and the reason: a second daemon never shares the first one's port."""
     flags = ["--grpc-address", shared_daemon.address, "--http-address", "127.0.0.1:0"]
     ended = run_to_end(tmp_path, flags)
     assert ended.returncode == 1
@@ -330,7 +317,6 @@ async def test_http_port_in_use(shared_daemon: DaemonProcess, run_daemon: RunDae
 
 
 async def test_the_journal_is_closed_where_the_archive_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is raised, but only after the journal has written its last group and released its folder."""
     close = ArchiveListener.close
 
     async def close_and_fail(archive: ArchiveListener, now_ms: int, timeout_s: float) -> None:

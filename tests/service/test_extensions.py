@@ -16,9 +16,7 @@ NAMES = [extension.name for extension in ALL]
 
 @pytest.mark.parametrize("loaded", ["none", *NAMES])
 async def test_daemon_with_these_extensions(run_daemon: RunDaemon, loaded: str) -> None:
-    """The daemon serves a wait, its metrics and its probes. The page, and the calls and counts of webhooks, exist only
-    with their extension.
-    """
+    """The page, and the calls and counts of webhooks, exist only with their extension."""
     daemon = await run_daemon("--extensions", loaded)
     service = "/purgatory.v1.PurgatoryService"
     wait = {"operation": {"timeoutMs": 0, "signal": {"keys": [{"key": "jobs/7"}]}}}
@@ -44,14 +42,12 @@ async def test_daemon_with_these_extensions(run_daemon: RunDaemon, loaded: str) 
         assert (status, "callback_url" in answer["message"]) == (400, True), answer
 
 
-def test_unknown_extension() -> None:
-    """An unknown extension is refused, with the known names."""
+def test_unknown_extension_is_refused_with_the_known_names() -> None:
     with pytest.raises(StartupError, match="unknown extension 'webhook'; known: all, none, fleet, tracing, archive"):
         chosen(ALL, ALL_SETTINGS(extensions="page webhook"))
 
 
-def test_setting_of_an_extension_that_is_not_loaded(tmp_path: Path) -> None:
-    """The setting is refused, because it would have no effect."""
+def test_setting_of_an_extension_that_is_not_loaded_is_refused(tmp_path: Path) -> None:
     settings = load_settings({"extensions": "page", "archive": {"uri": str(tmp_path)}}, ALL_SETTINGS)
     with pytest.raises(StartupError, match=r"archive.uri is set, but the extension archive is not loaded"):
         chosen(ALL, settings)

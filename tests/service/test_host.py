@@ -29,9 +29,7 @@ from tests.kit.served_host import Peer, RecordingListener, apply_events, refused
 async def test_dropped_sessions_end_after_a_fault(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If cancelling a slice of a dropped session's operations fails, the error is logged, and the rest is cancelled
-    after a pause. An error in the first slice is raised in the caller, and the rest is cancelled as well.
-    """
+    """An error in the first slice is raised in the caller; the rest is cancelled after a pause."""
     monkeypatch.setattr(sizes, "WORK_PER_SLICE", 20)
     monkeypatch.setattr(host_module, "RETRY_AFTER_FAULT_S", 0)
     host = Host(Engine(EngineLimits(), 1), ManualClock(1), HostSettings())
@@ -55,7 +53,6 @@ async def test_dropped_sessions_end_after_a_fault(
 
 
 async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tasks run before the batch is complete, and the merged receipt equals that of a single call."""
     monkeypatch.setattr(sizes, "WORK_PER_SLICE", 20)
     listener = RecordingListener()
     clock = ManualClock(1)
@@ -110,9 +107,6 @@ def host_of(clock: MicrosecondClock) -> Host:
 
 @pytest.mark.parametrize("part_us", [0, 1, 500, 999])
 def test_nothing_expires_before_its_timeout_by_the_finest_clock(part_us: int) -> None:
-    """A wait that is registered at any point of a millisecond expires less than one millisecond after its whole
-    timeout.
-    """
     clock = MicrosecondClock(10_000 + part_us)
     host = host_of(clock)
     session, _ = host.sessions.open("s", clock.now_ms())
@@ -125,7 +119,6 @@ def test_nothing_expires_before_its_timeout_by_the_finest_clock(part_us: int) ->
 
 
 def test_registrations_do_not_hold_back_those_that_are_due() -> None:
-    """A wait expires in time although there are several registrations in each millisecond, and before each turn."""
     clock = MicrosecondClock(10_000)
     host = host_of(clock)
     session, _ = host.sessions.open("s", clock.now_ms())
@@ -151,7 +144,6 @@ class BrokenClock(SystemClock):
 
 
 async def test_the_reaper_survives_whatever_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exception is logged and counted, and waits still expire afterwards."""
     monkeypatch.setattr(reaper_module, "RETRY_S", 0.01)
     monkeypatch.setattr(reaper_module, "SLEEP_MS_MAX", 20)
     listener = RecordingListener()
@@ -168,10 +160,7 @@ async def test_the_reaper_survives_whatever_is_raised(monkeypatch: pytest.Monkey
     await host.stop()
 
 
-async def test_the_end_forgets_nobody() -> None:
-    """Every wait is answered as SHUTTING_DOWN, streams end with GoingAway, new work is refused, and the counts are
-    consistent.
-    """
+async def test_drain_answers_every_wait_and_stream_and_refuses_new_work() -> None:
     async with serving() as served:
         unary = asyncio.create_task(_wait(served.stub.Wait, wire.WaitRequest(operation=produce(1, "a", 1))))
         peer = await Peer(served, "s").open()
@@ -209,7 +198,6 @@ async def _wait(call: grpc.aio.UnaryUnaryMultiCallable, request: wire.WaitReques
 
 
 async def test_the_end_does_not_wait_for_a_peer_that_acknowledges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written results that have not been acknowledged for a while do not delay shutdown any longer."""
     monkeypatch.setattr(draining, "UNACKNOWLEDGED_MS_MAX", 50)
     async with serving() as served:
         peer = await Peer(served, "s").open()

@@ -46,7 +46,6 @@ def events_receipt(next_index: int, unchanged: int = 0, refusals: list[Refusal] 
 
 
 def test_waits_are_kept_by_kind_and_outcome() -> None:
-    """Each pair has its own histogram, counting every operation of it."""
     metrics = Metrics()
     completions = completions_of(
         (PRODUCE, SATISFIED, 3, 0, [0]),
@@ -88,7 +87,6 @@ def test_expired_ones_give_lateness_and_pending_partitions() -> None:
 
 
 def test_events_are_counted_slice_by_slice() -> None:
-    """Only the events of a slice are counted, each once: applied, stale or refused."""
     metrics = Metrics()
     batch = EventBatch([HIGH_WATERMARK, HIGH_WATERMARK, LEADER_APPEND, 99])
     fenced = Refusal(1, 9, "leader_epoch", "older", FENCED_LEADER_EPOCH)
@@ -113,8 +111,7 @@ def test_unknown_event_types_share_one_name() -> None:
     assert metrics.event_results["unknown", "applied"] == 1_000
 
 
-def test_refusals_and_repeats() -> None:
-    """Refusals are counted by code, repeated registrations by kind."""
+def test_refusals_are_counted_by_code_and_repeats_by_kind() -> None:
     metrics = Metrics()
     metrics.refused([Refusal(index, 8, "", "") for index in range(3)])
     metrics.refused([Refusal(0, 8, "", "")])
@@ -135,8 +132,7 @@ def test_bounds_are_inclusive_and_cumulative() -> None:
     assert histogram.sum_seconds == pytest.approx(0.024)
 
 
-def test_column_equals_single_values() -> None:
-    """observe_all of a column equals observing each value."""
+def test_observed_column_equals_its_single_values() -> None:
     seeded = random.Random(8131)
     values = [seeded.randrange(100) for _ in range(1_000)]
     column, single = Histogram((5, 50)), Histogram((5, 50))
@@ -147,17 +143,14 @@ def test_column_equals_single_values() -> None:
     assert column.sum_ms == single.sum_ms
 
 
-def test_nothing_observed() -> None:
-    """All rows exist, at zero."""
+def test_histogram_without_values_has_all_rows() -> None:
     histogram = Histogram((1,))
     assert histogram.cumulative() == [("0.001", 0), ("+Inf", 0)]
     assert histogram.sum_seconds == 0
 
 
 def test_reached_limits_are_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    """For each limit, a line is logged at once, then one every ten seconds with the count since; other refusals are not
-    logged.
-    """
+    """At once, then every ten seconds with the count since; other refusals are not logged."""
     clock = ManualClock()
     log = RefusalLog(clock)
     full = [Refusal(place, 8, f"produce.partitions[{place}]", "no room for partitions") for place in range(3)]

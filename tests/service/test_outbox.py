@@ -139,7 +139,6 @@ def test_results_that_came_one_by_one_are_put_together(count: int, steps: list[t
 
 
 def test_a_thousand_results_one_by_one_take_little() -> None:
-    """Unread results that were added one by one take some hundred bytes each, not a kilobyte."""
     outbox = Outbox()
     single_results(1_000, outbox)
     assert len(outbox._unwritten) < 100

@@ -87,9 +87,7 @@ class Oracle:
 @settings(max_examples=40)
 @given(Steps)
 def test_an_id_is_accepted_once_or_has_a_refused_result(steps: list[tuple[list[int], str]]) -> None:
-    """An oracle checks every id after every batch: an id that was in a batch refused as a whole is not reported as
-    known unless it was accepted, or has a refused result.
-    """
+    """An id of a batch that was refused as a whole is not reported as known unless it was accepted, or has a result."""
     host, session = opened()
     oracle = Oracle()
     for ids, form in steps:
@@ -111,7 +109,6 @@ def test_an_id_is_accepted_once_or_has_a_refused_result(steps: list[tuple[list[i
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 40), max_size=20)), max_size=20))
 def test_ranges_hold_what_a_set_would(steps: list[tuple[bool, list[int]]]) -> None:
-    """After adding and removing in any order, the ranges equal a set; also after packing and unpacking."""
     ids, expected = RefusedIds(), set[int]()
     for is_added, some in steps:
         if is_added:
@@ -144,7 +141,6 @@ async def refused_in_slices(monkeypatch: pytest.MonkeyPatch, is_cancelled: bool)
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
 async def test_many_ids_are_noted_in_slices(monkeypatch: pytest.MonkeyPatch, is_cancelled: bool) -> None:
-    """Other tasks run in between, the session's next batch waits, and no id is missing if the call is cancelled."""
     host, session = await refused_in_slices(monkeypatch, is_cancelled)
     assert [one for one in range(12) if one in session.refused_ids] == list(range(1, 9))
     receipt = await session_requests.register_or_refuse(host, session, batch_of([4, 8, 9, 10], "columns"))
@@ -168,7 +164,6 @@ async def test_while_another_batch_is_registered_no_id_is_looked_at(monkeypatch:
 
 @pytest.mark.parametrize("extra", [0, 1])
 def test_a_session_with_too_many_gaps_takes_nothing_more(extra: int) -> None:
-    """At the limit the session continues; with one more range it reports that it must be closed."""
     host, session = opened()
     gaps = list(range(2, 2 * (sizes.REFUSED_ID_RANGES_MAX + extra) + 1, 2))
     for first in range(0, len(gaps), BATCH_MAX):

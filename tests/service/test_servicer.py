@@ -29,7 +29,6 @@ async def wait(served: ServedHost, operation: operation_pb2.Operation) -> result
 
 
 async def test_a_wait_ends_when_its_mark_is_reached(served: ServedHost) -> None:
-    """The answer has the outcome, the caller's own id and the offset reached."""
     task = asyncio.create_task(wait(served, produce(77, "orders", 42, partition=3)))
     await eventually(lambda: served.host.engine.pending == 1, "one pending")
     receipt = await served.high_watermark("orders", 43, partition=3)
@@ -41,7 +40,6 @@ async def test_a_wait_ends_when_its_mark_is_reached(served: ServedHost) -> None:
 
 
 async def test_a_caller_that_goes_away_cancels_its_wait(served: ServedHost) -> None:
-    """If the call is cancelled or its own deadline passes, nothing stays pending."""
     request = wire.WaitRequest(operation=produce(1, "orders", 42))
     call = served.stub.Wait(request)
     await eventually(lambda: served.host.engine.pending == 1, "one pending")
@@ -56,14 +54,12 @@ async def test_a_caller_that_goes_away_cancels_its_wait(served: ServedHost) -> N
 @pytest.mark.parametrize("method", ["Wait", "Advance", "Register", "GetStatus", "Cancel"])
 @pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x0a\x05\x12"])
 async def test_bytes_that_are_no_message_are_invalid(served: ServedHost, method: str, data: bytes) -> None:
-    """Undecodable bytes are INVALID_ARGUMENT, and the daemon continues."""
     with refused(grpc.StatusCode.INVALID_ARGUMENT):
         await served.raw(method)(data)
     assert await served.pending() == 0
 
 
 async def test_wrong_utf8_is_invalid(served: ServedHost) -> None:
-    """Invalid UTF-8 is refused in a unary request, and in a stream, which then ends with the same status."""
     data = wire.WaitRequest(operation=signal(1, "AAAA")).SerializeToString().replace(b"AAAA", b"\xff\xfe\xfdA")
     with refused(grpc.StatusCode.INVALID_ARGUMENT, "UTF-8"):
         await served.raw("Wait")(data)
@@ -78,7 +74,6 @@ async def test_wrong_utf8_is_invalid(served: ServedHost) -> None:
 
 
 async def test_a_message_that_is_too_big_is_refused(served: ServedHost) -> None:
-    """A message over the limit is RESOURCE_EXHAUSTED from gRPC itself, unary and in a stream; the daemon continues."""
     with refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
         await served.raw("Wait")(b"x" * 200_000)
     peer = await Peer(served, "a").open()
@@ -89,7 +84,6 @@ async def test_a_message_that_is_too_big_is_refused(served: ServedHost) -> None:
 
 
 async def test_a_stream_of_events_is_answered_in_order(served: ServedHost) -> None:
-    """Each message gets one answer, even if none of its events had an effect."""
     stream = served.stub.AdvanceStream()
     waiting = asyncio.create_task(wait(served, signal(1, "done")))
     await eventually(lambda: served.host.engine.pending == 1, "one pending")

@@ -28,7 +28,6 @@ async def drained(served: ServedHost, session_id: str) -> None:
 
 
 async def test_the_receipt_comes_before_any_result_of_its_batch() -> None:
-    """The receipt precedes all results of its batch, also for operations that are satisfied at registration."""
     async with serving() as served:
         await served.high_watermark("orders", 42)
         peer = await Peer(served, "s").open()
@@ -41,7 +40,6 @@ async def test_the_receipt_comes_before_any_result_of_its_batch() -> None:
 
 
 async def test_who_missed_results_is_told_as_often_as_it_asks() -> None:
-    """A client that had results of a forgotten session is informed that its session is new, each time it opens it."""
     async with serving() as served:
         for _ in range(2):
             peer = await Peer(served, "s").open(last_sequence=24)
@@ -58,7 +56,6 @@ async def test_who_missed_results_is_told_as_often_as_it_asks() -> None:
 
 
 async def test_a_broken_stream_loses_nothing_and_repeats_nothing() -> None:
-    """Unacknowledged results are sent again on the next stream, with their numbers; pending operations remain."""
     async with serving() as served:
         peer = await Peer(served, "s").open()
         await peer.registered(*(produce(place, "orders", place) for place in range(1, 11)))
@@ -81,7 +78,6 @@ async def test_a_broken_stream_loses_nothing_and_repeats_nothing() -> None:
 
 
 async def test_a_second_stream_takes_the_session_over() -> None:
-    """The first stream is informed and ends; results are sent on the second one only."""
     async with serving() as served:
         first = await Peer(served, "s").open()
         await first.registered(produce(1, "orders", 1))
@@ -96,7 +92,6 @@ async def test_a_second_stream_takes_the_session_over() -> None:
 
 
 async def test_register_and_stream_results_share_the_session() -> None:
-    """The same session is used by unary calls and a server stream, and acknowledged by a unary call."""
     async with serving() as served:
         batch = wire.RegisterBatch(
             batch_id=3,
@@ -121,7 +116,6 @@ async def test_register_and_stream_results_share_the_session() -> None:
 
 
 async def test_cancels_are_answered_on_the_stream() -> None:
-    """The answer has the ids cancelled now and those not pending; the results follow."""
     async with serving() as served:
         peer = await Peer(served, "s").open()
         await peer.registered(signal(1, "k"), signal(2, "k"))
@@ -145,7 +139,6 @@ async def test_cancels_are_answered_on_the_stream() -> None:
     ],
 )
 async def test_a_stream_that_breaks_the_rules_ends(messages: list[dict[str, object]]) -> None:
-    """The stream ends with INVALID_ARGUMENT, and the daemon continues."""
     async with serving() as served:
         peer = Peer(served, "s")
         for message in messages:
@@ -155,7 +148,6 @@ async def test_a_stream_that_breaks_the_rules_ends(messages: list[dict[str, obje
 
 
 async def test_a_session_ends_some_time_after_its_last_stream() -> None:
-    """The waits are then cancelled and the results dropped; before that the session can be resumed."""
     clock = ManualClock(1_000)
     settings = HostSettings(session=SessionSettings(heartbeat_interval_ms=40, ttl_ms=5_000))
     async with serving(settings, clock=clock) as served:
@@ -192,7 +184,6 @@ async def test_both_sides_hear_each_other() -> None:
 
 
 async def test_a_half_closed_stream_ends_when_all_is_told() -> None:
-    """A caller that has half-closed its stream still gets every result of its registrations, then status OK."""
     async with serving() as served:
         peer = await Peer(served, "s").open()
         await peer.register(produce(1, "orders", 1), signal(2, "k", 40))
@@ -206,9 +197,7 @@ async def test_a_half_closed_stream_ends_when_all_is_told() -> None:
 
 
 async def test_finished_sessions_make_room() -> None:
-    """At the limit, a disconnected session without pending operations and unacknowledged results is evicted; others are
-    kept.
-    """
+    """Without stream, pending operations and unacknowledged results; others are kept."""
     async with serving(HostSettings(limits=LimitsSettings(sessions_max=3))) as served:
         pending, unacknowledged, finished = [await Peer(served, name).open() for name in ("p", "u", "f")]
         await served.high_watermark("orders", 1)
@@ -256,7 +245,6 @@ MANY = 20_000
 
 
 async def test_a_stream_that_is_not_read_can_be_taken_over() -> None:
-    """The second stream gets every result; the first one ends although its peer never reads."""
     async with serving(HostSettings(session=SessionSettings(heartbeat_interval_ms=200))) as served:
         stuck = await Peer(served, "s").open()
         await stuck.send(register=produce_columns(range(1, MANY + 1), LONG_TOPIC))

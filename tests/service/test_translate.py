@@ -17,7 +17,6 @@ from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result
 
 
 def test_enums_of_the_wire_equal_the_engines_codes() -> None:
-    """Kinds, outcomes, event types and isolation levels have the same numbers on the wire as in the engine."""
     for kind, name in codes.KIND_NAMES.items():
         assert operation_pb2.OperationKind.Value(f"OPERATION_KIND_{name.upper()}") == kind
     for outcome, name in codes.OUTCOME_NAMES.items():
@@ -30,7 +29,6 @@ def test_enums_of_the_wire_equal_the_engines_codes() -> None:
 
 
 def test_every_result_column_is_in_all_messages() -> None:
-    """Each column of the engine is in rows, columns, `tail` and the client; a call would fail without it."""
     of_operation, of_item = RESULT_COLUMNS, RESULT_ITEM_COLUMNS
     for message, names in (
         (result_pb2.Result, {one.name for one in of_operation} - {"item_count"}),
@@ -60,7 +58,6 @@ def columns_of(slices: list[ResultSlice]) -> result_pb2.ResultColumns:
 
 
 def test_refused_results_keep_their_reason_in_both_shapes() -> None:
-    """The outcome is REFUSED with the refusal, in order."""
     refused = [
         RefusedOperation(Refusal(3, codes.INVALID_ARGUMENT, "timeout_ms", "-1 is not in 0..10"), 7, codes.PRODUCE),
         RefusedOperation(Refusal(4, codes.RESOURCE_EXHAUSTED, "operation_id", "full"), 8, codes.PRODUCE),

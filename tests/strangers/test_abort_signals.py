@@ -34,9 +34,7 @@ process.exit(0);
 
 @pytest.mark.xdist_group("strangers")
 def test_listeners_do_not_accumulate(shared_daemon: DaemonProcess) -> None:
-    """After 40 calls nothing listens to a signal of waits that have ended, and hardly anything to the connection's.
-    A hundred waits share one listener, all are cancelled by it, and Node warns of nothing.
-    """
+    """A hundred waits share one listener, all are cancelled by it, and Node warns of nothing."""
     BUILT.mkdir(parents=True, exist_ok=True)
     build_typescript()
     command = ["node", "--input-type=module", "-e", PROGRAM, shared_daemon.address]

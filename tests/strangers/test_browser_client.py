@@ -41,7 +41,6 @@ def page() -> Iterator[Page]:
 
 
 def test_a_browser_resumes_a_session_over_a_connection_that_is_cut(page: Page, shared_daemon: DaemonProcess) -> None:
-    """Each wait of a page that the daemon's own address has served is registered once, and ends once."""
     bundle = bundle_typescript()
     before = operations_of(shared_daemon)
     with proxy_thread(shared_daemon.http_address) as (proxy, thread):

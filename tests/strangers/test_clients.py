@@ -108,7 +108,6 @@ def as_expected(lines: list[list[str]]) -> list[tuple[int, bool, int]]:
 def test_each_wait_ends_exactly_once_over_a_connection_that_is_cut(
     client: list[str], shared_daemon: DaemonProcess, topic: str, tmp_path: Path
 ) -> None:
-    """The daemon registers each operation once, and the client delivers each result once, whenever it is cut off."""
     before = operations_of(shared_daemon)
     with (
         proxy_thread(shared_daemon.address) as (proxy, thread),
@@ -123,9 +122,7 @@ def test_each_wait_ends_exactly_once_over_a_connection_that_is_cut(
 def test_a_daemon_that_has_forgotten_the_session_is_told_of_what_is_pending(
     client: list[str], shared_daemon: DaemonProcess, other_daemon: DaemonProcess, topic: str, tmp_path: Path
 ) -> None:
-    """A connection that leads to another daemon begins a new session, as after a restart without a journal: what had no
-    result is registered again, and ends once.
-    """
+    """As after a restart without a journal: what had no result is registered again, and ends once."""
     with (
         proxy_thread(shared_daemon.address) as (proxy, thread),
         started(client, proxy.address, WAITS, tmp_path, topic) as ended,
@@ -167,9 +164,7 @@ class Standby(grpc.GenericRpcHandler):
 def test_of_several_daemons_the_one_that_serves_is_used(
     client: list[str], shared_daemon: DaemonProcess, topic: str, tmp_path: Path
 ) -> None:
-    """Given a daemon that stands by, an unknown name, and the daemon that serves, a client waits at the latter. In Go
-    and Java health checks find it, without a call to the standby. In TypeScript the session tries one after the other.
-    """
+    """In Go and Java health checks find it, without a call to the standby; TypeScript tries one by one."""
     standby = Standby()
     try:
         addresses = f"localhost:{standby.port},gone.invalid:7440,{shared_daemon.address}"

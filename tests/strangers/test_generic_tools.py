@@ -80,7 +80,6 @@ def going_on() -> Iterator[dict[str, subprocess.Popen[str]]]:
 def test_each_grpcurl_call_of_the_page_runs_in_its_order(
     daemon: DaemonProcess, going_on: dict[str, subprocess.Popen[str]]
 ) -> None:
-    """Each call prints the expected answer; calls that keep running are ended by later calls."""
     grpcurl = go_tool(GRPCURL)
     for line in printed("grpcurl"):
         words = [grpcurl, *shlex.split(line.replace("127.0.0.1:7440", daemon.address))[1:]]
@@ -102,7 +101,6 @@ def test_each_grpcurl_call_of_the_page_runs_in_its_order(
 
 @pytest.mark.xdist_group("strangers")
 def test_ghz_makes_the_calls_of_the_page(daemon: DaemonProcess) -> None:
-    """Ghz finds the method by reflection, and each of its thousand waits is answered with OK."""
     ghz = go_tool(GHZ)
     [line] = printed("ghz")
     words = shlex.split(line.replace("127.0.0.1:7440", daemon.address))[1:]
@@ -118,14 +116,12 @@ def mark_of_orders(daemon: DaemonProcess) -> list[str]:
 
 
 def test_buf_curl_as_the_page_shows_it(daemon: DaemonProcess) -> None:
-    """Buf curl calls the daemon over gRPC, with the types from reflection."""
     [line] = printed("buf curl")
     assert '"version"' in buf_curl(*shlex.split(line.replace("127.0.0.1:7440", daemon.address))[2:])
 
 
 @pytest.mark.parametrize("protocol", ["grpcweb", "connect"])
 def test_buf_curl_over_the_http_port(daemon: DaemonProcess, protocol: str) -> None:
-    """Buf curl speaks gRPC-Web, as docs/http.md shows it, and Connect."""
     [line] = printed("buf curl", (ROOT / "docs" / "http.md").read_text("utf-8"))
     line = line.replace("127.0.0.1:7441", daemon.http_address).replace("grpcweb", protocol)
     assert '"version"' in buf_curl(*shlex.split(line)[2:])

@@ -15,13 +15,11 @@ EXAMPLES = re.findall(r"grpcurl -plaintext -d '([^']*)' \S+ purgatory\.v1\.Purga
 
 
 def test_every_call_is_shown() -> None:
-    """A call that is added to the service is added to the page."""
     assert {name for _, name in EXAMPLES} == {method.name for method in SERVICE.methods}
 
 
 @pytest.mark.parametrize(("text", "name"), EXAMPLES, ids=[name for _, name in EXAMPLES])
 def test_its_json_is_a_request_of_the_call(text: str, name: str) -> None:
-    """Fields and enums are those of the contract; several messages only where the call takes a stream."""
     method = SERVICE.methods_by_name[name]
     decoder, rest, count = json.JSONDecoder(), text, 0
     while rest:

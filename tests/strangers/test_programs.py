@@ -19,14 +19,12 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("language", PROGRAMS)
 def test_the_page_prints_the_file(language: str) -> None:
-    """The page shows exactly the program that is run here."""
     [printed] = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
     assert printed == PROGRAMS[language][0].read_text("utf-8")
 
 
 @pytest.mark.xdist_group("strangers")
 def test_it_waits_and_is_answered(shared_daemon: DaemonProcess) -> None:
-    """Each program prints the outcome and the mark of the real daemon, and ends by itself."""
     for _, build, printed in PROGRAMS.values():
         ran = subprocess.run(
             [*build("once"), shared_daemon.address], capture_output=True, text=True, check=False, timeout=60
@@ -34,8 +32,7 @@ def test_it_waits_and_is_answered(shared_daemon: DaemonProcess) -> None:
         assert (ran.stdout, ran.returncode) == (printed, 0), ran.stderr
 
 
-def test_stated_versions() -> None:
-    """Go and npm fetch the buf that is tested here; no dependency needs a newer Node than the stated one."""
+def test_stated_versions_of_buf_and_node_are_the_tested_ones() -> None:
     [tested] = re.findall(r"^buf-bin==(\S+)$", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE)
     package = json.loads((CLIENTS / "typescript/package.json").read_text("utf-8"))
     assert package["devDependencies"]["@bufbuild/buf"] == tested

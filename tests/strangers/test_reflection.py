@@ -54,7 +54,6 @@ def files_of(answer: messages.ServerReflectionResponse) -> dict[str, descriptor_
 def test_every_kind_of_symbol_leads_to_its_file_with_all_that_it_imports(
     channel: grpc.Channel, version: str, symbol: str
 ) -> None:
-    """Services, methods, messages, fields and enums are found, as `describe` and load generators ask for them."""
     request = messages.ServerReflectionRequest(file_containing_symbol=symbol)
     (answer,) = ask(channel, version, request)
     files = files_of(answer)
@@ -68,7 +67,6 @@ def test_every_kind_of_symbol_leads_to_its_file_with_all_that_it_imports(
 def test_an_unknown_symbol_is_not_found_and_the_stream_goes_on(
     channel: grpc.Channel, version: str, symbol: str
 ) -> None:
-    """A misspelt name gets an answer of its own, NOT_FOUND; the next question on the stream is answered."""
     unknown = messages.ServerReflectionRequest(file_containing_symbol=symbol)
     known = messages.ServerReflectionRequest(file_containing_symbol=SERVICE)
     first, second = ask(channel, version, unknown, known)
@@ -78,7 +76,6 @@ def test_an_unknown_symbol_is_not_found_and_the_stream_goes_on(
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_each_listed_service_can_be_described(channel: grpc.Channel, version: str) -> None:
-    """Both versions list the same services, each of which its file defines: reflection itself too."""
     (listed,) = ask(channel, version, messages.ServerReflectionRequest(list_services=""))
     names = [service.name for service in listed.list_services_response.service]
     assert set(names) == {SERVICE, "grpc.health.v1.Health", *VERSIONS}
@@ -89,7 +86,6 @@ def test_each_listed_service_can_be_described(channel: grpc.Channel, version: st
 
 
 def test_files_say_where_generated_code_goes(channel: grpc.Channel) -> None:
-    """Go and Java find their packages in the contract."""
     (answer,) = ask(channel, VERSIONS[0], messages.ServerReflectionRequest(file_by_filename=SERVICE_FILE))
     ours = [file for name, file in files_of(answer).items() if name.startswith("purgatory/")]
     assert ours

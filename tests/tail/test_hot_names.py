@@ -45,8 +45,7 @@ async def hot_names(served: ServedHost, limit: int = 0) -> list[tuple[int, tuple
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_hottest_first(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The most watched partitions and keys, as many as requested, whatever the slice size."""
+async def test_most_watched_names_come_first_for_any_slice_size(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seeded = random.Random(seed)
     monkeypatch.setattr(sizes, "HOT_NAMES_PER_SLICE", seeded.choice((1, 3, 100)))
     names = [(f"t{number}", seeded.randrange(3)) for number in range(15)] + [(f"k{number}", -1) for number in range(15)]
@@ -63,8 +62,7 @@ async def test_hottest_first(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
         assert names[0] not in {name for _, name in await hot_names(served, 1_000)}
 
 
-async def test_limits() -> None:
-    """The default is 20 names; a negative number is refused."""
+async def test_listing_has_20_names_unless_asked_for_more() -> None:
     async with serving() as served:
         watch(served, {("t", number): 1 for number in range(30)})
         assert len(await hot_names(served)) == 20
@@ -73,7 +71,6 @@ async def test_limits() -> None:
 
 
 def test_the_engine_walks_partitions_then_keys() -> None:
-    """It returns places in order up to the end, which is -1, and skips names with no more than `above` waits."""
     assert EngineLevel().engine.inspection.hottest(0, 10, 0) == ([], -1)
     inspection = EngineLevel.played("produce 1..2 t-0@9", "produce 3 u-0@9", "await 4 k").engine.inspection
     assert inspection.hottest(0, 2, 0) == ([(2, ("t", 0)), (1, ("u", 0))], 2)

@@ -54,7 +54,6 @@ async def ids_of(served: ServedHost, **request: Any) -> tuple[list[int], int]:  
 
 
 async def test_orders_rank_everything_that_is_pending(served: ServedHost) -> None:
-    """The few operations that are due soonest, or were registered last, come first among thousands of others."""
     await register(served, range(1, 4_001), "orders", HOUR_MS)
     await register(served, range(4_001, 4_006), "urgent-payments", 60_000)
     least, longest = ALL.Value("OPERATION_ORDER_LEAST_REMAINING"), ALL.Value("OPERATION_ORDER_LONGEST_WAITED")
@@ -74,7 +73,6 @@ async def test_orders_rank_everything_that_is_pending(served: ServedHost) -> Non
 
 
 async def test_a_page_is_filled_wherever_the_matches_are(served: ServedHost) -> None:
-    """A filtered page skips any number of operations that do not match until it is full."""
     await register(served, range(1, 60_001), "orders", HOUR_MS)
     await register(served, range(60_001, 60_201), "rare", HOUR_MS)
     rare = operation_pb2.TopicPartition(topic="rare", partition=0)
@@ -87,7 +85,6 @@ async def test_a_page_is_filled_wherever_the_matches_are(served: ServedHost) -> 
 
 
 async def test_the_page_shows_waits_as_long_as_there_are_any(served: ServedHost) -> None:
-    """When all ranked operations have ended and others were registered, the page shows those, not an empty list."""
     ranked, account = RankedWaits(served.host), served.host.sessions.accounts.nobody
     await register(served, range(1, 151), "orders", HOUR_MS)
     assert len((await ranked.show(account, WaitsQuery()))["rows"]) == 50
@@ -101,9 +98,7 @@ async def test_the_page_shows_waits_as_long_as_there_are_any(served: ServedHost)
 
 
 async def test_searches_of_one_account_leave_room_for_another(served: ServedHost) -> None:
-    """One account gets its share of the searches on display; another one's search is shown, and is repeated as often as
-    if each account had a single one.
-    """
+    """It is repeated as often as if each account had a single one."""
     host = served.host
     ranked, bob, ann = RankedWaits(host), host.shares.accounts.of("bob"), host.shares.accounts.of("ann")
     host.shares.accounts.use_policy(lambda _: NONE, lambda _: AS_FOR_ALL)
@@ -132,7 +127,6 @@ class _WithHistogram(Listener):
 
 
 async def test_the_page_shows_the_mean_of_a_histogram(served: ServedHost) -> None:
-    """The page shows the mean, not the sum of buckets, count and total."""
     served.host.listeners.append(_WithHistogram())
     shown = DaemonViews(served.host, Metrics()).now()
     assert shown["files"]["purgatory_journal_sync_seconds_mean"] == pytest.approx(0.02)

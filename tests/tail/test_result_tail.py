@@ -96,7 +96,6 @@ def test_a_follower_is_told_what_it_wants_and_may_see(seed: int, monkeypatch: py
 
 
 def test_what_it_may_see_is_counted_in_a_whole_slice() -> None:
-    """A subscriber with some rights learns how many operations of a large batch were left out, of those it may see."""
     mine = {"admin": Names(["mine"])}
     follower = TailSubscriber(account("me", Grants(mine, mine)), (), 0)  # type: ignore[arg-type]
     rows: list[Row] = [(codes.PRODUCE, codes.SATISFIED, [(name, 0)]) for name in ("mine", "yours") * 1_000]
@@ -116,7 +115,6 @@ def plain(one: wire.EndedOperation) -> tuple[int, int, int, list[tuple[str, int]
 
 
 def test_it_listens_only_while_somebody_follows() -> None:
-    """A host without subscribers does not call the listener."""
     listeners = Listeners()
     tail = ResultTail(listeners)
     one, two = (tail.follow(account("", ALL), (), 0) for _ in range(2))
@@ -128,7 +126,6 @@ def test_it_listens_only_while_somebody_follows() -> None:
 
 
 def test_followers_are_few_of_each_principal_and_in_all() -> None:
-    """Subscribers are limited per principal and in total, so callers with few rights cannot use up all places."""
     tail = ResultTail(listeners := Listeners())
     me = account("me", NONE)
     for _ in range(result_tail.SUBSCRIBERS_PER_PRINCIPAL_MAX):

@@ -114,7 +114,7 @@ def attributes(span: Any) -> dict[str, Any]:  # noqa: ANN401 - of generated code
 
 
 def test_a_wait_is_a_span_below_its_callers(stub: PurgatoryServiceStub, receiver: Receiver) -> None:
-    """The span lasts as long as the wait and has its outcome; a caller that records no trace gets no span."""
+    """A caller that records no trace gets no span."""
     for metadata in ([], [NOT_RECORDED], [("traceparent", "nonsense")], [RECORDED]):
         stub.Wait(wire.WaitRequest(operation=produce(1, "orders", 5, 20)), timeout=WAIT_S, metadata=metadata)
     (span,) = receiver.wait(1)
@@ -125,7 +125,7 @@ def test_a_wait_is_a_span_below_its_callers(stub: PurgatoryServiceStub, receiver
 
 
 def test_the_waits_of_a_batch_have_a_span_each(stub: PurgatoryServiceStub, receiver: Receiver) -> None:
-    """An untraced call of another caller ends the waits; sending the batch again creates no second spans."""
+    """Sending the batch again creates no second spans."""
     request = register_request("s", *[produce(number, "orders", number, 10_000) for number in range(1, 6)])
     for _ in range(2):
         stub.Register(request, timeout=WAIT_S, metadata=[RECORDED])
@@ -138,7 +138,6 @@ def test_the_waits_of_a_batch_have_a_span_each(stub: PurgatoryServiceStub, recei
 
 
 def test_a_call_by_http_is_traced_too(receiver: Receiver, traced: tuple[Receiver, DaemonThread]) -> None:
-    """The trace context is read from the HTTP header of the same name."""
     httpcore.request(
         "POST",
         f"http://{traced[1].http_address}/purgatory.v1.PurgatoryService/Wait",
@@ -158,7 +157,7 @@ def silent_port() -> Iterator[int]:
 
 @pytest.mark.slow  # the last spans have two seconds
 def test_a_receiver_that_does_not_answer_does_not_keep_the_daemon(start_daemon: StartDaemon, silent_port: int) -> None:
-    """Waits are answered, and the daemon gives up on the last spans; OpenTelemetry alone would wait for a minute."""
+    """OpenTelemetry alone would wait for a minute."""
     daemon = start_daemon(environment=environment(silent_port) | {"OTEL_EXPORTER_OTLP_TIMEOUT": "60"})
     with grpc.insecure_channel(daemon.address) as channel:
         request = wire.WaitRequest(operation=produce(1, "orders", 5, 0))
@@ -170,7 +169,6 @@ def test_a_receiver_that_does_not_answer_does_not_keep_the_daemon(start_daemon: 
 
 
 def test_an_answer_without_end_is_not_read(serve_daemon: ServeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The daemon closes the connection of a receiver that sends more than a status; the next spans arrive."""
     written, ended = [0], threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -204,7 +202,6 @@ def test_an_answer_without_end_is_not_read(serve_daemon: ServeDaemon, monkeypatc
 def test_without_opentelemetry_the_daemon_says_what_to_install(
     serve_daemon: ServeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not start, and the error has the command that installs it."""
     monkeypatch.delitem(sys.modules, "purgatory.extensions.tracing.wait_spans", raising=False)
     monkeypatch.delattr(tracing, "wait_spans", raising=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == "opentelemetry"]:

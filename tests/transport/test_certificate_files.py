@@ -41,7 +41,6 @@ def problem(files: TlsFolder) -> str:
 
 
 def test_each_file_is_checked(tls_folder: TlsFolder) -> None:
-    """One line names the setting, the file and the fault."""
     folder, authority = tls_folder.folder, tls_folder.authority
     server = tls_folder.issue_server()
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -80,7 +79,7 @@ def test_each_file_is_checked(tls_folder: TlsFolder) -> None:
     cut=st.booleans(),
 )
 def test_damaged_files_are_told(tls_folder: TlsFolder, name: str, where: float, byte: int, cut: bool) -> None:
-    """With any byte of any file changed, or any file truncated, the files are either usable or raise our own error."""
+    """With any byte of any file changed, or any file truncated."""
     path = tls_folder.folder / name
     whole = path.read_bytes()
     place = int(where * len(whole))
@@ -162,14 +161,12 @@ def test_expiry_is_warned_of_once_a_day(tls_folder: TlsFolder, caplog: pytest.Lo
         ("localhost.example:1", False),
     ],
 )
-def test_loopback(address: str, expected: bool) -> None:
-    """Only addresses that other machines cannot reach count as loopback."""
+def test_loopback_is_what_other_machines_cannot_reach(address: str, expected: bool) -> None:
     assert is_loopback(address) is expected
 
 
 @pytest.mark.parametrize("setting", ["grpc", "http"])
 def test_no_plain_text_beyond_loopback(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address beyond loopback is refused with the remedy, unless --insecure or TLS is set."""
     monkeypatch.delenv("PURGATORY_INSECURE", raising=False)
     remedy = (
         f"{setting}.address 0.0.0.0:0 can be reached from other machines; set tls.certificate_file and tls.key_file, "
@@ -198,14 +195,12 @@ def test_no_plain_text_beyond_loopback(setting: str, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_settings_that_do_not_go_together(values: dict[str, str], words: str) -> None:
-    """Incomplete sets of settings are refused, because they would not have the intended effect."""
     with pytest.raises(SettingsError, match=words) as caught:
         load_settings({"tls": values})
     assert str(caught.value).startswith("tls")
 
 
 async def test_unusable_files_end_the_start(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
-    """The daemon does not start, and the error names the setting and the file."""
     (tls_folder.folder / "server.key").unlink()
     reason = f"tls.key_file: cannot read {tls_folder.folder / 'server.key'}"
     with pytest.raises(CannotUseCertificates, match=re.escape(reason)):

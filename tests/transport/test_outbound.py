@@ -12,7 +12,6 @@ from purgatory.service.transport.outbound import system_addresses
 
 
 async def test_names_are_looked_up_by_the_system() -> None:
-    """Each address is returned once; an invalid name raises OSError, as an unknown one does."""
     assert "127.0.0.1" in await system_addresses("localhost", 80)
     for name in ("a..b", "x" * 64 + ".example", "no.such.name.invalid"):
         with pytest.raises(OSError, match=r"\w"):
@@ -20,9 +19,7 @@ async def test_names_are_looked_up_by_the_system() -> None:
 
 
 async def test_lookups_that_hang_are_limited_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hanging lookup can be abandoned. While the maximum number of lookups hangs, further ones are refused;
-    afterwards they work.
-    """
+    """While the maximum number of lookups hangs, further ones are refused; afterwards they work."""
     answered = threading.Event()
     hanging = threading.Semaphore(0)
 

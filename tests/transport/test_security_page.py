@@ -62,8 +62,9 @@ def run(script: str, address: str = "") -> str:
     return done.stdout
 
 
-def test_ten_minutes(serve_daemon: ServeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Authority, tokens and policy are created, the daemon serves with them, and callers get the documented answers."""
+def test_tutorial_of_the_security_page_works_as_written(
+    serve_daemon: ServeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     made, served, called, certificates = re.findall(r"```sh\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     assert run(made).endswith("yes\n")
@@ -79,7 +80,6 @@ def test_ten_minutes(serve_daemon: ServeDaemon, tmp_path: Path, monkeypatch: pyt
 
 
 def test_settings_on_the_page_exist() -> None:
-    """Every setting named on the page exists, so a renamed limit must be renamed there too."""
     groups = {name.partition(".")[0] for name in setting_names(ALL_SETTINGS) if "." in name}
     named = set(re.findall(r"`([a-z]+\.[a-z_]+)", PAGE.read_text("utf-8")))
     settings = {name for name in named if name.partition(".")[0] in groups and not name.endswith((".crt", ".key"))}
@@ -88,7 +88,6 @@ def test_settings_on_the_page_exist() -> None:
 
 
 def test_every_limit_is_on_the_page() -> None:
-    """Every setting that limits the use of a caller is in the table of limits."""
     bounds = {
         name
         for name in setting_names(ALL_SETTINGS)

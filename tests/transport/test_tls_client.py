@@ -84,10 +84,9 @@ async def test_several_addresses(run_daemon: RunDaemon, tls_folder: TlsFolder, a
 
 
 @pytest.mark.parametrize(("form", "tls"), [("text", False), ("text", True), ("file", True), ("function", True)])
-async def test_tokens(
+async def test_every_call_sends_the_token_that_is_read_for_it(
     run_daemon: RunDaemon, tls_folder: TlsFolder, access: list[str], tmp_path: Path, form: str, tls: bool
 ) -> None:
-    """Every call sends the token, over TLS and on loopback without it; a file or function is read for each call."""
     daemon = await run_daemon(*access, *(tls_folder.flags() if tls else ()))
     authority = tls_folder.authority.certificate_pem if tls else None
     first, second = (add_token(tmp_path / "tokens", "orders", None) for _ in range(2))
@@ -113,7 +112,6 @@ async def test_tokens(
 
 
 async def test_daemon_that_cannot_be_trusted(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
-    """A client that trusts another authority, or presents no certificate where one is required, does not connect."""
     daemon = await run_daemon(*tls_folder.flags(client_auth=True))
     issued = tls_folder.authority.issue("orders")
     for security in (
@@ -141,9 +139,7 @@ async def test_daemon_that_cannot_be_trusted(run_daemon: RunDaemon, tls_folder: 
 def test_blocking_client_and_command_line(
     serve_daemon: ServeDaemon, tls_folder: TlsFolder, access: list[str], tmp_path: Path
 ) -> None:
-    """The blocking client takes the same arguments. Options and variables are equivalent; exit code 17 for a caller
-    that is not authenticated or not authorized, 13 without trust.
-    """
+    """Exit code 17 for a caller that is not authenticated or not authorized, 13 without trust."""
     path = tmp_path / "token"
     token = add_token(tmp_path / "tokens", "orders", None)
     path.write_text(token)
@@ -171,7 +167,6 @@ def test_blocking_client_and_command_line(
 
 
 def test_every_command_that_calls_the_daemon_can_be_secured() -> None:
-    """Every command that takes an address also takes the options for TLS and tokens."""
     parameters = [{option.name for option in load(name).params} for name in SUMMARIES]
     calling = [names for names in parameters if "address" in names]
     assert len(calling) >= 8
@@ -191,7 +186,6 @@ def test_every_command_that_calls_the_daemon_can_be_secured() -> None:
     ],
 )
 def test_arguments_that_cannot_be_used(build: Callable[[], object], words: str) -> None:
-    """An unusable argument causes an error that names the argument and never quotes a token."""
     with pytest.raises(InvalidRequest, match=words) as caught:
         build()
     assert "lines" not in str(caught.value)
@@ -203,7 +197,6 @@ def test_arguments_that_cannot_be_used(build: Callable[[], object], words: str) 
     [("127.0.0.1:1", False), ("[::1]:1", False), ("localhost:1", False), ("unix:/x", False), ("10.0.0.1:1", True)],
 )
 async def test_token_in_the_clear_is_warned_of(address: str, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """A token that is sent to another machine without TLS causes a warning in the log, without the token."""
     caplog.set_level(logging.WARNING)
     channel = open_channel(address, ChannelSecurity(token="secret"))
     await channel.close()

@@ -33,7 +33,6 @@ UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_both_ports_speak_tls(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
-    """Both ports serve the certificate from the files, and clients that trust its authority get answers."""
     daemon = await run_daemon(*tls_folder.flags())
     authority = tls_folder.authority
     assert await status_of(daemon.address, authority) is OK
@@ -45,7 +44,6 @@ async def test_both_ports_speak_tls(run_daemon: RunDaemon, tls_folder: TlsFolder
 
 
 async def test_plain_text_is_not_answered(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
-    """A client without TLS gets no answer on either port."""
     daemon = await run_daemon(*tls_folder.flags())
     async with grpc.aio.insecure_channel(daemon.address) as channel:
         assert await PurgatoryServiceStub(channel).GetStatus(wire.GetStatusRequest(), timeout=5).code() is UNAVAILABLE
@@ -55,7 +53,6 @@ async def test_plain_text_is_not_answered(run_daemon: RunDaemon, tls_folder: Tls
 
 
 async def test_old_versions_are_refused(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
-    """TLS 1.1 and older versions fail at the handshake, on both ports."""
     daemon = await run_daemon(*tls_folder.flags())
     for version in (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1):
         context = client_context(tls_folder.authority)
@@ -68,7 +65,9 @@ async def test_old_versions_are_refused(run_daemon: RunDaemon, tls_folder: TlsFo
                 await asyncio.open_connection(host, int(port), ssl=context)
 
 
-async def test_required_certificates(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
+async def test_only_valid_unrevoked_certificates_of_the_authority_are_served(
+    run_daemon: RunDaemon, tls_folder: TlsFolder
+) -> None:
     """Only clients with a valid, unrevoked certificate of the right authority are served; HTTP probes need none."""
     authority = tls_folder.authority
     now = datetime.now(UTC)

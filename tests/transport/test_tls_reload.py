@@ -45,7 +45,6 @@ async def until_served(daemon: InProcessDaemon, tls_folder: TlsFolder, issued: I
 
 
 async def test_new_certificate_while_streams_are_open(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
-    """A stream that was opened before continues; new connections to both ports get the new certificate."""
     daemon = await run_daemon(*tls_folder.flags())
     async with secure_channel(daemon.address, tls_folder.authority) as channel:
         stream = PurgatoryServiceStub(channel).AdvanceStream()
@@ -100,9 +99,6 @@ def foreign_list(files: TlsFolder) -> None:
 async def test_broken_files_change_nothing(
     run_daemon: RunDaemon, tls_folder: TlsFolder, spoil: Callable[[TlsFolder], None]
 ) -> None:
-    """Broken files leave the old ones in use, which is logged and counted; once the files are complete, they are
-    loaded.
-    """
     client = tls_folder.authority.issue("orders")
     daemon = await run_daemon(*tls_folder.flags(client_auth=True, crl=True))
     spoil(tls_folder)
@@ -121,7 +117,6 @@ async def test_broken_files_change_nothing(
 
 
 async def test_new_authority_of_clients(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
-    """Once the new authority is loaded, certificates of the old one open no new connection, over gRPC or HTTP."""
     authority, other = tls_folder.authority, Authority("The next authority")
     old, new = authority.issue("orders"), other.issue("orders")
     daemon = await run_daemon(*tls_folder.flags(client_auth=True))
@@ -138,7 +133,6 @@ async def test_new_authority_of_clients(run_daemon: RunDaemon, tls_folder: TlsFo
 
 
 async def test_revoked_certificate_loses_its_open_stream(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
-    """A stream whose certificate is revoked while it is open ends with its next message."""
     authority = tls_folder.authority
     client = authority.issue("orders")
     nothing = wire.AdvanceStreamRequest(rows=event_pb2.EventRows())

@@ -43,9 +43,6 @@ async def run_out(served: ServedHost) -> None:
 async def test_a_cursor_of_an_earlier_incarnation_acknowledges_nothing(
     end: Callable[[ServedHost], Awaitable[None]],
 ) -> None:
-    """After the session was created again, each kind of stream and call rejects the old incarnation, and all new
-    results are delivered.
-    """
     settings = HostSettings(session=SessionSettings(ttl_ms=TTL_MS, heartbeat_interval_ms=40))
     async with serving(settings, clock=ManualClock(1_000)) as served:
         await served.high_watermark("orders", 1)
@@ -76,7 +73,6 @@ async def test_a_cursor_of_an_earlier_incarnation_acknowledges_nothing(
 
 
 async def test_a_cursor_of_this_incarnation_acknowledges() -> None:
-    """With the session's own incarnation, or with none, streams and calls work as without incarnations."""
     async with serving() as served:
         await served.high_watermark("orders", 1)
         own = (await register(served, 1, 2, 3)).incarnation
@@ -93,7 +89,6 @@ async def test_a_cursor_of_this_incarnation_acknowledges() -> None:
 
 
 async def test_the_opening_states_what_is_pending_and_the_largest_message() -> None:
-    """A client can therefore tell an idle session from a busy one, and split its batches."""
     async with serving() as served:
         await register(served, 1)
         peer = await Peer(served, "s").open()

@@ -23,9 +23,7 @@ async def left_after(served: ServedHost, clock: ManualClock, ahead_ms: int, expe
 
 
 async def test_finished_sessions_go_within_seconds() -> None:
-    """A session that was never used, or is finished on a stream, is dropped soon. One that was used by unary calls, or
-    has anything left, is kept for its whole time to live.
-    """
+    """Sessions that were used by unary calls, or have anything left, are kept for their whole time to live."""
     settings = HostSettings(session=SessionSettings(ttl_ms=60_000, finished_ttl_ms=500))
     clock = ManualClock()
     async with serving(settings, clock=clock) as served:
@@ -50,7 +48,6 @@ async def test_finished_sessions_go_within_seconds() -> None:
 
 
 async def test_who_returns_to_a_finished_session_is_told_that_it_is_new() -> None:
-    """The client then counts results from 1 again, and an operation that it sends again has one result."""
     settings = HostSettings(session=SessionSettings(finished_ttl_ms=1))
     async with serving(settings) as served:
         await served.high_watermark("orders", 1)
@@ -73,9 +70,7 @@ async def close(served: ServedHost, session_id: str) -> tuple[int, int]:
 
 
 async def test_a_closed_session_is_gone_at_once() -> None:
-    """Pending operations are cancelled without a result, unacknowledged results are dropped, and the stream ends with
-    the reason. A second close reports that the session is unknown.
-    """
+    """Its operations end without a result, and its stream with the reason."""
     async with serving() as served:
         await served.high_watermark("orders", 1)
         peer = await Peer(served, "s").open()
@@ -94,7 +89,6 @@ async def test_a_closed_session_is_gone_at_once() -> None:
 
 
 async def test_who_finds_no_room_is_told_when_there_will_be() -> None:
-    """The retry delay is the time until the next session expires."""
     settings = HostSettings(LimitsSettings(sessions_max=1), SessionSettings(ttl_ms=60_000))
     clock = ManualClock()
     async with serving(settings, clock=clock) as served:

@@ -320,7 +320,6 @@ async def driving(**limits: int) -> AsyncIterator[Driven]:
 
 
 def test_every_limit_is_in_the_table() -> None:
-    """A setting that is added to the limits needs a row, and a row a setting."""
     assert set(TABLE) == set(LimitsSettings.model_fields)
     assert set(EngineLimitsSettings.model_fields) < set(TABLE)
 
@@ -328,9 +327,7 @@ def test_every_limit_is_in_the_table() -> None:
 @pytest.mark.parametrize("beyond", [-1, 0, 1], ids=["below", "at", "above"])
 @pytest.mark.parametrize("name", LimitsSettings.model_fields)
 async def test_each_limit_holds_to_the_one(name: str, beyond: int) -> None:
-    """One below a limit and at it, everything is accepted; one above it, the refusal has the code, subject and retry
-    delay of the table. A refusal takes nothing: everything accepted before is still there.
-    """
+    """One above it, the refusal has the code, subject and retry delay of the table."""
     row = TABLE[name]
     limits = {name: row.limit} | ({"timeout_ms_default": 1} if name == "timeout_ms_max" else {})
     if name == "timeout_ms_default":
@@ -342,9 +339,7 @@ async def test_each_limit_holds_to_the_one(name: str, beyond: int) -> None:
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.told.retry_ms == AT_THE_NEXT_EXPIRY])
 async def test_whoever_comes_again_when_told_is_served(name: str) -> None:
-    """The retry delay is exact if nothing else happens: one millisecond before its end there is still no space, and
-    then there is.
-    """
+    """One millisecond before the end of the retry delay there is still no space."""
     by_calls = name in ("unary_waits_max", "calls_max", "calls_per_caller_max", "calls_per_connection_max")
     async with driving(**{name: LIMIT}) as driven, holding_waits(driven, LIMIT if by_calls else 0):
         if name == "signal_keys_max":
@@ -363,9 +358,7 @@ async def test_whoever_comes_again_when_told_is_served(name: str) -> None:
 
 
 async def test_a_session_that_reads_nothing_is_stopped_without_advice() -> None:
-    """Refused registrations are results too. One batch beyond the limit, the batch is refused as a whole, without a
-    retry delay, because only the session itself can make room.
-    """
+    """Refused registrations are results too, and only the session itself can make room."""
     async with driving(unacknowledged_results_max=1, operations_per_batch_max=2) as driven:
         await driven.served.high_watermark("orders", 9)
         for number in range(1, 4):

@@ -32,9 +32,6 @@ def no_collections() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_collections")
 async def test_garbage_is_collected_only_while_nothing_is_pending() -> None:
-    """While operations are pending there is no pause. Afterwards cycles are collected without the collector's own
-    trigger.
-    """
     pending = [1]
     asked = 0
 
@@ -54,7 +51,6 @@ async def test_garbage_is_collected_only_while_nothing_is_pending() -> None:
 
 
 async def test_an_interval_of_zero_switches_it_off() -> None:
-    """No task is started."""
     before = asyncio.all_tasks()
     trimmer = MemoryTrimmer(0, lambda: 0)
     trimmer.start()
@@ -86,7 +82,6 @@ libc.fflush(stream)
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc's allocator")
 @pytest.mark.parametrize(("how", "one"), [("one", True), ("as it comes", False)])
 def test_threads_allocate_from_one_pool(how: str, one: bool) -> None:
-    """Two threads that allocate share the pool of the main thread; by default, each gets its own."""
     ran = subprocess.run([sys.executable, "-c", POOLS_OF_THREADS, how], capture_output=True, text=True, check=True)
     pools = ran.stdout.count("<heap nr=")
     assert (pools == 1) is one, f"{pools} pools: {ran.stdout}"

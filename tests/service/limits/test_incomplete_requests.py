@@ -52,7 +52,6 @@ class Waiting:
 
 
 async def test_late_requests_are_refused_and_others_wait_on() -> None:
-    """Of two calls that wait for their request, the one that has waited too long is refused."""
     waiting = Waiting()
     late = waiting.start("one")
     await asyncio.sleep(0)
@@ -84,9 +83,7 @@ async def test_who_has_most_is_ended_first() -> None:
 
 
 async def test_open_streams_are_ended_of_one_caller_at_a_time() -> None:
-    """Silent streams look like incomplete messages: those of one caller at a time are ended. While memory is not short
-    yet, the same caller's streams are not ended repeatedly.
-    """
+    """While memory is not short yet, the same caller's streams are not ended repeatedly."""
     waiting = Waiting()
     many = [waiting.start("many", has_read=True) for _ in range(3)]
     few = [waiting.start("few", has_read=True) for _ in range(2)]
@@ -122,7 +119,6 @@ async def test_open_streams_are_ended_of_one_caller_at_a_time() -> None:
 async def test_a_caller_that_never_sends_its_message_is_told(
     method: str, first: Message | None, status: grpc.StatusCode
 ) -> None:
-    """On a real server, the call ends with the status, and its memory is freed."""
     host = Host(Engine(EngineLimits(), 0), ManualClock(), HostSettings())
     now_s = [0.0]
     gate = CallGate(host.fair_queue, host.settings.limits)

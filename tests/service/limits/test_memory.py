@@ -42,7 +42,6 @@ def make_host() -> tuple[Host, Metrics]:
 
 
 def test_the_budget_is_what_was_set_or_most_of_what_there_is() -> None:
-    """A configured budget applies; the default is a share of the memory, which is at most the machine's."""
     assert budget_bytes(512 * MIB) == 512 * MIB
     assert 0 < budget_bytes(0) == int(memory_budget.available_bytes() * memory_budget.SHARE_OF_MACHINE)
 
@@ -64,7 +63,6 @@ def test_the_budget_is_what_was_set_or_most_of_what_there_is() -> None:
 def test_limits_of_control_groups_are_found(
     tmp_path: Path, membership: str, files: dict[str, str], limits: list[int]
 ) -> None:
-    """The limits of the process's own group and of the groups above it are found, in both versions."""
     (tmp_path / "cgroup").write_text(membership, "utf-8")
     for name, text in files.items():
         path = tmp_path / "mounted" / name
@@ -74,7 +72,6 @@ def test_limits_of_control_groups_are_found(
 
 
 def test_messages_are_a_part_of_the_budget() -> None:
-    """With 512 MiB a message may have 4 MiB; with a large budget the setting applies."""
     small = Settings(limits=LimitsSettings(memory_bytes_max=512 * MIB))
     large = Settings(limits=LimitsSettings(memory_bytes_max=64 * 1024 * MIB))
     assert largest_message_bytes(small) == 4 * MIB
@@ -97,7 +94,6 @@ def test_a_budget_below_what_the_program_takes_is_refused(given: int, is_taken: 
 
 @pytest.mark.parametrize(("spare", "fits"), [(-1, False), (0, True), (1, True)])
 def test_a_batch_fits_to_the_byte(spare: int, fits: bool) -> None:
-    """A batch whose worst case exceeds the budget by one byte is refused as a whole, and counted."""
     host, metrics = make_host()
     budget = host.shares.budget
     budget.bytes_max = budget.held_bytes() + budget.operations_bytes(10, 20) + spare
@@ -112,7 +108,6 @@ def test_a_batch_fits_to_the_byte(spare: int, fits: bool) -> None:
 
 @pytest.mark.parametrize(("spare", "fits"), [(-1, False), (0, True)])
 def test_a_unary_wait_fits_to_the_byte(spare: int, fits: bool) -> None:
-    """An operation with many items is refused if they do not fit, although one with a single item would."""
     host, metrics = make_host()
     budget, nobody = host.shares.budget, host.shares.accounts.nobody
     budget.bytes_max = budget.held_bytes() + budget.operations_bytes(1, 50) + spare
@@ -127,7 +122,6 @@ def test_a_unary_wait_fits_to_the_byte(spare: int, fits: bool) -> None:
 
 
 async def test_while_memory_is_short_marks_are_still_taken() -> None:
-    """Registrations, sessions, waits, lists and new partitions are refused; marks of known partitions are accepted."""
     host, _ = make_host()
     nobody = host.shares.accounts.nobody
     host.sessions.open("known", 0)
@@ -152,9 +146,7 @@ async def test_while_memory_is_short_marks_are_still_taken() -> None:
 
 
 def test_the_watch_tells_the_budget_and_gives_memory_back() -> None:
-    """Over the budget, free memory is returned to the system at most once a second; if that does not help, memory is
-    short.
-    """
+    """At most once a second; if that does not help, memory is short."""
     host, _ = make_host()
     budget = host.shares.budget
     budget.bytes_max = 1_000
@@ -179,8 +171,8 @@ def test_the_watch_tells_the_budget_and_gives_memory_back() -> None:
 
 
 def test_late_calls_are_ended_before_memory_is_short(caplog: pytest.LogCaptureFixture) -> None:
-    """From three quarters of the budget on, if much of it is uncounted, free memory is returned, and late calls are
-    ended, whose memory is then returned too. Until then the uncounted memory reduces the shares.
+    """From three quarters of the budget on, if much of it is uncounted. Until then the uncounted memory reduces the
+    shares.
     """
     host, _ = make_host()
     budget = host.shares.budget
@@ -228,7 +220,6 @@ def share_of_memory(host: Host) -> int:
 
 
 def test_a_shortage_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    """The log states the memory held, and is not repeated ten times a second."""
     host, _ = make_host()
     host.shares.budget.bytes_max = 1_000
     watch = MemoryWatch(host.shares.budget, lambda: 2_000, lambda _: 1)
@@ -241,7 +232,6 @@ def test_a_shortage_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_the_process_is_measured() -> None:
-    """A running Python process takes some megabytes."""
     assert resident_bytes() > MIB
 
 
@@ -249,9 +239,7 @@ def test_the_process_is_measured() -> None:
 
 
 def test_the_size_of_a_batch_is_told_from_the_message() -> None:
-    """The size of columns is computed from their lengths, that of rows from their number, and from their bytes for
-    items.
-    """
+    """Of rows, from their number, and from their bytes for items."""
     columns = operation_pb2.OperationColumns(operation_id=[1, 2, 3], item_index=[0, 1, 0, 1])
     assert size_of(wire.RegisterBatch(columns=columns)) == (3, 4)
     assert size_of(wire.RegisterBatch(columns=operation_pb2.OperationColumns(operation_id=[1, 2]))) == (2, 2)
@@ -271,7 +259,6 @@ def test_the_size_of_a_batch_is_told_from_the_message() -> None:
 
 
 def test_the_estimate_of_results_is_near_what_they_take() -> None:
-    """The estimate is within a factor of 2.5 of Python's allocation, for results added together and one by one."""
     for together in (1, 1_000):
         engine = Engine(EngineLimits(), 0)
         owner = engine.add_owner()
@@ -298,7 +285,6 @@ SHAPES = ["single", "wide", "fetches", "keys", "terms", "partitions", "replicas"
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_engines_estimate_is_near_what_it_takes(shape: str) -> None:
-    """The estimate is within a factor of 2 of Python's allocation."""
     random.seed(1)
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()

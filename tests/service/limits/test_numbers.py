@@ -274,7 +274,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
 
 
 def test_each_number_has_a_range() -> None:
-    """`RANGES` has each integer of each request, and no other."""
     leaves = [path[-1] for method in SERVICE.methods for path in paths_of(method.input_type)]
     found = {name for leaf in leaves for name in (leaf.name, f"{leaf.containing_type.name}.{leaf.name}")}
     assert RANGES.keys() <= found
@@ -288,9 +287,7 @@ METHODS: Final = {one.name: one for one in SERVICE.methods if list(paths_of(one.
 @pytest.mark.slow  # hundreds of calls
 @pytest.mark.parametrize("method", METHODS)
 async def test_numbers_of_a_call(method: str, shared: Shared, caplog: pytest.LogCaptureFixture) -> None:
-    """A number in its range is taken, any other refused with its field, over gRPC and over HTTP with the same code.
-    Another principal's waits end as they should, and what all callers share is still served.
-    """
+    """Over gRPC and over HTTP with the same code. Another principal's waits end as they should."""
     sent = {"authorization": shared.sender, "content-type": "application/json"}
     async with (
         Caller(shared.daemon.address, shared.sender) as sender,

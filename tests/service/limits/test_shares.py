@@ -53,9 +53,7 @@ def register(host: Host, session: Session, count: int, topic: str = "orders") ->
 
 @given(st.integers(0, 9), st.integers(1, 1_000), st.lists(st.integers(0, 9), max_size=9))
 def test_a_share_leaves_room(times_free: int, limit: int, others: list[int]) -> None:
-    """An account that uses its whole share holds at most `times_free` times what is then free; no account loses
-    anything.
-    """
+    """At most `times_free` times what is then free; no account loses anything."""
     held_by_others = min(sum(others), limit)
     most = share(times_free, limit, held_by_others, 0)
     free = limit - held_by_others - most
@@ -70,8 +68,8 @@ def test_a_share_leaves_room(times_free: int, limit: int, others: list[int]) -> 
 
 @pytest.mark.parametrize("value", [b"", b"x" * 4_096], ids=["keys", "values"])
 async def test_signals_of_one_account_forget_no_keys_of_another(value: bytes) -> None:
-    """One account signals more keys, or larger values, than there is room for, and waits for its share of keys: all of
-    its signals are accepted, and the count, value and failure of another account's key stay.
+    """It signals more keys, or larger values, than there is room for: the count, value and failure of the other key
+    stay.
     """
     limits = {"signal_keys_max": 100, "signal_values_bytes_max": 100 * 4_096}
     settings = HostSettings(LimitsSettings(**limits))
@@ -95,7 +93,6 @@ async def test_signals_of_one_account_forget_no_keys_of_another(value: bytes) ->
 
 
 def test_unread_answers_of_one_account_leave_room_for_another() -> None:
-    """Above its share of the free memory, an account gets no further listing; another one does."""
     host, _ = make_host()
     budget = host.shares.budget
     ann, bob = host.shares.accounts.of("ann"), host.shares.accounts.of("bob")
@@ -125,7 +122,6 @@ def test_the_first_of_an_account_needs_only_a_free_place() -> None:
 
 
 def test_memory_is_shared_out() -> None:
-    """An account whose results fill its share of the memory has a whole batch refused; another account is served."""
     host, metrics = make_host()
     budget = host.shares.budget
     ann, bob = host.shares.accounts.of("ann"), host.shares.accounts.of("bob")
@@ -200,9 +196,7 @@ def _taken(step: Callable[[int], object], first: int = 1) -> int:
 
 @pytest.mark.parametrize("name", [*OWN, "times_free"])
 async def test_a_policy_gives_shares_of_their_own(name: str) -> None:
-    """A principal with a share in the policy is limited to that share, and another to the default; when the policy no
-    longer has a share for it, both hold the same amount.
-    """
+    """When the policy no longer has a share for a principal, the default holds."""
     for own, most in ((OwnShares(), None), (OwnShares.model_validate({name: OWN.get(name, 0)}), 3)):
         host, _ = make_host()
         host.shares.accounts.use_policy(lambda _: ALL, partial(_shares_of, own))
@@ -219,7 +213,6 @@ def _shares_of(ann: OwnShares, principal: str) -> OwnShares:
 
 
 def test_own_shares_are_the_names_of_limits() -> None:
-    """The own maxima of a principal have the names of the settings for all."""
     known = {*LimitsSettings.model_fields, *SharesSettings.model_fields}
     assert set(OwnShares.model_fields) <= known
     assert set(OwnShares.model_fields) == {*OWN, "times_free", "calls_per_second_max"}
@@ -234,9 +227,7 @@ def wait_for(topic: str, *partitions: int) -> OperationRun:
 
 
 async def test_what_calls_wait_for_counts_for_their_account() -> None:
-    """Items of calls of Wait and of sessions count against one share, in both directions; a name that a call uses first
-    counts against its account.
-    """
+    """Items of calls of Wait and of sessions count against one share, in both directions."""
     host, _ = make_host()
     ann = host.shares.accounts.of("ann")
     assert register(host, session_of(host, "ann"), 5) == 5
@@ -259,9 +250,6 @@ async def test_what_calls_wait_for_counts_for_their_account() -> None:
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["call", "hold", "drop", "stream", "end"])), max_size=60))
 def test_accounts_that_hold_nothing_are_forgotten(steps: list[tuple[int, str]]) -> None:
-    """For any sequence of calls: an account that holds something or is in use is never replaced by another object, and
-    only a few empty accounts are kept.
-    """
     accounts = Accounts()
     held: dict[str, Account] = {}
     streams: dict[str, Account] = {}
@@ -316,9 +304,6 @@ STEP = st.tuples(
 @settings(max_examples=40)
 @given(st.lists(STEP, max_size=30))
 def test_accounts_are_what_a_recount_says(steps: list[tuple[str, str, str, int]]) -> None:
-    """For any sequence of registrations, ends, reads, acknowledgements and closes: the counts of each account equal
-    those of its sessions.
-    """
     clock = ManualClock()
     host = Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings())
     for what, principal, session_id, count in steps:

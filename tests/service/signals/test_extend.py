@@ -35,8 +35,7 @@ def one_wait(timeout_ms: int) -> tuple[Host, Session, ManualClock]:
     return host, session, clock
 
 
-async def test_the_reaper_comes_first() -> None:
-    """What is due expires before anything is extended: the id is reported as not pending, and has one result."""
+async def test_what_is_due_expires_before_it_is_extended() -> None:
     host, session, clock = one_wait(1_000)
     clock.jump(1_001)
     assert host.extend(session, [1], 500) == [False]
@@ -47,7 +46,6 @@ async def test_the_reaper_comes_first() -> None:
 
 
 async def test_an_extension_is_a_use_of_the_session() -> None:
-    """A session without a stream is kept for its time to live after an extension; then it is dropped with its waits."""
     host, session, clock = one_wait(LONG_MS * 10)
     ttl_ms = host.settings.session.ttl_ms
     for _ in range(3):
@@ -61,9 +59,7 @@ async def test_an_extension_is_a_use_of_the_session() -> None:
 
 
 async def test_extended_while_it_fires() -> None:
-    """Deadlines fire in each millisecond while all waits are extended. What is reported as not pending has expired,
-    once each; everything else is still waiting, and is satisfied later.
-    """
+    """What is reported as not pending has expired, once each; everything else is satisfied later."""
     async with serving() as served, AsyncClient(served.address) as client:
         peer = await Peer(served, "s").open(columns=True)
         await peer.registered(*(produce(number, "orders", 5, number) for number in range(1, COUNT + 1)))
@@ -114,7 +110,6 @@ async def test_extensions_are_left_out_where_nobody_reads() -> None:
 
 
 async def test_a_client_extends_its_own_waits() -> None:
-    """Single waits and operations of a batch get more time; the view has the new deadline."""
     async with serving() as served, AsyncClient(served.address) as client:
         one = asyncio.create_task(client.produce({"orders-0": 1}, timeout=60))
         await until_pending(client, 1)

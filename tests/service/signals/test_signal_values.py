@@ -27,7 +27,6 @@ async def ask(client: AsyncClient, key: str, *, is_once: bool, timeout: float = 
 
 @pytest.mark.parametrize("is_once", [False, True], ids=["columns", "row"])
 async def test_failed_signal_fails_the_wait_with_its_reason(is_once: bool) -> None:
-    """The wait fails with 1003 and the value, which the error says; so does a wait that comes later."""
     async with serving() as served, AsyncClient(served.address) as client:
         early = asyncio.create_task(ask(client, "job", is_once=is_once))
         await until_pending(client, 1)
@@ -40,7 +39,6 @@ async def test_failed_signal_fails_the_wait_with_its_reason(is_once: bool) -> No
 
 
 async def test_events_of_one_call_keep_their_order() -> None:
-    """Signals with and without a value, which travel as rows and columns, are applied in the order of the call."""
     async with serving() as served, AsyncClient(served.address) as client:
         events = [signalled("a"), signalled("a", value=b"one"), signalled("a", 0), signalled("a", value=b"two")]
         receipt = await client.advance_many(events)
@@ -49,8 +47,7 @@ async def test_events_of_one_call_keep_their_order() -> None:
         assert (item.reached_offset, item.signal_value) == (3, b"one")
 
 
-async def test_values_of_a_batch() -> None:
-    """Each operation of a batch has the value of its own key, whatever the order in which they end."""
+async def test_each_operation_of_a_batch_has_the_value_of_its_key() -> None:
     async with serving() as served, AsyncClient(served.address) as client:
         keys = [f"job-{number}" for number in range(100)]
         many = asyncio.create_task(client.signal_many(keys, timeouts_ms=[60_000]))
@@ -63,9 +60,7 @@ async def test_values_of_a_batch() -> None:
 
 
 async def test_values_of_results_that_wait_for_a_reader() -> None:
-    """Results that end one by one while nobody reads are stored together; each keeps its value, in rows and columns,
-    and their memory is counted until they are acknowledged.
-    """
+    """They are stored together, and their memory is counted until they are acknowledged."""
     async with serving() as served:
         peer = await Peer(served, "s").open()
         await peer.registered(*(signal(number, f"k{number}", 60_000) for number in range(1, 151)))
@@ -104,8 +99,7 @@ async def values_read(served: ServedHost, *, columns: bool) -> dict[int, bytes]:
     return found
 
 
-async def test_what_is_refused() -> None:
-    """A value that is too long, a heartbeat that fails, a value that is not bytes; nothing has changed."""
+async def test_values_that_cannot_be_sent_change_nothing() -> None:
     async with serving() as served, AsyncClient(served.address) as client:
         with pytest.raises(EventRefused, match="value: has 4097 bytes; at most 4096 are allowed"):
             await client.signal_key("job", value=b"x" * 4097)
@@ -117,7 +111,6 @@ async def test_what_is_refused() -> None:
 
 
 async def test_heartbeat_timeouts_of_a_batch() -> None:
-    """Each operation has its own; -1 requires none. One below that is refused, and so is 0 in the single form."""
     async with serving() as served, AsyncClient(served.address) as client:
         many = client.signal_many(["a", "b"], timeouts_ms=[60_000, 200], heartbeat_timeouts_ms=[20, -1])
         assert list((await many).outcomes) == [Outcome.FAILED, Outcome.EXPIRED]

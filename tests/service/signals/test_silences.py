@@ -106,7 +106,6 @@ async def passes(served: ServedHost, ms: int) -> None:
 
 
 async def test_host_counts_no_pause_as_silence() -> None:
-    """After a pause, the wait has the rest of its silence and the time to settle."""
     clock = ManualClock(1_000)
     async with serving(clock=clock) as served:
         peer = await Peer(served, "s").open()

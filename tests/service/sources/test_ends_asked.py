@@ -50,7 +50,6 @@ async def test_who_asks_while_a_question_is_on_its_way_shares_the_next_one() -> 
 
 
 async def test_a_caller_that_goes_away_takes_nobody_with_it() -> None:
-    """If one of the callers that share an answer is cancelled, the others still get it."""
     asks = EndsAsked("a", asyncio.Event(), SHARES)
     first, second = await asking(asks, ORDERS), await asking(asks, ORDERS)
     first.cancel()
@@ -61,9 +60,7 @@ async def test_a_caller_that_goes_away_takes_nobody_with_it() -> None:
 
 
 async def test_only_so_many_questions_at_a_time() -> None:
-    """Further questions are sent when there are answers; beyond the maximum of waiting questions, there is an error at
-    once.
-    """
+    """Further ones are sent when there are answers; beyond the maximum of waiting ones, there is an error at once."""
     asks = EndsAsked("a", asyncio.Event(), SHARES)
     most = ends_asked.UNANSWERED_MAX + ends_asked.WAITING_MAX
     callers = []
@@ -82,9 +79,7 @@ async def test_only_so_many_questions_at_a_time() -> None:
 
 
 async def test_questions_of_one_principal_do_not_delay_those_of_another() -> None:
-    """One principal fills its share of the questions that are sent, and of those that wait; another one's question is
-    sent at once, although it is the same.
-    """
+    """Although it is the same question."""
     asks = EndsAsked("a", asyncio.Event(), SHARES)
     questions = [EndsQuestion(frozenset({f"t{place}"})) for place in range(1_000)]
     callers = [await asking(asks, question, "bob") for question in questions[:20]]
@@ -105,7 +100,6 @@ async def test_questions_of_one_principal_do_not_delay_those_of_another() -> Non
 
 
 async def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a timeout the caller gets an error, and another question can be sent."""
     monkeypatch.setattr(ends_asked, "ANSWER_S_MAX", 0.01)
     asks = EndsAsked("a", asyncio.Event(), SHARES)
     caller = await asking(asks, ORDERS)
@@ -114,9 +108,7 @@ async def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(monkeypat
 
 
 async def test_a_question_about_a_time_needs_an_answer_about_it() -> None:
-    """Questions about different times do not share answers. An answer that does not repeat the time, of a source that
-    does not know the field, counts as no answer; so does one with an error, and its text is kept.
-    """
+    """Sources that do not know the field do not repeat the time."""
     asks = EndsAsked("a", asyncio.Event(), SHARES)
     questions = [ORDERS, *(ORDERS._replace(as_of_ms=at_ms) for at_ms in (1_000, 2_000, 3_000))]
     callers = [await asking(asks, question) for question in questions]

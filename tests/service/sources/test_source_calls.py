@@ -61,9 +61,7 @@ async def partition(served: ServedHost, topic: str) -> wire.Partition:
 
 
 async def test_demand_begins_with_what_is_waited_on_and_follows_it() -> None:
-    """On attaching, a source receives the names that are waited on; afterwards it receives changes. Both include only
-    topics that it feeds.
-    """
+    """Only for topics that the source feeds."""
     async with serving() as served, AsyncClient(served.address) as waiter:
         first = asyncio.create_task(waiter.produce({"kafka/orders-3": 5, "elsewhere-0": 5}, timeout=60))
         await eventually(lambda: served.host.engine.pending == 1, "the first wait is registered")
@@ -81,7 +79,6 @@ async def test_demand_begins_with_what_is_waited_on_and_follows_it() -> None:
 
 
 async def test_a_wait_that_is_met_at_once_is_no_demand() -> None:
-    """A wait that is satisfied at registration causes no demand."""
     async with serving() as served, AsyncClient(served.address) as waiter, attached(served) as (_, link):
         await served.high_watermark("kafka/done", 5)
         await waiter.produce({"kafka/done-0": 5}, timeout=60)
@@ -91,7 +88,6 @@ async def test_a_wait_that_is_met_at_once_is_no_demand() -> None:
 
 
 async def test_ends_are_asked_of_the_source_and_answered() -> None:
-    """GetSourceEnds asks the source for its topics and returns the answer; it returns nothing for other topics."""
     async with serving() as served, attached(served) as (_, link):
         asked = served.stub.GetSourceEnds(source_pb2.GetSourceEndsRequest(topics=["kafka/g/orders", "kafka/g/orders"]))
         question = await next_of(link)
@@ -105,7 +101,6 @@ async def test_ends_are_asked_of_the_source_and_answered() -> None:
 
 
 async def test_ends_without_a_source_or_with_one_that_cannot_see() -> None:
-    """The call fails at once with the reason; if another source feeds the topic, that one is asked."""
     async with serving() as served:
         request = source_pb2.GetSourceEndsRequest(topics=["kafka/orders"])
         with refused(grpc.StatusCode.UNAVAILABLE, "no source that publishes 'kafka/orders'"):
@@ -135,9 +130,7 @@ async def test_ends_without_a_source_or_with_one_that_cannot_see() -> None:
 
 
 async def test_ends_as_of_a_time() -> None:
-    """The source gets the time in milliseconds, rounded up; an answer for another time, or none, is FAILED_PRECONDITION
-    unless another source can tell. A time in the future or without a zone is refused.
-    """
+    """The source gets it in ms, rounded up; an answer for another time, or none, is FAILED_PRECONDITION."""
     midnight = datetime(2025, 3, 1, microsecond=1, tzinfo=timezone(timedelta(hours=1)))
     as_of_ms = 1_740_783_600_001
     async with serving() as served, attached(served) as (client, link):
@@ -168,9 +161,7 @@ async def test_ends_as_of_a_time() -> None:
 
 
 async def test_a_source_that_goes_leaves_questions_unanswered_and_marks_stale() -> None:
-    """Callers waiting for an answer get an error, and the source's marks count as stale from then on, until a source
-    sees them.
-    """
+    """Until a source sees them again."""
     async with serving() as served:
         await served.high_watermark("kafka/orders", 5)
         await served.high_watermark("elsewhere", 5)
@@ -208,7 +199,6 @@ async def test_a_source_that_goes_leaves_questions_unanswered_and_marks_stale() 
     ],
 )
 async def test_a_hello_that_makes_no_sense(hello: source_pb2.SourceHello | None, field: str) -> None:
-    """The stream ends with INVALID_ARGUMENT and the field, and nothing is attached."""
     async with serving() as served:
         call = served.stub.AttachSource()
         first = source_pb2.AttachSourceRequest(hello=hello)
@@ -249,7 +239,6 @@ async def test_a_hello_that_makes_no_sense(hello: source_pb2.SourceHello | None,
     ],
 )
 async def test_a_message_that_makes_no_sense(message: source_pb2.AttachSourceRequest) -> None:
-    """The stream ends with INVALID_ARGUMENT, and the source counts as detached."""
     async with serving() as served:
         call = served.stub.AttachSource()
         hello = source_pb2.SourceHello(name="a", topic_prefixes=["kafka/"])
@@ -263,7 +252,6 @@ async def test_a_message_that_makes_no_sense(message: source_pb2.AttachSourceReq
 
 
 async def test_the_largest_report_is_taken_and_long_reasons_are_cut() -> None:
-    """A report may have 2,000 entries with 10,000 partitions, and reasons of 1,000 characters."""
     async with serving() as served, attached(served) as (_, link):
         await link.report(
             SourceState.STALE, "r" * 1_500, [StaleMarks("kafka/orders", True, range(9_999), 0, "s" * 1_500)]
@@ -276,7 +264,7 @@ async def test_the_largest_report_is_taken_and_long_reasons_are_cut() -> None:
 
 
 async def test_a_report_of_too_many_marks_names_more_of_them() -> None:
-    """The client falls back to whole topics, and then to prefixes of topics; the daemon accepts the report."""
+    """The client falls back to whole topics, and then to prefixes of topics."""
     partitions = [StaleMarks("kafka/a", True, range(6_000), 5), StaleMarks("kafka/a", True, range(6_000, 12_000), 7)]
     assert fitting(partitions) == [StaleMarks("kafka/a", True, (), 7)]
     topics = [StaleMarks(f"kafka/g{number}/", stale_ms=number, reason="down") for number in range(2_001)]
@@ -287,8 +275,7 @@ async def test_a_report_of_too_many_marks_names_more_of_them() -> None:
         await eventually(lambda: getattr(staleness(served, "kafka/g/orders"), "reason", "") == "down", "it is taken")
 
 
-async def test_client_errors() -> None:
-    """The client raises its own errors for a refusal and for the end of the stream."""
+async def test_client_raises_its_own_errors_for_refusals_and_the_end() -> None:
     async with serving() as served, AsyncClient(served.address) as client:
         with pytest.raises(InvalidRequest, match=r"hello\.name"):
             async with client.attach_source("", ["b/"]) as link:
@@ -316,7 +303,6 @@ async def test_nothing_attached_costs_nothing() -> None:
 
 
 async def test_metrics_and_log_follow_a_source(caplog: pytest.LogCaptureFixture) -> None:
-    """Each source has metrics for up, staleness and lag, and the log has a line when it attaches and detaches."""
     async with serving() as served:
         host = served.host
         registry = CollectorRegistry()
@@ -340,7 +326,6 @@ async def test_metrics_and_log_follow_a_source(caplog: pytest.LogCaptureFixture)
 
 
 async def test_a_daemon_that_shuts_down_lets_its_sources_go() -> None:
-    """Draining ends the streams of sources, and accepts no new ones; a caller that asks for ends gets an error."""
     async with serving() as served, attached(served) as (_, link):
         asked = served.stub.GetSourceEnds(source_pb2.GetSourceEndsRequest(topics=["kafka/orders"]))
         assert isinstance(await next_of(link), EndsWanted)
@@ -358,7 +343,6 @@ async def test_a_daemon_that_shuts_down_lets_its_sources_go() -> None:
 
 
 async def test_status_and_partitions_say_what_a_source_cannot_see() -> None:
-    """A report is visible at once in the status, in a partition and in the list of partitions."""
     async with serving() as served, attached(served) as (client, link):
         for number in range(2):
             await served.high_watermark("kafka/orders", 5, number)
@@ -378,7 +362,6 @@ async def test_status_and_partitions_say_what_a_source_cannot_see() -> None:
 
 
 async def test_many_waits_are_told_in_few_messages() -> None:
-    """With 10,000 waits on 100 partitions, each partition is sent once."""
     async with serving() as served, AsyncClient(served.address) as waiter, attached(served) as (_, link):
         names = [(f"kafka/g{number}", 0) for number in range(100)]
         waits = [asyncio.create_task(waiter.produce({name: 5}, timeout=60)) for name in names * 100]

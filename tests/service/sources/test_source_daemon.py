@@ -28,9 +28,7 @@ async def until_state(client: AsyncClient, state: str) -> None:
 
 
 async def test_a_source_before_and_after_the_daemon_is_killed(tmp_path: Path, run_daemon: RunDaemon) -> None:
-    """The stream breaks. The restarted daemon sends the source the demand of waits from the journal; status, show,
-    metrics and log report the marks that it cannot see.
-    """
+    """The restarted daemon sends the demand of waits from the journal."""
     daemon = await run_daemon("--data-dir", str(tmp_path / "data"))
     async with AsyncClient(daemon.address) as client, client.attach_source("thermometer", ["room/"]) as link:
         batch = batches.produce(["room/kitchen-0"], offsets=[21], indexes=[0], timeouts_ms=[600_000])

@@ -174,7 +174,7 @@ def live(stream: SourceStream, now_ms: int) -> None:
 
 
 def test_a_source_that_is_started_again_and_again_does_not_refresh_its_marks() -> None:
-    """Observations by this daemon take precedence over claims that a just-started source makes about earlier times."""
+    """What this daemon has seen takes precedence over what a source that has just started says of earlier times."""
     table = SourceTable()
     stream = table.attach("a", "", ["k/"], 0)
     live(stream, 10)
@@ -191,7 +191,6 @@ def test_a_source_that_is_started_again_and_again_does_not_refresh_its_marks() -
 
 
 def test_one_that_never_sees_anything_is_stale_since_it_first_came() -> None:
-    """A source that never sees its marks is stale since its first start; each new start adds less information."""
     table = SourceTable()
     for start_ms in (1_000, 6_000, 11_000):
         stream = table.attach("a", "", ["k/"], start_ms)
@@ -201,7 +200,6 @@ def test_one_that_never_sees_anything_is_stale_since_it_first_came() -> None:
 
 
 def test_a_source_knows_of_the_time_before_where_the_daemon_does_not() -> None:
-    """After a restart, the daemon accepts the claim of a source that was running before."""
     table = SourceTable()
     stream = table.attach("a", "", ["k/"], 100_000)
     stale(stream, 40_000, 100_010)
@@ -209,7 +207,6 @@ def test_a_source_knows_of_the_time_before_where_the_daemon_does_not() -> None:
 
 
 def test_the_source_that_saw_it_last_says_since_when() -> None:
-    """A mark with two sources is stale if neither sees it, since the later of their observations."""
     table = SourceTable()
     one, two = table.attach("one", "", ["k/"], 0), table.attach("two", "", ["k/a"], 0)
     live(one, 10)
@@ -226,7 +223,6 @@ def test_the_source_that_saw_it_last_says_since_when() -> None:
 
 
 def test_silence_is_staleness_since_the_last_word() -> None:
-    """A silent source sees nothing; this does not change if it then detaches."""
     table = SourceTable()
     stream = table.attach("a", "", ["k/"], 0)
     live(stream, 10)
@@ -237,7 +233,6 @@ def test_silence_is_staleness_since_the_last_word() -> None:
 
 
 def test_only_so_many_that_are_gone_are_remembered() -> None:
-    """The source that detached first is forgotten first, and its marks are fresh, like marks that no source feeds."""
     table = SourceTable(remembered_max=2)
     streams = [table.attach(str(number), "", [f"t{number}/"], 0) for number in range(4)]
     for number in (3, 1, 0):
@@ -248,7 +243,6 @@ def test_only_so_many_that_are_gone_are_remembered() -> None:
 
 
 def test_principal_with_the_most_gone_sources_is_forgotten_first() -> None:
-    """The sources of another one are remembered, so its marks stay stale."""
     table = SourceTable(remembered_max=3)
     for principal, number in [("ann", 0), *(("bob", number) for number in range(20))]:
         table.detach(f"s{number}", principal, table.attach(f"s{number}", principal, [f"{principal}/"], 0), 1_000)
@@ -257,7 +251,6 @@ def test_principal_with_the_most_gone_sources_is_forgotten_first() -> None:
 
 
 def test_what_has_just_been_attached_is_loading() -> None:
-    """Until its first report, a source sees nothing and is in the state LOADING."""
     table = SourceTable()
     table.attach("a", "", ["k/"], 0)
     (source,) = table

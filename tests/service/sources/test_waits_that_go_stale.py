@@ -64,7 +64,6 @@ FAILED_3 = {"kafka/orders-3": (MARK_STALE, True, REASON), "kafka/orders-4": (7, 
 
 @pytest.mark.parametrize("is_once", [False, True], ids=["columns", "row"])
 async def test_expired_results_say_what_was_not_seen(is_once: bool) -> None:
-    """Of two marks that were not reached, the one that is stale has the duration and the reason."""
     async with serving() as served, a_source(served) as (client, link):
         await stale(served, link, ORDERS)
         result = await ask(client, is_once=is_once, timeout=0)
@@ -80,9 +79,7 @@ async def test_expired_results_say_what_was_not_seen(is_once: bool) -> None:
 
 @pytest.mark.parametrize("is_once", [False, True], ids=["columns", "row"])
 async def test_a_wait_fails_when_it_is_stale(is_once: bool) -> None:
-    """The wait continues while its marks are seen, and fails once one of them has been stale for its stale timeout. Its
-    other partitions have timed out.
-    """
+    """Once one of its marks has been stale for its stale timeout; its other partitions have timed out."""
     async with serving() as served, a_source(served) as (client, link):
         for partition in (3, 4):
             await served.high_watermark("kafka/orders", 1, partition)
@@ -103,7 +100,6 @@ async def test_a_wait_fails_when_it_is_stale(is_once: bool) -> None:
 
 
 async def test_a_batch_has_stale_timeouts_of_its_own() -> None:
-    """In columns each operation has its own stale timeout, and -1 means none; results have one reason per item."""
     async with serving() as served, a_source(served) as (client, link):
         pending = asyncio.ensure_future(
             client.produce_many(
@@ -129,7 +125,6 @@ async def test_a_batch_has_stale_timeouts_of_its_own() -> None:
 
 
 async def test_a_negative_stale_timeout_is_refused_by_the_client() -> None:
-    """It is refused before anything is sent."""
     with pytest.raises(InvalidRequest, match="stale_timeout_ms"):
         waits.produce({"orders-3": 5}, fail_when_stale=-1)
 
@@ -152,7 +147,6 @@ async def test_a_wait_for_a_mark_that_nothing_reports_fails(is_once: bool, has_s
 
 
 async def test_a_report_in_time_keeps_a_wait_that_no_source_feeds() -> None:
-    """A mark that only `Advance` reports is equivalent to one that a source feeds."""
     async with serving() as served, AsyncClient(served.address) as client:
         pending = asyncio.ensure_future(ask(client, is_once=False, timeout=600, fail_when_stale=60))
         await eventually(lambda: served.host.engine.pending == 1, "it waits")
