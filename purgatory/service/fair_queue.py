@@ -118,7 +118,6 @@ class FairQueue:
         self._forget_if_idle(caller)
 
     def waiting(self, work: int) -> int:
-        """Return the number of waiters for one kind of work."""
         return sum(len(caller.waiters[work]) for caller in self._callers.values())
 
     def expected_wait_ms(self, caller: CallerQueue) -> int:

@@ -234,7 +234,6 @@ class Host:
     # Registrations and events.
 
     def registration(self, session: Session) -> Registration:
-        """The registration of one batch of a session."""
         return Registration(session, self.gate, self.listeners, self.perform, self.time.now_ms)
 
     def unary_wait(self, account: Account) -> OpenWait:

@@ -98,8 +98,6 @@ class KernelAlarm:
 
 
 class LoopAlarm:
-    """A timer of the event loop."""
-
     def __init__(self, on_alarm: OnAlarm) -> None:
         self._on_alarm: Final = on_alarm
         self._loop: Final = asyncio.get_running_loop()
@@ -176,7 +174,6 @@ class Reaper:
         self._woken.set()
 
     async def run(self) -> None:
-        """Run until cancelled."""
         alarm = make_alarm(self._on_alarm)
         try:
             while True:

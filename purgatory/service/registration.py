@@ -41,8 +41,6 @@ class BatchReceipt:
 
 
 class Registration:
-    """The registration of one batch of a session."""
-
     def __init__(
         self, session: Session, gate: Gate, listeners: Listener, perform: Perform, now_ms: Callable[[], int]
     ) -> None:

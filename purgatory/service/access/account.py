@@ -137,7 +137,6 @@ class Accounts:
         return account
 
     def use_policy(self, grants_of: Callable[[str], Grants], shares_of: Callable[[str], OwnShares]) -> None:
-        """Replace the grants and shares of all principals."""
         self._grants_of, self._shares_of = grants_of, shares_of
         # Also those that were evicted: calls in flight still refer to them, and must not keep rights that were
         # withdrawn.

@@ -77,8 +77,6 @@ class Names:
 
 
 class Grants:
-    """The roles of one principal."""
-
     def __init__(self, topics: Mapping[Role, Names], keys: Mapping[Role, Names]) -> None:
         nothing = Names()
         self._topics: Final = {role: topics.get(role, nothing) for role in ROLES}

@@ -166,7 +166,6 @@ class Shares:
         return held_by_all < limit and not (has_share and self.has_all(account, limit, held_by_all, held, own_most))
 
     def principal_may_add(self, principal: str, limit: int, held_by_all: int, held: int) -> bool:
-        """The same for the account of a principal."""
         return self.may_add(self.accounts.of(principal), limit, held_by_all, held)
 
     def has_all(self, account: Account, limit: int, held_by_all: int, held: int, own_most: int | None = None) -> bool:

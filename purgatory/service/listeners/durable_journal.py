@@ -146,7 +146,6 @@ class DurableJournal(Journal):
     # Hooks.
 
     def why_closed(self) -> Refusal | None:
-        """The refusal of new work while the disk fails; None otherwise."""
         failure = self._failure
         if failure is None:
             return None
@@ -250,7 +249,6 @@ class DurableJournal(Journal):
                 self._partitions[batch.partitions[place]] = None
 
     def when_durable(self, answer: Callable[[], None]) -> None:
-        """Call `answer` once all previous changes are durable."""
         if not self._must_hold():
             answer()
         # Checked first: the change may not be part of the group that is being committed.
@@ -265,7 +263,6 @@ class DurableJournal(Journal):
             self._answers.append(answer)
 
     async def durable(self) -> None:
-        """Wait until all previous changes are durable."""
         if not self._must_hold() or not (self._changed or self._committing is not None or not self.is_confirmed):
             return
         reached: asyncio.Future[None] = self._loop.create_future()

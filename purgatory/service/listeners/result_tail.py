@@ -110,8 +110,6 @@ class TailSubscriber(Listener):
 
 
 class ResultTail:
-    """All subscribers."""
-
     def __init__(self, listeners: Listeners) -> None:
         """`listeners` are the host's; each subscriber is one of them until `unfollow`."""
         self._listeners: Final = listeners

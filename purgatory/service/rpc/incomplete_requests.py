@@ -38,11 +38,9 @@ class IncompleteRequest:
         self._refusal: RpcError | None = None
 
     def begin(self) -> None:
-        """Start to wait for a message."""
         self._calls.begin(self)
 
     def ended(self) -> None:
-        """Stop waiting for a message."""
         self._calls.remove(self)
 
     def end(self) -> None:

@@ -131,7 +131,6 @@ class InspectionCalls:
     async def _ranked(
         self, request: wire.ListOperationsRequest, call: Call, owner_id: int, name: Name | None
     ) -> wire.ListOperationsResponse:
-        """Return the first pending operations in a given order."""
         host, order, size = self._host, request.order, page_size(request.page_size)
         if order not in wire.OperationOrder.values():
             raise invalid_argument("order", f"unknown order: {order}")
@@ -312,7 +311,6 @@ class InspectionCalls:
         return self._host.sessions.accounts.audit.denied(call.account.principal, role, name)
 
     def _now(self) -> WallTime:
-        """Return the present time on the engine's clock and on the wall clock."""
         return WallTime(self._host.time.now_ms(), time.time())
 
 

@@ -102,7 +102,6 @@ class PurgatoryServicer(InspectionCalls):
         return response
 
     async def StreamResults(self, request: wire.StreamResultsRequest, call: Call) -> None:
-        """Stream a session's results until either side ends it."""
         await self._host.journal.confirmed()
         await self._write(self._connect(call, wire.StreamResultsResponse, request, expects_heartbeats=False), call)
 
@@ -136,21 +135,17 @@ class PurgatoryServicer(InspectionCalls):
     # Sources.
 
     async def ListHotNames(self, request: wire.ListHotNamesRequest, call: Call) -> wire.ListHotNamesResponse:
-        """List the partitions and keys on which the most operations wait."""
         return await list_hot_names(self._host, request, call)
 
     async def TailResults(self, request: wire.TailResultsRequest, call: Call) -> None:
-        """Stream results of ended operations until the caller disconnects."""
         await tail_results(self._host, request, call)
 
     async def AttachSource(self, requests: Requests, call: Call) -> None:
-        """Serve a source until its stream ends: receive its reports, and send demand and questions."""
         await serve_source(self._host, requests, call)
 
     async def GetSourceEnds(
         self, request: source_wire.GetSourceEndsRequest, call: Call
     ) -> source_wire.GetSourceEndsResponse:
-        """Return where logs end, as determined by their sources after this call."""
         return await source_ends(self._host, request, call)
 
     # Cancels and extensions.
@@ -181,7 +176,6 @@ class PurgatoryServicer(InspectionCalls):
         return wire.CancelResponse(cancelled=len(cancelled), not_pending_operation_ids=not_pending)
 
     async def Extend(self, request: wire.ExtendRequest, call: Call) -> wire.ExtendResponse:
-        """Let pending operations of a session wait longer."""
         timeout_ms_max = self._host.engine.limits.timeout_ms_max
         if not request.session_id:
             raise invalid_argument("session_id", "is not set")

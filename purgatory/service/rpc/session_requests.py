@@ -121,7 +121,6 @@ async def _add_parts(
 
 
 def _add_part(receipt: wire.Receipt, registration: Registration, part: RegistrationPart) -> None:
-    """Register a part of a batch, and add the outcome to the batch's receipt."""
     registered = registration.register(part.runs, part.refused)
     receipt.highest_operation_id = registered.highest_operation_id
     receipt.accepted += registered.accepted

@@ -138,19 +138,15 @@ class ResultStream:
     # Called by the session and the host.
 
     def wake(self) -> None:
-        """Wake the writer: there may be something to write."""
         self._wake.set()
 
     def taken_over(self) -> None:
-        """End the stream: another stream has taken over the session."""
         self._go_away(purgatory_service_pb2.GoingAway.REASON_TAKEN_OVER)
 
     def session_closed(self) -> None:
-        """End the stream: the session was closed."""
         self._go_away(purgatory_service_pb2.GoingAway.REASON_SESSION_CLOSED)
 
     def shut_down(self) -> None:
-        """End the stream: the daemon is shutting down."""
         self._go_away(purgatory_service_pb2.GoingAway.REASON_SHUTTING_DOWN)
 
     def _go_away(self, reason: purgatory_service_pb2.GoingAway.Reason) -> None:

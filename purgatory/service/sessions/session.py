@@ -115,7 +115,6 @@ class Session:
         return self.is_finished and (self.is_blank or not self.has_unary_callers)
 
     def deliver(self, completions: Completions) -> None:
-        """Add results to the outbox and wake the stream."""
         self.outbox.append(slices_of(completions))
         self.wake()
 

@@ -144,8 +144,6 @@ GOOD: Final = (LIVE, LOADING, BEHIND, HELD)
 
 
 class SourceLog:
-    """Logs the state changes of sources."""
-
     def __init__(self, table: SourceTable) -> None:
         self._table: Final = table
 
@@ -198,8 +196,6 @@ class AttachedSource:
 
 
 class SourceLinks:
-    """All sources attached to a daemon."""
-
     def __init__(
         self, engine: Engine, table: SourceTable, now_ms: Callable[[], int], sources_max: int, may_add: MayAdd
     ) -> None:

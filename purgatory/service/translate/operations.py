@@ -289,8 +289,6 @@ def _term_fault(composite: operation_pb2.Composite, index: int = 0) -> Refusal |
 
 
 class _RowField:
-    """A field of a row, and its default."""
-
     def __init__(self, column: OperationColumn, message: Any) -> None:  # noqa: ANN401 - a descriptor, of either implementation
         self.name: Final = column.row_name
         self.batch_name: Final = column.batch_name

@@ -73,7 +73,6 @@ def longest(given: dict[str, Any]) -> int:
 
 
 def fits_one_part(given: dict[str, Any]) -> bool:
-    """Whether all these columns fit into one part."""
     return longest(given) <= sizes.VALUES_PER_PART
 
 

@@ -254,7 +254,6 @@ def _fill_signal_values(
 
 
 def fill_rows(rows: RepeatedCompositeFieldContainer[result_pb2.Result], part: ResultSlice) -> None:
-    """Append results of one kind as rows."""
     item, fetched = part.item_start, part.fetched_start
     for place in range(part.start, part.stop):
         fill_row(rows.add(), part, place, item, fetched)

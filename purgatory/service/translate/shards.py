@@ -52,7 +52,6 @@ class Shards(NamedTuple):
         return len(self.targets) > 1
 
     def of(self, name: str) -> int:
-        """The shard of a session id or a key."""
         return shard_of(name, len(self.targets)) if self.are_several else self.shard
 
     def topology(self) -> wire.GetTopologyResponse:

@@ -42,7 +42,6 @@ class WallTime:
         self.now_s: Final = now_s
 
     def timestamp(self, engine_ms: int) -> timestamp_pb2.Timestamp:
-        """Convert an engine time to a timestamp."""
         return timestamp(self.now_s + (engine_ms - self.now_ms) / 1_000)
 
 
@@ -131,7 +130,6 @@ def partition_name(message: operation_pb2.TopicPartition) -> PartitionName:
 
 
 def is_known_kind(kind: int) -> bool:
-    """Whether a kind on the wire is one of the engine's."""
     return kind in codes.KINDS
 
 
