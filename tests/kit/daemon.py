@@ -149,8 +149,14 @@ def daemon_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
 
 def children_of(process_id: int) -> list[int]:
     """The ids of the child processes of a process, started by any of its threads."""
-    threads = Path(f"/proc/{process_id}/task").iterdir()
-    return [int(child) for thread in threads for child in (thread / "children").read_text("ascii").split()]
+    while True:
+        threads = Path(f"/proc/{process_id}/task").iterdir()
+        try:
+            return [int(child) for thread in threads for child in (thread / "children").read_text("ascii").split()]
+        except (FileNotFoundError, ProcessLookupError):
+            # A thread has ended, and its children are another thread's now.
+            if not is_running(process_id):
+                raise
 
 
 def is_running(process_id: int) -> bool:
