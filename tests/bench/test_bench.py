@@ -41,13 +41,11 @@ def changed(row: Row, **values: object) -> tuple[Row, Row]:
     ],
 )
 def test_a_change_over_15_percent_counts(rows: tuple[Row, Row], said: str) -> None:
-    """Instructions of the same toolchain, ratios and bytes are compared; absolute rates are not."""
     [verdict] = compared([rows[0]], [rows[1]])
     assert verdict.said == said
 
 
 def test_what_is_missing_or_new_is_named() -> None:
-    """A row not measured here is not compared, a row without a baseline is new, and both are shown."""
     verdicts = compared([COUNTED], [BYTES])
     assert [(verdict.name, verdict.said) for verdict in verdicts] == [
         ("instructions/x", NOT_COMPARED),
@@ -62,7 +60,6 @@ LATEST = ROOT / "bench" / "results" / "latest.json"
 
 
 def test_the_page_shows_the_committed_results() -> None:
-    """The table matches latest.json, and every picture on the page exists."""
     text = PAGE.read_text("utf-8")
     assert text == with_table(text, read_rows(LATEST))
     pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
@@ -95,7 +92,6 @@ def no_jvm(_peer: str) -> None:
 @pytest.mark.slow  # starts daemons and peers
 @pytest.mark.parametrize("suite", ["engine/", "timer/", "service/latency", "journal/columns", "archive/columns"])
 def test_a_suite_runs_to_its_end(monkeypatch: pytest.MonkeyPatch, suite: str) -> None:
-    """One suite of each kind completes and produces rows; `make bench-quick` runs all."""
     monkeypatch.setattr("bench.measure.lab.jvm_worker", no_jvm)
     monkeypatch.setattr("bench.__main__.SUITES", {suite: SUITES[suite]})
     measured: list[tuple[list[Row], list[str]]] = []
@@ -109,7 +105,6 @@ def test_a_suite_runs_to_its_end(monkeypatch: pytest.MonkeyPatch, suite: str) ->
 
 
 def test_the_timer_table_has_a_line_for_each_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each timer has percentiles of three operations; one whose tool is missing is named and skipped."""
     monkeypatch.setattr("bench.timer_table.shutil.which", lambda _tool, **_path: None)
     measured, skipped = table(["wheel", "go"], [200], 100)
     assert re.fullmatch(r"\| wheel \| 200 \|( [\d,]+ / [\d,]+ / [\d,]+ \|){3} \d+ \| [\d.]+ \|", measured)

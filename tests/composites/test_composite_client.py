@@ -75,7 +75,6 @@ async def test_each_outcome(client: AsyncClient) -> None:
 
 
 async def test_an_expired_wait_names_only_what_was_missing(client: AsyncClient) -> None:
-    """The error of an expired composite names the terms that were not reached, but not the failure arm."""
     arms: dict[str, Any] = {"unless": [signal("late-no"), signal("late-nor")], "timeout": 0.05}
     one = waits.wait(signal("late-job"), **arms)
     batched = {"offsets": [1, 1, 1, 1], "indexes": [0, 1, 0, 1], "item_counts": [2, 2], "timeouts_ms": [50]}
@@ -125,8 +124,7 @@ async def test_many_in_columns(client: AsyncClient) -> None:
     ]  # fmt: skip
 
 
-async def test_single_waits_share_a_message(client: AsyncClient) -> None:
-    """Composites with different arms that are sent together keep their own counts and names."""
+async def test_single_waits_in_one_message_keep_their_counts_and_names(client: AsyncClient) -> None:
     await client.advance("share-0", high_watermark=1)
     drawn = random.Random(5)
     calls = []
@@ -187,7 +185,6 @@ async def test_a_wait_survives_in_the_outbox_and_in_the_journal(start_daemon: St
 
 
 def test_the_blocking_client_waits_too(shared_daemon: DaemonProcess) -> None:
-    """`Client.wait` and `Client.wait_many` take the same arguments."""
     with Client(shared_daemon.address) as client:
         client.signal_key("blocking")
         assert client.wait(any_of(signal("blocking"), mark("blocking-0", 1)), timeout=0).satisfied
@@ -208,14 +205,12 @@ def test_the_blocking_client_waits_too(shared_daemon: DaemonProcess) -> None:
     ],
 )
 def test_invalid_terms_are_refused_at_once(make: object, field: str) -> None:
-    """InvalidRequest names the argument, before anything is sent."""
     with pytest.raises(errors.InvalidRequest) as refused:
         make()  # type: ignore[operator]
     assert refused.value.field == field
 
 
 def test_others_see_it_only_with_the_role_on_every_name() -> None:
-    """The role admin on its topics is not enough to see an operation that also waits for a key."""
     items = [ItemView(name, 7, 1, 0, -1) for name in (("orders", 3), ("job", -1))]
     view = PendingView(1, 1, codes.COMPOSITE, 0, 9, -1, items, 1, 0)
     admin = {"admin": Names(["orders", "job"])}
@@ -228,7 +223,6 @@ def test_others_see_it_only_with_the_role_on_every_name() -> None:
 
 
 def test_the_command_line_shows_each_outcome(shared_daemon: DaemonProcess) -> None:
-    """`wait` with marks, signals and a failure arm has the exit codes of other waits, and says what decided."""
     address = shared_daemon.address
     with Client(address) as client:
         client.advance("cli-3", high_watermark=42)
@@ -270,8 +264,7 @@ def test_the_command_line_shows_each_outcome(shared_daemon: DaemonProcess) -> No
     assert purgatory("wait", "signal:a", "nonsense", address=address).returncode == 2
 
 
-async def test_pending_composites_are_listed(shared_daemon: DaemonProcess, client: AsyncClient) -> None:
-    """`ls` shows how many terms are needed, and the failure arm; `show` shows both arms."""
+async def test_pending_composites_are_listed_with_both_arms(shared_daemon: DaemonProcess, client: AsyncClient) -> None:
     address = shared_daemon.address
     condition = at_least(2, mark("list-3", 42), signal("list"), mark("list-4", 1))
     once = asyncio.create_task(client.wait_once(waits.wait(condition, unless=signal("list/no"), timeout=LONG)))

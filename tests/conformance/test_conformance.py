@@ -64,7 +64,6 @@ def test_a_client_is_there(language: str) -> None:
 
 @pytest.mark.parametrize("case", cases.CASES)
 async def test_clients_follow_the_rule(clients: dict[str, ClientProcess], case: str) -> None:
-    """The case does not raise."""
     await in_each(clients, cases.CASES[case])
 
 

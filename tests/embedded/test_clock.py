@@ -10,7 +10,6 @@ from tests.engine.generic.recording_operation import DEADLINE_S
 
 
 def test_manual_clock_moves_only_forward() -> None:
-    """A manual clock only moves on a jump, and refuses to go back."""
     clock = ManualClock(5)
     assert clock.now_ms() == clock.now_ms() == 5
     assert clock.jump(10) == clock.now_ms() == 15
@@ -20,7 +19,6 @@ def test_manual_clock_moves_only_forward() -> None:
 
 
 def test_system_clock_is_monotonic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system clock follows the machine's monotonic clock, whatever the wall clock does."""
     clock = SystemClock()
     before = clock.now_ms()
     monkeypatch.setattr(time, "time", lambda: 0.0)
@@ -28,8 +26,7 @@ def test_system_clock_is_monotonic(monkeypatch: pytest.MonkeyPatch) -> None:
     assert abs(clock.now_ms() - time.monotonic_ns() // 1_000_000) <= DEADLINE_S * 1000
 
 
-def test_debug_clocks_disagree() -> None:
-    """In debug mode each system clock has its own offset, so that mixing two of them is noticed."""
+def test_debug_clocks_have_offsets_of_their_own() -> None:
     clocks = [SystemClock(debug=True) for _ in range(3)]
     offsets = {clock.now_ms() // 1000 for clock in clocks}
     assert len(offsets) == 3

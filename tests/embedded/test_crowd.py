@@ -64,8 +64,7 @@ def test_case_23_30_44_a_crowd_that_finishes() -> None:
 
 
 @pytest.mark.slow
-def test_a_crowd_that_is_closed_on() -> None:
-    """Closed twice concurrently under load: accepted operations are answered once, later ones are refused."""
+def test_crowd_that_is_closed_on_is_answered_once() -> None:
     crowd = Crowd(1, THREADS, OPERATIONS_EACH)
     crowd.start()
     wait_until(lambda: crowd.done > THREADS * OPERATIONS_EACH // 2)
@@ -87,8 +86,7 @@ def test_a_crowd_that_is_closed_on() -> None:
 
 @pytest.mark.skipif(COMPILED, reason="compiled, force_complete runs in one step that no other thread gets into")
 @pytest.mark.parametrize("others_force_too", [False, True])
-def test_forced_while_another_thread_registers(others_force_too: bool) -> None:
-    """If another thread registers the operation between any two lines of force_complete, it ends once."""
+def test_operation_forced_while_another_thread_registers_it_ends_once(others_force_too: bool) -> None:
     for step in itertools.count(1):
         with EmbeddedPurgatory("forced", never_called, reaper_enabled=False) as purgatory:
             operation = RecordingOperation()

@@ -29,8 +29,6 @@ from tests.timer.clock_threads import run_forking
 def test_effects_that_raise_at_close_cost_the_others_nothing(
     reaper_enabled: bool, failure: type[BaseException]
 ) -> None:
-    """If operations or on_error interrupt their thread during close, all 2,500 are answered before it is raised."""
-
     def tear() -> None:
         raise failure("torn")
 
@@ -50,8 +48,7 @@ def test_effects_that_raise_at_close_cost_the_others_nothing(
 
 
 @pytest.mark.parametrize("looks_before", [0, 1])
-def test_one_operation_in_two_purgatories(looks_before: int) -> None:
-    """While one thread is registering it, another purgatory refuses the operation; it ends once, in the first."""
+def test_operation_in_two_purgatories_ends_once_in_the_first(looks_before: int) -> None:
     operation, gate = RecordingOperation(0), Gate()
     operation.when_evaluated = lambda: gate() if operation.evaluations == looks_before + 1 else None
     with EmbeddedPurgatory("first", never_called) as first, EmbeddedPurgatory("second", never_called) as second:
@@ -70,7 +67,6 @@ def test_one_operation_in_two_purgatories(looks_before: int) -> None:
 
 @pytest.mark.parametrize("during", ["registration", "check"])
 def test_a_signal_handler_may_close(during: str) -> None:
-    """A signal handler's close during an evaluation takes effect afterwards, and every operation is answered."""
     purgatory = EmbeddedPurgatory("signalled", never_called)
     first, second = RecordingOperation(), RecordingOperation()
     closed: list[int] = []
@@ -192,7 +188,6 @@ def test_an_operation_is_no_future(bases: tuple[type, ...]) -> None:
 
 
 def test_errors_are_logged_by_default(caplog: pytest.LogCaptureFixture) -> None:
-    """Without an on_error, an exception of a hook is logged with its traceback and has no other effect."""
     with caplog.at_level(logging.ERROR, "purgatory.embedded"), EmbeddedPurgatory("logged") as purgatory:
         (operation,) = register(purgatory, "k")
         operation.when_completed = fail
@@ -201,7 +196,6 @@ def test_errors_are_logged_by_default(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_never_early_by_a_fraction_of_a_millisecond() -> None:
-    """Registered 0.9 ms into a millisecond, an operation of 5 ms is pending at the start of the fifth one after."""
     clock = FineClock(10)
     with EmbeddedPurgatory("fine", never_called, clock=clock, reaper_enabled=False) as purgatory:
         register(purgatory, "k", timeout_ms=5)
@@ -212,7 +206,6 @@ def test_never_early_by_a_fraction_of_a_millisecond() -> None:
 
 
 def test_wait_blocks_until_the_effects_have_run() -> None:
-    """`wait` returns True once on_complete has run on any thread, and False if the time is up, changing nothing."""
     with EmbeddedPurgatory("waited", never_called) as purgatory:
         (operation,), (short,) = register(purgatory, "k", timeout_ms=None), register(purgatory, "k", timeout_ms=20)
         assert not purgatory.wait(operation, 1)
@@ -233,7 +226,6 @@ def test_wait_blocks_until_the_effects_have_run() -> None:
 
 @pytest.mark.parametrize("hook", ["when_evaluated", "when_completed"])
 def test_wait_in_a_hook_is_refused(hook: str) -> None:
-    """Waiting within a hook is refused: the thread would wait for itself."""
     reported: list[Exception] = []
     with EmbeddedPurgatory("held up", lambda _, error: reported.append(error)) as purgatory:
         operation = RecordingOperation()
@@ -243,8 +235,7 @@ def test_wait_in_a_hook_is_refused(hook: str) -> None:
     assert {type(error) for error in reported} == {ReentrantCall}
 
 
-async def test_operations_are_awaited() -> None:
-    """Tasks await operations that threads end (completed, expired, cancelled, or earlier) and get the outcome."""
+async def test_operations_are_awaited_by_tasks() -> None:
     with EmbeddedPurgatory("awaited", never_called) as purgatory:
         (forced,), (expired,) = register(purgatory, "k", timeout_ms=None), register(purgatory, "k", timeout_ms=5)
         ended = RecordingOperation()
@@ -265,7 +256,6 @@ async def _await(operation: DelayedOperation) -> int:
 
 
 def test_an_operation_outlives_the_loop_that_awaits_it() -> None:
-    """If its loop was closed during the wait, the thread that ends the operation is not affected."""
     with EmbeddedPurgatory("outlived", never_called) as purgatory:
         (operation,) = register(purgatory, "k")
         loop = asyncio.new_event_loop()

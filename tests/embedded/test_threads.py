@@ -26,7 +26,6 @@ from tests.engine.generic.recording_operation import (
 
 
 def test_case_21_effects_of_expiries_run_one_after_the_other(purgatory: EmbeddedPurgatory) -> None:
-    """A slow effect of an expiry delays the next one: the single reaper thread runs them in order."""
     log: list[str] = []
     slow, fast, gate = RecordingOperation(5, "slow", log), RecordingOperation(5, "fast", log), Gate()
     slow.when_expired = gate
@@ -57,7 +56,6 @@ def test_threads_close_at_the_same_time(purgatory: EmbeddedPurgatory) -> None:
 
 @pytest.mark.slow
 def test_case_32_expiry_and_check_race() -> None:
-    """A check and the timer race 300 times: answered once each time, with on_expiration only if the timer won."""
     purgatory = ManualPurgatory()
     for _ in range(300):
         (operation,) = register(purgatory, "k", timeout_ms=10)
@@ -72,7 +70,6 @@ def test_case_32_expiry_and_check_race() -> None:
 
 
 def test_case_33_check_returns_while_the_timer_is_inside_on_complete(purgatory: EmbeddedPurgatory) -> None:
-    """While the reaper is inside an on_complete, a check on another thread returns 0 at once, without an evaluation."""
     operation, gate = RecordingOperation(5), Gate()
     operation.when_completed = gate
     purgatory.try_complete_else_watch(operation, ["k"])
@@ -89,7 +86,6 @@ def test_case_33_check_returns_while_the_timer_is_inside_on_complete(purgatory: 
 
 
 def test_case_34_completed_while_being_registered() -> None:
-    """Forced by another thread during its registration: answered once, and no timer entry is left behind."""
     purgatory, operation = ManualPurgatory(), RecordingOperation()
     with ThreadPoolExecutor(1) as pool:
         forced: list[Future[bool]] = []
@@ -106,7 +102,6 @@ def test_case_34_completed_while_being_registered() -> None:
 
 
 def test_case_41_check_waits_for_an_evaluation_elsewhere(purgatory: EmbeddedPurgatory) -> None:
-    """A check during an evaluation on another thread waits for it and then decides."""
     (operation,) = register(purgatory, "k")
     operation.when_evaluated = gate = Gate()
     with ThreadPoolExecutor(2) as pool:
@@ -120,8 +115,7 @@ def test_case_41_check_waits_for_an_evaluation_elsewhere(purgatory: EmbeddedPurg
     assert operation.effects == ["complete"]
 
 
-def test_case_95_state_lock_and_check(purgatory: EmbeddedPurgatory) -> None:
-    """Changing state under a lock that try_complete takes, releasing it, then checking misses nothing."""
+def test_case_95_change_under_a_lock_then_a_check_misses_nothing(purgatory: EmbeddedPurgatory) -> None:
     state_lock, state = threading.Lock(), {"mark": 0}
 
     class MarkReached(GenericOperation):
@@ -152,7 +146,6 @@ def test_case_95_state_lock_and_check(purgatory: EmbeddedPurgatory) -> None:
 
 @pytest.mark.parametrize("futures_finish", [True, False])
 def test_case_96_waiting_for_futures(purgatory: EmbeddedPurgatory, futures_finish: bool) -> None:
-    """Futures that finish complete the operation on their thread, and no entry is left; otherwise it expires, once."""
     futures: list[Future[str]] = [Future(), Future()]
 
     def fail_those_not_done() -> None:
@@ -175,8 +168,6 @@ def test_case_96_waiting_for_futures(purgatory: EmbeddedPurgatory, futures_finis
 
 
 def test_effects_of_a_torn_thread_still_run(purgatory: EmbeddedPurgatory) -> None:
-    """An interrupt during the effects is raised to the caller after the remaining effects have run."""
-
     def interrupt() -> None:
         raise KeyboardInterrupt
 
@@ -188,8 +179,7 @@ def test_effects_of_a_torn_thread_still_run(purgatory: EmbeddedPurgatory) -> Non
     assert (first.effects, second.effects) == (["complete"], ["complete"])
 
 
-def test_errors_are_told_outside_the_lock() -> None:
-    """on_error, called for a failed try_complete, may wait for another thread that uses the purgatory."""
+def test_on_error_is_called_outside_the_lock() -> None:
     counts: list[int] = []
 
     def on_error(_operation: GenericOperation, _error: Exception) -> None:
@@ -203,7 +193,6 @@ def test_errors_are_told_outside_the_lock() -> None:
 
 
 def test_close_from_an_effect_on_the_callers_thread() -> None:
-    """It returns how many operations it ended, and they end as SHUTTING_DOWN."""
     purgatory = EmbeddedPurgatory("closing", never_called)
     first, *leftovers = register(purgatory, "k", count=11)
     closed: list[int] = []

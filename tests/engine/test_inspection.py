@@ -16,14 +16,12 @@ def listed(level: EngineLevel, *, session: str = "", kind: int = 0, partition: s
 
 
 def test_slots_without_the_operation_show_nothing() -> None:
-    """A slot shows the operation with this id only, and a slot that was never used shows none."""
     inspection = EngineLevel.played("produce 1 orders-0@10").engine.inspection
     places = [(slot, operation_id) for slot in range(4) for operation_id in (1, 2)]
     assert [view.operation_id for place in places if (view := inspection.view_of(*place))] == [1]
 
 
-def test_filters_go_together() -> None:
-    """Filters are combined: each excludes operations that do not match it."""
+def test_filters_of_a_listing_are_combined() -> None:
     level = EngineLevel.played(
         "produce 1 orders-0@10 orders-1@10",
         "delete-records 2 orders-1@10",
@@ -93,7 +91,6 @@ def test_a_ranking_has_what_stands_out() -> None:
 
 
 def test_rings_show_where_the_wheel_has_everything() -> None:
-    """Each pending operation is in one bucket of the ring of its level; buckets are counted up to a limit."""
     timeouts_ms = (3, 3, 3, 25, 500, 9_000)
     waits = [f"produce {place} orders-0@10 timeout={ms}" for place, ms in enumerate(timeouts_ms, 1)]
     level = EngineLevel.played(*waits)

@@ -135,7 +135,6 @@ class Calls:
 
 @pytest.mark.parametrize("seed", range(1, 41))
 def test_a_tape_does_what_its_calls_do(seed: int) -> None:
-    """For any run, however it is cut into tapes, the ends, their order and the refusals are the same."""
     calls = Calls(seed, prompt=seed % 2 == 0)
     rng = random.Random(seed)
     refused: list[int] = []
@@ -164,8 +163,7 @@ def play(engine: Engine, tape: Tape, prompt: bool = False) -> tuple[list[plain.E
     return [row for completions in engine.take_completions() for row in ended_of(completions)], played
 
 
-def test_expirations_that_are_not_due_are_told() -> None:
-    """With a step that expires two when one is due, that one expires and `not_due` is 1."""
+def test_expirations_that_are_not_due_are_counted() -> None:
     batch = OperationBatch([1, 2], partitions=[ORDERS], offsets=[5], timeouts_ms=[10, 90])
     tape = Tape([REGISTER_PRODUCE, codes.PASS_TIME], [0, 20], [2, 2], operations=[None, batch])
     ended, played = play(Engine(EngineLimits(), 0), tape)
@@ -174,7 +172,6 @@ def test_expirations_that_are_not_due_are_told() -> None:
 
 
 def test_ids_end_as_the_step_says() -> None:
-    """Ids are cancelled or shut down; an id that is not pending is skipped."""
     batch = OperationBatch([1, 2], keys=["k"], timeouts_ms=[10])
     steps_of = [codes.REGISTER + SIGNAL, codes.CANCEL, codes.SHUT_DOWN]
     tape = Tape(steps_of, [0, 1, 2], [2, 1, 2], operations=[None, None, None, None, batch], operation_ids=[2, 2, 1])
@@ -183,7 +180,6 @@ def test_ids_end_as_the_step_says() -> None:
 
 
 def test_columns_that_cannot_be_read_are_refused_before_the_first_step() -> None:
-    """A batch whose columns do not fit together raises before anything of the tape is applied."""
     engine = Engine(EngineLimits(), 0)
     bad = EventBatch([HIGH_WATERMARK], partitions=[ORDERS], offsets=[5, 6, 7])
     tape = Tape([REGISTER_PRODUCE, codes.APPLY], [0, 0], [1, 1], operations=[None, one_wait()], events=bad)
@@ -193,7 +189,6 @@ def test_columns_that_cannot_be_read_are_refused_before_the_first_step() -> None
 
 
 def test_a_clock_that_goes_back_is_a_broken_invariant() -> None:
-    """As with single calls, a step earlier than the one before it is an assertion error."""
     tape = Tape([codes.PASS_TIME, codes.PASS_TIME], [5, 4], [0, 0], operations=[])
     with pytest.raises(AssertionError, match="clock went back"):
         play(Engine(EngineLimits(), 0), tape)

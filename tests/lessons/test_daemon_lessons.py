@@ -36,7 +36,6 @@ LONG = 3_600.0
 
 @pytest.mark.slow
 async def test_a_herd_goes_in_slices_and_events_in_between() -> None:
-    """With 100,000 waits due at once, no iteration of the loop ends more than a slice; events are served in between."""
     herd, clock = 100_000, ManualClock(1)
     async with serving(clock=clock) as served:
         host = served.host
@@ -75,7 +74,6 @@ async def test_a_herd_goes_in_slices_and_events_in_between() -> None:
 
 
 async def test_registered_at_every_await_of_an_event_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wait registered between any two slices of a batch of events is satisfied when the batch is done."""
     monkeypatch.setattr(sizes, "WORK_PER_SLICE", 1)
     events = EventBatch([codes.HIGH_WATERMARK] * 8, partitions=[("orders", 0)], offsets=list(range(1, 9)))
     for turns in itertools.count():
@@ -149,7 +147,6 @@ def negative_gauges(text: str) -> Iterator[tuple[str, float]]:
 
 
 async def test_gauges_are_right_whoever_closes_first(run_daemon: RunDaemon) -> None:
-    """Streams break, are taken over and cancelled while waits end: no gauge is negative, and all return to zero."""
     daemon = await run_daemon("--session-ttl-ms", "100", "--session-heartbeat-interval-ms", "200")
     rng = random.Random(36)
 
@@ -213,7 +210,6 @@ asyncio.run(main())
 
 
 async def test_waits_of_a_killed_client_are_freed(run_daemon: RunDaemon) -> None:
-    """After kill -9, the client's calls are cancelled and its session is freed within the session's time."""
     daemon = await run_daemon("--session-ttl-ms", "200")
     client_path = inspect.getfile(AsyncClient).rpartition("/purgatory_client/")[0]
     environment = daemon_environment()
@@ -233,7 +229,6 @@ async def test_waits_of_a_killed_client_are_freed(run_daemon: RunDaemon) -> None
 
 
 async def test_a_reader_that_stops_reading_is_bounded(run_daemon: RunDaemon) -> None:
-    """Over its limit, a reader is refused and others are served; it then gets all its results, without a gap."""
     limit, size, batches = 1_000, 500, 20
     daemon = await run_daemon(
         "--limits-unacknowledged-results-max", str(limit), "--limits-operations-per-batch-max", str(size)

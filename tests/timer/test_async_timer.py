@@ -18,7 +18,6 @@ WHERE = contextvars.ContextVar("WHERE", default="nowhere")
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_calls_come_in_order_and_never_early(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    """Calls run by deadline, with their arguments, in the caller's context, and never early, on either loop."""
     log: list[tuple[str, float]] = []
 
     async def main() -> float:
@@ -43,7 +42,6 @@ def test_calls_come_in_order_and_never_early(loop_factory: Callable[[], asyncio.
 
 
 async def test_one_handle_of_the_loop_for_all() -> None:
-    """However many calls are made and cancelled, the loop holds one handle, for the earliest."""
     with AsyncTimer() as timer:
         tasks = [timer.call_later(60_000 - number, fail) for number in range(5_000)]
         scheduled: list[Any] = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
@@ -55,8 +53,7 @@ async def test_one_handle_of_the_loop_for_all() -> None:
 
 
 @pytest.mark.parametrize("own_handler", [True, False])
-async def test_a_call_that_raises(own_handler: bool) -> None:
-    """on_error is called, or else the loop's exception handler; other calls due at the same time still run."""
+async def test_call_that_raises_is_reported_and_others_run(own_handler: bool) -> None:
     loop, reported, done = asyncio.get_running_loop(), list[BaseException](), asyncio.Event()
     loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
     with AsyncTimer(on_error=(lambda _, error: reported.append(error)) if own_handler else None) as timer:
@@ -68,7 +65,6 @@ async def test_a_call_that_raises(own_handler: bool) -> None:
 
 
 async def test_the_loop_has_its_turn_between_slices() -> None:
-    """3,000 calls that are due together run in slices: other callbacks of the loop run in between."""
     loop, log, done = asyncio.get_running_loop(), list[str](), asyncio.Event()
     with AsyncTimer() as timer:
         timer.call_later(0, loop.call_soon, log.append, "other")
@@ -82,7 +78,6 @@ async def test_the_loop_has_its_turn_between_slices() -> None:
 
 
 async def test_other_threads_may_add_and_cancel() -> None:
-    """A call added from another thread runs on the loop's thread, in time; other threads may cancel tasks too."""
     made_on: list[int] = []
     done = asyncio.Event()
     with AsyncTimer() as timer:
@@ -100,8 +95,7 @@ async def test_other_threads_may_add_and_cancel() -> None:
         assert made_on == [threading.get_ident()]
 
 
-async def test_close_with_calls_left() -> None:
-    """The remaining calls are cancelled and returned, the loop's handle is cancelled, and later calls are refused."""
+async def test_close_cancels_and_returns_the_calls_left() -> None:
     timer = AsyncTimer()
     tasks = [timer.call_later(60_000, fail) for _ in range(3)]
     handle = timer._handle
@@ -114,8 +108,6 @@ async def test_close_with_calls_left() -> None:
 
 
 def test_a_closed_loop_refuses_calls() -> None:
-    """The timer of a closed loop refuses calls, which it could never run."""
-
     async def make() -> AsyncTimer:
         return AsyncTimer()
 

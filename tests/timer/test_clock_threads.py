@@ -17,7 +17,6 @@ from tests.timer.clock_threads import Owner, Signal, add, both_owners, cancel, t
 
 @both_owners
 def test_case_31_it_fires_by_itself_and_never_early(kind: type[Owner]) -> None:
-    """Without other calls, each ends at its time or later; a shorter one wakes the thread; others stay pending."""
     with kind("test") as owner:
         added_at_ms = SystemClock().now_ms()
         far = add(owner, 60_000)
@@ -32,7 +31,6 @@ def test_case_31_it_fires_by_itself_and_never_early(kind: type[Owner]) -> None:
 
 @both_owners
 def test_a_quiet_system_still_fires(kind: type[Owner]) -> None:
-    """After any mix of cancels and additions, the thread fires the next expiration without another call."""
     with kind("quiet") as owner:
         for delay_ms in (60_000, 30_000, 90_000):
             cancelled = add(owner, delay_ms)
@@ -45,7 +43,6 @@ def test_a_quiet_system_still_fires(kind: type[Owner]) -> None:
 
 @both_owners
 def test_wake_ups_are_not_lost(kind: type[Owner]) -> None:
-    """Short additions and cancels in quick succession: every one that is not cancelled still ends."""
     with kind("hasty") as owner:
         left_alone = []
         for number in range(300):
@@ -58,8 +55,7 @@ def test_wake_ups_are_not_lost(kind: type[Owner]) -> None:
 
 
 @both_owners
-def test_an_addition_just_before_it_sleeps(kind: type[Owner], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An addition between the thread's check and its sleep wakes it; the test forces that interleaving."""
+def test_addition_just_before_the_thread_sleeps_wakes_it(kind: type[Owner], monkeypatch: pytest.MonkeyPatch) -> None:
     with kind("window") as owner:
         look = thread_of(owner)._wait_ms
         late: list[RecordingOperation | Signal] = []
@@ -78,7 +74,6 @@ def test_an_addition_just_before_it_sleeps(kind: type[Owner], monkeypatch: pytes
 
 @both_owners
 def test_it_sleeps_while_nothing_is_due(kind: type[Owner]) -> None:
-    """With only distant deadlines the thread sleeps: its clock is not read again."""
     reads = itertools.count()
 
     class CountingClock(SystemClock):
@@ -100,8 +95,6 @@ def test_it_sleeps_while_nothing_is_due(kind: type[Owner]) -> None:
 def test_the_thread_survives_anything(
     kind: type[Owner], caplog: pytest.LogCaptureFixture, failure: type[BaseException]
 ) -> None:
-    """Any exception of an effect or a task is logged; others due at the same time, and later ones, still run."""
-
     def tear() -> None:
         raise failure("planted")
 
@@ -116,7 +109,6 @@ def test_the_thread_survives_anything(
 
 @both_owners
 def test_it_survives_a_failing_clock(kind: type[Owner], caplog: pytest.LogCaptureFixture) -> None:
-    """A clock that fails for a while only delays what is due."""
     failures = 3
 
     class FailingClock(SystemClock):

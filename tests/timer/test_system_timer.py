@@ -20,8 +20,7 @@ def timer() -> Iterator[SystemTimer]:
         yield one
 
 
-def test_an_executor_of_the_callers() -> None:
-    """The caller's executor runs the tasks and outlives the timer; once it is shut down, on_error gets the task."""
+def test_executor_of_the_caller_runs_tasks_and_outlives_the_timer() -> None:
     reported: list[tuple[TimerTask, str]] = []
     executor = ThreadPoolExecutor(1, "mine")
 
@@ -43,8 +42,7 @@ def test_an_executor_of_the_callers() -> None:
         assert "shutdown" in reported[-1][1]
 
 
-def test_close_with_tasks_left() -> None:
-    """Waiting tasks are cancelled and returned, running ones are waited for, and new tasks are refused."""
+def test_close_cancels_waiting_tasks_and_waits_for_running_ones() -> None:
     timer = SystemTimer("closing")
     gate = Gate()
     running, behind, waiting = Signal(0, gate), Signal(0), Signal(60_000)
@@ -81,7 +79,6 @@ def test_one_task_in_two_timers_by_two_threads(timer: SystemTimer) -> None:
 
 @pytest.mark.slow
 def test_cancel_means_that_it_does_not_run(timer: SystemTimer) -> None:
-    """Eight threads cancel while tasks fire: a task for which cancel returned True never ran; every other ran once."""
     ran: list[int] = []
     cancelled: list[int] = []
 
@@ -135,5 +132,4 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 @pytest.mark.slow
 def test_a_forked_child_is_told() -> None:
-    """Every call in the child raises UsedAfterFork; its own timers work; the parent's continue."""
     run_forking(FORKING)

@@ -48,7 +48,6 @@ class Timers:
 
 
 def test_tasks_run_at_their_time_in_order() -> None:
-    """Tasks run by deadline, equal ones in order of addition, those with 0 or less at the next advance, none early."""
     world = Timers()
     for name, delay_ms in (("c", 30), ("a", 10), ("z", 10**30), ("b", 10), ("now", 0), ("past", -(10**30))):
         world.add(name, delay_ms)
@@ -63,8 +62,6 @@ def test_tasks_run_at_their_time_in_order() -> None:
 
 
 def test_never_early_by_a_fraction_of_a_millisecond() -> None:
-    """A delay counts from the end of the millisecond in which the task was added, and deadlines round up to ticks."""
-
     class FineClock(ManualClock):
         def ceiling_ms(self) -> int:
             return self.now_ms() + 1
@@ -78,8 +75,7 @@ def test_never_early_by_a_fraction_of_a_millisecond() -> None:
         assert clock.now_ms() == first_ms
 
 
-def test_tasks_add_tasks() -> None:
-    """A task may add others, including ones that are due immediately, and itself again, which makes it periodic."""
+def test_task_may_add_others_and_itself_again() -> None:
     world = Timers()
 
     def add_more() -> None:
@@ -112,8 +108,7 @@ def test_cancel() -> None:
     assert world.pass_ms(10) == ["task"]
 
 
-def test_cancelled_or_added_again_while_it_fires() -> None:
-    """A task that was taken out of the wheel but has not begun can still be cancelled or moved: the due run is void."""
+def test_task_cancelled_or_moved_while_it_is_due_does_not_run() -> None:
     world = Timers()
     answers: list[bool] = []
 
@@ -129,8 +124,7 @@ def test_cancelled_or_added_again_while_it_fires() -> None:
 
 
 @pytest.mark.parametrize("interrupt", [None, KeyboardInterrupt, SystemExit])
-def test_a_task_that_raises(interrupt: type[BaseException] | None) -> None:
-    """on_error gets an Exception, an interrupt is raised when all have run; later tasks run too."""
+def test_task_that_raises_is_reported_and_others_run(interrupt: type[BaseException] | None) -> None:
     world = Timers()
 
     def fail() -> None:
@@ -155,7 +149,6 @@ def test_a_task_that_raises(interrupt: type[BaseException] | None) -> None:
 
 
 def test_close_returns_what_is_left() -> None:
-    """Tasks that will never run are cancelled and returned; a refused task stays where it is."""
     world = Timers(timers=2)
     world.add("done", 5)
     closed: list[list[TimerTask]] = []
@@ -177,8 +170,7 @@ def test_close_returns_what_is_left() -> None:
     assert left[1].is_cancelled
 
 
-def test_a_slice_is_bounded() -> None:
-    """advance_clock runs at most its limit; the rest stays due."""
+def test_advance_clock_runs_at_most_its_limit() -> None:
     world = Timers()
     for number in range(25):
         world.add(str(number), number % 2)
@@ -196,7 +188,6 @@ STEPS = st.one_of(
 
 @given(st.lists(st.integers(-5, 60), min_size=6, max_size=6), st.lists(STEPS, max_size=60))
 def test_any_history_against_a_model(delays_ms: list[int], steps: list[tuple[str, int, int]]) -> None:
-    """Six tasks moved between two timers in any way behave like a dictionary of deadlines."""
     world = Timers(timers=2, wheel_size=3)
     tasks = [world.task(str(number), delay_ms) for number, delay_ms in enumerate(delays_ms)]
     waiting: dict[int, tuple[int, int]] = {}
@@ -230,6 +221,5 @@ def test_any_history_against_a_model(delays_ms: list[int], steps: list[tuple[str
     ],
 )
 def test_arguments_are_checked_by_name(make: Callable[[], object], error: type[Exception], says: str) -> None:
-    """An argument of the wrong type or out of range raises an error with its name."""
     with pytest.raises(error, match=says):
         make()

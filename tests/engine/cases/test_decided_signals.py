@@ -60,8 +60,7 @@ def ended(engine: Engine) -> Ended:
     return found
 
 
-def test_waits_end_alike_in_any_order() -> None:
-    """In whichever order three signals arrive as decided, the waits end as at the shard of the key, with its values."""
+def test_waits_end_alike_in_any_order_of_decided_signals() -> None:
     for signals in product(SIGNALS, repeat=3):
         owner = waiting_engine()
         decisions = []
@@ -77,8 +76,7 @@ def test_waits_end_alike_in_any_order() -> None:
             assert key_of(other).count == key_of(owner).count
 
 
-def test_decision_after_a_restart() -> None:
-    """The shard of a key that failed decides as before once it has been restored, unless the value came later."""
+def test_restored_key_that_failed_decides_as_before() -> None:
     for signals in product(SIGNALS, repeat=2):
         owner = waiting_engine()
         for value, failed in signals:
@@ -97,8 +95,7 @@ def test_decision_after_a_restart() -> None:
 
 
 @pytest.mark.parametrize("is_held", [False, True])
-def test_key_that_its_shard_has_forgotten(is_held: bool) -> None:
-    """A key that was signalled anew at its shard gets the new value, and has not failed."""
+def test_key_that_its_shard_forgot_gets_the_new_value(is_held: bool) -> None:
     engine = waiting_engine() if is_held else Engine(EngineLimits(), 0)
     apply(engine, b"old", DECIDED_FLAG | (0 if is_held else FAILED_FLAG))
     before = engine.memory_bytes()
@@ -112,7 +109,6 @@ def test_key_that_its_shard_has_forgotten(is_held: bool) -> None:
 
 
 def test_late_decision_wakes_nobody_twice() -> None:
-    """A signal whose effects are known already counts, and ends no further wait."""
     engine = waiting_engine()
     apply(engine, b"a", DECIDED_FLAG, value_at=2)
     assert ended(engine) == {1: (codes.SATISFIED, b""), 2: (codes.SATISFIED, b"")}

@@ -38,7 +38,6 @@ def test_silence_starts_again_with_a_restored_engine() -> None:
 
 
 def test_stale_timeout_of_a_restored_wait_begins_again() -> None:
-    """No source could report while there was no daemon."""
     other, _ = restored(EngineLevel.played("composite 1 orders-0@5 stale_timeout_ms=100 timeout=1000"))
     waits, stale = other.stale_waits, {("orders", 0): 1_000}
     assert waits.due(waits.slots(), stale, 599) == []
@@ -61,7 +60,6 @@ def test_refused_signals_of_an_account_keep_its_keys_alive() -> None:
 
 
 def test_signal_refused_for_want_of_room_ends_the_silence() -> None:
-    """The worker is alive, even if its value cannot be kept."""
     engine = Engine(EngineLimits(signal_values_bytes_max=1), 0)
     batch = OperationBatch([1], keys=["job"], timeouts_ms=[1_000], heartbeat_timeouts_ms=[100])
     engine.perform(engine.add_owner(), Register(codes.SIGNAL, batch), 0)

@@ -58,7 +58,6 @@ def numbered(prefix: str, count: int) -> list[str]:
 @pytest.mark.parametrize("value", [b"", b"x" * 20], ids=["keys", "values"])
 @pytest.mark.parametrize("has_waits", [False, True], ids=["signals", "waits too"])
 def test_flood_of_one_account_forgets_its_own_oldest_keys(value: bytes, has_waits: bool) -> None:
-    """The count, value and failure of another account's key stay, and so do the newest keys of the flood."""
     shared = Shared()
     shared.signal("a", "a/job", value=b"disk full", failed=True, count=3)
     if has_waits:
@@ -82,7 +81,6 @@ def test_account_with_the_most_keys_makes_room_for_a_new_account() -> None:
 
 
 def test_key_belongs_to_the_first_account_that_signals_it() -> None:
-    """Also if another one waits for it before, or signals it later."""
     shared = Shared()
     shared.wait("b", "job")
     shared.signal("a", "job")
@@ -111,7 +109,6 @@ def test_account_above_its_share_of_values_forgets_its_own_first() -> None:
 
 
 def test_restored_keys_belong_to_their_accounts() -> None:
-    """After a restore, a flood still forgets only keys of its own account."""
     before, after = Shared(), Shared()
     for number in range(3):
         before.signal("a", f"a{number}", value=b"x")

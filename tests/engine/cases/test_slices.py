@@ -64,7 +64,6 @@ SLICED: dict[str, tuple[int, int, bool, Call]] = {
 
 @pytest.mark.parametrize("name", SLICED)
 def test_a_call_ends_with_the_operation_that_reaches_its_work(name: str) -> None:
-    """Each call ends three operations of ten items; in the end all have ended, in the same order as in one call."""
     kind, outcome, has_owner, call = SLICED[name]
     engine, owner = filled(kind)
     receipts = [engine.perform(owner if has_owner else None, call, 1, WORK_MAX)]
@@ -82,15 +81,13 @@ def test_a_call_ends_with_the_operation_that_reaches_its_work(name: str) -> None
     assert not engine.inspection.has_waits(("key-3", -1))
 
 
-def test_expiry_counts_items() -> None:
-    """Expiry works in groups of sixteen: the first group reaches the work of three operations and is completed."""
+def test_expiry_counts_items_in_groups_of_sixteen() -> None:
     engine, _ = filled(PRODUCE)
     assert [engine.perform(None, PassTime(100), 200, WORK_MAX).ended for _ in range(3)] == [16, 4, 0]
     assert ended(engine) == [(number, EXPIRED) for number in range(1, OPERATIONS + 1)]
 
 
 def test_cancel_by_id_answers_for_as_many_as_it_looked_at() -> None:
-    """The result has fewer answers than ids; the caller continues with the remaining ids."""
     engine, owner = filled(PRODUCE)
     ids = [99, *range(1, OPERATIONS + 1)]
     answers: list[bool] = []
@@ -143,7 +140,6 @@ def test_failures_of_a_wait_for_any_key_take_one_unit_of_work_each() -> None:
 
 
 def test_events_are_applied_in_slices() -> None:
-    """A slice ends when events and ended operations reach its limit; the next one continues from there."""
     engine = Engine(EngineLimits(), 0)
     names = [("orders", 0), ("orders", 1), ("orders", 2)]
     waits = OperationBatch(list(range(1, 7)), partitions=names, item_indexes=[0, 0, 1, 1, 2, 2], offsets=[5])

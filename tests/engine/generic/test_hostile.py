@@ -65,7 +65,6 @@ def failing_at(time: int, error: BaseException) -> Key:
 def test_case_25_a_bad_key_takes_no_slot(
     make: Level, make_keys: Callable[[], Any], error: type[Exception], says: str
 ) -> None:
-    """A registration with a bad key, or none, raises and leaves nothing behind: the operation may be registered."""
     purgatory, operation = make(), RecordingOperation()
     (other,) = register(purgatory, "a")
     with pytest.raises(error, match=says):
@@ -82,8 +81,7 @@ def test_case_25_a_bad_key_takes_no_slot(
     [Key(lambda asked: asked), failing_at(3, ArithmeticError("hash"))],
     ids=["changes its hash", "raises at last"],
 )
-def test_a_key_that_can_not_be_found_again(key: Key) -> None:
-    """The operation ends anyway, on_error gets the reason, and the next operation in the slot is not affected."""
+def test_operation_of_a_key_that_cannot_be_found_again_ends(key: Key) -> None:
     errors, log = Errors(), list[str]()
     purgatory = BarePurgatory(errors)
     operations = [RecordingOperation(name=name, log=log) for name in "abcd"]
@@ -107,7 +105,6 @@ def test_a_key_that_can_not_be_found_again(key: Key) -> None:
 def test_an_interrupt_at_registration_leaves_nothing(
     make: Level, interrupt: type[BaseException], evaluation: int
 ) -> None:
-    """Ctrl-C in an evaluation reaches the caller; nothing is watched, and it may be registered again."""
     purgatory, operation = make(), RecordingOperation(5)
 
     def interrupt_once() -> None:
@@ -129,7 +126,6 @@ def test_an_interrupt_at_registration_leaves_nothing(
 
 @both_levels
 def test_an_interrupt_after_the_end_leaves_it_ended(make: Level) -> None:
-    """An operation that was forced before Ctrl-C is answered once and cannot be registered again."""
     purgatory, operation = make(), RecordingOperation()
 
     def end_and_interrupt() -> None:
@@ -148,7 +144,6 @@ def test_an_interrupt_after_the_end_leaves_it_ended(make: Level) -> None:
 @both_levels
 @interrupts
 def test_an_interrupt_in_a_check_skips_nobody(make: Level, interrupt: type[BaseException]) -> None:
-    """The others on the key are evaluated and answered before it is raised; the interrupted one later expires."""
     purgatory = make()
     operations = register(purgatory, "k", count=5, timeout_ms=5)
 
@@ -169,8 +164,6 @@ def test_an_interrupt_in_a_check_skips_nobody(make: Level, interrupt: type[BaseE
 
 
 def test_an_error_handler_that_raises_at_registration_leaves_nothing() -> None:
-    """An exception of on_error during a registration or a check reaches the caller, and leaves a consistent state."""
-
     def on_error(operation: GenericOperation, error: Exception) -> None:
         raise LookupError("handler")
 
@@ -189,7 +182,6 @@ def test_an_error_handler_that_raises_at_registration_leaves_nothing() -> None:
 
 @both_levels
 def test_an_interrupt_at_expiry_costs_the_others_nothing(make: Level) -> None:
-    """An interrupt in a key during expiry: its operation is answered, and the ones behind it stay due."""
     purgatory = make()
     operations = [RecordingOperation(5) for _ in range(3)]
     for operation, key in zip(operations, ["k", failing_at(3, KeyboardInterrupt()), "k"], strict=True):
@@ -219,7 +211,6 @@ class Answering(RecordingOperation):
     [(None, False), (0, False), ([], False), (np.False_, False), (1, True), (["x"], True), (np.True_, True)],
 )
 def test_answers_are_read_by_their_truth(answer: object, is_met: bool) -> None:
-    """Any result of try_complete counts by its truth value, in both builds, and is not an error."""
     operation = Answering(lambda: answer)
     assert BarePurgatory().try_complete_else_watch(operation, ["k"]) is is_met
     assert operation.outcome == (SATISFIED if is_met else PENDING)
@@ -234,7 +225,6 @@ async def look() -> bool:
     [(look, TypeError, "try_complete is a coroutine function"), (lambda: np.zeros(2), ValueError, "ambiguous")],
 )
 def test_answers_without_a_truth_are_errors(answer: Callable[[], object], error: type[Exception], says: str) -> None:
-    """A coroutine is always true and an array has no truth value: on_error is called and the operation waits."""
     errors = Errors()
     assert not BarePurgatory(errors).try_complete_else_watch(Answering(answer), ["k"])
     assert [type(one) for _, one in errors.reported] == [error, error]
@@ -266,7 +256,6 @@ WRONG: Any = "wrong"
     ],
 )
 def test_arguments_are_checked_by_name(call: Callable[[], object], error: type[Exception], says: str) -> None:
-    """An argument of the wrong type or out of range raises an error with its name, before a thread is started."""
     with pytest.raises(error, match=says):
         call()
     assert threads_of("bad") == []

@@ -24,8 +24,7 @@ from tests.engine.generic.recording_operation import (
 
 
 @both_levels
-def test_case_39_timers_disabled(make: Level) -> None:
-    """Without a timer nothing expires and nothing is delayed; checks still work."""
+def test_case_39_without_timers_nothing_expires(make: Level) -> None:
     purgatory = make(timer_enabled=False)
     (operation,) = register(purgatory, "k", timeout_ms=1)
     assert (purgatory.num_delayed, purgatory.next_expiration_ms()) == (0, -1)
@@ -38,7 +37,6 @@ def test_case_39_timers_disabled(make: Level) -> None:
 
 @both_levels
 def test_case_45_effects_may_call_back_in(make: Level) -> None:
-    """An effect that checks its own key gets the right count without a deadlock; what it ends is answered later."""
     purgatory, log, counts = make(), list[str](), list[int]()
     first, second = register(purgatory, "k", count=2)
     first.log = second.log = log
@@ -76,7 +74,6 @@ def test_cases_93_94_purgatories_share_an_action_queue() -> None:
 
 @both_levels
 def test_case_97_successor_registered_by_an_expiring_operation(make: Level) -> None:
-    """An expiring operation registers a successor on its key: it is watched and timed; the first counts once."""
     purgatory, successor = make(), RecordingOperation(30)
     (first,) = register(purgatory, "k", timeout_ms=20)
     first.when_completed = lambda: purgatory.try_complete_else_watch(successor, ["k"])
@@ -91,8 +88,7 @@ def test_case_97_successor_registered_by_an_expiring_operation(make: Level) -> N
 
 
 @both_levels
-def test_a_slice_of_expiries(make: Level) -> None:
-    """`advance_clock` expires at most its limit, immediately due operations first; the rest stays due."""
+def test_slice_of_expiries_is_bounded_and_begins_with_overdue_ones(make: Level) -> None:
     purgatory, log = make(), list[str]()
     for name, timeout_ms in (("a", 5), ("b", 0), ("c", 7), ("d", -1)):
         assert not purgatory.try_complete_else_watch(RecordingOperation(timeout_ms, name, log), ["k"])
@@ -103,8 +99,7 @@ def test_a_slice_of_expiries(make: Level) -> None:
     assert_empty(purgatory)
 
 
-def test_shut_down_in_slices() -> None:
-    """Shutdown ends the pending operations, a bounded number at a time."""
+def test_shut_down_ends_a_bounded_number_at_a_time() -> None:
     purgatory = BarePurgatory()
     operations = register(purgatory, "a", "b", count=10) + register(purgatory, "c", timeout_ms=0)
     assert [purgatory.shut_down(4) for _ in range(4)] == [4, 4, 3, 0]
@@ -113,7 +108,6 @@ def test_shut_down_in_slices() -> None:
 
 @both_levels
 def test_an_operation_of_another_purgatory_is_not_cancelled(make: Level) -> None:
-    """Cancelling an operation of another purgatory returns False and leaves it pending."""
     purgatory, other = make(), make()
     (operation,) = register(purgatory, "k")
     assert not other.cancel(operation)
@@ -123,8 +117,7 @@ def test_an_operation_of_another_purgatory_is_not_cancelled(make: Level) -> None
 
 
 @both_levels
-def test_no_more_than_pending_max(make: Level) -> None:
-    """Over pending_max, an operation is refused unless it completes immediately, until there is room."""
+def test_operation_over_pending_max_is_refused_until_there_is_room(make: Level) -> None:
     purgatory, late, met = make(pending_max=2), RecordingOperation(), RecordingOperation()
     first, _ = register(purgatory, "k", count=2)
     with pytest.raises(PurgatoryFull, match="2 operations are pending"):
@@ -139,8 +132,7 @@ def test_no_more_than_pending_max(make: Level) -> None:
 
 
 @pytest.mark.parametrize("evaluation", [1, 2])
-def test_shut_down_by_on_error_while_registering(evaluation: int) -> None:
-    """If the error handler shuts the purgatory down during a registration, that operation is still answered."""
+def test_shut_down_by_on_error_while_registering_answers_the_operation(evaluation: int) -> None:
     operation = RecordingOperation()
 
     def shut_down(_operation: GenericOperation, _error: Exception) -> None:
@@ -156,7 +148,6 @@ def test_shut_down_by_on_error_while_registering(evaluation: int) -> None:
 
 @both_levels
 def test_the_error_handler_may_end_the_failed_operation(make: Level) -> None:
-    """on_error may cancel the operation that failed; the check does not count it as completed."""
     purgatory = make(lambda operation, error: cancelled.append(purgatory.cancel(operation)))
     cancelled: list[bool] = []
     (operation,) = register(purgatory, "k")
@@ -168,7 +159,6 @@ def test_the_error_handler_may_end_the_failed_operation(make: Level) -> None:
 
 
 def test_an_error_handler_that_raises_reaches_the_caller() -> None:
-    """An exception of on_error propagates; nothing is lost, and the next call continues with the effects."""
     handlers: list[Callable[[str], object]] = [fail]
 
     def on_error(_operation: GenericOperation, _error: Exception) -> None:
@@ -187,7 +177,6 @@ def test_an_error_handler_that_raises_reaches_the_caller() -> None:
 
 @both_levels
 def test_try_complete_must_not_call_back(make: Level) -> None:
-    """A try_complete that calls its purgatory gets a ReentrantCall; the state stays consistent."""
     errors = Errors()
     purgatory = make(errors)
     (operation,) = register(purgatory, "k")
@@ -201,7 +190,6 @@ def test_try_complete_must_not_call_back(make: Level) -> None:
 
 @both_levels
 def test_try_complete_may_force_another(make: Level) -> None:
-    """An evaluation may force another operation; both are answered after the check, and each is counted once."""
     purgatory, log = make(), list[str]()
     first, second = register(purgatory, "k", count=2)
     first.name, second.name, first.log, second.log = "first", "second", log, log
@@ -215,7 +203,6 @@ def test_try_complete_may_force_another(make: Level) -> None:
 
 @both_levels
 def test_operations_without_try_complete_are_refused(make: Level) -> None:
-    """The NotImplementedError of the base class is reported to on_error."""
     errors = Errors()
     purgatory = make(errors)
     purgatory.try_complete_else_watch(GenericOperation(10), ["k"])
@@ -224,7 +211,6 @@ def test_operations_without_try_complete_are_refused(make: Level) -> None:
 
 
 def test_the_clock_must_not_go_back() -> None:
-    """A clock that goes back is an assertion error with both times; pending operations stay pending."""
     purgatory, operation = DelayedOperationPurgatory(100, never_called), RecordingOperation()
     assert not purgatory.try_complete_else_watch(operation, ["k"], 100)
     with pytest.raises(AssertionError, match="now_ms=99 purgatory=100"):
@@ -251,7 +237,6 @@ ENDS: dict[str, Callable[[BarePurgatory], object]] = {
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("keys", [["k"], ["k", "a", "b", "c", "d"]], ids=["one key", "five keys"])
 def test_payloads_die_with_their_operation(make: Level, end: Callable[[object], object], keys: list[str]) -> None:
-    """The purgatory drops an operation and its payload in the call that ends it, on however many keys."""
     purgatory = make()
     operations = register(purgatory, *keys, timeout_ms=10)
     operations[0].is_met = True
@@ -267,7 +252,6 @@ def test_payloads_die_with_their_operation(make: Level, end: Callable[[object], 
 @both_levels
 @pytest.mark.slow
 def test_completions_do_not_recurse(make: Level) -> None:
-    """A chain of 2,000 operations that each complete the next in an effect runs without recursion and in order."""
     purgatory, log = make(), list[str]()
     chain = register(purgatory, "k", count=2_000)
     for number, operation in enumerate(chain):
@@ -281,7 +265,6 @@ def test_completions_do_not_recurse(make: Level) -> None:
 
 @pytest.mark.parametrize("evaluation", [1, 2])
 def test_an_operation_forced_while_it_is_registered_leaves_nothing(evaluation: int) -> None:
-    """It completes once, whichever evaluation the force interrupts, and is neither watched nor timed afterwards."""
     purgatory, operation = DelayedOperationPurgatory(0, never_called), RecordingOperation(1_000)
 
     def force_as_another_thread() -> None:

@@ -100,10 +100,7 @@ RANGES = {
 
 
 @pytest.mark.parametrize(("field", "values"), RANGES.items(), ids=RANGES)
-def test_ranges(field: str, values: Range) -> None:
-    """The lowest and the highest value are accepted; others are refused with the value and the range, including on a
-    known partition, whose marks take a fast path.
-    """
+def test_values_beyond_the_ends_of_a_range_are_refused(field: str, values: Range) -> None:
     accepted = {values.lowest, values.greatest} | ({-1} if values.may_lack else set())
     for value in accepted:
         assert fault(values.event_with(value)) is None
@@ -115,8 +112,7 @@ def test_ranges(field: str, values: Range) -> None:
         assert fault(values.event_with(value), knowing) == refused
 
 
-def test_number_of_replicas_in_an_event() -> None:
-    """A list has at most 1,000 replicas."""
+def test_list_of_an_event_has_at_most_1000_replicas() -> None:
     assert fault(in_sync(in_sync=list(range(1_000)))) is None
     message = "1001 ids are over the limit of 1000"
     assert fault(in_sync(in_sync=list(range(1_001)))) == (INVALID, "in_sync_replicas.replica_ids", message, 0)
@@ -179,8 +175,7 @@ def test_strict_partitions_must_be_announced() -> None:
     assert fault(event(codes.LEADERSHIP, sets=LEADS, leader_epoch=1, name=("other", 0)), engine) is None
 
 
-def test_number_of_partitions() -> None:
-    """At the limit of partitions, known ones still take events, and removing an unknown one needs no room."""
+def test_known_partitions_take_events_at_the_limit_of_partitions() -> None:
     engine = Engine(EngineLimits(partitions_max=1), 0)
     assert fault(event(codes.HIGH_WATERMARK, 5), engine) is None
     message = "the limit of 1 known partitions is reached"
@@ -242,8 +237,7 @@ def test_positions_that_go_back() -> None:
         (("orders", 2**31), f"partition {2**31} is not in 0..{INT32_MAX}"),
     ],
 )
-def test_partition_names(name: tuple[str, int], message: str) -> None:
-    """A topic has 1 to 249 characters; a partition number has 32 bits and is not negative."""
+def test_topic_has_1_to_249_characters_and_partition_31_bits(name: tuple[str, int], message: str) -> None:
     refused = (INVALID, "topic_partition", message, 0) if message else None
     assert fault(event(codes.HIGH_WATERMARK, 5, name=name)) == refused
 
@@ -300,8 +294,7 @@ COLUMNS = {
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_columns_of_the_wrong_length(column: str) -> None:
-    """Three events accept a column of three values, one or none; two refuse the whole batch with the column's name."""
+def test_column_of_the_wrong_length_refuses_the_batch(column: str) -> None:
     columns: Any = {column: [0, 0]}
     with pytest.raises(InvalidBatch) as refused:
         Engine(EngineLimits(), 0).perform(
@@ -311,8 +304,7 @@ def test_columns_of_the_wrong_length(column: str) -> None:
     assert str(refused.value).endswith("has 2 values; it takes 3 (one for each row), 1 (for all) or none")
 
 
-def test_replica_sets_of_the_wrong_length() -> None:
-    """Replica sets are given for every event or for none."""
+def test_replica_sets_are_given_for_every_event_or_none() -> None:
     with pytest.raises(InvalidBatch) as refused:
         Engine(EngineLimits(), 0).perform(
             None, Apply(EventBatch([codes.STORAGE_ONLINE] * 2, partitions=[NAME], replica_sets=[None])), 0
@@ -335,7 +327,6 @@ def test_columns_that_are_not_given() -> None:
 
 
 def test_a_batch_to_fill_has_columns_of_its_own() -> None:
-    """Values appended to one batch do not appear in another."""
     first, second = OperationBatch.to_fill(), OperationBatch.to_fill()
     columns = [name for name in dir(first) if isinstance(getattr(first, name), list)]
     assert len(columns) > 10

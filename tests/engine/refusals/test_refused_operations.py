@@ -64,9 +64,9 @@ NOT_GIVEN = {"leader_epochs": -1, "last_fetched_epochs": -1, "replica_ids": -1}
 @pytest.mark.parametrize(
     ("kind", "column", "field", "lowest", "greatest"), RANGES, ids=[f"{row[1]}-{HOLDERS[row[0]]}" for row in RANGES]
 )
-def test_ranges(kind: int, column: str, field: str, lowest: int, greatest: int) -> None:
-    """The lowest and the highest value are accepted, others are refused; other kinds ignore the column."""
-
+def test_values_beyond_the_ends_of_a_range_are_refused(
+    kind: int, column: str, field: str, lowest: int, greatest: int
+) -> None:
     def registered(value: int, kind: int = kind) -> Refused:
         columns: dict[str, Any] = {column: [value]}
         return register(kind, **columns)
@@ -81,7 +81,6 @@ def test_ranges(kind: int, column: str, field: str, lowest: int, greatest: int) 
 
 
 def test_only_the_row_at_fault_is_refused() -> None:
-    """Of three operations with two items each, only the one with a bad second item is refused, naming that item."""
     partitions = [("orders", 0), ("orders", 1)]
     refused = register(
         PRODUCE,
@@ -97,7 +96,6 @@ def test_only_the_row_at_fault_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_huge_or_negative_timeout_is_refused(kind: int) -> None:
-    """Timeouts from 0 to the limit are accepted; none overflows into the past."""
     for timeout_ms in (0, 1, INT32_MAX):
         assert register(kind, timeouts_ms=[timeout_ms]) == []
     for timeout_ms in (-1, 2**31, 2**63 - 1, 10**30):
@@ -106,8 +104,7 @@ def test_huge_or_negative_timeout_is_refused(kind: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_number_of_items(kind: int) -> None:
-    """An operation has 1 item up to the limit."""
+def test_operation_has_1_item_up_to_the_limit(kind: int) -> None:
     engine = Engine(EngineLimits(items_per_operation_max=2), 0)
     field = f"{HOLDERS[kind]}.{ITEMS[kind]}"
     names: dict[str, Any] = (
@@ -144,8 +141,7 @@ def test_names(kind: int) -> None:
         assert named("a", "b", indexes=(index,)) == [(0, INVALID, "item_index", outside)]
 
 
-def test_partition_numbers() -> None:
-    """Partition numbers from 0 to 2**31 - 1 are accepted."""
+def test_partition_numbers_beyond_31_bits_are_refused() -> None:
     assert register(PRODUCE, partitions=[("orders", INT32_MAX)]) == []
     for partition in (-1, 2**31):
         message = f"partition {partition} is not in 0..{INT32_MAX}"
@@ -153,8 +149,7 @@ def test_partition_numbers() -> None:
         assert register(PRODUCE, partitions=[("orders", partition)]) == refused
 
 
-def test_number_of_pending_operations() -> None:
-    """At the limit of pending operations, another is refused."""
+def test_operation_over_the_limit_of_pending_ones_is_refused() -> None:
     engine = Engine(EngineLimits(pending_operations_max=2), 0)
     message = "the limit of 2 pending operations is reached; try again later"
     assert register(PRODUCE, engine, operation_ids=[1, 2, 3], offsets=[5]) == [(2, EXHAUSTED, "operation_id", message)]
@@ -259,8 +254,7 @@ def test_idle_keys_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize("operation_id", [0, -1, 2**61, 2**64])
-def test_operation_ids(operation_id: int) -> None:
-    """Operation ids are 1 to 2**61 - 1."""
+def test_operation_ids_beyond_61_bits_are_refused(operation_id: int) -> None:
     assert register(PRODUCE, operation_ids=[2**61 - 1]) == []
     [(index, code, field, message)] = register(PRODUCE, operation_ids=[operation_id])
     assert (index, code, field) == (0, INVALID, "operation_id")
@@ -281,15 +275,13 @@ SINGULARS |= {"timeouts_ms": "timeout_ms", "item_indexes": "item_index", "any_ke
 
 
 @pytest.mark.parametrize("column", sorted({row[1] for row in RANGES} | {"timeouts_ms", "item_counts", "item_indexes"}))
-def test_columns_of_the_wrong_length(column: str) -> None:
-    """Three operations accept a column of three values, one or none; two refuse the batch with the column's name."""
+def test_column_of_the_wrong_length_refuses_the_batch(column: str) -> None:
     field, message = broken(FETCH, operation_ids=[1, 2, 3], **{column: [1, 1]})
     assert field == SINGULARS.get(column, column.removesuffix("s"))
     assert message.endswith("has 2 values; it takes 3 (one for each row), 1 (for all) or none")
 
 
-def test_batches_that_cannot_be_read() -> None:
-    """An empty batch, an unknown kind, and counts that no message can contain are refused."""
+def test_batch_that_cannot_be_read_is_refused() -> None:
     assert broken(PRODUCE, operation_ids=[])[0] == "operation_id"
     assert "it takes one id for each operation" in broken(PRODUCE, operation_ids=[])[1]
     assert broken(9)[0] == "kind"
@@ -300,8 +292,7 @@ def test_batches_that_cannot_be_read() -> None:
         assert message.endswith(f"has a value that is not in 0..{2**32 - 1}")
 
 
-def test_items_of_counts_that_differ() -> None:
-    """Item columns have as many values as the item counts add up to."""
+def test_item_columns_have_as_many_values_as_the_counts_add_up_to() -> None:
     batch: dict[str, Any] = {"operation_ids": [1, 2], "partitions": [("a", 0), ("a", 1)], "item_counts": [2, 1]}
     assert register(PRODUCE, **batch, item_indexes=[0, 1, 0], offsets=[1, 2, 3]) == []
     assert broken(PRODUCE, **batch, item_indexes=[0, 1, 0], offsets=[1, 2])[0] == "offset"
@@ -310,7 +301,6 @@ def test_items_of_counts_that_differ() -> None:
 
 @pytest.mark.parametrize("name", LIMIT_NAMES)
 def test_a_limit_is_at_least_one(name: str) -> None:
-    """A limit of one is accepted, zero is refused."""
     one: dict[str, Any] = {name: 1}
     if name == "timeout_ms_max":
         one["timeout_ms_default"] = 1
@@ -321,7 +311,6 @@ def test_a_limit_is_at_least_one(name: str) -> None:
 
 
 def test_the_default_timeout_is_within_the_limit() -> None:
-    """The default timeout is 30 s; it may equal the maximum timeout but not exceed it."""
     assert EngineLimits().timeout_ms_default == 30_000
     assert EngineLimits(timeout_ms_max=5, timeout_ms_default=5).timeout_ms_default == 5
     with pytest.raises(ValueError, match=r"^timeout_ms_default 6 is over timeout_ms_max 5$"):

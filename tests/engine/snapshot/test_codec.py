@@ -21,7 +21,6 @@ def written(values: list[int]) -> bytes:
 
 
 def test_columns_texts_and_floats_come_back_in_order() -> None:
-    """One reader reads everything that one writer wrote, and is done after the last value."""
     writer = ColumnWriter()
     writer.add_text("größe")
     writer.add(vec[i64]([3, 1, 2]))
@@ -40,8 +39,7 @@ def test_columns_texts_and_floats_come_back_in_order() -> None:
 
 
 @given(st.lists(INT64, max_size=20))
-def test_any_numbers_come_back(values: list[int]) -> None:
-    """Any 64-bit values are read back as written."""
+def test_any_64_bit_numbers_come_back(values: list[int]) -> None:
     assert list(ColumnReader(written(values)).column()) == values
 
 
@@ -77,8 +75,7 @@ STEADY, HEAD = 16, len(written([])) - 16
         ([2**62], 8),
     ],
 )
-def test_forms(values: list[int], size: int) -> None:
-    """Each column takes the shortest form that can hold it, and is read back as written."""
+def test_column_takes_the_shortest_form_that_holds_it(values: list[int], size: int) -> None:
     octets = written(values)
     assert len(octets) == HEAD + size
     assert list(ColumnReader(octets).column()) == values
@@ -107,8 +104,7 @@ def test_strike_stops_at_an_id_outside() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_roster_against_a_set(seed: int) -> None:
-    """With ids removed in any order, some twice, some unknown, the rest equals a set's, also after serialization."""
+def test_live_set_equals_a_set_of_ids(seed: int) -> None:
     rng = random.Random(seed)
     ids = sorted(rng.sample(range(1, 300), rng.randint(1, 60)))
     live, left = LiveSet(vec[i64](ids), b""), set(ids)

@@ -76,8 +76,7 @@ def restored(run: ComparableRun, generator: Generator) -> ComparableRun:
 
 
 @pytest.mark.parametrize("seed", range(1, SEEDS + 1))
-def test_it_goes_on_as_the_first_does(seed: int) -> None:
-    """From the restore on, both engines give the same results, ends, pending operations and marks at each step."""
+def test_restored_engine_goes_on_as_the_first_does(seed: int) -> None:
     generator = Generator(seed)
     generator.swarm.heartbeats = 0.0  # a restored engine counts silence from the restore
     first = ComparableRun(generator.swarm)
@@ -97,7 +96,6 @@ def test_it_goes_on_as_the_first_does(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(1, SEEDS + 1))
 def test_each_operation_ends_once_over_many_restores(seed: int) -> None:
-    """With heartbeats and extensions too, no operation is lost, ends twice, or leaves anything behind."""
     generator = Generator(seed)
     generator.swarm.heartbeats = 0.4
     run = ComparableRun(generator.swarm)

@@ -14,8 +14,7 @@ PUSH_OR_POP = st.one_of(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), st.no
 
 
 @given(st.lists(PUSH_OR_POP, max_size=200))
-def test_same_answers_as_heapq(steps: list[tuple[int, int] | None]) -> None:
-    """Any mix of pushes and pops gives the pairs in heapq's order, ties by the smaller value."""
+def test_heap_gives_the_pairs_of_heapq(steps: list[tuple[int, int] | None]) -> None:
     heap, model = PackedHeap(), list[tuple[int, int]]()
     for step in steps:
         if step is not None:
@@ -27,8 +26,7 @@ def test_same_answers_as_heapq(steps: list[tuple[int, int] | None]) -> None:
         assert len(heap) == heap.size == len(model)
 
 
-def test_empties_and_fills_again() -> None:
-    """A heap that became empty frees its memory and still works."""
+def test_heap_that_empties_frees_its_memory_and_fills_again() -> None:
     heap = PackedHeap()
     for _ in range(2):
         for key in range(2 * SHRINK_ABOVE, 0, -1):
@@ -42,8 +40,7 @@ def test_empties_and_fills_again() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(-5, 5), st.booleans()), max_size=200))
-def test_renumbered(pairs: list[tuple[int, bool]]) -> None:
-    """Values are renumbered in order, pairs without a new value are removed, and the heap order is kept."""
+def test_renumbered_heap_keeps_its_order_and_drops_the_rest(pairs: list[tuple[int, bool]]) -> None:
     heap = PackedHeap()
     numbers, kept = vec[i64]([-1] * len(pairs)), list[tuple[int, int]]()
     for value, (key, is_kept) in enumerate(pairs):
@@ -60,7 +57,6 @@ def test_renumbered(pairs: list[tuple[int, bool]]) -> None:
 
 
 def test_an_empty_heap_has_no_top() -> None:
-    """Reading the top of an empty heap is an assertion error."""
     heap = PackedHeap()
     for ask in (heap.top_key, heap.top_value, heap.pop):
         with pytest.raises(AssertionError, match="empty"):

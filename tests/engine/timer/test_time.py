@@ -63,7 +63,6 @@ class Reaped:
 
 
 def test_sixty_days_with_a_timer_of_two_years() -> None:
-    """For 60 days, short waits of every kind expire on their millisecond, with waits of two years pending."""
     reaped = Reaped()
     years = reaped.one_of_each_kind(TWO_YEARS_MS)
     rng = random.Random(60)
@@ -84,7 +83,6 @@ def test_sixty_days_with_a_timer_of_two_years() -> None:
 
 
 def test_idle_years_cost_a_handful_of_calls() -> None:
-    """A wait of two years wakes the reaper once per level through which it cascades, not once per tick."""
     reaped = Reaped()
     reaped.level.answer(f"produce 1 orders-0@9 timeout={TWO_YEARS_MS - 1}")
     assert reaped.reap(TWO_YEARS_MS) <= 10
@@ -122,8 +120,7 @@ def test_deadlines_around_every_level_edge(tick_ms: int, wheel_size: int, edge_m
     reaped.assert_empty()
 
 
-def test_clock_that_goes_back() -> None:
-    """It is an assertion error, whatever the call."""
+def test_clock_that_goes_back_is_an_assertion() -> None:
     engine = Engine(EngineLimits(), 10)
     for call in (PassTime(1), Apply(event_batch([plain.Event(plain.HIGH_WATERMARK, ("orders", 0), 5)]))):
         with pytest.raises(AssertionError, match="clock went back: now_ms=9 engine=10"):

@@ -158,7 +158,6 @@ def register(
 @settings(deadline=None)
 @given(st.lists(STEP, max_size=40))
 def test_counts_are_those_of_a_recount(steps: list[tuple]) -> None:
-    """After any steps, counts and bytes equal a recount of the engine."""
     accounts = TwoAccounts()
     for step in steps:
         accounts.take(step)
@@ -173,7 +172,6 @@ def test_counts_are_those_of_a_recount(steps: list[tuple]) -> None:
 @pytest.mark.parametrize("what", WAITS)
 @pytest.mark.parametrize(("limit", "below"), [("operations_max", 2), ("items_max", 5)], ids=["operations", "items"])
 def test_a_share_is_kept_to_the_operation(what: str, limit: str, below: int) -> None:
-    """An account is served up to its limit, the next operation is refused, and another account is still served."""
     engine = Engine(EngineLimits(), 0)
     mine, others = AccountUsage(), AccountUsage()
     setattr(mine, limit, below)
@@ -191,8 +189,7 @@ def test_a_share_is_kept_to_the_operation(what: str, limit: str, below: int) -> 
 
 
 @pytest.mark.parametrize("what", WAITS)
-def test_items_have_a_total(what: str) -> None:
-    """The items of all pending operations together have an exact limit."""
+def test_items_of_all_pending_operations_have_an_exact_limit(what: str) -> None:
     engine = Engine(EngineLimits(pending_items_max=3), 0)
     owner = engine.add_owner()
     assert register(engine, owner, what, 1, [(0, 7), (1, 7)], 50, 0) == []
@@ -202,7 +199,6 @@ def test_items_have_a_total(what: str) -> None:
 
 
 def test_partitions_and_keys_have_shares() -> None:
-    """Above the share, new names are refused and known ones accepted, for events and waits alike."""
     engine = Engine(EngineLimits(), 0)
     mine = AccountUsage()
     mine.partitions_max = mine.keys_max = 1
@@ -227,7 +223,6 @@ def test_partitions_and_keys_have_shares() -> None:
 
 
 def test_while_memory_is_short_only_known_marks_move() -> None:
-    """Marks of known partitions are accepted; everything that would create something is refused, with the reason."""
     engine = Engine(EngineLimits(), 0)
     known = (TOPICS[0], 0)
     engine.perform(
@@ -248,7 +243,6 @@ def test_while_memory_is_short_only_known_marks_move() -> None:
 
 
 def test_positions_are_thinned_while_memory_is_short() -> None:
-    """A partition keeps few positions, and appends are still accepted."""
     engine = Engine(EngineLimits(), 0)
     for offset in range(1, 400):
         batch = EventBatch(
@@ -259,7 +253,6 @@ def test_positions_are_thinned_while_memory_is_short() -> None:
     assert len(engine._partitions.by_name[TOPICS[0], 0].positions) < 100
 
 
-def test_bytes_of_names() -> None:
-    """A character of a name takes one byte if the name is ASCII, and four if it is not."""
+def test_character_of_a_name_takes_one_byte_or_four() -> None:
     assert text_bytes("x" * 200) - text_bytes("x" * 100) == 100
     assert text_bytes("\u00fc" * 200) - text_bytes("\u00fc" * 100) == 400

@@ -12,14 +12,12 @@ WITHOUT_ROWS = {"operation_ids", "timeouts_ms", "item_counts", "item_indexes", "
 
 
 def test_the_table_has_every_column_of_a_batch() -> None:
-    """A column that is only in the batch would not be checked; one that is only in the table would not exist."""
     batch = OperationBatch([])
     attributes = {name for name in dir(batch) if not name.startswith("_") and not callable(getattr(batch, name))}
     assert {column.batch_name for column in OPERATION_COLUMNS} == attributes - WITHOUT_ROWS
 
 
 def test_the_table_has_every_column_of_the_wire() -> None:
-    """Each field of the wire's columns is in the table under its name."""
     fields = {field.name for field in operation_pb2.OperationColumns.DESCRIPTOR.fields}
     others = {"kind", "operation_id", "timeout_ms", "item_count", "item_index", "partitions", "keys"}
     assert {column.wire_name for column in OPERATION_COLUMNS} == fields - others
@@ -27,7 +25,6 @@ def test_the_table_has_every_column_of_the_wire() -> None:
 
 @pytest.mark.parametrize("column", OPERATION_COLUMNS, ids=lambda column: f"{column.name}-{column.kinds}")
 def test_uses_of_a_column_agree(column: OperationColumn) -> None:
-    """Kinds may differ in defaults, ranges and the row's field, but not in the meaning of the column."""
     first = COLUMNS_BY_NAME[column.name]
     assert (column.batch_name, column.wire_name, column.level, column.type_name) == (
         first.batch_name,
@@ -39,7 +36,6 @@ def test_uses_of_a_column_agree(column: OperationColumn) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_has_a_column_once(kind: int) -> None:
-    """No kind has two uses of one column, and every kind has an offset."""
     names = [column.name for column in columns_of(kind)]
     assert len(set(names)) == len(names)
     assert "offset" in names

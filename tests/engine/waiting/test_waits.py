@@ -17,7 +17,6 @@ NAMES = [("orders", 0), ("orders", 1), ("payments", 0), ("orders", 1), ("unknown
 
 
 def test_a_batch_without_names_is_refused_row_by_row() -> None:
-    """Each operation without a name to wait on is refused."""
     engine = Engine(EngineLimits(), 0)
     receipt = engine.perform(engine.add_owner(), Register(PRODUCE, OperationBatch([1, 2], offsets=[7])), 0)
     assert [(refusal.index, refusal.field) for refusal in receipt.refusals] == [(0, "item_index"), (1, "item_index")]
@@ -51,14 +50,12 @@ def expired_one_by_one(wait: str, *first: str) -> EngineLevel:
 
 
 def test_rows_of_ended_waits_are_used_again() -> None:
-    """Any number of consecutive waits use the rows of one."""
     engine = expired_one_by_one("produce N orders-0@10 orders-1@10 timeout=1000").engine
     assert engine.inspection.counts(PRODUCE).expired == ROUNDS
     assert (engine._pending.operations.size, engine._pending.items.size) == (1, 2)
 
 
 def test_an_owner_forgets_what_has_ended() -> None:
-    """An owner's index of ids is bounded by its pending operations, and keeps all of them."""
     first = "produce 1 orders-0@10 timeout=10000000"
     level = expired_one_by_one("produce N orders-0@10 timeout=1000", first)
     assert len(level.engine_owner().ids) < 100
@@ -66,7 +63,6 @@ def test_an_owner_forgets_what_has_ended() -> None:
 
 
 def test_places_of_partitions_and_keys_are_used_again() -> None:
-    """Names that are waited for once and named by no event leave nothing behind."""
     engine = expired_one_by_one("composite N orders-N@10 key/N timeout=1000").engine
     assert len(engine._partitions.by_index) == 1
     assert len(engine._keys.by_index) == 1
@@ -74,7 +70,6 @@ def test_places_of_partitions_and_keys_are_used_again() -> None:
 
 
 def test_places_of_owners_are_used_again() -> None:
-    """Owners that are added and removed in turn use one id."""
     engine = Engine(EngineLimits(), 0)
     engine.add_owner()
     for _ in range(ROUNDS):
@@ -125,7 +120,6 @@ def test_no_registration_makes_room_in_all_columns() -> None:
 
 
 def test_fetch_is_not_woken_by_every_append() -> None:
-    """10,000 appends towards min_bytes evaluate the fetch a few times, not 10,000 times."""
     level = EngineLevel.played("append orders-0 0", "fetch 1 orders-0@0 replica_id=2 min_bytes=10000")
     before = level.engine.inspection.counts(plain.FETCH).evaluations
     level.apply([plain.Event(plain.LEADER_APPEND, ("orders", 0), offset) for offset in range(1, 10_001)])

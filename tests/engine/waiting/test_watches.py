@@ -91,7 +91,6 @@ def test_watch_list_against_a_naive_list(steps: list[tuple[str, int]]) -> None:
 @pytest.mark.parametrize("item", [0, 1, 2**31 - 1])
 @pytest.mark.parametrize("generation", [0, 1, 2**31 - 1])
 def test_refs_carry_item_and_generation(item: int, generation: int) -> None:
-    """A ref gives back its item and is never negative."""
     ref = make_ref(item, generation)
     assert ref_item(ref) == item
     assert 0 <= ref < 2**62
@@ -99,7 +98,6 @@ def test_refs_carry_item_and_generation(item: int, generation: int) -> None:
 
 @pytest.mark.parametrize("generation", [0, 5, 2**31 - 1])
 def test_a_ref_is_live_in_its_own_generation_only(generation: int) -> None:
-    """A ref is live until its item's generation changes."""
     generations = vec[i32]([0, generation])
     ref = make_ref(1, generation)
     assert ref_is_live(ref, generations)
@@ -119,7 +117,6 @@ def test_a_falling_load_is_not_quadratic() -> None:
 
 
 def test_an_outlier_does_not_send_the_rest_to_the_heap() -> None:
-    """After waits for far offsets at the tail, rising thresholds still go to the run."""
     watches = WatchList()
     for item in range(5):
         watches.add(10**15 + item, make_ref(item, 0))
@@ -130,7 +127,6 @@ def test_an_outlier_does_not_send_the_rest_to_the_heap() -> None:
 
 
 def test_popped_entries_give_their_memory_back() -> None:
-    """The arrays never hold more popped entries at the head than live ones, plus a small constant."""
     watches = WatchList()
     for item in range(10_000):
         watches.add(item, make_ref(item, 0))
@@ -141,7 +137,6 @@ def test_popped_entries_give_their_memory_back() -> None:
 
 
 def test_overflow_positions_are_given_back() -> None:
-    """A steady mix of out-of-order adds and pops, never empty, keeps the overflow bounded and in exact order."""
     watches, model, rng = WatchList(), Model(), random.Random(5)
     for item in range(SHIFT_MAX + 2):
         watches.add(10**9, make_ref(item, 0))
@@ -156,7 +151,6 @@ def test_overflow_positions_are_given_back() -> None:
 
 
 def test_stale_entries_are_bounded_by_compaction() -> None:
-    """On a key that no mark ever passes, stored entries never exceed twice the live entries plus a constant."""
     watches = WatchList()
     pending = 100
     generations = generations_of(20_000)
@@ -175,13 +169,11 @@ def test_stale_entries_are_bounded_by_compaction() -> None:
 
 
 def test_forget_without_a_live_entry() -> None:
-    """Forgetting more entries than were added is an assertion error."""
     with pytest.raises(AssertionError, match="forget without a live entry"):
         WatchList().forget()
 
 
 def test_equal_thresholds_keep_their_order() -> None:
-    """With threshold 5 in the run and later in the overflow, pops, drains and compactions keep the oldest first."""
     oldest, latest = make_ref(0, 0), make_ref(SHIFT_MAX + 2, 0)
     for first in ("pop", "drain", "compact"):
         watches = WatchList()
