@@ -15,7 +15,7 @@ from typing import Any, Final, ParamSpec, Self, SupportsIndex, TypeVar
 from purgatory.clock import Clock, given_or_system_clock
 from purgatory.engine.errors import ReentrantCall
 from purgatory.engine.generic.argument_checks import in_range, whole_number
-from purgatory.engine.generic.operation import ActionQueue, GenericOperation, OnError, chained, run_effects
+from purgatory.engine.generic.operation import GenericOperation, OnError, chained, run_effects
 from purgatory.engine.generic.purgatory import TIMEOUT_MS_MAX, DelayedOperationPurgatory
 from purgatory.threads import ClockThread, RefusedAfterFork, refuse_after_fork
 
@@ -143,7 +143,6 @@ class EmbeddedPurgatory:
         self._on_error: Final[OnError] = log_error if on_error is None else on_error
         self._clock: Final = given_or_system_clock(clock)
         self._lock: threading.RLock | RefusedAfterFork = threading.RLock()
-        self._actions: Final = ActionQueue()
         self._failures: Final[deque[tuple[GenericOperation, Exception]]] = deque()
         self._effects: Final = _ThreadEffects()
         self._is_close_asked = False
@@ -152,12 +151,11 @@ class EmbeddedPurgatory:
         self._core: Final = DelayedOperationPurgatory(
             self._clock.now_ms(),
             lambda operation, error: self._failures.append((operation, error)),  # reported outside the lock
+            self._force_complete,
             tick_ms=tick_ms,
             wheel_size=wheel_size,
             timer_enabled=bool(timer_enabled),
             pending_max=pending_max,
-            actions=self._actions,
-            claim=self._force_complete,
         )
         self._reaper: Final = (
             ClockThread(f"ExpirationReaper-{name}", self.advance_clock, self._wait_ms)
@@ -401,8 +399,8 @@ class EmbeddedPurgatory:
         waiting = self._effects.waiting
         while self._failures:
             waiting.append(self._failures.popleft())
-        for operation in self._actions.take_all():
-            waiting.append((operation, None))
+        while self._core.ended:
+            waiting.append((self._core.ended.popleft(), None))
 
     def _run_effects(self) -> None:
         """Run this thread's effects, unless it is already running them: then these are queued behind those.

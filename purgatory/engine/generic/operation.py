@@ -1,4 +1,4 @@
-"""Base class of a program's own delayed operations, and the queue of effects of ended operations.
+"""Base class of a program's own delayed operations, and how the effects of an ended one run.
 
 This is Kafka's contract for any condition that a program can test (docs/semantics.md). The daemon's own kinds of
 operation are packed into arrays and implemented elsewhere. An operation ends exactly once. To end it is to *claim* it:
@@ -13,7 +13,6 @@ so they may call the purgatory freely, and completing an operation from within a
 | `on_expiration` | once, if the timer won, after `on_complete`     | extra effects: metrics, clean-up        |
 """
 
-from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any, Final, SupportsIndex
@@ -144,32 +143,3 @@ def run_effects(operation: GenericOperation, on_error: OnError) -> None:
         operation.purgatory_is_answered = True
         if operation.purgatory_is_listened_to:  # a flag: reading each operation's list would be a cache miss, 100 ns
             operation.purgatory_tell_listeners()
-
-
-class ActionQueue:
-    """Ended operations whose effects have not run yet, oldest first. Several purgatories may share one queue."""
-
-    def __init__(self) -> None:
-        self._operations: Final[deque[GenericOperation]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._operations)
-
-    def add(self, operation: GenericOperation) -> None:
-        """Queue the effects of a claimed operation."""
-        self._operations.append(operation)
-
-    def drain(self, on_error: OnError) -> int:
-        """Run the effects queued at this moment; return how many. Effects added during the call wait for the next."""
-        # Kafka's DelayedActionQueue drains as many as were queued at entry too: an effect that queues another one
-        # cannot keep this call running for ever.
-        count = len(self._operations)
-        for _ in range(count):
-            run_effects(self._operations.popleft(), on_error)
-        return count
-
-    def take_all(self) -> list[GenericOperation]:
-        """Empty the queue and return its operations; the caller runs their effects."""
-        operations = list(self._operations)
-        self._operations.clear()
-        return operations

@@ -14,12 +14,10 @@ follows Kafka's contract in its 4.1+ form, and closes its gaps (cases 24 to 46 i
 User predicates have no threshold, so a check of a key evaluates all its watchers. (The daemon's own kinds avoid that
 cost; see `waiting/watches`.)
 
-Every public call ends by running the effects of the operations that it ended, and of those that they ended in turn, in
-order. A call made from within an effect leaves its effects to the outermost call. If an `ActionQueue` is passed in, the
-owner of that queue runs the effects instead.
+A call does not run the effects of the operations that it ended: it appends them to `ended`, and the owner runs them.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
 from itertools import islice
 from typing import Any, Final, SupportsIndex
@@ -27,13 +25,7 @@ from typing import Any, Final, SupportsIndex
 from purgatory.engine.codes import CANCELLED, EXPIRED, OUTCOME_NAMES, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import OperationEnded, PurgatoryClosed, PurgatoryFull, ReentrantCall
 from purgatory.engine.generic.argument_checks import distinct_keys, in_range, truth
-from purgatory.engine.generic.operation import (
-    ActionQueue,
-    GenericOperation,
-    OnError,
-    chained,
-    take,
-)
+from purgatory.engine.generic.operation import GenericOperation, OnError, chained, take
 from purgatory.engine.waiting.wheel import DEADLINE_MAX, TICK_MS_MAX, WHEEL_SIZE_MAX, TimingWheel
 
 TIMEOUT_MS_MAX: Final = 2**62
@@ -44,25 +36,22 @@ class DelayedOperationPurgatory:
     """Pending operations, by watch key and by deadline. All times are monotonic milliseconds and must not decrease.
 
     Args:
-        on_error: Called as `on_error(operation, exception)` for exceptions raised by hooks. If it raises, that
-            exception reaches the caller, after the state is settled.
+        on_error: Called as `on_error(operation, exception)` for exceptions of `try_complete` and of keys.
+        claim: `force_complete` of the owner, with its lock, for operations that are completed from outside.
         timer_enabled: If False, nothing expires.
         pending_max: Maximum number of pending operations; None means no limit.
-        claim: Replaces the purgatory's own `force_complete` for operations that are completed from outside; a wrapper
-            with a lock passes its own.
     """
 
     def __init__(
         self,
         now_ms: int,
         on_error: OnError,
+        claim: Callable[[GenericOperation], bool],
         *,
-        tick_ms: SupportsIndex = 1,
-        wheel_size: SupportsIndex = 20,
-        timer_enabled: bool = True,
-        pending_max: SupportsIndex | None = None,
-        actions: ActionQueue | None = None,
-        claim: Callable[[GenericOperation], bool] | None = None,
+        tick_ms: SupportsIndex,
+        wheel_size: SupportsIndex,
+        timer_enabled: bool,
+        pending_max: SupportsIndex | None,
     ) -> None:
         self.now_ms = now_ms
         self.is_closed = False
@@ -72,12 +61,12 @@ class DelayedOperationPurgatory:
         """Registered operations that have not ended."""
         self.evaluations = 0
         """Number of `try_complete` calls."""
+        self.ended: Final[deque[GenericOperation]] = deque()
+        """Ended operations whose effects have not run yet, oldest first."""
         self._on_error: Final = on_error
         self._timer_enabled: Final = timer_enabled
         self._pending_max: Final = -1 if pending_max is None else in_range("pending_max", pending_max, 1, 2**63 - 1)
-        self._runs_effects: Final = actions is None
-        self._actions: Final = ActionQueue() if actions is None else actions
-        self._claim_from_outside: Final = self.force_complete if claim is None else claim
+        self._claim_from_outside: Final = claim
         tick = in_range("tick_ms", tick_ms, 1, TICK_MS_MAX)
         self._wheel: Final = TimingWheel(tick, in_range("wheel_size", wheel_size, 2, WHEEL_SIZE_MAX), now_ms)
         self._due: Final[OrderedDict[int, None]] = OrderedDict()
@@ -100,7 +89,7 @@ class DelayedOperationPurgatory:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a public call is in progress. If so, this call comes from an effect, a hook or a signal handler."""
+        """Whether a public call is in progress. If so, this call comes from a hook or a signal handler."""
         return self._is_busy
 
     def is_registered(self, operation: GenericOperation) -> bool:
@@ -263,7 +252,7 @@ class DelayedOperationPurgatory:
         assert entries == self.watched, f"{entries} entries are in watch lists, not {self.watched}"
 
     def _enter(self) -> bool:
-        """Begin a public call. Returns True for the outermost call, which runs the effects in `_leave`."""
+        """Begin a public call. Returns True for the outermost call."""
         if self._is_evaluating:
             raise ReentrantCall("try_complete called its own purgatory; do it in on_complete")
         outermost = not self._is_busy
@@ -271,14 +260,7 @@ class DelayedOperationPurgatory:
         return outermost
 
     def _leave(self, outermost: bool) -> None:
-        if not outermost:
-            return
-        try:
-            # Effects may end further operations, whose effects are drained in the next round. They run while `_is_busy`
-            # is set, so calls from within them do not recurse into this loop.
-            while self._runs_effects and len(self._actions) > 0:
-                self._actions.drain(self._on_error)
-        finally:
+        if outermost:
             self._is_busy = False
 
     def _set_now(self, now_ms: int) -> None:
@@ -393,7 +375,7 @@ class DelayedOperationPurgatory:
         if is_winner:
             # Queued before `_unlink`, which may raise through `on_error`: the effects must run anyway.
             operation.outcome = outcome
-            self._actions.add(operation)
+            self.ended.append(operation)
         self._unlink(operation)
         return is_winner
 

@@ -1,15 +1,10 @@
-"""Shared by tests of the generic purgatory: an operation that records its hooks, and a purgatory at two levels.
-
-The engine's own purgatory and the embedded one have the same contract. Tests marked `both_levels` run on both.
-"""
+"""Shared by tests of the generic purgatory: an operation that records its hooks, and a purgatory on a manual clock."""
 
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
-
-import pytest
 
 from purgatory.clock import SystemClock
 from purgatory.embedded import DelayedOperation, EmbeddedPurgatory
@@ -108,29 +103,6 @@ class FineClock(ManualClock):
         return self.now_ms() + 1
 
 
-class BarePurgatory:
-    """The engine's purgatory on a manual clock, with the interface of the embedded one."""
-
-    def __init__(self, on_error: OnError = never_called, **settings: Any) -> None:  # noqa: ANN401 - some are invalid
-        self.clock = ManualClock(1_000)
-        self.core = DelayedOperationPurgatory(self.clock.now_ms(), on_error, **settings)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the calls that take no time argument
-        return getattr(self.core, name)
-
-    def try_complete_else_watch(self, operation: GenericOperation, keys: Any) -> bool:  # noqa: ANN401 - some are wrong
-        return self.core.try_complete_else_watch(operation, keys, self.clock.now_ms())
-
-    def advance_clock(self, limit: int = 1_000) -> int:
-        return self.core.advance_clock(self.clock.now_ms(), limit)
-
-    def close(self) -> int:
-        ended = 0
-        while more := self.core.shut_down(10):
-            ended += more
-        return ended
-
-
 class ManualPurgatory(EmbeddedPurgatory):
     """An embedded purgatory without a reaper, on a clock that the test moves."""
 
@@ -143,12 +115,8 @@ class ManualPurgatory(EmbeddedPurgatory):
         return self._core
 
 
-Level = type[BarePurgatory] | type[ManualPurgatory]
-both_levels = pytest.mark.parametrize("make", [BarePurgatory, ManualPurgatory], ids=["engine", "embedded"])
-
-
 def register(
-    purgatory: BarePurgatory | EmbeddedPurgatory, *keys: str, count: int = 1, timeout_ms: int | None = 60_000
+    purgatory: EmbeddedPurgatory, *keys: str, count: int = 1, timeout_ms: int | None = 60_000
 ) -> list[RecordingOperation]:
     """Register `count` operations that are watched on the keys."""
     operations = [RecordingOperation(timeout_ms) for _ in range(count)]
@@ -157,7 +125,7 @@ def register(
     return operations
 
 
-def assert_empty(purgatory: BarePurgatory | EmbeddedPurgatory) -> None:
+def assert_empty(purgatory: EmbeddedPurgatory) -> None:
     assert purgatory.watched == purgatory.num_delayed == purgatory.pending == purgatory.key_count == 0
     assert purgatory.next_expiration_ms() == -1
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import OperationEnded, PurgatoryClosed
-from tests.engine.generic.recording_operation import Errors, Level, RecordingOperation, assert_empty, both_levels, fail
+from tests.engine.generic.recording_operation import Errors, ManualPurgatory, RecordingOperation, assert_empty, fail
 
 NEVER = 1_000_000
 KEYS = "abcd"
@@ -47,9 +47,9 @@ class ModelledOperation(RecordingOperation):
 class ModelledPurgatory:
     """A purgatory, and a list of all its operations as the model. Each step is applied to both."""
 
-    def __init__(self, make: Level) -> None:
+    def __init__(self) -> None:
         self.errors = Errors()
-        self.purgatory: Any = make(self.errors)
+        self.purgatory = ManualPurgatory(self.errors)
         self.operations: list[ModelledOperation] = []
         self.expected_errors: list[ModelledOperation] = []
         self.failing_effects: list[ModelledOperation] = []
@@ -190,8 +190,8 @@ class ModelledPurgatory:
         assert 0 <= next_ms <= max(min(deadlines_ms), purgatory.clock.now_ms()) if deadlines_ms else next_ms == -1
 
 
-def play(make: Level, steps: list[Step]) -> None:
-    modelled = ModelledPurgatory(make)
+def play(steps: list[Step]) -> None:
+    modelled = ModelledPurgatory()
     for step in (*steps, ("close",), ("register", "a"), ("cancel", -1), ("close",)):
         if modelled.operations or step[0] not in {"submit", "meet", "force", "cancel"}:
             modelled.take(step)
@@ -250,11 +250,10 @@ CASES: dict[str, list[Step]] = {
 }
 
 
-@both_levels
 @pytest.mark.parametrize("steps", CASES.values(), ids=CASES)
-def test_case(make: Level, steps: list[Step]) -> None:
+def test_case(steps: list[Step]) -> None:
     """The numbered cases of docs/semantics.md, and our additional guarantees."""
-    play(make, steps)
+    play(steps)
 
 
 NUMBERS = st.integers(0, 100)
@@ -273,8 +272,7 @@ STEPS = st.one_of(
 )
 
 
-@both_levels
 @given(steps=st.lists(STEPS, max_size=60))
-def test_any_history_against_a_model(make: Level, steps: list[Step]) -> None:
+def test_any_history_against_a_model(steps: list[Step]) -> None:
     """After any history, pending operations are found, ended ones were answered once, and counters are right."""
-    play(make, steps)
+    play(steps)

@@ -11,16 +11,11 @@ import pytest
 from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine.codes import PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import OperationEnded
-from purgatory.engine.generic.operation import GenericOperation
 from tests.engine.generic.recording_operation import (
-    BarePurgatory,
     Errors,
-    Level,
     ManualPurgatory,
     RecordingOperation,
     assert_empty,
-    both_levels,
-    fail,
     register,
     threads_of,
 )
@@ -49,7 +44,6 @@ def failing_at(time: int, error: BaseException) -> Key:
     return Key(hashed)
 
 
-@both_levels
 @pytest.mark.parametrize(
     ("make_keys", "error", "says"),
     [
@@ -62,10 +56,8 @@ def failing_at(time: int, error: BaseException) -> Key:
         (lambda: iter(()), ValueError, "keys is empty"),
     ],
 )
-def test_case_25_a_bad_key_takes_no_slot(
-    make: Level, make_keys: Callable[[], Any], error: type[Exception], says: str
-) -> None:
-    purgatory, operation = make(), RecordingOperation()
+def test_case_25_a_bad_key_takes_no_slot(make_keys: Callable[[], Any], error: type[Exception], says: str) -> None:
+    purgatory, operation = ManualPurgatory(), RecordingOperation()
     (other,) = register(purgatory, "a")
     with pytest.raises(error, match=says):
         purgatory.try_complete_else_watch(operation, make_keys())
@@ -83,7 +75,7 @@ def test_case_25_a_bad_key_takes_no_slot(
 )
 def test_operation_of_a_key_that_cannot_be_found_again_ends(key: Key) -> None:
     errors, log = Errors(), list[str]()
-    purgatory = BarePurgatory(errors)
+    purgatory = ManualPurgatory(errors)
     operations = [RecordingOperation(name=name, log=log) for name in "abcd"]
     keys: list[Iterable[Any]] = [["k"], ["k", key, "l"], ["l"]]
     for operation, on in zip(operations, keys, strict=False):
@@ -99,13 +91,10 @@ def test_operation_of_a_key_that_cannot_be_found_again_ends(key: Key) -> None:
     assert not any(purgatory.core._operations)
 
 
-@both_levels
 @interrupts
 @pytest.mark.parametrize("evaluation", [1, 2])
-def test_an_interrupt_at_registration_leaves_nothing(
-    make: Level, interrupt: type[BaseException], evaluation: int
-) -> None:
-    purgatory, operation = make(), RecordingOperation(5)
+def test_an_interrupt_at_registration_leaves_nothing(interrupt: type[BaseException], evaluation: int) -> None:
+    purgatory, operation = ManualPurgatory(), RecordingOperation(5)
 
     def interrupt_once() -> None:
         if operation.evaluations == evaluation:
@@ -124,9 +113,8 @@ def test_an_interrupt_at_registration_leaves_nothing(
     assert operation.effects == ["complete", "expire"]
 
 
-@both_levels
-def test_an_interrupt_after_the_end_leaves_it_ended(make: Level) -> None:
-    purgatory, operation = make(), RecordingOperation()
+def test_an_interrupt_after_the_end_leaves_it_ended() -> None:
+    purgatory, operation = ManualPurgatory(), RecordingOperation()
 
     def end_and_interrupt() -> None:
         operation.force_complete()
@@ -141,10 +129,9 @@ def test_an_interrupt_after_the_end_leaves_it_ended(make: Level) -> None:
         purgatory.try_complete_else_watch(operation, ["k"])
 
 
-@both_levels
 @interrupts
-def test_an_interrupt_in_a_check_skips_nobody(make: Level, interrupt: type[BaseException]) -> None:
-    purgatory = make()
+def test_an_interrupt_in_a_check_skips_nobody(interrupt: type[BaseException]) -> None:
+    purgatory = ManualPurgatory()
     operations = register(purgatory, "k", count=5, timeout_ms=5)
 
     def raise_it() -> None:
@@ -163,26 +150,8 @@ def test_an_interrupt_in_a_check_skips_nobody(make: Level, interrupt: type[BaseE
     assert_empty(purgatory)
 
 
-def test_an_error_handler_that_raises_at_registration_leaves_nothing() -> None:
-    def on_error(operation: GenericOperation, error: Exception) -> None:
-        raise LookupError("handler")
-
-    purgatory, operation, other = BarePurgatory(on_error), RecordingOperation(5), RecordingOperation(5)
-    operation.when_evaluated = lambda: fail() if operation.evaluations == 2 else None
-    with pytest.raises(LookupError):
-        purgatory.try_complete_else_watch(operation, ["k"])
-    assert_empty(purgatory)
-    for one in (operation, other):
-        purgatory.try_complete_else_watch(one, ["k"])
-    operation.when_evaluated, other.is_met = fail, True
-    with pytest.raises(LookupError):
-        purgatory.check_and_complete("k")
-    assert (operation.outcome, other.effects) == (PENDING, ["complete"])
-
-
-@both_levels
-def test_an_interrupt_at_expiry_costs_the_others_nothing(make: Level) -> None:
-    purgatory = make()
+def test_an_interrupt_at_expiry_costs_the_others_nothing() -> None:
+    purgatory = ManualPurgatory()
     operations = [RecordingOperation(5) for _ in range(3)]
     for operation, key in zip(operations, ["k", failing_at(3, KeyboardInterrupt()), "k"], strict=True):
         purgatory.try_complete_else_watch(operation, [key])
@@ -212,7 +181,7 @@ class Answering(RecordingOperation):
 )
 def test_answers_are_read_by_their_truth(answer: object, is_met: bool) -> None:
     operation = Answering(lambda: answer)
-    assert BarePurgatory().try_complete_else_watch(operation, ["k"]) is is_met
+    assert ManualPurgatory().try_complete_else_watch(operation, ["k"]) is is_met
     assert operation.outcome == (SATISFIED if is_met else PENDING)
 
 
@@ -226,7 +195,7 @@ async def look() -> bool:
 )
 def test_answers_without_a_truth_are_errors(answer: Callable[[], object], error: type[Exception], says: str) -> None:
     errors = Errors()
-    assert not BarePurgatory(errors).try_complete_else_watch(Answering(answer), ["k"])
+    assert not ManualPurgatory(errors).try_complete_else_watch(Answering(answer), ["k"])
     assert [type(one) for _, one in errors.reported] == [error, error]
     assert says in str(errors.reported[0][1])
 

@@ -8,24 +8,19 @@ import pytest
 
 from purgatory.engine.codes import CANCELLED, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.errors import PurgatoryFull, ReentrantCall
-from purgatory.engine.generic.operation import ActionQueue, GenericOperation
-from purgatory.engine.generic.purgatory import DelayedOperationPurgatory
+from purgatory.engine.generic.operation import GenericOperation
 from tests.engine.generic.recording_operation import (
-    BarePurgatory,
     Errors,
-    Level,
+    ManualPurgatory,
     RecordingOperation,
     assert_empty,
-    both_levels,
     fail,
-    never_called,
     register,
 )
 
 
-@both_levels
-def test_case_39_without_timers_nothing_expires(make: Level) -> None:
-    purgatory = make(timer_enabled=False)
+def test_case_39_without_timers_nothing_expires() -> None:
+    purgatory = ManualPurgatory(timer_enabled=False)
     (operation,) = register(purgatory, "k", timeout_ms=1)
     assert (purgatory.num_delayed, purgatory.next_expiration_ms()) == (0, -1)
     purgatory.clock.jump(10_000)
@@ -35,9 +30,8 @@ def test_case_39_without_timers_nothing_expires(make: Level) -> None:
     assert_empty(purgatory)
 
 
-@both_levels
-def test_case_45_effects_may_call_back_in(make: Level) -> None:
-    purgatory, log, counts = make(), list[str](), list[int]()
+def test_case_45_effects_may_call_back_in() -> None:
+    purgatory, log, counts = ManualPurgatory(), list[str](), list[int]()
     first, second = register(purgatory, "k", count=2)
     first.log = second.log = log
     first.name, second.name = "first", "second"
@@ -55,26 +49,22 @@ def test_case_45_effects_may_call_back_in(make: Level) -> None:
     assert_empty(purgatory)
 
 
-def test_cases_93_94_purgatories_share_an_action_queue() -> None:
-    """A drain runs the effects that were queued when it began, in order; a failure is reported, later effects wait."""
-    errors, log, actions = Errors(), list[str](), ActionQueue()
+def test_cases_93_94_effects_run_in_order_and_a_failing_one_stops_no_other() -> None:
+    errors, log = Errors(), list[str]()
+    purgatory = ManualPurgatory(errors)
     operations = [RecordingOperation(name=name, log=log) for name in "PFDSX"]
     for operation in operations:
-        purgatory = DelayedOperationPurgatory(0, errors, actions=actions)
-        purgatory.try_complete_else_watch(operation, ["k"], 0)
+        purgatory.try_complete_else_watch(operation, ["k"])
         operation.is_met = operation.name != "X"
-        assert purgatory.check_and_complete("k") == operation.is_met
     operations[0].when_completed = operations[-1].force_complete
     operations[1].when_completed = fail
-    assert log == []
-    assert (actions.drain(errors), len(actions), "".join(log)) == (4, 1, "PFDS")
+    assert purgatory.check_and_complete("k") == 4
+    assert "".join(log) == "PFDSX"
     assert errors.operations == [operations[1]]
-    assert (actions.drain(errors), "".join(log)) == (1, "PFDSX")
 
 
-@both_levels
-def test_case_97_successor_registered_by_an_expiring_operation(make: Level) -> None:
-    purgatory, successor = make(), RecordingOperation(30)
+def test_case_97_successor_registered_by_an_expiring_operation() -> None:
+    purgatory, successor = ManualPurgatory(), RecordingOperation(30)
     (first,) = register(purgatory, "k", timeout_ms=20)
     first.when_completed = lambda: purgatory.try_complete_else_watch(successor, ["k"])
     purgatory.clock.jump(20)
@@ -87,9 +77,8 @@ def test_case_97_successor_registered_by_an_expiring_operation(make: Level) -> N
     assert successor.effects == ["complete", "expire"]
 
 
-@both_levels
-def test_slice_of_expiries_is_bounded_and_begins_with_overdue_ones(make: Level) -> None:
-    purgatory, log = make(), list[str]()
+def test_slice_of_expiries_is_bounded_and_begins_with_overdue_ones() -> None:
+    purgatory, log = ManualPurgatory(), list[str]()
     for name, timeout_ms in (("a", 5), ("b", 0), ("c", 7), ("d", -1)):
         assert not purgatory.try_complete_else_watch(RecordingOperation(timeout_ms, name, log), ["k"])
     purgatory.clock.jump(10)
@@ -100,15 +89,14 @@ def test_slice_of_expiries_is_bounded_and_begins_with_overdue_ones(make: Level) 
 
 
 def test_shut_down_ends_a_bounded_number_at_a_time() -> None:
-    purgatory = BarePurgatory()
+    purgatory = ManualPurgatory()
     operations = register(purgatory, "a", "b", count=10) + register(purgatory, "c", timeout_ms=0)
-    assert [purgatory.shut_down(4) for _ in range(4)] == [4, 4, 3, 0]
+    assert [purgatory.core.shut_down(4) for _ in range(4)] == [4, 4, 3, 0]
     assert {operation.outcome for operation in operations} == {SHUTTING_DOWN}
 
 
-@both_levels
-def test_an_operation_of_another_purgatory_is_not_cancelled(make: Level) -> None:
-    purgatory, other = make(), make()
+def test_an_operation_of_another_purgatory_is_not_cancelled() -> None:
+    purgatory, other = ManualPurgatory(), ManualPurgatory()
     (operation,) = register(purgatory, "k")
     assert not other.cancel(operation)
     assert operation.outcome == PENDING
@@ -116,9 +104,8 @@ def test_an_operation_of_another_purgatory_is_not_cancelled(make: Level) -> None
         other.try_complete_else_watch(operation, ["k"])
 
 
-@both_levels
-def test_operation_over_pending_max_is_refused_until_there_is_room(make: Level) -> None:
-    purgatory, late, met = make(pending_max=2), RecordingOperation(), RecordingOperation()
+def test_operation_over_pending_max_is_refused_until_there_is_room() -> None:
+    purgatory, late, met = ManualPurgatory(pending_max=2), RecordingOperation(), RecordingOperation()
     first, _ = register(purgatory, "k", count=2)
     with pytest.raises(PurgatoryFull, match="2 operations are pending"):
         purgatory.try_complete_else_watch(late, ["k"])
@@ -131,24 +118,22 @@ def test_operation_over_pending_max_is_refused_until_there_is_room(make: Level) 
     assert purgatory.check_and_complete("k") == 1
 
 
-@pytest.mark.parametrize("evaluation", [1, 2])
-def test_shut_down_by_on_error_while_registering_answers_the_operation(evaluation: int) -> None:
+def test_shut_down_by_on_error_while_registering_answers_the_operation() -> None:
     operation = RecordingOperation()
 
     def shut_down(_operation: GenericOperation, _error: Exception) -> None:
         operation.when_evaluated = None
         purgatory.close()
 
-    purgatory = BarePurgatory(shut_down)
-    operation.when_evaluated = lambda: fail() if operation.evaluations == evaluation else None
+    purgatory = ManualPurgatory(shut_down)
+    operation.when_evaluated = fail
     assert not purgatory.try_complete_else_watch(operation, ["k"])
     assert (operation.outcome, operation.effects) == (SHUTTING_DOWN, ["complete"])
     assert_empty(purgatory)
 
 
-@both_levels
-def test_the_error_handler_may_end_the_failed_operation(make: Level) -> None:
-    purgatory = make(lambda operation, error: cancelled.append(purgatory.cancel(operation)))
+def test_the_error_handler_may_end_the_failed_operation() -> None:
+    purgatory = ManualPurgatory(lambda operation, error: cancelled.append(purgatory.cancel(operation)))
     cancelled: list[bool] = []
     (operation,) = register(purgatory, "k")
     operation.when_evaluated = fail
@@ -164,21 +149,18 @@ def test_an_error_handler_that_raises_reaches_the_caller() -> None:
     def on_error(_operation: GenericOperation, _error: Exception) -> None:
         handlers.pop()("handler")
 
-    purgatory = BarePurgatory(on_error)
+    purgatory = ManualPurgatory(on_error)
     first, second = register(purgatory, "k", count=2)
     first.is_met = second.is_met = True
     first.when_completed = fail
     with pytest.raises(ArithmeticError, match="handler"):
         purgatory.check_and_complete("k")
-    assert (first.outcome, second.outcome, second.effects) == (SATISFIED, SATISFIED, [])
-    assert purgatory.check_and_complete("other") == 0
-    assert second.effects == ["complete"]
+    assert (first.outcome, second.outcome, second.effects) == (SATISFIED, SATISFIED, ["complete"])
 
 
-@both_levels
-def test_try_complete_must_not_call_back(make: Level) -> None:
+def test_try_complete_must_not_call_back() -> None:
     errors = Errors()
-    purgatory = make(errors)
+    purgatory = ManualPurgatory(errors)
     (operation,) = register(purgatory, "k")
     operation.when_evaluated = lambda: purgatory.check_and_complete("k")
     assert purgatory.check_and_complete("k") == 0
@@ -188,9 +170,8 @@ def test_try_complete_must_not_call_back(make: Level) -> None:
     assert purgatory.check_and_complete("k") == 1
 
 
-@both_levels
-def test_try_complete_may_force_another(make: Level) -> None:
-    purgatory, log = make(), list[str]()
+def test_try_complete_may_force_another() -> None:
+    purgatory, log = ManualPurgatory(), list[str]()
     first, second = register(purgatory, "k", count=2)
     first.name, second.name, first.log, second.log = "first", "second", log, log
     first.is_met = True
@@ -201,22 +182,21 @@ def test_try_complete_may_force_another(make: Level) -> None:
     assert_empty(purgatory)
 
 
-@both_levels
-def test_operations_without_try_complete_are_refused(make: Level) -> None:
+def test_operations_without_try_complete_are_refused() -> None:
     errors = Errors()
-    purgatory = make(errors)
+    purgatory = ManualPurgatory(errors)
     purgatory.try_complete_else_watch(GenericOperation(10), ["k"])
     assert {type(error) for _, error in errors.reported} == {NotImplementedError}
     assert purgatory.cancel_for_key("k") == errors.operations[:1]
 
 
 def test_the_clock_must_not_go_back() -> None:
-    purgatory, operation = DelayedOperationPurgatory(100, never_called), RecordingOperation()
-    assert not purgatory.try_complete_else_watch(operation, ["k"], 100)
-    with pytest.raises(AssertionError, match="now_ms=99 purgatory=100"):
-        purgatory.advance_clock(99, 10)
-    with pytest.raises(AssertionError, match="now_ms=99 purgatory=100"):
-        purgatory.try_complete_else_watch(RecordingOperation(), ["k"], 99)
+    purgatory, operation = ManualPurgatory().core, RecordingOperation()
+    assert not purgatory.try_complete_else_watch(operation, ["k"], 1_000)
+    with pytest.raises(AssertionError, match="now_ms=999 purgatory=1000"):
+        purgatory.advance_clock(999, 10)
+    with pytest.raises(AssertionError, match="now_ms=999 purgatory=1000"):
+        purgatory.try_complete_else_watch(RecordingOperation(), ["k"], 999)
     assert purgatory.cancel(operation)
 
 
@@ -224,7 +204,7 @@ class Payload:
     """A large object that an operation holds."""
 
 
-ENDS: dict[str, Callable[[BarePurgatory], object]] = {
+ENDS: dict[str, Callable[[ManualPurgatory], object]] = {
     "check": lambda purgatory: purgatory.check_and_complete("k"),
     "force": lambda purgatory: purgatory.force_complete_for_key("k"),
     "cancel": lambda purgatory: purgatory.cancel_for_key("k"),
@@ -233,11 +213,10 @@ ENDS: dict[str, Callable[[BarePurgatory], object]] = {
 }
 
 
-@both_levels
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("keys", [["k"], ["k", "a", "b", "c", "d"]], ids=["one key", "five keys"])
-def test_payloads_die_with_their_operation(make: Level, end: Callable[[object], object], keys: list[str]) -> None:
-    purgatory = make()
+def test_payloads_die_with_their_operation(end: Callable[[object], object], keys: list[str]) -> None:
+    purgatory = ManualPurgatory()
     operations = register(purgatory, *keys, timeout_ms=10)
     operations[0].is_met = True
     operations[0].payload = payload = Payload()  # type: ignore[attr-defined]
@@ -249,10 +228,9 @@ def test_payloads_die_with_their_operation(make: Level, end: Callable[[object], 
     assert dead() is None
 
 
-@both_levels
 @pytest.mark.slow
-def test_completions_do_not_recurse(make: Level) -> None:
-    purgatory, log = make(), list[str]()
+def test_completions_do_not_recurse() -> None:
+    purgatory, log = ManualPurgatory(), list[str]()
     chain = register(purgatory, "k", count=2_000)
     for number, operation in enumerate(chain):
         operation.name, operation.log = str(number), log
@@ -265,7 +243,7 @@ def test_completions_do_not_recurse(make: Level) -> None:
 
 @pytest.mark.parametrize("evaluation", [1, 2])
 def test_an_operation_forced_while_it_is_registered_leaves_nothing(evaluation: int) -> None:
-    purgatory, operation = DelayedOperationPurgatory(0, never_called), RecordingOperation(1_000)
+    purgatory, operation = ManualPurgatory(), RecordingOperation(1_000)
 
     def force_as_another_thread() -> None:
         """The other thread saw the operation unregistered, and continues only now."""
@@ -275,8 +253,9 @@ def test_an_operation_forced_while_it_is_registered_leaves_nothing(evaluation: i
             operation.purgatory_claim = claim
 
     operation.when_evaluated = force_as_another_thread
-    purgatory.try_complete_else_watch(operation, ["key"], 0)
+    purgatory.try_complete_else_watch(operation, ["key"])
     purgatory.check_and_complete("key")
-    purgatory.advance_clock(5_000, 10)
+    purgatory.clock.jump(5_000)
+    purgatory.advance_clock()
     assert operation.effects == ["complete"]
     assert (purgatory.watched, purgatory.num_delayed, purgatory.next_expiration_ms()) == (0, 0, -1)
