@@ -16,7 +16,6 @@ from purgatory.engine.codes import (
     SATISFIED,
     SHUTTING_DOWN,
 )
-from purgatory.engine.marks.partition import Partition
 from purgatory.engine.marks.registry import Partitions, SignalKeys
 from purgatory.engine.ranking import PendingRanking, WheelRing
 from purgatory.engine.views import ItemView, KindCounts, PartitionView, PendingView, RemainingTimes, ReplicaView
@@ -290,7 +289,10 @@ class EngineInspection:
             low_watermark=partition.low_watermark(),
             min_in_sync_replicas=partition.min_in_sync_replicas,
             in_sync_replica_ids=list(partition.in_sync),
-            replicas=self._replica_views(partition),
+            replicas=[
+                ReplicaView(one.replica_id, one.log_end_offset, one.log_start_offset, one.in_sync, one.dead, one.fenced)
+                for one in partition.replicas.values()
+            ],
             watched=partition.watched(),
             unchanged_events=partition.unchanged_events,
             stale_events=partition.stale_events,
@@ -326,19 +328,6 @@ class EngineInspection:
     def signal_key_count(self) -> int:
         """Number of known signal keys, including idle ones."""
         return len(self.keys.by_key)
-
-    def _replica_views(self, partition: Partition) -> list[ReplicaView]:
-        return [
-            ReplicaView(
-                replica.replica_id,
-                replica.log_end_offset,
-                replica.log_start_offset,
-                replica.in_sync,
-                replica.dead,
-                replica.fenced,
-            )
-            for replica in partition.replicas.values()
-        ]
 
     def counts(self, kind: int) -> KindCounts:
         """Counters of one kind. `registered` is computed as the sum of ended and pending operations."""

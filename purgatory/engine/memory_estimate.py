@@ -35,11 +35,7 @@ NAME_BYTES: Final[i64] = 150
 """A name as a tuple, without the characters of its text."""
 
 
-def text_bytes(text: str) -> int:
-    """Bytes of a name with this text."""
-    return int(NAME_BYTES) + len(text) * (1 if text.isascii() else 4)
-
-
 def name_bytes(name: AsGiven) -> int:
     """Bytes of a partition's name, or of a key's name as (key, -1)."""
-    return text_bytes(name[0])
+    text: str = name[0]
+    return int(NAME_BYTES) + len(text) * (1 if text.isascii() else 4)

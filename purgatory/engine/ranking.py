@@ -1,6 +1,6 @@
 """Rankings over all pending operations, collected slice by slice, for display."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from mypy_extensions import i64
 
@@ -12,12 +12,11 @@ NAMES_MAX: Final = 200_000
 __all__ = ["PendingRanking", "RankedOperation", "WheelRing"]
 
 
-class RankedOperation:
+class RankedOperation(NamedTuple):
     """A pending operation at the time of the visit; it may have ended since."""
 
-    def __init__(self, slot: int, operation_id: int) -> None:
-        self.slot: Final = slot
-        self.operation_id: Final = operation_id
+    slot: int
+    operation_id: int
 
 
 class PendingRanking:
@@ -104,16 +103,15 @@ class PendingRanking:
         return rows[-1][0]
 
 
-class WheelRing:
+class WheelRing(NamedTuple):
     """One level of the timing wheel: its buckets in order of index.
 
     `clock_ms` is a multiple of `tick_ms`. `counts` has the number of operations in each bucket, counted up to
     `counted_max`.
     """
 
-    def __init__(self, level: int, tick_ms: int, clock_ms: int, counts: list[int], counted_max: int) -> None:
-        self.level: Final = level
-        self.tick_ms: Final = tick_ms
-        self.clock_ms: Final = clock_ms
-        self.counts: Final = counts
-        self.counted_max: Final = counted_max
+    level: int
+    tick_ms: int
+    clock_ms: int
+    counts: list[int]
+    counted_max: int

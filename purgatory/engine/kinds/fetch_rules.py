@@ -14,16 +14,9 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from purgatory.engine.codes import (
-    FENCED_LEADER_EPOCH,
-    KAFKA_STORAGE_ERROR,
-    NONE,
-    NOT_LEADER_OR_FOLLOWER,
-    OFFSET_OUT_OF_RANGE,
-    READ_COMMITTED,
-    UNKNOWN_LEADER_EPOCH,
-)
+from purgatory.engine.codes import NONE, NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE, READ_COMMITTED
 from purgatory.engine.completions import FetchedPartition
+from purgatory.engine.kinds.countdown import partition_fault
 from purgatory.engine.marks.partition import FetchWatch, Partition
 
 __all__ = ["Fetch", "FetchAnswer", "FetchItem", "answer", "examine", "split_missing_bytes"]
@@ -106,17 +99,12 @@ class Fetch:
 
 
 def read_error(fetch: Fetch, item: FetchItem) -> i64:
-    """Why the partition cannot be read (cases A to E); NONE if it can. The epoch is checked before leadership."""
-    partition = item.partition
-    if partition.removed_error_code != NONE:
-        return partition.removed_error_code
-    if partition.storage_failed:
-        return KAFKA_STORAGE_ERROR
-    if item.leader_epoch >= 0 and partition.leader_epoch >= 0 and item.leader_epoch != partition.leader_epoch:
-        return FENCED_LEADER_EPOCH if partition.leader_epoch > item.leader_epoch else UNKNOWN_LEADER_EPOCH
-    if fetch.leader_only and not partition.is_leader:
-        return NOT_LEADER_OR_FOLLOWER
-    return NONE
+    """Why the partition cannot be read (cases A to E); NONE if it can."""
+    error = partition_fault(item.partition, item.leader_epoch)
+    # A partition that has moved answers the same code, and cannot be read from anybody here.
+    if error == NOT_LEADER_OR_FOLLOWER and not fetch.leader_only and item.partition.removed_error_code == NONE:
+        return NONE
+    return error
 
 
 def divergence(item: FetchItem) -> tuple[int, int]:

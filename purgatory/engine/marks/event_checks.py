@@ -115,9 +115,14 @@ class Fault:
         self.error_code: Final = error_code
 
 
+def invalid(field: str, message: str, error_code: int = 0) -> Fault:
+    """The refusal of a value that is wrong whatever happens next."""
+    return Fault(INVALID_ARGUMENT, field, message, error_code)
+
+
 def out_of_range(field: str, value: int, lowest: int, highest: int) -> Fault:
     """The refusal of a value that is not in `lowest..highest`."""
-    return Fault(INVALID_ARGUMENT, field, f"{value} is not in {lowest}..{highest}")
+    return invalid(field, f"{value} is not in {lowest}..{highest}")
 
 
 def no_memory(field: str) -> Fault:
@@ -196,13 +201,10 @@ class EventChecks:
             if not -1 <= event.byte_position < POSITION_MAX:
                 return out_of_range(f"{name}.byte_position", event.byte_position, 0, POSITION_MAX - 1)
             if not -1 <= event.segment_base_offset <= event.offset:
-                return Fault(
-                    INVALID_ARGUMENT,
-                    f"{name}.segment_base_offset",
-                    f"{event.segment_base_offset} is not in 0..{event.offset}, the log end offset",
-                )
+                message = f"{event.segment_base_offset} is not in 0..{event.offset}, the log end offset"
+                return invalid(f"{name}.segment_base_offset", message)
         if kind == LEADERSHIP and event.leader_epoch < 0:
-            return Fault(INVALID_ARGUMENT, "leader_epoch", "a leadership event needs its leader epoch")
+            return invalid("leader_epoch", "a leadership event needs its leader epoch")
         return self._sets_fault(event) if kind in (IN_SYNC_REPLICAS, LEADERSHIP) else None
 
     def _sets_fault(self, event: Event) -> Fault | None:
@@ -214,9 +216,7 @@ class EventChecks:
             ("proposed_replica_ids", sets.proposed),
         ):
             if len(ids) > REPLICAS_MAX:
-                return Fault(
-                    INVALID_ARGUMENT, f"{name}.{field}", f"{len(ids)} ids are over the limit of {REPLICAS_MAX}"
-                )
+                return invalid(f"{name}.{field}", f"{len(ids)} ids are over the limit of {REPLICAS_MAX}")
             for replica_id in ids:
                 if not 0 <= replica_id <= INT32_MAX:
                     return out_of_range(f"{name}.{field}", replica_id, 0, INT32_MAX)
@@ -233,35 +233,20 @@ class EventChecks:
         kind = event.kind
         if partition is None:
             if kind != PARTITION_REMOVED and self.strict_partitions and kind not in (LEADERSHIP, LEADER_APPEND):
-                return Fault(
-                    NOT_FOUND,
-                    "topic_partition",
-                    f"{cut(name[0])}-{name[1]} is not known; announce it with a leadership or leader_append event",
-                    UNKNOWN_TOPIC_OR_PARTITION,
-                )
+                message = f"{cut(name[0])}-{name[1]} is not known; announce it with a leadership or leader_append event"
+                return Fault(NOT_FOUND, "topic_partition", message, UNKNOWN_TOPIC_OR_PARTITION)
             if partition_count >= self.limits.partitions_max and kind != PARTITION_REMOVED:
-                return Fault(
-                    RESOURCE_EXHAUSTED,
-                    "topic_partition",
-                    f"the limit of {self.limits.partitions_max} known partitions is reached",
-                )
+                message = f"the limit of {self.limits.partitions_max} known partitions is reached"
+                return Fault(RESOURCE_EXHAUSTED, "topic_partition", message)
         # Before the check of the storage, which is the order that docs/semantics.md states: events of a former leader
         # are counted as stale even while the storage has failed.
         elif 0 <= event.leader_epoch < partition.leader_epoch:
-            return Fault(
-                FAILED_PRECONDITION,
-                "leader_epoch",
-                f"{event.leader_epoch} is stale; the partition is at epoch {partition.leader_epoch}",
-                FENCED_LEADER_EPOCH,
-            )
+            message = f"{event.leader_epoch} is stale; the partition is at epoch {partition.leader_epoch}"
+            return Fault(FAILED_PRECONDITION, "leader_epoch", message, FENCED_LEADER_EPOCH)
         # A change of leadership is accepted: this is how a partition moves away from a failed disk.
         elif partition.storage_failed and kind not in (STORAGE_ONLINE, STORAGE_FAILED, PARTITION_REMOVED, LEADERSHIP):
-            return Fault(
-                FAILED_PRECONDITION,
-                "topic_partition",
-                f"the storage of {cut(name[0])}-{name[1]} has failed; report when it is online again",
-                KAFKA_STORAGE_ERROR,
-            )
+            message = f"the storage of {cut(name[0])}-{name[1]} has failed; report when it is online again"
+            return Fault(FAILED_PRECONDITION, "topic_partition", message, KAFKA_STORAGE_ERROR)
         return self._replica_fault(partition, event) or (
             None if partition is None else self._offset_fault(partition, event)
         )
@@ -272,15 +257,10 @@ class EventChecks:
         # Otherwise the leader would become a remote replica too, which never reports progress and holds every mark
         # back.
         if kind == IN_SYNC_REPLICAS and leader_id < 0 and event.sets.leader_id < 0:
-            return Fault(
-                INVALID_ARGUMENT, "in_sync_replicas.leader_id", "the leader's id is not known yet; set it here"
-            )
+            return invalid("in_sync_replicas.leader_id", "the leader's id is not known yet; set it here")
         if kind in (FOLLOWER_PROGRESS, REPLICA_STATE) and event.replica_id == leader_id:
-            return Fault(
-                INVALID_ARGUMENT,
-                f"{EVENT_NAMES[kind]}.replica_id",
-                f"{event.replica_id} is the leader; report its progress as leader_append",
-            )
+            message = f"{event.replica_id} is the leader; report its progress as leader_append"
+            return invalid(f"{EVENT_NAMES[kind]}.replica_id", message)
         return None if partition is None else self._replica_room_fault(partition, event)
 
     @staticmethod
@@ -296,23 +276,18 @@ class EventChecks:
             made = sum(replica_id not in known for replica_id in set(event.sets.in_sync) | set(event.sets.proposed))
         if made == 0 or len(known) + made <= REPLICAS_MAX:
             return None
-        return Fault(
-            RESOURCE_EXHAUSTED,
-            EVENT_NAMES[kind],
-            f"{len(known)} replicas are known; the limit is {REPLICAS_MAX}; a leadership event sets the assigned ones",
+        message = (
+            f"{len(known)} replicas are known; the limit is {REPLICAS_MAX}; a leadership event sets the assigned ones"
         )
+        return Fault(RESOURCE_EXHAUSTED, EVENT_NAMES[kind], message)
 
     def _offset_fault(self, partition: Partition, event: Event) -> Fault | None:
         if event.kind == LOG_START_OFFSET and 0 <= partition.high_watermark < event.offset:
-            return Fault(
-                INVALID_ARGUMENT,
-                "log_start_offset.offset",
-                f"{event.offset} is above the high watermark {partition.high_watermark}",
-                OFFSET_OUT_OF_RANGE,
-            )
+            message = f"{event.offset} is above the high watermark {partition.high_watermark}"
+            return invalid("log_start_offset.offset", message, OFFSET_OUT_OF_RANGE)
         # An append below the known end is a repetition that moves nothing, so its position is not compared.
         if event.kind == LEADER_APPEND and event.offset >= partition.log_end_offset:
             said = partition.positions.fault(event.offset, event.segment_base_offset, event.byte_position)
             if said:
-                return Fault(INVALID_ARGUMENT, "leader_append.byte_position", said, OFFSET_OUT_OF_RANGE)
+                return invalid("leader_append.byte_position", said, OFFSET_OUT_OF_RANGE)
         return None
