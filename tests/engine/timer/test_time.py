@@ -11,7 +11,7 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.engine.waiting.wheel import DEADLINE_MAX
 from tests.engine import plain
 from tests.engine.adapter import event_batch
-from tests.engine.timer.wheel_steps import GEOMETRIES
+from tests.engine.timer.test_wheel import GEOMETRIES
 from tests.scripts.engine_level import EngineLevel
 
 DAY_MS = 86_400_000

@@ -1,7 +1,8 @@
 """The timing wheel: arithmetic at every edge, the worked example, cases 1 to 19 of docs/semantics.md, and limits.
 
-test_wheel_properties.py compares cases 3, 10, 13, 14 and 15 after each step: the count, cancelled and moved entries
-that do not fire, and deadlines that are already due when they are added, including on an idle wheel.
+Every step of a case, and of any history, is compared with a plain dictionary of deadlines. Random histories contain
+cases 3, 10, 13, 14 and 15: the count, cancelled and moved entries that do not fire, and deadlines that are already due
+when they are added, including on an idle wheel.
 """
 
 import ast
@@ -9,6 +10,8 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from purgatory.engine.waiting import wheel as wheel_module
 from purgatory.engine.waiting.wheel import (
@@ -22,15 +25,40 @@ from purgatory.engine.waiting.wheel import (
     levels_needed,
     round_up_to_tick,
 )
-from tests.engine.timer.wheel_steps import GEOMETRIES, Place, advance, make, path
 from tests.parsing import parsed
+
+Place = tuple[int, int, int]
+GEOMETRIES = [(1, 20), (1, 3), (1, 2), (20, 20), (7, 3), (1000, 512)]
+
+
+def make(tick_ms: int, wheel_size: int, start_ms: int = 0, slots: int = 32) -> TimingWheel:
+    wheel = TimingWheel(tick_ms, wheel_size, start_ms)
+    wheel.ensure(slots)
+    return wheel
+
+
+def advance(wheel: TimingWheel, now_ms: int, limit: int = 1_000_000) -> list[int]:
+    fired: list[int] = []
+    assert wheel.advance(now_ms, limit, fired) == len(fired)
+    return fired
+
+
+def path(wheel: TimingWheel, slot: int) -> tuple[list[Place], int]:
+    """The places that a slot passes as the clock goes from one expiration to the next, and when it fires."""
+    places: list[Place] = []
+    while True:
+        if not places or wheel.bucket_of(slot) != places[-1]:
+            places.append(wheel.bucket_of(slot))
+        now_ms = max(wheel.next_expiration_ms(), wheel.now_ms)
+        if slot in advance(wheel, now_ms):
+            return places, now_ms
+
 
 # Arithmetic
 
 
 @pytest.mark.parametrize("tick_ms", [1, 2, 7, 20, 1000])
 def test_rounding_goes_up_to_the_next_tick(tick_ms: int) -> None:
-    """A multiple of the tick is unchanged, one more goes to the next: never early, late by less than a tick."""
     for k in (0, 1, 2, 19, 20, 21, 10**9):
         edge = k * tick_ms
         assert round_up_to_tick(edge, tick_ms) == edge
@@ -65,7 +93,6 @@ def test_the_levels_reach_the_latest_deadline(tick_ms: int, wheel_size: int) -> 
 
 
 def test_worked_example_in_module_docstring() -> None:
-    """The wheel does what every line of the example in wheel.py's docstring says."""
     # Compiled modules have no docstring; their source is next to them.
     source = Path(wheel_module.__file__).parent / "wheel.py"
     text = ast.get_docstring(parsed(source.read_text(encoding="utf-8"))) or ""
@@ -109,146 +136,153 @@ def test_worked_example_in_module_docstring() -> None:
         (1, 3, 100, 103, [(2, 1, 102), (1, 1, 103)], 103),  # case 7: level 2 is at 99
     ],
 )
-def test_paths_of_semantics_1_6(
+def test_entry_passes_the_buckets_of_semantics_1_6(
     tick_ms: int, wheel_size: int, start_ms: int, deadline_ms: int, places: list[Place], fires_at: int
 ) -> None:
-    """An entry passes exactly the buckets of the table in 1.6 (rounded up if the tick is more than 1 ms)."""
     wheel = make(tick_ms, wheel_size, start_ms)
     assert wheel.add(0, deadline_ms)
     assert path(wheel, 0) == (places, fires_at)
 
 
-def test_case_04_levels_are_made_on_demand() -> None:
-    """A deadline of 7999 needs three levels, 8000 a fourth."""
-    wheel = make(1, 20)
-    assert wheel.levels == 1
-    wheel.add(0, 7999)
-    assert (wheel.bucket_of(0), wheel.levels) == ((3, 19, 7600), 3)
-    wheel.add(1, 8000)
-    assert (wheel.bucket_of(1), wheel.levels) == ((4, 1, 8000), 4)
+# Histories
+
+SLOTS = 16
+ANY_GEOMETRY = st.tuples(st.sampled_from([1, 2, 7, 20]), st.sampled_from([2, 3, 20]), st.integers(0, 10_000))
+DELAYS = st.one_of(st.integers(-30, 70), st.integers(0, 10_000), st.integers(0, 2**40))
+STEPS = st.one_of(
+    st.tuples(st.just("add"), st.integers(0, SLOTS - 1), DELAYS),
+    st.tuples(st.just("remove"), st.integers(0, SLOTS - 1), st.just(0)),
+    st.tuples(st.just("advance"), st.integers(0, 5), st.one_of(st.integers(0, 50), st.integers(0, 2**20))),
+    st.tuples(st.just("look"), st.just(0), st.just(0)),
+)
 
 
-def test_case_08_one_bucket_fires_one_and_cascades_another() -> None:
-    """3 and 5 share L2[1]@3, queued once; at 3 the first fires straight from level 2, the other moves to L1[2]@5."""
-    wheel = make(1, 3)
-    wheel.add(0, 3)
-    wheel.add(1, 5)
-    assert wheel.bucket_of(0) == wheel.bucket_of(1) == (2, 1, 3)
-    assert len(wheel._queue) == 1
-    assert advance(wheel, 3) == [0]
-    assert wheel.bucket_of(1) == (1, 2, 5)
+class CheckedWheel:
+    """A wheel and its model, a deadline for each linked slot; every step is checked."""
+
+    def __init__(self, tick_ms: int, wheel_size: int, start_ms: int, slots: int) -> None:
+        self.tick_ms = tick_ms
+        self.now_ms = start_ms
+        self.wheel = TimingWheel(tick_ms, wheel_size, start_ms)
+        self.wheel.ensure(slots)
+        self.model: dict[int, int] = {}
+
+    def add(self, slot: int, deadline_ms: int) -> None:
+        rounded = round_up_to_tick(deadline_ms, self.tick_ms)
+        self.model.pop(slot, None)
+        if self.wheel.add(slot, deadline_ms):
+            self.model[slot] = rounded
+        else:
+            assert deadline_ms <= self.wheel.level_clock(1) <= self.now_ms
+        assert self.wheel.deadline_ms(slot) == rounded
+        assert self.wheel.count == len(self.model)
+
+    def remove(self, slot: int) -> None:
+        assert self.wheel.remove(slot) == (self.model.pop(slot, None) is not None)
+
+    def advance(self, now_ms: int, limit: int = 1_000) -> list[int]:
+        self.now_ms = now_ms
+        fired: list[int] = []
+        count = self.wheel.advance(now_ms, limit, fired)
+        assert count == len(fired) <= limit
+        deadlines = [self.model.pop(slot) for slot in fired]
+        assert deadlines == sorted(deadlines)
+        assert all(deadline <= now_ms for deadline in deadlines)
+        if count < limit:
+            assert all(deadline > now_ms for deadline in self.model.values())
+        return fired
+
+    def look(self) -> None:
+        wheel = self.wheel
+        assert wheel.count == len(self.model)
+        next_ms = wheel.next_expiration_ms()
+        assert (next_ms == -1) == (not self.model)
+        if self.model:
+            assert next_ms <= min(self.model.values())
+        for slot, deadline in self.model.items():
+            level, index, expiration = wheel.bucket_of(slot)
+            tick = self.tick_ms * wheel.wheel_size ** (level - 1)
+            assert expiration <= deadline < expiration + tick
+            assert index == expiration // tick % wheel.wheel_size
+        for level in range(1, wheel.levels + 1):
+            assert wheel.level_clock(level) % (self.tick_ms * wheel.wheel_size ** (level - 1)) == 0
 
 
-def test_case_09_insertion_order_in_a_bucket() -> None:
-    """Equal deadlines fire in insertion order, from a bucket queued once."""
-    wheel = make(1, 20)
-    for slot in (3, 1, 2):
-        wheel.add(slot, 5)
-    assert len(wheel._queue) == 1
-    assert advance(wheel, 5) == [3, 1, 2]
+@given(ANY_GEOMETRY, st.lists(STEPS, max_size=120))
+def test_wheel_against_a_sorted_oracle(geometry: tuple[int, int, int], steps: list[tuple[str, int, int]]) -> None:
+    checked = CheckedWheel(*geometry, slots=SLOTS)
+    for step, first, second in steps:
+        if step == "add":
+            checked.add(first, max(0, checked.now_ms + second))
+        elif step == "remove":
+            checked.remove(first)
+        elif step == "advance":
+            checked.advance(checked.now_ms + second, limit=first if first < 5 else 1000)
+        checked.look()
+    checked.advance(2**42, limit=1000)
+    assert not checked.model
+    assert checked.wheel.next_expiration_ms() == -1
 
 
-def test_case_11_emptied_bucket_is_not_queued_twice() -> None:
-    """A bucket emptied by cancel and filled again in the same lap is queued once and fires the second only."""
-    wheel = make(1, 20)
-    wheel.add(0, 5)
-    wheel.remove(0)
-    wheel.add(1, 5)
-    assert len(wheel._queue) == 1
-    assert advance(wheel, 5) == [1]
-    assert wheel.next_expiration_ms() == -1
+CASES = """
+04 levels are made on demand
+  size 20, levels 1, add 0 7999, at 0 3 19 7600, levels 3, add 1 8000, at 1 4 1 8000, levels 4
+08 one bucket, queued once, fires one and cascades another
+  size 3, add 0 3, add 1 5, at 0 2 1 3, at 1 2 1 3, queued 1, advance 3 fires 0, at 1 1 2 5
+09 equal deadlines fire in the order of insertion, from one bucket
+  size 20, add 3 5, add 1 5, add 2 5, queued 1, advance 5 fires 3 1 2
+11 an emptied bucket is not queued twice
+  size 20, add 0 5, remove 0, add 1 5, queued 1, advance 5 fires 1, next -1
+12 a bucket is used again in the next lap
+  size 20, add 0 5, advance 5 fires 0, add 2 25, at 2 2 1 20, remove 2, add 1 6, advance 6 fires 1, add 2 25
+  at 2 1 5 25, advance 25 fires 2
+16 an idle wheel catches up in hops
+  size 20, add 0 1005, at 0 3 2 800, advance 1000, at 0 1 5 1005, clock 1 1000, advance 1004, advance 1005 fires 0
+17 nothing is due, and the clocks stay
+  size 20, add 0 100, advance 50, clock 1 0, clock 2 0
+18 a late reaper finds all in order, and the clock is that of the last bucket
+  size 20, add 5 350, add 4 343, add 3 342, add 2 341, add 1 340, advance 5000 fires 1 2 3 4 5, clock 1 350
+19 cancelled while its bucket is half flushed
+  size 20, add 0 5, add 1 5, add 2 5, add 3 5, slice 5 fires 0, remove 2, advance 5 fires 1 3
+added while a bucket is half flushed
+  size 20, add 0 20, add 1 20, add 2 20, add 3 20, slice 20 fires 0, add 10 20, add 11 21, add 12 40, add 13 420
+  advance 20 fires 1 2 3, next 21, advance 21 fires 11, advance 40 fires 12, advance 420 fires 13
+buckets that cancels have emptied do not expire
+  size 20, add 0 3, add 1 30, add 2 300, add 3 3000, remove 0, next 20, remove 1, remove 2, next 2800, remove 3
+  next -1, add 0 3, next 3, advance 3 fires 0
+"""
+"""A name, and steps: `at` slot level bucket expiration, `clock` level ms, `queued` buckets."""
 
 
-def test_case_12_bucket_is_used_again_next_lap() -> None:
-    """At clock 6, 25 is in L1[5] again, now with expiration 25; at clock 5 it would be in L2[1]@20."""
-    wheel = make(1, 20)
-    wheel.add(0, 5)
-    advance(wheel, 5)
-    wheel.add(2, 25)
-    assert wheel.bucket_of(2) == (2, 1, 20)
-    wheel.remove(2)
-    wheel.add(1, 6)
-    advance(wheel, 6)
-    wheel.add(2, 25)
-    assert wheel.bucket_of(2) == (1, 5, 25)
-    assert advance(wheel, 25) == [2]
+@pytest.mark.parametrize("case", re.findall(r"^(\S.*\n(?:  .*\n)+)", CASES, re.MULTILINE))
+def test_wheel_goes_through_the_case(case: str) -> None:
+    size, *steps = re.split(r"\n  |, ", case.partition("\n  ")[2].strip())
+    checked = CheckedWheel(1, int(size.split()[1]), 0, slots=32)
+    wheel = checked.wheel
+    for step in steps:
+        words, _, fired = step.partition(" fires ")
+        verb, *rest = words.split()
+        numbers = [int(word) for word in rest]
+        match verb, numbers:
+            case "add", [slot, deadline_ms]:
+                checked.add(slot, deadline_ms)
+            case "remove", [slot]:
+                checked.remove(slot)
+            case "advance" | "slice", [now_ms]:
+                limit = 1 if verb == "slice" else 1_000
+                assert checked.advance(now_ms, limit) == [int(slot) for slot in fired.split()], step
+            case "at", [slot, *place]:
+                assert wheel.bucket_of(slot) == tuple(place), step
+            case "clock", [level, ms]:
+                assert wheel.level_clock(level) == ms, step
+            case "next", [ms]:
+                assert wheel.next_expiration_ms() == ms, step
+            case _:
+                assert {"levels": wheel.levels, "queued": len(wheel._queue)}[verb] == numbers[0], step
+        assert wheel.count == len(checked.model)
 
 
-def test_case_16_idle_wheel_catches_up_in_hops() -> None:
-    """Idle since 0, at 1000, until 1005: L3[2]@800 and L2[10]@1000 cascade together, it fires at 1005."""
-    wheel = make(1, 20)
-    wheel.add(0, 1005)
-    assert wheel.bucket_of(0) == (3, 2, 800)
-    assert advance(wheel, 1000) == []
-    assert wheel.bucket_of(0) == (1, 5, 1005)
-    assert wheel.level_clock(1) == 1000
-    assert advance(wheel, 1004) == []
-    assert advance(wheel, 1005) == [0]
-
-
-def test_case_17_nothing_due() -> None:
-    """An advance with no due bucket leaves the clocks unchanged."""
-    wheel = make(1, 20)
-    wheel.add(0, 100)
-    assert advance(wheel, 50) == []
-    assert wheel.level_clock(1) == wheel.level_clock(2) == 0
-    assert wheel.now_ms == 50
-
-
-def test_case_18_late_reaper() -> None:
-    """After a stall, one advance fires everything due in order; the clock is that of the last bucket, not now."""
-    wheel = make(1, 20)
-    for deadline in range(350, 339, -1):
-        wheel.add(deadline - 340, deadline)
-    assert advance(wheel, 5000) == list(range(11))
-    assert wheel.level_clock(1) == 350
-
-
-def test_case_19_cancel_while_its_bucket_is_half_flushed() -> None:
-    """An entry cancelled between two slices of one bucket never fires, and is no longer counted."""
-    wheel = make(1, 20)
-    for slot in range(4):
-        wheel.add(slot, 5)
-    assert advance(wheel, 5, limit=1) == [0]
-    assert wheel.remove(2)
-    assert wheel.count == 2
-    assert advance(wheel, 5) == [1, 3]
-    assert wheel.count == 0
-
-
-def test_add_while_a_bucket_is_half_flushed() -> None:
-    """An entry added between two slices fires in time; a flushed bucket is empty."""
-    wheel = make(1, 20)
-    for slot in range(4):
-        wheel.add(slot, 20)
-    assert advance(wheel, 20, limit=1) == [0]
-    assert not wheel.add(10, 20)
-    assert wheel.add(11, 21)
-    assert wheel.add(12, 40)
-    assert wheel.add(13, 420)
-    assert advance(wheel, 20) == [1, 2, 3]
-    assert wheel.next_expiration_ms() == 21
-    assert advance(wheel, 21) == [11]
-    assert advance(wheel, 40) == [12]
-    assert advance(wheel, 420) == [13]
-    assert wheel.count == 0
-
-
-def test_next_expiration_skips_buckets_emptied_by_cancel() -> None:
-    """An engine whose timers were all cancelled has no next expiration."""
-    wheel = make(1, 20)
-    for slot, deadline in enumerate((3, 30, 300, 3000)):
-        wheel.add(slot, deadline)
-    wheel.remove(0)
-    assert wheel.next_expiration_ms() == 20
-    wheel.remove(1)
-    wheel.remove(2)
-    assert wheel.next_expiration_ms() == 2800
-    wheel.remove(3)
-    assert wheel.next_expiration_ms() == -1
-    assert wheel.add(0, 3)
-    assert wheel.next_expiration_ms() == 3
-    assert advance(wheel, 3) == [0]
+# Limits
 
 
 @pytest.mark.slow
@@ -267,7 +301,6 @@ def test_one_call_moves_a_bounded_number() -> None:
 
 
 def test_clock_must_not_go_back() -> None:
-    """A clock that goes back is an assertion error with both times."""
     wheel = make(1, 20)
     advance(wheel, 10)
     with pytest.raises(AssertionError, match="now_ms=9 wheel=10"):
@@ -278,7 +311,6 @@ def test_clock_must_not_go_back() -> None:
     ("tick_ms", "wheel_size", "start_ms"), [(0, 20, 0), (1, 1, 0), (1, 20, -1), (2**31 + 1, 20, 0)]
 )
 def test_impossible_wheels_are_refused(tick_ms: int, wheel_size: int, start_ms: int) -> None:
-    """An invalid geometry is refused with the faulty value."""
     with pytest.raises(AssertionError, match="is not in"):
         TimingWheel(tick_ms, wheel_size, start_ms)
 
@@ -299,7 +331,6 @@ def test_extreme_deadlines(tick_ms: int, wheel_size: int) -> None:
 
 
 def test_ensure_keeps_what_is_linked() -> None:
-    """Growing the arrays while slots are linked loses none."""
     wheel = make(1, 20, slots=1)
     wheel.add(0, 50)
     for slot in range(1, 500):
@@ -310,7 +341,6 @@ def test_ensure_keeps_what_is_linked() -> None:
 
 
 def test_a_far_deadline_does_not_hide_a_near_one() -> None:
-    """Two deadlines that would share a bucket on a lower level each fire in time."""
     tick = TICK_MS_MAX
     near, far = 5 * tick, (8 * WHEEL_SIZE_MAX + 5) * tick
     wheel = make(tick, WHEEL_SIZE_MAX)
