@@ -22,7 +22,7 @@ from purgatory.engine.limits import EngineLimits
 from tests.engine import plain
 
 if TYPE_CHECKING:
-    from purgatory.engine.batches import Receipt
+    from purgatory.engine.batches import Receipt, Refusal
     from purgatory.engine.completions import Completions
     from purgatory.engine.views import PartitionView, PendingView
     from purgatory.engine.waiting.tables import Owner
@@ -204,6 +204,8 @@ class EngineUnderTest:
             replica_lag_time_max_ms=settings.lag_max_ms,
         )
         self.owners: dict[int, Owner] = {}
+        self.last_refusals: list[Refusal] = []
+        """Of the last batch of operations or slice of events."""
 
     def add_owner(self) -> int:
         owner = self.engine.add_owner()
@@ -215,18 +217,19 @@ class EngineUnderTest:
 
     def register(self, owner_id: int, operations: list[plain.Operation]) -> Receipt:
         """Register a batch of one kind."""
-        return self.engine.perform(
-            self.owners[owner_id], Register(operations[0].kind, operation_batch(operations)), self.now_ms
-        )
+        call = Register(operations[0].kind, operation_batch(operations))
+        receipt = self.engine.perform(self.owners[owner_id], call, self.now_ms)
+        self.last_refusals = receipt.refusals
+        return receipt
 
     def apply(self, events: list[plain.Event], limit: int = 100_000) -> list[plain.EventAnswer]:
         """Apply a batch, slice by slice."""
         batch = event_batch(events)
         answers: list[plain.EventAnswer] = []
         while len(answers) < len(events):
-            answers += answers_of(
-                self.engine.perform(None, Apply(batch, len(answers)), self.now_ms, limit), len(answers)
-            )
+            receipt = self.engine.perform(None, Apply(batch, len(answers)), self.now_ms, limit)
+            self.last_refusals = receipt.refusals
+            answers += answers_of(receipt, len(answers))
         return answers
 
     def cancel(self, owner_id: int, operation_ids: list[int]) -> list[bool]:

@@ -63,7 +63,7 @@ class Drawing:
 
     def _large(self) -> list[str]:
         size = min(self._random.choice(SIZES), ITEMS_MAX)
-        kind, names = self._random.choice((("await", "k"), ("produce", "q"), ("fetch", "q")))
+        kind, names = self._random.choice((("await", "k"), ("produce", "q"), ("fetch", "q"), ("composite", "q")))
         return [f"{kind} {self._next_id()} {names}*{size}@1 timeout=300", f"await {self._next_id()} x@9 timeout=300"]
 
     def _many(self) -> list[str]:

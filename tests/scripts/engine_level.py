@@ -134,6 +134,10 @@ class EngineLevel(Level):
     def do_evaluations(self, part: Words) -> list[str]:
         return [str(self.engine.inspection.counts(WAITS[part.words[1]]).evaluations)]
 
+    def do_details(self, _: Words) -> list[str]:
+        """Field and message of each refusal of the last line with operations or events."""
+        return [f"{one.field}: {one.message}" for one in self.pair.engine.last_refusals]
+
     def do_keys(self, _: Words) -> list[str]:
         """The number of signal keys that the engine knows."""
         return [str(self.engine.inspection.signal_key_count)]

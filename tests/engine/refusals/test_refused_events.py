@@ -141,40 +141,6 @@ def test_number_of_replicas_of_a_partition() -> None:
     assert fault(event(codes.FOLLOWER_PROGRESS, 5, replica_id=999), engine) is None
 
 
-def test_leadership_needs_its_epoch() -> None:
-    """A leadership event without an epoch is refused: two leaders could not be ordered."""
-    batch = event(codes.LEADERSHIP, sets=LEADS)
-    assert fault(batch) == (INVALID, "leader_epoch", "a leadership event needs its leader epoch", 0)
-    assert fault(event(codes.LEADERSHIP, sets=LEADS, leader_epoch=0)) is None
-
-
-def test_the_leader_is_no_follower() -> None:
-    """An in-sync event needs the leader's id; the leader then may not report as a follower, nor be declared dead."""
-    engine = Engine(EngineLimits(), 0)
-    for leader_id in (-2, 2**31):
-        message = f"{leader_id} is not in 0..{INT32_MAX}"
-        assert fault(in_sync(leader_id=leader_id), engine) == (INVALID, "in_sync_replicas.leader_id", message, 0)
-    unknown = (INVALID, "in_sync_replicas.leader_id", "the leader's id is not known yet; set it here", 0)
-    assert fault(in_sync(leader_id=-1), engine) == unknown
-    assert fault(in_sync(leader_id=1), engine) is None
-    assert fault(in_sync(leader_id=-1), engine) is None
-    message = "1 is the leader; report its progress as leader_append"
-    follower = event(codes.FOLLOWER_PROGRESS, 5, replica_id=1)
-    assert fault(follower, engine) == (INVALID, "follower_progress.replica_id", message, 0)
-    assert fault(event(codes.REPLICA_STATE, replica_id=1), engine) == (INVALID, "replica_state.replica_id", message, 0)
-
-
-def test_strict_partitions_must_be_announced() -> None:
-    """In strict mode only a leadership or an append creates a partition; removing an unknown one changes nothing."""
-    engine = Engine(EngineLimits(), 0, strict_partitions=True)
-    message = "orders-0 is not known; announce it with a leadership or leader_append event"
-    assert fault(event(codes.HIGH_WATERMARK, 5), engine) == (MISSING, "topic_partition", message, 3)
-    assert fault(event(codes.PARTITION_REMOVED), engine) is None
-    assert fault(event(codes.LEADER_APPEND, 5), engine) is None
-    assert fault(event(codes.HIGH_WATERMARK, 5), engine) is None
-    assert fault(event(codes.LEADERSHIP, sets=LEADS, leader_epoch=1, name=("other", 0)), engine) is None
-
-
 def test_known_partitions_take_events_at_the_limit_of_partitions() -> None:
     engine = Engine(EngineLimits(partitions_max=1), 0)
     assert fault(event(codes.HIGH_WATERMARK, 5), engine) is None
@@ -182,48 +148,6 @@ def test_known_partitions_take_events_at_the_limit_of_partitions() -> None:
     assert fault(event(codes.HIGH_WATERMARK, 5, name=("b", 0)), engine) == (EXHAUSTED, "topic_partition", message, 0)
     assert fault(event(codes.PARTITION_REMOVED, name=("b", 0)), engine) is None
     assert fault(event(codes.HIGH_WATERMARK, 6), engine) is None
-
-
-def test_stale_epoch() -> None:
-    """An older leader epoch is refused with the current epoch; the same epoch, or none, is accepted."""
-    engine = Engine(EngineLimits(), 0)
-    assert fault(event(codes.HIGH_WATERMARK, 5, leader_epoch=4), engine) is None
-    stale = event(codes.HIGH_WATERMARK, 6, leader_epoch=3)
-    assert fault(stale, engine) == (PRECONDITION, "leader_epoch", "3 is stale; the partition is at epoch 4", 74)
-    assert fault(event(codes.HIGH_WATERMARK, 6, leader_epoch=4), engine) is None
-    assert fault(event(codes.HIGH_WATERMARK, 7), engine) is None
-
-
-@pytest.mark.parametrize("kind", codes.EVENT_NAMES)
-def test_failed_storage(kind: int) -> None:
-    """While storage has failed, only its recovery, a removal and a new leader are accepted."""
-    if kind == codes.KEY_SIGNALLED:
-        return
-    engine = Engine(EngineLimits(), 0)
-    assert fault(event(codes.STORAGE_FAILED), engine) is None
-    batch = event(kind, 0, sets=LEADS, leader_epoch=1, replica_id=2)
-    taken = {codes.STORAGE_ONLINE, codes.STORAGE_FAILED, codes.PARTITION_REMOVED, codes.LEADERSHIP}
-    message = "the storage of orders-0 has failed; report when it is online again"
-    assert fault(batch, engine) == (None if kind in taken else (PRECONDITION, "topic_partition", message, 56))
-
-
-def test_log_start_above_the_high_watermark() -> None:
-    """A log start above the high watermark is refused; up to it, or if it is unknown, it is accepted."""
-    engine = Engine(EngineLimits(), 0)
-    assert fault(event(codes.LOG_START_OFFSET, 5), engine) is None
-    assert fault(event(codes.HIGH_WATERMARK, 10), engine) is None
-    assert fault(event(codes.LOG_START_OFFSET, 10), engine) is None
-    message = "11 is above the high watermark 10"
-    assert fault(event(codes.LOG_START_OFFSET, 11), engine) == (INVALID, "log_start_offset.offset", message, 1)
-
-
-def test_positions_that_go_back() -> None:
-    """An append below the last known position is refused with the reason."""
-    engine = Engine(EngineLimits(), 0)
-    assert fault(event(codes.LEADER_APPEND, 5, segment_base_offset=0, byte_position=100), engine) is None
-    message = "byte_position 99 is below 100, that of the append before"
-    back = event(codes.LEADER_APPEND, 6, segment_base_offset=0, byte_position=99)
-    assert fault(back, engine) == (INVALID, "leader_append.byte_position", message, 1)
 
 
 @pytest.mark.parametrize(
@@ -257,19 +181,6 @@ def test_signals() -> None:
     full.perform(full.add_owner(), Register(codes.SIGNAL, OperationBatch([1], keys=["held"])), 0)
     most = "the limit of 1 keys with waits is reached"
     assert fault(event(codes.KEY_SIGNALLED, 1), full) == (codes.RESOURCE_EXHAUSTED, "key_signalled.key", most, 0)
-
-
-def test_a_heartbeat_is_nothing_else() -> None:
-    """A count of 0 with a failure or a value is refused."""
-    refused = (
-        INVALID,
-        "key_signalled.count",
-        "0 is a heartbeat, which has no value and does not fail; give 1 or more",
-        0,
-    )
-    valued = EventBatch([codes.KEY_SIGNALLED], keys=["job"], offsets=[0], values=[b"x"])
-    assert fault(event(codes.KEY_SIGNALLED, 0)) is None
-    assert [fault(batch) for batch in (event(codes.KEY_SIGNALLED, 0, flags=1), valued)] == [refused, refused]
 
 
 def test_events_of_no_type_or_place() -> None:

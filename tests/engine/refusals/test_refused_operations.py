@@ -80,20 +80,6 @@ def test_values_beyond_the_ends_of_a_range_are_refused(
         assert registered(greatest + 1, other) == []
 
 
-def test_only_the_row_at_fault_is_refused() -> None:
-    partitions = [("orders", 0), ("orders", 1)]
-    refused = register(
-        PRODUCE,
-        operation_ids=[1, 2, 3],
-        partitions=partitions,
-        item_counts=[2],
-        item_indexes=[0, 1] * 3,
-        offsets=[1, 1, 1, -5, 1, 1],
-    )
-    message = f"-5 is not in 0..{OFFSET_MAX}"
-    assert refused == [(1, INVALID, "produce.partitions[1].required_offset", message)]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_huge_or_negative_timeout_is_refused(kind: int) -> None:
     for timeout_ms in (0, 1, INT32_MAX):
@@ -241,16 +227,6 @@ def test_room_for_terms() -> None:
     assert of(0, 0, 0, 3, 3, 3) == []
     assert of(1, 1, 4, 4, 0, 3) == []
     assert (of(2, 3), of(0, 5), of(0, 3)) == ([partitions], [keys], [])
-
-
-def test_idle_keys_are_forgotten() -> None:
-    """With room for two keys, the one signalled longest ago is evicted for a third, and its count is lost."""
-    engine = Engine(EngineLimits(signal_keys_max=2), 0)
-    for key in "abac":
-        assert signal(engine, key).refusals == []
-    assert engine.inspection.signal_key_count == 2
-    assert (register(SIGNAL, engine, keys=["a"], offsets=[2]), engine.pending) == ([], 0)
-    assert (register(SIGNAL, engine, keys=["b"]), engine.pending) == ([], 1)
 
 
 @pytest.mark.parametrize("operation_id", [0, -1, 2**61, 2**64])
