@@ -1,4 +1,7 @@
-"""Signal keys belong to the account that signalled them: one account pushes out its own keys, not those of others."""
+"""Signal keys and their values: what each account has, what is forgotten for want of room, and how much memory it is.
+
+Keys belong to the account that signalled them: one account pushes out its own keys, not those of others.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +15,8 @@ from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import EventBatch, OperationBatch, Refusal
 from purgatory.engine.calls import Apply, Register
 from purgatory.engine.engine import Engine
-from purgatory.engine.limits import EngineLimits
+from purgatory.engine.limits import SIGNAL_VALUE_BYTES_MAX, EngineLimits
+from purgatory.engine.memory_estimate import VALUE_BYTES
 
 KEYS_MAX = 10
 VALUES_MAX = 100
@@ -26,12 +30,14 @@ class Shared:
         self.accounts = {name: AccountUsage(name) for name in "abc"}
         self._waits = 0
 
-    def signal(self, name: str, *keys: str, value: bytes = b"", failed: bool = False, count: int = 1) -> list[Refusal]:
+    def signal(
+        self, name: str, *keys: str, value: bytes = b"", failed: bool = False, count: int = 1, is_full: bool = False
+    ) -> list[Refusal]:
         batch = EventBatch(
             [codes.KEY_SIGNALLED] * len(keys), keys=list(keys), item_indexes=list(range(len(keys))), offsets=[count],
             flags=[int(failed)], values=[value] * len(keys),
         )  # fmt: skip
-        refusals = self.engine.perform(None, Apply(batch, usage=self.accounts[name]), 0).refusals
+        refusals = self.engine.perform(None, Apply(batch, usage=self.accounts[name], is_full=is_full), 0).refusals
         self.engine.check()
         return refusals
 
@@ -68,16 +74,6 @@ def test_flood_of_one_account_forgets_its_own_oldest_keys(value: bytes, has_wait
     assert shared.state("a/job") == (3, b"disk full", True)
     kept = min(KEYS_MAX - 1 - 6 * has_waits, 4 if value else KEYS_MAX)
     assert shared.known("b") == flood[-kept:]
-
-
-def test_account_with_the_most_keys_makes_room_for_a_new_account() -> None:
-    """It loses its oldest until all have an equal part; then each new key is in place of one of its own account."""
-    shared = Shared(9)
-    shared.signal("a", *numbered("a", 9))
-    shared.signal("b", *numbered("b", 9))
-    assert (len(shared.known("a")), shared.known("b")) == (5, numbered("b", 9)[-4:])
-    shared.signal("c", *numbered("c", 9))
-    assert [shared.known(name) for name in "abc"] == [numbered(name, 9)[-3:] for name in "abc"]
 
 
 def test_key_belongs_to_the_first_account_that_signals_it() -> None:
@@ -118,6 +114,71 @@ def test_restored_keys_belong_to_their_accounts() -> None:
     after.signal("b", *numbered("c", 100))
     assert after.known("a") == ["a0", "a1", "a2"]
     assert after.known("b") == numbered("c", 100)[-7:]
+
+
+def test_value_has_a_maximum_length() -> None:
+    shared = Shared(values_max=10_000)
+    assert shared.signal("a", "job", value=b"x" * SIGNAL_VALUE_BYTES_MAX) == []
+    (refusal,) = shared.signal("a", "job", value=b"x" * (SIGNAL_VALUE_BYTES_MAX + 1))
+    assert (refusal.code, refusal.field) == (codes.INVALID_ARGUMENT, "key_signalled.value")
+    assert refusal.message == "has 4097 bytes; at most 4096 are allowed"
+
+
+def test_idle_keys_make_room_for_values() -> None:
+    """Beyond the limit of all values, the idle keys with a value whose last signal is oldest are forgotten. Keys
+    without a value and keys with waits never are. If no others have values, the value is refused and nothing changes.
+    """
+    shared = Shared(values_max=10)
+    shared.signal("a", "plain")
+    shared.signal("a", "held", "a", "b", value=b"123")
+    shared.wait("a", "held")
+    assert shared.signal("a", "c", value=b"1234") == []
+    assert shared.known("a") == ["plain", "b", "c", "held"]
+    (refusal,) = shared.signal("a", "d", value=b"12345678")
+    assert (refusal.code, refusal.field) == (codes.RESOURCE_EXHAUSTED, "key_signalled.value")
+    assert shared.known("a") == ["plain", "b", "c", "held"]
+    assert shared.signal("a", "d", value=b"1234567") == []
+    assert shared.known("a") == ["plain", "d", "held"]
+
+
+def test_order_in_which_values_are_forgotten() -> None:
+    """A further signal, a heartbeat and the end of the last wait each move a key to the end of the order."""
+    shared = Shared(values_max=12)
+    shared.signal("a", "a", "b", "c", "d", value=b"123")
+    cancel = shared.wait("a", "a")
+    shared.signal("a", "b")
+    shared.signal("a", "c", count=0)
+    cancel()
+    for key, left in (("e", ["b", "c", "a", "e"]), ("f", ["c", "a", "e", "f"]), ("g", ["a", "e", "f", "g"])):
+        assert shared.signal("a", key, value=b"123") == []
+        assert shared.known("a") == left
+
+
+def test_limit_of_values_has_no_upper_bound() -> None:
+    """As for the other limits, a number beyond 64 bits means no limit."""
+    assert Shared(values_max=10**30).signal("a", "job", value=b"123") == []
+
+
+def test_memory_counts_values() -> None:
+    """The estimate rises by a value, also for the account that waits on the key, and falls when the key is forgotten.
+    While memory is short, a value is refused, and a signal of a known key is not.
+    """
+    shared = Shared(keys_max=2, values_max=10_000)
+    engine, waiting, kilobyte = shared.engine, shared.accounts["b"], b"x" * 1_000
+    cancel = shared.wait("b", "a")
+    before, used = engine.memory_bytes(), int(waiting.name_bytes)
+    assert shared.signal("a", "a", value=kilobyte, is_full=True) != []
+    assert shared.signal("a", "a", is_full=True) == []
+    assert shared.signal("a", "b", value=kilobyte) == []
+    with_b = engine.memory_bytes()
+    assert with_b - before >= 1_000
+    assert shared.signal("a", "c") == []
+    assert with_b - engine.memory_bytes() == 1_000 + VALUE_BYTES, "b was forgotten for c"
+    assert waiting.name_bytes == used
+    assert shared.signal("a", "a", value=kilobyte) == []
+    assert waiting.name_bytes == used + 1_000 + VALUE_BYTES
+    cancel()
+    assert waiting.name_bytes == 0
 
 
 Model = dict[str, tuple[str, int]]
