@@ -19,7 +19,6 @@ from purgatory_client import (
     at_least,
     batches,
     errors,
-    events,
     mark,
     signal,
     waits,
@@ -36,7 +35,6 @@ from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.kit.eventually import until_pending
 
 LONG = 60.0
-TERMS_MAX = 2_000
 
 
 @pytest.fixture
@@ -138,22 +136,6 @@ async def test_single_waits_in_one_message_keep_their_counts_and_names(client: A
         shown = [item.name for item in result.items[:-1]]
         assert shown == [term.name if isinstance(term.name, str) else "{}-{}".format(*term.name) for term in terms]
         assert decided(result) == [("share-0", 0, 1)] * 2
-
-
-async def test_two_thousand_terms(client: AsyncClient) -> None:
-    """The most terms that a wait may have, in a session and by one call; one more is refused with its field."""
-    terms = [mark(f"wide-{number}", 1) if number % 2 else signal(f"wide/{number}") for number in range(TERMS_MAX)]
-    session = asyncio.create_task(client.wait(at_least(TERMS_MAX // 2 + 1, *terms), timeout=LONG))
-    once = asyncio.create_task(client.wait_once(waits.wait(at_least(TERMS_MAX // 2 + 1, *terms), timeout=LONG)))
-    await until_pending(client, 2)
-    signalled = [events.signalled(f"wide/{number}") for number in range(0, TERMS_MAX, 2)]
-    assert (await client.advance_many(signalled)).ended_total == 0
-    await client.advance("wide-7", high_watermark=1)
-    for result in await asyncio.gather(session, once):
-        assert (result.satisfied, len(result.items), len(result.decided_by)) == (True, TERMS_MAX, TERMS_MAX // 2 + 1)
-    with pytest.raises(errors.InvalidRequest, match="2001 are over the limit of 2000") as refused:
-        await client.wait(all_of(*terms, signal("one too many")))
-    assert refused.value.field == "composite.terms"
 
 
 async def test_a_wait_survives_in_the_outbox_and_in_the_journal(start_daemon: StartDaemon, tmp_path: Path) -> None:

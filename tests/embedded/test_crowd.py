@@ -1,26 +1,249 @@
 """The embedded purgatory under many threads: each operation is answered once, no wakeup is lost, none hangs.
 
-`CROWD_OPERATIONS=20000 make test ARGS=tests/embedded/test_crowd.py` runs that many operations in each of the 16
-threads.
+A thread's actions depend only on its seed; the interleaving of the threads does not. All checks hold for any
+interleaving. `CROWD_OPERATIONS=20000 make test ARGS=tests/embedded/test_crowd.py` runs that many operations in each of
+the 16 threads.
 """
 
+from __future__ import annotations
+
+import faulthandler
 import itertools
 import os
+import random
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 import pytest
 
+from purgatory.clock import SystemClock
 from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine import COMPILED
 from purgatory.engine.codes import CANCELLED, EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
-from purgatory.engine.errors import OperationEnded
-from tests.embedded.crowd import KEYS, LONG_TIMEOUT_MS, Crowd, watch
-from tests.engine.generic.recording_operation import RecordingOperation, assert_empty, never_called, run_all, wait_until
+from purgatory.engine.errors import OperationEnded, PurgatoryClosed
+from tests.engine.generic.recording_operation import (
+    Errors,
+    RecordingOperation,
+    assert_empty,
+    never_called,
+    run_all,
+    wait_until,
+)
+
+STUCK_AFTER_S = 60.0
+"""If no thread completes an action for this long, they are deadlocked."""
+KEYS = tuple(f"key-{number}" for number in range(6))
+SHORT_TIMEOUTS_MS = (0, 1, 2, 3, 5)
+LONG_TIMEOUT_MS = 3_600_000
+
+
+class MarkOperation(RecordingOperation):
+    """Waits until each of its keys has reached its threshold. One evaluation may raise."""
+
+    def __init__(self, timeout_ms: int, marks: dict[str, int], thresholds: dict[str, int], raises_at: int) -> None:
+        super().__init__(timeout_ms)
+        self.thresholds = thresholds
+        self.raises_at = raises_at
+        self.due_ms = SystemClock().now_ms() + timeout_ms
+        self._marks = marks
+        self._is_being_evaluated = threading.Lock()
+
+    def holds(self) -> bool:
+        return all(self._marks[key] >= threshold for key, threshold in self.thresholds.items())
+
+    def try_complete(self) -> bool:
+        assert self._is_being_evaluated.acquire(blocking=False), "two threads evaluate one operation at a time"
+        try:
+            self.evaluations += 1
+            if self.evaluations == self.raises_at:
+                raise ArithmeticError("planted")
+            return self.holds() and self.force_complete()
+        finally:
+            self._is_being_evaluated.release()
+
+
+class Member(threading.Thread):
+    """One thread: draws actions, performs them, and counts the purgatory's results."""
+
+    def __init__(self, crowd: Crowd, seed: int, operations_max: int) -> None:
+        super().__init__(name=f"member-{seed}", daemon=True)
+        self.crowd = crowd
+        self.rng = random.Random(seed)
+        self.operations_max = operations_max
+        self.done = 0
+        self.mine: list[MarkOperation] = []
+        self.arriving: MarkOperation | None = None
+        """The operation that is about to be registered, or was registered last."""
+        self.answered: Counter[str] = Counter()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        weights = {
+            self.register: 50,
+            self.raise_and_check: 30,
+            self.cancel: 10,
+            self.force: 8,
+            self.advance: 4,
+            self.check_only: 3,
+            self.cancel_key: 1,
+        }
+        try:
+            for _ in range(self.operations_max):
+                self.rng.choices(list(weights), list(weights.values()))[0]()
+                self.done += 1
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def register(self) -> None:
+        keys = self.rng.sample(KEYS, self.rng.choice([1, 1, 2, 3]))
+        marks = self.crowd.marks
+        thresholds = {key: marks[key] + self.rng.randint(-1, 6) for key in keys}
+        timeout_ms = self.rng.choice(SHORT_TIMEOUTS_MS) if self.rng.random() < 0.3 else LONG_TIMEOUT_MS
+        raises_at = self.rng.randint(1, 3) if self.rng.random() < 0.05 else -1
+        operation = MarkOperation(timeout_ms, marks, thresholds, raises_at)
+        if self.rng.random() < 0.2:
+            # An effect that calls the purgatory, on whichever thread ends the operation.
+            other_key = KEYS[(KEYS.index(keys[0]) + 1) % len(KEYS)]
+            operation.when_completed = lambda: self.crowd.satisfied_in_effects.append(
+                self.crowd.purgatory.check_and_complete(other_key)
+            )
+        self.arriving = operation
+        try:
+            if self.crowd.purgatory.try_complete_else_watch(operation, keys):
+                self.answered["satisfied"] += 1
+        except OperationEnded:
+            self.answered["ended before"] += 1  # forced or cancelled by another thread before it was registered
+        except PurgatoryClosed:
+            self.answered["closed"] += 1
+            # Another thread may have forced it before, or may do so later: forcing it here settles who was first.
+            self.answered["satisfied"] += operation.force_complete()
+        self.mine.append(operation)
+
+    def raise_and_check(self) -> None:
+        key = self.rng.choice(KEYS)
+        self.crowd.raise_mark(key, 1)
+        self.answered["satisfied"] += self.crowd.purgatory.check_and_complete(key)
+
+    def check_only(self) -> None:
+        self.answered["satisfied"] += self.crowd.purgatory.check_and_complete(self.rng.choice(KEYS))
+
+    def anyone(self) -> MarkOperation | None:
+        """An operation of any thread: ended, pending, or about to be registered."""
+        member = self.rng.choice(self.crowd.members)
+        if self.rng.random() < 0.5:
+            return member.arriving
+        return self.rng.choice(member.mine[-20:]) if member.mine else None
+
+    def cancel(self) -> None:
+        operation = self.anyone()
+        if operation is not None and self.crowd.purgatory.cancel(operation):
+            self.answered["cancelled"] += 1
+
+    def cancel_key(self) -> None:
+        self.answered["cancelled"] += len(self.crowd.purgatory.cancel_for_key(self.rng.choice(KEYS)))
+
+    def force(self) -> None:
+        """Includes operations that are not registered yet, as a future's callback may do."""
+        operation = self.anyone()
+        if operation is not None and operation.force_complete():
+            self.answered["satisfied"] += 1
+
+    def advance(self) -> None:
+        self.crowd.purgatory.advance_clock(self.rng.choice([1, 3, 1_000]))
+
+
+class Crowd:
+    """Some threads and the purgatory that they share."""
+
+    def __init__(self, seed: int, threads: int, operations_each: int) -> None:
+        self.marks = dict.fromkeys(KEYS, 0)
+        self.errors = Errors()
+        self.purgatory = EmbeddedPurgatory("crowd", self.errors)
+        self.satisfied_in_effects: list[int] = []
+        self._marks_lock = threading.Lock()
+        self.members = [Member(self, seed * 1_000 + number, operations_each) for number in range(threads)]
+
+    def raise_mark(self, key: str, count: int) -> None:
+        with self._marks_lock:
+            self.marks[key] += count
+
+    @property
+    def operations(self) -> list[MarkOperation]:
+        """Every operation that was ever accepted."""
+        return [operation for member in self.members for operation in member.mine]
+
+    @property
+    def done(self) -> int:
+        """Number of actions performed by all threads."""
+        return sum(member.done for member in self.members)
+
+    def start(self) -> None:
+        for member in self.members:
+            member.start()
+
+    def join(self) -> None:
+        """Wait for all threads to finish; fail with all stacks if none makes progress."""
+        watch(self.members, lambda: self.done)
+        for member in self.members:
+            assert member.error is None, f"{member.name} failed: {member.error!r}"
+        planted = {id(operation) for operation in self.operations if 0 < operation.raises_at <= operation.evaluations}
+        # A reported operation that was not accepted was ended by the closing purgatory; no thread counts it.
+        for operation, error in self.errors.reported:
+            assert isinstance(error, ArithmeticError), f"on_error was called with {error!r} by {operation}"
+        assert {id(operation) for operation in self.errors.operations} >= planted
+
+    def is_answered(self) -> bool:
+        """Whether all effects of ended operations have run, including those on the reaper."""
+        return all(operation.answered.is_set() for operation in self.operations if operation.outcome != PENDING)
+
+    def outcomes(self) -> Counter[int]:
+        """Operations by outcome."""
+        return Counter(operation.outcome for operation in self.operations)
+
+    def demand_counts(self) -> None:
+        """The results of the calls add up to the actual outcomes."""
+        outcomes = self.outcomes()
+        answered = sum((member.answered for member in self.members), Counter[str]())
+        assert answered["satisfied"] + sum(self.satisfied_in_effects) == outcomes[SATISFIED]
+        assert answered["cancelled"] == outcomes[CANCELLED]
+        assert self.purgatory.pending == outcomes[PENDING]
+
+    def demand_answers(self) -> None:
+        """Ended operations were answered once; expired ones also ran on_expiration, never early; others neither."""
+        for operation in self.operations:
+            effects = {PENDING: [], EXPIRED: ["complete", "expire"]}.get(operation.outcome, ["complete"])
+            assert operation.effects == effects
+            assert operation.outcome != EXPIRED or operation.answered_at_ms >= operation.due_ms, "it expired early"
+
+
+def watch(threads: Sequence[threading.Thread], progress: Callable[[], int]) -> None:
+    """Join threads while `progress` grows; fail with all stacks if it does not grow for too long."""
+    seen, since = progress(), time.monotonic()
+    while any(thread.is_alive() for thread in threads):
+        for thread in threads:
+            thread.join(0.01)
+        now = progress()
+        if now != seen:
+            seen, since = now, time.monotonic()
+        elif time.monotonic() - since > STUCK_AFTER_S:
+            raise AssertionError(f"nothing moves any more after {seen} steps:\n{all_stacks()}")
+
+
+def all_stacks() -> str:
+    """The stacks of all threads, as faulthandler writes them."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()
+
 
 THREADS = 16
 OPERATIONS_EACH = int(os.environ.get("CROWD_OPERATIONS", "700"))

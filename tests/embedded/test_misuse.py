@@ -21,7 +21,7 @@ from tests.engine.generic.recording_operation import (
     register,
     threads_of,
 )
-from tests.timer.clock_threads import run_forking
+from tests.timer.test_clock_threads import run_forking
 
 
 @pytest.mark.parametrize("reaper_enabled", [True, False])

@@ -1,18 +1,88 @@
-"""The threads of the embedded purgatory and of the timer: on time, asleep when nothing is due, and robust."""
+"""The threads of the embedded purgatory and of the timer: on time, asleep when nothing is due, and robust.
+
+Most tests run on both, which `add`, `cancel` and `thread_of` give one interface. Then follow those of the timer alone:
+its executor, concurrent adds and cancels, close, forks.
+"""
 
 import itertools
 import logging
+import random
+import subprocess
+import sys
 import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from purgatory.clock import SystemClock
 from purgatory.embedded import EmbeddedPurgatory
 from purgatory.testing import ManualClock
-from purgatory.timer import SystemTimer
-from tests.embedded.crowd import all_stacks
-from tests.engine.generic.recording_operation import DEADLINE_S, RecordingOperation, threads_of, wait_until
-from tests.timer.clock_threads import Owner, Signal, add, both_owners, cancel, thread_of
+from purgatory.threads import ClockThread
+from purgatory.timer import SystemTimer, TimerClosed, TimerTask
+from tests.embedded.test_crowd import all_stacks
+from tests.engine.generic.recording_operation import (
+    DEADLINE_S,
+    Gate,
+    RecordingOperation,
+    fail,
+    run_all,
+    threads_of,
+    wait_until,
+)
+
+Owner = EmbeddedPurgatory | SystemTimer
+both_owners = pytest.mark.parametrize("kind", [EmbeddedPurgatory, SystemTimer], ids=["purgatory", "timer"])
+
+
+class Signal(TimerTask):
+    """A task that records when and where it ran, with the attributes of RecordingOperation."""
+
+    def __init__(self, delay_ms: int, then: Callable[[], object] | None = None) -> None:
+        super().__init__(delay_ms)
+        self.answered = threading.Event()
+        self.answered_on = ""
+        self.answered_at_ms = -1
+        self.when_completed = then
+
+    def run(self) -> None:
+        self.answered_on = threading.current_thread().name
+        self.answered_at_ms = SystemClock().now_ms()
+        try:
+            if self.when_completed is not None:
+                self.when_completed()
+        finally:
+            self.answered.set()
+
+
+def add(owner: Owner, delay_ms: int, then: Callable[[], object] | None = None) -> RecordingOperation | Signal:
+    """Add an operation or task that the owner's thread ends after a delay."""
+    if isinstance(owner, SystemTimer):
+        task = Signal(delay_ms, then)
+        owner.add(task)
+        return task
+    operation = RecordingOperation(delay_ms)
+    operation.when_completed = then
+    owner.try_complete_else_watch(operation, ["k"])
+    return operation
+
+
+def cancel(owner: Owner, one: RecordingOperation | Signal) -> bool:
+    return one.cancel() if isinstance(one, Signal) else isinstance(owner, EmbeddedPurgatory) and owner.cancel(one)
+
+
+def thread_of(owner: Owner) -> ClockThread:
+    thread = owner._thread if isinstance(owner, SystemTimer) else owner._reaper
+    assert thread is not None
+    return thread
+
+
+def run_forking(script: str, *arguments: str) -> None:
+    """Run a script that forks in a separate process; it must exit with 0 and print nothing."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, *arguments]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (child.returncode, child.stderr) == (0, "")
 
 
 @both_owners
@@ -153,3 +223,127 @@ def test_a_manual_clock_is_refused(kind: type[Owner], says: str) -> None:
         kind("manual", clock=ManualClock())
     assert threads_of("manual") == []
     EmbeddedPurgatory("manual", clock=ManualClock(), timer_enabled=False).close()
+
+
+# The timer alone.
+
+
+@pytest.fixture
+def timer() -> Iterator[SystemTimer]:
+    with SystemTimer("test") as one:
+        yield one
+
+
+def test_executor_of_the_caller_runs_tasks_and_outlives_the_timer() -> None:
+    reported: list[tuple[TimerTask, str]] = []
+    executor = ThreadPoolExecutor(1, "mine")
+
+    def on_error(task: TimerTask, error: BaseException) -> None:
+        reported.append((task, str(error)))
+
+    with SystemTimer(executor=executor, on_error=on_error) as timer:
+        ran, failing, late = Signal(1), Signal(1, fail), Signal(1)
+        for task in (ran, failing):
+            timer.add(task)
+            assert task.answered.wait(DEADLINE_S)
+            assert task.answered_on.startswith("mine")
+        wait_until(lambda: reported == [(failing, "planted")])
+    assert executor.submit(int).result(DEADLINE_S) == 0
+    executor.shutdown()
+    with SystemTimer(executor=executor, on_error=on_error) as timer:
+        timer.add(late)
+        wait_until(lambda: reported[-1][0] is late)
+        assert "shutdown" in reported[-1][1]
+
+
+def test_close_cancels_waiting_tasks_and_waits_for_running_ones() -> None:
+    timer = SystemTimer("closing")
+    gate = Gate()
+    running, behind, waiting = Signal(0, gate), Signal(0), Signal(60_000)
+    for task in (running, behind, waiting):
+        timer.add(task)
+    gate.wait_until_reached()
+    wait_until(lambda: timer.size == 1)
+    threading.Timer(0.01, gate.is_open.set).start()
+    assert timer.close() == [waiting]
+    assert running.answered.is_set()
+    assert behind.answered.is_set()
+    assert (waiting.is_cancelled, behind.is_cancelled) == (True, False)
+    assert threads_of("closing") == []
+    assert timer.close() == []
+    with pytest.raises(TimerClosed):
+        timer.add(waiting)
+
+
+def test_one_task_in_two_timers_by_two_threads(timer: SystemTimer) -> None:
+    """If threads add one task to two timers concurrently, it is in one of them at the end, and runs once."""
+    with SystemTimer("other") as other:
+        for _ in range(100):
+            counted = itertools.count()
+            task = Signal(60_000, partial(next, counted))
+            run_all(partial(timer.add, task), partial(other.add, task))
+            assert timer.size + other.size == 1
+            task.delay_ms = 0
+            run_all(partial(timer.add, task), partial(other.add, task))
+            assert task.answered.wait(DEADLINE_S)
+            wait_until(lambda: timer.size + other.size == 0)
+            task.cancel()
+            assert 1 <= next(counted) <= 2, "twice only if one timer had run it before the other was asked"
+
+
+@pytest.mark.slow
+def test_cancel_means_that_it_does_not_run(timer: SystemTimer) -> None:
+    ran: list[int] = []
+    cancelled: list[int] = []
+
+    def add_and_cancel(first: int) -> None:
+        rng = random.Random(first)
+        tasks = [TimerTask(rng.randrange(4), partial(ran.append, first + n)) for n in range(300)]
+        for number, task in enumerate(tasks):
+            timer.add(task)
+            victim = rng.randrange(number + 1)
+            if tasks[victim].cancel():
+                cancelled.append(first + victim)
+
+    run_all(*(partial(add_and_cancel, first) for first in range(0, 8_000, 1_000)))
+    everyone = [first + n for first in range(0, 8_000, 1_000) for n in range(300)]
+    wait_until(lambda: len(ran) + len(cancelled) >= len(everyone))
+    assert sorted(ran + cancelled) == everyone
+    assert timer.size == 0
+
+
+FORKING = """
+import os, sys
+from purgatory.timer import SystemTimer, TimerTask, UsedAfterFork
+
+timer = SystemTimer("forked")
+ran = []
+task = TimerTask(100, lambda: ran.append(os.getpid()))
+timer.add(task)
+child = os.fork()
+if child == 0:
+    code = 0
+    for call in (lambda: timer.size, lambda: timer.add(TimerTask(1)), task.cancel, timer.advance_clock, timer.close):
+        try:
+            call()
+            code = 1
+        except UsedAfterFork:
+            pass
+    with SystemTimer("the child's own") as own:
+        mine = TimerTask(1, lambda: ran.append(0))
+        own.add(mine)
+        while not ran:
+            pass
+    os._exit(code + 2 * (ran != [0]))
+_, status = os.waitpid(child, 0)
+while not ran:
+    pass
+assert ran == [os.getpid()]
+timer.close()
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.slow
+def test_a_forked_child_is_told() -> None:
+    run_forking(FORKING)
