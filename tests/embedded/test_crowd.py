@@ -34,8 +34,8 @@ from tests.engine.generic.recording_operation import (
     assert_empty,
     never_called,
     run_all,
-    wait_until,
 )
+from tests.kit.eventually import wait_until
 
 STUCK_AFTER_S = 60.0
 """If no thread completes an action for this long, they are deadlocked."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
 from purgatory.engine.calls import (
@@ -17,6 +17,7 @@ from purgatory.engine.calls import (
     Register,
     ShutDown,
 )
+from purgatory.engine.completions import FETCHED_COLUMNS, RESULT_ITEM_COLUMNS
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from tests.engine import plain
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NOTHING_READ = (-1, -1, -1, -1, -1)
+NOTHING_READ: tuple[int, ...] = (-1, -1, -1, -1, -1)
 
 
 def unless_all(values: list[T], default: T) -> list[T]:
@@ -128,31 +129,17 @@ def ended_of(completions: Completions) -> list[plain.Ended]:
     """Convert one owner's completions to rows."""
     rows = []
     item = fetched = 0
+    columns: list[Any] = [getattr(completions, column.attribute) for column in RESULT_ITEM_COLUMNS]
     for i, operation_id in enumerate(completions.operation_ids):
         items = []
         for _ in range(completions.item_counts[i]):
-            values = (
-                completions.item_partitions[item],
-                completions.error_codes[item],
-                completions.required_offsets[item],
-                completions.reached_offsets[item],
-                completions.log_start_offsets[item],
-                completions.estimated_remaining_ms[item],
-                completions.paces_per_second[item],
-            )
-            found = NOTHING_READ
+            read = NOTHING_READ
             if completions.kinds[i] == plain.FETCH:
-                read = completions.fetched[fetched]
+                read = tuple(getattr(completions.fetched[fetched], column.attribute) for column in FETCHED_COLUMNS)
                 fetched += 1
-                found = (
-                    read.available_bytes,
-                    read.high_watermark,
-                    read.last_stable_offset,
-                    read.diverging_epoch,
-                    read.diverging_end_offset,
-                )
             value = number_of(completions.signal_values.get(item, b""))
-            items.append(plain.EndedItem(*values, *found, value))
+            name = completions.item_partitions[item]
+            items.append(plain.EndedItem(name, *[column[item] for column in columns], *read, value))
             item += 1
         end = (completions.kinds[i], completions.outcomes[i], completions.waited_ms[i], completions.lateness_ms[i])
         rows.append(plain.Ended(completions.owner_id, operation_id, *end, tuple(items)))
@@ -162,30 +149,13 @@ def ended_of(completions: Completions) -> list[plain.Ended]:
 
 
 def marks_of(view: PartitionView) -> plain.PartitionMarks:
-    replicas = tuple(
-        (r.replica_id, r.log_end_offset, r.log_start_offset, r.in_sync, r.dead, r.fenced)
-        for r in sorted(view.replicas, key=lambda replica: replica.replica_id)
-    )
-    return plain.PartitionMarks(
-        view.leader_epoch,
-        view.is_leader,
-        view.leader_id,
-        view.storage_failed,
-        view.log_start_offset,
-        view.last_stable_offset,
-        view.high_watermark,
-        view.log_end_offset,
-        view.low_watermark,
-        view.min_in_sync_replicas,
-        tuple(sorted(view.in_sync_replica_ids)),
-        replicas,
-        view.unchanged_events,
-        view.stale_events,
-    )
+    """The marks of a partition: those of the view have the same order."""
+    sets = (tuple(sorted(view.in_sync_replica_ids)), tuple(sorted(view.replicas)))
+    return plain.PartitionMarks(*view[1:11], *sets, view.unchanged_events, view.stale_events)
 
 
 def pending_of(view: PendingView) -> plain.Pending:
-    items = tuple((item.name, item.error_code, item.required_offset, item.reached_offset) for item in view.items)
+    items = tuple(item[:4] for item in view.items)
     arms = (view.required_terms, view.unless_count)
     return plain.Pending(view.kind, view.registered_ms, view.deadline_ms, view.min_bytes, items, *arms)
 

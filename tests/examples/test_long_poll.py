@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from examples.long_poll import ask, serving
-from tests.engine.generic.recording_operation import DEADLINE_S, wait_until
+from tests.engine.generic.recording_operation import DEADLINE_S
+from tests.kit.eventually import wait_until
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 LONG = "timeout_ms=60000"

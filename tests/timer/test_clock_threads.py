@@ -29,8 +29,8 @@ from tests.engine.generic.recording_operation import (
     fail,
     run_all,
     threads_of,
-    wait_until,
 )
+from tests.kit.eventually import wait_until
 
 Owner = EmbeddedPurgatory | SystemTimer
 both_owners = pytest.mark.parametrize("kind", [EmbeddedPurgatory, SystemTimer], ids=["purgatory", "timer"])

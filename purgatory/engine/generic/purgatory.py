@@ -98,20 +98,7 @@ class DelayedOperationPurgatory:
         return 0 <= slot < len(self._operations) and self._operations[slot] is operation
 
     def try_complete_else_watch(self, operation: GenericOperation, keys: Iterable[Hashable], now_ms: int) -> bool:
-        """Try to complete an operation; if its condition is not met, watch it on `keys` until it is met or times out.
-
-        Returns True if this call completed it. False means that it is watched, or that another party ended it during
-        this call. Duplicate keys count once.
-
-        If the call raises, the operation is not watched; this includes a BaseException from `try_complete`.
-
-        Raises:
-            ValueError: `keys` is empty, or the operation is already pending.
-            TypeError: `keys` is a single string, or a key is not hashable.
-            OperationEnded: The operation has ended.
-            PurgatoryClosed: After `shut_down`.
-            PurgatoryFull: `pending_max` operations are pending.
-        """
+        """See `EmbeddedPurgatory.try_complete_else_watch`. Duplicate keys count once."""
         distinct = distinct_keys(keys)
         if self.is_closed:
             raise PurgatoryClosed("the purgatory is shutting down")
@@ -163,10 +150,7 @@ class DelayedOperationPurgatory:
             self._leave(outermost)
 
     def cancel(self, operation: GenericOperation) -> bool:
-        """End an operation as CANCELLED. Returns False if it has ended, or is pending in another purgatory.
-
-        An operation that was never registered is ended too, and cannot be registered afterwards.
-        """
+        """See `EmbeddedPurgatory.cancel`."""
         outermost = self._enter()
         try:
             is_mine = self.is_registered(operation) or take(operation.purgatory_right_to_register)
@@ -232,24 +216,6 @@ class DelayedOperationPurgatory:
             return ended
         finally:
             self._leave(outermost)
-
-    def check(self) -> None:
-        """Assert that slots, watch lists and counters agree. Visits every operation: for tests."""
-        used = 0
-        for slot, operation in enumerate(self._operations):
-            if operation is not None:
-                used += 1
-                assert operation.purgatory_slot == slot, f"slot {slot} holds one of {operation.purgatory_slot}"
-        assert used == self.pending, f"{used} operations are pending, not {self.pending}"
-        slots = len(self._operations)
-        assert used + len(self._free_slots) == slots, f"{used} slots are used, {len(self._free_slots)} free, of {slots}"
-        entries = 0
-        for key, watchers in self._watchers.items():
-            assert watchers, f"key {key!r} has no watchers"
-            entries += len(watchers)
-            for slot, operation in watchers.items():
-                assert self._operations[slot] is operation, f"key {key!r} watches an operation that left slot {slot}"
-        assert entries == self.watched, f"{entries} entries are in watch lists, not {self.watched}"
 
     def _enter(self) -> bool:
         """Begin a public call. Returns True for the outermost call."""

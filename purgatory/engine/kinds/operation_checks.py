@@ -35,11 +35,8 @@ class OperationChecks:
         """
         limits = self.limits
         if pending >= limits.pending_operations_max:
-            return Fault(
-                RESOURCE_EXHAUSTED,
-                "operation_id",
-                f"the limit of {limits.pending_operations_max} pending operations is reached; try again later",
-            )
+            message = f"the limit of {limits.pending_operations_max} pending operations is reached; try again later"
+            return Fault(RESOURCE_EXHAUSTED, "operation_id", message)
         if usage.operations >= usage.operations_max:
             message = f"you have {usage.operations} pending operations, which is your current share; try again later"
             return Fault(RESOURCE_EXHAUSTED, "operation_id", message)

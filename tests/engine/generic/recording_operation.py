@@ -1,7 +1,6 @@
 """Shared by tests of the generic purgatory: an operation that records its hooks, and a purgatory on a manual clock."""
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
@@ -128,13 +127,6 @@ def register(
 def assert_empty(purgatory: EmbeddedPurgatory) -> None:
     assert purgatory.watched == purgatory.num_delayed == purgatory.pending == purgatory.key_count == 0
     assert purgatory.next_expiration_ms() == -1
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.001)
 
 
 def run_all(*bodies: Callable[[], object]) -> None:

@@ -171,7 +171,6 @@ class ModelledPurgatory:
         self.expected_errors += self.failing_effects  # effects run after all evaluations of the same call
         self.failing_effects.clear()
         purgatory, pending = self.purgatory, self.pending
-        purgatory.core.check()
         self.pending_most = max(self.pending_most, len(pending))
         for one in self.operations:
             assert (one.outcome, one.effects) == (one.expected_outcome, one.expected_effects)

@@ -9,8 +9,10 @@ from purgatory.engine.calls import Apply, Register
 from purgatory.engine.codes import COMPOSITE, DELETE_RECORDS, FETCH, KEY_SIGNALLED, KINDS, PRODUCE, SIGNAL
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
+from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, OPERATION_COLUMNS, OperationColumn, columns_of
 from purgatory.engine.limits import EngineLimits
 from purgatory.extensions.archive.run_details import LIMIT_NAMES
+from purgatory.v1 import operation_pb2
 
 INT32_MAX = 2**31 - 1
 OFFSET_MAX = 2**61 - 1
@@ -291,3 +293,39 @@ def test_the_default_timeout_is_within_the_limit() -> None:
     assert EngineLimits(timeout_ms_max=5, timeout_ms_default=5).timeout_ms_default == 5
     with pytest.raises(ValueError, match=r"^timeout_ms_default 6 is over timeout_ms_max 5$"):
         EngineLimits(timeout_ms_max=5, timeout_ms_default=6)
+
+
+# The table of columns agrees with the batch and the wire.
+
+WITHOUT_ROWS = {"operation_ids", "timeouts_ms", "item_counts", "item_indexes", "partitions", "keys"}
+"""Part of every batch, so not in the table."""
+
+
+def test_the_table_has_every_column_of_a_batch() -> None:
+    batch = OperationBatch([])
+    attributes = {name for name in dir(batch) if not name.startswith("_") and not callable(getattr(batch, name))}
+    assert {column.batch_name for column in OPERATION_COLUMNS} == attributes - WITHOUT_ROWS
+
+
+def test_the_table_has_every_column_of_the_wire() -> None:
+    fields = {field.name for field in operation_pb2.OperationColumns.DESCRIPTOR.fields}
+    others = {"kind", "operation_id", "timeout_ms", "item_count", "item_index", "partitions", "keys"}
+    assert {column.wire_name for column in OPERATION_COLUMNS} == fields - others
+
+
+@pytest.mark.parametrize("column", OPERATION_COLUMNS, ids=lambda column: f"{column.name}-{column.kinds}")
+def test_uses_of_a_column_agree(column: OperationColumn) -> None:
+    first = COLUMNS_BY_NAME[column.name]
+    assert (column.batch_name, column.wire_name, column.level, column.type_name) == (
+        first.batch_name,
+        first.wire_name,
+        first.level,
+        first.type_name,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_has_a_column_once(kind: int) -> None:
+    names = [column.name for column in columns_of(kind)]
+    assert len(set(names)) == len(names)
+    assert "offset" in names

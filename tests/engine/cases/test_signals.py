@@ -1,10 +1,12 @@
-"""Signal keys and their values: what each account has, what is forgotten for want of room, and how much memory it is.
+"""Signals on an engine alone: keys and values, decisions of another shard, and silences.
 
 Keys belong to the account that signalled them: one account pushes out its own keys, not those of others.
 """
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
+from itertools import permutations, product
 
 import pytest
 from hypothesis import given, settings
@@ -13,10 +15,15 @@ from hypothesis import strategies as st
 from purgatory.engine import codes
 from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import EventBatch, OperationBatch, Refusal
-from purgatory.engine.calls import Apply, Register
+from purgatory.engine.calls import Apply, PassTime, Register
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import SIGNAL_VALUE_BYTES_MAX, EngineLimits
+from purgatory.engine.marks.registry import SignalKey
+from purgatory.engine.marks.signals import DECIDED_FLAG, FAILED_FLAG
 from purgatory.engine.memory_estimate import VALUE_BYTES
+from purgatory.engine.snapshot.saved_operations import SavedOperations
+from purgatory.engine.waiting.tables import Owner
+from tests.scripts.engine_level import EngineLevel
 
 KEYS_MAX = 10
 VALUES_MAX = 100
@@ -28,7 +35,6 @@ class Shared:
     def __init__(self, keys_max: int = KEYS_MAX, values_max: int = VALUES_MAX) -> None:
         self.engine = Engine(EngineLimits(signal_keys_max=keys_max, signal_values_bytes_max=values_max), 0)
         self.accounts = {name: AccountUsage(name) for name in "abc"}
-        self._waits = 0
 
     def signal(
         self, name: str, *keys: str, value: bytes = b"", failed: bool = False, count: int = 1, is_full: bool = False
@@ -228,3 +234,169 @@ def after_a_drop(model: Model, newest: str, more: int, size: Callable[[int], int
     losers = [newest] if newest in most else most
     firsts = [next(key for key in by_owner(model, owner) if size(model[key][1])) for owner in losers]
     return [{key: of for key, of in model.items() if key != first} for first in firsts]
+
+
+# Signals that the shard of their key has decided, at another shard: two engines, of which one decides.
+
+COUNTS = [1, 2, 3, 4]
+SIGNALS = [(b"", False), (b"a", False), (b"b", False), (b"", True), (b"c", True)]
+"""Value, and whether it failed."""
+
+Ended = dict[int, tuple[int, bytes]]
+
+
+def waiting_engine() -> Engine:
+    """An engine with a wait for each count of the key. The count is its id."""
+    engine = Engine(EngineLimits(), 0)
+    batch = OperationBatch(
+        list(COUNTS), keys=["job"], item_indexes=[0] * len(COUNTS), offsets=list(COUNTS), item_counts=[1]
+    )
+    engine.perform(engine.add_owner(), Register(codes.SIGNAL, batch), 0)
+    return engine
+
+
+def key_of(engine: Engine) -> SignalKey:
+    key = engine.snapshots.keys.get("job")
+    assert key is not None
+    return key
+
+
+def apply(engine: Engine, value: bytes, flags: int, value_at: int = 0, failed_at: int = 0) -> None:
+    batch = EventBatch(
+        [codes.KEY_SIGNALLED], keys=["job"], offsets=[1], values=[value], flags=[flags],
+        segment_base_offsets=[value_at], log_start_offsets=[failed_at],
+    )  # fmt: skip
+    assert engine.perform(None, Apply(batch), 0).refusals == []
+    engine.check()
+
+
+def decided(engine: Engine) -> tuple[bytes, int, int, int]:
+    """The arguments of `apply` for other shards, after a signal."""
+    key = key_of(engine)
+    return key.value, DECIDED_FLAG | (FAILED_FLAG if key.failed else 0), int(key.value_at), int(key.failed_at)
+
+
+def ended(engine: Engine) -> Ended:
+    """Outcome and value of each wait that has ended."""
+    found: Ended = {}
+    for batch in engine.take_completions():
+        values = dict(batch.signal_values)
+        for row in range(len(batch)):
+            found[batch.operation_ids[row]] = batch.outcomes[row], values.get(row, b"")
+    return found
+
+
+def test_waits_end_alike_in_any_order_of_decided_signals() -> None:
+    for signals in product(SIGNALS, repeat=3):
+        owner = waiting_engine()
+        decisions = []
+        for value, failed in signals:
+            apply(owner, value, FAILED_FLAG if failed else 0)
+            decisions.append(decided(owner))
+        expected = ended(owner)
+        for order in permutations(decisions):
+            other = waiting_engine()
+            for decision in order:
+                apply(other, *decision)
+            assert ended(other) == expected, (signals, order)
+            assert key_of(other).count == key_of(owner).count
+
+
+def test_restored_key_that_failed_decides_as_before() -> None:
+    for signals in product(SIGNALS, repeat=2):
+        owner = waiting_engine()
+        for value, failed in signals:
+            apply(owner, value, FAILED_FLAG if failed else 0)
+        key = key_of(owner)
+        if not key.failed or key.value_at > key.failed_at:
+            continue
+        restored = Engine(EngineLimits(), 0)
+        restored.snapshots.restore_key(*owner.snapshots.save_key("job")[:-1])
+        found = []
+        for engine in (owner, restored):
+            other = waiting_engine()
+            apply(other, *decided(engine))
+            found.append(ended(other))
+        assert found[0] == found[1], signals
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_key_that_its_shard_forgot_gets_the_new_value(is_held: bool) -> None:
+    engine = waiting_engine() if is_held else Engine(EngineLimits(), 0)
+    apply(engine, b"old", DECIDED_FLAG | (0 if is_held else FAILED_FLAG))
+    before = engine.memory_bytes()
+    apply(engine, b"newer", DECIDED_FLAG)
+    assert (key_of(engine).value, key_of(engine).failed) == (b"newer", False)
+    if not is_held:
+        assert engine.memory_bytes() - before == len(b"newer") - len(b"old")
+    batch = OperationBatch([9], keys=["job"], item_indexes=[0], offsets=[1])
+    engine.perform(engine.add_owner(), Register(codes.SIGNAL, batch), 0)
+    assert ended(engine)[9] == (codes.SATISFIED, b"newer")
+
+
+def test_late_decision_wakes_nobody_twice() -> None:
+    engine = waiting_engine()
+    apply(engine, b"a", DECIDED_FLAG, value_at=2)
+    assert ended(engine) == {1: (codes.SATISFIED, b""), 2: (codes.SATISFIED, b"")}
+    apply(engine, b"a", DECIDED_FLAG, value_at=2)
+    apply(engine, b"a", DECIDED_FLAG, value_at=2)
+    assert ended(engine) == {3: (codes.SATISFIED, b"a")}
+
+
+# Waits that require a heartbeat: what a restored engine, and signals that are refused, do to a silence.
+
+
+def restored(level: EngineLevel) -> tuple[Engine, Owner]:
+    """Another engine, 500 ms later, with operation 1 of the first one."""
+    octets = level.engine.snapshots.save_above(level.engine_owner(), 0).to_bytes()
+    other = Engine(EngineLimits(), 500)
+    owner = other.add_owner()
+    owner.highest_operation_id = 1
+    assert other.restore(owner, SavedOperations.from_bytes(octets), b"", 500) == 1
+    return other, owner
+
+
+def test_silence_starts_again_with_a_restored_engine() -> None:
+    """Nobody could signal while the daemon was down, so the wait gets its whole heartbeat timeout again; its deadline
+    stays.
+    """
+    other, owner = restored(EngineLevel.played("await 1 job heartbeat_timeout_ms=100 timeout=1000", "pass 90"))
+    assert other.perform(None, PassTime(10), 599).ended == 0
+    view = other.inspection.describe(owner, 1)
+    assert view is not None
+    assert view.deadline_ms == 1_000
+    assert other.perform(None, PassTime(10), 600).ended == 1
+    (completions,) = other.take_completions()
+    assert list(completions.error_codes) == [codes.HEARTBEAT_MISSED]
+
+
+def test_stale_timeout_of_a_restored_wait_begins_again() -> None:
+    other, _ = restored(EngineLevel.played("composite 1 orders-0@5 stale_timeout_ms=100 timeout=1000"))
+    waits, stale = other.stale_waits, {("orders", 0): 1_000}
+    assert waits.due(waits.slots(), stale, 599) == []
+    assert len(waits.due(waits.slots(), stale, 600)) == 1
+
+
+def test_refused_signals_of_an_account_keep_its_keys_alive() -> None:
+    """The key of the account that signalled it last, and the wait whose key nobody has signalled; no other ones."""
+    engine = Engine(EngineLimits(), 0)
+    worker, other = AccountUsage(), AccountUsage()
+    batch = partial(OperationBatch, timeouts_ms=[1_000], heartbeat_timeouts_ms=[100])
+    engine.perform(engine.add_owner(worker), Register(codes.SIGNAL, batch([1], keys=["first"])), 0)
+    owner = engine.add_owner(other)
+    engine.perform(owner, Register(codes.SIGNAL, batch([1, 2], keys=["job", "third"], item_indexes=[0, 1])), 0)
+    engine.perform(None, Apply(EventBatch([codes.KEY_SIGNALLED], keys=["job"], offsets=[0]), usage=worker), 10)
+    engine.note_refused_events(worker, 90)
+    assert engine.perform(None, PassTime(10), 100).ended == 1
+    assert engine.perform(None, PassTime(10), 189).ended == 0
+    assert engine.perform(None, PassTime(10), 190).ended == 2
+
+
+def test_signal_refused_for_want_of_room_ends_the_silence() -> None:
+    engine = Engine(EngineLimits(signal_values_bytes_max=1), 0)
+    batch = OperationBatch([1], keys=["job"], timeouts_ms=[1_000], heartbeat_timeouts_ms=[100])
+    engine.perform(engine.add_owner(), Register(codes.SIGNAL, batch), 0)
+    signal = EventBatch([codes.KEY_SIGNALLED], keys=["job"], offsets=[1], values=[b"large"])
+    assert [refusal.code for refusal in engine.perform(None, Apply(signal), 90).refusals] == [codes.RESOURCE_EXHAUSTED]
+    assert engine.perform(None, PassTime(10), 189).ended == 0
+    assert engine.perform(None, PassTime(10), 190).ended == 1
