@@ -12,6 +12,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from purgatory.engine.calls import Cancel
 from tests.engine import plain
 from tests.engine.adapter import EngineUnderTest
 from tests.parsing import parsed
@@ -111,7 +112,7 @@ def test_model_behaves_like_the_engine(steps: list[tuple[str, object, object]]) 
             model.advance(first, value)
         elif step == "cancel":
             assert isinstance(first, int)
-            engine.cancel(owner, [first])
+            engine.perform(owner, Cancel([first]))
             model.cancel("app", first)
         else:
             assert isinstance(first, int)

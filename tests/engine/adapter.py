@@ -5,18 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
-from purgatory.engine.calls import (
-    Apply,
-    Cancel,
-    CancelAll,
-    CancelName,
-    Extend,
-    FailStale,
-    PassTime,
-    Pause,
-    Register,
-    ShutDown,
-)
+from purgatory.engine.calls import Apply, Call, CancelName, FailStale, PassTime, Pause, Register, ShutDown
 from purgatory.engine.completions import FETCHED_COLUMNS, RESULT_ITEM_COLUMNS
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -202,11 +191,10 @@ class EngineUnderTest:
             answers += answers_of(receipt, len(answers))
         return answers
 
-    def cancel(self, owner_id: int, operation_ids: list[int]) -> list[bool]:
-        return self.engine.perform(self.owners[owner_id], Cancel(operation_ids), self.now_ms).were_pending
-
-    def extend(self, owner_id: int, operation_ids: list[int], timeout_ms: int) -> list[bool]:
-        return self.engine.perform(self.owners[owner_id], Extend(operation_ids, timeout_ms), self.now_ms).were_pending
+    def perform(self, owner_id: int, call: Call) -> Receipt:
+        """Perform a call without rows. Calls on a name, and pauses, are for all owners."""
+        owner = None if isinstance(call, CancelName | Pause) else self.owners[owner_id]
+        return self.engine.perform(owner, call, self.now_ms)
 
     def fail_stale(self, stale_ms: dict[plain.Name, int]) -> int:
         """End the operations that have waited out their stale timeout for a mark that was stale as long."""
@@ -221,16 +209,6 @@ class EngineUnderTest:
                 self.owners[owner_id], FailStale([operation_id], set(stale_ms)), self.now_ms
             ).were_pending == [True]
         return len(due)
-
-    def pause(self, ms: int) -> bool:
-        """Return whether any pending operation is concerned: for others, a pause need not be counted."""
-        return not self.engine.perform(None, Pause(ms), self.now_ms).unchanged
-
-    def cancel_all(self, owner_id: int) -> int:
-        return self.engine.perform(self.owners[owner_id], CancelAll(), self.now_ms).ended
-
-    def cancel_name(self, name: plain.Name) -> int:
-        return self.engine.perform(None, CancelName(name), self.now_ms).ended
 
     def advance(self, ms: int, limit: int = 100_000) -> int:
         """Advance the time, with one call of `PassTime`."""

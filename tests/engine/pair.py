@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from purgatory.engine.calls import Call, Cancel, CancelAll, CancelName, Extend, Pause
 from tests.engine import plain
 from tests.engine.adapter import EngineUnderTest, pending_of
 from tests.engine.oracle.purgatory import Oracle
@@ -91,39 +92,29 @@ class Pair:
         self.compare_marks({event.name for event in events})
         return answers
 
-    def cancel(self, owner_id: int, operation_ids: list[int]) -> list[bool]:
-        answers = self.engine.cancel(owner_id, operation_ids)
-        demand("cancelled", answers, self.oracle.cancel(owner_id, operation_ids, self.now_ms))
+    def perform(self, owner_id: int, call: Call) -> Receipt:
+        """Perform a call without rows."""
+        receipt = self.engine.perform(owner_id, call)
+        match call:
+            case Cancel(operation_ids=ids):
+                demand("cancelled", receipt.were_pending, self.oracle.cancel(owner_id, ids, self.now_ms))
+            case CancelAll():
+                demand("cancelled of owner", receipt.ended, self.oracle.cancel_all(owner_id, self.now_ms))
+            case CancelName(name=name):
+                demand("cancelled on a name", receipt.ended, self.oracle.cancel_name(name, self.now_ms))
+                self.compare_mark(name)
+            case Extend(operation_ids=ids, timeout_ms=timeout_ms):
+                demand("extended", receipt.were_pending, self.oracle.extend(owner_id, ids, timeout_ms, self.now_ms))
+            case Pause(pause_ms=ms) if not receipt.unchanged:
+                self.oracle.paused_ms += ms
         self.compare_ended()
-        return answers
-
-    def extend(self, owner_id: int, operation_ids: list[int], timeout_ms: int) -> list[bool]:
-        answers = self.engine.extend(owner_id, operation_ids, timeout_ms)
-        demand("extended", answers, self.oracle.extend(owner_id, operation_ids, timeout_ms, self.now_ms))
-        self.compare_ended()
-        return answers
+        return receipt
 
     def fail_stale(self, stale_ms: dict[plain.Name, int]) -> int:
         failed = self.engine.fail_stale(stale_ms)
         demand("failed as stale", failed, self.oracle.fail_stale(stale_ms, self.now_ms))
         self.compare_ended()
         return failed
-
-    def pause(self, ms: int) -> None:
-        if self.engine.pause(ms):
-            self.oracle.paused_ms += ms
-
-    def cancel_all(self, owner_id: int) -> None:
-        cancelled = self.engine.cancel_all(owner_id)
-        demand("cancelled of owner", cancelled, self.oracle.cancel_all(owner_id, self.now_ms))
-        self.compare_ended()
-
-    def cancel_name(self, name: plain.Name) -> int:
-        cancelled = self.engine.cancel_name(name)
-        demand("cancelled on a name", cancelled, self.oracle.cancel_name(name, self.now_ms))
-        self.compare_ended()
-        self.compare_marks({name})
-        return cancelled
 
     def advance(self, ms: int, limit: int = 100_000) -> int:
         """Advance the time, with one call of `PassTime`, which may leave due operations if `limit` is small."""

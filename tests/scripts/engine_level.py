@@ -1,6 +1,7 @@
 """The level `engine`: engine and oracle side by side, with a clock of their own. It knows every verb, and records."""
 
 from purgatory.engine.batches import Receipt
+from purgatory.engine.calls import Cancel, CancelAll, CancelName, Extend, Pause
 from purgatory.engine.engine import Engine
 from purgatory.engine.waiting.tables import Owner
 from tests.engine import plain
@@ -66,21 +67,21 @@ class EngineLevel(Level):
         return refusals, sum(answer.unchanged for answer in answers)
 
     def cancel(self, session: str, ids: list[int]) -> list[int]:
-        answers = self.pair.cancel(self.owner(session), ids)
+        answers = self.pair.perform(self.owner(session), Cancel(ids)).were_pending
         return [number for number, was_pending in zip(ids, answers, strict=True) if not was_pending]
 
     def extend(self, session: str, ids: list[int], timeout_ms: int) -> list[int]:
-        answers = self.pair.extend(self.owner(session), ids, timeout_ms)
+        answers = self.pair.perform(self.owner(session), Extend(ids, timeout_ms)).were_pending
         return [number for number, was_pending in zip(ids, answers, strict=True) if not was_pending]
 
     def cancel_name(self, name: plain.Name) -> int:
         had_waits = self.engine.inspection.has_waits(name)
-        cancelled = self.pair.cancel_name(name)
+        cancelled = self.pair.perform(-1, CancelName(name)).ended
         demand("waits on the name", had_waits, cancelled > 0)
         return cancelled
 
     def cancel_session(self, session: str) -> None:
-        self.pair.cancel_all(self.owner(session))
+        self.pair.perform(self.owner(session), CancelAll())
 
     def close_session(self, session: str) -> int:
         pending = self.engine.pending
@@ -110,7 +111,7 @@ class EngineLevel(Level):
         return []
 
     def do_pause(self, part: Words) -> list[str]:
-        self.pair.pause(int(part.words[1]))
+        self.pair.perform(-1, Pause(int(part.words[1])))
         return []
 
     def do_stale(self, part: Words) -> list[str]:

@@ -11,6 +11,7 @@ from purgatory.engine.calls import Apply, Register
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.limits import EngineLimits
+from purgatory.engine.marks.event_columns import EVENT_COLUMNS
 
 NAME = ("orders", 0)
 INT32_MAX = 2**31 - 1
@@ -192,16 +193,7 @@ def test_events_of_no_type_or_place() -> None:
         assert fault(event(codes.KEY_SIGNALLED, 1, item_index=index)) == (INVALID, "item_index", message, 0)
 
 
-COLUMNS = {
-    "item_indexes": "item_index",
-    "offsets": "offset",
-    "leader_epochs": "leader_epoch",
-    "replica_ids": "replica_id",
-    "byte_positions": "byte_position",
-    "segment_base_offsets": "segment_base_offset",
-    "log_start_offsets": "log_start_offset",
-    "flags": "flags",
-}
+COLUMNS = {column.batch_name: column.name for column in EVENT_COLUMNS} | {"item_indexes": "item_index"}
 
 
 @pytest.mark.parametrize("column", COLUMNS)

@@ -54,23 +54,15 @@ class Owners:
                 world.apply(rows, step.work_max)  # type: ignore[arg-type]
             case calls.PassTime(limit=limit):
                 world.advance(step.pass_ms, limit)
-            case calls.Pause(pause_ms=ms):
-                world.pause(ms)
-            case calls.Cancel(operation_ids=ids):
-                world.cancel(owner_id, ids)
-            case calls.CancelAll():
-                world.cancel_all(owner_id)
-            case calls.CancelName(name=name):
-                world.cancel_name(name)
             case calls.FailStale():
                 world.fail_stale(dict(rows))  # type: ignore[arg-type]
-            case calls.Extend(operation_ids=ids, timeout_ms=timeout_ms):
-                world.extend(owner_id, ids, timeout_ms)
             case Leave():
                 world.remove_owner(owner_id)
                 self.ids[step.owner] = world.add_owner()
             case calls.ShutDown(limit=limit):
                 world.shut_down(limit)
+            case calls.Call() as call:
+                world.perform(owner_id, call)
 
 
 class Run:
