@@ -128,7 +128,7 @@ def ended_of(completions: Completions) -> list[plain.Ended]:
                 fetched += 1
             value = number_of(completions.signal_values.get(item, b""))
             name = completions.item_partitions[item]
-            items.append(plain.EndedItem(name, *[column[item] for column in columns], *read, value))
+            items.append(plain.EndedItem._make((name, *[column[item] for column in columns], *read, value)))
             item += 1
         end = (completions.kinds[i], completions.outcomes[i], completions.waited_ms[i], completions.lateness_ms[i])
         rows.append(plain.Ended(completions.owner_id, operation_id, *end, tuple(items)))
