@@ -3,12 +3,13 @@
 import importlib
 import os
 import pkgutil
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import purgatory.engine
+from tests.kit.programs import run_program
 
 SUFFIXES = {"compiled": (".so", ".pyd"), "pure": (".py",)}
 
@@ -36,8 +37,7 @@ def test_engine_is_wholly_one_build() -> None:
     assert [file for file in engine_files().values() if not file.endswith(suffixes)] == []
 
 
-def test_engine_is_the_build_asked_for() -> None:
-    """The engine is the build that PURGATORY_BUILD names."""
+def test_engine_is_the_build_that_is_asked_for() -> None:
     build = os.environ.get("PURGATORY_BUILD")
     if build is None:
         pytest.skip("PURGATORY_BUILD is not set: any build will do (make test runs both)")
@@ -45,7 +45,6 @@ def test_engine_is_the_build_asked_for() -> None:
 
 
 def test_child_processes_run_the_same_build() -> None:
-    """A daemon that runs as a child process gets the same package from the same place."""
     code = "import purgatory.engine.codes as codes; print(codes.__file__)"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    answer = run_program([sys.executable, "-c", code], cwd=Path("/"))
     assert answer.stdout.strip() == importlib.import_module("purgatory.engine.codes").__file__

@@ -48,8 +48,7 @@ def test_configuration_page_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == configuration_page()
 
 
-def test_every_setting_is_explained() -> None:
-    """Every setting has a description."""
+def test_every_setting_has_a_description() -> None:
     assert "| None |" not in configuration_page()
 
 

@@ -32,9 +32,6 @@ def test_what_is_installed_is_constrained(name: str) -> None:
 
 
 def test_image_installs_all_that_the_daemon_needs() -> None:
-    """Every dependency of the package and of each optional part in an image is pinned, and so are the build
-    requirements.
-    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
     for wanted, name in (
@@ -56,20 +53,17 @@ def test_image_installs_all_that_the_daemon_needs() -> None:
 
 
 def test_plain_image_has_no_room_for_an_archive() -> None:
-    """The default image contains neither Arrow nor numpy, which are two thirds of the size of all packages."""
     assert not {"pyarrow", "numpy"} & set(pins(ROOT / "deploy" / "requirements.txt"))
 
 
 def test_dockerfile_installs_by_hash_only() -> None:
-    """Each pip install in the Dockerfile requires hashes, or installs no dependencies."""
     text = (ROOT / "Dockerfile").read_text("utf-8")
     installs = re.findall(r"-m pip (?:--python \S+ )?install ([^\n]*)", text)
     assert len(installs) == 5
     assert all("--require-hashes" in arguments or "--no-deps" in arguments for arguments in installs)
 
 
-def test_what_serves_has_no_installer() -> None:
-    """The environment that is copied into the image is created without pip."""
+def test_environment_of_the_image_has_no_installer() -> None:
     text = (ROOT / "Dockerfile").read_text("utf-8")
     assert re.findall(r"-m venv (.*?)/opt/purgatory", text) == ["--without-pip "]
 

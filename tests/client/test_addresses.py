@@ -17,7 +17,6 @@ WRONG = [
 
 @pytest.mark.parametrize("address", WRONG)
 def test_an_address_that_can_never_be_connected_to(address: str) -> None:
-    """Both clients refuse it before the first call, and the command line with exit code 2."""
     with pytest.raises(errors.InvalidRequest, match="expected the daemon's gRPC address"):
         AsyncClient(address)
     with pytest.raises(errors.InvalidRequest), Client(address):
@@ -27,8 +26,7 @@ def test_an_address_that_can_never_be_connected_to(address: str) -> None:
     assert "expected the daemon's gRPC address as host:port" in answer.stderr
 
 
-def test_addresses_that_grpc_accepts() -> None:
-    """Names, IPv6 in brackets, lists, and gRPC's own targets are accepted."""
+def test_targets_that_grpc_accepts_are_addresses() -> None:
     for address in (
         "127.0.0.1:1",
         "daemon.example.org:65535",

@@ -20,21 +20,18 @@ from purgatory_client.views import OperationOrder
     ("seconds", "expected"),
     [(None, None), (0, 0), (5, 5_000), (0.0001, 1), (0.0015, 2), (2**31 / 1_000 - 0.001, 2**31 - 1)],
 )
-def test_timeouts_round_up(seconds: float | None, expected: int | None) -> None:
-    """A timeout never becomes shorter by conversion; None stays None."""
+def test_timeouts_are_rounded_up_to_milliseconds(seconds: float | None, expected: int | None) -> None:
     assert milliseconds(seconds) == expected
 
 
 @pytest.mark.parametrize("seconds", [-0.001, 2**31 / 1_000, float("nan"), float("inf"), 1e300])
 def test_impossible_timeouts_are_refused(seconds: float) -> None:
-    """An invalid timeout is refused with the name of its field."""
     with pytest.raises(InvalidRequest) as refused:
         milliseconds(seconds)
     assert refused.value.field == "timeout_ms"
 
 
 def test_numbers_that_do_not_fit_are_refused_with_field_and_value() -> None:
-    """A number that does not fit the wire is refused before it joins a batch."""
     with pytest.raises(InvalidRequest, match=r"offset: 9223372036854775808 does not fit in 64"):
         int64(2**63, "offset")
     with pytest.raises(InvalidRequest, match=r"epoch: -2147483649 does not fit in 32"):
@@ -62,7 +59,6 @@ def test_a_number_too_long_for_python_to_format_is_refused_like_others() -> None
 
 
 def test_whole_numbers_are_ascii_digits_only() -> None:
-    """Zeros in front do not count; a long number stays out of every range."""
     assert [whole_number(text) for text in ("0", "007", "0" * 5_000 + "42", "9" * 5_000)] == [0, 7, 42, 10**40 - 1]
     assert [whole_number(text) for text in ("", "1_0", "\u0663", "-1", "+1", " 1", "1.0")] == [None] * 7
 
@@ -95,14 +91,12 @@ def batch(**columns: list[int]) -> WaitBatch:
     ],
 )
 def test_columns_that_disagree_are_refused(columns: dict[str, list[int]], field: str) -> None:
-    """A batch whose columns disagree is refused as a whole, and the error names the column."""
     with pytest.raises(InvalidRequest) as refused:
         batch(**columns)
     assert re.fullmatch(field, refused.value.field), refused.value
 
 
 def test_positions_and_items_of_a_batch() -> None:
-    """Operations with several items keep their items together, in slices and in selections."""
     several = batch(item_counts=[2, 1], indexes=[0, 1, 1])
     assert (several.count, several.item_total, several.starts) == (2, 3, [0, 2, 3])
     assert several.items_of(range(2)) == range(3)
@@ -125,7 +119,6 @@ def test_positions_and_items_of_a_batch() -> None:
     ],
 )
 def test_names_are_split_at_the_last_dash(name: str | tuple[str, int], parsed: tuple[str, int]) -> None:
-    """The partition number follows the last dash; a pair is not changed."""
     assert partition_name(name) == parsed
 
 
@@ -133,7 +126,6 @@ def test_names_are_split_at_the_last_dash(name: str | tuple[str, int], parsed: t
     "name", ["orders", "orders-", "-3", "orders-x", "orders--", "orders-3x", "", "orders-٣", "a-1.0"]
 )
 def test_what_is_no_name_is_refused_with_what_to_write(name: str) -> None:
-    """An invalid name is refused; the message shows the name and an example."""
     with pytest.raises(InvalidRequest, match="orders-3") as refused:
         partition_name(name)
     assert repr(name) in str(refused.value)
@@ -142,13 +134,11 @@ def test_what_is_no_name_is_refused_with_what_to_write(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["orders-2147483648", ("orders", -1), ("orders", 2**31)])
 def test_partition_numbers_that_do_not_fit_are_refused(name: str | tuple[str, int]) -> None:
-    """A partition number must fit in 31 bits."""
     with pytest.raises(InvalidRequest, match="2147483647"):
         partition_name(name)
 
 
 def test_text_that_cannot_be_sent_is_refused() -> None:
-    """A lone surrogate cannot be encoded as UTF-8; it is refused before it would fail a whole batch."""
     with pytest.raises(InvalidRequest, match="not valid text"):
         partition_name("bad\ud800-1")
     with pytest.raises(InvalidRequest, match="not valid text"):
@@ -244,7 +234,6 @@ async def test_unknown_keyword_is_a_type_error_with_the_closest(call: Call, mess
 @pytest.mark.parametrize("client", [AsyncClient, Client])
 @pytest.mark.parametrize("name", ["produce", "fetch", "delete_records", "signal"])
 def test_methods_that_wait_have_the_arguments_of_their_functions(client: type, name: str) -> None:
-    """The methods have the parameters of their functions, and document arguments, results and errors."""
     for method, function in ((name, getattr(waits, name)), (f"{name}_many", getattr(batches, name))):
         signature = inspect.signature(getattr(client, method))
         assert list(signature.parameters)[1:] == list(inspect.signature(function).parameters)

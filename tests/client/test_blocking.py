@@ -1,7 +1,6 @@
 """The blocking client against the real daemon: the same calls without an event loop, from threads, and at exit."""
 
 import inspect
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,10 +9,10 @@ import pytest
 from purgatory_client import AsyncClient, Client, Outcome, errors, events
 
 from tests.kit.daemon import DaemonProcess, daemon_environment
+from tests.kit.programs import run_program
 
 
 def test_the_same_calls_without_await(shared_daemon: DaemonProcess) -> None:
-    """Waits, events, columns and inspection work as in the asyncio client."""
     with Client(shared_daemon.address) as client:
         assert client.advance("blocking-1", high_watermark=10).ended_total == 0
         assert client.produce({"blocking-1": 10}, timeout=5).satisfied
@@ -32,7 +31,6 @@ def test_the_same_calls_without_await(shared_daemon: DaemonProcess) -> None:
 
 
 def test_one_client_serves_many_threads(shared_daemon: DaemonProcess) -> None:
-    """Threads that share one client each get their own result."""
     with Client(shared_daemon.address) as client, ThreadPoolExecutor(20) as pool:
         waits = [pool.submit(client.produce, {f"threads-{i}": 1}, timeout=30) for i in range(20)]
         for i in range(20):
@@ -41,7 +39,6 @@ def test_one_client_serves_many_threads(shared_daemon: DaemonProcess) -> None:
 
 
 def test_closing_ends_the_waits_of_other_threads(shared_daemon: DaemonProcess) -> None:
-    """A waiting thread gets ClientClosed when another thread closes the client."""
     client = Client(shared_daemon.address)
     caught: list[BaseException] = []
 
@@ -72,7 +69,6 @@ def test_every_public_method_has_its_blocking_form() -> None:
 
 
 def test_a_program_that_forgets_to_close_still_ends(shared_daemon: DaemonProcess) -> None:
-    """An interpreter that exits with an open client exits cleanly: exit code 0, and its waits are cancelled."""
     program = (
         "import sys, threading\n"
         "from purgatory_client import Client\n"
@@ -82,15 +78,7 @@ def test_a_program_that_forgets_to_close_still_ends(shared_daemon: DaemonProcess
         "threading.Thread(target=lambda: client.signal(['forgets'], timeout=60), daemon=True).start()\n"
         "while not list(client.operations(key='forgets')): pass\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", program, shared_daemon.address],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    run_program([sys.executable, "-c", program, shared_daemon.address], env=environment())
     with Client(shared_daemon.address) as client:
         assert list(client.operations(key="forgets")) == []
 
@@ -159,15 +147,8 @@ def test_clients_after_a_fork(shared_daemon: DaemonProcess) -> None:
     """In a child that was forked while a client was connected, every call raises ClientClosed at once. In other
     children a new client works.
     """
-    ended = subprocess.run(
-        [sys.executable, "-c", FORKING, shared_daemon.address],
-        env={**environment(), "GRPC_ENABLE_FORK_SUPPORT": "false"},  # as docs/client.md recommends
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    variables = {**environment(), "GRPC_ENABLE_FORK_SUPPORT": "false"}  # as docs/client.md recommends
+    run_program([sys.executable, "-c", FORKING, shared_daemon.address], env=variables)
 
 
 def environment() -> dict[str, str]:

@@ -15,7 +15,6 @@ LONG = 60.0
 
 
 async def test_produce_is_satisfied_by_the_high_watermark(client: AsyncClient) -> None:
-    """A produce wait ends when its offset is reached on every partition, and reports the offsets reached."""
     wanted: dict[str | tuple[str, int], int] = {"orders-3": 42, ("orders", 4): 7}
     waiting = asyncio.create_task(client.produce(wanted, timeout=LONG))
     await until_pending(client, 1)
@@ -38,7 +37,6 @@ async def test_produce_is_satisfied_by_the_high_watermark(client: AsyncClient) -
 
 
 async def test_a_wait_expires_with_what_was_reached_and_an_estimate(client: AsyncClient) -> None:
-    """An expired wait reports the offset reached, the pace, and the estimated remaining time."""
     await client.advance("orders-3", high_watermark=10)
     waiting = asyncio.create_task(client.produce({"orders-3": 1_000}, timeout=0.3))
     await until_pending(client, 1)
@@ -58,84 +56,7 @@ async def test_a_wait_expires_with_what_was_reached_and_an_estimate(client: Asyn
     assert expired.value.result is result
 
 
-async def test_a_timeout_of_nothing_is_answered_at_once(client: AsyncClient) -> None:
-    """With a timeout of 0 waits are satisfied or expire at once: in a session, in columns and by the unary call."""
-    await client.advance("zero-0", high_watermark=5)
-    missed = await client.produce({"zero-0": 6}, timeout=0)
-    for result in (missed, await client.wait_once(waits.produce({"zero-0": 6}, timeout=0))):
-        assert (result.outcome, result.waited, result.lateness) == (Outcome.EXPIRED, 0, 0)
-        assert result.partitions["zero-0"].reached_offset == 5
-    assert (await client.wait_once(waits.produce({"zero-0": 5}, timeout=0))).satisfied
-    assert (await client.fetch({"zero-0": 5}, timeout=0)).outcome == Outcome.EXPIRED
-    answer = await client.produce_many(["zero-0"], offsets=[5, 6], indexes=[0, 0], timeouts_ms=[0])
-    assert answer.outcomes == [Outcome.SATISFIED, Outcome.EXPIRED]
-    assert not answer
-    assert sum(kind.pending for kind in (await client.status()).kinds) == 0
-
-
-async def test_a_wait_fails_when_its_partition_goes(client: AsyncClient) -> None:
-    """A removed partition fails its waits with error 3, failed storage with 56, lost leadership with 6."""
-    for marks, code in (
-        ({"removed": True}, 3),
-        ({"storage": "failed"}, 56),
-        ({"is_leader": False, "leader_epoch": 9}, 6),
-    ):
-        name = f"fails-{code}"
-        waiting = asyncio.create_task(client.produce({name: 42}, timeout=LONG))
-        await until_pending(client, 1)
-        await client.advance(name, **marks)
-        result = await waiting
-        assert result.outcome is Outcome.FAILED
-        assert result.partitions[name].error_code == code
-        with pytest.raises(errors.WaitFailed):
-            result.raise_for_outcome()
-
-
-async def test_a_fetch_gathers_bytes(client: AsyncClient) -> None:
-    """A fetch ends when enough bytes are readable over its partitions, and reports what a read would return."""
-    waiting = asyncio.create_task(client.fetch({"logs-0": 0, "logs-1": 0}, min_bytes=150, timeout=LONG))
-    await until_pending(client, 1)
-    await client.advance("logs-0", log_end_offset=10, byte_position=100, high_watermark=10)
-    await client.advance("logs-1", log_end_offset=10, byte_position=60, high_watermark=10)
-    result = await waiting
-    assert result.satisfied
-    fetched = [item.fetched for item in result.partitions.values()]
-    assert [one.available_bytes for one in fetched if one is not None] == [100, 60]
-    assert all(one is not None and one.high_watermark == 10 and one.diverging_epoch is None for one in fetched)
-
-
-async def test_delete_records_waits_for_the_low_watermark(client: AsyncClient) -> None:
-    """A delete-records wait ends when every replica has deleted up to its offset."""
-    await client.advance(
-        "logs-0", log_end_offset=100, in_sync_replicas=[1, 2], leader_id=1, replica=(2, 100), high_watermark=100
-    )
-    waiting = asyncio.create_task(client.delete_records({"logs-0": 50}, timeout=LONG))
-    await until_pending(client, 1)
-    await client.advance("logs-0", log_start_offset=50)
-    await client.advance("logs-0", replica=(2, 100, 50))
-    result = await waiting
-    assert result.satisfied
-    assert result.partitions["logs-0"].reached_offset == 50
-
-
-async def test_signals_are_counted(client: AsyncClient) -> None:
-    """A signal wait ends when all keys (or any) have enough signals; earlier signals count unless `from_now` is set."""
-    await client.signal_key("early")
-    assert (await client.signal(["early"], timeout=LONG)).satisfied
-    both = asyncio.create_task(client.signal({"a": 2, "b": 1}, timeout=LONG))
-    either = asyncio.create_task(client.signal(["b", "c"], any=True, timeout=LONG))
-    fresh = asyncio.create_task(client.signal(["early"], from_now=True, timeout=0.2))
-    await until_pending(client, 3)
-    await client.signal_key("a", count=2)
-    assert not both.done()
-    await client.signal_key("b")
-    assert (await both).partitions["a"].reached_offset == 2
-    assert (await either).satisfied
-    assert (await fresh).outcome is Outcome.EXPIRED
-
-
 async def test_cancelling_the_task_cancels_at_the_daemon(client: AsyncClient) -> None:
-    """The operations are cancelled at the daemon at once, for one wait and for a batch of columns."""
     before = (await client.status()).kinds[0]
     one = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
     many = asyncio.create_task(client.produce_many(["orders-3"], offsets=range(1, 101), timeouts_ms=[60_000]))
@@ -150,8 +71,7 @@ async def test_cancelling_the_task_cancels_at_the_daemon(client: AsyncClient) ->
     assert produce.cancelled - before.cancelled == 101
 
 
-async def test_an_operator_cancels(client: AsyncClient) -> None:
-    """Operations are cancelled by id, by session, by partition and by key; each returns its own outcome."""
+async def test_operations_are_cancelled_by_id_session_partition_and_key(client: AsyncClient) -> None:
     first = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
     await until_pending(client, 1)
     second = asyncio.create_task(client.produce({"orders-4": 42}, timeout=LONG))
@@ -172,7 +92,6 @@ async def test_an_operator_cancels(client: AsyncClient) -> None:
 
 
 async def test_a_daemon_that_shuts_down_says_so(daemon: DaemonProcess) -> None:
-    """SIGTERM ends pending waits with the outcome SHUTTING_DOWN."""
     async with AsyncClient(daemon.address) as client:
         waiting = [asyncio.create_task(client.produce({"orders-3": 42 + i}, timeout=LONG)) for i in range(100)]
         await until_pending(client, 100)
@@ -185,7 +104,6 @@ async def test_a_daemon_that_shuts_down_says_so(daemon: DaemonProcess) -> None:
 
 
 async def test_columns_are_answered_in_operation_order(client: AsyncClient) -> None:
-    """The `_many` form takes and returns columns, in the order of the operations."""
     await client.advance("orders-3", high_watermark=10)
     answer = await client.produce_many(
         partitions=["orders-3", "orders-4"], indexes=[0, 1, 0], offsets=[10, 7, 11], timeouts_ms=[50]
@@ -199,8 +117,7 @@ async def test_columns_are_answered_in_operation_order(client: AsyncClient) -> N
     assert [result.satisfied for result in answer] == [True, False, False]
 
 
-async def test_columns_with_several_items_each(client: AsyncClient) -> None:
-    """Operations of several partitions keep their items together."""
+async def test_columns_keep_the_items_of_an_operation_together(client: AsyncClient) -> None:
     await client.advance_many([events.high_watermark("a-0", 5), events.high_watermark("b-0", 3)])
     answer = await client.produce_many(
         ["a-0", "b-0"], indexes=[0, 1, 1, 0], offsets=[5, 3, 4, 5], item_counts=[2, 2], timeouts_ms=[50]
@@ -210,8 +127,7 @@ async def test_columns_with_several_items_each(client: AsyncClient) -> None:
     assert {name: item.error_code for name, item in second.partitions.items()} == {"b-0": 7, "a-0": 0}
 
 
-async def test_columns_of_the_other_kinds(client: AsyncClient) -> None:
-    """Fetches, delete-records and signals also have a column form."""
+async def test_every_kind_has_a_column_form(client: AsyncClient) -> None:
     await client.advance("logs-0", log_end_offset=100, high_watermark=100, log_start_offset=20)
     await client.signal_key("k")
     fetched = await client.fetch_many(["logs-0"], offsets=[30, 100], min_bytes=[1], timeouts_ms=[50])
@@ -224,7 +140,6 @@ async def test_columns_of_the_other_kinds(client: AsyncClient) -> None:
 
 
 async def test_a_refused_wait_raises_with_its_field(client: AsyncClient) -> None:
-    """A refused wait raises a typed error that names the field; the other waits in its batch are served."""
     await client.advance("orders-3", high_watermark=10)
     good, bad = await asyncio.gather(
         client.produce({"orders-3": 1}, timeout=5), client.produce({"orders-3": -5}, timeout=5), return_exceptions=True
@@ -241,14 +156,7 @@ async def test_a_refused_wait_raises_with_its_field(client: AsyncClient) -> None
         list(answer)[1].raise_for_outcome()
 
 
-async def test_the_unary_wait_answers_like_the_session(client: AsyncClient) -> None:
-    """`wait_once` is one call without a session: same results, same errors, and cancelling it cancels the operation."""
-    await client.advance("orders-3", high_watermark=10)
-    assert (await client.wait_once(waits.produce({"orders-3": 10}, timeout=5))).satisfied
-    expired = await client.wait_once(waits.fetch({"orders-3": 10}, min_bytes=5, timeout=0.05))
-    assert expired.outcome is Outcome.EXPIRED
-    assert expired.partitions["orders-3"].fetched is not None
-    assert (await client.wait_once(waits.delete_records({"orders-3": 0}, timeout=5))).satisfied
+async def test_unary_wait_is_refused_with_its_field_and_cancelled(client: AsyncClient) -> None:
     with pytest.raises(errors.InvalidRequest) as refused:
         await client.wait_once(waits.produce({"orders-3": -5}, timeout=5))
     assert "required_offset" in refused.value.field
@@ -260,9 +168,6 @@ async def test_the_unary_wait_answers_like_the_session(client: AsyncClient) -> N
 
 
 async def test_closing_ends_a_unary_wait_with_its_own_error(shared_daemon: DaemonProcess) -> None:
-    """A `wait_once` raises ClientClosed when its client is closed, as other waits do, and CancelledError when
-    cancelled.
-    """
     async with AsyncClient(shared_daemon.address) as direct:
         client = AsyncClient(shared_daemon.address)
         waiting = [asyncio.create_task(client.wait_once(waits.signal(["never"], timeout=LONG))) for _ in range(2)]
@@ -276,8 +181,7 @@ async def test_closing_ends_a_unary_wait_with_its_own_error(shared_daemon: Daemo
         await until_pending(direct, 0)
 
 
-async def test_refused_events(client: AsyncClient) -> None:
-    """A stale epoch raises from `advance` and is listed by `advance_many`; valid events are applied."""
+async def test_refused_events_are_raised_or_listed(client: AsyncClient) -> None:
     await client.advance("orders-3", high_watermark=5, leader_epoch=7)
     with pytest.raises(errors.StaleEpoch, match="leader_epoch") as stale:
         await client.advance("orders-3", high_watermark=6, leader_epoch=6)
@@ -297,9 +201,6 @@ async def test_refused_events(client: AsyncClient) -> None:
 
 
 async def test_events_of_many_callers_share_messages_in_order(client: AsyncClient) -> None:
-    """Events submitted while a message is in flight share the next one; each caller gets the receipt for its own
-    events.
-    """
     waiting = [asyncio.create_task(client.produce({f"p-{i}": 1}, timeout=LONG)) for i in range(200)]
     await until_pending(client, 200)
     receipts = await asyncio.gather(*(client.advance(f"p-{i}", high_watermark=1) for i in range(200)))
@@ -311,7 +212,6 @@ async def test_events_of_many_callers_share_messages_in_order(client: AsyncClien
 
 
 async def test_more_events_than_a_message_takes(client: AsyncClient) -> None:
-    """A long list of events is sent in several messages and gets one receipt."""
     batch = [events.high_watermark(f"p-{i % 7}", i + 1) for i in range(25_000)]
     receipt = await client.advance_many(batch)
     assert len(receipt.ended) == 25_000
@@ -319,8 +219,7 @@ async def test_more_events_than_a_message_takes(client: AsyncClient) -> None:
     assert receipt.refusals == []
 
 
-async def test_looking(client: AsyncClient) -> None:
-    """Pending operations, partitions and the daemon's counts are returned as plain values, page by page."""
+async def test_operations_partitions_and_counts_are_read_page_by_page(client: AsyncClient) -> None:
     waiting = [asyncio.create_task(client.produce({f"p-{i}": 9}, timeout=LONG)) for i in range(5)]
     waiting.append(asyncio.create_task(client.signal(["job"], timeout=LONG)))
     await until_pending(client, 6)
@@ -344,15 +243,15 @@ async def test_looking(client: AsyncClient) -> None:
         task.cancel()
 
 
-async def test_closing_cancels_what_is_pending(shared_daemon: DaemonProcess, client: AsyncClient) -> None:
-    """Closing cancels pending operations at the daemon; their callers, and all later calls, raise ClientClosed."""
-    other = AsyncClient(shared_daemon.address)
+async def test_closing_cancels_waits_and_closes_the_session(shared_daemon: DaemonProcess, client: AsyncClient) -> None:
+    other, before = AsyncClient(shared_daemon.address), (await client.status()).sessions
     waiting = asyncio.create_task(other.produce({"orders-3": 42}, timeout=LONG))
     await until_pending(client, 1)
     await other.close()
     with pytest.raises(errors.ClientClosed):
         await waiting
     await until_pending(client, 0)
+    assert (await client.status()).sessions == before
     with pytest.raises(errors.ClientClosed):
         await other.produce({"orders-3": 42})
     with pytest.raises(errors.ClientClosed):
@@ -361,7 +260,6 @@ async def test_closing_cancels_what_is_pending(shared_daemon: DaemonProcess, cli
 
 
 async def test_closing_may_let_waits_finish(client: AsyncClient, shared_daemon: DaemonProcess) -> None:
-    """With `finish` a client closes after its last wait has ended."""
     other = AsyncClient(shared_daemon.address)
     waiting = asyncio.create_task(other.produce({"orders-3": 42}, timeout=LONG))
     await until_pending(client, 1)
@@ -373,13 +271,15 @@ async def test_closing_may_let_waits_finish(client: AsyncClient, shared_daemon: 
 
 @pytest.mark.parametrize(
     ("flags", "pending_max", "says"),
-    [([], 2, "pending_max"), (["--limits-pending-operations-max", "2"], 100, "2")],
+    [
+        ([], 2, r"2 operations are pending .* 1 more .* limit of 2 \(pending_max\)"),
+        (["--limits-pending-operations-max", "2"], 100, "2"),
+    ],
     ids=["of-the-client", "of-the-daemon"],
 )
-async def test_the_limit_on_pending_operations(
+async def test_exceeding_a_limit_of_pending_operations_is_refused(
     run_daemon: RunDaemon, flags: list[str], pending_max: int, says: str
 ) -> None:
-    """Exceeding the limit of client or daemon raises LimitExceeded, and admitted operations continue."""
     async with AsyncClient((await run_daemon(*flags)).address, pending_max=pending_max) as client:
         waiting = [asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG)) for _ in range(2)]
         await until_pending(client, 2)
@@ -390,7 +290,6 @@ async def test_the_limit_on_pending_operations(
 
 
 async def test_results_of_a_session_that_was_created_again(client: AsyncClient) -> None:
-    """Collecting or registering with an earlier incarnation raises NotFound, and acknowledges nothing."""
     await client.advance("orders-3", high_watermark=9)
 
     async def register(count: int, incarnation: str = "") -> Registered:

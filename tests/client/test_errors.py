@@ -1,11 +1,9 @@
-"""The error tree: one module, and every status and refusal maps to one of its errors."""
+"""Each code of a status or refusal becomes one of the client's errors, with field and message."""
 
 import grpc
 import pytest
 from purgatory_client import errors
 from purgatory_client.base_errors import from_code
-
-from purgatory.cli.exit_codes import Exit, exit_of_error
 
 
 @pytest.mark.parametrize(
@@ -25,16 +23,7 @@ from purgatory.cli.exit_codes import Exit, exit_of_error
         (grpc.StatusCode.UNIMPLEMENTED, errors.DaemonError),
     ],
 )
-def test_codes_become_errors(code: grpc.StatusCode, kind: type[errors.PurgatoryClientError]) -> None:
-    """Each code of a status or refusal has its error, whose text contains field and message."""
+def test_code_of_a_status_becomes_its_error(code: grpc.StatusCode, kind: type[errors.PurgatoryClientError]) -> None:
     error = from_code(code.value[0], "timeout_ms", "is wrong")
     assert type(error) is kind
     assert str(error) == "timeout_ms: is wrong"
-
-
-def test_every_error_has_an_exit_code() -> None:
-    """Every error of the client has its own exit code or the general one."""
-    assert exit_of_error(errors.Unavailable("x")) is Exit.UNAVAILABLE
-    assert exit_of_error(errors.LimitExceeded("x")) is Exit.REFUSED
-    assert exit_of_error(errors.NotFound("x")) is Exit.NOT_FOUND
-    assert exit_of_error(errors.ProtocolError("x")) is Exit.ERROR

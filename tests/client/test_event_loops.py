@@ -12,7 +12,6 @@ from tests.kit.eventually import until_pending
 
 
 def test_client_connects_again_when_its_loop_is_closed(daemon: DaemonProcess) -> None:
-    """Waits, events, other calls and the session go on; waits of the closed loop are cancelled at the daemon."""
     client = AsyncClient(daemon.address)
 
     async def leave_a_wait() -> str:
@@ -39,8 +38,6 @@ def test_client_connects_again_when_its_loop_is_closed(daemon: DaemonProcess) ->
 
 
 def test_client_in_two_loops_at_once_is_refused(daemon: DaemonProcess) -> None:
-    """The error says what to create instead, and the client goes on in its own loop."""
-
     async def use_in_two() -> None:
         async with AsyncClient(daemon.address) as client:
             await client.status()

@@ -28,7 +28,6 @@ COLUMN_FORM: list[Callable[[], Event]] = [
 
 
 def test_columns_when_every_event_has_them() -> None:
-    """Columns contain dictionaries of partitions and keys, and one value per event."""
     columns = advance_request([make() for make in COLUMN_FORM]).columns
     assert [(one.topic, one.partition) for one in columns.partitions] == [("p", 1), ("p", 2), ("p", 3)]
     assert list(columns.keys) == ["key"]
@@ -39,13 +38,11 @@ def test_columns_when_every_event_has_them() -> None:
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:
-    """Columns without values are omitted."""
     columns = advance_request([events.high_watermark("p-1", 5), events.high_watermark("p-1", 6)]).columns
     assert [field.name for field, _ in columns.ListFields()] == ["partitions", "type", "offset"]
 
 
 def test_types_without_a_column_form_are_rows() -> None:
-    """A row contains the partition, the epoch and the values of its event."""
     made = [
         events.removed("p-1", moved=True, leader_epoch=3),
         events.replica_state("p-2", 4, dead=True),
@@ -111,6 +108,5 @@ def test_marks_become_events_in_a_safe_order() -> None:
     ],
 )
 def test_marks_that_mean_nothing_are_refused(marks: Marks, says: str) -> None:
-    """Marks that cannot be encoded are refused before they are sent."""
     with pytest.raises(InvalidRequest, match=says):
         events_of("p-1", marks)

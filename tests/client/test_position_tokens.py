@@ -28,14 +28,12 @@ def test_a_token_can_be_read_back(offsets: dict[tuple[str, int] | str, int], epo
 
 
 def test_a_wait_for_positions_checks_their_epochs() -> None:
-    """A wait checks the epochs that are known, and no others."""
     wait = Positions({"a-0": 5, "a-1": 6}, {"a-1": 3}).wait(timeout=2)
     assert (wait.names, wait.offsets, wait.timeout_ms) == ([("a", 0), ("a", 1)], [5, 6], 2_000)
     assert wait.item_columns == {"leader_epoch": [-1, 3]}
 
 
 async def test_offsets_by_partition_are_not_positions() -> None:
-    """`wait_for` with a dictionary is refused with the call that takes one."""
     async with AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(InvalidRequest, match=r"positions: dict given; give the result of `ends` or .* `produce`"):
             await client.wait_for({"orders-3": 42})  # type: ignore[arg-type]
@@ -62,13 +60,11 @@ NO_TOKENS = {
 
 @pytest.mark.parametrize("token", NO_TOKENS.values(), ids=NO_TOKENS.keys())
 def test_what_is_no_token_is_refused(token: str) -> None:
-    """A token of another form, with invalid characters, without a message, or too long is refused."""
     with pytest.raises(InvalidRequest):
         Positions.of_token(token)
 
 
 def test_positions_are_checked_at_once() -> None:
-    """Positions are checked when they are created, not only when they are used."""
     with pytest.raises(InvalidRequest, match="a-1"):
         Positions({"a-0": 1}, {"a-1": 0})
     with pytest.raises(InvalidRequest):
@@ -77,8 +73,7 @@ def test_positions_are_checked_at_once() -> None:
         Positions({}, {"a-1": 0})
 
 
-def test_positions_may_be_empty() -> None:
-    """Empty topics have no end positions: the token represents that, and no wait can be made from it."""
+def test_empty_positions_have_a_token_and_no_wait() -> None:
     empty = Positions.of_token(Positions({}).token)
     assert (empty.token, empty.offsets) == ("at1.", {})
     with pytest.raises(InvalidRequest, match="at least one"):
@@ -154,15 +149,13 @@ def test_a_merge_is_the_lowest_that_includes_both(first: dict, second: dict, thi
     assert not (a <= c and b <= c) or a.merge(b) <= c
 
 
-def test_histories_that_differ() -> None:
-    """Positions of two histories of a mark cannot be compared, and of the two the newer one is kept."""
+def test_positions_of_different_histories_cannot_be_compared() -> None:
     old, new = Positions({"a-0": 50}, {"a-0": 3}), Positions({"a-0": 40}, {"a-0": 4})
     assert [old <= new, new <= old] == [False, False]
     assert old.merge(new) == new.merge(old) == new
 
 
 def test_one_token_for_several_clusters() -> None:
-    """A token has positions of several clusters; each program selects those that it reads from."""
     kafka, east = Positions({"kafka/billing/orders-3": 43}), Positions({"east/billing/orders-3": 7})
     both = Positions.of_token(kafka.merge(east).merge(Positions({"pg/main/r1": 9})).token)
     assert both.select(lambda name: name.startswith("east/")) == east
@@ -171,7 +164,6 @@ def test_one_token_for_several_clusters() -> None:
 
 
 def test_a_token_of_many_partitions_fits_a_header() -> None:
-    """64 partitions take a quarter of the plain form and less than 1,000 characters; the plain form is still read."""
     offsets = {f"kafka/billing/orders-{i}": 1_000_000 + i * 7_919 for i in range(64)}
     token = Positions(offsets, dict.fromkeys(offsets, 3)).token
     assert token.startswith("at2.")
@@ -181,7 +173,6 @@ def test_a_token_of_many_partitions_fits_a_header() -> None:
 
 
 def test_a_large_token_can_be_read_back() -> None:
-    """Thousands of partitions that hardly differ compress well, and are not taken for an attack."""
     offsets = {f"kafka/billing/orders-{i}": 0 for i in range(20_000)}
     token = Positions(offsets).token
     assert Positions.of_token(token).offsets == offsets

@@ -86,7 +86,6 @@ def test_any_order_ends_at_the_same_mark(starts: list[int], ends: list[int]) -> 
 
 
 def test_a_slow_position_costs_no_memory() -> None:
-    """A million positions that are done above one in flight are remembered as one range."""
     prefix = Prefix("projection/orders")
     prefix.started(0)
     prefix.release(1, 1_000_000)
@@ -97,32 +96,8 @@ def test_a_slow_position_costs_no_memory() -> None:
     assert prefix.mark == 1_000_100
 
 
-def test_a_gap_holds_the_mark_until_it_is_released() -> None:
-    """A position that never comes is listed as missing, and holds the mark until it is released."""
-    prefix = Prefix("projection/orders", 40)
-    for position in (40, 42, 43):
-        prefix.done(position)
-    assert (prefix.mark, prefix.missing) == (41, [range(41, 42)])
-    prefix.release(41)
-    assert (prefix.mark, prefix.missing) == (44, [])
-
-
-def test_a_consumer_may_skip_positions() -> None:
-    """With `in_order`, positions that were skipped hold nothing back, and repetitions change nothing."""
-    prefix = Prefix("projection/orders", in_order=True)
-    prefix.started(100)
-    prefix.started(107)
-    prefix.done(107)
-    assert (prefix.mark, prefix.in_flight, prefix.missing) == (100, [100], [])
-    prefix.done(100)
-    prefix.started(100)
-    prefix.started(103)
-    assert (prefix.mark, prefix.in_flight) == (108, [])
-
-
 @pytest.mark.parametrize("position", [-1, 2**63 - 1])
 def test_positions_out_of_range_are_refused(position: int) -> None:
-    """A position that cannot be a mark is refused, and nothing has changed."""
     prefix = Prefix("projection/orders")
     for call in (prefix.started, prefix.done, prefix.release):
         with pytest.raises(InvalidRequest):
@@ -135,7 +110,6 @@ def test_positions_out_of_range_are_refused(position: int) -> None:
 
 
 def test_a_name_without_a_number_is_partition_0() -> None:
-    """The partition number may be left out; other names are those of waits."""
     assert Prefix("projection/orders").name == ("projection/orders", 0)
     assert Prefix("read-model").name == ("read-model", 0)
     assert Prefix("orders-3").name == ("orders", 3)
@@ -145,7 +119,6 @@ def test_a_name_without_a_number_is_partition_0() -> None:
 
 
 async def test_readers_are_answered_when_everything_below_is_done(client: AsyncClient) -> None:
-    """A wait for a position is answered once it and every lower one are done, also from other threads."""
     prefix = Prefix("projection/orders")
     reader = asyncio.create_task(client.produce({"projection/orders-0": 3}, timeout=60))
     async with prefix.publishing(client):
@@ -163,7 +136,6 @@ async def test_readers_are_answered_when_everything_below_is_done(client: AsyncC
 
 
 async def test_a_restarted_daemon_gets_the_mark_again(start_daemon: StartDaemon) -> None:
-    """A daemon without a journal that was restarted knows the mark again, without a further move."""
     first = start_daemon()
     port = first.address.rpartition(":")[2]
     async with AsyncClient(first.address, give_up_after=None) as client:
@@ -201,7 +173,6 @@ async def test_errors_of_the_block_and_of_the_daemon(client: AsyncClient) -> Non
 async def test_a_full_disk_of_the_daemon_does_not_end_the_block(
     client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mark that the daemon cannot take now is published again."""
     advance, refusals = client.advance, [LimitExceeded("the disk is full"), Unavailable("the disk is broken")]
 
     async def refusing(name: Any, *, high_watermark: int) -> AdvanceReceipt:  # noqa: ANN401
@@ -216,7 +187,6 @@ async def test_a_full_disk_of_the_daemon_does_not_end_the_block(
 
 
 async def test_a_prefix_is_published_once(client: AsyncClient) -> None:
-    """A second `publishing` block of the same prefix is refused, and the first goes on."""
     prefix = Prefix("projection/orders")
     async with prefix.publishing(client):
         with pytest.raises(InvalidRequest, match="already"):

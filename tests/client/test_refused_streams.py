@@ -63,9 +63,6 @@ class RefusingServer:
 
 @pytest.mark.parametrize("code", [h2.errors.ErrorCodes.REFUSED_STREAM, h2.errors.ErrorCodes.CANCEL])
 async def test_calls_that_were_not_processed_are_sent_again(code: h2.errors.ErrorCodes) -> None:
-    """Several refusals in a row are hidden from callers, for a refused stream and for a call that the daemon reset
-    unread.
-    """
     served = RefusingServer(4, code)
     async with served.client() as client:
         assert (await client.close_session("any")).cancelled == 0
@@ -73,7 +70,6 @@ async def test_calls_that_were_not_processed_are_sent_again(code: h2.errors.Erro
 
 
 async def test_calls_that_may_have_been_processed_are_not_sent_again() -> None:
-    """A call whose stream breaks for another reason fails, and is sent once."""
     served = RefusingServer(10, h2.errors.ErrorCodes.INTERNAL_ERROR)
     async with served.client() as client:
         with pytest.raises(DaemonError, match="RST_STREAM"):

@@ -15,7 +15,6 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=3
 
 
 def test_names_of_topics_and_groups() -> None:
-    """The group is between label and topic; the label is kafka unless there are several clusters."""
     assert kafka_topic("orders") == "kafka/orders"
     assert kafka_group("billing", "orders") == "kafka/billing/orders"
     assert kafka_group("billing", "orders", "east") == "east/billing/orders"
@@ -24,7 +23,6 @@ def test_names_of_topics_and_groups() -> None:
 
 
 def test_a_record_is_processed_at_the_next_offset() -> None:
-    """A group commits the offset that it will read next."""
     records: dict[waits.Name, int] = {"orders-3": 42, ("read-model", 0): 7}
     wait = waits.processed("billing", records, timeout=1.5, label="east")
     assert wait.names == [("east/billing/orders", 3), ("east/billing/read-model", 0)]
@@ -32,13 +30,11 @@ def test_a_record_is_processed_at_the_next_offset() -> None:
 
 
 def test_a_slash_in_a_group_is_escaped() -> None:
-    """Slashes in a group are escaped, so that a name is unambiguous; so are percent signs and control characters."""
     assert kafka_group("a/b %\n", "orders") == "kafka/a%2Fb %25%0A/orders"
 
 
 @given(NAMES)
 def test_an_escaped_group_can_be_read_back(group: str) -> None:
-    """Any group id survives a round trip, and is a single part of the name."""
     escaped = escaped_group(group)
     assert "/" not in escaped
     assert unescaped_group(escaped) == group
@@ -46,7 +42,6 @@ def test_an_escaped_group_can_be_read_back(group: str) -> None:
 
 @pytest.mark.parametrize(("label", "topic"), [("", "orders"), ("a/b", "orders"), ("kafka", ""), ("kafka", "a/b")])
 def test_what_cannot_be_part_of_a_name_is_refused(label: str, topic: str) -> None:
-    """A part that is empty or contains a slash is refused."""
     with pytest.raises(InvalidRequest):
         kafka_topic(topic, label)
     with pytest.raises(InvalidRequest):
@@ -54,14 +49,12 @@ def test_what_cannot_be_part_of_a_name_is_refused(label: str, topic: str) -> Non
 
 
 def test_a_group_needs_an_id() -> None:
-    """An empty group id is refused: the result would be the name of a topic."""
     with pytest.raises(InvalidRequest, match="group"):
         kafka_group("", "orders")
 
 
 @pytest.mark.parametrize("name", ["pg/main/all", "pg/main/replica-1", "pg/main/10.0.0.7:5432"])
-def test_servers_have_no_partitions(name: str) -> None:
-    """The whole name of a server is the topic, including dashes, in both directions."""
+def test_names_of_servers_have_no_partition(name: str) -> None:
     assert partition_name(name) == (name, 0)
     assert format_partition(name, 0) == name
 
@@ -70,26 +63,22 @@ def test_servers_have_no_partitions(name: str) -> None:
     ("text", "offset"), [("0/16B3748", 0x16B3748), ("1/0", 2**32), ("ffffffff/FFFFFFFF", 2**64 - 1)]
 )
 def test_log_sequence_numbers_are_offsets(text: str, offset: int) -> None:
-    """An offset combines the two halves of a 64-bit number."""
     assert offset_of_lsn(text) == offset
     assert lsn_of_offset(offset) == text.upper()
 
 
 @given(st.integers(0, 2**64 - 1))
 def test_an_offset_can_be_read_back(offset: int) -> None:
-    """An offset survives a round trip through the servers' text form."""
     assert offset_of_lsn(lsn_of_offset(offset)) == offset
 
 
 @pytest.mark.parametrize("text", ["", "16B3748", "0/", "/0", "0/123456789", "0/g", "-1/0", "0/1 "])
 def test_what_is_no_log_sequence_number_is_refused(text: str) -> None:
-    """The message for an invalid number shows a valid one."""
     with pytest.raises(InvalidRequest, match="0/16B3748"):
         offset_of_lsn(text)
 
 
 def test_the_command_line_takes_log_sequence_numbers() -> None:
-    """The command line accepts log sequence numbers as offsets, and refuses malformed ones."""
     assert partition_offsets(["pg/main/all@0/16B3748", "kafka/billing/orders-3@43"]) == {
         "pg/main/all": 0x16B3748, "kafka/billing/orders-3": 43,
     }  # fmt: skip

@@ -4,7 +4,6 @@ what they say.
 
 import re
 import shutil
-import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import yaml
 import purgatory
 from purgatory.extensions.fleet.settings import FleetSettings
 from tests.deploy.test_kubernetes import MANIFESTS, NOT_OF_KUBERNETES, VERSIONS
+from tests.kit.programs import run_program
 from tests.strangers.client_builds import BUILT, require, run_tool
 
 CHART = Path(__file__).resolve().parents[2] / "deploy" / "helm" / "purgatory"
@@ -62,17 +62,13 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> str:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The manifests of deploy/fleet by kind, as `kubectl apply -k` applies them."""
     kubectl = tool("kubectl", tmp_path_factory.mktemp("kubectl"))
-    command = [kubectl, "kustomize", str(CHART.parents[1] / "fleet")]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert ran.returncode == 0, ran.stderr
+    ran = run_program([kubectl, "kustomize", str(CHART.parents[1] / "fleet")])
     return {one["kind"]: one for one in yaml.safe_load_all(ran.stdout)}
 
 
 def documents(helm: str, *options: str, release: str = "purgatory") -> list[dict[str, Any]]:
     """The chart's manifests."""
-    command = [helm, "template", release, str(CHART), *options]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert ran.returncode == 0, ran.stderr
+    ran = run_program([helm, "template", release, str(CHART), *options])
     return [one for one in yaml.safe_load_all(ran.stdout) if one]
 
 
@@ -125,8 +121,7 @@ def test_a_log_makes_a_pair(helm: str, pair: dict[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_schemas_of_a_pair(helm: str, pair: dict[str, dict[str, Any]], version: str) -> None:
-    """The manifests of a pair match the schemas of their kinds; in the chart, `affinity` replaces the default one."""
+def test_manifests_of_a_pair_match_their_schemas(helm: str, pair: dict[str, dict[str, Any]], version: str) -> None:
     own = ("--set-json", 'affinity={"podAntiAffinity": {}}', "--set", "fleet.log.secretName=eu")
     charted = rendered(helm, *own, release="eu")
     for kind in set(charted) - NOT_OF_KUBERNETES:
@@ -171,8 +166,7 @@ def test_each_shard_is_a_pair(helm: str, version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_schemas(helm: str, version: str) -> None:
-    """With optional values too, each manifest matches the schema of its kind, and selectors match the pod's labels."""
+def test_manifests_with_optional_values_match_their_schemas(helm: str, version: str) -> None:
     values = """{
       "env": [{"name": "PURGATORY_LOG_LEVEL", "value": "debug"}],
       "volumes": [{"name": "access", "secret": {"secretName": "access"}}],
@@ -196,21 +190,15 @@ def test_schemas(helm: str, version: str) -> None:
 
 
 def test_parts_can_be_left_out(helm: str) -> None:
-    """By default there is no ServiceMonitor, which needs an operator; the policy and the budget can be switched off."""
     assert set(rendered(helm)) == {"StatefulSet", "Service", "NetworkPolicy", "PodDisruptionBudget"}
     off = ("--set", "networkPolicy.enabled=false,podDisruptionBudget.enabled=false")
     assert set(rendered(helm, *off)) == {"StatefulSet", "Service"}
 
 
 def test_helm_finds_nothing_to_complain_about(helm: str) -> None:
-    """`helm lint --strict` passes."""
-    ran = subprocess.run(
-        [helm, "lint", "--strict", str(CHART)], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    run_program([helm, "lint", "--strict", str(CHART)])
 
 
 def test_the_chart_has_the_version_of_the_release() -> None:
-    """Chart and image have the version of the Python package."""
     text = (CHART / "Chart.yaml").read_text("utf-8")
     assert re.findall(r"^(?:version|appVersion): (.*)$", text, re.MULTILINE) == [purgatory.__version__] * 2

@@ -30,13 +30,11 @@ POD = MANIFESTS["StatefulSet"]["spec"]["template"]
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("kind", sorted(set(MANIFESTS) - NOT_OF_KUBERNETES))
-def test_schema(kind: str, version: str) -> None:
-    """Each manifest matches the schema of its kind, without unknown fields, in old and new cluster versions."""
+def test_manifest_matches_the_schema_of_its_kind(kind: str, version: str) -> None:
     assert kubernetes_validate.validate(MANIFESTS[kind], version, strict=True) == version
 
 
 def test_manifests_fit_each_other() -> None:
-    """All manifests are applied, and all selectors and ports refer to the daemon's pods."""
     listed = set(MANIFESTS["Kustomization"]["resources"])
     assert listed == {path.name for path in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
     labels = POD["metadata"]["labels"]
@@ -91,7 +89,6 @@ def test_the_container_is_confined() -> None:
 
 
 def test_variables_are_settings_and_probes_are_pages() -> None:
-    """Each environment variable is a setting of the daemon; probes use TLS, as the daemon does."""
     groups = setting_groups(ALL_SETTINGS)
     known = {f"PURGATORY_{group}_{name}".upper() for group, model in groups.items() for name in model.model_fields}
     assert {variable["name"] for variable in CONTAINER["env"]} <= known

@@ -24,13 +24,11 @@ PROBE: list[str] = POD["containers"][0]["readinessProbe"]["exec"]["command"]
 
 @pytest.mark.parametrize("version", ["1.28", "1.34"])
 def test_the_deployment_matches_its_schema(version: str) -> None:
-    """It has no unknown fields in old and new cluster versions, and the daemon's network policy admits its pods."""
     assert kubernetes_validate.validate(DEPLOYMENT, version, strict=True) == version
     assert DEPLOYMENT["spec"]["template"]["metadata"]["labels"]["purgatory-client"] == "true"
 
 
 def test_the_service_starts_after_its_gate() -> None:
-    """In the compose file the service needs the success of the gate, which asks the daemon under a permitted name."""
     assert COMPOSE["web"]["depends_on"] == {"billing-is-ready": {"condition": "service_completed_successfully"}}
     assert COMPOSE["billing-is-ready"]["environment"]["PURGATORY_HTTP_URL"] == "http://purgatory:7441"
     assert COMPOSE["purgatory"]["environment"]["PURGATORY_HTTP_ALLOWED_HOSTS"] == "purgatory"

@@ -11,8 +11,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "fleet.md"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd")
-def test_the_unit_is_accepted(tmp_path: Path) -> None:
-    """Systemd finds no unknown setting and no invalid value, and always starts the daemon again."""
+def test_unit_is_accepted_and_always_restarts(tmp_path: Path) -> None:
     found = re.search(r"^```text\n(\[Unit\].*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert found is not None
     # This machine has neither the program nor the user.

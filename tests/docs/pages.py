@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.kit.daemon import daemon_environment
+from tests.kit.programs import run_program
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = [
@@ -87,14 +88,10 @@ def sources_about(scheme: str, address: str) -> list[str]:
 def shell(script: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run a script in bash. In it, `purgatory` is this tree's."""
     purgatory = f'purgatory() {{ {shlex.quote(sys.executable)} -m purgatory "$@"; }}\n'
-    return subprocess.run(
-        ["bash", "-c", purgatory + script],
-        cwd=folder,
-        env=daemon_environment({"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **environment}),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS_MAX,
-        check=False,
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = daemon_environment({"PATH": path, **environment})
+    return run_program(
+        ["bash", "-c", purgatory + script], code=None, cwd=folder, env=environment, timeout_s=SECONDS_MAX
     )
 
 

@@ -52,7 +52,6 @@ def session(name: str) -> Block:
 
 
 def test_every_block_names_its_language() -> None:
-    """No block is untagged, and each tag is one that is checked here."""
     assert [name_of(block) for block in blocks() if block.language not in LANGUAGES] == []
 
 
@@ -83,7 +82,6 @@ def test_every_session_runs_or_has_a_reason() -> None:
 
 @pytest.mark.parametrize(("page", "language"), RUN_ELSEWHERE, ids=[" ".join(one) for one in RUN_ELSEWHERE])
 def test_the_test_of_a_page_names_it(page: str, language: str) -> None:
-    """The page has such blocks, and the test that runs them exists and names the page."""
     test = (ROOT / RUN_ELSEWHERE[page, language]).read_text("utf-8")
     assert texts(page, language)
     assert Path(page).name in test or Path(page).parent.name in test
@@ -91,7 +89,6 @@ def test_the_test_of_a_page_names_it(page: str, language: str) -> None:
 
 @pytest.mark.parametrize("name", SESSIONS)
 def test_a_session_prints_what_the_page_shows(name: str, daemon: DaemonProcess, tmp_path: Path) -> None:
-    """The commands of the page, typed in turn, print the lines of the page; only durations and rates differ."""
     block = session(name)
     assert play(SESSIONS[name], block.commands, tmp_path, at(daemon)) == comparable(block.output)
 
@@ -154,7 +151,6 @@ def test_commands_without_a_shown_output_succeed(page: str, start_daemon: StartD
 
 
 def test_the_answer_on_the_http_page_has_the_fields_of_the_real_one(daemon: DaemonProcess, tmp_path: Path) -> None:
-    """The call of the page, answered when it expires, has the fields that the page shows, and no others."""
     [call, *_] = texts("docs/http.md", "sh")
     [shown, *_] = texts("docs/http.md", "json")
     done = shell(call.replace("127.0.0.1:7441", daemon.http_address).replace("5000", "50"), tmp_path, at(daemon))
@@ -192,8 +188,7 @@ def check_arguments(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("page", "command"), CONSOLE, ids=[f"{page} {command[:50]}" for page, command in CONSOLE])
-def test_a_command_line_is_valid(page: str, command: str) -> None:
-    """Programs of ours accept the arguments; make targets, modules and extras exist."""
+def test_command_line_of_a_session_is_valid(page: str, command: str) -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     for words in programs(command):
@@ -211,8 +206,7 @@ def test_a_command_line_is_valid(page: str, command: str) -> None:
 
 
 @pytest.mark.parametrize("block", in_language("json") + in_language("toml"), ids=name_of)
-def test_data_is_well_formed(block: Block) -> None:
-    """Each JSON or TOML block can be read."""
+def test_block_of_data_is_well_formed(block: Block) -> None:
     assert json.loads(block.text) if block.language == "json" else tomllib.loads(block.text)
 
 
@@ -252,8 +246,7 @@ RUN_PYTHON: Final = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", dict.fromkeys(block.page for block in RUN_PYTHON))
-async def test_python_runs(page: str, daemon: DaemonProcess, tmp_path: Path) -> None:
-    """The blocks of the page run without an error against a daemon that has the marks which the page talks about."""
+async def test_python_of_a_page_runs_at_a_daemon(page: str, daemon: DaemonProcess, tmp_path: Path) -> None:
     async with played_source(daemon.address, end=43) as client:
         for block in RUN_PYTHON:
             if block.page == page:
@@ -285,8 +278,7 @@ def test_the_embedded_page_runs() -> None:
     assert answers == [(204, [])]
 
 
-async def test_the_source_on_the_page_runs(daemon: DaemonProcess) -> None:
-    """The source of the page reports its mark, and answers where its log ends."""
+async def test_source_on_the_page_reports_its_mark_and_end(daemon: DaemonProcess) -> None:
     names = vars(importlib.import_module("purgatory_client")) | vars(
         importlib.import_module("purgatory_client.sources.source_link")
     )

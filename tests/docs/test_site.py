@@ -15,6 +15,7 @@ import pytest
 
 from tests.docs.pages import PAGES, ROOT, texts
 from tests.kit.daemon import DaemonProcess
+from tests.kit.programs import run_program
 from tests.strangers.client_builds import BUILT, build_go, build_java, build_typescript, tool_path
 
 START = ROOT / "docs" / "start"
@@ -24,30 +25,20 @@ CLI = "from purgatory.cli import main; main()"
 def advance_as_told(page: Path, daemon: DaemonProcess) -> None:
     """Run the `purgatory advance` command of a page."""
     [arguments] = re.findall(r"`purgatory (advance [^`]+)`", page.read_text("utf-8"))
-    command = [sys.executable, "-c", CLI, *arguments.split(), "--address", daemon.address]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    run_program([sys.executable, "-c", CLI, *arguments.split(), "--address", daemon.address])
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The pages of the site as HTML, by their path in it. The build fails on warnings."""
     folder = tmp_path_factory.mktemp("site") / "built"
-    built = subprocess.run(
-        [sys.executable, "docs/build_site.py", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
+    run_program([sys.executable, "docs/build_site.py", str(folder)], cwd=ROOT, timeout_s=120)
     pages = folder / "site"
     built_pages = [page for page in pages.rglob("*.html") if page.name != "404.html"]  # its links are absolute
     return {str(page.relative_to(pages)): page.read_text("utf-8") for page in built_pages}
 
 
 def test_site_needs_no_other_host(site: dict[str, str]) -> None:
-    """No page loads a script, a style sheet or an image from another host."""
     loaded = r"""<(?:script|img|iframe)[^>]+src=["']?https?:|<link[^>]+rel=["']?stylesheet["']?[^>]+href=["']?https?:"""
     assert [name for name, text in site.items() if re.search(loaded, text)] == []
 
@@ -71,8 +62,7 @@ def test_every_page_is_in_the_navigation(site: dict[str, str]) -> None:
     assert {page.removesuffix(".md") + ".html" for page in entries} <= site.keys()
 
 
-def test_links_lead_to_headings(site: dict[str, str]) -> None:
-    """Each link within the site leads to a page, and to a heading on it if the link names one."""
+def test_links_within_the_site_lead_to_headings(site: dict[str, str]) -> None:
     ids = {page: set(re.findall(r'\bid="([^"]+)"', text)) for page, text in site.items()}
     dead = []
     for page, text in site.items():
@@ -84,17 +74,15 @@ def test_links_lead_to_headings(site: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("page", ["docs/start/python.md", "README.md"])
-def test_first_wait_with_the_python_client(page: str, daemon: DaemonProcess) -> None:
-    """The program on the page prints the output shown on the page."""
+def test_first_wait_with_the_python_client_prints_what_is_shown(page: str, daemon: DaemonProcess) -> None:
     [program] = texts(page, "python")
     [printed] = re.findall(r"It prints `([^`]+)`", (ROOT / page).read_text("utf-8"))
     program = program.replace("127.0.0.1:7440", daemon.address)
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    answer = run_program([sys.executable, "-c", program], code=None)
     assert (answer.stdout.strip(), answer.stderr) == (printed, "")
 
 
-def test_links_lead_somewhere() -> None:
-    """Every relative link on our pages leads to an existing file."""
+def test_relative_links_lead_to_existing_files() -> None:
     links = [
         (page, link)
         for page in [*PAGES, ROOT / "CHANGELOG.md"]
@@ -110,9 +98,7 @@ def test_first_wait_with_curl(daemon: DaemonProcess) -> None:
     page = "docs/start/curl.md"
     wait, advance = (text.replace("127.0.0.1:7441", daemon.http_address) for text in texts(page, "sh"))
     waiting = subprocess.Popen(["sh", "-c", wait], stdout=subprocess.PIPE, text=True)
-    subprocess.run(
-        ["sh", "-c", advance.replace("curl ", "curl --fail-with-body ")], check=True, capture_output=True, timeout=60
-    )
+    run_program(["sh", "-c", advance.replace("curl ", "curl --fail-with-body ")])
     answer, _ = waiting.communicate(timeout=60)
     [expected] = texts(page, "json")
     got, shown = (json.loads(text)["result"] for text in (answer, expected))
@@ -126,8 +112,9 @@ def test_first_wait_with_curl(daemon: DaemonProcess) -> None:
     [("go.md", build_go), ("java.md", build_java), ("typescript.md", build_typescript)],
     ids=["go", "java", "typescript"],
 )
-def test_first_wait_in_another_language(page: str, build: Callable[[], list[str]], daemon: DaemonProcess) -> None:
-    """After the build, the last command on the page prints the output shown on the page."""
+def test_first_wait_in_another_language_prints_what_is_shown(
+    page: str, build: Callable[[], list[str]], daemon: DaemonProcess
+) -> None:
     BUILT.mkdir(parents=True, exist_ok=True)
     build()
     [commands] = texts(f"docs/start/{page}", "sh")

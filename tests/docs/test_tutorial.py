@@ -16,6 +16,7 @@ import pytest
 from examples.free_ports import free_port
 from examples.local_postgres import NoPostgres, find_programs
 from tests.docs.pages import ROOT, blocks, comparable
+from tests.kit.programs import run_program
 from tests.kit.required import skip_unless_required
 
 SECONDS_MAX: Final = 600
@@ -110,16 +111,8 @@ def test_the_tutorial_from_an_empty_folder(folder: Path) -> None:
         "PURGATORY_HTTP_URL": f"http://127.0.0.1:{ports['7441']}",
         "PATH": os.pathsep.join([str(Path(sys.executable).resolve().parent), os.environ["PATH"]]),
     }
-    done = subprocess.run(
-        ["bash", "-c", as_another_user(programs) + CLEAN_UP + UV + script],
-        cwd=folder / "empty",
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SECONDS_MAX,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = ["bash", "-c", as_another_user(programs) + CLEAN_UP + UV + script]
+    done = run_program(command, cwd=folder / "empty", env=environment, timeout_s=SECONDS_MAX)
     printed = comparable(done.stdout.splitlines())
     assert [line for line in comparable(shown) if line not in printed] == [], done.stdout
     assert list((folder / "empty").iterdir()) == []

@@ -45,7 +45,7 @@ SESSIONS: Final = {
         printf '[[grant]]\nto = ["billing"]\nroles = ["wait"]\ntopics = ["orders"]\n' > policy.toml""",
 }
 """Sessions that are played, by page and first command, and what happened before. The README's wait that expires is
-checked in tests/client/cli/test_commands.py: here, its result would depend on the load of the machine.
+checked in tests/client/cli/transcripts: here, its result would depend on the load of the machine.
 """
 
 KAFKA: Final = "tests/kafka/test_documented_commands.py"
@@ -53,7 +53,7 @@ POSTGRES: Final = "tests/postgres/test_documented_commands.py"
 REDIS: Final = "tests/redis/test_real_redis.py"
 SESSIONS_ELSEWHERE: Final = {
     "README.md: purgatory serve --data-dir": "tests/docs/test_blocks.py",
-    "README.md: purgatory wait orders-3@1000": "tests/client/cli/test_commands.py",
+    "README.md: purgatory wait orders-3@1000": "tests/client/cli/test_transcripts.py",
     "README.md: purgatory serve --source": KAFKA,
     "docs/cli.md: token=": KAFKA,
     "docs/cli.md: purgatory wait orders-3@42 --timeout": "tests/docs/test_blocks.py",

@@ -40,12 +40,10 @@ def payloads(path: Path) -> list[bytes]:
 
 @pytest.mark.parametrize("data", [b"a\nb\n", b"a\nb", b"\n\n", b"a\r\n\xff"])
 def test_lines_join_to_the_file(data: bytes) -> None:
-    """Splitting loses no byte."""
     assert b"\n".join(split_lines(data)) + (b"\n" if data.endswith(b"\n") else b"") == data
 
 
 def test_any_flipped_bit_is_detected() -> None:
-    """A damaged record raises CorruptRecord, wherever the damage is."""
     encoded = LogRecord(7, b"payload").encode()
     for place in range(len(encoded)):
         damaged = bytearray(encoded)
@@ -56,7 +54,6 @@ def test_any_flipped_bit_is_detected() -> None:
 
 @pytest.mark.parametrize("bytes_max", [1, 100, 10_000])
 def test_successive_reads_return_each_record_once(log: LogFile, bytes_max: int) -> None:
-    """Whatever the byte limit, every record below the bound is returned once, and none above it."""
     offset, read = 0, list[LogRecord]()
     while records := list(decode_all(log.read(offset, 50, bytes_max))):
         read += records
@@ -67,7 +64,6 @@ def test_successive_reads_return_each_record_once(log: LogFile, bytes_max: int) 
 def test_a_trimmed_log_continues_after_reopening(
     log: LogFile, opened: Callable[[str], LogFile], tmp_path: Path
 ) -> None:
-    """Records below the trim offset are gone from the file; reads outside the log are refused; offsets continue."""
     log.trim(33)
     again = opened("log")
     assert (again.log_start_offset, again.log_end_offset) == (33, 60)
@@ -83,7 +79,6 @@ def test_a_trimmed_log_continues_after_reopening(
 def test_an_incomplete_last_record_is_cut_off(
     log: LogFile, opened: Callable[[str], LogFile], tmp_path: Path, cut: int
 ) -> None:
-    """An incomplete last record is cut off; earlier records remain."""
     assert log.log_end_offset == 60
     (tmp_path / "log").write_bytes((tmp_path / "log").read_bytes()[:-cut])
     assert opened("log").log_end_offset == 59
@@ -91,7 +86,6 @@ def test_an_incomplete_last_record_is_cut_off(
 
 
 def test_a_copy_must_continue_the_log(log: LogFile, opened: Callable[[str], LogFile], tmp_path: Path) -> None:
-    """Copied records are stored byte for byte; a gap is refused."""
     copy = opened("copy")
     while records := log.read(copy.log_end_offset, 60, 100):
         copy.append_copy(records)

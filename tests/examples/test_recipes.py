@@ -4,13 +4,13 @@ import ast
 import inspect
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.kit.daemon import DaemonProcess, daemon_environment
+from tests.kit.programs import run_program
 from tests.parsing import parsed
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -20,6 +20,7 @@ SECONDS_MAX = 120
 CANNOT_RUN = 77
 """The exit code of a recipe that lacks a program such as PostgreSQL; its last line on stderr is the reason."""
 pytestmark = pytest.mark.slow
+assert RECIPES, "the folder is not found"
 
 
 def printed_by(recipe: Path) -> str:
@@ -32,21 +33,13 @@ def printed_by(recipe: Path) -> str:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_recipe_prints_what_it_promises(recipe: Path, daemon: DaemonProcess) -> None:
-    """A recipe exits with 0 and prints exactly the lines of its docstring."""
     environment = {
         "PURGATORY_ADDRESS": daemon.address,
         "PURGATORY_HTTP_URL": f"http://{daemon.http_address}",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     }
-    run = subprocess.run(
-        [sys.executable, str(recipe)],
-        cwd=PROJECT,
-        env=daemon_environment(environment),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS_MAX,
-        check=False,
-    )
+    command = [sys.executable, str(recipe)]
+    run = run_program(command, code=None, cwd=PROJECT, env=daemon_environment(environment), timeout_s=SECONDS_MAX)
     if run.returncode == CANNOT_RUN:
         reason = run.stderr.strip().rpartition("\n")[2]
         needed = [name for name in os.environ if name.startswith("PURGATORY_REQUIRE_") and os.environ[name] == "1"]
@@ -65,8 +58,3 @@ def test_recipe_is_short_and_linked(recipe: Path) -> None:
     assert re.search(r"^(async )?def main\(", source, re.MULTILINE)
     pages = [page.read_text("utf-8") for page in (PROJECT / "docs").glob("*.md")]
     assert any(f"](../examples/recipes/{recipe.name})" in page for page in pages)
-
-
-def test_there_are_recipes() -> None:
-    """The folder is found: the two tests above have something to run."""
-    assert RECIPES

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,29 +16,17 @@ import pytest
 from examples.replicated_log.proof import read_counters
 from purgatory.extensions.archive.schema import OUTCOMES
 from tests.archive.archive_replay import Replay, rows_of, without
+from tests.examples.test_with_a_daemon import ENVIRONMENT, PROJECT, SECONDS_MAX
 from tests.kit.daemon import children_of, is_running
 from tests.kit.eventually import wait_until
+from tests.kit.programs import run_program
 
-PROJECT = Path(__file__).resolve().parents[2]
-RUN_SECONDS_MAX = 180
 pytestmark = pytest.mark.slow
 
 
 def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "examples.replicated_log", *arguments],
-        cwd=PROJECT,
-        env=demo_environment(),
-        capture_output=True,
-        text=True,
-        timeout=RUN_SECONDS_MAX,
-        check=False,
-    )
-
-
-def demo_environment() -> dict[str, str]:
-    """An environment in which the project and its client can be imported, installed or not."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PROJECT / "client")])}
+    command = [sys.executable, "-m", "examples.replicated_log", *arguments]
+    return run_program(command, code=None, cwd=PROJECT, env=ENVIRONMENT, timeout_s=SECONDS_MAX)
 
 
 @pytest.fixture
@@ -77,7 +64,6 @@ def test_the_history_of_a_run_replays(odd_lines: Path, tmp_path: Path) -> None:
     ids=["none", "empty", "short"],
 )
 def test_unusable_input_is_a_usage_error(tmp_path: Path, content: bytes | None, complaint: str) -> None:
-    """Exit code 2 and one line with the reason, before any process is started."""
     path = tmp_path / "input"
     if content is not None:
         path.write_bytes(content)
@@ -88,10 +74,9 @@ def test_unusable_input_is_a_usage_error(tmp_path: Path, content: bytes | None, 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_interrupted_run_leaves_no_process(odd_lines: Path, number: signal.Signals) -> None:
-    """An interrupted run ends every process that it started."""
     command = [sys.executable, "-m", "examples.replicated_log", "--input", str(odd_lines), "--kill-follower"]
     with subprocess.Popen(
-        command, cwd=PROJECT, env=demo_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, cwd=PROJECT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as demo:
         assert demo.stdout is not None
         children = set(said_pids(demo.stdout, until="killed follower"))
@@ -99,10 +84,7 @@ def test_interrupted_run_leaves_no_process(odd_lines: Path, number: signal.Signa
         demo.send_signal(number)
         assert demo.wait(timeout=60) == 130
     assert len(started) >= 2, f"only {started} were running"  # the daemon and a follower
-    deadline = time.monotonic() + 10
-    while left := {pid for pid in started | children if is_running(pid)}:
-        assert time.monotonic() < deadline, f"still running: {left}"
-        time.sleep(0.02)
+    wait_until(lambda: not any(map(is_running, started | children)), f"{started | children} have ended")
 
 
 def test_on_a_terminal_a_load_runs_until_ctrl_c() -> None:
@@ -112,9 +94,7 @@ def test_on_a_terminal_a_load_runs_until_ctrl_c() -> None:
     terminal, there = pty.openpty()
     # In a session of its own, whose terminal this is, so that a typed Ctrl-C is a signal.
     command = ["setsid", "--ctty", sys.executable, "-m", "examples.replicated_log"]
-    with subprocess.Popen(
-        command, cwd=PROJECT, env=demo_environment(), stdin=there, stdout=there, stderr=there
-    ) as demo:
+    with subprocess.Popen(command, cwd=PROJECT, env=ENVIRONMENT, stdin=there, stdout=there, stderr=there) as demo:
         os.close(there)
         try:
             written = ""

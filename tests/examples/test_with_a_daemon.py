@@ -1,19 +1,27 @@
-"""Examples that connect to a running daemon."""
+"""Examples that connect to a running daemon, or that run by themselves."""
 
 import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 import pytest
 from purgatory_client import AsyncClient, waits
 
 from examples.local_daemon import serving
+from examples.long_poll import ask
+from examples.long_poll import serving as serving_polls
+from tests.kit.eventually import PATIENCE_S, wait_until
+from tests.kit.programs import run_program
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT: Final = Path(__file__).resolve().parents[2]
+ENVIRONMENT: Final = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PROJECT / "client")])}
+"""The project and its client can be imported, installed or not."""
+SECONDS_MAX: Final = 180
+LONG: Final = "timeout_ms=60000"
 pytestmark = pytest.mark.slow
-SECONDS_MAX = 120
 
 
 @pytest.fixture
@@ -25,22 +33,12 @@ async def daemon(tmp_path: Path) -> AsyncIterator[str]:
 
 def run_example(*arguments: str, address: str = "", code: int = 0) -> str:
     """Run an example program, which must exit with this code; returns its output. `address`: PURGATORY_ADDRESS."""
-    path = os.pathsep.join([str(PROJECT), str(PROJECT / "client")])
-    run = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=PROJECT,
-        env={**os.environ, "PYTHONPATH": path} | ({"PURGATORY_ADDRESS": address} if address else {}),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS_MAX,
-        check=False,
-    )
-    assert run.returncode == code, f"exit {run.returncode}\n{run.stdout}\n{run.stderr}"
+    environment = ENVIRONMENT | ({"PURGATORY_ADDRESS": address} if address else {})
+    run = run_program([sys.executable, *arguments], code=code, cwd=PROJECT, env=environment, timeout_s=SECONDS_MAX)
     return run.stdout + run.stderr
 
 
-async def test_first_wait_is_satisfied(daemon: str) -> None:
-    """The smallest example prints that its wait was satisfied at offset 42."""
+async def test_first_wait_is_satisfied_at_its_offset(daemon: str) -> None:
     for printed in (
         run_example("examples/first_wait.py", daemon),
         run_example("examples/first_wait.py", address=daemon),
@@ -49,16 +47,14 @@ async def test_first_wait_is_satisfied(daemon: str) -> None:
         assert printed.endswith("orders-3 has reached 42\n")
 
 
-def test_first_wait_without_a_daemon() -> None:
-    """Two lines: what failed, and how to start a daemon."""
+def test_first_wait_without_a_daemon_says_how_to_start_one() -> None:
     printed = run_example("examples/first_wait.py", address="127.0.0.1:1", code=1)
     failed, advice = printed.splitlines()
     assert "127.0.0.1:1: Failed to connect" in failed
     assert advice == "Is a daemon running at 127.0.0.1:1? `make run` starts one."
 
 
-async def test_order_desk_ships_every_order(daemon: str, tmp_path: Path) -> None:
-    """New orders are shipped, and so are those left by an earlier run."""
+async def test_order_desk_ships_new_orders_and_those_of_an_earlier_run(daemon: str, tmp_path: Path) -> None:
     outbox = tmp_path / "desk.db"
     printed = run_example("examples/order_desk.py", daemon, str(outbox))
     assert printed.splitlines() == ["0 orders of an earlier run", *(f"order-{i}: satisfied" for i in range(3))]
@@ -66,3 +62,34 @@ async def test_order_desk_ships_every_order(daemon: str, tmp_path: Path) -> None
         await client.submit(waits.produce({"orders-3": 2}, timeout=60), tag="order-left")
     printed = run_example("examples/order_desk.py", daemon, str(outbox))
     assert printed.splitlines() == ["1 orders of an earlier run", "order-left: satisfied"]
+
+
+def test_secure_demo_allows_and_refuses_each_call_as_expected() -> None:
+    """Strangers cannot connect, members get the access that the policy grants, and no token is printed."""
+    printed = run_example("-m", "examples.secure_demo")
+    lines = printed.splitlines()
+    assert lines[0].split()[:4] == ["caller", "shows", "asks", "for"]
+    assert lines[-1] == "18 calls, 6 allowed; 0 not as they should be"
+    assert sum("Unavailable" in line for line in lines) == 3
+    assert "pgt_" not in printed
+
+
+def test_long_poll_without_arguments_polls_itself() -> None:
+    lines = run_example("examples/long_poll.py").splitlines()
+    assert [line.rstrip() for line in lines] == ['poll: 200 ["hello"]', "nothing new within 200 ms: 204"]
+
+
+def test_long_poll_answers_with_messages_or_says_why_not() -> None:
+    """Existing messages at once and new ones on arrival; 503 for too many polls and at shutdown, else 204."""
+    with ThreadPoolExecutor(2) as pool:
+        with serving_polls(polls_max=2) as address:
+            assert ask(address, "POST", "/rooms/lobby", "first") == (201, "")
+            assert ask(address, "GET", f"/rooms/lobby?{LONG}") == (200, '["first"]')
+            assert ask(address, "GET", "/rooms/lobby?after=1&timeout_ms=1") == (204, "")
+            polls = [pool.submit(ask, address, "GET", f"/rooms/{room}?after=1&{LONG}") for room in ("lobby", "attic")]
+            wait_until(lambda: ask(address, "GET", "/waiting") == (200, "2"))
+            assert ask(address, "GET", f"/rooms/attic?{LONG}")[0] == 503
+            ask(address, "POST", "/rooms/lobby", "second")
+            assert polls[0].result(PATIENCE_S) == (200, '["second"]')
+            assert not polls[1].done()
+        assert polls[1].result(PATIENCE_S)[0] == 503

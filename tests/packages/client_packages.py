@@ -3,11 +3,11 @@
 import hashlib
 import json
 import os
-import subprocess
 import zipfile
 from pathlib import Path
 from typing import Final
 
+from tests.kit.programs import run_program
 from tests.strangers.client_builds import CLIENTS, PACKAGES, tool_path
 
 GO_MODULE: Final = "purgatory.example/client"
@@ -33,8 +33,5 @@ def go_proxy(version: str) -> tuple[Path, str]:
 
 def go_environment(proxy: Path) -> dict[str, str]:
     """Settings with which Go looks into a folder first, and accepts modules that no public checksum database knows."""
-    path = tool_path()
-    usual = subprocess.run(
-        ["go", "env", "GOPROXY"], capture_output=True, text=True, check=True, env={**os.environ, "PATH": path}
-    ).stdout.strip()
+    usual = run_program(["go", "env", "GOPROXY"], env={**os.environ, "PATH": tool_path()}).stdout.strip()
     return {"GOPROXY": f"{proxy.as_uri()},{usual}", "GONOSUMDB": GO_MODULE, "GOFLAGS": "-mod=mod"}

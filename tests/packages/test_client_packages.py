@@ -4,7 +4,6 @@ is included. Each project's program is the client's example, with the imports th
 
 import json
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 import purgatory
 from tests.kit.daemon import DaemonProcess
+from tests.kit.programs import run_program
 from tests.packages.client_packages import go_environment, go_proxy
 from tests.strangers.client_builds import (
     BUILT,
@@ -92,8 +92,7 @@ def test_a_package_is_all_that_an_empty_project_needs(
     BUILT.mkdir(parents=True, exist_ok=True)
     command = [*project(tmp_path), shared_daemon.address, tmp_path.name, "3"]
     advance(shared_daemon, tmp_path.name, 3)
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert ran.returncode == 0, ran.stderr
+    ran = run_program(command, timeout_s=120)
     assert as_expected([line.split() for line in ran.stdout.splitlines()]) == expected_lines(3)
 
 

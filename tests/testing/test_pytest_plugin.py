@@ -1,14 +1,13 @@
 """The pytest plugin in a project of its own: an empty folder, and pytest as its users run it."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.kit.daemon import DaemonProcess, daemon_environment
+from tests.kit.programs import run_program
 
 pytestmark = [pytest.mark.sockets, pytest.mark.slow]  # each runs pytest, most of them with a daemon
 
@@ -66,9 +65,7 @@ def run_pytest(folder: Path, *arguments: str, **files: str) -> tuple[int, str]:
     absent = [f"-pno:{name}" for name in ("cacheprovider", "hypothesispytest", "anyio", "asyncio", "xdist")]
     command = [sys.executable, "-m", "pytest", *absent, "-W", "error", "--tb=short", *arguments]
     environment = {name: text for name, text in daemon_environment().items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_program(command, code=None, cwd=folder, env=environment, timeout_s=120)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -111,7 +108,9 @@ def purgatory_arguments():
     assert code == 0, printed
 
 
-def test_an_existing_daemon_is_used(tmp_path: Path, shared_daemon: DaemonProcess) -> None:
+def test_an_existing_daemon_is_used(
+    tmp_path: Path, shared_daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With an address no daemon is started, and `processed` waits as long as the settings say."""
     test = """
 import os
@@ -123,19 +122,15 @@ def test_address(purgatory, processed):
     with pytest.raises(Unavailable, match="no source that publishes"):
         processed("nobody", "nothing")
 """
-    os.environ["EXPECTED"] = shared_daemon.address
-    try:
-        options = ["-o", f"purgatory_address={shared_daemon.address}", "-o", "purgatory_timeout=0.1"]
-        code, printed = run_pytest(tmp_path, *options, test_address=test)
-    finally:
-        del os.environ["EXPECTED"]
+    monkeypatch.setenv("EXPECTED", shared_daemon.address)
+    options = ["-o", f"purgatory_address={shared_daemon.address}", "-o", "purgatory_timeout=0.1"]
+    code, printed = run_pytest(tmp_path, *options, test_address=test)
     assert code == 0, printed
     code, printed = run_pytest(tmp_path, *options[:2], "-o", "purgatory_timeout=soon", test_address=test)
     assert (code, "purgatory_timeout is not a number of seconds: 'soon'" in printed) == (1, True), printed
 
 
 def test_a_daemon_that_does_not_start_fails_the_test_with_its_message(tmp_path: Path) -> None:
-    """The report of the test contains the daemon's log."""
     test = "def test_flag(purgatory):\n    pass\n"
     code, printed = run_pytest(tmp_path, "-o", "purgatory_arguments=--no-such-flag", test_flag=test)
     assert code == 1

@@ -50,7 +50,6 @@ def test_a_daemon_in_this_process_leaves_it_as_it_was() -> None:
 
 
 def test_a_daemon_that_cannot_start_says_why() -> None:
-    """The error contains the daemon's own message, as a process and in this one."""
     with pytest.raises(DaemonFailed, match=r"(?s)exit code 2.*--no-such-flag"), daemon_process("--no-such-flag"):
         pass
     with pytest.raises(StartupError, match="nonsense"), daemon_in_process("--extensions", "nonsense"):

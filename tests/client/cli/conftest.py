@@ -1,10 +1,12 @@
-"""Fixture for all command line tests: no command outlives its test."""
+"""Fixtures for all command line tests: commands at a shared daemon, of which none outlives its test."""
 
 from collections.abc import Iterator
 
 import pytest
+from purgatory_client import Client
 
-from tests.client.cli.test_commands import Background
+from tests.client.cli.test_commands import Answer, Background, Run, purgatory
+from tests.kit.daemon import DaemonProcess
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +16,20 @@ def kill_what_is_left() -> Iterator[None]:
     while Background.started:
         with Background.started.pop() as process:
             process.kill()
+
+
+@pytest.fixture
+def run(shared_daemon: DaemonProcess) -> Run:
+    """Run `purgatory` with these arguments against the shared daemon."""
+
+    def call(*arguments: str, address: str = shared_daemon.address) -> Answer:
+        return purgatory(*arguments, address=address)
+
+    return call
+
+
+@pytest.fixture
+def looking(shared_daemon: DaemonProcess) -> Iterator[Client]:
+    """A client for inspecting the shared daemon."""
+    with Client(shared_daemon.address) as client:
+        yield client

@@ -1,6 +1,7 @@
 """Completion in the shell: names from a daemon, choices, and flags."""
 
-import subprocess
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from purgatory.cli import completion
 from purgatory.cli.app import app
 from tests.client.test_blocking import environment
 from tests.kit.daemon import DaemonProcess
+from tests.kit.programs import run_program
 
 
 def completed(words: str, address: str = "127.0.0.1:1") -> list[str]:
@@ -100,25 +102,54 @@ def test_completion_without_a_daemon(words: str, offered: list[str]) -> None:
     assert completed(words) == offered
 
 
-def test_no_daemon_offers_nothing() -> None:
-    """Without a daemon, or with a bad address, there is no offer and no message."""
+def test_completion_without_a_daemon_prints_no_message() -> None:
     assert completed("show ") == []
     assert completed("show ", "http://127.0.0.1:7441") == []
 
 
-def test_bash_itself(named: str, tmp_path: Path) -> None:
-    """The script that a package installs makes bash offer the names."""
-    program = tmp_path / "purgatory"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m purgatory "$@"\n', "utf-8")
-    program.chmod(0o755)
-    script = """
-        eval "$(_PURGATORY_COMPLETE=bash_source purgatory)"
-        COMP_WORDS=(purgatory show orders-1) COMP_CWORD=2
-        until [ "${COMPREPLY[*]}" ]; do _purgatory_completion purgatory; done  # a busy daemon may answer too late
-        echo "${COMPREPLY[@]}"
+def require_shell(shell: str) -> None:
+    """Skip if the shell is not installed; fail if shells are required."""
+    if shutil.which(shell) is None:
+        assert os.environ.get("PURGATORY_REQUIRE_SHELLS") != "1", f"PURGATORY_REQUIRE_SHELLS=1: there is no {shell}"
+        pytest.skip(f"no {shell} found; apt install {shell}")
+
+
+IN_BASH = """
+    eval "$(_PURGATORY_COMPLETE=bash_source purgatory)"
+    offer() {
+        COMPREPLY=() COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+        _purgatory_completion purgatory
+        printf '%s\\n' "${COMPREPLY[@]}"
+    }
+    offer purgatory st
+    offer purgatory ls --pa
+    until [ "${COMPREPLY[*]}" = orders-12 ]; do offer purgatory show orders-1 > /dev/null; done  # a daemon may be late
+"""
+IN_ZSH = """
+    compdef() { true; }
+    compadd() { print -rl -- $completions; }
+    _describe() { print -rl -- ${completions_with_descriptions%%:*}; }
+    eval "$(_PURGATORY_COMPLETE=zsh_source purgatory)"
+    offer() { words=("$@"); CURRENT=$#; _purgatory_completion; }
+    offer purgatory st
+    offer purgatory ls --pa
+"""
+IN_FISH = """
+    _PURGATORY_COMPLETE=fish_source purgatory | source
+    complete -C "purgatory st" | cut -f 1
+    complete -C "purgatory ls --pa" | cut -f 1
+"""
+
+
+@pytest.mark.parametrize(("shell", "program"), [("bash", IN_BASH), ("zsh", IN_ZSH), ("fish", IN_FISH)])
+def test_a_shell_completes_commands_and_options(named: str, shell: str, program: str, tmp_path: Path) -> None:
+    """A real shell completes `purgatory st` and `purgatory ls --pa`, and bash the names of the daemon. Zsh's completion
+    function exists only in a terminal, so for zsh the arguments passed to it are checked.
     """
-    path = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PURGATORY_ADDRESS": named}
-    done = subprocess.run(
-        ["bash", "-c", script], env={**environment(), **path}, capture_output=True, text=True, check=True, timeout=120
-    )
-    assert done.stdout == "orders-12\n", done.stderr
+    require_shell(shell)
+    command = tmp_path / "purgatory"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m purgatory "$@"\n', "utf-8")
+    command.chmod(0o755)
+    variables = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PURGATORY_ADDRESS": named}
+    done = run_program([shell, "-c", program], env={**environment(), **variables})
+    assert sorted(done.stdout.splitlines()) == ["--partition", "--partitions", "status"], done.stderr

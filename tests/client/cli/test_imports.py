@@ -1,6 +1,5 @@
 """What the command line imports, because imports are most of the time that a short command takes."""
 
-import subprocess
 import sys
 from typing import Final
 
@@ -9,7 +8,7 @@ from purgatory.cli.exit_codes import Exit
 from tests.client.cli.test_commands import purgatory
 from tests.client.test_blocking import environment
 from tests.kit.daemon import DaemonProcess
-from tests.kit.eventually import PATIENCE_S
+from tests.kit.programs import run_program
 
 LISTING: Final = """
 import atexit, sys
@@ -21,14 +20,7 @@ main()
 
 def imported(*arguments: str, **variables: str) -> set[str]:
     """The modules that `purgatory` imports with these arguments."""
-    done = subprocess.run(
-        [sys.executable, "-c", LISTING, *arguments],
-        env={**environment(), **variables},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
-    )
+    done = run_program([sys.executable, "-c", LISTING, *arguments], env={**environment(), **variables})
     return set(done.stderr.split())
 
 
@@ -49,6 +41,5 @@ def test_a_command_imports_only_its_module(shared_daemon: DaemonProcess) -> None
     assert not (others | outbox | {"mcp", "textual", "pydantic"}) & modules
 
 
-def test_each_command_is_found() -> None:
-    """The table of commands names functions that exist: each command explains itself, or lets its parser do it."""
+def test_each_command_of_the_table_has_its_help() -> None:
     assert {name: purgatory(name, "--help").returncode for name in SUMMARIES} == dict.fromkeys(SUMMARIES, Exit.OK)

@@ -18,7 +18,7 @@ from purgatory.cli import mcp_server
 from tests.client.cli.test_commands import Background, program
 from tests.client.test_blocking import environment
 from tests.kit.daemon import DaemonProcess
-from tests.kit.eventually import PATIENCE_S
+from tests.kit.eventually import PATIENCE_S, eventually
 from tests.played_source import played_source
 
 pytestmark = pytest.mark.sockets
@@ -38,9 +38,10 @@ async def looking(shared_daemon: DaemonProcess) -> AsyncIterator[AsyncClient]:
 
 
 async def until_waiting(client: AsyncClient, partition: str, *, pending: bool = True) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while bool([one async for one in client.operations(partition=partition)]) != pending:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    async def is_so() -> bool:
+        return bool([one async for one in client.operations(partition=partition)]) == pending
+
+    await eventually(is_so, f"a wait on {partition} is pending: {pending}")
 
 
 async def answer(client: Client, tool: str, **arguments: object) -> Any:  # noqa: ANN401 - JSON
@@ -85,7 +86,6 @@ async def test_an_agent_waits_in_one_call(shared_daemon: DaemonProcess, looking:
 async def test_a_cancelled_call_and_a_lost_agent_leave_no_wait(
     shared_daemon: DaemonProcess, looking: AsyncClient
 ) -> None:
-    """The daemon's wait ends when the agent cancels its call, and when the agent closes the connection."""
     async with over_stdio(shared_daemon.address) as client:
         call = asyncio.create_task(client.call_tool("wait", {"targets": ["gone-0@1"], "timeout_seconds": 1_000}))
         await until_waiting(looking, "gone-0")
@@ -119,7 +119,6 @@ def test_it_ends_with_its_input_and_on_an_interrupt(shared_daemon: DaemonProcess
 
 
 async def test_a_wait_that_ends_otherwise_says_why(looking: AsyncClient) -> None:
-    """Expired waits say how far the mark got and when it would arrive; a removed partition is a failure."""
     async with Client(mcp_server.make_server(looking)) as client:
         await looking.advance("slow-0", high_watermark=10)
         waiting = asyncio.create_task(answer(client, "wait", targets=["slow-0@1000"], timeout_seconds=0.5))
@@ -148,7 +147,6 @@ async def test_a_wait_that_ends_otherwise_says_why(looking: AsyncClient) -> None
 async def test_unknown_argument_is_refused_with_the_closest(
     looking: AsyncClient, tool: str, arguments: dict[str, Any], closest: str
 ) -> None:
-    """Nothing is waited for, signalled or listed instead, and the schemas say that there are no others."""
     async with Client(mcp_server.make_server(looking)) as client:
         message = await refusal(client, tool, **arguments)
         assert message == f"{tool} has no argument {list(arguments)[-1]!r}; did you mean {closest!r}?"
@@ -184,7 +182,6 @@ async def test_marks_and_signals_are_one_wait(looking: AsyncClient) -> None:
 
 
 async def test_progress_is_reported_while_a_call_waits(looking: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client hears of its call at the interval, with rising numbers, and then gets the answer."""
     monkeypatch.setattr(mcp_server, "PROGRESS_S", 0.01)
     heard: list[float] = []
 
@@ -203,8 +200,7 @@ async def test_progress_is_reported_while_a_call_waits(looking: AsyncClient, mon
     assert heard == sorted(set(heard))
 
 
-async def test_caught_up_asks_a_source(shared_daemon: DaemonProcess, looking: AsyncClient) -> None:
-    """Without a source the daemon's reason is the answer; with one, the call returns when the group is at the end."""
+async def test_caught_up_returns_at_the_end_of_the_topic(shared_daemon: DaemonProcess, looking: AsyncClient) -> None:
     async with Client(mcp_server.make_server(looking)) as client:
         assert "no source that publishes 'kafka/agents/log' is attached" in await refusal(
             client, "caught_up", marks=["kafka/agents/log"]
@@ -233,14 +229,12 @@ async def test_caught_up_asks_a_source(shared_daemon: DaemonProcess, looking: As
 async def test_a_bad_call_gets_an_answer_that_says_what_to_do(
     looking: AsyncClient, arguments: dict[str, object], message: str
 ) -> None:
-    """Nothing is registered, and the message names the expected form."""
     async with Client(mcp_server.make_server(looking)) as client:
         assert message in await refusal(client, "wait", **arguments)
         assert (await answer(client, "pending"))["matching"] == 0
 
 
 async def test_a_daemon_that_is_not_there_is_named() -> None:
-    """The answer of every tool names the address."""
     async with (
         AsyncClient("127.0.0.1:1", give_up_after=0.1) as absent,
         Client(mcp_server.make_server(absent)) as client,
@@ -257,7 +251,6 @@ async def test_a_daemon_that_is_not_there_is_named() -> None:
 
 @pytest.mark.slow  # starts the program
 def test_without_its_package_it_says_what_to_install(tmp_path: Path) -> None:
-    """Without the extra, one line says that it is missing."""
     (tmp_path / "mcp.py").write_text("raise ModuleNotFoundError(name='mcp')", "utf-8")
     ended = program("mcp", packages=str(tmp_path))
     remedy = "pip install 'purgatory-waits[mcp]'"

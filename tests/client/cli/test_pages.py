@@ -4,7 +4,6 @@
 """
 
 import re
-import subprocess
 import time
 from pathlib import Path
 from typing import Final
@@ -15,13 +14,14 @@ from purgatory_client import Client
 
 from purgatory import __version__
 from purgatory.cli.exit_codes import MEANINGS, Exit
-from tests.client.cli.test_commands import PROGRAM, purgatory, run
+from tests.client.cli.test_commands import PROGRAM, purgatory
 from tests.client.cli.test_top import PseudoTerminal, busy_daemon
 from tests.client.test_blocking import environment
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import PATIENCE_S
+from tests.kit.programs import run_program
 
-__all__ = ["busy_daemon", "run"]
+__all__ = ["busy_daemon"]
 
 PAGES: Final = Path(__file__).parent / "pages"
 HELP: Final = {
@@ -51,26 +51,22 @@ def page(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("name", HELP)
-def test_help_pages(name: str) -> None:
-    """Commands are in groups, flags have no type, and exit codes are on one page of their own."""
+def test_help_page_is_as_recorded(name: str) -> None:
     assert page(*HELP[name]) == (PAGES / f"{name}.txt").read_text("utf-8")
 
 
-def test_help_explains_a_command() -> None:
-    """`help wait` is `wait --help`, `help serve` the daemon's own help; an unknown topic is refused with 2."""
+def test_help_of_a_command_is_its_own_page() -> None:
     assert purgatory("help", "wait").stdout == purgatory("wait", "--help").stdout
     assert purgatory("help").stdout == purgatory("--help").stdout
     assert purgatory("help", "nonsense").returncode == Exit.USAGE
 
 
-def test_version() -> None:
-    """`--version` prints the version and exits, whatever follows."""
+def test_version_is_printed_whatever_follows() -> None:
     answer = purgatory("--version", "nonsense")
     assert (answer.returncode, answer.stdout) == (Exit.OK, f"purgatory {__version__}\n")
 
 
-def test_exit_codes_have_one_page() -> None:
-    """Each exit code is on the page of exit codes and in docs/cli.md, and on no other help page."""
+def test_exit_codes_are_on_their_page_and_in_the_docs() -> None:
     listed = purgatory("help", "exit-codes").stdout
     documented = (Path(__file__).parents[3] / "docs" / "cli.md").read_text("utf-8")
     helped = " ".join((purgatory("wait", "--help").stdout + purgatory("--help").stdout).split())
@@ -97,8 +93,7 @@ def test_top_in_a_terminal(busy_daemon: tuple[DaemonProcess, Client]) -> None:
         terminal.kill()
 
 
-def test_top_without_a_terminal(busy_daemon: tuple[DaemonProcess, Client]) -> None:
-    """In a pipe, `top` prints one snapshot without control sequences, and exits. It names what expires first."""
+def test_top_in_a_pipe_prints_one_snapshot(busy_daemon: tuple[DaemonProcess, Client]) -> None:
     daemon, _ = busy_daemon
     answer = purgatory("top", address=daemon.address)
     assert (answer.returncode, answer.stderr) == (Exit.OK, "")
@@ -116,14 +111,7 @@ def test_top_without_a_terminal(busy_daemon: tuple[DaemonProcess, Client]) -> No
 def test_a_closed_stdin(busy_daemon: tuple[DaemonProcess, Client], arguments: str, code: Exit, said: str) -> None:
     """`top` prints its snapshot, and a value that cannot be read is a usage error."""
     command = [*PROGRAM, *arguments.split(), "--address", busy_daemon[0].address]
-    answer = subprocess.run(
-        ["sh", "-c", 'exec "$@" <&-', "sh", *command],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    answer = run_program(["sh", "-c", 'exec "$@" <&-', "sh", *command], code=None, env=environment())
     assert (answer.returncode, said in answer.stdout + answer.stderr) == (code, True), answer.stderr
 
 

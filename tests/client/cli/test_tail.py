@@ -1,15 +1,10 @@
 """`tail`, `hot`, `--watch` and completion, with a daemon that no other test uses."""
 
 import json
-import os
 import re
-import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from purgatory_client import Client, batches
@@ -18,9 +13,7 @@ from purgatory_client.waits import signal as signal_wait
 
 from purgatory.cli.exit_codes import Exit
 from tests.client.cli.test_commands import Answer, Background, purgatory
-from tests.client.test_blocking import environment
 from tests.kit.daemon import DaemonProcess
-from tests.kit.eventually import PATIENCE_S
 
 EVIL = "evil:key:\x1b[31m\u202e[red]"  # ":key:" is an emoji to rich
 SHOWN = "evil:key:\\x1b[31m\\u202e[red]"
@@ -52,8 +45,7 @@ def followed(daemon: DaemonProcess, client: Client, *arguments: str) -> Answer:
         return tail.result()
 
 
-def test_tail_prints_what_ends(quiet_daemon: DaemonProcess, client: Client) -> None:
-    """One line per result, with text from other callers escaped; it ends after the requested number."""
+def test_tail_prints_one_escaped_line_for_a_result(quiet_daemon: DaemonProcess, client: Client) -> None:
     answer = followed(quiet_daemon, client, "--outcome", "expired")
     assert (answer.returncode, answer.stderr) == (Exit.OK, "")
     assert answer.stdout.count("\n") == 1
@@ -63,17 +55,13 @@ def test_tail_prints_what_ends(quiet_daemon: DaemonProcess, client: Client) -> N
     assert "\u202e" not in answer.stdout
 
 
-def test_tail_as_json_filters_by_kind(quiet_daemon: DaemonProcess, client: Client) -> None:
-    """One JSON object per line, only of the requested kind."""
+def test_tail_as_json_has_only_the_chosen_kind(quiet_daemon: DaemonProcess, client: Client) -> None:
     told = json.loads(followed(quiet_daemon, client, "--kind", "produce", "--json").stdout)
     assert (told["kind"], told["outcome"], told["session_id"], told["operation_id"]) == ("produce", "satisfied", "", 0)
     assert told["items"][0]["name"] == "tailed-0"
 
 
 def test_hot_lists_most_watched_first(quiet_daemon: DaemonProcess, client: Client) -> None:
-    """Partitions and keys are sorted together and limited to the requested number; names without watches are not
-    listed.
-    """
     client.advance("cold-0", high_watermark=1)
     client.register(
         "hot", 1, batches.produce(["hot-1", "hot-2"], offsets=[9, 9, 9], indexes=[0, 1, 0], item_counts=[2, 1])
@@ -90,7 +78,6 @@ def test_hot_lists_most_watched_first(quiet_daemon: DaemonProcess, client: Clien
 
 
 def test_watch_shows_it_again_until_interrupted(quiet_daemon: DaemonProcess) -> None:
-    """Ctrl-C ends `--watch` with 130, and nothing is left behind or changed."""
     watching = Background(quiet_daemon.address, "ls", "--watch", "100ms")
     assert watching.process.stdout is not None
     heading = watching.process.stdout.readline()
@@ -101,56 +88,3 @@ def test_watch_shows_it_again_until_interrupted(quiet_daemon: DaemonProcess) -> 
     code, _, err = watching.end()
     assert code == Exit.INTERRUPTED
     assert "nothing was changed" in err
-
-
-def require_shell(shell: str) -> None:
-    """Skip if the shell is not installed; fail if shells are required."""
-    if shutil.which(shell) is None:
-        assert os.environ.get("PURGATORY_REQUIRE_SHELLS") != "1", f"PURGATORY_REQUIRE_SHELLS=1: there is no {shell}"
-        pytest.skip(f"no {shell} found; apt install {shell}")
-
-
-IN_BASH = """
-    eval "$(_PURGATORY_COMPLETE=bash_source purgatory)"
-    offer() {
-        COMPREPLY=() COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
-        _purgatory_completion purgatory
-        printf '%s\\n' "${COMPREPLY[@]}"
-    }
-    offer purgatory st
-    offer purgatory ls --pa
-"""
-IN_ZSH = """
-    compdef() { true; }
-    compadd() { print -rl -- $completions; }
-    _describe() { print -rl -- ${completions_with_descriptions%%:*}; }
-    eval "$(_PURGATORY_COMPLETE=zsh_source purgatory)"
-    offer() { words=("$@"); CURRENT=$#; _purgatory_completion; }
-    offer purgatory st
-    offer purgatory ls --pa
-"""
-IN_FISH = """
-    _PURGATORY_COMPLETE=fish_source purgatory | source
-    complete -C "purgatory st" | cut -f 1
-    complete -C "purgatory ls --pa" | cut -f 1
-"""
-
-
-@pytest.mark.parametrize(("shell", "program"), [("bash", IN_BASH), ("zsh", IN_ZSH), ("fish", IN_FISH)])
-def test_a_shell_completes_commands_and_options(shell: str, program: str, tmp_path: Path) -> None:
-    """A real shell completes `purgatory st` and `purgatory ls --pa`. Zsh's completion function exists only in a
-    terminal, so for zsh the arguments passed to it are checked.
-    """
-    require_shell(shell)
-    command = tmp_path / "purgatory"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m purgatory "$@"\n', "utf-8")
-    command.chmod(0o755)
-    done = subprocess.run(
-        [shell, "-c", program],
-        env={**environment(), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
-    )
-    assert sorted(done.stdout.splitlines()) == ["--partition", "--partitions", "status"], done.stderr

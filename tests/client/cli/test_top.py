@@ -106,7 +106,6 @@ def busy_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daem
 
 
 def test_top_shows_sorts_filters_and_ends(busy_daemon: tuple[DaemonProcess, Client]) -> None:
-    """Pending waits are shown within 80 columns, with hostile names escaped; keys change the view; q exits."""
     daemon, client = busy_daemon
     client.register("reached", 1, batches.produce(["orders-4"], offsets=[42]))
     terminal = PseudoTerminal("top", "--address", daemon.address)
@@ -137,9 +136,6 @@ def test_top_shows_sorts_filters_and_ends(busy_daemon: tuple[DaemonProcess, Clie
 
 
 def test_top_finds_the_urgent_waits_among_thousands(busy_daemon: tuple[DaemonProcess, Client]) -> None:
-    """The daemon ranks and searches all operations: five short waits are listed first, and a filter finds a late
-    one.
-    """
     daemon, client = busy_daemon
     bulk, urgent = ([f"{kind}-{number}" for number in range(count)] for kind, count in KINDS.items())
     for first, topics, timeout_ms in ((1, bulk, 3_600_000), (1 + len(bulk), urgent, 300_000)):
@@ -164,7 +160,6 @@ def test_top_finds_the_urgent_waits_among_thousands(busy_daemon: tuple[DaemonPro
 
 
 def test_top_waits_for_a_daemon_that_is_away(busy_daemon: tuple[DaemonProcess, Client]) -> None:
-    """While the daemon is away, `top` says so and continues; Ctrl-C and a hang-up also end it."""
     daemon, _ = busy_daemon
     terminal = PseudoTerminal("top", "--address", daemon.address)
     try:
@@ -177,8 +172,7 @@ def test_top_waits_for_a_daemon_that_is_away(busy_daemon: tuple[DaemonProcess, C
         terminal.kill()
 
 
-def test_top_says_what_it_needs(tmp_path: Path) -> None:
-    """Without Textual, one line explains how to install it."""
+def test_top_without_textual_says_how_to_install_it(tmp_path: Path) -> None:
     (tmp_path / "textual.py").write_text("raise ModuleNotFoundError(name='textual')", "utf-8")
     terminal = PseudoTerminal("top", packages=str(tmp_path))
     try:

@@ -79,7 +79,6 @@ async def visiting(
 
 @pytest.mark.parametrize("app", [starlette_app, fastapi_app])
 async def test_a_read_waits_for_the_write(app: Callable[[], Starlette], client: AsyncClient) -> None:
-    """A response has a token of what its handler wrote; a request with it is answered once the mark is there."""
     async with visiting(app(), client) as visit:
         async with visit("POST", "/write?offset=42") as answer:
             token = answer.headers[HEADER]
@@ -96,7 +95,6 @@ async def test_a_read_waits_for_the_write(app: Callable[[], Starlette], client: 
 
 
 async def test_a_request_without_a_token_does_not_wait() -> None:
-    """Requests without a token are served without the daemon, and their responses are unchanged."""
     async with (
         AsyncClient("127.0.0.1:1") as nobody,
         visiting(starlette_app(), nobody) as visit,
@@ -106,8 +104,7 @@ async def test_a_request_without_a_token_does_not_wait() -> None:
 
 
 @pytest.mark.parametrize("kind", ["websocket", "lifespan"])
-async def test_other_connections_are_passed_on(client: AsyncClient, kind: str) -> None:
-    """They do not wait, whatever their headers, and the application gets them unchanged."""
+async def test_other_connections_are_passed_on_unchanged(client: AsyncClient, kind: str) -> None:
     seen: list[object] = []
 
     async def app(*connection: object) -> None:
@@ -122,9 +119,6 @@ async def test_other_connections_are_passed_on(client: AsyncClient, kind: str) -
 
 
 async def test_too_late_is_504_with_the_estimate(client: AsyncClient) -> None:
-    """If the marks are not reached in time, the answer is 504 with each of them, and the time it will take at the
-    present pace.
-    """
     await client.advance(MARK, high_watermark=10)
     async with visiting(starlette_app(), client, timeout=0.5) as visit:
 
@@ -145,17 +139,13 @@ async def test_too_late_is_504_with_the_estimate(client: AsyncClient) -> None:
 
 
 async def test_a_mark_that_does_not_move_has_no_estimate(client: AsyncClient) -> None:
-    """Without an estimate for each mark, there is no Retry-After."""
     token = Positions({MARK: 1}).token
     async with visiting(starlette_app(), client, timeout=0) as visit, visit("GET", "/read", token) as answer:
         assert (answer.status, "Retry-After" in answer.headers) == (504, False)
         assert json.loads(await answer.read())["marks"][0]["eta_ms"] is None
 
 
-async def test_tokens_are_merged(client: AsyncClient) -> None:
-    """A request may have several tokens, also joined in one header. The response's token has all of their positions
-    and the new one, with the epochs that the daemon knows.
-    """
+async def test_tokens_of_a_request_are_merged_with_what_it_wrote(client: AsyncClient) -> None:
     await client.advance(MARK, high_watermark=50, leader_epoch=3)
     await client.advance("view/a-0", high_watermark=50)
     one, two, three = (Positions({name: 5}).token for name in ("view/a-0", "east/b-0", "east/c-0"))
@@ -167,8 +157,7 @@ async def test_tokens_are_merged(client: AsyncClient) -> None:
     assert after == Positions({"view/a-0": 5, "east/b-0": 5, "east/c-0": 5, MARK: 42}, {MARK: 3})
 
 
-async def test_what_is_written_is_not_waited_for(client: AsyncClient) -> None:
-    """The token of the response is not waited for by the request that wrote."""
+async def test_request_does_not_wait_for_what_it_writes(client: AsyncClient) -> None:
     async with visiting(starlette_app(), client) as visit:
         async with visit("POST", "/write?offset=42") as answer:
             assert answer.status == 200
@@ -177,7 +166,6 @@ async def test_what_is_written_is_not_waited_for(client: AsyncClient) -> None:
 
 
 async def test_a_history_that_has_ended_is_not_waited_for(client: AsyncClient) -> None:
-    """Positions of an earlier epoch no longer exist: the request is served, and the next token does not have them."""
     await client.advance(MARK, high_watermark=50, leader_epoch=4)
     await client.advance("view/a-0", high_watermark=50, leader_epoch=4)
     await client.advance("view/b-0", high_watermark=50)
@@ -197,14 +185,12 @@ HALF = Positions({f"{MARK}{i}": 0 for i in range(1_001)}).token
     "token", ["nonsense", "at1.!!", Positions({MARK: -2}).token, "at1.," * 20, TOO_MANY, f"{HALF},{HALF}"]
 )
 async def test_an_invalid_token_is_400(client: AsyncClient, token: str) -> None:
-    """A token that cannot be read or that the daemon refuses, and too many or too large ones, are answered with 400."""
     async with visiting(starlette_app(), client) as visit, visit("GET", "/read", token) as answer:
         assert answer.status == 400
         assert "invalid token" in json.loads(await answer.read())["detail"]
 
 
 async def test_an_unreachable_daemon_is_503() -> None:
-    """A request with a token is not served without the wait, but told to try again."""
     async with AsyncClient("127.0.0.1:1", give_up_after=0.0) as nobody, visiting(starlette_app(), nobody) as visit:
         async with visit("GET", "/read", Positions({MARK: 1}).token) as answer:
             assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
@@ -213,8 +199,6 @@ async def test_an_unreachable_daemon_is_503() -> None:
 
 
 async def test_errors_of_the_application_are_its_own(client: AsyncClient) -> None:
-    """An exception of the handler is not taken for one of the middleware."""
-
     async def broken(_request: Request) -> PlainTextResponse:
         wrote({MARK: 1})
         raise InvalidRequest("mine", "wrong")
@@ -236,7 +220,6 @@ def test_one_client_serves_in_one_event_loop_after_another(shared_daemon: Daemon
 
 
 def test_wrong_settings_are_refused(client: AsyncClient) -> None:
-    """Prefixes must be a list and a timeout one that the daemon accepts; `wrote` needs a request."""
     wrong: list[dict[str, Any]] = [{"prefixes": "pg/"}, {"prefixes": []}, {"timeout": -1}, {"fail_when_stale": -1}]
     for options in wrong:
         with pytest.raises(InvalidRequest):
@@ -258,7 +241,6 @@ async def test_an_unknown_epoch_is_not_replaced_by_an_older_one(client: AsyncCli
 
 
 def test_threads_of_a_handler_write_at_the_same_time(client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No write of one thread replaces that of another."""
     merge = Positions.merge
 
     def slow_merge(one: Positions, other: Positions) -> Positions:

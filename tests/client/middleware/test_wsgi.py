@@ -98,7 +98,6 @@ def visit(url: str, *, token: str = "", method: str = "GET") -> tuple[int, dict[
 
 @pytest.mark.parametrize("app", [flask_app, django_app])
 def test_a_read_waits_for_the_write(app: Callable[[], WSGIApplication], blocking: Client) -> None:
-    """A write returns a token; a read with it waits, and is answered with 504 if that takes too long."""
     mark = f"{app.__name__}-0"
     middleware = ReadYourWrites(app(), blocking, timeout=60)
     with wsgi_server(middleware) as url, ThreadPoolExecutor(1) as threads:
@@ -121,7 +120,6 @@ def test_a_read_waits_for_the_write(app: Callable[[], WSGIApplication], blocking
 
 
 def test_an_unreachable_daemon_is_503() -> None:
-    """A request with a token is told to try again; a write has a token without epochs."""
     with Client("127.0.0.1:1", give_up_after=0.0) as nobody, wsgi_server(ReadYourWrites(flask_app(), nobody)) as url:
         assert visit(f"{url}/read", token=Positions({"view/a-0": 1}).token)[0] == 503
         assert Positions.of_token(visit(f"{url}/write/a-0/1", method="POST")[1][HEADER]) == Positions({"view/a-0": 1})
@@ -143,7 +141,6 @@ class AppClass:
 
 @pytest.mark.parametrize(("app", "path"), [(django_app, "stream"), (lambda: AppClass, "")])
 def test_body_that_is_only_iterable_may_write(app: Callable[[], WSGIApplication], path: str, blocking: Client) -> None:
-    """It is sent whole, and the token has what it wrote before the response began."""
     with wsgi_server(ReadYourWrites(app(), blocking)) as url:
         status, headers, body = visit(f"{url}/{path}")
     assert (status, body) == (200, b"streamed")
@@ -169,8 +166,7 @@ def generator_app(environ: WSGIEnvironment, start_response: StartResponse) -> It
         environ["closed"] = True
 
 
-def test_a_generator_may_write(blocking: Client) -> None:
-    """What a body writes before the response begins is in the token. The body is closed, also if it is never read."""
+def test_generator_may_write_until_the_response_begins_and_is_closed(blocking: Client) -> None:
     with wsgi_server(ReadYourWrites(generator_app, blocking)) as url:
         status, headers, body = visit(url)
     assert (status, body) == (200, b"written, twice")

@@ -19,8 +19,7 @@ from purgatory_client.results import OperationKind
 from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
 
 from purgatory.v1 import operation_pb2
-from tests.client.outbox.outbox_errors import outbox_error
-from tests.client.outbox.test_outbox_file import limit_pages
+from tests.client.outbox.test_outbox_file import limit_pages, outbox_error
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import eventually, until_pending
 from tests.kit.proxy import FaultyProxy
@@ -35,9 +34,6 @@ def batch_of(*offsets: int, partition: str = "p-1") -> WaitBatch:
 async def test_what_is_unconfirmed_is_recovered(
     shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path
 ) -> None:
-    """A later client with the same file has the same session and every unconfirmed wait, with its result if there
-    was one. Confirmed waits do not reappear.
-    """
     path = tmp_path / "o.db"
     async with AsyncClient(shared_daemon.address, outbox=path) as first:
         session_id = first.session_id
@@ -74,9 +70,6 @@ async def test_what_is_unconfirmed_is_recovered(
 async def test_plain_calls_are_forgotten_when_they_return(
     shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path
 ) -> None:
-    """`produce` and the others work as without an outbox; only calls that had not returned are recovered, without a
-    tag.
-    """
     path = tmp_path / "o.db"
     async with AsyncClient(shared_daemon.address, outbox=path) as first:
         unfinished = asyncio.create_task(first.produce({"p-1": 9}, timeout=LONG))
@@ -98,7 +91,6 @@ async def test_plain_calls_are_forgotten_when_they_return(
 
 
 async def test_every_kind_of_wait_survives(shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path) -> None:
-    """Waits of all kinds are recovered from the file with all options, when the daemon does not know them."""
     path = tmp_path / "o.db"
     many = fetch_many(
         ["p-1", "p-2"],
@@ -134,8 +126,7 @@ async def test_every_kind_of_wait_survives(shared_daemon: DaemonProcess, client:
         await client.cancel(session_id=back.session_id)
 
 
-async def test_time_without_a_program_counts(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
-    """A wait whose timeout passed before the next client connected expires at once there."""
+async def test_wait_expires_in_the_time_without_a_program(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
     path = tmp_path / "o.db"
     async with AsyncClient("127.0.0.1:1", outbox=path) as away:
         await away.submit(waits.produce({"never-1": 5}, timeout=0.001))
@@ -145,7 +136,6 @@ async def test_time_without_a_program_counts(shared_daemon: DaemonProcess, tmp_p
 
 
 async def test_a_refused_wait_raises_until_it_is_confirmed(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
-    """`result` raises the daemon's refusal, also after a restart."""
     path = tmp_path / "o.db"
     async with AsyncClient(shared_daemon.address, outbox=path) as first:
         ticket = await first.submit(waits.produce({"p-1": -5}, timeout=LONG), "bad")
@@ -163,7 +153,6 @@ async def test_a_refused_wait_raises_until_it_is_confirmed(shared_daemon: Daemon
 async def test_what_cannot_be_written_is_refused_and_nothing_else(
     shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path
 ) -> None:
-    """On a full disk a registration fails as unwritable; results arrive once there is space, and none is lost."""
     async with AsyncClient(shared_daemon.address, outbox=tmp_path / "o.db") as kept:
         ticket = await kept.submit(waits.produce({"p-1": 1}, timeout=LONG), "before")
         file = kept._session.outbox()._writer.file
@@ -199,9 +188,6 @@ async def test_results_wait_for_room(shared_daemon: DaemonProcess, client: Async
 
 
 async def test_an_older_copy_of_the_file_is_refused(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
-    """An older copy of the file contains fewer operations than the daemon knows: OutboxError, and no results are
-    mixed up.
-    """
     async with AsyncClient(shared_daemon.address, outbox=tmp_path / "o.db") as first:
         assert (await first.produce({"never-1": 1}, timeout=0.001)).outcome is Outcome.EXPIRED
     shutil.copy(tmp_path / "o.db", tmp_path / "copy.db")
@@ -283,7 +269,6 @@ async def test_a_result_of_other_names_is_not_accepted(
 async def test_a_connection_that_breaks_changes_nothing(
     shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path
 ) -> None:
-    """Each wait ends once through a connection that is dropped repeatedly, and the file is empty afterwards."""
     path = tmp_path / "o.db"
     before = (await client.status()).unacknowledged_results
     async with FaultyProxy(shared_daemon.address) as proxy, AsyncClient(proxy.address, outbox=path) as kept:
@@ -310,8 +295,7 @@ async def test_a_connection_that_breaks_changes_nothing(
     file.close()
 
 
-async def test_tickets_are_asked_for_as_they_were_made(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
-    """`result` is for single waits, `result_many` for batches; a pending wait cannot be confirmed."""
+async def test_tickets_of_waits_and_batches_are_not_confused(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
     async with AsyncClient(shared_daemon.address, outbox=tmp_path / "o.db") as kept:
         single = await kept.submit(waits.produce({"never-1": 5}, timeout=0.001))
         many = await kept.submit_many(batch_of(10**9))
@@ -327,7 +311,6 @@ async def test_tickets_are_asked_for_as_they_were_made(shared_daemon: DaemonProc
 
 
 def test_the_blocking_client_has_an_outbox_too(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
-    """The blocking client has the same methods; without an outbox they report that it is missing."""
     path = tmp_path / "o.db"
     with Client(shared_daemon.address, outbox=path) as kept:
         kept.submit(waits.produce({"never-1": 5}, timeout=0.001), "first")
@@ -343,7 +326,6 @@ def test_the_blocking_client_has_an_outbox_too(shared_daemon: DaemonProcess, tmp
 
 
 def test_a_stale_timeout_is_kept() -> None:
-    """A stale timeout is stored for a wait, for a wait without one, and for each operation of a batch."""
     for seconds, wanted in ((2.5, 2_500), (0, 0), (None, None)):
         columns = operation_pb2.OperationColumns()
         wait = waits.produce({"p-1": 5}, fail_when_stale=seconds)

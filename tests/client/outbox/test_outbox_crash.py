@@ -14,10 +14,7 @@ KILLS = 2
 
 
 @pytest.mark.slow
-def test_a_caller_that_is_killed_gets_each_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller is killed while it registers and collects: every stored wait has one outcome, and none is
-    registered twice.
-    """
+def test_caller_that_is_killed_gets_each_result_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_file, "IDS_SKIPPED_MAX", 1)  # as in the caller
     with DaemonProcess(tmp_path / "daemon") as daemon:
         killed = Killed(tmp_path, seed=8131)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from purgatory_client.errors import OutboxReason
+from purgatory_client.errors import OutboxError, OutboxReason
 from purgatory_client.outbox import outbox_file
 from purgatory_client.outbox.outbox_file import (
     ConfirmationRecord,
@@ -26,8 +26,12 @@ from purgatory_client.outbox.outbox_file import (
 )
 
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.client.outbox.outbox_errors import outbox_error
 from tests.client.test_blocking import environment
+
+
+def outbox_error(reason: OutboxReason, match: str | None = None) -> pytest.RaisesExc[OutboxError]:
+    """A context in which `OutboxError` must be raised, with this reason."""
+    return pytest.raises(OutboxError, match=match, check=lambda error: error.reason is reason)
 
 
 def registration(first: int, operations: int = 1, tag: str = "", size: int = 5) -> RegistrationRecord:
@@ -65,7 +69,6 @@ def test_a_second_client_is_told_who_has_the_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_outbox_is_refused(tmp_path: Path) -> None:
-    """Text, another program's SQLite file, or a missing session: OutboxError (DAMAGED), and the file is not changed."""
     text = tmp_path / "text.db"
     text.write_text("not a database, and long enough to be looked at as one" * 100)
     with outbox_error(OutboxReason.DAMAGED, match="damaged"):
@@ -96,7 +99,6 @@ def test_a_file_that_is_no_outbox_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_row_that_is_not_as_written_is_named(tmp_path: Path, statement: str, what: str) -> None:
-    """A changed row raises OutboxError (DAMAGED) and is named."""
     file = OutboxFile(tmp_path / "o.db")
     file.commit([registration(1), registration(2), arrived(1)])
     file.close()
@@ -108,7 +110,6 @@ def test_a_row_that_is_not_as_written_is_named(tmp_path: Path, statement: str, w
 
 
 def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    """A newer version raises OutboxError (TOO_NEW) with both versions."""
     OutboxFile(tmp_path / "o.db").close()
     with sqlite3.connect(tmp_path / "o.db") as database:
         database.execute("PRAGMA user_version = 7")
@@ -137,7 +138,6 @@ def limit_pages(file: OutboxFile, pages: int = 20) -> None:
 
 
 def test_a_folder_that_is_not_there_is_unwritable(tmp_path: Path) -> None:
-    """A missing folder raises OutboxError (UNWRITABLE), not a plain OSError."""
     with outbox_error(OutboxReason.UNWRITABLE, match="No such file"):
         OutboxFile(tmp_path / "nowhere" / "o.db")
 
@@ -182,7 +182,6 @@ class OutboxFileMachine(RuleBasedStateMachine):
 
     @rule(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5), tag=st.text(max_size=3), full=st.booleans())
     def register(self, sizes: list[int], tag: str, full: bool) -> None:
-        """Store some registrations in one commit."""
         made: dict[int, RegistrationRecord] = {}
         next_id = self.next_id
         for size in sizes:
@@ -215,7 +214,6 @@ class OutboxFileMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.unconfirmed)
     @rule(data=st.data(), full=st.booleans())
     def confirm(self, data: st.DataObject, full: bool) -> None:
-        """Confirm some registrations."""
         firsts = data.draw(st.lists(st.sampled_from(sorted(self.unconfirmed)), min_size=1, max_size=3))
         if not self.commit([ConfirmationRecord(first) for first in firsts], full=full):
             return
@@ -251,14 +249,12 @@ class OutboxFileMachine(RuleBasedStateMachine):
 
     @invariant()
     def as_the_model(self) -> None:
-        """The file and the model have the same contents."""
         assert self.file.session_id == self.session_id
         assert self.file.next_operation_id == self.next_id
         assert self.file.registrations() == [self.unconfirmed[first] for first in sorted(self.unconfirmed)]
         assert self.file.results() == [batch for batch, _ in self.kept]
 
     def teardown(self) -> None:
-        """Close the file and remove the folder."""
         self.file.close()
         self.skipping.undo()
         shutil.rmtree(self.folder)

@@ -7,15 +7,12 @@ from purgatory_client.results import OperationKind
 from purgatory_client.session.session_core import SessionCore
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2
-from tests.client.outbox.outbox_errors import outbox_error
+from tests.client.outbox.test_outbox_file import outbox_error
 from tests.client.session.test_session import submit
 from tests.client.session.wire_script import many, opened, registered, results, sent
 
 
 def test_with_an_outbox_only_what_is_written_is_sent() -> None:
-    """Waits get ids when they are staged; a chunk is not sent before all of it is in the file, also after a
-    reconnect.
-    """
     core = SessionCore("s", 100)
     core.restore([], 1, 0.0)
     core.receive(opened(), 0.0)
@@ -33,7 +30,6 @@ def test_with_an_outbox_only_what_is_written_is_sent() -> None:
 
 
 def test_with_an_outbox_what_was_not_written_is_withdrawn() -> None:
-    """A wait or batch that could not be written is not pending and never sent; later ones are."""
     core = SessionCore("s", 100)
     core.restore([], 1, 0.0)
     core.receive(opened(), 0.0)

@@ -49,7 +49,6 @@ def test_runs_of_consecutive_ids(ids: list[int], skip: int, runs: list[tuple[int
 
 
 def test_one_message_for_a_batch_between_single_waits() -> None:
-    """A run of ids may cover single waits and batches; each is ended by its part of the run."""
     before, after = (waits.produce({"orders-3": offset}, timeout=5) for offset in (1, 2))
     first, second = many(3), many(2)
     core = core_with(before, first, second, after)
@@ -63,7 +62,6 @@ def test_one_message_for_a_batch_between_single_waits() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_batch_in_parts_is_the_same_as_at_once(seed: int) -> None:
-    """The answer is the same whether results arrive in few parts or in more than `sizes.SEGMENTS_MAX`."""
     generator = random.Random(seed)
     count = 4 * sizes.SEGMENTS_MAX
     batch = many(count)
@@ -106,7 +104,6 @@ def test_values_in_any_order() -> None:
 
 @pytest.mark.parametrize(("index", "field"), [(2, "signal_value"), (1, "stale_reason")])
 def test_an_index_of_no_text_is_an_error(index: int, field: str) -> None:
-    """A message whose items refer to more values or reasons than it has raises an error."""
     columns = results(1, [1, 2], kind=OperationKind.SIGNAL).results.columns
     columns.signal_values.append(b"one")
     columns.stale_reasons.append("one")
@@ -116,7 +113,6 @@ def test_an_index_of_no_text_is_an_error(index: int, field: str) -> None:
 
 
 def test_what_has_ended_is_not_ended_by_a_run_over_it() -> None:
-    """A run of results that includes refused operations ends only the others."""
     batch = many(4)
     core = core_with(batch)
     refusal = {"operation_id": 2, "code": 3, "field": "offset", "message": "-5 is negative"}
@@ -132,7 +128,6 @@ def test_what_has_ended_is_not_ended_by_a_run_over_it() -> None:
 
 
 def test_fetches_with_several_items_keep_their_columns_together() -> None:
-    """The items of a batch's operations are stored at their positions, including the columns that only fetches have."""
     batch = partition_columns(OperationKind.FETCH, ["a-0", "b-0"], [0, 1, 0], [7, 8, 9], [5_000], [2, 1])
     core = core_with(batch)
     message = results(1, [2, 1], kind=OperationKind.FETCH)
@@ -161,7 +156,6 @@ def test_fetches_with_several_items_keep_their_columns_together() -> None:
     ],
 )
 def test_columns_that_do_not_fit_together_are_an_error(field: str, values: list[int], says: str) -> None:
-    """A message whose columns disagree in length raises an error."""
     message = results(1, [1, 2]).results.columns
     getattr(message, field).extend(values)
     with pytest.raises(ProtocolError, match=says):
@@ -169,7 +163,6 @@ def test_columns_that_do_not_fit_together_are_an_error(field: str, values: list[
 
 
 def test_a_result_without_an_outcome_is_an_error() -> None:
-    """A result without an outcome raises an error."""
     with pytest.raises(ProtocolError, match="operation 2 ended without an outcome"):
         ResultsArrived(results(1, [2, 3], 0).results.columns)
 

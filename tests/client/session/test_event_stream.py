@@ -84,7 +84,6 @@ def stream_over(*calls: ScriptedCall, timeout: float = 30.0) -> EventStream:
 
 
 async def test_one_call_serves_message_after_message() -> None:
-    """The stream stays open: each message gets its receipt, and no second call is made."""
     call = ScriptedCall([RECEIPT] * 3)
     stream = stream_over(call)
     assert [list((await stream.exchange(MESSAGE)).ended) for _ in range(3)] == [[3]] * 3
@@ -92,7 +91,6 @@ async def test_one_call_serves_message_after_message() -> None:
 
 
 async def test_a_stream_that_ended_between_messages_is_opened_again() -> None:
-    """No caller is affected by a stream that ended: the next message is sent on a new one."""
     first, second = ScriptedCall([RECEIPT]), ScriptedCall([RECEIPT])
     stream = stream_over(first, second)
     await stream.exchange(MESSAGE)
@@ -130,7 +128,6 @@ async def test_a_stream_whose_status_grpc_has_lost_is_opened_again() -> None:
 
 
 async def test_a_stream_is_reopened_a_few_times_only() -> None:
-    """If gRPC loses the status of each stream, the message fails after a few, with the details; the next is served."""
     lost = [StatusLost([]) for _ in range(1 + REOPENED_MAX)]
     healthy = ScriptedCall([RECEIPT])
     stream = stream_over(*lost, healthy)
@@ -170,7 +167,6 @@ async def test_a_refusal_that_arrives_during_a_write_is_reported() -> None:
 
 
 async def test_a_cancelled_caller_is_not_told_of_a_late_daemon() -> None:
-    """A cancelled task that waits for a receipt raises CancelledError, and the stream is reopened."""
     hanging, healthy = ScriptedCall([None]), ScriptedCall([RECEIPT])
     stream = stream_over(hanging, healthy)
     waiting = asyncio.create_task(stream.exchange(MESSAGE))
@@ -183,7 +179,6 @@ async def test_a_cancelled_caller_is_not_told_of_a_late_daemon() -> None:
 
 
 async def test_each_message_has_its_own_time() -> None:
-    """The timer of an earlier message does not end a later one too early."""
     first, second = ScriptedCall([RECEIPT, None]), ScriptedCall([RECEIPT])
     stream = stream_over(first, second, timeout=0.05)
     loop = asyncio.get_running_loop()
@@ -197,7 +192,6 @@ async def test_each_message_has_its_own_time() -> None:
 
 
 async def test_a_refused_message_fails_alone(run_daemon: RunDaemon) -> None:
-    """A refused message raises only for its own callers; earlier and later messages are served."""
     daemon = await run_daemon("--limits-events-per-batch-max", "2")
     async with AsyncClient(daemon.address) as client:
         before = await client.advance("orders-3", high_watermark=1)
@@ -209,7 +203,6 @@ async def test_a_refused_message_fails_alone(run_daemon: RunDaemon) -> None:
 
 
 async def test_events_go_on_after_a_connection_was_lost(shared_daemon: DaemonProcess) -> None:
-    """A lost connection costs at most the events in flight; later ones use a new stream."""
     async with FaultyProxy(shared_daemon.address) as proxy, AsyncClient(proxy.address) as client:
 
         async def told(offset: int) -> bool:
@@ -227,7 +220,6 @@ async def test_events_go_on_after_a_connection_was_lost(shared_daemon: DaemonPro
 
 
 async def test_a_fault_of_this_client_is_not_taken_for_its_closing() -> None:
-    """An unexpected error is raised, with its cause, in the calls whose events it affected; later calls are served."""
     answers: list[wire.AdvanceReceipt | None] = [None, wire.AdvanceReceipt(ended=[3])]
 
     async def send(request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:

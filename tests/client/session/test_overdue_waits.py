@@ -15,7 +15,7 @@ from purgatory_client.wire import sizes
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.session.wire_script import Response, many, opened, receipt, results, sent
 from tests.kit.daemon import RunDaemon
-from tests.kit.eventually import eventually, until_pending
+from tests.kit.eventually import until_pending
 
 pytestmark = pytest.mark.sockets
 
@@ -58,7 +58,6 @@ def test_a_wait_fails_a_while_after_its_timeout() -> None:
 
 
 def test_a_wait_that_another_caller_extended_is_overdue_later() -> None:
-    """The daemon tells how long it waits from then on."""
     core = submitted(one())
     core.receive(receipt(1), 0.1)
     extended = wire.OperationsExtended(operation_ids=[1, 7], timeout_ms=60_000)
@@ -68,7 +67,6 @@ def test_a_wait_that_another_caller_extended_is_overdue_later() -> None:
 
 
 def test_the_grace_is_a_share_of_a_long_timeout() -> None:
-    """An answer to a wait of 1,000 s may be 100 s late."""
     core = submitted(waits.produce({"orders-3": 1}, timeout=1_000))
     core.receive(receipt(1), 0.1)
     assert visited(core, 1_099.0) == []
@@ -87,7 +85,6 @@ def test_a_wait_that_was_answered_meanwhile_does_not_fail() -> None:
 
 
 def test_a_batch_fails_by_its_longest_timeout() -> None:
-    """Operations of a failed batch that have already ended keep their results."""
     batch = many(3)
     batch.longest_timeout_ms = 9_000
     core = submitted(batch)
@@ -112,7 +109,6 @@ def test_what_the_daemon_does_not_have_yet_gets_its_time() -> None:
 
 
 def test_nothing_fails_without_a_connection_or_soon_after_one() -> None:
-    """Nothing fails while disconnected, and a new connection has the grace period to answer overdue waits."""
     core = submitted(one())
     core.connection_lost(1.0)
     assert visited(core, 1_000.0) == []
@@ -122,7 +118,6 @@ def test_nothing_fails_without_a_connection_or_soon_after_one() -> None:
 
 
 def test_without_a_timeout_the_daemons_default_counts() -> None:
-    """The daemon's default timeout is used if the daemon reports one; with an older daemon nothing fails."""
     for said, expected in ((0, []), (2_000, [errors.NoAnswer])):
         core = SessionCore("s", 100)
         core.submit(waits.produce({"orders-3": 1}), 0.0)
@@ -134,8 +129,7 @@ def test_without_a_timeout_the_daemons_default_counts() -> None:
         assert answers(visited(core, 1_000.0)) == expected
 
 
-def test_a_round_visits_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round visits all waits, in small parts."""
+def test_round_visits_all_waits_in_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_waits, "VISITS_MIN", 10)
     entries = [one() for _ in range(300)]
     core = submitted(*entries)
@@ -165,7 +159,6 @@ def swallow_results(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_daemon_that_never_answers_is_found_out(
     run_daemon: RunDaemon, monkeypatch: pytest.MonkeyPatch, impatient: None, tmp_path: Path
 ) -> None:
-    """Single waits, batches, waits in an outbox and those of a blocking client all fail with an explanation."""
     daemon = await run_daemon("--session-heartbeat-interval-ms", "200")
     swallow_results(monkeypatch)
 
@@ -192,24 +185,7 @@ async def test_a_daemon_that_never_answers_is_found_out(
         assert [type(error) for error in batch.refusals.values()] == [errors.NoAnswer] * 2
 
 
-async def test_a_client_that_is_closed_takes_its_session_along(run_daemon: RunDaemon) -> None:
-    """Closing a client closes its session, with or without pending waits; with an outbox the session is kept."""
-    daemon = await run_daemon()
-    async with AsyncClient(daemon.address) as looking:
-        client = AsyncClient(daemon.address)
-        await client.produce({"orders-3": 1}, timeout=0)
-        cancelled = asyncio.create_task(client.produce({"orders-3": 1}, timeout=60))
-        await eventually(lambda: client.pending == 1, "submitted")
-        await asyncio.sleep(0)
-        await client.close()
-        with pytest.raises(errors.ClientClosed):
-            await cancelled
-        status = await looking.status()
-        assert (status.sessions, sum(kind.pending for kind in status.kinds)) == (0, 0)
-
-
-async def test_a_client_whose_session_is_closed_is_told(run_daemon: RunDaemon) -> None:
-    """When its session is closed, a client's waits fail, and its next wait opens a new session."""
+async def test_closed_session_fails_its_waits_and_the_next_wait_opens_another(run_daemon: RunDaemon) -> None:
     daemon = await run_daemon()
     async with AsyncClient(daemon.address) as client, AsyncClient(daemon.address) as operator:
         waiting = asyncio.create_task(client.produce({"orders-3": 1}, timeout=60))

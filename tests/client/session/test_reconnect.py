@@ -14,7 +14,7 @@ from purgatory_client.session.backoff import Backoff
 from purgatory.v1 import purgatory_service_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.kit.daemon import DaemonProcess, RunDaemon
-from tests.kit.eventually import eventually, until_pending
+from tests.kit.eventually import until_pending
 from tests.kit.proxy import FaultyProxy
 
 pytestmark = pytest.mark.sockets
@@ -23,7 +23,6 @@ LONG = 120.0
 
 
 async def test_a_session_that_is_taken_over_says_so(run_daemon: RunDaemon) -> None:
-    """When another stream opens the same session, waits end with SessionTakenOver and the client does not reconnect."""
     daemon = await run_daemon()
     async with AsyncClient(daemon.address) as client, grpc.aio.insecure_channel(daemon.address) as channel:
         waiting = asyncio.create_task(client.produce({"orders-3": 42}, timeout=LONG))
@@ -39,7 +38,6 @@ async def test_a_session_that_is_taken_over_says_so(run_daemon: RunDaemon) -> No
 
 
 async def test_a_stranger_in_the_session_is_noticed(shared_daemon: DaemonProcess) -> None:
-    """A wait whose id another client has used fails at once with an explanation; so does a batch. Later ones work."""
     async with AsyncClient(shared_daemon.address) as client, AsyncClient(shared_daemon.address) as stranger:
         assert (await client.produce({"orders-3": 42}, timeout=0)).outcome is Outcome.EXPIRED
         foreign = batches.produce(["elsewhere-0"], offsets=[1], indexes=[0])
@@ -56,7 +54,6 @@ async def test_a_stranger_in_the_session_is_noticed(shared_daemon: DaemonProcess
 
 
 async def test_no_daemon_is_given_up_after_a_while() -> None:
-    """Without a daemon all pending waits raise Unavailable after `give_up_after`, and a new session begins."""
     async with FaultyProxy("127.0.0.1:1") as proxy, AsyncClient(proxy.address, give_up_after=0.3) as client:
         first_session = client.session_id
         one, many = await asyncio.gather(
@@ -73,7 +70,6 @@ async def test_no_daemon_is_given_up_after_a_while() -> None:
 
 
 async def test_a_first_connection_is_given_up_with_the_longest_timeout() -> None:
-    """With a wrong address, waits raise Unavailable once the timeouts of all of them are over, and not before."""
     async with FaultyProxy("127.0.0.1:1") as proxy, AsyncClient(proxy.address, give_up_after=LONG) as client:
         began_s = asyncio.get_running_loop().time()
         ended = await asyncio.gather(
@@ -86,20 +82,7 @@ async def test_a_first_connection_is_given_up_with_the_longest_timeout() -> None
         assert client.pending == 0
 
 
-async def test_a_daemon_that_comes_late_still_serves(shared_daemon: DaemonProcess) -> None:
-    """A wait that was submitted before the daemon could be reached is sent once it can."""
-    async with FaultyProxy("127.0.0.1:1") as proxy, AsyncClient(proxy.address) as client:
-        waiting = asyncio.create_task(client.signal(["k"], timeout=LONG))
-        await eventually(lambda: proxy.accepted >= 2, "the client has tried twice")
-        proxy.target = shared_daemon.address
-        async with AsyncClient(shared_daemon.address) as direct:
-            await direct.signal_key("k")
-        assert (await waiting).satisfied
-
-
 def test_ceilings_double_up_to_the_cap() -> None:
-    """Each pause is between 0 and a ceiling that doubles until it reaches the cap."""
-
     class Highest(random.Random):
         def uniform(self, a: float, b: float) -> float:
             return b

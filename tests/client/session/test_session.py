@@ -11,7 +11,7 @@ from purgatory_client.results import Outcome, Result, ResultColumns
 from purgatory_client.session.session_core import SessionCore
 from purgatory_client.wire.sizes import WINDOW
 
-from purgatory.v1 import operation_pb2, purgatory_service_pb2
+from purgatory.v1 import purgatory_service_pb2
 from tests.client.session.wire_script import many, opened, receipt, registered, results, sent
 
 pytestmark = pytest.mark.sockets
@@ -47,7 +47,6 @@ def timeouts_sent(core: SessionCore, now: float) -> list[list[int]]:
 
 
 def test_nothing_is_sent_before_the_session_is_open() -> None:
-    """Waits are held back until the daemon has opened the session, and are then sent in one batch."""
     core = SessionCore("s", 100)
     submit(core, 3)
     assert core.next_message(0.0) is None
@@ -59,7 +58,6 @@ def test_nothing_is_sent_before_the_session_is_open() -> None:
 
 
 def test_waits_of_one_kind_share_a_batch_and_kinds_do_not() -> None:
-    """Unsent waits are sent as one batch per kind, in any order, separately with and without a timeout."""
     core = open_core()
     for wait in (
         produce(1),
@@ -111,7 +109,6 @@ def test_many_results_are_acknowledged_at_once(kept: int, at_once: int) -> None:
 
 
 def test_repeated_results_are_dropped() -> None:
-    """Results that are repeated, partly or completely, end nothing a second time."""
     core, _ = core_with_sent(4)
     assert len(core.receive(results(1, [1, 2]), 0.0)) == 2
     assert core.receive(results(1, [1, 2]), 0.0) == []
@@ -120,7 +117,6 @@ def test_repeated_results_are_dropped() -> None:
 
 
 def test_missing_results_are_an_error() -> None:
-    """A gap in the sequence numbers raises an error, because it cannot be repaired."""
     core, _ = core_with_sent(2)
     with pytest.raises(ProtocolError, match="results 1 to 4 are missing"):
         core.receive(results(5, [1]), 0.0)
@@ -130,7 +126,6 @@ def test_missing_results_are_an_error() -> None:
     ("highest", "again"), [(9, []), (6, [[7, 8, 9]]), (3, [[4, 5], [6, 7, 8, 9]])], ids=["knows-all", "batch", "both"]
 )
 def test_what_is_above_the_highest_id_is_sent_again(highest: int, again: list[list[int]]) -> None:
-    """After a reconnect, only operations above the daemon's highest id are sent again, under the same ids."""
     core = open_core()
     submit(core, 5)
     core.submit(many(4), 0.0)
@@ -159,44 +154,12 @@ def test_a_resent_wait_has_the_time_that_remains() -> None:
 
 
 def test_the_first_connection_costs_a_wait_no_time() -> None:
-    """A wait keeps its whole timeout while the first connection attempt is under way, but not after one has failed."""
     core = SessionCore("s", 10)
     core.submit(produce(), 0.0)
     core.connection_lost(1.0)
     core.submit(waits.signal(["k"], timeout=5), 2.0)
     core.receive(opened(), 3.0)
     assert timeouts_sent(core, 3.0) == [[2_000], [5_000]]
-
-
-def test_a_daemon_that_forgot_the_session_gets_everything_again() -> None:
-    """If the daemon no longer knows the session, all pending waits are registered again, and results count from 1."""
-    core, _ = core_with_sent(3)
-    core.receive(receipt(1), 0.0)
-    core.receive(results(1, [2]), 0.0)
-    core.connection_lost(0.5)
-    assert core.open_message().open.last_sequence == 1
-    core.receive(opened(), 1.0)
-    assert registered(sent(core, 1.0)) == [[1, 3]]
-    ended = core.receive(results(1, [1, 3]), 1.0)
-    assert [wait.operation_id for wait, _ in ended if isinstance(wait, waits.Wait)] == [1, 3]
-    assert core.pending == 0
-
-
-def test_a_cursor_is_sent_with_its_incarnation() -> None:
-    """The last sequence number is sent with its incarnation; in another incarnation results count from 1."""
-    core, _ = core_with_sent(3)
-    core.connection_lost(0.0)
-    core.receive(opened(resumed=True, highest=3, incarnation="first"), 0.0)
-    core.receive(results(1, [2]), 0.0)
-    core.connection_lost(0.5)
-    opening = core.open_message().open
-    assert (opening.last_sequence, opening.incarnation) == (1, "first")
-    core.receive(opened(incarnation="second"), 1.0)
-    assert registered(sent(core, 1.0)) == [[1, 3]]
-    assert len(core.receive(results(1, [1]), 1.0)) == 1
-    core.connection_lost(1.5)
-    opening = core.open_message().open
-    assert (opening.last_sequence, opening.incarnation) == (1, "second")
 
 
 def test_ids_of_somebody_else_s_incarnation_are_in_use() -> None:
@@ -223,27 +186,13 @@ def test_ids_of_somebody_else_s_incarnation_are_in_use() -> None:
 
 
 def test_ids_go_on_above_what_the_daemon_knows() -> None:
-    """A session that was used before does not assign its old ids again, which would be treated as repeats."""
     core = SessionCore("s", 10)
     core.receive(opened(resumed=True, highest=41), 0.0)
     submit(core, 1)
     assert registered(sent(core, 0.0)) == [[42]]
 
 
-def test_refusals_end_their_waits_with_an_error() -> None:
-    """A refused registration ends with its error; the result that follows has no effect."""
-    core, (refused, accepted) = core_with_sent(2)
-    refusal = operation_pb2.OperationRefusal(operation_id=1, code=3, field="timeout_ms", message="-1 is too short")
-    ((wait, error),) = core.receive(receipt(1, [refusal]), 0.0)
-    assert wait is refused
-    assert isinstance(error, InvalidRequest)
-    assert (error.field, error.message) == ("timeout_ms", "-1 is too short")
-    assert core.receive(results(1, [1], Outcome.REFUSED), 0.0) == []
-    assert [wait for wait, _ in core.receive(results(2, [2]), 0.0)] == [accepted]
-
-
 def test_a_refusal_whose_receipt_was_lost_comes_as_a_result() -> None:
-    """If the receipt was lost, the refused result carries the error."""
     core, (refused,) = core_with_sent(1)
     row = {"operation_id": 1, "kind": 1, "outcome": 6, "refusal": {"code": 8, "message": "too many"}}
     message = purgatory_service_pb2.SessionResponse(results={"first_sequence": 1, "rows": {"results": [row]}})
@@ -253,7 +202,6 @@ def test_a_refusal_whose_receipt_was_lost_comes_as_a_result() -> None:
 
 
 def test_a_refusal_whose_receipt_was_lost_comes_in_columns_too() -> None:
-    """In a batch of columns each refused wait gets its own reason, also if already known results precede it."""
     core, (first, second, third) = core_with_sent(3)
     assert core.receive(results(1, [1]), 0.0)[0][0] is first
     core.connection_lost(1.0)
@@ -270,7 +218,6 @@ def test_a_refusal_whose_receipt_was_lost_comes_in_columns_too() -> None:
 
 
 def test_a_refused_batch_ends_all_of_it() -> None:
-    """A batch that could not be decoded has no results; its receipt ends all of its waits."""
     core, _ = core_with_sent(3)
     message = purgatory_service_pb2.SessionResponse(
         receipt={"batch_id": 1, "batch_refusal": {"code": 3, "message": "unreadable"}}
@@ -280,24 +227,7 @@ def test_a_refused_batch_ends_all_of_it() -> None:
     assert core.pending == 0
 
 
-def test_a_batch_of_columns_is_answered_as_a_whole() -> None:
-    """Results of a `WaitBatch` are stored at their positions in any order of arrival; it ends with the last one."""
-    core = open_core()
-    batch = many(3)
-    core.submit(batch, 0.0)
-    assert registered(sent(core, 0.0)) == [[1, 2, 3]]
-    assert core.receive(results(1, [3, 1]), 0.0) == []
-    assert core.pending == 1
-    ((wait, answer),) = core.receive(results(3, [2], Outcome.EXPIRED), 0.0)
-    assert wait is batch
-    assert isinstance(answer, ResultColumns)
-    assert answer.outcomes == [1, 3, 1]
-    assert answer.required_offsets == [1, 2, 3]
-    assert [result.outcome for result in answer] == [Outcome.SATISFIED, Outcome.EXPIRED, Outcome.SATISFIED]
-
-
 def test_columns_of_one_value_or_none_are_those_of_all() -> None:
-    """A column with one value or none means the same as a full one, for any number of items."""
     core = open_core()
     batch = many(3)
     core.submit(batch, 0.0)
@@ -318,7 +248,6 @@ def test_columns_of_one_value_or_none_are_those_of_all() -> None:
 
 
 def test_large_batches_are_cut_and_wait_for_receipts() -> None:
-    """No batch exceeds the daemon's limit, and at most `WINDOW` batches are without a receipt."""
     core = SessionCore("s", 1_000_000)
     core.receive(opened(batch_max=100), 0.0)
     core.submit(many(2_000), 0.0)
@@ -329,8 +258,7 @@ def test_large_batches_are_cut_and_wait_for_receipts() -> None:
     assert registered(sent(core, 0.0)) == [list(range(801, 901)), list(range(901, 1_001))]
 
 
-def test_under_load_batches_grow() -> None:
-    """Waits submitted while the window is full are sent as one batch when a receipt arrives."""
+def test_waits_share_a_batch_while_the_window_is_full() -> None:
     core = open_core()
     for _ in range(WINDOW):
         submit(core, 1)
@@ -343,7 +271,6 @@ def test_under_load_batches_grow() -> None:
 
 
 def test_an_unsent_wait_is_cancelled_silently() -> None:
-    """A wait that was cancelled before it was sent is never sent."""
     core = open_core()
     first, second = submit(core, 2)
     batch = many(3)
@@ -354,23 +281,7 @@ def test_an_unsent_wait_is_cancelled_silently() -> None:
     assert second.operation_id == 1
 
 
-def test_a_sent_wait_is_cancelled_at_the_daemon() -> None:
-    """A sent wait is cancelled at the daemon; its result ends nothing, and the cancel counts as pending until
-    answered.
-    """
-    core, (first, _) = core_with_sent(2)
-    core.receive(receipt(1), 0.0)
-    core.cancel(first)
-    (message,) = sent(core, 0.0)
-    assert list(message.cancel.operation_ids) == [1]
-    assert core.pending == 2
-    assert core.receive(results(1, [1], Outcome.CANCELLED), 0.0) == []
-    core.receive(purgatory_service_pb2.SessionResponse(cancelled={"cancelled_operation_ids": [1]}), 0.0)
-    assert core.pending == 1
-
-
 def test_a_cancel_that_may_be_lost_is_sent_again() -> None:
-    """After a reconnect, unanswered cancels are sent again for the operations that the daemon knows."""
     core, waiting = core_with_sent(3)
     core.cancel(waiting[0])
     core.cancel(waiting[2])
@@ -382,7 +293,6 @@ def test_a_cancel_that_may_be_lost_is_sent_again() -> None:
 
 
 def test_a_batch_of_columns_is_cancelled_with_what_is_left_of_it() -> None:
-    """Only pending operations are cancelled, and slices that were not sent yet are never sent."""
     core = SessionCore("s", 1_000)
     core.receive(opened(batch_max=2), 0.0)
     batch = many(40)
@@ -393,26 +303,6 @@ def test_a_batch_of_columns_is_cancelled_with_what_is_left_of_it() -> None:
     messages = sent(core, 0.0)
     assert registered(messages) == []
     assert list(messages[0].cancel.operation_ids) == [2, *range(4, 41)]
-
-
-def test_the_limit_on_pending_operations_is_clear() -> None:
-    """Waits beyond `pending_max` are refused with both numbers; pending waits continue."""
-    core = open_core(pending_max=3)
-    submit(core, 2)
-    with pytest.raises(LimitExceeded, match=r"2 operations are pending .* 2 more .* limit of 3 \(pending_max\)"):
-        core.submit(many(2), 0.0)
-    submit(core, 1)
-    assert core.pending == 3
-
-
-def test_heartbeats_are_sent_when_there_is_nothing_else() -> None:
-    """An idle session sends one heartbeat per interval."""
-    core = open_core(now=10.0)
-    assert core.wake_at() == 11.0
-    assert sent(core, 10.9) == []
-    (heartbeat,) = sent(core, 11.0)
-    assert heartbeat.HasField("heartbeat")
-    assert core.wake_at() == 12.0
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -99,8 +99,7 @@ async def test_waits_outlive_their_leader(tmp_path: Path, fault: signal.Signals)
             daemon.kill()
 
 
-async def test_a_standby_alone() -> None:
-    """One address that stands by: calls get its refusal, and a session tries again until it gives up."""
+async def test_standby_alone_refuses_calls_and_is_given_up() -> None:
     async with standby() as address, AsyncClient(address, give_up_after=0.3) as client:
         with pytest.raises(errors.Unavailable, match=REFUSAL):
             await client.status()
@@ -108,8 +107,7 @@ async def test_a_standby_alone() -> None:
             await client.produce({"orders-3": 42}, timeout=10)
 
 
-async def test_nothing_serves(tmp_path: Path) -> None:
-    """Without a daemon that serves, calls fail, and continue with the same client as soon as there is one."""
+async def test_calls_fail_until_a_daemon_serves(tmp_path: Path) -> None:
     nowhere = f"127.0.0.1:{free_port()}"
     async with standby() as address, AsyncClient(f"{nowhere},{address}") as client:
         with pytest.raises(errors.Unavailable, match="connections to all backends failing"):
@@ -121,8 +119,9 @@ async def test_nothing_serves(tmp_path: Path) -> None:
             assert (await waiting).satisfied
 
 
-async def test_a_name_that_moves(shared_daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name in a list is looked up again once nothing serves where it was, also for the channel of single calls."""
+async def test_name_that_moved_is_looked_up_again(
+    shared_daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host, _, port = shared_daemon.address.rpartition(":")
     found, real = ["127.0.0.9"], socket.getaddrinfo
 
@@ -151,7 +150,6 @@ def test_options_and_targets() -> None:
 
 
 def test_a_name_with_several_addresses(shared_daemon: DaemonProcess) -> None:
-    """`dns:///` finds the daemon at one of the addresses of a name, and so does a list with its name."""
     port = shared_daemon.address.rpartition(":")[2]
     for address in (f"dns:///localhost:{port}", f"localhost:{port},localhost:1"):
         with Client(address) as client:
