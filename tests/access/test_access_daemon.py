@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import urllib.request
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -20,12 +20,12 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.access.guarded import POLICY, Caller
 from tests.archive.archive_replay import rows_of
-from tests.journal.kit import copy_files
 from tests.kit.commands import serve_command
 from tests.kit.daemon import InProcessDaemon, RunDaemon, StartDaemon
-from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.eventually import eventually
 from tests.kit.messages import high_watermark, produce, register_request
 from tests.kit.served_host import refused
+from tests.service.test_daemon import fetch_page
 from tests.transport.callers import secure_channel
 from tests.transport.conftest import TlsFolder
 
@@ -108,28 +108,6 @@ async def registered(daemon: InProcessDaemon, token: str) -> wire.Receipt:
     return receipt
 
 
-async def test_sessions_are_their_principals_after_a_crash(run_daemon: RunDaemon, tmp_path: Path) -> None:
-    flags = access_flags(tmp_path)
-    mine, theirs = (add_token(tmp_path / "tokens", name) for name in ("wait", "root"))
-    daemon = await run_daemon(*flags, "--data-dir", str(tmp_path / "data"))
-    assert (await registered(daemon, mine)).accepted == 1
-    copy_files(tmp_path / "data", tmp_path / "after the crash")
-    await daemon.stop()
-    daemon = await run_daemon(*flags, "--data-dir", str(tmp_path / "after the crash"))
-    asked = wire.GetOperationRequest(session_id="s", operation_id=1)
-    async with Caller(daemon.address, f"Bearer {mine}") as owner, Caller(daemon.address, f"Bearer {theirs}") as other:
-        assert (await owner.call("GetOperation", asked)).operation.principal == "wait"
-        with refused(grpc.StatusCode.NOT_FOUND):
-            await other.call("GetOperation", asked)
-        with refused(grpc.StatusCode.NOT_FOUND):
-            await other.call("Acknowledge", wire.AcknowledgeRequest(session_id="s", sequence=1))
-        stream = owner.stream("StreamResults", wire.StreamResultsRequest(session_id="s"))
-        assert (await stream.read()).HasField("opened")
-        results = (await stream.read()).results.rows.results
-        assert [(one.operation_id, one.refusal.code) for one in results] == [(2, PERMISSION_DENIED)]
-        stream.cancel()
-
-
 async def test_archive_has_the_principals_of_waits_and_events(run_daemon: RunDaemon, tmp_path: Path) -> None:
     flags = access_flags(tmp_path)
     token = add_token(tmp_path / "tokens", "wait")
@@ -137,7 +115,8 @@ async def test_archive_has_the_principals_of_waits_and_events(run_daemon: RunDae
     assert [one.operation_id for one in (await registered(daemon, token)).refusals] == [2]
     for name in ("root", "wait"):
         async with Caller(daemon.address, f"Bearer {add_token(tmp_path / 'tokens', name)}") as caller:
-            await _known(caller)
+            status = partial(caller.call, "GetStatus", wire.GetStatusRequest())
+            await eventually(status, "the new token is known", but=grpc.aio.AioRpcError)
             if name == "root":
                 await caller.call("Advance", wire.AdvanceRequest(rows={"events": [high_watermark("mine-2", 5)]}))
             await caller.call("Wait", wire.WaitRequest(operation=produce(1, "mine-2", 1)))
@@ -187,18 +166,6 @@ async def test_pages_beyond_loopback_need_the_role_observe(run_daemon: RunDaemon
     assert not [token for token in tokens.values() if token in asking.log]
 
 
-async def _known(caller: Caller) -> None:
-    """Return once the daemon has read the caller's new token."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            try:
-                await caller.call("GetStatus", wire.GetStatusRequest())
-            except grpc.aio.AioRpcError:
-                await asyncio.sleep(0.02)
-            else:
-                return
-
-
 async def test_tokens_and_hashes_are_in_no_log_metric_or_printed_setting(
     start_daemon: StartDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,7 +179,7 @@ async def test_tokens_and_hashes_are_in_no_log_metric_or_printed_setting(
             await other.call("GetStatus", wire.GetStatusRequest())
         with refused(grpc.StatusCode.PERMISSION_DENIED):
             await one.call("Advance", wire.AdvanceRequest(rows={}))
-    metrics = await asyncio.to_thread(_read, f"http://{daemon.http_address}/metrics")
+    metrics = (await asyncio.to_thread(fetch_page, daemon, "/metrics"))[1]
     assert 'purgatory_access_refusals_total{reason="unauthenticated"} 1.0' in metrics
     assert 'purgatory_access_refusals_total{reason="role"} 1.0' in metrics
     assert serve_command([*flags, "--print-config"]) == 0
@@ -223,9 +190,3 @@ async def test_tokens_and_hashes_are_in_no_log_metric_or_printed_setting(
     assert [line["reason"] for line in audited] == ["unauthenticated", "role"]
     for secret in (good, bad, good[8:30], hash_of(good), hash_of(bad)):
         assert not [text for text in (daemon.log, metrics, printed) if secret in text]
-
-
-def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
-        content: bytes = answer.read()
-    return content.decode()

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -24,7 +25,7 @@ from purgatory.v1 import event_pb2, operation_pb2, source_pb2, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import NOBODY, ROLES, Caller, guarding
 from tests.kit.eventually import PATIENCE_S
-from tests.kit.messages import advance_request, high_watermark, produce, register_batch
+from tests.kit.messages import advance_request, high_watermark, produce, register_batch, register_request
 
 OK = "ok"
 WITHHELD = "one refused with 7"
@@ -174,8 +175,7 @@ async def _register_composites(caller: Caller, name: str) -> str:
             terms=[mark_term(first), key_term(second)], unless=[mark_term(third), key_term(fourth)]
         )
         operations.append(operation_pb2.Operation(operation_id=100 + place, timeout_ms=0, composite=composite))
-    batch = register_batch(*operations)
-    answer = await caller.call("Register", wire.RegisterRequest(session_id="s", batch=batch))
+    answer = await caller.call("Register", register_request("s", *operations))
     return item(answer.receipt.refusals, 4)
 
 
@@ -205,13 +205,6 @@ async def _stream_results_foreign(caller: Caller) -> str:
     message = await asyncio.wait_for(stream.read(), PATIENCE_S)
     # Not operation 3 of the other session "theirs".
     assert [one.operation_id for one in message.results.rows.results] == [100]
-    return OK
-
-
-@case("CloseSession", "own session", "wait", "wait root")
-async def _close(caller: Caller) -> str:
-    answer = await caller.call("CloseSession", wire.CloseSessionRequest(session_id="s"))
-    assert (answer.cancelled, answer.results_dropped) == (2, 1)
     return OK
 
 
@@ -248,49 +241,6 @@ async def _cancel_partition(caller: Caller, name: str) -> str:
     answer = await caller.call("Cancel", wire.CancelRequest(topic_partition=topic(name)))
     assert answer.cancelled == len(CALLERS) + 2
     await caller.call("Cancel", wire.CancelRequest(key=f"{name}/1"))
-    return OK
-
-
-@case("Cancel", "own operation", "wait admin", "wait admin root")
-async def _cancel(caller: Caller) -> str:
-    answer = await caller.call("Cancel", wire.CancelRequest(session_id="s", operation_ids=[1, 3]))
-    assert (answer.cancelled, list(answer.not_pending_operation_ids)) == (1, [3])
-    return OK
-
-
-@case("Extend", "own operation", "wait admin", "wait admin root")
-async def _extend(caller: Caller) -> str:
-    answer = await caller.call("Extend", wire.ExtendRequest(session_id="s", operation_ids=[1, 3], timeout_ms=600_000))
-    assert (answer.extended, list(answer.not_pending_operation_ids)) == (1, [3])
-    return OK
-
-
-@case("Extend", "foreign session by principal", "wait admin", "root", DENIED)
-async def _extend_of(caller: Caller) -> str:
-    request = wire.ExtendRequest(session_id="theirs", principal=OTHER, operation_ids=[1], timeout_ms=600_000)
-    assert (await caller.call("Extend", request)).extended == 1
-    return OK
-
-
-@case("Cancel", "foreign session by principal", "wait admin", "root", DENIED)
-async def _cancel_of(caller: Caller) -> str:
-    answer = await caller.call("Cancel", wire.CancelRequest(session_id="theirs", principal=OTHER))
-    assert answer.cancelled == 2
-    return OK
-
-
-@case("GetOperation", "own operation", "wait admin", "wait admin root")
-async def _get_operation(caller: Caller) -> str:
-    answer = await caller.call("GetOperation", wire.GetOperationRequest(session_id="s", operation_id=2))
-    assert answer.operation.operation_id == 2
-    return OK
-
-
-@case("GetOperation", "foreign operation on an own name", "wait admin", "admin root", DENIED)
-async def _get_operation_of(caller: Caller) -> str:
-    asked = wire.GetOperationRequest(session_id="theirs", operation_id=1, principal=OTHER)
-    answer = await caller.call("GetOperation", asked)
-    assert (answer.operation.principal, answer.operation.session_id) == (OTHER, "theirs")
     return OK
 
 
@@ -354,18 +304,6 @@ async def _tail_results(caller: Caller) -> str:
     return OK
 
 
-@case("GetStatus", "everything", " ".join(ROLES), f"{' '.join(ROLES)} root")
-async def _get_status(caller: Caller) -> str:
-    answer = await caller.call("GetStatus", wire.GetStatusRequest(remaining_time=True))
-    assert sum(kind.pending for kind in answer.kinds) == 2 * (len(CALLERS) + 2)
-    return OK
-
-
-@case("GetTopology", "everything", " ".join(ROLES), f"{' '.join(ROLES)} root")
-async def _get_topology(caller: Caller) -> str:
-    return OK if (await caller.call("GetTopology", wire.GetTopologyRequest())).shards == 1 else "wrong"
-
-
 @both("AttachSource", "advance", "advance", DENIED)
 async def _attach_source(caller: Caller, name: str) -> str:
     stream = caller.stream("AttachSource")
@@ -398,19 +336,6 @@ async def _source_ends(caller: Caller, name: str) -> str:
     return OK
 
 
-@case("ListDeadLetters", "own", "wait admin", "wait admin root")
-async def _list_dead_letters(caller: Caller) -> str:
-    assert not (await caller.call("ListDeadLetters", webhook_pb2.ListDeadLettersRequest())).dead_letters
-    return OK
-
-
-@case("ResendDeadLetters", "own", "wait admin", "wait admin root")
-async def _resend_dead_letters(caller: Caller) -> str:
-    answer = await caller.call("ResendDeadLetters", webhook_pb2.ResendDeadLettersRequest(webhook_ids=["nobody's"]))
-    assert list(answer.unknown_webhook_ids) == ["nobody's"]
-    return OK
-
-
 @case("HandOver", "the daemon", "admin", "root")
 async def _hand_over(caller: Caller) -> str:
     try:
@@ -421,27 +346,58 @@ async def _hand_over(caller: Caller) -> str:
     return OK
 
 
-@case("DeleteDeadLetters", "own", "wait admin", "wait admin root")
-async def _delete_dead_letters(caller: Caller) -> str:
-    answer = await caller.call("DeleteDeadLetters", webhook_pb2.DeleteDeadLettersRequest(webhook_ids=["nobody's"]))
-    assert list(answer.unknown_webhook_ids) == ["nobody's"]
-    return OK
-
-
-def only_asks(rpc: str, on: str, door: str, may: str, otherwise: str, request: object) -> None:
-    """Add a case of a unary call whose answer does not matter."""
+def asks(
+    rpc: str, on: str, door: str, may: str, request: object,
+    is_right: Callable[[Any], bool] = lambda _: True, otherwise: str = DENIED,
+) -> None:  # fmt: skip
+    """Add a case of a unary call, whose answer must be right."""
 
     async def act(caller: Caller) -> str:
-        await caller.call(rpc, request)
+        answer = await caller.call(rpc, request)
+        assert is_right(answer), answer
         return OK
 
     case(rpc, on, door, may, otherwise)(act)
 
 
-HIDDEN = wire.GetOperationRequest(session_id="theirs", operation_id=2, principal=OTHER)
-OWN_RESULTS = wire.AcknowledgeRequest(session_id="s", sequence=1)
-only_asks("Acknowledge", "own session", "wait", "wait root", DENIED, OWN_RESULTS)
-only_asks("GetOperation", "foreign operation on a foreign name", "admin", "root", NOT_FOUND, HIDDEN)
+EVERY_ROLE = " ".join(ROLES)
+PENDING = 2 * (len(CALLERS) + 2)
+"""Operations in all sessions together."""
+MINUTES: dict[str, Any] = {"operation_ids": [1, 3], "timeout_ms": 600_000}
+OTHERS: dict[str, Any] = {"session_id": "theirs", "principal": OTHER}
+NONE_KNOWN = {"webhook_ids": ["nobody's"]}
+asks("CloseSession", "own session", "wait", "wait root", wire.CloseSessionRequest(session_id="s"),
+     lambda answer: (answer.cancelled, answer.results_dropped) == (2, 1))  # fmt: skip
+asks("Cancel", "own operation", "wait admin", "wait admin root",
+     wire.CancelRequest(session_id="s", operation_ids=[1, 3]),
+     lambda answer: (answer.cancelled, list(answer.not_pending_operation_ids)) == (1, [3]))  # fmt: skip
+asks("Cancel", "foreign session by principal", "wait admin", "root", wire.CancelRequest(**OTHERS),
+     lambda answer: answer.cancelled == 2)  # fmt: skip
+asks("Extend", "own operation", "wait admin", "wait admin root", wire.ExtendRequest(session_id="s", **MINUTES),
+     lambda answer: (answer.extended, list(answer.not_pending_operation_ids)) == (1, [3]))  # fmt: skip
+asks("Extend", "foreign session by principal", "wait admin", "root", wire.ExtendRequest(**OTHERS, **MINUTES),
+     lambda answer: answer.extended == 1)  # fmt: skip
+asks("GetOperation", "own operation", "wait admin", "wait admin root",
+     wire.GetOperationRequest(session_id="s", operation_id=2),
+     lambda answer: answer.operation.operation_id == 2)  # fmt: skip
+asks("GetOperation", "foreign operation on an own name", "wait admin", "admin root",
+     wire.GetOperationRequest(**OTHERS, operation_id=1),
+     lambda answer: (answer.operation.principal, answer.operation.session_id) == (OTHER, "theirs"))  # fmt: skip
+asks("GetOperation", "foreign operation on a foreign name", "admin", "root",
+     wire.GetOperationRequest(**OTHERS, operation_id=2), otherwise=NOT_FOUND)  # fmt: skip
+asks("Acknowledge", "own session", "wait", "wait root", wire.AcknowledgeRequest(session_id="s", sequence=1))
+asks("GetStatus", "everything", EVERY_ROLE, f"{EVERY_ROLE} root", wire.GetStatusRequest(remaining_time=True),
+     lambda answer: sum(kind.pending for kind in answer.kinds) == PENDING)  # fmt: skip
+asks("GetTopology", "everything", EVERY_ROLE, f"{EVERY_ROLE} root", wire.GetTopologyRequest(),
+     lambda answer: answer.shards == 1)  # fmt: skip
+asks("ListDeadLetters", "own", "wait admin", "wait admin root", webhook_pb2.ListDeadLettersRequest(),
+     lambda answer: not answer.dead_letters)  # fmt: skip
+for rpc, request in (
+    ("ResendDeadLetters", webhook_pb2.ResendDeadLettersRequest(**NONE_KNOWN)),
+    ("DeleteDeadLetters", webhook_pb2.DeleteDeadLettersRequest(**NONE_KNOWN)),
+):
+    asks(rpc, "own", "wait admin", "wait admin root", request,
+         lambda answer: list(answer.unknown_webhook_ids) == NONE_KNOWN["webhook_ids"])  # fmt: skip
 for rpc, door, request in (
     ("Acknowledge", "wait", wire.AcknowledgeRequest(session_id="theirs", sequence=1)),
     ("CloseSession", "wait", wire.CloseSessionRequest(session_id="theirs")),
@@ -450,7 +406,7 @@ for rpc, door, request in (
     ("GetOperation", "wait admin", wire.GetOperationRequest(session_id="theirs", operation_id=1)),
     ("ListOperations", "wait admin", wire.ListOperationsRequest(session_id="theirs")),
 ):
-    only_asks(rpc, "foreign session", door, "", NOT_FOUND, request)
+    asks(rpc, "foreign session", door, "", request, otherwise=NOT_FOUND)
 
 
 def test_every_call_has_a_rule_and_is_in_the_table() -> None:

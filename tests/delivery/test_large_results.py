@@ -17,7 +17,8 @@ from purgatory.v1 import operation_pb2, source_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.delivery.paths import PATHS, ReadResult, read_results
 from tests.kit.daemon import InProcessDaemon, RunDaemon
-from tests.kit.messages import produce, register_batch, signal
+from tests.kit.eventually import eventually
+from tests.kit.messages import produce, register_request, signal
 from tests.kit.served_host import DaemonChannel
 
 KEYS = [f"job-{number}" for number in range(1_100)]
@@ -35,8 +36,7 @@ async def signal_all(daemon: InProcessDaemon) -> None:
 async def register(daemon: InProcessDaemon, *operations: operation_pb2.Operation) -> None:
     """Register rows in the session `s`."""
     async with DaemonChannel(daemon.address) as channel:
-        batch = register_batch(*operations)
-        await channel.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
+        await channel.stub.Register(register_request("s", *operations))
 
 
 async def read(daemon: InProcessDaemon, path: str, count: int) -> list[ReadResult]:
@@ -113,8 +113,11 @@ async def test_reasons_of_a_source_do_not_make_a_result_unreadable(run_daemon: R
         stale = [source_pb2.StaleMarks(topic_prefix="t", stale_ms=5, reason=reason)]
         report = source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_LIVE, stale=stale)
         await source.write(source_pb2.AttachSourceRequest(report=report))
-        while not (await channel.status()).sources[0].HasField("stale_ms"):  # noqa: ASYNC110 - there is no event
-            await asyncio.sleep(0.01)
+
+        async def is_stale() -> bool:
+            return (await channel.status()).sources[0].HasField("stale_ms")
+
+        await eventually(is_stale, "the report is taken")
         many = produce(1, "t", 1, timeout_ms=0)
         for partition in range(1, 2_000):
             many.produce.partitions.add(required_offset=1, topic_partition={"topic": "t", "partition": partition})

@@ -12,8 +12,6 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.results import Outcome
 from purgatory_client.waits import signal
 
-from purgatory.engine import codes
-from purgatory.engine.batches import OperationBatch
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -26,10 +24,10 @@ from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener, Listeners
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
-from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.kit.daemon import RunDaemon
 from tests.kit.eventually import eventually
+from tests.kit.messages import produce_run
 from tests.kit.served_host import HOOKS, RecordingListener, with_faults
 
 POLICY: Final = (
@@ -119,8 +117,7 @@ def expired_host(listener: Listener | None = None) -> tuple[Host, list[Session]]
     host = Host(Engine(EngineLimits(), 1), clock, HostSettings(), *([listener] if listener else []))
     sessions = [host.sessions.open(f"s{number}", 1)[0] for number in range(3)]
     for session in sessions:
-        batch = OperationBatch([1], partitions=[("t", 0)], offsets=[1], timeouts_ms=[49])
-        host.registration(session).register([OperationRun(codes.PRODUCE, batch)], [])
+        host.registration(session).register([produce_run([1], "t", timeout_ms=49)], [])
     clock.jump(99)
     return host, sessions
 

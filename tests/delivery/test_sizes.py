@@ -27,7 +27,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.delivery.paths import PATHS, ReadResult, read_results
 from tests.kit.daemon import DaemonProcess, InProcessDaemon, RunDaemon, StartDaemon
 from tests.kit.eventually import PATIENCE_S, eventually
-from tests.kit.messages import produce, register_batch, signal
+from tests.kit.messages import produce, register_request, signal
 from tests.kit.served_host import DaemonChannel, Peer, serving
 from tests.kit.sizes import all_sizes
 
@@ -149,8 +149,7 @@ async def test_results_around_each_size_are_delivered_once_in_order(
     cancelled = [signal(next(ids), "never", timeout_ms=60_000) for _ in range(size)]
     async with DaemonChannel(daemon.address) as channel:
         for part in (operations, [*waits, *refused, *cancelled], [signal(next(ids), "small", timeout_ms=0)]):
-            batch = register_batch(*part)
-            await channel.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
+            await channel.stub.Register(register_request("s", *part))
         listed, token = 0, ""
         while listed == 0 or token:
             page = await channel.stub.ListOperations(wire.ListOperationsRequest(page_size=1_000, page_token=token))
@@ -218,14 +217,8 @@ async def test_results_around_the_real_sizes_survive_a_kill(
     start_daemon: StartDaemon, tmp_path: Path, path: str, size_max: int
 ) -> None:
     """The next daemon continues with the same numbers."""
-    flags = [
-        "--data-dir",
-        str(tmp_path / "data"),
-        "--limits-items-per-operation-max",
-        "5100",
-        "--limits-topic-length-max",
-        "99",
-    ]
+    flags = ["--limits-items-per-operation-max", "5100", "--limits-topic-length-max", "99"]
+    flags += ["--data-dir", str(tmp_path / "data")]
     daemon = start_daemon(*flags)
     for size in (size_max - 1, size_max, size_max + 1):
         columns = operation_pb2.OperationColumns(
@@ -260,9 +253,9 @@ async def test_message_of_exactly_the_largest_size_is_not_cut(monkeypatch: pytes
         async with serving() as served:
             if whole:
                 monkeypatch.setattr(sizes, "MESSAGE_BYTES_MAX", whole + more)
-            operations = [signal(number, f"key-{number}", timeout_ms=0) for number in (1, 2, 3)]
-            batch = register_batch(*operations)
-            await served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
+            await served.stub.Register(
+                register_request("s", *(signal(number, f"key-{number}", timeout_ms=0) for number in (1, 2, 3)))
+            )
             peer = await Peer(served, "s").open(columns=columns)
             results = [await peer.results()]
             whole = whole or wire.SessionResponse(results=results[0]).ByteSize()
@@ -282,9 +275,9 @@ def length_of(batch: wire.ResultBatch) -> int:
 @pytest.mark.parametrize("more", [-1, 0, 1])
 async def test_page_ends_with_the_operation_that_fills_it(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
     async with serving() as served:
-        operations = [produce(number, "t", 1, timeout_ms=60_000) for number in range(1, 10)]
-        batch = register_batch(*operations)
-        await served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
+        await served.stub.Register(
+            register_request("s", *(produce(number, "t", 1, timeout_ms=60_000) for number in range(1, 10)))
+        )
         monkeypatch.setattr(sizes, "LISTED_OPERATIONS_AT_ONCE", 1)
         page = await served.stub.ListOperations(wire.ListOperationsRequest())
         bytes_max = sum(one.ByteSize() for one in page.operations[:2]) + more

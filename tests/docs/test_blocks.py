@@ -134,7 +134,7 @@ def test_commands_without_a_shown_output_succeed(page: str, start_daemon: StartD
         offset=5
     """
     for text in texts(page, "sh"):
-        if not text.startswith("buf "):  # tests/strangers/test_generic_tools.py runs it
+        if not text.startswith("buf "):  # tests/strangers/test_grpc_page.py runs it
             script += text.replace("5000", "50").replace("curl ", "curl --fail-with-body -sS ")
     if page == "docs/faq.md":
         script += "purgatory show orders-3"

@@ -57,16 +57,6 @@ async def test_work_beyond_the_time_of_an_iteration_is_deferred() -> None:
     assert [work for work, _ in queue.waits] == [REGISTRATIONS] * 2
 
 
-async def test_a_light_caller_overtakes_a_heavy_one() -> None:
-    queue = Queue()
-    heavy, light = queue.enter("heavy"), queue.enter("light")
-    works = start(*(queue.work(heavy, "heavy", cost_us=LOOP_TURN_US_MAX) for _ in range(10)))
-    await asyncio.sleep(0)
-    works += start(queue.work(light, "light"))
-    await asyncio.gather(*works)
-    assert queue.done.index("light") <= 2
-
-
 async def test_callers_share_by_time_and_not_by_number_of_turns() -> None:
     queue = Queue()
     callers = {name: queue.enter(name) for name in ("long", "short")}

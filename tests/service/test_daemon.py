@@ -1,4 +1,4 @@
-"""The real daemon as a process: start, probes, reflection, metrics, shutdown, and failures."""
+"""The real daemon as a process: start, extensions, probes, metrics, shutdown, and failures."""
 
 import asyncio
 import json
@@ -13,7 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -23,10 +25,10 @@ from prometheus_client.parser import text_string_to_metric_families
 import purgatory
 from purgatory.daemon import Daemon
 from purgatory.engine import COMPILED
-from purgatory.extension import StartupError
+from purgatory.extension import StartupError, chosen
 from purgatory.extensions.archive.archive_listener import ArchiveListener
 from purgatory.extensions.archive.extension import ArchiveExtension
-from purgatory.extensions.installed import ALL_SETTINGS
+from purgatory.extensions.installed import ALL, ALL_SETTINGS
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.store import Store
@@ -78,12 +80,6 @@ def pending(daemon: DaemonProcess | DaemonThread) -> float:
     return sum(sums_by_kind(fetch_page(daemon, "/metrics")[1], "purgatory_pending_operations").values())
 
 
-@pytest.fixture
-def channel(shared_daemon: DaemonProcess) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(shared_daemon.address) as opened:
-        yield opened
-
-
 def test_start_line_and_probes(shared_daemon: DaemonProcess) -> None:
     """The first line on stderr has what an operator needs; the daemon is alive and ready once the ready file exists."""
     line = shared_daemon.log.splitlines()[0]
@@ -93,18 +89,6 @@ def test_start_line_and_probes(shared_daemon: DaemonProcess) -> None:
     assert fetch_page(shared_daemon, "/healthz") == (200, "ok\n")
     assert fetch_page(shared_daemon, "/readyz") == (200, "ready\n")
     assert fetch_page(shared_daemon, "/")[0] == 200
-
-
-def test_reflection_lists_and_describes_the_service(channel: grpc.Channel) -> None:
-    requests = [
-        reflection_pb2.ServerReflectionRequest(list_services=""),
-        reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
-    ]
-    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-    listed, described = stub.ServerReflectionInfo(iter(requests), timeout=PATIENCE_S)
-    names = {service.name for service in listed.list_services_response.service}
-    assert {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"} <= names
-    assert described.file_descriptor_response.file_descriptor_proto
 
 
 def work_of_every_outcome(daemon: DaemonThread, channel: grpc.Channel) -> object:
@@ -341,3 +325,46 @@ async def test_the_journal_is_closed_where_the_archive_fails(tmp_path: Path, mon
     directory.release()
     assert last is not None
     assert last[2], "the journal does not say that its daemon ended cleanly"
+
+
+NAMES = [extension.name for extension in ALL]
+
+
+@pytest.mark.parametrize("loaded", ["none", *NAMES])
+async def test_daemon_with_these_extensions(run_daemon: RunDaemon, loaded: str) -> None:
+    """The page, and the calls and counts of webhooks, exist only with their extension."""
+    daemon = await run_daemon("--extensions", loaded)
+    service = "/purgatory.v1.PurgatoryService"
+    wait = {"operation": {"timeoutMs": 0, "signal": {"keys": [{"key": "jobs/7"}]}}}
+    register = {"sessionId": "s1", "batch": {"rows": {}}, "callbackUrl": "https://example.com/"}
+    async with aiohttp.ClientSession(f"http://{daemon.http_address}") as http:
+
+        async def page(path: str) -> tuple[int, str]:
+            async with http.get(path) as answer:
+                return answer.status, await answer.text()
+
+        async def call(method: str, body: object) -> tuple[int, Any]:
+            async with http.post(f"{service}/{method}", json=body) as answer:
+                return answer.status, await answer.json()
+
+        status, answer = await call("Wait", wait)
+        assert (status, answer["result"]["outcome"]) == (200, "OUTCOME_EXPIRED")
+        assert await page("/readyz") == (200, "ready\n")
+        assert "purgatory_pending_operations" in (await page("/metrics"))[1]
+        assert (await page("/"))[0] == (200 if loaded == "page" else 404)
+        assert (await call("ListDeadLetters", {}))[0] == (200 if loaded == "webhooks" else 501)
+        assert ("webhooks" in (await call("GetStatus", {}))[1]) == (loaded == "webhooks")
+        status, answer = await call("Register", register)
+        assert (status, "callback_url" in answer["message"]) == (400, True), answer
+
+
+def test_unknown_extension_is_refused_with_the_known_names() -> None:
+    with pytest.raises(StartupError, match="unknown extension 'webhook'; known: all, none, fleet, tracing, archive"):
+        chosen(ALL, ALL_SETTINGS(extensions="page webhook"))
+
+
+def test_setting_of_an_extension_that_is_not_loaded_is_refused(tmp_path: Path) -> None:
+    settings = load_settings({"extensions": "page", "archive": {"uri": str(tmp_path)}}, ALL_SETTINGS)
+    with pytest.raises(StartupError, match=r"archive.uri is set, but the extension archive is not loaded"):
+        chosen(ALL, settings)
+    assert [extension.name for extension in chosen(ALL, ALL_SETTINGS(extensions="page"))] == ["page"]

@@ -1,23 +1,34 @@
-"""The host by itself: slices, the reaper, notifications of listeners, and the drain."""
+"""The host by itself: slices, the reaper and its alarm, notifications of listeners, extensions, and the drain."""
+
+from __future__ import annotations
 
 import asyncio
+import ctypes
 import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import grpc
 import pytest
+from purgatory_client.aio import AsyncClient
 
 from purgatory import sizes
-from purgatory.clock import SystemClock
+from purgatory.clock import NS_PER_MS, SystemClock
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import draining
 from purgatory.service import host as host_module
+from purgatory.service import reaper as alarm_module
 from purgatory.service import reaper as reaper_module
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
+from purgatory.service.reaper import Alarm, KernelAlarm, LoopAlarm, OnAlarm, make_alarm
+from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
+from purgatory.sizes import CONTROL_MESSAGES_MAX
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2
@@ -205,3 +216,165 @@ async def test_the_end_does_not_wait_for_a_peer_that_acknowledges_nothing(monkey
         await drain(served.host, 30.0)
         assert (await peer.results()).rows.results[0].outcome == result_pb2.OUTCOME_SHUTTING_DOWN
         assert (await peer.read()).HasField("going_away")
+
+
+LONG_MS = 600_000
+
+
+def one_wait(timeout_ms: int) -> tuple[Host, Session, ManualClock]:
+    """A host with operation 1 of a session, on a clock that is moved by hand."""
+    clock = ManualClock(1)
+    host = Host(Engine(EngineLimits(), 1), clock, HostSettings())
+    session, _ = host.sessions.open("s", 1)
+    host.registration(session).register([produce_run([1], timeout_ms=timeout_ms)], [])
+    return host, session, clock
+
+
+async def test_what_is_due_expires_before_it_is_extended() -> None:
+    host, session, clock = one_wait(1_000)
+    clock.jump(1_001)
+    assert host.extend(session, [1], 500) == [False]
+    assert (host.engine.pending, session.outbox.last_sequence) == (0, 1)
+    clock.jump(10_000)
+    host.reaper.turn()
+    assert session.outbox.last_sequence == 1
+
+
+async def test_an_extension_is_a_use_of_the_session() -> None:
+    host, session, clock = one_wait(LONG_MS * 10)
+    ttl_ms = host.settings.session.ttl_ms
+    for _ in range(3):
+        clock.jump(ttl_ms - 1)
+        assert host.extend(session, [1], 500) == [True]
+        host.sessions.drop_expired(host.time.now_ms())
+        assert not session.dropped
+    clock.jump(ttl_ms)
+    host.sessions.drop_expired(host.time.now_ms())
+    assert session.dropped
+
+
+async def test_owner_hears_of_an_extension_by_another_caller() -> None:
+    """On its session stream, or its stream of results: those that were pending, and the time from now on."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        peer = await Peer(served, "s").open()
+        await peer.registered(produce(1, "orders", 5), produce(2, "orders", 6))
+        assert await client.extend([2, 3], 600, session_id="s") == [3]
+        expected = wire.OperationsExtended(operation_ids=[2], timeout_ms=600_000)
+        assert (await peer.read()).extended == expected
+        results = served.stub.StreamResults(wire.StreamResultsRequest(session_id="s"))
+        assert (await results.read()).HasField("opened")
+        assert await client.extend([2], 600, session_id="s") == []
+        assert (await results.read()).extended == expected
+        results.cancel()
+
+
+async def test_extensions_are_left_out_where_nobody_reads() -> None:
+    """They must not take the place of a receipt: a peer that does not read has few."""
+    async with serving() as served, AsyncClient(served.address) as client:
+        peer = await Peer(served, "s").open()
+        await peer.registered(produce(1, "orders", 5))
+        [stream] = served.host.sessions.streams()
+        stream.wake = lambda: None  # type: ignore[method-assign] # so its writer does nothing
+        for _ in range(2 * CONTROL_MESSAGES_MAX):
+            await client.extend([1], 600, session_id="s")
+        stream.reserve()
+        assert stream._unwritten == CONTROL_MESSAGES_MAX
+
+
+LOOP_RESOLUTION_MS = 1
+"""Loops may fire up to this much early, because of their own resolution in time."""
+
+Make = Callable[[OnAlarm], Alarm]
+both = pytest.mark.parametrize("make", [KernelAlarm, LoopAlarm])
+
+
+class Rings:
+    """Records when an alarm has fired."""
+
+    def __init__(self) -> None:
+        self.at_ns: list[int] = []
+        self.late_ms: list[float] = []
+        self._rung = asyncio.Event()
+
+    def ring(self, late_ms: float) -> None:
+        """Record that the alarm has fired."""
+        self.at_ns.append(time.monotonic_ns())
+        self.late_ms.append(late_ms)
+        self._rung.set()
+
+    async def next(self) -> None:
+        """Return after the next time the alarm fires."""
+        await asyncio.wait_for(self._rung.wait(), PATIENCE_S)
+        self._rung.clear()
+
+
+@both
+async def test_rings_at_the_beginning_of_a_millisecond_and_not_before(make: Make) -> None:
+    """The alarm fires once the given millisecond has begun, and reports its lateness."""
+    rings = Rings()
+    alarm = make(rings.ring)
+    for in_ms in (1, 2, 20):
+        set_ms = time.monotonic_ns() // NS_PER_MS
+        alarm.set(in_ms)
+        await rings.next()
+        early_ms_max = LOOP_RESOLUTION_MS if make is LoopAlarm else 0
+        assert rings.at_ns[-1] // NS_PER_MS >= set_ms + in_ms - early_ms_max
+        late_ms_max = (rings.at_ns[-1] - (set_ms + in_ms) * NS_PER_MS) / NS_PER_MS
+        assert 0 <= rings.late_ms[-1] <= max(0.0, late_ms_max)
+    alarm.close()
+    assert len(rings.at_ns) == 3
+
+
+@both
+async def test_only_the_last_setting_rings(make: Make) -> None:
+    rings = Rings()
+    alarm = make(rings.ring)
+    alarm.set(3_600_000)
+    alarm.set(1)
+    await rings.next()
+    alarm.set(1)
+    time.sleep(0.005)  # noqa: ASYNC251 - the loop must not process the expired timer before
+    alarm.set(3_600_000)
+    other = Rings()
+    later = make(other.ring)
+    later.set(5)
+    await other.next()
+    assert len(rings.at_ns) == 1
+    alarm.close()
+    later.close()
+
+
+@both
+async def test_closed_alarm_is_silent(make: Make) -> None:
+    """A closed alarm does not fire, even if it was about to, and leaves no file open."""
+    files = open_files()
+    rings, other = Rings(), Rings()
+    closed = make(rings.ring)
+    closed.set(1)
+    time.sleep(0.005)  # noqa: ASYNC251 - it has fired, and the loop has not processed it
+    closed.close()
+    alarm = make(other.ring)
+    alarm.set(5)
+    await other.next()
+    alarm.close()
+    assert not rings.at_ns
+    assert open_files() == files
+
+
+async def test_the_loop_rings_where_the_kernel_has_no_timers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(make_alarm(print), KernelAlarm)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
+    assert isinstance(make_alarm(print), LoopAlarm)
+    monkeypatch.undo()
+    monkeypatch.setattr(alarm_module, "_checked", refuse)
+    assert isinstance(make_alarm(print), LoopAlarm)
+
+
+def refuse(_answer: int) -> int:
+    """Fail as if libc had returned an error."""
+    raise OSError(24, "too many open files")
+
+
+def open_files() -> int:
+    """Return the number of open files of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))

@@ -106,22 +106,6 @@ def test_an_id_is_accepted_once_or_has_a_refused_result(steps: list[tuple[list[i
         session.refused_ids = RefusedIds(session.refused_ids.to_bytes())
 
 
-@settings(max_examples=40)
-@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 40), max_size=20)), max_size=20))
-def test_ranges_hold_what_a_set_would(steps: list[tuple[bool, list[int]]]) -> None:
-    ids, expected = RefusedIds(), set[int]()
-    for is_added, some in steps:
-        if is_added:
-            ids.add(some, 5)
-            expected.update(one for one in some if one > 5)
-        else:
-            ids.discard(some)
-            expected.difference_update(some)
-        ids = RefusedIds(ids.to_bytes())
-        assert [one for one in range(42) if one in ids] == sorted(expected)
-        assert bool(ids) == bool(expected)
-
-
 async def refused_in_slices(monkeypatch: pytest.MonkeyPatch, is_cancelled: bool) -> tuple[Host, Session]:
     """Refuse a batch with ids 1 to 8, two ids in a slice. Between the slices, a second one with id 9 arrives."""
     monkeypatch.setattr(sizes, "REFUSED_IDS_PER_SLICE", 2)

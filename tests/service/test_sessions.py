@@ -8,11 +8,11 @@ import pytest
 from purgatory.service.sessions.result_stream import Response
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from purgatory.testing import ManualClock
-from purgatory.v1 import operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import result_pb2
 from tests.kit.eventually import eventually
 from tests.kit.messages import produce, produce_columns, signal
-from tests.kit.served_host import Peer, ServedHost, refused, serving
+from tests.kit.served_host import Peer, ServedHost, serving
 
 
 def ids_and_sequences(batch: wire.ResultBatch) -> list[tuple[int, int]]:
@@ -25,18 +25,6 @@ async def drained(served: ServedHost, session_id: str) -> None:
     """Wait until a session has no stream."""
     session = served.host.sessions.get(session_id)
     await eventually(lambda: session.stream is None, "the stream is detached")
-
-
-async def test_the_receipt_comes_before_any_result_of_its_batch() -> None:
-    async with serving() as served:
-        await served.high_watermark("orders", 42)
-        peer = await Peer(served, "s").open()
-        assert not peer.opened.resumed
-        receipt = await peer.registered(*(produce(place, "orders", 42) for place in range(1, 101)), batch_id=9)
-        assert (receipt.batch_id, receipt.accepted, receipt.highest_operation_id) == (9, 100, 100)
-        batch = await peer.results()
-        assert ids_and_sequences(batch) == [(place, place) for place in range(1, 101)]
-        assert {result.outcome for result in batch.rows.results} == {result_pb2.OUTCOME_SATISFIED}
 
 
 async def test_who_missed_results_is_told_as_often_as_it_asks() -> None:
@@ -89,30 +77,6 @@ async def test_a_second_stream_takes_the_session_over() -> None:
         await served.high_watermark("orders", 1)
         assert ids_and_sequences(await second.results()) == [(1, 1)]
         assert (await served.status()).sessions_connected == 1
-
-
-async def test_register_and_stream_results_share_the_session() -> None:
-    async with serving() as served:
-        batch = wire.RegisterBatch(
-            batch_id=3,
-            columns=operation_pb2.OperationColumns(
-                kind=operation_pb2.OPERATION_KIND_SIGNAL, keys=["k"], operation_id=[1, 2], timeout_ms=[30]
-            ),
-        )
-        answer = await served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
-        assert (answer.receipt.batch_id, answer.receipt.accepted) == (3, 2)
-        stream = served.stub.StreamResults(wire.StreamResultsRequest(session_id="s", columns=True))
-        opened = (await stream.read()).opened
-        assert (opened.resumed, opened.highest_operation_id, opened.incarnation) == (True, 2, answer.incarnation)
-        message = await stream.read()
-        assert list(message.results.columns.outcome) == [result_pb2.OUTCOME_EXPIRED]
-        await served.stub.Acknowledge(wire.AcknowledgeRequest(session_id="s", sequence=2))
-        assert (await served.status()).unacknowledged_results == 0
-        with refused(grpc.StatusCode.INVALID_ARGUMENT):
-            await served.stub.Acknowledge(wire.AcknowledgeRequest(session_id="s", sequence=3))
-        with refused(grpc.StatusCode.NOT_FOUND):
-            await served.stub.Acknowledge(wire.AcknowledgeRequest(session_id="x"))
-        stream.cancel()
 
 
 async def test_cancels_are_answered_on_the_stream() -> None:

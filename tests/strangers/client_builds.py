@@ -85,15 +85,8 @@ def build_java(program: str = "resume") -> list[str]:
         run_tool("JAVA", ["mvn", "-q", "-B", "clean", "deploy", "-Dmaven.install.skip=true", repository], folder)
         _keep("java")
     classes = os.pathsep.join([str(folder / "target" / "classes"), str(folder / "target" / "lib" / "*")])
-    return [
-        "java",
-        "-Xmx256m",
-        "-XX:TieredStopAtLevel=1",
-        "-XX:+UseSerialGC",
-        "-cp",
-        classes,
-        f"purgatory.client.{program.capitalize()}",
-    ]
+    name = f"purgatory.client.{program.capitalize()}"
+    return ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", classes, name]
 
 
 _hashes: dict[str, str] = {}

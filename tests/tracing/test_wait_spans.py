@@ -16,6 +16,7 @@ from purgatory.extensions import tracing
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.kit.daemon import DaemonThread, ServeDaemon, StartDaemon
+from tests.kit.eventually import wait_until
 from tests.kit.messages import advance_request, high_watermark, produce, register_request
 
 collector = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
@@ -34,53 +35,51 @@ def environment(port: int) -> dict[str, str]:
     return {"PURGATORY_TRACING_ENABLED": "true", "OTEL_BSP_SCHEDULE_DELAY": "50", **endpoint}
 
 
+class Handler(BaseHTTPRequestHandler):
+    """Reads a request to `/v1/traces`, and answers with 200."""
+
+    def do_POST(self) -> None:
+        assert self.headers.get("content-encoding") is None, "it was not asked for"
+        self.take(self.rfile.read(int(self.headers["content-length"])))
+        self.send_response(200)
+        self.end_headers()
+        self.answer()
+
+    def take(self, _body: bytes) -> None:
+        """Called with the request."""
+
+    def answer(self) -> None:
+        """Write the body of the answer."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
 class Receiver:
-    """Accepts spans at /v1/traces."""
+    """Accepts spans."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
-        self._came = threading.Condition()
         receiver = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                receiver.take(gzip_or_plain(body, self.headers.get("content-encoding")))
-                self.send_response(200)
-                self.end_headers()
+        class Keeping(Handler):
+            def take(self, body: bytes) -> None:
+                request = collector.ExportTraceServiceRequest.FromString(body)
+                scopes = [scope for resource in request.resource_spans for scope in resource.scope_spans]
+                receiver.spans += [span for scope in scopes for span in scope.spans]
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Keeping)
+        self.port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    @property
-    def port(self) -> int:
-        return self._server.server_port
-
-    def take(self, body: bytes) -> None:
-        request = collector.ExportTraceServiceRequest.FromString(body)
-        with self._came:
-            for resource in request.resource_spans:
-                for scope in resource.scope_spans:
-                    self.spans += scope.spans
-            self._came.notify_all()
 
     def wait(self, count: int) -> list[Any]:
         """Wait for `count` spans and return them."""
-        with self._came:
-            assert self._came.wait_for(lambda: len(self.spans) >= count, WAIT_S), f"only {len(self.spans)} came"
+        wait_until(lambda: len(self.spans) >= count, lambda: f"{len(self.spans)} of {count} spans are there")
         return self.spans
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-
-
-def gzip_or_plain(body: bytes, encoding: str | None) -> bytes:
-    assert encoding is None, f"not asked for: {encoding}"
-    return body
 
 
 @pytest.fixture(scope="module")
@@ -171,11 +170,8 @@ def test_a_receiver_that_does_not_answer_does_not_keep_the_daemon(start_daemon: 
 def test_an_answer_without_end_is_not_read(serve_daemon: ServeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     written, ended = [0], threading.Event()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(200)
-            self.end_headers()
+    class Endless(Handler):
+        def answer(self) -> None:
             try:
                 for _ in range(256):  # megabytes
                     self.wfile.write(b"x" * 1024 * 1024)
@@ -183,10 +179,7 @@ def test_an_answer_without_end_is_not_read(serve_daemon: ServeDaemon, monkeypatc
             except OSError:
                 ended.set()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         for name, value in environment(server.server_port).items():
             monkeypatch.setenv(name, value)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -114,22 +115,15 @@ async def test_every_call_sends_the_token_that_is_read_for_it(
 async def test_daemon_that_cannot_be_trusted(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
     daemon = await run_daemon(*tls_folder.flags(client_auth=True))
     issued = tls_folder.authority.issue("orders")
-    for security in (
-        ChannelSecurity(
-            ca=Authority("Another").certificate_pem, certificate=issued.certificate_pem, key=issued.key_pem
-        ),
-        ChannelSecurity(ca=tls_folder.authority.certificate_pem),
-        ChannelSecurity(tls=True, certificate=issued.certificate_pem, key=issued.key_pem),
-        ChannelSecurity(),
-    ):
-        async with AsyncClient(
-            daemon.address,
-            give_up_after=0.2,
-            tls=security.tls,
-            tls_ca=security.ca,
-            tls_certificate=security.certificate,
-            tls_key=security.key,
-        ) as client:
+    own = {"tls_certificate": issued.certificate_pem, "tls_key": issued.key_pem}
+    untrusted: list[dict[str, Any]] = [
+        {"tls_ca": Authority("Another").certificate_pem, **own},
+        {"tls_ca": tls_folder.authority.certificate_pem},
+        {"tls": True, **own},
+        {},
+    ]
+    for security in untrusted:
+        async with AsyncClient(daemon.address, give_up_after=0.2, **security) as client:
             with pytest.raises(Unavailable):
                 await client.status()
             with pytest.raises(Unavailable):

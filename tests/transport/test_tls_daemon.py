@@ -1,21 +1,24 @@
-"""The real daemon with TLS: which certificates are accepted, over gRPC and over HTTP."""
+"""The real daemon with TLS: which certificates are accepted, over gRPC and HTTP, also while its files change."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import aiohttp
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from examples.secure_demo.authority import Authority
+from examples.secure_demo.authority import Authority, Issued
+from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from tests.kit.daemon import RunDaemon, StartDaemon
-from tests.kit.eventually import PATIENCE_S
+from tests.kit.daemon import InProcessDaemon, RunDaemon, StartDaemon
+from tests.kit.eventually import PATIENCE_S, eventually
 from tests.transport.callers import (
     certificate_served,
     client_context,
@@ -124,3 +127,128 @@ def test_daemon_that_trusts_other_machines_says_so(
     address = "127.1:0" if is_reachable else "127.0.0.1:0"
     daemon = start_daemon(*tls_folder.flags(), "--http-address", address)
     assert ("all their callers are trusted: set access.policy_file" in daemon.log) is is_reachable
+
+
+KEPT = "the new TLS files cannot be used; still using the old ones: tls."
+TAKEN = "new TLS files are in use"
+
+
+async def served_everywhere(daemon: InProcessDaemon, tls_folder: TlsFolder) -> set[int]:
+    """Return the serial numbers of the certificates that both ports present to new connections."""
+    authority = tls_folder.authority
+    return {
+        await certificate_served(daemon.address, authority),
+        await certificate_served(daemon.http_address, authority, alpn="http/1.1"),
+    }
+
+
+async def until_served(daemon: InProcessDaemon, tls_folder: TlsFolder, issued: Issued) -> None:
+    """Return once new connections to both ports get this certificate."""
+
+    async def is_served() -> bool:
+        return await served_everywhere(daemon, tls_folder) == {issued.serial_number}
+
+    await eventually(is_served, "the new certificate is served")
+
+
+async def test_new_certificate_while_streams_are_open(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
+    daemon = await run_daemon(*tls_folder.flags())
+    async with secure_channel(daemon.address, tls_folder.authority) as channel:
+        stream = PurgatoryServiceStub(channel).AdvanceStream()
+        nothing = wire.AdvanceStreamRequest(rows=event_pb2.EventRows())
+        await stream.write(nothing)
+        assert isinstance(await stream.read(), wire.AdvanceStreamResponse)
+        new = tls_folder.issue_server()
+        tls_folder.put_server(new)
+        await until_served(daemon, tls_folder, new)
+        await stream.write(nothing)
+        assert isinstance(await stream.read(), wire.AdvanceStreamResponse)
+    async with https(daemon.http_address, tls_folder.authority) as session:
+        assert await metric(session, "purgatory_tls_reloads_total", result="taken") >= 1
+
+
+async def test_files_behind_a_link_that_is_swapped(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
+    """Files are reloaded when they are links through a folder link that is replaced, as in a mounted secret."""
+    folder = tls_folder.folder
+    for generation in ("first", "second"):
+        (folder / generation).mkdir()
+    (folder / "data").symlink_to("first")
+    first, second = tls_folder.issue_server(), tls_folder.issue_server()
+    first.write(folder / "first", "server")
+    second.write(folder / "second", "server")
+    for name in ("server.crt", "server.key"):
+        (folder / name).unlink()
+        (folder / name).symlink_to(Path("data") / name)
+    daemon = await run_daemon(*tls_folder.flags())
+    assert await served_everywhere(daemon, tls_folder) == {first.serial_number}
+    (folder / "new").symlink_to("second")
+    (folder / "new").replace(folder / "data")
+    await until_served(daemon, tls_folder, second)
+
+
+def other_key(files: TlsFolder) -> None:
+    files.put("server.key", files.issue_server().key_pem)
+
+
+def no_key(files: TlsFolder) -> None:
+    (files.folder / "server.key").unlink()
+
+
+def half_a_certificate(files: TlsFolder) -> None:
+    files.put("server.crt", files.issue_server().certificate_pem[:200])
+
+
+def foreign_list(files: TlsFolder) -> None:
+    files.put("clients.crl", Authority("Another").revocation_list([]))
+
+
+@pytest.mark.parametrize("spoil", [other_key, no_key, half_a_certificate, foreign_list])
+async def test_broken_files_change_nothing(
+    run_daemon: RunDaemon, tls_folder: TlsFolder, spoil: Callable[[TlsFolder], None]
+) -> None:
+    client = tls_folder.authority.issue("orders")
+    daemon = await run_daemon(*tls_folder.flags(client_auth=True, crl=True))
+    spoil(tls_folder)
+    await eventually(lambda: KEPT in daemon.log, KEPT)
+    assert await status_of(daemon.address, tls_folder.authority, client) is OK
+    async with https(daemon.http_address, tls_folder.authority, client) as session:
+        assert await metric(session, "purgatory_tls_reloads_total", result="refused") == 1
+        assert await metric(session, "purgatory_tls_reloads_total", result="taken") == 0
+    tls_folder.put_server(tls_folder.issue_server())
+    tls_folder.put("clients.crl", tls_folder.authority.revocation_list([client.serial_number]))
+
+    async def is_refused() -> bool:
+        return await status_of(daemon.address, tls_folder.authority, client) is UNAUTHENTICATED
+
+    await eventually(is_refused, "the list in which it is revoked is in use")
+
+
+async def test_new_authority_of_clients(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
+    authority, other = tls_folder.authority, Authority("The next authority")
+    old, new = authority.issue("orders"), other.issue("orders")
+    daemon = await run_daemon(*tls_folder.flags(client_auth=True))
+    assert await status_of(daemon.address, authority, old) is OK
+    tls_folder.put("clients.crt", other.certificate_pem)
+    await eventually(lambda: TAKEN in daemon.log, TAKEN)
+    assert await status_of(daemon.address, authority, old) is UNAVAILABLE
+    assert await status_of(daemon.address, authority, new) is OK
+    async with https(daemon.http_address, authority, new) as session:
+        assert await page_status(session, "/metrics") == 200
+    async with https(daemon.http_address, authority, old) as session:
+        with pytest.raises(aiohttp.ClientError):
+            await session.get("/metrics")
+
+
+async def test_revoked_certificate_loses_its_open_stream(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
+    authority = tls_folder.authority
+    client = authority.issue("orders")
+    nothing = wire.AdvanceStreamRequest(rows=event_pb2.EventRows())
+    daemon = await run_daemon(*tls_folder.flags(client_auth=True, crl=True))
+    async with secure_channel(daemon.address, authority, client) as channel:
+        stream = PurgatoryServiceStub(channel).AdvanceStream()
+        await stream.write(nothing)
+        assert isinstance(await stream.read(), wire.AdvanceStreamResponse)
+        tls_folder.put("clients.crl", authority.revocation_list([client.serial_number]))
+        await eventually(lambda: TAKEN in daemon.log, TAKEN)
+        await stream.write(nothing)
+        assert await stream.code() is UNAUTHENTICATED

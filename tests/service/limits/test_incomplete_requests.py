@@ -20,6 +20,7 @@ from purgatory.testing import ManualClock
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from tests.kit.eventually import eventually
 
 
 class Waiting:
@@ -137,12 +138,10 @@ async def test_a_caller_that_never_sends_its_message_is_told(
                 # A call that is ended while its first answer is still being written never gets its status from gRPC;
                 # streams that are late for half a second have written it long before, and here after another call.
                 await PurgatoryServiceStub(channel).GetStatus(wire.GetStatusRequest())
-            while not len(gate.incomplete_requests):  # noqa: ASYNC110 - an incoming call notifies no one
-                await asyncio.sleep(0.001)
+            await eventually(lambda: len(gate.incomplete_requests), "the call has arrived")
             now_s[0] = 1.0
             assert gate.incomplete_requests.end_late(is_short=False) == 1
             assert await call.code() == status
-            while gate.queue.calls or len(gate.incomplete_requests):  # noqa: ASYNC110 - neither does one that has ended
-                await asyncio.sleep(0.001)
+            await eventually(lambda: not (gate.queue.calls or len(gate.incomplete_requests)), "it has ended")
     finally:
         await server.stop(0)

@@ -92,20 +92,6 @@ def test_a_budget_below_what_the_program_takes_is_refused(given: int, is_taken: 
 # Refusals.
 
 
-@pytest.mark.parametrize(("spare", "fits"), [(-1, False), (0, True), (1, True)])
-def test_a_batch_fits_to_the_byte(spare: int, fits: bool) -> None:
-    host, metrics = make_host()
-    budget = host.shares.budget
-    budget.bytes_max = budget.held_bytes() + budget.operations_bytes(10, 20) + spare
-    if fits:
-        host.gate.check_memory(host.shares.accounts.nobody, 10, 20)
-    else:
-        with pytest.raises(BatchRejected, match="more") as raised:
-            host.gate.check_memory(host.shares.accounts.nobody, 10, 20)
-        assert (raised.value.refusal.field, raised.value.refusal.code) == ("memory", codes.RESOURCE_EXHAUSTED)
-    assert metrics.rejected[codes.RESOURCE_EXHAUSTED] == budget.refusals == (not fits)
-
-
 @pytest.mark.parametrize(("spare", "fits"), [(-1, False), (0, True)])
 def test_a_unary_wait_fits_to_the_byte(spare: int, fits: bool) -> None:
     host, metrics = make_host()

@@ -1,4 +1,4 @@
-"""Sources at a served host: the demand and questions they receive, and their visibility to callers."""
+"""Sources at a daemon: the demand and questions they receive, and their visibility to callers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 
 import grpc
 import pytest
 from prometheus_client import CollectorRegistry
+from purgatory_client import batches
 from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import InvalidRequest, Unavailable
 from purgatory_client.sources.source_link import (
@@ -28,8 +30,12 @@ from purgatory.service.metrics.exposition import SourceMetrics
 from purgatory.service.sources import source_table
 from purgatory.v1 import operation_pb2, source_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.client.cli.test_commands import purgatory
+from tests.journal.kit import copy_files
+from tests.kit.daemon import RunDaemon
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.served_host import ServedHost, refused, serving
+from tests.service.test_daemon import fetch_page
 
 
 @asynccontextmanager
@@ -211,31 +217,25 @@ async def test_a_hello_that_makes_no_sense(hello: source_pb2.SourceHello | None,
         assert not served.host.sources
 
 
+LIVE, ALL_STALE = source_pb2.SOURCE_STATE_LIVE, source_pb2.SOURCE_STATE_STALE
+BAD_REPORTS = [
+    source_pb2.SourceReport(),
+    source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_DETACHED),
+    source_pb2.SourceReport(state=LIVE, lag_ms=-1),
+    source_pb2.SourceReport(state=ALL_STALE, stale=[source_pb2.StaleMarks(partitions=range(10_001))]),
+    source_pb2.SourceReport(state=ALL_STALE, stale=[source_pb2.StaleMarks()] * 2_001),
+    source_pb2.SourceReport(state=ALL_STALE, reason="a" * 2**20),
+    source_pb2.SourceReport(state=ALL_STALE, stale=[source_pb2.StaleMarks(stale_ms=-1)]),
+]
+
+
 @pytest.mark.parametrize(
     "message",
     [
         source_pb2.AttachSourceRequest(),
         source_pb2.AttachSourceRequest(hello=source_pb2.SourceHello(name="b", topic_prefixes=["b"])),
-        source_pb2.AttachSourceRequest(report=source_pb2.SourceReport()),
-        source_pb2.AttachSourceRequest(report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_DETACHED)),
-        source_pb2.AttachSourceRequest(report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_LIVE, lag_ms=-1)),
-        source_pb2.AttachSourceRequest(
-            report=source_pb2.SourceReport(
-                state=source_pb2.SOURCE_STATE_STALE, stale=[source_pb2.StaleMarks(partitions=range(10_001))]
-            )
-        ),
-        source_pb2.AttachSourceRequest(
-            report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_STALE, stale=[source_pb2.StaleMarks()] * 2_001)
-        ),
-        source_pb2.AttachSourceRequest(
-            report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_STALE, reason="a" * 2**20)
-        ),
-        source_pb2.AttachSourceRequest(
-            report=source_pb2.SourceReport(
-                state=source_pb2.SOURCE_STATE_STALE, stale=[source_pb2.StaleMarks(stale_ms=-1)]
-            )
-        ),
         source_pb2.AttachSourceRequest(ends=source_pb2.SourceEnds(ends=[source_pb2.PartitionEnd(offset=-1)])),
+        *(source_pb2.AttachSourceRequest(report=report) for report in BAD_REPORTS),
     ],
 )
 async def test_a_message_that_makes_no_sense(message: source_pb2.AttachSourceRequest) -> None:
@@ -361,24 +361,48 @@ async def test_status_and_partitions_say_what_a_source_cannot_see() -> None:
         assert [one.stale_reason for one in listed] == ["broker 2 is down", ""]
 
 
-async def test_many_waits_are_told_in_few_messages() -> None:
-    async with serving() as served, AsyncClient(served.address) as waiter, attached(served) as (_, link):
-        names = [(f"kafka/g{number}", 0) for number in range(100)]
-        waits = [asyncio.create_task(waiter.produce({name: 5}, timeout=60)) for name in names * 100]
-        told: list[tuple[str, int]] = []
-        while len(told) < len(names):
-            changed = await next_of(link)
-            assert isinstance(changed, DemandChanged)
-            told += changed.gained
-        assert sorted(told) == sorted(names)
-        await eventually(lambda: served.host.engine.pending == len(waits), "all are registered")
-        for wait in waits:
-            wait.cancel()
-        await asyncio.wait(waits)
-        lost: list[tuple[str, int]] = []
-        while len(lost) < len(names):
-            changed = await next_of(link)
-            assert isinstance(changed, DemandChanged)
-            assert not changed.gained
-            lost += changed.lost
-        assert not link.demand
+async def until_state(client: AsyncClient, state: str) -> None:
+    """Return once the only source is in this state."""
+
+    async def is_reached() -> bool:
+        return [one.state for one in (await client.status()).sources] == [state]
+
+    await eventually(is_reached, f"the source is {state}")
+
+
+async def test_a_source_before_and_after_the_daemon_is_killed(tmp_path: Path, run_daemon: RunDaemon) -> None:
+    """The restarted daemon sends the demand of waits from the journal."""
+    daemon = await run_daemon("--data-dir", str(tmp_path / "data"))
+    async with AsyncClient(daemon.address) as client, client.attach_source("thermometer", ["room/"]) as link:
+        batch = batches.produce(["room/kitchen-0"], offsets=[21], indexes=[0], timeouts_ms=[600_000])
+        await client.register("s", 1, batch)
+        told = await asyncio.wait_for(anext(aiter(link)), PATIENCE_S)
+        assert told == ([("room/kitchen", 0)], [])
+        copy_files(tmp_path / "data", tmp_path / "copy")
+        await daemon.stop()
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(anext(aiter(link)), PATIENCE_S)
+    daemon = await run_daemon("--data-dir", str(tmp_path / "copy"))
+    async with AsyncClient(daemon.address) as client, client.attach_source("thermometer", ["room/"]) as link:
+        told = await asyncio.wait_for(anext(aiter(link)), PATIENCE_S)
+        assert told == ([("room/kitchen", 0)], [])
+        await client.advance("room/kitchen-0", high_watermark=5)
+        reporting = asyncio.create_task(_report_stale(link))
+        await until_state(client, "stale")
+        show = await asyncio.to_thread(purgatory, "show", "room/kitchen-0", address=daemon.address)
+        status = await asyncio.to_thread(purgatory, "status", address=daemon.address)
+        page = (await asyncio.to_thread(fetch_page, daemon, "/metrics"))[1]
+        reporting.cancel()
+    assert "stale for 1" in show.stdout
+    assert "battery" in show.stdout
+    assert "thermometer" in status.stdout
+    assert "stale" in status.stdout
+    assert 'purgatory_source_up{principal="",source="thermometer"} 0.0' in page
+    assert "source 'thermometer' ('room/*') is" in daemon.log
+
+
+async def _report_stale(link: SourceLink) -> None:
+    """Report once a second, as every source does: nothing has been visible for a minute."""
+    while True:
+        await link.report(SourceState.STALE, "battery", [StaleMarks(stale_ms=60_000, reason="battery")])
+        await asyncio.sleep(0.5)

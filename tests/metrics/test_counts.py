@@ -1,8 +1,13 @@
-"""Metrics: totals of completions, events and refusals, and histograms. Nothing here starts a daemon."""
+"""Totals of completions, events, refusals and calls, and histograms. Nothing here starts a daemon."""
 
-import random
+from collections import Counter
 
+import grpc
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 from purgatory.engine.batches import EventBatch, OperationBatch, Receipt, Refusal
 from purgatory.engine.calls import Apply, Register
@@ -19,15 +24,21 @@ from purgatory.engine.codes import (
     SATISFIED,
 )
 from purgatory.engine.completions import Completions
+from purgatory.service.fair_queue import FairQueue
 from purgatory.service.histogram import Histogram
 from purgatory.service.listeners.listener import Called, Completed
 from purgatory.service.listeners.refusal_log import INTERVAL_MS, SUBJECTS_MAX, RefusalLog
 from purgatory.service.metrics.metrics import Metrics
+from purgatory.service.rpc.call_gate import CallGate
+from purgatory.service.rpc.handlers import add_standard_service
+from purgatory.service.settings import LimitsSettings
 from purgatory.testing import ManualClock
 
+End = tuple[int, int, int, int, list[int]]
+"""Kind, outcome, time waited, lateness, and error codes of the items."""
 
-def completions_of(*ends: tuple[int, int, int, int, list[int]]) -> Completions:
-    """Completions from (kind, outcome, waited_ms, lateness_ms, error codes of the items)."""
+
+def completions_of(*ends: End) -> Completions:
     completions = Completions(0)
     for operation_id, (kind, outcome, waited_ms, lateness_ms, error_codes) in enumerate(ends, 1):
         for error_code in error_codes:
@@ -45,45 +56,33 @@ def events_receipt(next_index: int, unchanged: int = 0, refusals: list[Refusal] 
     return receipt
 
 
-def test_waits_are_kept_by_kind_and_outcome() -> None:
-    metrics = Metrics()
-    completions = completions_of(
-        (PRODUCE, SATISFIED, 3, 0, [0]),
-        (PRODUCE, SATISFIED, 3, 0, [0]),
-        (FETCH, SATISFIED, 70, 0, [0]),
-        (PRODUCE, CANCELLED, 9, 0, [REQUEST_TIMED_OUT]),
-    )
-    metrics.completed(Completed(None, "", completions))
-    assert {pair: histogram.count for pair, histogram in metrics.waits.items() if histogram.count} == {
-        (PRODUCE, SATISFIED): 2,
-        (FETCH, SATISFIED): 1,
-        (PRODUCE, CANCELLED): 1,
-    }
-    assert metrics.waits[PRODUCE, SATISFIED].sum_ms == 6
-    assert all(histogram.count == 0 for histogram in metrics.lateness.values())
+END = st.tuples(
+    st.sampled_from([PRODUCE, FETCH, DELETE_RECORDS]),
+    st.sampled_from([SATISFIED, EXPIRED, CANCELLED]),
+    st.sampled_from([0, 1, 70]),
+    st.integers(0, 5),
+    st.lists(st.sampled_from([0, REQUEST_TIMED_OUT]), max_size=3),
+)
 
 
-def test_expired_ones_give_lateness_and_pending_partitions() -> None:
-    """As in Kafka's meter, each pending partition of produce and delete-records is counted, and nothing else."""
-    metrics = Metrics()
-    completions = completions_of(
-        (PRODUCE, SATISFIED, 5, 0, [0, 0]),
-        (PRODUCE, EXPIRED, 100, 2, [0, REQUEST_TIMED_OUT, REQUEST_TIMED_OUT]),
-        (FETCH, EXPIRED, 100, 1, [0]),
-        (PRODUCE, CANCELLED, 5, 0, [REQUEST_TIMED_OUT]),
-        (DELETE_RECORDS, EXPIRED, 100, 0, [REQUEST_TIMED_OUT]),
-    )
-    metrics.completed(Completed(None, "", completions))
-    assert dict(metrics.expired_partitions) == {PRODUCE: 2, DELETE_RECORDS: 1}
-    assert {kind: histogram.count for kind, histogram in metrics.lateness.items() if histogram.count} == {
-        PRODUCE: 1,
-        FETCH: 1,
-        DELETE_RECORDS: 1,
-    }
-    assert {kind: histogram.sum_ms for kind, histogram in metrics.lateness.items() if histogram.sum_ms} == {
-        PRODUCE: 2,
-        FETCH: 1,
-    }
+@given(st.lists(END, min_size=1, max_size=6), st.booleans())
+def test_completions_are_counted_like_single_operations(ends: list[End], alike: bool) -> None:
+    """Also where all are alike. Pending partitions are those of Kafka's meter: of produce and delete-records."""
+    ends = ends[:1] * len(ends) if alike else ends
+    metrics, single = Metrics(), Metrics()
+    metrics.completed(Completed(None, "", completions_of(*ends)))
+    expired_partitions = Counter({PRODUCE: 0, DELETE_RECORDS: 0})
+    for kind, outcome, waited_ms, lateness_ms, error_codes in ends:
+        single.waits[kind, outcome].observe(waited_ms)
+        if outcome == EXPIRED:
+            single.lateness[kind].observe(lateness_ms)
+            if kind != FETCH:
+                expired_partitions[kind] += error_codes.count(REQUEST_TIMED_OUT)
+    for found, expected in ((metrics.waits, single.waits), (metrics.lateness, single.lateness)):
+        assert {key: (one.cumulative(), one.sum_ms) for key, one in found.items()} == {
+            key: (one.cumulative(), one.sum_ms) for key, one in expected.items()
+        }
+    assert metrics.expired_partitions == expired_partitions
 
 
 def test_events_are_counted_slice_by_slice() -> None:
@@ -132,23 +131,6 @@ def test_bounds_are_inclusive_and_cumulative() -> None:
     assert histogram.sum_seconds == pytest.approx(0.024)
 
 
-def test_observed_column_equals_its_single_values() -> None:
-    seeded = random.Random(8131)
-    values = [seeded.randrange(100) for _ in range(1_000)]
-    column, single = Histogram((5, 50)), Histogram((5, 50))
-    column.observe_all(values)
-    for value in values:
-        single.observe(value)
-    assert column.cumulative() == single.cumulative()
-    assert column.sum_ms == single.sum_ms
-
-
-def test_histogram_without_values_has_all_rows() -> None:
-    histogram = Histogram((1,))
-    assert histogram.cumulative() == [("0.001", 0), ("+Inf", 0)]
-    assert histogram.sum_seconds == 0
-
-
 def test_reached_limits_are_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     """At once, then every ten seconds with the count since; other refusals are not logged."""
     clock = ManualClock()
@@ -172,3 +154,21 @@ def test_reached_limits_are_logged_now_and_then(caplog: pytest.LogCaptureFixture
     caplog.clear()
     log.refused([Refusal(0, 8, f"field_{place}", "x") for place in range(100)])
     assert len(caplog.records) <= SUBJECTS_MAX
+
+
+async def test_a_call_that_a_standard_service_aborts() -> None:
+    server, gate, registry = grpc.aio.server(), CallGate(FairQueue(), LimitsSettings()), CollectorRegistry()
+    service = health_pb2.DESCRIPTOR.services_by_name["Health"]
+    add_standard_service(health.aio.HealthServicer(), server, gate, service)
+    registry.register(gate.counts)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.Check(health_pb2.HealthCheckRequest(service="unknown"))
+        await stub.Check(health_pb2.HealthCheckRequest())
+    await server.stop(0)
+    for code in ("OK", "NOT_FOUND"):
+        labels = {"method": "Health/Check", "code": code}
+        assert registry.get_sample_value("purgatory_calls_ended_total", labels) == 1, code

@@ -1,8 +1,9 @@
-"""Listings that rank or search all pending operations: the call, and the page's view of waits."""
+"""Listings: the names with the most waits, rankings and searches of operations, and answers that callers share."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.core import HistogramMetricFamily
 
+from purgatory import sizes
+from purgatory.engine import codes
+from purgatory.engine.batches import OperationBatch
 from purgatory.extensions.page import ranked_waits
 from purgatory.extensions.page.daemon_views import DaemonViews
 from purgatory.extensions.page.ranked_waits import RankedWaits, WaitsQuery
@@ -18,10 +22,66 @@ from purgatory.service.access.roles import NONE
 from purgatory.service.errors import RpcError
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.metrics.metrics import Metrics
+from purgatory.service.rpc import single_flight
+from purgatory.service.rpc.single_flight import SingleFlight
+from purgatory.service.translate.operations import OperationRun
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import eventually
 from tests.kit.served_host import ServedHost, serving
+
+
+def watch(served: ServedHost, counts: dict[tuple[str, int], int]) -> None:
+    """Register the given number of waits for each partition, or for the key in (key, -1)."""
+    session, _ = served.host.sessions.open("s", served.host.time.now_ms())
+    partitions = [name for name, count in counts.items() if name[1] >= 0 for _ in range(count)]
+    keys = [name[0] for name, count in counts.items() if name[1] < 0 for _ in range(count)]
+    first = 1
+    for kind, named in ((codes.PRODUCE, {"partitions": partitions}), (codes.SIGNAL, {"keys": keys})):
+        (names,) = named.values()
+        if names:
+            batch = OperationBatch(
+                list(range(first, first + len(names))),
+                item_indexes=list(range(len(names))),
+                offsets=[9] * len(names),
+                timeouts_ms=[600_000],
+                **named,
+            )
+            served.host.registration(session).register([OperationRun(kind, batch)], [])
+            first += len(names)
+
+
+async def hot_names(served: ServedHost, limit: int = 0) -> list[tuple[int, tuple[str, int]]]:
+    answer = await served.stub.ListHotNames(wire.ListHotNamesRequest(limit=limit))
+    return [
+        (one.watched, (one.key, -1) if one.key else (one.topic_partition.topic, one.topic_partition.partition))
+        for one in answer.names
+    ]
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_most_watched_names_come_first_for_any_slice_size(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded = random.Random(seed)
+    monkeypatch.setattr(sizes, "HOT_NAMES_PER_SLICE", seeded.choice((1, 3, 100)))
+    names = [(f"t{number}", seeded.randrange(3)) for number in range(15)] + [(f"k{number}", -1) for number in range(15)]
+    counts = {name: seeded.randrange(6) for name in names}
+    watched = sorted(((count, name) for name, count in counts.items() if count), reverse=True)
+    async with serving() as served:
+        await served.high_watermark("cold", 1)
+        watch(served, counts)
+        assert await hot_names(served, 1_000) == watched
+        few = await hot_names(served, 5)
+        assert [count for count, _ in few] == [count for count, _ in watched[:5]]
+        assert set(few) <= set(watched)
+        await served.host.cancel_waits(names[0])
+        assert names[0] not in {name for _, name in await hot_names(served, 1_000)}
+
+
+async def test_listing_has_20_names_unless_asked_for_more() -> None:
+    async with serving() as served:
+        watch(served, {("t", number): 1 for number in range(30)})
+        assert len(await hot_names(served)) == 20
+
 
 HOUR_MS = 3_600_000
 ALL = wire.OperationOrder
@@ -130,3 +190,49 @@ async def test_the_page_shows_the_mean_of_a_histogram(served: ServedHost) -> Non
     served.host.listeners.append(_WithHistogram())
     shown = DaemonViews(served.host, Metrics()).now()
     assert shown["files"]["purgatory_journal_sync_seconds_mean"] == pytest.approx(0.02)
+
+
+async def test_a_cancelled_computation_is_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While an earlier answer could still be reused, a computation is cancelled: the next caller gets a new one."""
+    monkeypatch.setattr(single_flight, "NOT_KEPT_S_MAX", -1.0)
+    monkeypatch.setattr(single_flight, "KEPT_TIMES", 1_000_000_000)
+    began: list[asyncio.Task[int]] = []
+    hanging = asyncio.Event()
+    is_hanging = False
+
+    async def compute() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        began.append(task)
+        if is_hanging:
+            hanging.set()
+            await asyncio.get_running_loop().create_future()
+        await asyncio.sleep(0)
+        return len(began)
+
+    shared = SingleFlight(compute)
+    assert [await shared.get() for _ in range(2)] == [1, 1]
+    shared._kept_until_s, is_hanging = 0.0, True
+    waiting = asyncio.create_task(shared.get())
+    await hanging.wait()
+    shared._kept_until_s, is_hanging = float("inf"), False
+    began[1].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await shared.get() == 3
+
+
+async def test_a_failed_computation_is_not_reused() -> None:
+    answers: list[Exception | int] = [ValueError("a fault"), 7]
+
+    async def compute() -> int:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    shared = SingleFlight(compute)
+    shared._kept_until_s = float("inf")
+    with pytest.raises(ValueError, match="a fault"):
+        await shared.get()
+    assert await shared.get() == 7
