@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from purgatory.service.errors import RpcError, permission_denied
+from purgatory.service.metric_families import counters
 
 AUDIT: Final = logging.getLogger("purgatory.audit")
 LINES_PER_SECOND: Final = 5.0
@@ -70,20 +71,10 @@ class Audit(Collector):
         self._write(act, principal=principal, name=name)
 
     def collect(self) -> Iterable[Metric]:
-        refusals = CounterMetricFamily(
-            "purgatory_access_refusals", "Calls, operations and events refused for a missing credential or role.",
-            labels=["reason"],
-        )  # fmt: skip
-        for reason, count in self.refusals.items():
-            refusals.add_metric([reason], count)
-        yield refusals
-        reloads = CounterMetricFamily(
-            "purgatory_access_reloads", "Reloads of changed policies, tokens and keys: applied or refused.",
-            labels=["file", "result"],
-        )  # fmt: skip
-        for (what, result), count in sorted(self.reloads.items()):
-            reloads.add_metric([what, result], count)
-        yield reloads
+        text = "Calls, operations and events refused for a missing credential or role."
+        yield counters("purgatory_access_refusals", text, ["reason"], self.refusals.items())
+        text = "Reloads of changed policies, tokens and keys: applied or refused."
+        yield counters("purgatory_access_reloads", text, ["file", "result"], sorted(self.reloads.items()))
 
     def _write(self, what: str, **values: object) -> None:
         call, peer = AUDITED_CALL.get()

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from purgatory.service.histogram import Histogram
+from purgatory.service.metric_families import histograms
 
 SYNC_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 30_000)
 
@@ -40,6 +41,5 @@ def journal_metrics(
     """`lag_s`: age of the oldest change that is not durable. `syncs`: times from sealing a group to when it was."""
     for (family, name, text), value in zip(METRICS, (*statistics, int(is_closed), lag_s), strict=True):
         yield family(name, text, value)
-    times = HistogramMetricFamily("purgatory_journal_sync_seconds", "Time from sealing a group until it was durable.")
-    times.add_metric([], syncs.cumulative(), syncs.sum_seconds)
-    yield times
+    text = "Time from sealing a group until it was durable."
+    yield histograms("purgatory_journal_sync_seconds", text, [], [((), syncs)])

@@ -4,14 +4,14 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from google.protobuf.descriptor import MethodDescriptor
 from google.rpc import code_pb2
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from purgatory.service.access.account import Account
@@ -19,6 +19,7 @@ from purgatory.service.budget.shares import CALL_BYTES, Shares
 from purgatory.service.errors import RETRY_AFTER_MS, RpcError, resource_exhausted
 from purgatory.service.fair_queue import EVENTS, INSPECTIONS, REGISTRATIONS, CallerQueue, FairQueue
 from purgatory.service.listeners.listener import Listener
+from purgatory.service.metric_families import counters
 from purgatory.service.rpc.call import Call, Context, check_account
 from purgatory.service.rpc.grpc_options import calls_per_connection_max
 from purgatory.service.rpc.incomplete_requests import IncompleteRequests
@@ -76,18 +77,18 @@ class CallCounts(Collector):
         """Return the counts of methods that do not exist, as one: their names are the caller's."""
         return self._by_method.setdefault("unknown", MethodCounts((code_pb2.UNIMPLEMENTED,)))
 
-    def collect(self) -> Iterable[Metric]:
-        calls = CounterMetricFamily(
-            "purgatory_calls_ended", "Calls ended, by method and status.", labels=["method", "code"]
-        )
-        received = CounterMetricFamily("purgatory_received_bytes", "Bytes read over gRPC.", labels=["method"])
-        sent = CounterMetricFamily("purgatory_sent_bytes", "Bytes sent over gRPC.", labels=["method"])
-        for method, counts in self._by_method.items():
-            for code, count in counts.ended.items():
-                calls.add_metric([method, CODE_NAMES.get(code, "UNKNOWN")], count)
-            received.add_metric([method], counts.received_bytes)
-            sent.add_metric([method], counts.sent_bytes)
-        return calls, received, sent
+    def collect(self) -> Iterator[Metric]:
+        methods = list(self._by_method.items())
+        ended = [
+            ((method, CODE_NAMES.get(code, "UNKNOWN")), count)
+            for method, counts in methods
+            for code, count in counts.ended.items()
+        ]
+        yield counters("purgatory_calls_ended", "Calls ended, by method and status.", ["method", "code"], ended)
+        received = [(method, counts.received_bytes) for method, counts in methods]
+        yield counters("purgatory_received_bytes", "Bytes read over gRPC.", ["method"], received)
+        sent = [(method, counts.sent_bytes) for method, counts in methods]
+        yield counters("purgatory_sent_bytes", "Bytes sent over gRPC.", ["method"], sent)
 
 
 PAUSE_S: Final = 0.001

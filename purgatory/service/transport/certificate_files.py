@@ -20,9 +20,6 @@ from purgatory.service.transport.watched_file import read_regular_file
 RevokedSerials = frozenset[tuple[bytes, int]]
 """Revoked certificates: the issuer's name (DER) and the serial number."""
 
-Fingerprint = tuple[tuple[int, int, int, int] | None, ...]
-"""Device, inode, modification time and size of each file; None for one that is missing."""
-
 _CRL_BLOCK: Final = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)
 
 
@@ -44,22 +41,8 @@ class TlsMaterial:
 
 
 def files_of(settings: TlsSettings) -> list[Path]:
-    """The files that the settings name."""
     paths = (settings.certificate_file, settings.key_file, settings.client_ca_file, settings.crl_file)
     return [path for path in paths if path is not None]
-
-
-def fingerprint(paths: Sequence[Path]) -> Fingerprint:
-    """Return a value that changes whenever a file is written, or replaced by renaming it or a link on its path."""
-    found: list[tuple[int, int, int, int] | None] = []
-    for path in paths:
-        try:
-            status = path.stat()
-        except OSError:
-            found.append(None)
-        else:
-            found.append((status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size))
-    return tuple(found)
 
 
 def read_tls_material(settings: TlsSettings, now: datetime) -> TlsMaterial:

@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+
+from purgatory.service.metric_families import counters
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -83,15 +85,11 @@ class FloodWatch(Collector):
         self._logged_s, self._unlogged = self._now_s(), 0
 
     def collect(self) -> Iterable[Metric]:
-        closed = CounterMetricFamily(
-            "purgatory_connections_closed",
+        text = (
             "gRPC connections closed because of floods: of calls that were reset unread, or of calls that were refused "
-            "because they had no valid credential or named no method.",
-            labels=["calls"],
+            "because they had no valid credential or named no method."
         )
-        for calls, count in self._closed.items():
-            closed.add_metric([calls], count)
-        return (closed,)
+        return [counters("purgatory_connections_closed", text, ["calls"], self._closed.items())]
 
 
 def close_connection(peer: str) -> bool:

@@ -21,7 +21,6 @@ class PeerCertificate:
 
     common_name: str
     subject: str
-    dns_names: tuple[str, ...]
     uris: tuple[str, ...]
     """For example a SPIFFE id."""
     serial_number: int
@@ -60,7 +59,6 @@ def of_certificate(certificate: x509.Certificate) -> PeerCertificate:
     return PeerCertificate(
         str(names[0].value) if names else "",
         certificate.subject.rfc4514_string(),
-        tuple(alternatives.get_values_for_type(x509.DNSName)),
         tuple(alternatives.get_values_for_type(x509.UniformResourceIdentifier)),
         certificate.serial_number,
         certificate.issuer.public_bytes(),

@@ -17,18 +17,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from purgatory.service.errors import unauthenticated
+from purgatory.service.metric_families import counters
 from purgatory.service.settings import TlsSettings
 from purgatory.service.transport.certificate_files import (
     CannotUseCertificates,
-    Fingerprint,
     TlsMaterial,
     files_of,
-    fingerprint,
     read_tls_material,
     utc_now,
     valid_for,
 )
 from purgatory.service.transport.peer import PeerCertificate, peer_certificate
+from purgatory.service.transport.watched_file import Fingerprint, fingerprint
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Tls(Collector):
         self._settings: Final = settings
         self._now: Final = now
         self._files: Final = files_of(settings)
-        self._read_at: Fingerprint = fingerprint(self._files)
+        self._read_at: Fingerprint = fingerprint(*self._files)
         """The files that were last read; `_seen` are those of the last check."""
         self._seen = self._read_at
         self._failure = ""
@@ -108,7 +108,7 @@ class Tls(Collector):
 
     def look(self) -> None:
         """Load changed files once two checks have found them the same: they are rarely written all at once."""
-        seen, self._seen = self._seen, fingerprint(self._files)
+        seen, self._seen = self._seen, fingerprint(*self._files)
         if self._seen != seen or self._seen == self._read_at:
             return
         try:
@@ -119,7 +119,7 @@ class Tls(Collector):
             return
         # Certificate and key were read twice (see `_new_context`). If the files have changed since, the two reads may
         # differ, so the next checks read them again.
-        if fingerprint(self._files) != self._seen:
+        if fingerprint(*self._files) != self._seen:
             return
         self._read_at = self._seen
         self._failure = ""
@@ -161,20 +161,14 @@ class Tls(Collector):
             )
 
     def collect(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily(
-            "purgatory_tls_certificate_expiry_seconds",
-            "Time until the server's certificate expires; negative once it has.",
-            valid_for(self.material.certificate, self._now()),
-        )
-        reloads = CounterMetricFamily(
-            "purgatory_tls_reloads", "Reloads of changed TLS files: applied or refused.", labels=["result"]
-        )
-        reloads.add_metric(["taken"], self._reloads)
-        reloads.add_metric(["refused"], self._failures)
-        yield reloads
-        yield CounterMetricFamily(
-            "purgatory_tls_revoked", "Calls and requests refused for a revoked certificate.", self.revoked_refused
-        )
+        text = "Time until the server's certificate expires; negative once it has."
+        left_s = valid_for(self.material.certificate, self._now())
+        yield GaugeMetricFamily("purgatory_tls_certificate_expiry_seconds", text, left_s)
+        text = "Reloads of changed TLS files: applied or refused."
+        results = [("taken", self._reloads), ("refused", self._failures)]
+        yield counters("purgatory_tls_reloads", text, ["result"], results)
+        text = "Calls and requests refused for a revoked certificate."
+        yield CounterMetricFamily("purgatory_tls_revoked", text, self.revoked_refused)
 
     def _keep_old(self, reason: str) -> None:
         """Log each reason once only, because the files are retried: a certificate may become valid in a moment."""

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-Fingerprint = tuple[int, ...]
+Fingerprint = tuple[tuple[int, ...], ...]
+"""Device, inode, modification time and size of each file, or the number of the error if it cannot be read."""
 
 
 def read_regular_file(path: Path) -> bytes:
@@ -19,6 +20,21 @@ def read_regular_file(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def fingerprint(*paths: Path) -> Fingerprint:
+    """Return a value that changes whenever a file is written, disappears or returns, or is replaced by renaming it or a
+    link on its path.
+    """
+    found: list[tuple[int, ...]] = []
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError as error:
+            found.append((error.errno or 0,))
+        else:
+            found.append((status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size))
+    return tuple(found)
+
+
 class WatchedFile:
     """A file that is reread on changes. `what` describes it in log lines. `take` reads it and applies its content, or
     raises and changes nothing.
@@ -28,12 +44,12 @@ class WatchedFile:
         self.what: Final = what
         self._path: Final = path
         self._take: Final = take
-        self._taken_as = self._seen = _fingerprint(path)
+        self._taken_as = self._seen = fingerprint(path)
 
     def take(self) -> None:
         """Read it now. Raises any error that `take` raises."""
         # Before reading, so that a change during the read is found by the next check.
-        self._taken_as = self._seen = _fingerprint(self._path)
+        self._taken_as = self._seen = fingerprint(self._path)
         self._take(self._path)
 
     def has_settled(self) -> bool:
@@ -41,14 +57,5 @@ class WatchedFile:
         written atomically, and half of a policy may be a valid policy.
         """
         # Two looks apart: a file that is being written changes its size or time between them.
-        before, self._seen = self._seen, _fingerprint(self._path)
+        before, self._seen = self._seen, fingerprint(self._path)
         return self._seen == before and self._seen != self._taken_as
-
-
-def _fingerprint(path: Path) -> Fingerprint:
-    try:
-        status = path.stat()
-    except OSError as error:
-        # A missing file has a fingerprint too, so that its return is a change.
-        return (error.errno or 0,)
-    return status.st_mtime_ns, status.st_ino, status.st_size
