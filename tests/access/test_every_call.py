@@ -392,11 +392,11 @@ asks("GetTopology", "everything", EVERY_ROLE, f"{EVERY_ROLE} root", wire.GetTopo
      lambda answer: answer.shards == 1)  # fmt: skip
 asks("ListDeadLetters", "own", "wait admin", "wait admin root", webhook_pb2.ListDeadLettersRequest(),
      lambda answer: not answer.dead_letters)  # fmt: skip
-for rpc, request in (
+for rpc, of_nobody in (
     ("ResendDeadLetters", webhook_pb2.ResendDeadLettersRequest(**NONE_KNOWN)),
     ("DeleteDeadLetters", webhook_pb2.DeleteDeadLettersRequest(**NONE_KNOWN)),
 ):
-    asks(rpc, "own", "wait admin", "wait admin root", request,
+    asks(rpc, "own", "wait admin", "wait admin root", of_nobody,
          lambda answer: list(answer.unknown_webhook_ids) == NONE_KNOWN["webhook_ids"])  # fmt: skip
 for rpc, door, request in (
     ("Acknowledge", "wait", wire.AcknowledgeRequest(session_id="theirs", sequence=1)),
