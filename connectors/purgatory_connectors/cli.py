@@ -75,32 +75,19 @@ async def until_stopped(work: Coroutine[object, object, None]) -> None:
         logging.getLogger("purgatory_connectors").info("stopped")
 
 
-class Supervisor:
-    """The daemon that started this process. Its first line on stdin is {"token": ...}.
+def _supervisor_token() -> str:
+    """The first line on stdin, from the daemon that started this process, is {"token": ...}.
 
     End of file on stdin means that the daemon has ended, for any reason. This process then exits at once; it has
-    no state that a kill could damage.
+    no state that a kill could damage. Raises SourceRefused if stdin has no token.
     """
-
-    def __init__(self, token: str) -> None:
-        self.token: Final = token
-
-    @classmethod
-    def of_this_process(cls) -> Supervisor:
-        """Read the token and start to watch stdin. Raises SourceRefused if stdin has no token."""
-        try:
-            greeting = json.loads(sys.stdin.readline())
-            parent = cls(str(greeting["token"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise SourceRefused("--supervised is for `purgatory serve --source`, which starts this program") from error
-        # A thread: a loop or a library that hangs must not keep an orphan alive.
-        threading.Thread(target=_exit_with_stdin, name="watch supervisor", daemon=True).start()
-        return parent
-
-    @staticmethod
-    def announce(source_name: str) -> None:
-        """Send the supervisor the name under which daemons know this source."""
-        print(json.dumps({"source": source_name}), flush=True)
+    try:
+        token = str(json.loads(sys.stdin.readline())["token"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise SourceRefused("--supervised is for `purgatory serve --source`, which starts this program") from error
+    # A thread: a loop or a library that hangs must not keep an orphan alive.
+    threading.Thread(target=_exit_with_stdin, name="watch supervisor", daemon=True).start()
+    return token
 
 
 def _exit_with_stdin() -> None:
@@ -193,13 +180,12 @@ def _add_command(scheme: str, text: str) -> None:
     ) -> None:
         uri = _uri(scheme, address, options)
         start_logging(log_format, log_level)
-        supervisor = Supervisor.of_this_process() if supervised else None
-        token = (supervisor.token if supervisor is not None else "") or token_file
+        token = (_supervisor_token() if supervised else "") or token_file
         clients = {
             daemon: partial(AsyncClient, daemon, name="source", token=token, **tls)
             for daemon in to or (DEFAULT_ADDRESS,)
         }
-        asyncio.run(_run_publisher(uri, clients, supervisor, state_dir))
+        asyncio.run(_run_publisher(uri, clients, state_dir, is_supervised=supervised))
 
 
 for _scheme, _text in COMMANDS.items():
@@ -221,14 +207,11 @@ def main() -> None:
 
 
 async def _run_publisher(
-    uri: SourceUri,
-    clients: Mapping[str, Callable[[], AsyncClient]],
-    supervisor: Supervisor | None,
-    state_dir: Path | None,
+    uri: SourceUri, clients: Mapping[str, Callable[[], AsyncClient]], state_dir: Path | None, *, is_supervised: bool
 ) -> None:
     source = open_source(uri)
-    if supervisor is not None:
-        supervisor.announce(source.name)
+    if is_supervised:  # the name under which daemons know this source
+        print(json.dumps({"source": source.name}), flush=True)
     publisher = Publisher(source, clients, LineageStore(state_dir))
     await until_stopped(publisher.run())
 

@@ -1,6 +1,5 @@
 """A source with a real primary and two replicas: lag, restarts, staleness, other servers, and at the end a failover."""
 
-import asyncio
 import re
 import signal
 import threading
@@ -11,9 +10,9 @@ import psycopg
 import pytest
 from purgatory_client import Outcome
 from purgatory_client.errors import Unavailable
-from purgatory_connectors.postgres.observations import ServerObservation, Unseen
 from purgatory_connectors.postgres.postgres_settings import PostgresSettings
 from purgatory_connectors.postgres.server_reader import ServerReader
+from purgatory_connectors.publisher.polled_source import Unreadable
 
 from examples.local_postgres import LocalPostgres
 from purgatory.source_uri import SourceUri
@@ -24,8 +23,7 @@ ROOT = Path(__file__).parent.parent.parent
 NAMES = ("p", "r1", "r2", "any", "all", "quorum")
 
 
-def test_a_replica_that_lags(watched: WatchedServers) -> None:
-    """While one replica is paused, a wait for `any` completes, and a wait for `all` completes only after it resumes."""
+def test_wait_for_all_completes_once_a_paused_replica_resumes(watched: WatchedServers) -> None:
     watched.r2.query("SELECT pg_wal_replay_pause()")
     end = watched.write()
     later = watched.wait_later("all", end)
@@ -50,8 +48,7 @@ def test_waits_reach_behind_the_header_of_a_page(watched: WatchedServers) -> Non
     assert satisfied(watched.wait("p", end))
 
 
-def test_ends_are_reached_though_nobody_commits(watched: WatchedServers) -> None:
-    """Ends include writes of uncommitted transactions, and waits for them complete without further commits."""
+def test_ends_with_uncommitted_writes_are_reached_without_a_commit(watched: WatchedServers) -> None:
     with psycopg.connect(watched.p.conninfo("postgres")) as open_transaction:
         open_transaction.execute("INSERT INTO written SELECT generate_series(1, 10)")
         end = watched.p.position()
@@ -80,8 +77,7 @@ def test_a_replica_that_hangs(watched: WatchedServers) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_a_replica_that_restarts(watched: WatchedServers, how: signal.Signals) -> None:
-    """After a shutdown or crash of a replica, waits continue and complete once it has replayed their offsets."""
+def test_waits_continue_after_a_replica_was_shut_down_or_crashed(watched: WatchedServers, how: signal.Signals) -> None:
     watched.r2.stop(how)
     end = watched.write()
     later = watched.wait_later("all", end)
@@ -91,8 +87,8 @@ def test_a_replica_that_restarts(watched: WatchedServers, how: signal.Signals) -
     watched.assert_all_have(end, watched.r1, watched.r2)
 
 
-def test_the_primary_restarts(watched: WatchedServers) -> None:
-    """During a restart only the primary's mark is stale, and ends are not available until it is back."""
+def test_ends_are_unavailable_while_the_primary_restarts(watched: WatchedServers) -> None:
+    """Only its own mark is stale."""
     epoch = watched.epoch("p")
     watched.p.stop(signal.SIGKILL)
     wait_until(lambda: watched.stale("p"), "the primary is stale")
@@ -122,8 +118,8 @@ def test_another_system_at_the_same_address(watched: WatchedServers) -> None:
     assert satisfied(watched.wait("all", watched.write()))
 
 
-def test_logical_slots(watched: WatchedServers) -> None:
-    """The mark of a slot is its confirmed position; it is removed with the slot, and a new slot begins a new mark."""
+def test_slot_has_a_mark_until_it_is_dropped(watched: WatchedServers) -> None:
+    """Its confirmed position. A new slot of that name begins a new mark."""
     watched.p.query("SELECT pg_create_logical_replication_slot('feed', 'test_decoding')")
     try:
         end = watched.write()
@@ -147,8 +143,7 @@ def checkpointed_status(watched: WatchedServers, slot: str) -> object:
     return watched.p.query(f"SELECT wal_status FROM pg_replication_slots WHERE slot_name = '{slot}'")[0][0]
 
 
-def test_an_invalidated_slot(watched: WatchedServers) -> None:
-    """A slot whose log was removed is stale with the reason, so a wait with fail_when_stale fails."""
+def test_slot_whose_log_was_removed_is_stale_with_the_reason(watched: WatchedServers) -> None:
     watched.p.query("SELECT pg_create_logical_replication_slot('idle', 'test_decoding')")
     try:
         wait_until(lambda: watched.mark("slot:idle") > 0, "the slot has a mark")
@@ -188,23 +183,15 @@ def test_replicas_that_only_the_primary_knows(postgres: LocalPostgres, tmp_path:
         assert satisfied(later.result())
 
 
-async def test_a_server_that_refuses(postgres: LocalPostgres) -> None:
-    """A login with a missing role is reported as refused, with the reason."""
+async def test_login_with_a_missing_role_is_refused_with_the_reason(postgres: LocalPostgres) -> None:
     uri = SourceUri.parse(f"postgres://{postgres.servers['p'].address}/postgres?servers=p&user=nobody")
-    settings = PostgresSettings.of_uri(uri)
-    told: asyncio.Queue[ServerObservation | Unseen] = asyncio.Queue()
-    reader = ServerReader(settings.servers[0], settings, lambda _, reading: told.put_nowait(reading))
-    reader.want(is_wanted=True)
-    task = asyncio.create_task(reader.run())
-    try:
-        assert 'role "nobody" does not exist' in str(await told.get())
-        assert reader.is_refused
-    finally:
-        task.cancel()
+    reader = ServerReader(PostgresSettings.of_uri(uri).servers[0], timeout_s=60)
+    with pytest.raises(Unreadable, match='role "nobody" does not exist') as refused:
+        await reader.read()
+    assert refused.value.is_refused
 
 
-def test_a_source_that_is_killed_under_load(watched: WatchedServers) -> None:
-    """While a source is killed and restarted under load, each wait completes, none too early, and no mark breaks."""
+def test_kills_of_the_source_under_load_answer_no_wait_too_early(watched: WatchedServers) -> None:
     epochs = {name: watched.epoch(name) for name in NAMES}
     stop = threading.Event()
 

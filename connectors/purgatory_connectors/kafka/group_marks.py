@@ -19,17 +19,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from purgatory_connectors.kafka.offset_records import CommitName
+from purgatory_connectors.publisher.mark_rules import MarkMove
 
+GroupMove = MarkMove[CommitName]
 NO_COMMIT: Final = -1
 """Replaces a committed offset if the group has none, but there is nothing to read below its mark."""
-
-
-class MarkMove(NamedTuple):
-    """A mark has moved. `offset` None: the mark is gone."""
-
-    name: CommitName
-    offset: int | None
-    is_set_back: bool = False
 
 
 class UncertainOffset(NamedTuple):
@@ -73,7 +67,7 @@ class GroupMarks:
 
     def loaded(
         self, partition: int, values: Mapping[CommitName, int], position: int, now: float
-    ) -> tuple[list[MarkMove], list[UncertainOffset]]:
+    ) -> tuple[list[GroupMove], list[UncertainOffset]]:
         """A partition of `__consumer_offsets` was read from its beginning to `position`; `values` is its whole content.
 
         Marks that daemons have above these values are kept and returned as uncertain, to be settled. Names without a
@@ -97,7 +91,7 @@ class GroupMarks:
                 changes += self._move(name, offset, now)
         return changes + self.read_to(partition, position, now), doubts
 
-    def settled(self, doubt: UncertainOffset, *, is_drained: bool, now: float) -> list[MarkMove]:
+    def settled(self, doubt: UncertainOffset, *, is_drained: bool, now: float) -> list[GroupMove]:
         """Settle an uncertain mark. `is_drained`: no visible record exists between the committed offset and the mark,
         so it stays.
         """
@@ -113,7 +107,7 @@ class GroupMarks:
         mark.moved_at = now
         return [MarkMove(doubt.name, mark.committed, is_set_back=True)]
 
-    def committed(self, partition: int, values: Mapping[CommitName, int | None], now: float) -> list[MarkMove]:
+    def committed(self, partition: int, values: Mapping[CommitName, int | None], now: float) -> list[GroupMove]:
         """Apply the last record of each name in a partition of `__consumer_offsets`, in order. None: a tombstone."""
         changes = []
         fenced = self._fenced.get(partition)
@@ -124,7 +118,7 @@ class GroupMarks:
                 changes += self._move(name, offset, now)
         return changes
 
-    def read_to(self, partition: int, position: int, now: float) -> list[MarkMove]:
+    def read_to(self, partition: int, position: int, now: float) -> list[GroupMove]:
         """All records of a partition of `__consumer_offsets` below `position` have been passed in."""
         self._positions[partition] = position
         changes = []
@@ -143,7 +137,7 @@ class GroupMarks:
         known = {name: mark.committed for name in names if (mark := self._marks[name]).committed != NO_COMMIT}
         return known != dict(values)
 
-    def polled(self, group: str, values: Mapping[CommitName, int], fence: int | None, now: float) -> list[MarkMove]:
+    def polled(self, group: str, values: Mapping[CommitName, int], fence: int | None, now: float) -> list[GroupMove]:
         """Apply all offsets of a group from its coordinator. `fence`: see the module; None if the topic is not read."""
         partition = self.partition_of(group)
         if fence is not None and self.position(partition) >= fence:
@@ -182,7 +176,7 @@ class GroupMarks:
             if (published := mark.published_above) is not None
         ]
 
-    def prove(self, name: CommitName, committed: int, end: int) -> list[MarkMove]:
+    def prove(self, name: CommitName, committed: int, end: int) -> list[GroupMove]:
         """Record a proof that no visible record exists from `committed` (NO_COMMIT: the beginning) up to `end`."""
         mark = self._marks.get(name)
         if mark is None:
@@ -194,7 +188,7 @@ class GroupMarks:
         mark.proved = end
         return [MarkMove(name, end)]
 
-    def cut(self, topic: str, partition: int, end: int, now: float) -> list[MarkMove]:
+    def cut(self, topic: str, partition: int, end: int, now: float) -> list[GroupMove]:
         """A log was truncated: offsets committed above its new end belong to records that are gone."""
         changes = []
         for name in self._by_log.get((topic, partition), ()):
@@ -207,7 +201,7 @@ class GroupMarks:
                 changes.append(MarkMove(name, mark.committed, is_set_back=True))
         return changes
 
-    def forget_topic(self, topic: str, now: float) -> tuple[list[MarkMove], set[str]]:
+    def forget_topic(self, topic: str, now: float) -> tuple[list[GroupMove], set[str]]:
         """A topic was deleted or replaced: remove all marks on it. Also returns the groups that had some."""
         names = [name for log, names in self._by_log.items() if log[0] == topic for name in names]
         changes = [change for name in names for change in self._move(name, None, now)]
@@ -233,7 +227,7 @@ class GroupMarks:
         """Partition of `__consumer_offsets` for a group, from Java's hash of its id; -1: the topic is not read."""
         return -1 if self.partition_count == 0 else _java_hash(group) % self.partition_count
 
-    def _move(self, name: CommitName, offset: int | None, now: float) -> list[MarkMove]:
+    def _move(self, name: CommitName, offset: int | None, now: float) -> list[GroupMove]:
         """Apply an offset that counts."""
         mark = self._marks.get(name)
         if offset is None:
@@ -259,7 +253,7 @@ class GroupMarks:
         return [MarkMove(name, offset)]
 
     @staticmethod
-    def _move_in_doubt(name: CommitName, mark: _Mark, offset: int, now: float) -> list[MarkMove]:
+    def _move_in_doubt(name: CommitName, mark: _Mark, offset: int, now: float) -> list[GroupMove]:
         published = mark.published_above
         assert published is not None, f"{name} is not in doubt"
         mark.moved_at = now if offset != mark.committed else mark.moved_at
@@ -298,7 +292,7 @@ class GroupMarks:
         self._by_log[name[1:]].add(name)
         return mark
 
-    def _remove(self, name: CommitName) -> list[MarkMove]:
+    def _remove(self, name: CommitName) -> list[GroupMove]:
         del self._marks[name]
         self._by_group[name[0]].discard(name)
         self._by_log[name[1:]].discard(name)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from purgatory_connectors.errors import SourceRefused, SourceStale
 from purgatory_connectors.kafka.cluster_view import ClusterView
-from purgatory_connectors.kafka.group_marks import GroupMarks, MarkMove
+from purgatory_connectors.kafka.group_marks import GroupMarks, GroupMove
 from purgatory_connectors.kafka.group_poller import GroupPoller
 from purgatory_connectors.kafka.kafka_events import CommitBatch, EventQueue, OffsetRemoved, OffsetsUncertain
 from purgatory_connectors.kafka.kafka_settings import KafkaSettings
@@ -126,7 +126,7 @@ class GroupWatch:
         """Apply records of the topic."""
         self.reading_refused = None
         now = time.monotonic()
-        changes: list[MarkMove] = []
+        changes: list[GroupMove] = []
         for batch in batches:
             values = {name: offset for name, offset in batch.values.items() if self._settings.selects(*name[:2])}
             if batch.is_load:
@@ -144,7 +144,7 @@ class GroupWatch:
                     self._events.put(OffsetRemoved(name[1]))
         self.publish(changes)
 
-    def publish(self, changes: Iterable[MarkMove]) -> None:
+    def publish(self, changes: Iterable[GroupMove]) -> None:
         """Publish marks that have moved."""
         seen = []
         for name, offset, is_set_back in changes:
@@ -276,9 +276,9 @@ class GroupWatch:
         """For each group, the end of its partition of the topic, read after the call began. Empty without the topic."""
         if not self.is_reading or not self.loaded:
             return {}
-        placed = {group: log for group in groups if (log := self.marks.partition_of(group)) in self.loaded}
-        ends = await self._view.ends([(OFFSETS_TOPIC, log) for log in set(placed.values())])
-        found = {group: ends[OFFSETS_TOPIC, log].offset for group, log in placed.items()}
+        logs = {group: log for group in groups if (log := self.marks.partition_of(group)) in self.loaded}
+        ends = await self._view.ends([(OFFSETS_TOPIC, log) for log in set(logs.values())])
+        found = {group: ends[OFFSETS_TOPIC, log].offset for group, log in logs.items()}
         return {group: end for group, end in found.items() if end >= 0}
 
     def _fail(self, group: str, why: Exception, now: float) -> None:

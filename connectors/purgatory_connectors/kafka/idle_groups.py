@@ -16,11 +16,12 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from purgatory_connectors.kafka.group_marks import NO_COMMIT, MarkMove, UncertainOffset
+from purgatory_connectors.kafka.group_marks import NO_COMMIT, GroupMove, UncertainOffset
 from purgatory_connectors.kafka.group_watch import GroupWatch
 from purgatory_connectors.kafka.kafka_settings import KafkaSettings
 from purgatory_connectors.kafka.offset_records import CommitName, Partition
 from purgatory_connectors.kafka.topic_watch import TopicWatch
+from purgatory_connectors.publisher.mark_rules import MarkMove
 
 UNMOVED_S: Final = 0.1
 """A group that committed within this time is not checked; its next commit will decide."""
@@ -119,7 +120,7 @@ class IdleGroups:
     async def _settle(self) -> bool:
         """Settle uncertain offsets: check for visible records between the committed offset and the daemon's mark."""
         spans: dict[Partition, UncertainOffset] = {}
-        settled: list[MarkMove] = []
+        settled: list[GroupMove] = []
         for name, doubt in list(self._doubts.items()):
             end = self._ends.end(name[1:])
             if end < 0:
@@ -161,7 +162,7 @@ class IdleGroups:
             if tried is None or tried.committed != committed or tried.due_at <= now:
                 chosen[partition] = name, committed, end
         found = await self.probe({partition: span[1:] for partition, span in chosen.items()})
-        changes: list[MarkMove] = []
+        changes: list[GroupMove] = []
         for partition, is_drained in found.items():
             name, committed, end = chosen[partition]
             self.urgent.pop(name, None)
@@ -235,11 +236,11 @@ class VisibleRecords:
                     continue  # a group error, for example because it may not be described; the group is not used
                 partition = topic, number
                 is_refused = _is_refused(message)
-                if partition not in left or ((place := _place(message)) is None and not is_refused):
+                if partition not in left or ((offset := _first_visible(message)) is None and not is_refused):
                     continue
                 left.remove(partition)
-                if place is not None:
-                    answers[partition] = self._answer(message, place, spans[partition][1])
+                if offset is not None:
+                    answers[partition] = self._answer(message, offset, spans[partition][1])
                 self._consumer.incremental_unassign([TopicPartition(*partition)])
         finally:
             self._consumer.unassign()
@@ -249,13 +250,13 @@ class VisibleRecords:
         self._consumer.close()
 
     @staticmethod
-    def _answer(message: Message, place: int, end: int) -> bool | None:
-        if place >= end:
+    def _answer(message: Message, offset: int, end: int) -> bool | None:
+        if offset >= end:
             return True
         return None if message.error() is not None else False
 
 
-def _place(message: Message) -> int | None:
+def _first_visible(message: Message) -> int | None:
     """The offset of the first visible record, or the end of the readable log; None: a broker is down."""
     error = message.error()
     if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name for it

@@ -57,11 +57,9 @@ class KafkaSource(Source):
             await session.close()
 
     async def ends(self, names: Sequence[str]) -> list[End]:
-        if self._session is None:
-            raise SourceStale("the source is starting")
-        return await self._session.ends(names)
+        return await self.ends_at(names, None)
 
-    async def ends_at(self, names: Sequence[str], as_of_ms: int) -> list[End]:
+    async def ends_at(self, names: Sequence[str], as_of_ms: int | None) -> list[End]:
         if self._session is None:
             raise SourceStale("the source is starting")
         return await self._session.ends(names, as_of_ms)
@@ -179,7 +177,7 @@ class KafkaSession:
         wanted = [(name, *self._checked_name(name)) for name in names]
         topics = {topic for _, _, topic in wanted}
         await self._view.look(wanted=topics)
-        if any(self._topics.known_topics().get(topic) != self._view.topics.get(topic) for topic in topics):
+        if any(self._topics.topics.get(topic) != self._view.topics.get(topic) for topic in topics):
             self._topics.look_now()
         for topic in topics - self._view.topics.keys():
             refused = self._view.refused.get(topic)
@@ -263,7 +261,7 @@ class KafkaSession:
             return False
         is_gone = False
         if group is None:
-            is_gone = self._topics.known_topics().get(topic, 0) <= name[1]
+            is_gone = self._topics.topics.get(topic, 0) <= name[1]
             if is_stable and not is_gone:
                 self._topics.keep_stable((topic, name[1]))
         elif not self._groups.is_reading:

@@ -64,21 +64,19 @@ class TopicMarks:
                 log = self._logs[partition] = _LogEnd(asked_at, asked_at)
             if asked_at < log.not_before:
                 continue
-            if end.offset < 0:
-                if log.failing_since is None:
-                    log.failing_since = asked_at
-                log.reason = end.error
-                continue
-            if 0 <= end.leader_epoch < log.leader_epoch:
+            reason = end.error
+            if end.offset >= 0 and 0 <= end.leader_epoch < log.leader_epoch:
                 # Either a former leader that does not know yet that it was replaced, or a new topic of the same name.
                 self.suspects.add(partition[0])
-                if log.failing_since is None:
-                    log.failing_since = asked_at
-                log.reason = "a broker that is no longer its leader has answered"
+                reason = "a broker that is no longer its leader has answered"
+            elif end.offset >= 0:
+                log.seen_at, log.failing_since = max(asked_at, log.seen_at), None
+                log.leader_epoch = max(log.leader_epoch, end.leader_epoch)
+                moved += self._apply(partition, log, end.offset)
                 continue
-            log.seen_at, log.failing_since = max(asked_at, log.seen_at), None
-            log.leader_epoch = max(log.leader_epoch, end.leader_epoch)
-            moved += self._apply(partition, log, end.offset)
+            if log.failing_since is None:
+                log.failing_since = asked_at
+            log.reason = reason
         return moved
 
     def _apply(self, partition: Partition, log: _LogEnd, end: int) -> list[Moved]:
@@ -180,7 +178,8 @@ class TopicWatch:
         self._refused: set[str] = set()
         self._replicas: dict[Partition, SeenReplicas] = {}
         self.ids: Final[dict[str, str]] = {}
-        self._known: dict[str, int] = {}
+        self.topics: dict[str, int] = {}
+        """Number of partitions of each selected topic."""
         self._missing: defaultdict[str, int] = defaultdict(int)
         self._in_flight: set[tuple[int, bool]] = set()
         self._polls: set[asyncio.Task[None]] = set()
@@ -210,13 +209,9 @@ class TopicWatch:
 
     def suspect(self, topic: str) -> None:
         """The topic may have been deleted or recreated, because a group's offsets on it are gone."""
-        if topic in self._known:
+        if topic in self.topics:
             self.marks.suspects.add(topic)
             self._look_now.set()
-
-    def known_topics(self) -> dict[str, int]:
-        """Number of partitions of each selected topic."""
-        return self._known
 
     def refused(self) -> dict[str, tuple[float, str]]:
         """Topics that may not be seen: since when, and why."""
@@ -245,31 +240,31 @@ class TopicWatch:
         begun = time.monotonic()  # before the call: a missing answer takes seconds to time out
         try:
             wanted = self._ours(self.wanted.logs() | self.wanted.stable)
-            await self._view.look(self._known.keys(), {topic for topic, _ in wanted})
+            await self._view.look(self.topics.keys(), {topic for topic, _ in wanted})
         except SourceStale as stale:
             self.stale_since = self.stale_since or begun
             self.stale_reason = str(stale)
             return
         self.stale_since = None
         found = {name: count for name, count in self._view.topics.items() if self._is_ours(name)}
-        for topic in self._known.keys() - found.keys():
+        for topic in self.topics.keys() - found.keys():
             if topic in self._view.refused:  # it may still exist, so its marks are stale, not gone
-                found[topic] = self._known[topic]
+                found[topic] = self.topics[topic]
                 continue
             self._missing[topic] += 1
-            if self._missing[topic] < GONE_LOOKS and self._known[topic]:
-                found[topic] = self._known[topic]
+            if self._missing[topic] < GONE_LOOKS and self.topics[topic]:
+                found[topic] = self.topics[topic]
                 self._look_now.set()
             else:
                 self._forget(topic)
         for topic in found.keys() & self._view.topics.keys():
             self._missing.pop(topic, None)
-        new = found.keys() - self._known.keys()
+        new = found.keys() - self.topics.keys()
         await self._look_at_ids(found, new)
         refused = {topic for topic in found if topic in self._view.refused}
-        grown = any(found[topic] != self._known.get(topic) for topic in found)
+        grown = any(found[topic] != self.topics.get(topic) for topic in found)
         turned = refused ^ self._refused
-        self._known, self._refused = found, refused
+        self.topics, self._refused = found, refused
         self._publish_replicas()
         if grown:
             await self._poll(self._partitions(found))
@@ -279,7 +274,7 @@ class TopicWatch:
 
     def _publish_replicas(self) -> None:
         seen = self._view.replicas
-        news = {one: sets for one, sets in seen.items() if self._replicas.get(one) != sets and one[0] in self._known}
+        news = {one: sets for one, sets in seen.items() if self._replicas.get(one) != sets and one[0] in self.topics}
         self._replicas.update(news)
         named = {
             (name, number): sets for (topic, number), sets in news.items() if (name := self._names.of_topic(topic))
@@ -301,7 +296,7 @@ class TopicWatch:
             if before is not None and before != found_id:
                 LOG.warning("topic %s was recreated; its marks start a new lineage", topic)
                 self._forget(topic)
-                self._known.pop(topic, None)
+                self.topics.pop(topic, None)
             self.ids[topic] = found_id
             self.marks.suspects.discard(topic)
 
@@ -322,10 +317,10 @@ class TopicWatch:
             begun = time.monotonic()
             wanted, stable = self._ours(self.wanted.logs()), self._stable & self.wanted.stable
             if begun >= idle_at:
-                wanted |= set(self._partitions(self._known))
+                wanted |= set(self._partitions(self.topics))
                 stable |= self._stable
                 idle_at = begun + IDLE_S
-            stable |= {one for one in self._stable if one[1] < self._known.get(one[0], 0) and self.stable.end(one) < 0}
+            stable |= {one for one in self._stable if one[1] < self.topics.get(one[0], 0) and self.stable.end(one) < 0}
             is_doubtful = any(map(self.marks.is_doubtful, wanted)) or any(map(self.stable.is_doubtful, stable))
             self._start_polls(wanted)
             self._start_polls(stable, is_stable=True)

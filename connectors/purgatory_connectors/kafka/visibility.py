@@ -146,7 +146,7 @@ def _stale_topics(names: MarkNames, topics: TopicWatch, now: float) -> Iterable[
                 oldest = max(partitions, key=lambda one: one[1])
                 numbers = sorted(number for number, _, _ in partitions)
                 yield StaleMarks(name, exact=True, partitions=numbers, stale_ms=_ms(oldest[1]), reason=oldest[2])
-    for topic in topics.refused().keys() - topics.known_topics().keys():  # known topics have stale partitions
+    for topic in topics.refused().keys() - topics.topics.keys():  # known topics have stale partitions
         since, why = topics.refused()[topic]
         for name in (names.of_topic(topic), names.of_stable(topic)):
             if name is not None:

@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from purgatory.source_uri import SourceUri, SourceUriInvalid
 from purgatory_connectors.errors import SourceRefused, SourceStale
-from purgatory_connectors.publisher.mark_rules import RisingMarks
+from purgatory_connectors.publisher.mark_rules import RisingMarks, StaleMark
 from purgatory_connectors.publisher.observation import End, Observation
 from purgatory_connectors.publisher.polled_source import POLL_OPTIONS, POSITION_MAX, PolledSource, Unreadable
 
@@ -185,8 +185,8 @@ class PollSource(PolledSource[Positions]):
         moves = self._marks.apply(reading)
         return [Observation(self.prefix + mark, 0, position, "", is_back) for mark, position, is_back in moves]
 
-    def stale(self) -> Mapping[str, tuple[float, str]]:
-        return {"": (self._seen_at, self._stale)} if self._stale else {}
+    def stale(self) -> list[StaleMark]:
+        return [StaleMark("", self._seen_at, self._stale, is_prefix=True)] if self._stale else []
 
     async def ends(self, names: Sequence[str]) -> list[End]:
         """The end that the option `end` returns, for all marks or by name. Raises SourceStale."""

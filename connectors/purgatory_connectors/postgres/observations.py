@@ -17,12 +17,6 @@ class FoundReplica(NamedTuple):
     position: int
 
 
-class Unseen(NamedTuple):
-    """A server could not be read."""
-
-    reason: str
-
-
 @dataclass(slots=True)
 class ServerObservation:
     """One reading of a server.

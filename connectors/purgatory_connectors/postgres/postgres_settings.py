@@ -1,52 +1,40 @@
-"""Settings of a PostgreSQL source: servers, login parameters, polling intervals."""
+"""Settings of a PostgreSQL source: servers, login parameters, how the servers form a group."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from purgatory_client.sources.source_names import escaped_group
 
 from purgatory.source_uri import SourceUri, SourceUriInvalid
 from purgatory_connectors.postgres.server_group import SLOT, GroupSettings
 from purgatory_connectors.publisher.mark_rules import DERIVED
+from purgatory_connectors.publisher.polled_source import POLL_OPTIONS
 
 ENVIRONMENT_PREFIX: Final = "PURGATORY_POSTGRES_"
 
 _OWN: Final = (
-    "name", "config", "servers", "discover", "quorum", "lossless_promotion", "system_identifier", "forget_after_s",
-    "poll_ms", "idle_poll_ms", "timeout_ms",
+    *POLL_OPTIONS, "servers", "discover", "quorum", "lossless_promotion", "system_identifier", "forget_after_s",
 )  # fmt: skip
 _NO_LIBPQ: Final = ("host", "hostaddr", "port", "replication", "target_session_attrs", "load_balance_hosts")
 _LIBPQ: Final = re.compile(r"[a-z_]+")
 _HOST: Final = re.compile(r"(\[[^\]]+\]|[^:\[\]]+)(?::([0-9]+))?")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSettings:
+class ServerSettings(NamedTuple):
     """A server that is polled directly: its name in marks and its libpq connection parameters."""
 
     name: str
     parameters: Mapping[str, str]
 
-    @property
-    def address(self) -> str:
-        """The address for display."""
-        return ":".join(self.parameters[key] for key in ("host", "port") if key in self.parameters)
 
+class PostgresSettings(NamedTuple):
+    """All settings of the source. `uri` has the options of the file named by `config` too."""
 
-@dataclass(frozen=True, slots=True)
-class PostgresSettings:
-    """All settings of the source. Times are in seconds."""
-
-    name: str
+    uri: SourceUri
     servers: tuple[ServerSettings, ...]
     group: GroupSettings
-    poll_s: float = 0.020
-    """Polling interval of a server while a wait needs it."""
-    idle_poll_s: float = 1.0
-    timeout_s: float = 1.5
-    """A server that has not answered for this long is stale."""
 
     @classmethod
     def of_uri(cls, uri: SourceUri) -> "PostgresSettings":
@@ -57,25 +45,16 @@ class PostgresSettings:
         PGPASSFILE). In the file, "server.NAME.user" applies to one server only.
         """
         uri = replace(uri, options={**_config(uri), **uri.options})
-        name = uri.options.get("name", "main")
-        if not name or "/" in name or len(name) > 100:
-            raise SourceUriInvalid(f"source {uri.text!r}: name={name!r}; it must not be empty nor contain a slash")
         servers = _servers(uri)
-        return cls(
-            name,
-            servers,
-            GroupSettings(
-                tuple(server.name for server in servers),
-                finds_replicas=uri.choice("discover", "true", "false") == "true",
-                quorum=uri.number("quorum", None),
-                lossless_promotion=uri.choice("lossless_promotion", "false", "true") == "true",
-                system_id=uri.number("system_identifier", None),
-                forget_after_s=uri.number("forget_after_s", 3600),
-            ),
-            uri.number("poll_ms", 20) / 1000,
-            uri.number("idle_poll_ms", 1000) / 1000,
-            uri.number("timeout_ms", 1500) / 1000,
+        group = GroupSettings(
+            tuple(server.name for server in servers),
+            finds_replicas=uri.choice("discover", "true", "false") == "true",
+            quorum=uri.number("quorum", None),
+            lossless_promotion=uri.choice("lossless_promotion", "false", "true") == "true",
+            system_id=uri.number("system_identifier", None),
+            forget_after_s=uri.number("forget_after_s", 3600),
         )
+        return cls(uri, servers, group)
 
 
 def _config(uri: SourceUri) -> dict[str, str]:

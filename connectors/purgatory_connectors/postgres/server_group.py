@@ -14,7 +14,16 @@ from purgatory_client.sources.source_names import escaped_group
 
 from purgatory_connectors.postgres.observations import FoundReplica, ServerObservation
 from purgatory_connectors.postgres.timelines import Timelines
-from purgatory_connectors.publisher.mark_rules import ALL, ANY, DERIVED, QUORUM, CountedReplica, Derived, derive
+from purgatory_connectors.publisher.mark_rules import (
+    ALL,
+    ANY,
+    DERIVED,
+    QUORUM,
+    CountedReplica,
+    Derived,
+    StaleMark,
+    derive,
+)
 
 SLOT: Final = "slot:"
 """Prefix of the marks of logical slots."""
@@ -29,15 +38,6 @@ class MarkChange(NamedTuple):
     position: int | None
     identity: str
     is_set_back: bool
-
-
-class StaleMark(NamedTuple):
-    """A mark that cannot be seen now, and when it was last seen. With `is_prefix`: all marks with this prefix."""
-
-    mark: str
-    seen_at: float
-    reason: str
-    is_prefix: bool = False
 
 
 class GroupSettings(NamedTuple):
@@ -156,10 +156,6 @@ class ServerGroup:
     def primary(self) -> str | None:
         """The server that is the primary now; None if no primary can be seen."""
         return next((one.name for one in self._servers.values() if one.is_primary and not one.stale), None)
-
-    def is_found(self, mark: str) -> bool:
-        """Whether the mark is read from the primary."""
-        return mark.startswith(SLOT) or mark in DERIVED or mark not in self._settings.listed
 
     # Results.
 
@@ -355,9 +351,9 @@ class ServerGroup:
 
     def _settle(self, now: float) -> None:
         """Recompute the derived marks."""
-        wanted = max(self._derived[ALL].position, self._derived[QUORUM].position)
+        joins_at = max(self._derived[ALL].position, self._derived[QUORUM].position)
         for server in self._servers.values():
-            if not server.has_joined and server.position >= wanted and not server.stale:
+            if not server.has_joined and server.position >= joins_at and not server.stale:
                 server.has_joined = True
         replicas = [one for one in self._servers.values() if one.has_joined and not one.is_primary]
         # A listed server that this run has not seen may be the primary. It counts as a replica that has nothing.

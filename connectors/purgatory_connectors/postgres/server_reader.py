@@ -1,13 +1,12 @@
-"""Polls one server for its position: frequently while a wait needs it, otherwise every second."""
+"""Reads the position of one server, and what a primary knows of its replicas and slots."""
 
 import asyncio
 import contextlib
 import logging
 import os
-import random
 import socket
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
@@ -15,17 +14,14 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 
 from purgatory_connectors.errors import SourceStale
-from purgatory_connectors.postgres.observations import FoundReplica, LogPages, ServerObservation, Unseen
-from purgatory_connectors.postgres.postgres_settings import PostgresSettings, ServerSettings
+from purgatory_connectors.postgres.observations import FoundReplica, LogPages, ServerObservation
+from purgatory_connectors.postgres.postgres_settings import ServerSettings
 from purgatory_connectors.postgres.timelines import forks_of
+from purgatory_connectors.publisher.polled_source import Unreadable
 
 log: Final = logging.getLogger(__name__)
 
 _Connection = psycopg.AsyncConnection[TupleRow]
-
-_BACK_OFF_S: Final = (0.2, 5.0)
-_BACK_OFF_WANTED_S: Final = 0.5
-"""Maximum pause while a wait needs this server."""
 
 # Constant for the lifetime of a connection. The control file's timelines are the fallback for a replica that restores
 # from an archive or receives nothing at the moment; they may be outdated, but never ahead.
@@ -41,20 +37,14 @@ SELECT (SELECT system_identifier FROM pg_control_system()),
 
 # A server may leave recovery between two calls, but it cannot enter recovery during a connection. Each CASE therefore
 # uses the recovery state read at the start. OFFSET 0 prevents the planner from duplicating that call.
-_POSITION: Final = """
+# Logical senders and programs that only receive the log are not replicas; the latter report no replay_lsn. Slot
+# invalidation is reported in columns that were added in different releases (wal_status 13, conflicting 16,
+# invalidation_reason 17). Read as JSON, a missing column is null.
+_POSITION: Final = b"""
 SELECT r.recovers,
        (CASE WHEN r.recovers THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END - '0/0')::bigint,
        CASE WHEN r.recovers THEN (SELECT received_tli FROM pg_stat_wal_receiver)
             ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END,
-       {others}
-FROM (SELECT pg_is_in_recovery() AS recovers OFFSET 0) r
-"""
-_ALONE: Final = _POSITION.format(others="NULL, NULL").encode()
-# Logical senders and programs that only receive the log are not replicas; the latter report no replay_lsn. Slot
-# invalidation is reported in columns that were added in different releases (wal_status 13, conflicting 16,
-# invalidation_reason 17). Read as JSON, a missing column is null.
-_WITH_OTHERS: Final = _POSITION.format(
-    others="""
        CASE WHEN r.recovers THEN NULL ELSE (
          SELECT coalesce(json_agg(json_build_array(s.application_name, (s.replay_lsn - '0/0')::bigint)), '[]')
          FROM pg_stat_replication s LEFT JOIN pg_replication_slots l ON l.active_pid = s.pid
@@ -68,8 +58,9 @@ _WITH_OTHERS: Final = _POSITION.format(
                 WHEN slot->>'conflicting' = 'true' THEN 'conflict with recovery' END)), '{}')
          FROM (SELECT l.*, to_jsonb(l) AS slot FROM pg_replication_slots l) slots
          WHERE slot_type = 'logical'
-       ) END"""
-).encode()
+       ) END
+FROM (SELECT pg_is_in_recovery() AS recovers OFFSET 0) r
+"""
 
 _MAY_READ_HISTORY: Final = b"""
 SELECT to_regprocedure('purgatory_timeline_history(integer)') IS NOT NULL,
@@ -86,109 +77,91 @@ SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint, pg_current_wal_insert_lsn(
 _FLUSH_SOON: Final = b"SELECT pg_current_xact_id()"
 
 
+@dataclass(slots=True)
+class _Link:
+    """A connection, and what is known of its server for as long as it lasts."""
+
+    connection: _Connection
+    system_id: int
+    pages: LogPages
+    aliases: frozenset[str]
+    timeline: int
+    history_of: int = 0
+    """The timeline whose history `forks` is; 0: none has been read."""
+    forks: Mapping[int, int] | None = None
+
+
 class ServerReader:
-    """Connection to one server. `on_reading` receives the server's name and each reading."""
+    """Keeps a connection to one server. A connection that has not answered for `timeout_s` is cut off."""
 
-    def __init__(
-        self,
-        server: ServerSettings,
-        settings: PostgresSettings,
-        on_reading: Callable[[str, ServerObservation | Unseen], None],
-    ) -> None:
-        self.name: Final = server.name
+    def __init__(self, server: ServerSettings, timeout_s: float) -> None:
         self._server: Final = server
-        self._settings: Final = settings
-        self._on_reading: Final = on_reading
-        self._is_wanted = False
-        self._wanted: Final = asyncio.Event()
-        self._connection: _Connection | None = None
-        self._failures = 0
-        self.is_refused = False
-        """The server rejects the login or the query."""
+        self._timeout_s: Final = timeout_s
+        self._link: _Link | None = None
 
-    def want(self, *, is_wanted: bool) -> None:
-        """Set whether a wait needs this server now. If so, poll at once."""
-        self._is_wanted = is_wanted
-        if is_wanted:
-            self._wanted.set()
-
-    async def run(self) -> None:
-        """Connect and poll until cancelled."""
-        while True:
-            try:
-                async with self._connected() as connection:
-                    await self._ask(connection)
-            except (psycopg.Error, OSError, TimeoutError) as error:
-                self.is_refused = _is_refusal(error)
-                self._on_reading(self.name, Unseen(_reason(error)))
-                self._failures += 1
-            back_off_s = min(_BACK_OFF_S[0] * 2 ** min(self._failures - 1, 8), _BACK_OFF_S[1])
-            await self._pause(back_off_s, _BACK_OFF_WANTED_S)
+    async def read(self) -> ServerObservation:
+        """Connect if necessary, and ask once. Raises Unreadable."""
+        try:
+            if self._link is None:
+                self._link = await self._connect()
+            return await self._ask(self._link)
+        except (psycopg.Error, OSError, TimeoutError) as error:
+            await self.close()
+            raise Unreadable(_reason(error), is_refused=_is_refusal(error)) from error
 
     async def end(self) -> int:
         """The end of this primary's log, read after the call began. Raises SourceStale."""
-        connection = self._connection
-        if connection is None:
-            raise SourceStale(f"{self.name} is not available")
+        if self._link is None:
+            raise SourceStale(f"{self._server.name} is not available")
+        connection = self._link.connection
         try:
             position, is_unflushed = await self._row(connection, _END)
             if is_unflushed:
                 await self._row(connection, _FLUSH_SOON)
         except (psycopg.Error, OSError, TimeoutError) as error:
-            raise SourceStale(f"{self.name}: {_reason(error)}") from error
+            raise SourceStale(f"{self._server.name}: {_reason(error)}") from error
         return int(position)
 
-    @contextlib.asynccontextmanager
-    async def _connected(self) -> AsyncIterator[_Connection]:
+    async def close(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.connection.close()
+
+    async def _connect(self) -> _Link:
         parameters: dict[str, Any] = {"application_name": "purgatory-source", **self._server.parameters}
         # Our commits do not wait for replicas. The server itself cancels a query that exceeds the timeout.
-        milliseconds = round(self._settings.timeout_s * 1000)
+        milliseconds = round(self._timeout_s * 1000)
         options = f"-c synchronous_commit=off -c statement_timeout={milliseconds} -c default_transaction_read_only=off"
         parameters["options"] = f"{parameters.get('options', '')} {options}".strip()
-        async with asyncio.timeout(self._settings.timeout_s * 2):
+        async with asyncio.timeout(self._timeout_s * 2):
             connection = await psycopg.AsyncConnection.connect(autocommit=True, **parameters)
         try:
-            yield connection
-        finally:
-            self._connection = None
+            system_id, page_bytes, segment_bytes, cluster_name, conninfo, timeline = await self._row(
+                connection, _IDENTITY
+            )
+        except BaseException:
             await connection.close()
-
-    async def _ask(self, connection: _Connection) -> None:
-        """Poll until a query fails."""
-        identity = await self._row(connection, _IDENTITY)
-        system_id, page_bytes, segment_bytes, cluster_name, conninfo, control_timeline = identity
-        pages = LogPages(page_bytes, segment_bytes)
+            raise
         aliases = frozenset(filter(None, (cluster_name, _application_name(conninfo))))
-        timeline, forks, with_others_at = control_timeline, None, 0.0
-        history_of = 0
-        while True:
-            began = time.monotonic()
-            is_wanted = self._is_wanted
-            with_others = is_wanted or began >= with_others_at
-            row = await self._row(connection, _WITH_OTHERS if with_others else _ALONE)
-            recovers, position, now_on, found, slots = row
-            timeline = timeline if now_on is None else now_on
-            if timeline != history_of:
-                forks, history_of = await self._history(connection, timeline), timeline
-            if with_others:
-                with_others_at = began + self._settings.idle_poll_s / 2
-            if position is None:
-                self._on_reading(self.name, Unseen("it has not replayed anything yet"))
-            else:
-                self.is_refused, self._failures = False, 0
-                self._connection = connection
-                observation = ServerObservation(
-                    system_id, timeline, not recovers, pages.past_header(position), forks, aliases
-                )
-                if found is not None:
-                    observation.found = tuple(FoundReplica(name, pages.past_header(its)) for name, its in found)
-                    observation.slots = {
-                        slot: -1 if at is None else pages.past_header(at) for slot, (at, _) in slots.items()
-                    }
-                    observation.invalidated_slots = {slot: why for slot, (_, why) in slots.items() if why is not None}
-                self._on_reading(self.name, observation)
-            interval = self._settings.poll_s if is_wanted else self._settings.idle_poll_s
-            await self._pause(began + interval - time.monotonic(), self._settings.poll_s)
+        return _Link(connection, system_id, LogPages(page_bytes, segment_bytes), aliases, timeline)
+
+    async def _ask(self, link: _Link) -> ServerObservation:
+        recovers, position, timeline, found, slots = await self._row(link.connection, _POSITION)
+        link.timeline = link.timeline if timeline is None else timeline
+        if link.timeline != link.history_of:
+            link.forks = await self._history(link.connection, link.timeline)
+            link.history_of = link.timeline
+        if position is None:
+            raise Unreadable("it has not replayed anything yet")
+        past_header = link.pages.past_header
+        seen = ServerObservation(
+            link.system_id, link.timeline, not recovers, past_header(position), link.forks, link.aliases
+        )
+        if found is not None:
+            seen.found = tuple(FoundReplica(name, past_header(its)) for name, its in found)
+            seen.slots = {slot: -1 if at is None else past_header(at) for slot, (at, _) in slots.items()}
+            seen.invalidated_slots = {slot: why for slot, (_, why) in slots.items() if why is not None}
+        return seen
 
     async def _history(self, connection: _Connection, timeline: int) -> Mapping[int, int] | None:
         """End of each earlier timeline; None if the login may not read the history."""
@@ -201,11 +174,13 @@ class ServerReader:
             (text,) = await self._row(connection, _OWN_HISTORY if has_own else _READ_HISTORY, (timeline,))
             return forks_of(text or "")
         except (psycopg.Error, ValueError) as error:
-            log.warning("%s: the history of timeline %d cannot be read: %s", self.name, timeline, _reason(error))
+            log.warning(
+                "%s: the history of timeline %d cannot be read: %s", self._server.name, timeline, _reason(error)
+            )
             return None
 
     async def _row(self, connection: _Connection, query: bytes, values: tuple[Any, ...] | None = None) -> TupleRow:
-        timer = asyncio.get_running_loop().call_later(self._settings.timeout_s, _cut_off, connection)
+        timer = asyncio.get_running_loop().call_later(self._timeout_s, _cut_off, connection)
         try:
             cursor = await connection.execute(query, values)
             row = await cursor.fetchone()
@@ -217,19 +192,6 @@ class ServerReader:
             timer.cancel()
         assert row is not None, query
         return row
-
-    async def _pause(self, seconds: float, seconds_if_wanted: float) -> None:
-        """Sleep for `seconds`, or for at most `seconds_if_wanted` if a wait needs the server."""
-        if seconds <= 0:
-            await asyncio.sleep(0)
-            return
-        self._wanted.clear()
-        if self._is_wanted:
-            await asyncio.sleep(min(seconds, seconds_if_wanted))
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds * random.uniform(0.9, 1.0)):  # noqa: S311 so that servers are not asked in step
-                await self._wanted.wait()
 
 
 def _cut_off(connection: _Connection) -> None:

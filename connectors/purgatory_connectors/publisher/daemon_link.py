@@ -119,7 +119,7 @@ class DaemonLink:
             try:
                 await self._connected(backoff)
             except* PurgatoryClientError as group:
-                error = _first(group)
+                error = first_error(group)
             self._disconnected(str(error) or repr(error))
             # The minimum delay prevents an immediate retry: a daemon that has just stopped is not back within 50 ms.
             await asyncio.sleep(0.05 + backoff.next_delay())
@@ -147,7 +147,7 @@ class DaemonLink:
             tasks.create_task(self._listen(link, tasks))
             await self._check_shards(client)
             # Nothing may be published before the daemon's marks are known: another source may have published more.
-            await self._read_back(client)
+            self._source.replicator.on_daemon_marks(self._marks, await self._listed(client), time.monotonic())
             self.is_connected = True
             backoff.reset()
             self._last_error = ""
@@ -185,9 +185,6 @@ class DaemonLink:
             elif not marks.to_look_at:
                 self._due.clear()
                 await self._due.wait()
-
-    async def _read_back(self, client: AsyncClient) -> None:
-        self._source.replicator.on_daemon_marks(self._marks, await self._listed(client), time.monotonic())
 
     async def _listed(self, client: AsyncClient) -> dict[MarkName, DaemonMark]:
         found = {}
@@ -248,7 +245,8 @@ def _mark(partition: Partition) -> DaemonMark:
     return DaemonMark(partition.leader_epoch, partition.high_watermark, partition.is_leader)
 
 
-def _first(group: BaseExceptionGroup[PurgatoryClientError]) -> BaseException:
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error in a group of groups."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -256,11 +256,13 @@ class MarkReplicator:
         if seen is None or seen == before:
             return
         daemon.replicas[name] = seen
-        leads, keeps, in_sync = seen
+        leader_id, replica_ids, in_sync_ids = seen
         if before is None or before[:2] != seen[:2]:  # leadership rechecks all waits: not for the set alone
-            leads_now = events.leadership(name, is_leader=True, leader_epoch=epoch, leader_id=leads, replica_ids=keeps)
-            batch.append((name, leads_now))
-        batch.append((name, events.in_sync_replicas(name, in_sync, leader_id=leads, leader_epoch=epoch)))
+            leadership = events.leadership(
+                name, is_leader=True, leader_epoch=epoch, leader_id=leader_id, replica_ids=replica_ids
+            )
+            batch.append((name, leadership))
+        batch.append((name, events.in_sync_replicas(name, in_sync_ids, leader_id=leader_id, leader_epoch=epoch)))
 
     @staticmethod
     def _has_looked_at(

@@ -12,7 +12,7 @@ class MarkMove(NamedTuple, Generic[Key]):
 
     mark: Key
     position: int | None
-    is_set_back: bool
+    is_set_back: bool = False
 
 
 class RisingMarks(Generic[Key]):
@@ -56,6 +56,15 @@ class CountedReplica(NamedTuple):
     """Time of the last reading."""
     stale: str
     """Why it cannot be seen now; empty: it can."""
+
+
+class StaleMark(NamedTuple):
+    """A mark that cannot be seen now, when it was last seen, and why. With `is_prefix`: all marks with this prefix."""
+
+    mark: str
+    seen_at: float
+    reason: str
+    is_prefix: bool = False
 
 
 class Derived(NamedTuple):

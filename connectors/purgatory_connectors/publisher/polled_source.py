@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Final, Generic, TypeVar
 
 from purgatory.source_uri import SourceUri, SourceUriInvalid
 from purgatory_connectors.errors import SourceStale
+from purgatory_connectors.publisher.mark_rules import DERIVED, StaleMark
 from purgatory_connectors.publisher.observation import Observation, SourceState, StaleMarks
 from purgatory_connectors.publisher.publisher import Publisher, Source
 
@@ -24,6 +26,8 @@ _RETRY_S: Final = 0.5
 """Shortest interval at which a target that cannot be read is asked again."""
 _CONNECTED_POLL_S: Final = 0.05
 _MS_MAX: Final = 3_600_000
+
+_logger = logging.getLogger(__name__)
 
 Reading = TypeVar("Reading")
 
@@ -65,6 +69,8 @@ class PolledSource(Source, Generic[Reading]):
         self._wake: Final = {target: asyncio.Event() for target in targets}
         self._failed: Final[dict[str, Unreadable | None]] = {}
         """For each target that was asked: why it could not be read."""
+        self._reasons: dict[str, str] = {}
+        """Stale marks of the last report, except derived ones."""
 
     @abstractmethod
     async def read(self, target: str) -> Reading:
@@ -85,8 +91,8 @@ class PolledSource(Source, Generic[Reading]):
         """Apply an answer. Returns what has changed."""
 
     @abstractmethod
-    def stale(self) -> Mapping[str, tuple[float, str]]:
-        """The marks that cannot be seen: when they were last seen, and why. "": all marks."""
+    def stale(self) -> Sequence[StaleMark]:
+        """The marks that cannot be seen."""
 
     def needs(self, mark: str) -> Iterable[str]:  # noqa: ARG002 - for subclasses
         """The targets whose answers move this mark."""
@@ -149,15 +155,27 @@ class PolledSource(Source, Generic[Reading]):
     def _report(self) -> None:
         now, stale = time.monotonic(), self.stale()
         marks = [
-            StaleMarks(self.prefix + mark, bool(mark), (), round((now - seen_at) * 1000), reason)
-            for mark, (seen_at, reason) in stale.items()
+            StaleMarks(self.prefix + one.mark, not one.is_prefix, (), round((now - one.seen_at) * 1000), one.reason)
+            for one in stale
         ]
         state = SourceState.STALE if stale else SourceState.LIVE
         if len(self._failed) < len(self._wake):
             state = SourceState.LOADING
         elif stale and all(failed is not None and failed.is_refused for failed in self._failed.values()):
             state = SourceState.REFUSED
-        self.publisher.report(state, "; ".join(sorted({reason for _, reason in stale.values()}))[:1000], marks)
+        reasons = {one.mark: one.reason for one in stale if one.mark not in DERIVED}
+        if state is not SourceState.LOADING:
+            self._log_changes(reasons)
+        text = "; ".join(f"{mark}: {reason}" if mark else reason for mark, reason in reasons.items())
+        self.publisher.report(state, text[:1000], marks)
+
+    def _log_changes(self, reasons: Mapping[str, str]) -> None:
+        for mark, reason in reasons.items():
+            if reason != self._reasons.get(mark):
+                _logger.warning("%s%s is stale: %s", self.prefix, mark, reason)
+        for mark in self._reasons.keys() - reasons.keys():
+            _logger.info("%s%s is current again", self.prefix, mark)
+        self._reasons = dict(reasons)
 
     async def _follow_demand(self) -> None:
         while True:

@@ -14,7 +14,7 @@ from purgatory_client.session.backoff import Backoff
 from purgatory_client.sources.source_link import EndsWanted
 
 from purgatory_connectors.errors import NoTimeLookup, SourceRefused, SourceStale
-from purgatory_connectors.publisher.daemon_link import DaemonLink, LinkedSource
+from purgatory_connectors.publisher.daemon_link import DaemonLink, LinkedSource, first_error
 from purgatory_connectors.publisher.lineage_store import LineageStore
 from purgatory_connectors.publisher.observation import (
     End,
@@ -112,21 +112,15 @@ class Publisher:
         await self._demand_changed.wait()
 
     def observe(self, observations: Iterable[Observation]) -> None:
-        """Publish what was observed. Returns at once; if several values of a mark are due, only the newest is sent.
-
-        Args:
-            observations: In the order in which they were read.
+        """Publish what was observed, in the order in which it was read. Returns at once; if several values of a mark
+        are due, only the newest is sent.
         """
         self.replicator.observe(observations)
         for link in self._links:
             link.wake()
 
     def observe_replicas(self, replicas: Mapping[MarkName, SeenReplicas]) -> None:
-        """Publish the replicas of these partitions.
-
-        Args:
-            replicas: The current replicas by mark. They are sent once the mark itself has been observed.
-        """
+        """Publish the replicas of these partitions. They are sent once the mark itself has been observed."""
         self.replicator.observe_replicas(replicas)
         for link in self._links:
             link.wake()
@@ -145,15 +139,10 @@ class Publisher:
                 link.health_changed()
 
     def published(self, topic_prefix: str) -> Mapping[MarkName, PublishedMark]:
-        """The marks under this prefix as the daemons have them: read when each connected, and updated since.
+        """The marks under this prefix as the daemons have them, with the lowest epoch and offset at any daemon. They
+        were read when each connected, and have been updated since.
 
         If the source does not find one of them, it must observe it as gone (`offset` None).
-
-        Args:
-            topic_prefix: Start of the topic names.
-
-        Returns:
-            For each mark, the lowest epoch and offset at any daemon.
         """
         return self.replicator.published(topic_prefix)
 
@@ -177,10 +166,7 @@ class Publisher:
                 tasks.create_task(self._keep_time(), name="time of marks")
                 tasks.create_task(self._run_source(), name=self._source.name)
         except* SourceRefused as group:
-            refused = group.exceptions[0]
-            while isinstance(refused, BaseExceptionGroup):
-                refused = refused.exceptions[0]
-            raise refused from None
+            raise first_error(group) from None
         finally:
             self._linked.store_all()
             self._linked.store.close()

@@ -18,7 +18,7 @@ from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionE
 
 from purgatory.source_uri import SourceUri, SourceUriInvalid
 from purgatory_connectors.errors import SourceStale
-from purgatory_connectors.publisher.mark_rules import DERIVED
+from purgatory_connectors.publisher.mark_rules import DERIVED, StaleMark
 from purgatory_connectors.publisher.observation import End, Observation
 from purgatory_connectors.publisher.polled_source import POLL_OPTIONS, POSITION_MAX, PolledSource, Unreadable
 from purgatory_connectors.redis.replica_group import ReplicaGroup, ServerState
@@ -107,8 +107,8 @@ class RedisSource(PolledSource[ServerState]):
             changes = self._group.observe(target, reading, now)
         return [one._replace(topic=self.prefix + one.topic) for one in changes]
 
-    def stale(self) -> Mapping[str, tuple[float, str]]:
-        return self._group.stale()
+    def stale(self) -> list[StaleMark]:
+        return [StaleMark(mark, seen_at, reason) for mark, (seen_at, reason) in self._group.stale().items()]
 
     def needs(self, mark: str) -> Iterable[str]:
         return self._clients if mark in DERIVED else {mark} & self._clients.keys()
