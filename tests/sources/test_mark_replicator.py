@@ -1,10 +1,8 @@
-"""Mark replication: over random histories in a model world, and in single cases."""
+"""Mark replication over random histories in a model world; mark_scripts/daemon.txt has single cases."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from purgatory_connectors.publisher.mark_replicator import SETTLE_S
-from purgatory_connectors.publisher.observation import StaleMarks
 
 from tests.sources.lineage_world import LineageWorld, ModelSource
 
@@ -73,106 +71,3 @@ def test_no_mark_beyond_its_lineage_and_the_last_value_arrives(
         else:
             assert [mark and mark.offset for mark in found] == [facts[-1].offset] * daemons
             assert len({mark.epoch for mark in found if mark}) == 1
-
-
-def test_settling_takes_no_longer_than_it_must() -> None:
-    """A restarted source publishes a value that is not below the daemon's at once. It publishes a lower one after the
-    settling time, as a break.
-    """
-    world = LineageWorld(1, 1, 1)
-    name = ("t/x", 0)
-    world.move(name, 50, is_break=False)
-    world.sources[0].read(name, 1)
-    world.sources[0].exchange(0)
-    assert world.daemons[0].marks[name] == (0, 50, True)
-    world.restart(0)
-    world.move(name, 10, is_break=False)
-    world.sources[0].read(name, 2)
-    world.sources[0].exchange(0)
-    assert world.daemons[0].marks[name] == (0, 60, True)
-    world.restart(0)
-    world.facts[name][-1] = world.facts[name][0]
-    world.sources[0].read(name, 1)
-    world.sources[0].exchange(0)
-    assert world.daemons[0].marks[name] == (0, 60, True)
-    world.pass_time(SETTLE_S * 1.1)
-    while world.sources[0].exchange(0):
-        pass
-    assert world.daemons[0].marks[name] == (1, 50, True)
-
-
-def test_a_late_source_does_not_answer_by_the_lineage_that_another_has_ended() -> None:
-    """One of two sources publishes a break that the other has not read yet. The late source's readings of the old
-    lineage are refused and not published under the new epoch. Its newest value is published once it must be newer.
-    """
-    world = LineageWorld(2, 1, 2)
-    early, late = world.sources
-    for name in world.facts:
-        world.move(name, 50, is_break=False)
-        early.read(name, 1)
-        late.read(name, 1)
-    early.exchange(0)
-    late.exchange(0)
-    for name in world.facts:
-        world.move(name, 10, is_break=False)  # the old lineage: 60
-        world.move(name, 20, is_break=True)
-        early.read(name, 2)
-    while early.exchange(0):
-        pass
-    assert {mark[:2] for mark in world.daemons[0].marks.values()} == {(1, 20)}
-    for name in world.facts:
-        late.read(name, 1)
-    for _ in range(5):
-        late.exchange(0)
-    assert {mark[:2] for mark in world.daemons[0].marks.values()} == {(1, 20)}
-    world.sources.remove(early)
-    for name in world.facts:
-        world.move(name, 7, is_break=False)
-    world.settle()
-    assert {mark[:2] for mark in world.daemons[0].marks.values()} == {(1, 27)}
-    assert all(len(lineages) == 1 for lineages in world.lineages_told().values())
-
-
-def test_nothing_unsettled_is_told_while_the_source_is_stale() -> None:
-    """While a source is stale, time does not settle its readings; the settling time starts once it sees again."""
-    world = LineageWorld(1, 1, 1)
-    name = ("t/x", 0)
-    source, daemon = world.sources[0], world.daemons[0]
-    world.move(name, 50, is_break=False)
-    source.read(name, 1)
-    source.exchange(0)
-    daemon.marks[name] = daemon.marks[name]._replace(epoch=3, offset=40)  # published by another client
-    source.connect(0)
-    source.replicator.set_health(world.now, sees=False)
-    world.pass_time(SETTLE_S * 20)
-    assert not source.exchange(0)
-    source.replicator.set_health(world.now, sees=True)
-    assert not source.exchange(0)
-    world.pass_time(SETTLE_S * 1.1)
-    while source.exchange(0):
-        pass
-    assert daemon.marks[name][:2] == (3, 50)
-
-
-def test_stale_for_some_marks_leaves_the_others_to_settle() -> None:
-    """If a source names its stale marks, the others are settled; if it is stale without naming any, none are."""
-    world = LineageWorld(2, 1, 1)
-    source, daemon = world.sources[0], world.daemons[0]
-    names = [("t/x", 0), ("t/x", 1)]
-    for name in names:
-        world.move(name, 10, is_break=False)
-        source.read(name, 1)
-    while source.exchange(0):
-        pass
-    for name in names:
-        daemon.marks[name] = daemon.marks[name]._replace(epoch=daemon.marks[name].epoch + 1, offset=5)
-    source.connect(0)
-    source.replicator.set_health(world.now, sees=False, stale=[StaleMarks("t/x", exact=True, partitions=[1])])
-    world.pass_time(SETTLE_S * 1.1)
-    while source.exchange(0):
-        pass
-    assert [daemon.marks[name].offset for name in names] == [10, 5]
-    source.replicator.set_health(world.now, sees=False)
-    world.pass_time(SETTLE_S * 20)
-    assert not source.exchange(0)
-    assert daemon.marks[names[1]].offset == 5
