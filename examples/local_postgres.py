@@ -114,7 +114,8 @@ class LocalServer:
         """Send a signal to all of its processes: SIGSTOP suspends the server, SIGCONT resumes it."""
         assert self._process is not None, self.name
         for process_id in [self._process.pid, *_children(self._process.pid)]:
-            os.kill(process_id, signal_number)
+            with contextlib.suppress(ProcessLookupError):  # its connection has just ended
+                os.kill(process_id, signal_number)
 
     def is_answering(self) -> bool:
         """Whether a connection can be made and used."""

@@ -16,15 +16,13 @@ CHANGES = (
 )
 
 
-def test_committed_is_one_above() -> None:
-    """`committed` takes both forms of a log sequence number and returns the next offset."""
+def test_committed_is_the_offset_after_the_position() -> None:
     assert committed("0/16B3748") == committed(offset_of_lsn("0/16B3748")) == 0x16B3749
     assert committed("1/0") == 2**32 + 1
 
 
 @pytest.mark.parametrize("wrong", ["16B3748", "0/", "", -1, 2**63 - 1, 2**63, "FFFFFFFF/FFFFFFFF"])
-def test_what_is_no_commit_position_is_refused(wrong: str | int) -> None:
-    """Other texts, negative numbers and numbers without a next offset are refused."""
+def test_other_texts_and_numbers_are_no_commit_position(wrong: str | int) -> None:
     with pytest.raises(InvalidRequest):
         committed(wrong)
 

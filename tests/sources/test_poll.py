@@ -2,88 +2,41 @@
 
 import asyncio
 import contextlib
-import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from decimal import Decimal
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from purgatory_client import Outcome
-from purgatory_client.errors import NotFound, Unavailable
+from purgatory_client.errors import NotFound
 from purgatory_client.views import Partition
 from purgatory_connectors.cli import open_source
-from purgatory_connectors.errors import SourceRefused
+from purgatory_connectors.errors import SourceStale
 from purgatory_connectors.poll.poll_source import HttpReader, PollSource, positions_of
+from purgatory_connectors.publisher.observation import End
 from purgatory_connectors.publisher.polled_source import Unreadable
 
 from purgatory.source_uri import SourceUri, SourceUriInvalid
 from tests.kafka.recording_publisher import RecordingPublisher
 from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.kit.eventually import eventually
-from tests.sources.publishing import publishing, until_mark
+from tests.sources.publishing import Status, publishing, status_page, until_mark
 
 FAST = "poll_ms=5&idle_poll_ms=10"
 
 
-class Status(ThreadingHTTPServer):
-    """An HTTP server that answers every request with `body`. While `may_answer` is not set, it hangs."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.status, self.body = 200, b"0"
-        self.may_answer = threading.Event()
-        self.may_answer.set()
-        self.requests: list[tuple[str, str]] = []
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.server_port}"
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore clients that have gone, as a source does that has waited long enough."""
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)  # type: ignore[arg-type]
-
-    def say(self, value: object) -> None:
-        self.body = json.dumps(value).encode()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Status
-
-    def do_GET(self) -> None:
-        self.server.requests.append((self.path, self.headers.get("authorization", "")))
-        self.server.may_answer.wait()
-        body = self.server.body
-        self.send_response(self.server.status)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the base class
-        """Log nothing."""
-
-
 @pytest.fixture
 def status() -> Iterator[Status]:
-    server = Status()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield server
-    server.may_answer.set()
-    server.shutdown()
-    server.server_close()
+    with status_page() as page:
+        yield page
 
 
-async def test_a_wait_ends_when_the_number_is_reached(shared_daemon: DaemonProcess, status: Status) -> None:
-    """A wait ends once the number at the pointer is reached; the rest of the query and the path reach the server."""
+async def test_wait_ends_when_the_number_at_the_pointer_is_reached(
+    shared_daemon: DaemonProcess, status: Status
+) -> None:
+    """The path and the rest of the query reach the server."""
     status.say({"log": {"position": 41}})
     uri = f"poll+http://{status.address}/a/status?pointer=/log/position&name=one&level=full&{FAST}"
     async with publishing(shared_daemon, uri) as client:
@@ -91,24 +44,24 @@ async def test_a_wait_ends_when_the_number_is_reached(shared_daemon: DaemonProce
         await until_mark(client, "poll/one/position", lambda mark: mark.watched == 1 and mark.high_watermark == 41)
         assert not pending.done()
         status.say({"log": {"position": "42"}})
-        assert (await pending).outcome is Outcome.SATISFIED
+        assert (await pending).satisfied
     assert {path for path, _ in status.requests} == {"/a/status?level=full"}
 
 
-async def test_it_asks_often_only_while_somebody_waits(shared_daemon: DaemonProcess, status: Status) -> None:
-    """With a long idle interval, a new wait makes the source ask at once and go on asking."""
+async def test_new_wait_makes_an_idle_source_ask_at_once(shared_daemon: DaemonProcess, status: Status) -> None:
+    """And go on asking."""
     status.say(1)
     uri = f"poll+http://{status.address}/?name=idle&poll_ms=5&idle_poll_ms=3600000"
     async with publishing(shared_daemon, uri) as client:
         await until_mark(client, "poll/idle/position", lambda mark: mark.high_watermark == 1)
         assert len(status.requests) == 1
         status.say(2)
-        assert (await client.produce({("poll/idle/position", 0): 2}, timeout=60)).outcome is Outcome.SATISFIED
+        assert (await client.produce({("poll/idle/position", 0): 2}, timeout=60)).satisfied
         pending = asyncio.create_task(client.produce({("poll/idle/position", 0): 3}, timeout=60))
         asked = len(status.requests) + 3
         await eventually(lambda: len(status.requests) > asked)
         status.say(3)
-        assert (await pending).outcome is Outcome.SATISFIED
+        assert (await pending).satisfied
 
 
 class HeldSource(PollSource):
@@ -143,7 +96,6 @@ async def test_the_time_is_up_although_the_read_cannot_be_cancelled() -> None:
 
 
 async def test_demand_that_comes_and_goes_shortens_no_interval() -> None:
-    """However often waits begin and end, it does not ask again before `poll_ms`."""
     source, publisher = HeldSource(), ConnectedPublisher()
     running = asyncio.create_task(source.run(publisher))
     await publisher.until(lambda: publisher.marks)
@@ -175,22 +127,6 @@ async def test_a_cancelled_request_leaves_its_pool(status: Status) -> None:
     await source.close()
 
 
-async def test_a_server_that_hangs(shared_daemon: DaemonProcess, status: Status) -> None:
-    """While the server hangs, its mark is stale with the reason, and a wait that asks for it fails. It recovers."""
-    status.say(5)
-    async with publishing(shared_daemon, f"poll+http://{status.address}/?name=hang&{FAST}&timeout_ms=300") as client:
-        await until_mark(client, "poll/hang/position", lambda mark: mark.high_watermark == 5)
-        status.may_answer.clear()
-        status.say(9)
-        await until_mark(client, "poll/hang/position", lambda mark: mark.stale_reason == "it does not answer")
-        stale = await client.produce({("poll/hang/position", 0): 9}, timeout=60, fail_when_stale=0.01)
-        assert [one.error_code for one in stale.partitions.values()] == [1001]
-        pending = asyncio.create_task(client.produce({("poll/hang/position", 0): 9}, timeout=60))
-        status.may_answer.set()
-        assert (await pending).outcome is Outcome.SATISFIED
-        await until_mark(client, "poll/hang/position", lambda mark: not mark.stale_reason)
-
-
 LIES = [
     (503, b"6", "status 503"),
     (302, b"6", "status 302"),
@@ -213,8 +149,9 @@ def is_seen_at(mark: Partition, position: int) -> bool:
     return mark.high_watermark == position and not mark.stale_reason
 
 
-async def test_a_server_that_lies(shared_daemon: DaemonProcess, status: Status) -> None:
-    """An answer without a position moves nothing: the mark is stale, with the reason, until the server recovers."""
+async def test_answer_without_a_position_moves_nothing_and_is_named(
+    shared_daemon: DaemonProcess, status: Status
+) -> None:
     topic, position = "poll/lies/position", 5
     status.say(position)
     async with publishing(shared_daemon, f"poll+http://{status.address}/?name=lies&{FAST}") as client:
@@ -243,7 +180,7 @@ async def test_a_server_that_goes_back(shared_daemon: DaemonProcess, status: Sta
         await until_mark(client, name[0], lambda mark: (mark.leader_epoch, mark.high_watermark) == (epoch + 1, 20))
         assert not loose.done()
         status.say(60)
-        assert (await loose).outcome is Outcome.SATISFIED
+        assert (await loose).satisfied
         status.say(None)
 
         async def is_gone() -> bool:
@@ -265,25 +202,21 @@ def readings_of(*readings: object) -> list[tuple[str, int | None, bool]]:
     return [(one.topic, one.offset, one.is_set_back_to) for one in seen]
 
 
-def test_one_lower_reading_is_not_believed() -> None:
-    """A single lower or missing reading is ignored; the second one counts, even if it differs from the first."""
-    mark = "poll/x/position"
-    assert readings_of(5, 3, 5) == [(mark, 5, False), (mark, 5, False)]
-    assert readings_of(5, 3, 4) == [(mark, 5, False), (mark, 4, True)]
-    assert readings_of(5, None, 6) == [(mark, 5, False), (mark, 6, False)]
-    assert readings_of(5, None, None) == [(mark, 5, False), (mark, None, True)]
-    assert readings_of(5, 3, None, 4) == [(mark, 5, False), (mark, None, True), (mark, 4, False)]
-
-
-@given(st.lists(st.integers(0, 5), max_size=20))
-def test_observations_follow_two_rules(readings: list[int]) -> None:
-    """Against a plain model: a reading at or above the mark counts, a lower one if the previous one was lower too."""
+@given(st.lists(st.integers(0, 5) | st.none(), max_size=20))
+@example([5, 3, 5])
+@example([5, 3, 4])
+@example([5, None, 6])
+@example([5, 3, None, 4])
+def test_lower_or_missing_reading_counts_once_it_was_so_twice(readings: list[int | None]) -> None:
+    """Against a plain model, in which a mark that is gone is at -1."""
     mark, was_lower, expected = -1, False, []
     for reading in readings:
-        is_lower = reading < mark
+        position = -1 if reading is None else reading
+        is_lower = position < mark
         if not is_lower or was_lower:
-            expected.append(("poll/x/position", reading, is_lower))
-            mark, is_lower = reading, False
+            if (position, mark) != (-1, -1):
+                expected.append(("poll/x/position", reading, is_lower))
+            mark, is_lower = position, False
         was_lower = is_lower
     assert readings_of(*readings) == expected
 
@@ -295,27 +228,6 @@ def test_several_positions_by_name() -> None:
     for wrong in wrong_ones:
         with pytest.raises(Unreadable):
             positions_of(wrong)
-
-
-@pytest.mark.parametrize(
-    ("uri", "said"),
-    [
-        ("poll+http://a,b/", "one host"),
-        ("poll+http://h/?pointer=position", "not a JSON pointer"),
-        ("poll+http://h/?end=x", "not a JSON pointer"),
-        ("poll+http://h/?name=a/b", "no slash"),
-        ("poll+http://h/?poll_ms=0", "poll_ms"),
-        ("poll+sql://h/db", "add query=SELECT"),
-        ("poll+sql://h/db?query=SELECT 1&driver=nonsense", "driver=nonsense cannot be used"),
-        ("poll+sql://h/db?query=SELECT 1&driver=mysql+aiomysql", "needs the package"),
-        ("poll+sql://h/db?query=SELECT 1&driver=sqlite", "driver=sqlite cannot be used"),
-        ("poll+sql://h:x/db?query=SELECT 1", "cannot be used"),
-    ],
-)
-def test_wrong_addresses_are_refused(uri: str, said: str) -> None:
-    """A setting that cannot be used is refused at the start, with a message that names it."""
-    with pytest.raises((SourceRefused, SourceUriInvalid), match=said):
-        open_source(SourceUri.parse(uri))
 
 
 @pytest.mark.parametrize("value", ["Bearer s3cret\n", "Bearer\ns3cret", "Bearer s3cr\u00e8t"])
@@ -335,8 +247,10 @@ async def test_a_header_that_cannot_be_sent(status: Status, monkeypatch: pytest.
     assert "s3c" not in str(refused.value)
 
 
-async def test_an_end_and_a_header(start_daemon: StartDaemon, status: Status, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number at the pointer `end` is the end to wait for. Headers come from the environment."""
+async def test_end_is_the_number_at_its_pointer(
+    start_daemon: StartDaemon, status: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Headers come from the environment."""
     monkeypatch.setenv("PURGATORY_POLL_HEADER_AUTHORIZATION", "Bearer s3cret")
     status.say({"applied": 3, "head": 5})
     uri = f"poll+http://{status.address}/?pointer=/applied&end=/head&{FAST}"
@@ -346,29 +260,21 @@ async def test_an_end_and_a_header(start_daemon: StartDaemon, status: Status, mo
         pending = asyncio.create_task(client.wait_for(ends, timeout=60))
         await until_mark(client, "poll/main/position", lambda mark: mark.watched == 1)
         status.say({"applied": 5, "head": 9})
-        assert (await pending).outcome is Outcome.SATISFIED
+        assert (await pending).satisfied
     assert {header for _, header in status.requests} == {"Bearer s3cret"}
 
 
-async def test_a_name_without_an_end(start_daemon: StartDaemon, status: Status) -> None:
-    """A mark that has a position, but no end, has nothing to wait for. A name that has neither is unknown: a wait for
-    nothing would be satisfied at once.
+async def test_name_without_an_end_has_nothing_to_wait_for(status: Status) -> None:
+    """A name that has no position either is unknown: a wait for nothing would be satisfied at once. Without the option
+    `end`, a request for ends names it.
     """
     status.say({"applied": {"orders": 3, "new": 0}, "head": {"orders": 5}})
-    uri = f"poll+http://{status.address}/?pointer=/applied&end=/head&{FAST}"
-    async with publishing(start_daemon(), uri) as client:
-        await until_mark(client, "poll/main/orders", lambda mark: mark.high_watermark == 3)
-        assert (await client.ends(["poll/main/orders", "poll/main/new"])).offsets == {"poll/main/orders": 5}
-        with pytest.raises(Unavailable, match="poll/main/typo has neither a position nor an end"):
-            await client.ends(["poll/main/orders", "poll/main/typo"])
-
-
-async def test_without_an_end_caught_up_says_so(start_daemon: StartDaemon, status: Status) -> None:
-    """Without the option `end`, a request for ends fails and names the option."""
-    async with publishing(start_daemon(), f"poll+http://{status.address}/?{FAST}") as client:
-        await until_mark(client, "poll/main/position", lambda mark: mark.high_watermark == 0)
-        with pytest.raises(Unavailable, match="add the option end="):
-            await client.ends(["poll/main/position"])
+    source = open_source(SourceUri.parse(f"poll+http://{status.address}/?pointer=/applied&end=/head"))
+    assert await source.ends(["poll/main/orders", "poll/main/new"]) == [End("poll/main/orders", 0, 5)]
+    with pytest.raises(SourceStale, match="poll/main/typo has neither a position nor an end"):
+        await source.ends(["poll/main/orders", "poll/main/typo"])
+    with pytest.raises(SourceStale, match="add the option end="):
+        await open_source(SourceUri.parse(f"poll+http://{status.address}/")).ends(["poll/main/position"])
 
 
 def test_the_command_and_the_daemon_start_it(start_daemon: StartDaemon, status: Status) -> None:

@@ -1,30 +1,30 @@
-"""A file source that publishes to real daemons: all values arrive, breaks are published, and kills lose nothing."""
+"""A file source that publishes to real daemons: values and breaks arrive over restarts. What it stores for the next."""
 
 import asyncio
-import random
-import time
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 from purgatory_client import AsyncClient, Outcome
-from purgatory_client.errors import NotFound, PurgatoryClientError
+from purgatory_client.errors import NotFound, Unavailable
+from purgatory_connectors.errors import SourceRefused
+from purgatory_connectors.publisher.lineage_store import FILE_NAME, LineageStore
+from purgatory_connectors.publisher.mark_lineage import MarkLineage
 from purgatory_connectors.publisher.observation import End, Observation, SeenReplicas, SourceState
 from purgatory_connectors.publisher.publisher import Publisher, Source
 
-from examples.free_ports import free_ports
+from examples.free_ports import free_port
 from tests.kit.daemon import DaemonProcess, StartDaemon
-from tests.kit.eventually import eventually
-from tests.sources.file_source import FileSourceProcess, Positions, write_positions
+from tests.kit.eventually import eventually, until_pending
+from tests.sources.file_source import FileSourceProcess, write_positions
 
-LATE_S = 10.0
 StartSource = Callable[..., FileSourceProcess]
 
 
 @pytest.fixture
 def positions(tmp_path: Path) -> Path:
-    """The positions file."""
     path = tmp_path / "positions.json"
     write_positions(path, {})
     return path
@@ -32,11 +32,11 @@ def positions(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start_source(tmp_path: Path, positions: Path) -> Iterator[StartSource]:
-    """Start sources of that file. The same `state` means the same source again."""
+    """Start the source of that file, with what an earlier one has stored."""
     started: list[FileSourceProcess] = []
 
-    def start(*daemons: DaemonProcess, state: str = "state") -> FileSourceProcess:
-        source = FileSourceProcess(positions, tmp_path / state, [daemon.address for daemon in daemons])
+    def start(*daemons: DaemonProcess) -> FileSourceProcess:
+        source = FileSourceProcess(positions, tmp_path / "state", [daemon.address for daemon in daemons])
         started.append(source)
         return source
 
@@ -58,7 +58,7 @@ async def until_mark(client: AsyncClient, topic: str, epoch: int, offset: int) -
     async def is_there() -> bool:
         return await mark_of(client, topic) == (epoch, offset)
 
-    await eventually(is_there)
+    await eventually(is_there, but=Unavailable)
 
 
 @asynccontextmanager
@@ -67,133 +67,46 @@ async def clients(*daemons: DaemonProcess) -> AsyncIterator[list[AsyncClient]]:
         yield [await opened.enter_async_context(AsyncClient(daemon.address)) for daemon in daemons]
 
 
-async def test_marks_arrive_and_breaks_end_waits_with_an_epoch(
+async def test_marks_and_breaks_reach_daemons_over_restarts(
     start_daemon: StartDaemon, positions: Path, start_source: StartSource
 ) -> None:
     """Two daemons receive everything. A change of identity ends waits that name the old epoch (74); other waits
-    continue in the new lineage.
+    continue in the new lineage. A daemon that has lost its marks gets them again, in the same epoch; a source that is
+    started again finds the break that it has missed, and what is gone.
     """
-    daemons = [start_daemon(), start_daemon()]
+    name, address = ("t/orders", 0), f"127.0.0.1:{free_port()}"
+    daemons = [start_daemon(), start_daemon("--grpc-address", address)]
     write_positions(positions, {"t/orders": (10, "a")})
-    start_source(*daemons)
+    source = start_source(*daemons)
     async with clients(*daemons) as (first, second):
         await until_mark(first, "t/orders", 0, 10)
         await until_mark(second, "t/orders", 0, 10)
-        name = ("t/orders", 0)
-        done = await first.produce({name: 10}, timeout=10)
-        assert done.outcome is Outcome.SATISFIED
-        bound = asyncio.create_task(first.produce({name: 30}, leader_epochs=0, timeout=20))
-        loose = asyncio.create_task(first.produce({name: 20}, timeout=20))
-        while (await first.partition(name)).watched != 2:  # noqa: ASYNC110 - a daemon's state
-            await asyncio.sleep(0.01)
+        assert (await first.produce({name: 10}, timeout=10)).satisfied
+        bound = asyncio.create_task(first.produce({name: 30}, leader_epochs=0, timeout=60))
+        loose = asyncio.create_task(first.produce({name: 20}, timeout=60))
+        await until_pending(first, 2)
         write_positions(positions, {"t/orders": (15, "b")})
-        failed = await bound
-        assert failed.outcome is Outcome.FAILED
-        assert [one.error_code for one in failed.partitions.values()] == [74]
+        assert [one.error_code for one in (await bound).partitions.values()] == [74]
         write_positions(positions, {"t/orders": (20, "b")})
-        assert (await loose).outcome is Outcome.SATISFIED
+        assert (await loose).satisfied
         await until_mark(second, "t/orders", 1, 20)
-        write_positions(positions, {})
-        while await mark_of(second, "t/orders") is not None:  # noqa: ASYNC110 - a daemon's state
-            await asyncio.sleep(0.01)
+        daemons[1].kill()
+        start_daemon("--grpc-address", address)
+        await until_mark(second, "t/orders", 1, 20)
+        source.kill()
+        write_positions(positions, {"t/orders": (25, "c"), "t/other": (1, "")})
+        source = start_source(*daemons)
+        for client in (first, second):
+            await until_mark(client, "t/orders", 2, 25)
+            await until_mark(client, "t/other", 0, 1)
+        source.kill()
+        write_positions(positions, {"t/orders": (25, "c")})
+        start_source(*daemons)
+        await eventually(lambda: is_gone(second, "t/other"))
 
 
-class FileWorld:
-    """Marks in a file that move and are reset, their waiters, and the history of their values."""
-
-    def __init__(self, path: Path, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.positions: Positions = {f"t/{number}": (0, "0") for number in range(4)}
-        self.facts: dict[str, list[tuple[float, int]]] = {topic: [] for topic in self.positions}
-        self.answered = 0
-        self.too_early: list[object] = []
-        self._path = path
-        self.write()
-
-    def write(self) -> None:
-        for topic, (offset, _) in self.positions.items():
-            self.facts[topic].append((time.monotonic(), offset))
-        write_positions(self._path, self.positions)
-
-    async def move(self) -> None:
-        while True:
-            topic = self.random.choice(list(self.positions))
-            offset, identity = self.positions[topic]
-            if self.random.random() < 0.003:  # rare, because answers within LATE_S of a reset prove nothing
-                self.positions[topic] = (offset // 2, str(int(identity) + 1))
-            else:
-                self.positions[topic] = (offset + self.random.randint(1, 5), identity)
-            self.write()
-            await asyncio.sleep(0.005)
-
-    async def wait(self, client: AsyncClient) -> None:
-        """Wait for a future value, and check the answer against the history."""
-        while True:
-            topic = self.random.choice(list(self.positions))
-            required = self.positions[topic][0] + self.random.randint(1, 10)
-            begun = time.monotonic()
-            try:
-                result = await client.produce({(topic, 0): required}, timeout=60)
-            except PurgatoryClientError:
-                await asyncio.sleep(0.05)
-                continue
-            if result.outcome is not Outcome.SATISFIED:
-                continue
-            self.answered += 1
-            # A break reaches a daemon that was restarted only once a source has connected to it again.
-            facts = self.facts[topic]
-            current = [
-                fact
-                for fact, after in zip(facts, [*facts[1:], None], strict=True)
-                if after is None or after[0] > begun - LATE_S
-            ]
-            if not any(offset >= required for _, offset in current):
-                self.too_early.append((topic, required, begun, current[-5:]))
-
-
-@pytest.mark.slow
-async def test_nothing_is_lost_nor_early_while_sources_and_daemons_are_killed(
-    start_daemon: StartDaemon, tmp_path: Path, positions: Path, start_source: StartSource
-) -> None:
-    """Under load with occasional resets, one of two sources and two daemons (one with a journal) are killed and
-    restarted. No wait is answered too early, and both daemons end with the current values.
-    """
-    ports = free_ports(2)
-    flags = [
-        ["--grpc-address", f"127.0.0.1:{ports[0]}", "--data-dir", str(tmp_path / "data")],
-        ["--grpc-address", f"127.0.0.1:{ports[1]}"],
-    ]
-    daemons = [start_daemon(*each) for each in flags]
-    world = FileWorld(positions, seed=2)
-    killed, _ = [start_source(*daemons, state=f"state {number}") for number in range(2)]
-
-    async def until_answered(count: int) -> None:
-        count += world.answered
-        await eventually(lambda: world.answered >= count)
-
-    async with clients(*daemons) as each, asyncio.TaskGroup() as tasks:
-        busy = [tasks.create_task(world.wait(client)) for client in each for _ in range(20)]
-        busy.append(tasks.create_task(world.move()))
-        await until_answered(100)
-        killed.kill()
-        start_source(*daemons, state="state 0")
-        for index in (1, 0):
-            await until_answered(100)
-            daemons[index].kill()
-            daemons[index] = start_daemon(*flags[index])
-        await until_answered(100)
-        for task in busy:
-            task.cancel()
-    world.write()
-    async with clients(*daemons) as each:
-        for topic, (offset, _) in world.positions.items():
-            for client in each:
-                async with asyncio.timeout(60):
-                    while (await mark_of(client, topic) or (0, -1))[1] != offset:  # noqa: ASYNC110 - a daemon's state
-                        await asyncio.sleep(0.02)
-        epochs = [[one.leader_epoch async for one in client.partitions(prefix="t/")] for client in each]
-    assert world.too_early == []
-    assert epochs[0] == epochs[1]
+async def is_gone(client: AsyncClient, topic: str) -> bool:
+    return await mark_of(client, topic) is None
 
 
 class QuietSource(Source):
@@ -210,10 +123,8 @@ class QuietSource(Source):
         return []
 
 
-async def test_who_keeps_a_partition_reaches_the_daemon(start_daemon: StartDaemon) -> None:
-    """Replicas and in-sync sets reach the daemon. They move no mark and end no wait, not even one that names the epoch.
-    They are not published for a mark that was never observed.
-    """
+async def test_replicas_reach_the_daemon_and_move_no_mark(start_daemon: StartDaemon) -> None:
+    """They end no wait, not even one that names the epoch, and are not published for a mark that was never observed."""
     daemon, name = start_daemon(), ("t/orders", 0)
     publisher = Publisher(QuietSource(), {daemon.address: lambda: AsyncClient(daemon.address)})
     running = asyncio.create_task(publisher.run())
@@ -244,3 +155,43 @@ async def test_who_keeps_a_partition_reaches_the_daemon(start_daemon: StartDaemo
         assert (await pending).outcome is Outcome.SATISFIED
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+def test_a_kept_lineage_is_the_floor_of_the_next_run(tmp_path: Path) -> None:
+    lineage = MarkLineage(2, "a")
+    lineage.apply(Observation("t/x", 1, 50, "a"))
+    lineage.apply(Observation("t/x", 1, 40, "b"))
+    gone = MarkLineage(0)
+    gone.apply(Observation("t/y", 0, None))
+    store = LineageStore(tmp_path)
+    store.keep([(("t/x", 1), lineage), (("t/y", 0), gone)])
+    store.close()
+    kept = LineageStore(tmp_path).load()
+    assert set(kept) == {("t/x", 1), ("t/y", 0)}
+    found = kept["t/x", 1]
+    assert (found.epoch, found.identity, found.retired) == (3, "b", ("a",))
+    assert (found.floor, found.offset, found.is_seen, found.is_gone) == (40, -1, False, False)
+    assert kept["t/y", 0].is_gone
+
+
+def test_second_source_in_a_folder_is_refused_until_the_first_ends(tmp_path: Path) -> None:
+    store = LineageStore(tmp_path)
+    with pytest.raises(SourceRefused, match="give each a folder of its own"):
+        LineageStore(tmp_path)
+    store.close()
+    LineageStore(tmp_path).close()
+
+
+def test_damaged_and_newer_files_are_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    path.write_bytes(b"not a database, but long enough to look like none" * 100)
+    with pytest.raises(SourceRefused, match=FILE_NAME):
+        LineageStore(tmp_path)
+    assert path.read_bytes().startswith(b"not a database")
+    path.unlink()
+    LineageStore(tmp_path).close()
+    newer = sqlite3.connect(path)
+    newer.execute("PRAGMA user_version = 99")
+    newer.close()
+    with pytest.raises(SourceRefused, match="newer version"):
+        LineageStore(tmp_path)

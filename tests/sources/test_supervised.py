@@ -1,19 +1,23 @@
-"""The daemon supervises its sources: it restarts them, ends them with itself, and survives their failures."""
+"""The program `purgatory-source`, and the daemon that supervises its sources: it restarts them, ends them with itself,
+and survives their failures.
+"""
 
 import asyncio
 import logging
 import os
 import signal
+import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 
 import grpc
 import pytest
+from click.testing import CliRunner
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from purgatory_client import AsyncClient
-from purgatory_connectors.cli import NoRepetitions
+from purgatory_connectors.cli import NoRepetitions, app
 
 from purgatory.extensions.connectors.supervised_sources import SupervisedSource
 from tests.kit.daemon import DaemonProcess, StartDaemon, children_of, is_running
@@ -56,7 +60,7 @@ async def test_a_child_is_started_again_and_ends_with_the_daemon(start_daemon: S
 
 
 async def test_the_daemons_own_source_outlives_the_age_of_connections(start_daemon: StartDaemon) -> None:
-    """The source's connection has no maximum age: its stream stays open while other connections are closed."""
+    """Its stream stays open while other connections are closed."""
     age = ("--grpc-connection-age-max-ms", "200", "--shutdown-grace-ms", "100")
     daemon = start_daemon("--source", NOWHERE, *age)
     await eventually(lambda: fetch_page(daemon, "/readyz") == (200, "ready\nsource 1: stale\n"))
@@ -92,19 +96,9 @@ async def test_a_source_reaches_a_daemon_that_has_a_policy(start_daemon: StartDa
     await eventually(lambda: "needs the role advance" in daemon.log)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        "kafka://me:hunter2@b",
-        "kafka://b?sasl.password=hunter2",
-        "redis://b?pass%77ord=hunter2",
-        "poll+http://b/x?header.Authorization=hunter2",
-        "mysql://b",
-    ],
-)
-def test_what_is_no_source_is_refused(start_daemon: StartDaemon, given: str) -> None:
-    """The daemon refuses to start with a source address that contains a secret or cannot be used."""
-    pattern = r"source: number 1: .*(no user or password|does not belong in an address|must begin with kafka://)"
+@pytest.mark.parametrize("given", ["kafka://me:hunter2@b", "mysql://b"])
+def test_daemon_refuses_an_address_that_cannot_be_used(start_daemon: StartDaemon, given: str) -> None:
+    pattern = r"source: number 1: .*(no user or password|must begin with kafka://)"
     with pytest.raises(AssertionError, match=pattern) as caught:
         start_daemon("--source", given)
     assert "hunter2" not in str(caught.value)
@@ -135,7 +129,6 @@ async def test_the_end_of_a_child_is_told_and_its_log_passed_on(
 
 
 def test_lines_that_differ_in_numbers_only_pass_once() -> None:
-    """Hundreds of similar lines pass as one; other lines are not suppressed."""
     lines = NoRepetitions()
     records = [logging.makeLogRecord({"msg": f"attempt {n} at 127.0.0.1:9", "name": "rdkafka"}) for n in range(300)]
     records.append(logging.makeLogRecord({"msg": "something else", "name": "rdkafka"}))
@@ -145,11 +138,45 @@ def test_lines_that_differ_in_numbers_only_pass_once() -> None:
     ]
 
 
-async def test_a_source_that_never_comes_is_in_status(start_daemon: StartDaemon) -> None:
-    """A source that exits before it reaches the daemon appears in status with its exit reason."""
+async def test_source_that_exits_at_once_is_in_status_with_the_reason(start_daemon: StartDaemon) -> None:
     daemon = start_daemon("--source", "kafka://127.0.0.1:9?no-such-option=1")
     async with AsyncClient(daemon.address) as client, asyncio.timeout(60):
         while not (found := (await client.status()).sources) or "exit code 2" not in found[0].reason:
             assert [one.state for one in found] in ([], ["loading"], ["detached"])
             await asyncio.sleep(0.02)
     assert (found[0].name, found[0].state) == ("kafka://127.0.0.1:9", "detached")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("kafka", "postgres://h"), "use the command postgres"),
+        (("kafka", "me:hunter2@h:9092"), "an address must have no user or password"),
+        (("kafka", "h:9092", "-o", "label"), "write it as NAME=VALUE"),
+        (("kafka", "h:9092", "--log-format", "xml"), "--log-format xml: must be text or json"),
+    ],
+)
+def test_error_of_the_program_is_one_line_without_secrets(arguments: tuple[str, ...], said: str) -> None:
+    ended = CliRunner().invoke(app, arguments)
+    assert ended.exit_code == 2
+    assert said in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert "hunter2" not in ended.stderr
+
+
+def test_supervised_program_without_a_token_is_refused() -> None:
+    command = [sys.executable, "-m", "purgatory_connectors", "kafka", "h:9092", "--supervised"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert ended.returncode == 2
+    assert "--supervised is for `purgatory serve --source`" in ended.stderr
+
+
+def test_program_without_a_daemon_retries_until_sigterm(tmp_path: Path) -> None:
+    pytest.importorskip("confluent_kafka")
+    command = [sys.executable, "-m", "purgatory_connectors", "kafka", "127.0.0.1:9", "--to", "127.0.0.1:1"]
+    with subprocess.Popen([*command, "--state-dir", str(tmp_path)], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "not connected to the daemon at 127.0.0.1:1" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert process.stderr.read().endswith("stopped\n")
