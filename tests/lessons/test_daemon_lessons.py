@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import inspect
 import itertools
 import os
 import random
@@ -25,7 +24,8 @@ from purgatory.service.settings import HostSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2, result_pb2
-from tests.kit.daemon import RunDaemon, StartDaemon, daemon_environment
+from tests.client.test_blocking import environment
+from tests.kit.daemon import RunDaemon, StartDaemon
 from tests.kit.eventually import eventually, until_pending
 from tests.kit.messages import produce, produce_columns, produce_run
 from tests.kit.served_host import DaemonChannel, Peer, apply_events, serving
@@ -211,10 +211,8 @@ asyncio.run(main())
 
 async def test_waits_of_a_killed_client_are_freed(run_daemon: RunDaemon) -> None:
     daemon = await run_daemon("--session-ttl-ms", "200")
-    client_path = inspect.getfile(AsyncClient).rpartition("/purgatory_client/")[0]
-    environment = daemon_environment()
-    environment["PYTHONPATH"] = f"{environment['PYTHONPATH']}:{client_path}"
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WAIT_FOR_EVER, daemon.address, env=environment)
+    command = (sys.executable, "-c", WAIT_FOR_EVER, daemon.address)
+    process = await asyncio.create_subprocess_exec(*command, env=environment())
     try:
         async with AsyncClient(daemon.address) as client:
             await until_pending(client, 505)
@@ -222,9 +220,8 @@ async def test_waits_of_a_killed_client_are_freed(run_daemon: RunDaemon) -> None
             await until_pending(client, 0)
             assert sum(kind.cancelled for kind in (await client.status()).kinds) == 505
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
         await process.wait()
 
 

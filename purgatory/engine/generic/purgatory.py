@@ -59,8 +59,6 @@ class DelayedOperationPurgatory:
         """Entries in watch lists: (operation, key) pairs of pending operations."""
         self.pending = 0
         """Registered operations that have not ended."""
-        self.evaluations = 0
-        """Number of `try_complete` calls."""
         self.ended: Final[deque[GenericOperation]] = deque()
         """Ended operations whose effects have not run yet, oldest first."""
         self._on_error: Final = on_error
@@ -262,7 +260,6 @@ class DelayedOperationPurgatory:
 
     def _evaluate(self, operation: GenericOperation) -> bool:
         """Evaluate a pending operation; True: it ended. An Exception from `try_complete` counts as "not yet"."""
-        self.evaluations += 1
         failure: Exception | None = None
         is_met = False
         self._is_evaluating = True
