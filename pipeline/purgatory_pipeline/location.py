@@ -1,7 +1,7 @@
 """The location of an archive or a result: a local folder or a URI, under its names in pyarrow and in Spark."""
 
-import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -60,7 +60,6 @@ class Location:
             return octets
 
     def exists(self) -> bool:
-        """Whether there is a file or a folder."""
         return bool(self.filesystem.get_file_info(self.root).type != fs.FileType.NotFound)
 
     def names(self) -> list[str]:
@@ -112,6 +111,15 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Raises `ArchiveUnusable` where a file of an archive cannot be read."""
+    try:
+        yield
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise ArchiveUnusable(f"cannot read {path}: {first_line(error)}; move it out of the archive") from error
+
+
 def open_output(out: str) -> Location:
     """Creates the folder `out`. Raises `ArchiveUnusable` where it cannot be written to."""
     place = open_location(out)
@@ -138,11 +146,3 @@ def attempt_name(name: str) -> str:
     """The name under which an attempt of a task writes a file, before it renames it to `name`. Readers ignore it."""
     # Not the attempt's number: the attempts of two applications may run at the same time, with the same numbers.
     return f"_{name}-{uuid4().hex}"
-
-
-def write_by_path(place: Location, name: str, write: Callable[[Path], object]) -> str:
-    """The same for a file that `write` can only create at a local path."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / name
-        write(path)
-        return write_file(place, name, path.read_bytes())

@@ -8,14 +8,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
-import pyarrow as pa
-
 from purgatory.extensions.archive import schema
 from purgatory.extensions.archive.run_details import RunDetails
 from purgatory_pipeline.archive.catalog import ArchiveCatalog
 from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet
-from purgatory_pipeline.errors import ArchiveUnusable
-from purgatory_pipeline.location import first_line, open_location
+from purgatory_pipeline.location import open_location, reading
 
 OPEN: Final = "open"
 """Neither ended nor marked as crashed: the daemon is still running, or no later daemon has checked."""
@@ -53,11 +50,8 @@ def read_markers(archive: ArchiveCatalog) -> dict[str, list[dict[str, Any]]]:
     place = open_location(archive.uri)
 
     def read(file: ArchiveFile) -> list[dict[str, Any]]:
-        try:
+        with reading(file.path):
             return list(open_parquet(place.read(file.path)).read(columns=_COLUMNS).to_pylist())
-        except (OSError, ValueError, pa.ArrowException) as error:
-            message = f"cannot read {file.path}: {first_line(error)}; move it out of the archive"
-            raise ArchiveUnusable(message) from error
 
     by_run: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     with ThreadPoolExecutor(_THREADS) as pool:

@@ -120,10 +120,6 @@ class IntakeAccount:
     def rows_set_aside(self, table: str | None = None) -> int:
         return sum(line.rows or 0 for line in self._of(table) if line.reason != USED)
 
-    def found(self, name: str) -> int:
-        """The total count of the findings with this name."""
-        return sum(finding.count for finding in self.findings if finding.name == name)
-
     def notes(self) -> list[str]:
         """Sentences to read before any figures; empty if there is nothing to report."""
         return [finding.sentence for finding in self.findings if not finding.is_ordinary]

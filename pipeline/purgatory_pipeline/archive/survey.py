@@ -24,8 +24,7 @@ from purgatory.extensions.archive import schema
 from purgatory_pipeline.archive.catalog import to_utc
 from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet
 from purgatory_pipeline.engine_rows.integers import Flags, Hashes, Integers, hash_operations, mix, stable_order
-from purgatory_pipeline.errors import ArchiveUnusable
-from purgatory_pipeline.location import first_line, open_location
+from purgatory_pipeline.location import open_location, reading
 from purgatory_pipeline.spark.malloc import keep_freed_memory
 
 BUCKETS: Final = 1 << 14
@@ -64,7 +63,6 @@ class Selection:
         return replace(self, since_ms=start, until_ms=end)
 
     def holds(self, at_ms: Integers) -> Flags:
-        """A mask of the instants inside the window."""
         held: Flags = np.ones(len(at_ms), bool)
         if self.since_ms is not None:
             held &= at_ms >= self.since_ms
@@ -87,7 +85,6 @@ class Survey:
     sums: Integers = field(default_factory=lambda: np.zeros((len(SIDES), 3, BUCKETS), np.int64))
 
     def add(self, other: Survey) -> Survey:
-        """Adds the other survey to this one and returns this one."""
         self.rows.update(other.rows)
         self.earlier += other.earlier
         self.clocks += other.clocks
@@ -126,7 +123,6 @@ class Operations:
 
 
 def survey_files(uri: str, files: Sequence[ArchiveFile], window: Selection) -> Survey:
-    """Surveys whole files, part by part."""
     keep_freed_memory()
     survey = Survey()
     for file in files:
@@ -152,15 +148,11 @@ def survey_files(uri: str, files: Sequence[ArchiveFile], window: Selection) -> S
 def parts_of(uri: str, file: ArchiveFile, columns: Sequence[str]) -> Iterator[pa.Table]:
     """Yields a file's row groups. Raises `ArchiveUnusable` if one cannot be read."""
     place = open_location(uri)
-    try:
+    with reading(file.path):
         words = [name for name in columns if name == "topic"]
         parquet = open_parquet(place.read(file.path), words)
         for group in range(parquet.num_row_groups):
             yield parquet.read_row_group(group, columns=list(columns), use_threads=False)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise ArchiveUnusable(
-            f"cannot read {file.path}, whose footer is intact: {first_line(error)}; move it out of the archive"
-        ) from error
 
 
 def operations_of(file: ArchiveFile, part: pa.Table, window: Selection) -> Operations:
@@ -189,7 +181,6 @@ def operations_of(file: ArchiveFile, part: pa.Table, window: Selection) -> Opera
 
 
 def columns_of(table: str, window: Selection) -> list[str]:
-    """The columns of a table that the survey needs."""
     own = {schema.REGISTRATIONS: [*_KEY, "refusal_code"], schema.OUTCOMES: [*_KEY, "waited_ms"]}.get(table, [])
     own += ["row"] if table == schema.EVENTS else []
     topic = ["topic"] if window.topics is not None and "topic" in schema.SCHEMAS[table].names else []

@@ -59,10 +59,6 @@ class DaemonOptions:
             ),
         )
 
-    def connect(self) -> DaemonConnection:
-        """A connection for this process."""
-        return DaemonConnection(self)
-
 
 class DaemonConnection:
     """Blocking calls to the daemon. Do not pickle it, and do not use it after a fork."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -63,34 +64,25 @@ class DaemonWriter(DataSourceStreamArrowWriter):
             raise PipelineError(f"column at is a {schema['at'].dataType.simpleString()}; give a timestamp or a bigint")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Collects the rows of a task."""
         batches = list(iterator)
         return RowsToSend(table_bytes(pa.Table.from_batches(batches)) if batches else b"")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Sends all rows of a micro-batch."""
         del batchId
         octets = [message.octets for message in messages if isinstance(message, RowsToSend) and message.octets]
         rows = [row for part in octets for row in pa.ipc.open_stream(part).read_all().to_pylist()]
-        connection = self._options.connect()
-        try:
+        with closing(DaemonConnection(self._options)) as connection:
             if self._are_events:
                 send_events(connection, [event_of(row) for row in in_order(rows)])
             else:
                 register(connection, rows)
-        finally:
-            connection.close()
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Nothing was sent."""
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
-    """Events by time. Events of the same time keep the archive's order, if it is given.
-
-    Raises:
-        PipelineError: An event has no time.
-    """
+    """Events by time, and of the same time in the archive's order, if it is given. Raises `PipelineError`."""
     missing = sum(row["at"] is None for row in rows)
     if missing:
         raise PipelineError(f"at: null in {missing} of {len(rows)} events; give the time of each event")
@@ -98,11 +90,7 @@ def in_order(rows: Sequence[Row]) -> list[Row]:
 
 
 def send_events(connection: DaemonConnection, events: Sequence[event_pb2.Event]) -> None:
-    """Sends events in this order.
-
-    Raises:
-        PipelineError: The daemon refuses an event. Events of a past leader epoch are skipped instead.
-    """
+    """Raises `PipelineError` if the daemon refuses an event. Events of a past leader epoch are skipped instead."""
     for part in call_parts(events):
         rows = event_pb2.EventRows(events=part)
         receipt = retried(connection, "Advance", wire.AdvanceRequest(rows=rows)).receipt
@@ -115,8 +103,7 @@ def register(connection: DaemonConnection, rows: Sequence[Row]) -> None:
     """Registers the operations of each session, by rising ids. An operation that the daemon refuses has a result with
     the reason.
 
-    Raises:
-        PipelineError: A row cannot be sent, or an id was used before. Nothing was registered then.
+    Raises `PipelineError` if a row cannot be sent, or an id was used before. Nothing was registered then.
     """
     ordered = sorted(
         rows, key=lambda row: (row["session_id"] or "", row.get("operation_id") or 0, row.get("item") or 0)
@@ -145,8 +132,7 @@ def incarnation_for(connection: DaemonConnection, session: str, ids: Sequence[in
     The daemon ignores ids up to the highest that it knows, because they were sent before. That is right only if this
     micro-batch was sent before, in whole or in part: then the highest known id is one of its own.
 
-    Raises:
-        PipelineError: Ids belong to an earlier micro-batch, or to another writer.
+    Raises `PipelineError` if it is not.
     """
     nothing = wire.RegisterBatch(rows=operation_pb2.OperationRows())
     answer = retried(connection, "Register", wire.RegisterRequest(session_id=session, batch=nothing))
@@ -176,11 +162,7 @@ def call_parts(messages: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def retried(connection: DaemonConnection, call: str, request: Any) -> Any:  # noqa: ANN401 - messages of either call
-    """The answer to a call, which is repeated while the daemon is full or unavailable.
-
-    Raises:
-        PipelineError: The daemon refused the call, or did not serve it within `RETRY_S`.
-    """
+    """The answer to a call, which is repeated while the daemon is full or unavailable. Raises `PipelineError`."""
     deadline = time.monotonic() + RETRY_S
     while True:
         try:

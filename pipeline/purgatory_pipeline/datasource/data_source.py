@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from datetime import UTC
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -15,10 +16,11 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from purgatory.engine.codes import KIND_NAMES
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_pipeline.datasource.daemon_options import SESSION, DaemonOptions
+from purgatory_pipeline.datasource.daemon_options import SESSION, DaemonConnection, DaemonOptions
 from purgatory_pipeline.datasource.daemon_writer import DaemonWriter
 from purgatory_pipeline.datasource.result_reader import ResultReader
 from purgatory_pipeline.datasource.session_results import RESULT_ROWS
@@ -59,15 +61,12 @@ class PendingReader(DataSourceReader):
         self._options: Final = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One."""
         return [InputPartition(0)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows, a page at a time."""
         del partition
-        connection = self._options.connect()
-        try:
-            token = ""
+        token = ""
+        with closing(DaemonConnection(self._options)) as connection:
             while True:
                 request = wire.ListOperationsRequest(page_size=PAGE, page_token=token)
                 page = connection.stub.ListOperations(request, timeout=CALL_S, metadata=connection.metadata)
@@ -77,8 +76,6 @@ class PendingReader(DataSourceReader):
                 token = page.next_page_token
                 if not token:
                     return
-        finally:
-            connection.close()
 
     def _is_wanted(self, operation: wire.PendingOperation) -> bool:
         prefix = self._options.topic_prefix
@@ -86,7 +83,6 @@ class PendingReader(DataSourceReader):
 
 
 def pending_row(operation: wire.PendingOperation) -> dict[str, Any]:
-    """One operation as a row of `PENDING_ROWS`."""
     return {
         "session": operation.session_id,
         "operation_id": operation.operation_id,
@@ -109,10 +105,6 @@ def pending_row(operation: wire.PendingOperation) -> dict[str, Any]:
     }
 
 
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
-
 class PurgatoryDataSource(DataSource):
     """Register it with `spark.dataSource.register(PurgatoryDataSource)`.
 
@@ -125,7 +117,6 @@ class PurgatoryDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format."""
         return "purgatory"
 
     def schema(self) -> StructType:
@@ -133,16 +124,13 @@ class PurgatoryDataSource(DataSource):
         return from_arrow_schema(RESULT_ROWS if self.options.get(SESSION) else PENDING_ROWS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The operations that are pending now."""
         del schema
         return PendingReader(DaemonOptions.of(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """The results of the sessions."""
         del schema
         return ResultReader(DaemonOptions.of(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's
-        """Sends events, or registers operations."""
         del overwrite
         return DaemonWriter(DaemonOptions.of(self.options), schema)

@@ -47,11 +47,9 @@ class ResultReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Results that arrive after the sessions were opened are left to the next query."""
 
     def initialOffset(self) -> Offsets:  # noqa: N802 - Spark's name
-        """Before all results."""
         return dict.fromkeys(self._options.sessions, BEGINNING)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """At most this many results of each session."""
         return ReadMaxRows(self._options.rows_max)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
@@ -67,7 +65,6 @@ class ResultReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {name: self._end(name, start.get(name, BEGINNING), limit) for name in self._options.sessions}
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        """A task for each session that has results."""
         parts = []
         for name, last in end.items():
             after = sequence_in(start.get(name, BEGINNING), last["incarnation"])
@@ -77,18 +74,15 @@ class ResultReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a task."""
         assert isinstance(partition, ResultPart), f"not a part of ours: {partition!r}"
         yield from pa.ipc.open_stream(partition.octets).read_all().to_batches()
 
     def commit(self, end: Offsets) -> None:
-        """The sink has written everything up to here."""
         for name, last in end.items():
             if name in self._sessions:
                 self._sessions[name].acknowledge(last)
 
     def stop(self) -> None:
-        """The query has ended."""
         for session in self._sessions.values():
             session.close()
         self._sessions.clear()

@@ -17,7 +17,7 @@ from purgatory.engine.completions import FETCHED_COLUMNS, OPTIONAL_COLUMNS, RESU
 from purgatory.extensions.archive.schema import RESULT_ITEM
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2
-from purgatory_pipeline.datasource.daemon_options import DaemonOptions
+from purgatory_pipeline.datasource.daemon_options import DaemonConnection, DaemonOptions
 from purgatory_pipeline.errors import PipelineError
 
 NUMBERS: Final = [
@@ -42,7 +42,6 @@ _FETCHED: Final = frozenset(column.name for column in FETCHED_COLUMNS)
 
 
 def rows_of(session: str, incarnation: str, first_sequence: int, columns: result_pb2.ResultColumns) -> pa.Table:
-    """The rows of one message."""
     count = len(columns.operation_id)
     outcomes = _values(columns.outcome, count, np.int64)
     item_counts = _values(columns.item_count or [1], count, np.int64)
@@ -129,11 +128,8 @@ def sequence_in(offset: SessionOffset, incarnation: str) -> int:
 
 
 class SessionResults:
-    """Reads one incarnation of a session, for one reader.
-
-    Args:
-        since: The last committed offset; its incarnation is read. `BEGINNING`: the present incarnation, from its first
-            unacknowledged result.
+    """Reads the incarnation of the last committed offset (`BEGINNING`: the present one, from its first unacknowledged
+    result) of a session, for one reader.
     """
 
     def __init__(self, options: DaemonOptions, session: str, since: SessionOffset) -> None:
@@ -156,7 +152,7 @@ class SessionResults:
         self._last_error = ""
         self._changed: Final = threading.Condition()
         self._ended: Final = threading.Event()
-        self._connection = options.connect()
+        self._connection: Final = DaemonConnection(options)
         self._thread: Final = threading.Thread(target=self._run, name=f"results of {session}", daemon=True)
         self._thread.start()
 
@@ -208,7 +204,6 @@ class SessionResults:
             self._connection.stub.Acknowledge(request, timeout=CALL_S, metadata=self._connection.metadata)
 
     def close(self) -> None:
-        """End the stream."""
         with self._changed:
             self._ended.set()
             self._changed.notify_all()

@@ -77,7 +77,13 @@ class RegisteredOperations:
         self._whole: Final = whole
         self._batches: dict[int, dict[str, Any]] = {}
 
-    def batch(self, kind: int, timeouts_ms: Column, min_bytes: Column) -> OperationBatch:
+    def batches(self, timeouts_ms: Column, min_bytes: Column) -> list[OperationBatch | None]:
+        """By kind; None for kinds without operations."""
+        there = set(np.flatnonzero(np.bincount(self.kind)).tolist())
+        kinds = range(max(codes.KINDS) + 1)
+        return [self._batch(kind, timeouts_ms, min_bytes) if kind in there else None for kind in kinds]
+
+    def _batch(self, kind: int, timeouts_ms: Column, min_bytes: Column) -> OperationBatch:
         """The operations of one kind. Columns that no policy changes are made once for all policies."""
         chosen = self.kind == kind
         rows = None if bool(np.all(chosen)) else np.flatnonzero(chosen)
@@ -144,7 +150,6 @@ EVENT_COLUMNS: Final = {
 
 
 def event_batch(chunk: RowChunk) -> EventBatch:
-    """Events as the engine takes them."""
     columns = chunk.columns
     sets: list[ReplicaSets | None] = []
     if chunk.details:

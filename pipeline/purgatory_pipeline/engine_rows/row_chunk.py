@@ -79,7 +79,6 @@ class RowChunk:
         return RowChunk(self.table, columns, self.names, self.detail_rows[low:high] - start, self.details[low:high])
 
     def take(self, rows: Column) -> RowChunk:
-        """These rows (places, or a mask), in this order."""
         rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         columns = {name: values.take(rows) for name, values in self.columns.items()}
         if not self.details:
@@ -105,7 +104,6 @@ class RowChunk:
 
 
 def join(chunks: Sequence[RowChunk]) -> RowChunk:
-    """Several chunks of one table as one, in the given order."""
     if len(chunks) == 1:
         return chunks[0]
     table = chunks[0].table

@@ -130,7 +130,6 @@ class QuerySource(Source):
             self._is_running, self._stopped = False, ""
 
     def started(self, identity: str) -> None:
-        """The query starts or resumes."""
         self.is_of(identity)
         self._stopped = ""
         self._news.set()
@@ -143,7 +142,6 @@ class QuerySource(Source):
             self.committed(marks)
 
     def committed(self, marks: Marks) -> None:
-        """Record committed marks."""
         for name, mark in marks.items():
             self._marks[name] = max(mark, self._marks.get(name, mark))
         self._is_running, self._stopped = True, ""
@@ -155,7 +153,6 @@ class QuerySource(Source):
         self._news.set()
 
     async def run(self, publisher: Publisher) -> None:
-        """Publish marks and state whenever they change."""
         while True:
             prefix = self.topic_prefixes[0]
             publisher.observe(
@@ -231,7 +228,6 @@ class PurgatoryListener(StreamingQueryListener):
     # Called by Spark on its only listener thread: these methods must not block.
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """A query is starting."""
         if not event.name:
             _logger.warning("a query without a name is not published: call queryName(...) on its writer")
             return
@@ -239,7 +235,6 @@ class PurgatoryListener(StreamingQueryListener):
         self._on_loop(self._started, event.name, str(event.id))
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
-        """A micro-batch has been committed."""
         progress = event.progress
         if progress.name:
             self._names[str(progress.id)] = progress.name
@@ -250,7 +245,6 @@ class PurgatoryListener(StreamingQueryListener):
         """Nothing new to do."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
-        """A query has ended, or failed."""
         name = self._names.pop(str(event.id), None)
         if name is not None:
             stopped = "the query has stopped"

@@ -176,7 +176,6 @@ def over_time(
 
 
 def layered(*charts: alt.Chart) -> alt.LayerChart:
-    """Layers charts over each other, on the same scales."""
     return alt.LayerChart(layer=list(charts))
 
 
@@ -235,7 +234,6 @@ def rows_axis() -> alt.Y:
 
 
 def rows_height(rows: int) -> int:
-    """The height of a plot with this many rows."""
     return ROW_HEIGHT * max(rows, 1) + 10
 
 
@@ -261,7 +259,6 @@ def swatches(
 
 
 def by_word(colours: Mapping[str, str]) -> alt.Color:
-    """The colour of each row's `word`."""
     scale = alt.Scale(domain=list(colours), range=list(colours.values()))
     return alt.Color("word:N", scale=scale, legend=None)
 

@@ -12,14 +12,13 @@ import hashlib
 import itertools
 import json
 from importlib import resources
-from pathlib import Path
 from typing import Final
 
 import jinja2
 from markupsafe import Markup
 
 from purgatory_pipeline.page import wording
-from purgatory_pipeline.page.parts import Grid, Page, PageTable, Plot
+from purgatory_pipeline.page.parts import Grid, Page, Plot
 
 LONG_CELL: Final = 26
 """Texts in tables may wrap if they are longer than this; shorter ones stay on one line."""
@@ -28,16 +27,7 @@ FOOTER_LENGTH_MAX: Final = 400
 _JSON_ESCAPES: Final = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
-def write(page: Page, path: Path) -> None:
-    """Writes to a temporary name and then renames it, so that no reader sees a partial page."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(render(page), encoding="utf-8", newline="\n")
-    unfinished.replace(path)
-
-
 def render(page: Page) -> str:
-    """Renders the whole file as text."""
     scripts, program = libraries(), _asset("page.js")
     return (
         _templates()
@@ -51,12 +41,6 @@ def render(page: Page) -> str:
             program=program,
         )
     )
-
-
-def render_part(part: Plot | PageTable | Grid) -> str:
-    """Renders one part on its own, as it appears in a page."""
-    template = "{% from 'parts.html.jinja' import part_of with context %}{{ part_of(part) }}"
-    return _templates().from_string(template).render(part=part, numbers=itertools.count(1))
 
 
 def to_json(value: object) -> Markup:

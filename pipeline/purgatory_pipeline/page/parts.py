@@ -135,7 +135,6 @@ class Page:
     footer: tuple[str, ...] = ()
 
     def section_title(self, anchor: str) -> str:
-        """The title of the section with this anchor."""
         return next(section.title for section in self.sections if section.anchor == anchor)
 
 

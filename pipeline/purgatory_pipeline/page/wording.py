@@ -102,7 +102,6 @@ def total_time(value: object) -> str:
 
 
 def as_is(value: object) -> str:
-    """Returns figures that are already formatted."""
     return value if isinstance(value, str) else text(value)
 
 
@@ -148,7 +147,6 @@ def name_or_all(topic: object) -> str:
 
 
 def strong(value: object) -> Markup:
-    """Emphasises the main figure of a sentence."""
     return Markup("<strong>{}</strong>").format(value)
 
 

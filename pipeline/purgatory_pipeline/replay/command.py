@@ -45,7 +45,7 @@ def replay(
     """Replays a history through the same engine, first unchanged and then under other policies."""
     from purgatory_pipeline.archive.accounting import account
     from purgatory_pipeline.archive.catalog import find_archive
-    from purgatory_pipeline.location import open_output, write_by_path
+    from purgatory_pipeline.location import open_output, write_file
     from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies
     from purgatory_pipeline.spark.spark_session import spark_session, unwrapped_errors
 
@@ -58,7 +58,7 @@ def replay(
         from purgatory_pipeline.page import document
         from purgatory_pipeline.replay import spark_jobs
         from purgatory_pipeline.replay.replay_account import ReplayAccount
-        from purgatory_pipeline.replay.replay_page import write_replay_page
+        from purgatory_pipeline.replay.replay_page import replay_page
         from purgatory_pipeline.replay.result_frames import frames_of, write_frames
         from purgatory_pipeline.replay.run_files import find_runs
 
@@ -78,7 +78,7 @@ def replay(
         click.echo(line)
     write_frames(place, frames)
     info = _info(found, summary, out)
-    page = write_by_path(place, "replay.html", lambda path: write_replay_page(frames, info, path))
+    page = write_file(place, "replay.html", document.render(replay_page(frames, info)).encode())
     click.echo(f"tables and page in {out}; the page: {page}")
 
 

@@ -77,7 +77,6 @@ class Connections:
             yield name, self.root(name), self.operations[name], self.events[name]
 
     def merge(self, entries: Iterable[tuple[Name, Name, int, int]]) -> None:
-        """Takes the entries of another task."""
         for name, root, operations, events in entries:
             if name == ALL_KEYS:
                 self._put_keys_together()
@@ -189,7 +188,6 @@ class _Group:
     events: float
 
     def parts(self, share: float, cores: int) -> int:
-        """Into how many parts its operations are divided."""
         if self.operations + self.events <= TOO_LARGE * share or ALL_KEYS in self.names:
             return 1
         room = max(share - self.events, share / 4)

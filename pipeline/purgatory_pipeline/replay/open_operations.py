@@ -110,7 +110,6 @@ class OpenOperations:
 
     @classmethod
     def none(cls, policies: int) -> OpenOperations:
-        """No operations, to be replayed under some policies."""
         columns = {name: np.empty(0, np.int64) for name in OWN}
         return cls(columns, Outcomes.pending(0), [Outcomes.pending(0) for _ in range(policies)])
 
@@ -121,7 +120,6 @@ class OpenOperations:
         return self.columns[name]
 
     def add(self, arrivals: RegisteredOperations) -> None:
-        """Adds operations that are open everywhere."""
         self._old = len(self)
         for name in OWN:
             self.columns[name] = np.concatenate([self.columns[name], getattr(arrivals, name)])
@@ -150,14 +148,12 @@ class OpenOperations:
         return np.append(rows, -1)[found]
 
     def is_done(self) -> Flags:
-        """Which have ended everywhere."""
         done: Flags = self.recorded.outcome != PENDING
         for outcomes in self.replayed:
             done = done & (outcomes.outcome != PENDING)
         return done
 
     def take(self, rows: Integers) -> OpenOperations:
-        """Some rows, as operations of their own."""
         columns = {name: values.take(rows) for name, values in self.columns.items()}
         return OpenOperations(columns, self.recorded.take(rows), [outcomes.take(rows) for outcomes in self.replayed])
 

@@ -42,7 +42,6 @@ class EndedByCalls:
         return found
 
     def add(self, call: int, time: int, code: int, count: int) -> None:
-        """Add a step of the tape."""
         self._rows.append((call, time, code, count))
 
     def add_ids(self, call: int, time: int, code: int, ids: Column) -> bool:

@@ -65,35 +65,24 @@ class ReplayAccount:
         refused, incomplete = count[REFUSED_REGISTRATIONS], count[INCOMPLETE_REGISTRATIONS]
         outcomes, lost = count[OUTCOMES_READ], count[WITHOUT_REGISTRATION]
         twice, broken = count[REPEATED_OUTCOMES], count[INCOMPLETE_OUTCOMES]
-        sums: list[tuple[str, int, dict[str, int]]] = [
-            (
-                "registrations",
-                count[REGISTRATIONS_READ] + refused,
-                {"replayed": self.replayed, "recorded as refused": refused, "incomplete": incomplete},
-            ),
-            (
-                "replayed",
-                self.replayed,
-                {
-                    "compared": self.compared,
-                    "without a recorded outcome": self.no_outcome,
-                    "ended after rows were lost": self.in_doubt,
-                },
-            ),
-            (
-                "outcomes",
-                outcomes,
-                {
-                    "of replayed operations": outcomes - lost - twice - broken,
-                    "without registration": lost,
-                    "repeated": twice,
-                    "incomplete": broken,
-                },
-            ),
-        ]
+        sums = {
+            "registrations": {"replayed": self.replayed, "recorded as refused": refused, "incomplete": incomplete},
+            "replayed": {
+                "compared": self.compared,
+                "without a recorded outcome": self.no_outcome,
+                "ended after rows were lost": self.in_doubt,
+            },
+            "outcomes": {
+                "of replayed operations": outcomes - lost - twice - broken,
+                "without registration": lost,
+                "repeated": twice,
+                "incomplete": broken,
+            },
+        }
+        totals = (count[REGISTRATIONS_READ] + refused, self.replayed, outcomes)
         return [
             f"{name}: {total:,} in = {' + '.join(f'{number:,} {what}' for what, number in parts.items())}"
-            for name, total, parts in sums
+            for total, (name, parts) in zip(totals, sums.items(), strict=True)
         ]
 
     @property

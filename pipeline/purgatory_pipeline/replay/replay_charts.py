@@ -94,7 +94,6 @@ def outcomes_plot(outcomes: pd.DataFrame, kind: str, policies: Policies) -> Plot
 
 
 def waits_plot(waits: pd.DataFrame, kind: str, policies: Policies) -> Plot:
-    """Percentiles of the waits against the policies."""
     of_kind = waits[waits["kind"] == kind]
     tried: charts.Values = []
     recorded: charts.Values = []

@@ -14,7 +14,6 @@ text as its name, such as "timeout_ms=500"; the empty name is that of the record
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Final
 
 import pandas as pd
@@ -86,12 +85,7 @@ COLUMNS: Final = {
 
 
 def _table(caption: str, frame: pd.DataFrame, keys: str, rest: str, *more: PageColumn, rows_max: int = 24) -> PageTable:
-    """The columns of these keys, then `more`."""
     return PageTable(caption, frame, (*(COLUMNS[key] for key in keys.split()), *more), rest=rest, rows_max=rows_max)
-
-
-def write_replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo, path: Path) -> None:
-    document.write(replay_page(frames, info), path)
 
 
 def replay_page(frames: Mapping[str, pd.DataFrame], info: ReplayInfo) -> Page:

@@ -109,7 +109,6 @@ class ReplaySums:
             add(WAITS, player, outcomes.outcome, outcomes, bucket_of(outcomes.waited_ms))
 
     def table(self) -> pa.Table:
-        """All sums as rows of SCHEMA."""
         if not self._parts:
             summed = pa.table({name: np.empty(0, np.int64) for name in ("key", "count", "total")})
         else:
@@ -142,7 +141,6 @@ def _added_by_key(rows: pa.Table) -> pa.Table:
 
 
 def _packed(section: int, player: int, *columns: Column) -> Column:
-    """The fields of _SHAPE in one number."""
     key: Column = np.full(len(columns[0]), section << _SHAPE["player"] | player, np.int64)
     for bits, values in zip([*_SHAPE.values()][2:], columns, strict=True):
         key = (key << bits) | values

@@ -21,7 +21,6 @@ QUANTILES: Final = {"wait_p50_ms": 0.5, "wait_p90_ms": 0.9, "wait_p99_ms": 0.99}
 
 
 def frames_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> dict[str, pd.DataFrame]:
-    """The tables `outcomes`, `waits` and `changes`."""
     frames = {
         "outcomes": outcomes_of(sums, policies),
         "waits": waits_of(sums, policies),

@@ -3,7 +3,7 @@ with missing rows), and a reader of the columns that it needs.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,8 +18,7 @@ from purgatory_pipeline.archive.daemon_runs import details_of, last_files, read_
 from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet
 from purgatory_pipeline.engine_rows.arrow_chunks import NAMED, NUMBERS, SETS, WORDS, chunk_of
 from purgatory_pipeline.engine_rows.row_chunk import TABLES, RowChunk
-from purgatory_pipeline.errors import ArchiveUnusable
-from purgatory_pipeline.location import Location, first_line
+from purgatory_pipeline.location import Location, reading
 
 NEVER: Final = 2**62
 DECISIVE: Final = (EVENTS, CALLS)
@@ -141,7 +140,8 @@ class TableReader:
     def __init__(self, place: Location, path: str, table: str) -> None:
         self.table: Final = table
         self._path: Final = path
-        self._parquet: Final = self._read(lambda: open_parquet(place.read(path), ["topic", WORDS[table][0]]))
+        with reading(path):
+            self._parquet: Final = open_parquet(place.read(path), ["topic", WORDS[table][0]])
 
     @property
     def groups(self) -> int:
@@ -156,15 +156,11 @@ class TableReader:
     ) -> RowChunk:
         """One row group: all that a replay needs (of outcomes `names` too, if asked for), or only some columns."""
         wanted = columns_of(self.table, names=names) if columns is None else [*columns, *NAMED, "refusal_code"]
-        part = self._read(lambda: self._parquet.read_row_group(group, columns=wanted, use_threads=False))
-        return chunk_of(self.table, part, counts)
+        return chunk_of(self.table, self._read(group, wanted), counts)
 
     def last_ms(self) -> int:
         """The engine's clock at its last row."""
-        times = self._read(
-            lambda: self._parquet.read_row_group(self.groups - 1, columns=["time_ms"], use_threads=False)
-        )
-        return int(pc.max(times.column(0)).as_py() or 0)
+        return int(pc.max(self._read(self.groups - 1, ["time_ms"]).column(0)).as_py() or 0)
 
     def _first_call(self, group: int) -> int:
         metadata = self._parquet.metadata.row_group(group)
@@ -172,15 +168,11 @@ class TableReader:
         statistics = next(column.statistics for column in columns if column.path_in_schema == "call_number")
         if statistics is not None and statistics.has_min_max:
             return int(statistics.min)
-        calls = self._read(lambda: self._parquet.read_row_group(group, columns=["call_number"], use_threads=False))
-        return int(pc.min(calls.column(0)).as_py() or 0)
+        return int(pc.min(self._read(group, ["call_number"]).column(0)).as_py() or 0)
 
-    def _read(self, read: Callable[[], Any]) -> Any:  # noqa: ANN401 -- whatever is read
-        try:
-            return read()
-        except (OSError, ValueError, pa.ArrowException) as error:
-            message = f"cannot read {self._path}: {first_line(error)}; move it out of the archive"
-            raise ArchiveUnusable(message) from error
+    def _read(self, group: int, columns: list[str]) -> pa.Table:
+        with reading(self._path):
+            return self._parquet.read_row_group(group, columns=columns, use_threads=False)
 
 
 def chunks_of(files: Iterable[TableReader], counts: Counter[str]) -> Iterator[RowChunk]:

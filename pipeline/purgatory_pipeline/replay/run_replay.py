@@ -9,7 +9,6 @@ import numpy as np
 from purgatory.engine import codes, tape
 from purgatory.engine.batches import OperationBatch
 from purgatory.engine.calls import APPLY, PASS_TIME, REGISTER
-from purgatory.engine.codes import KINDS
 from purgatory.engine.completions import Completions
 from purgatory.extensions.archive.run_details import RunDetails
 from purgatory.extensions.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
@@ -207,9 +206,7 @@ class PolicyPlayer:
     def _batches(self, arrivals: RegisteredOperations) -> list[OperationBatch | None]:
         timeouts_ms = self._changed(TIMEOUT_MS, arrivals.timeout_ms, arrivals)
         min_bytes = self._changed(MIN_BYTES, arrivals.min_bytes, arrivals)
-        there = set(np.flatnonzero(np.bincount(arrivals.kind)).tolist())
-        kinds = range(max(KINDS) + 1)
-        return [arrivals.batch(kind, timeouts_ms, min_bytes) if kind in there else None for kind in kinds]
+        return arrivals.batches(timeouts_ms, min_bytes)
 
     def _changed(self, name: str, values: Column, arrivals: RegisteredOperations) -> Column:
         for change in self.policy.named(name):
@@ -256,7 +253,6 @@ class RunReplay:
         self._last_ms = facts.last_ms
 
     def take(self, window: CallWindow) -> None:
-        """Plays the next window."""
         counts = self._tally.counts
         counts[CLOCK_FALLS] += window.clock_falls
         counts[REPEATED_ROWS] += window.repeated
@@ -300,7 +296,6 @@ class RunReplay:
         return arrivals
 
     def _record(self, place: int, completions: Completions | None) -> None:
-        """Stores what has ended under one policy."""
         if completions is None:
             return
         outcomes = self._open.replayed[place]
@@ -316,7 +311,6 @@ class RunReplay:
             )
 
     def _add_up(self, finished: OpenOperations) -> None:
-        """Adds operations that are finished to the sums."""
         if not len(finished):
             return
         pairs = zip(self._players, finished.replayed, strict=True)

@@ -86,7 +86,6 @@ def units_of(runs: Sequence[RunFiles], tables: Sequence[str], rows_max: int) -> 
 
 
 def find_connections(uri: str, unit: Unit, keys_max: int) -> pa.RecordBatch:
-    """The names of a unit's rows and how they are connected."""
     keep_freed_memory()
     connections = Connections(keys_max)
     for chunk in _chunks(uri, unit, Counter(), columns=NAMING[unit.files[0].table]):
@@ -126,14 +125,12 @@ def pack_by_bin(uri: str, unit: Unit, assignment: BinAssignment) -> Iterator[pa.
 
 
 def batch_of(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
-    """Rows as a batch of this schema."""
     return pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
 
 
 def replay_bins(
     replay: ReplayPlan, facts: Sequence[RunContext], batches: Iterable[pa.RecordBatch], *, results: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Replays the runs of a bin, one after the other."""
     tally = ReplaySums()
     cells = (
         cell for batch in batches for cell in zip(batch["run"].to_pylist(), batch["rows"].to_pylist(), strict=True)

@@ -68,7 +68,6 @@ def replay_sums(
 def _divided(
     spark: SparkSession, archive: ArchiveCatalog, policies: Sequence[Policy], divided_from: int
 ) -> tuple[ReplayPlan, list[RunFiles], list[RunFiles]]:
-    """The plan, the runs that stay whole, and the runs that are divided."""
     runs = find_runs(archive)
     if not runs:
         raise ArchiveUnusable(f"{archive.uri} has no registrations, events or outcomes: there is nothing to replay")
@@ -130,7 +129,6 @@ def _connections(spark: SparkSession, uri: str, runs: Sequence[RunFiles], rows_m
 def _in_tasks(
     spark: SparkSession, parts: Sequence[Part], do: Callable[[Part], Iterator[pa.RecordBatch]], schema: pa.Schema
 ) -> DataFrame:
-    """One task for each part."""
     shared = spark.sparkContext.broadcast(list(parts))
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -164,7 +164,6 @@ def _used(in_use: pd.DataFrame) -> dict[tuple[str | None, str], list[Row]]:
 
 
 def _candidates(curve: Curve, used: Sequence[Row], asked_ms: Sequence[int]) -> list[int]:
-    """The timeouts to judge, ascending."""
     in_use = [int(row["timeout_ms"]) for row in used]
     middle_ms = (in_use[0] if in_use else 0) or max(curve.seen_until_ms, 1)
     near = [step for step in LADDER_MS if middle_ms / AROUND <= step <= middle_ms * AROUND]
@@ -186,7 +185,6 @@ def _needs(curve: Curve, satisfied: int, expired: int) -> Row:
 
 
 def _use(used: Sequence[Row], judged: Mapping[int, Share]) -> Row:
-    """The columns about the most common timeout."""
     if not used:
         none: Row = dict.fromkeys(("timeout_ms", "timeout_share", *Share(None, 0, 1).columns("timeout_expires")))
         return none | {"timeouts": 0}

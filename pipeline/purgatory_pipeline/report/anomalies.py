@@ -47,7 +47,6 @@ def measured_windows(rows: DataFrame, topics_max: int) -> pd.DataFrame:
 
 
 def anomalies(windows: pd.DataFrame, window_ms: int) -> pa.Table:
-    """Makes the table `anomalies` from `measured_windows`."""
     pairs = _compared(
         windows[[*COLUMNS]].assign(topic=windows["topic"].fillna("").astype(str), is_all=windows["topic"].isna()),
         window_ms,

@@ -128,7 +128,7 @@ def window_for(first: datetime | None, last: datetime | None) -> int:
 def _prepare_page() -> None:
     """Does what takes a second or two of the page, and needs no figures."""
     from purgatory_pipeline.page import document
-    from purgatory_pipeline.report.report_page import write_page  # noqa: F401 -- imported for later
+    from purgatory_pipeline.report.report_page import report_page  # noqa: F401 -- imported for later
 
     document.libraries()
 
@@ -145,8 +145,9 @@ def _write_page(
 
     from purgatory import __version__
     from purgatory.extensions.archive import schema
-    from purgatory_pipeline.location import write_by_path
-    from purgatory_pipeline.report.report_page import write_page
+    from purgatory_pipeline.location import write_file
+    from purgatory_pipeline.page import document
+    from purgatory_pipeline.report.report_page import report_page
     from purgatory_pipeline.report.report_tables import ReportInfo
 
     frames, rows = ({name: both[part] for name, both in written.items()} for part in (0, 1))
@@ -163,7 +164,7 @@ def _write_page(
         notes=tuple(notes),
         versions={"purgatory": __version__, "schema": str(schema.VERSION), "spark": pyspark.__version__},
     )
-    return write_by_path(place, "report.html", lambda path: write_page(frames, info, path))
+    return write_file(place, "report.html", document.render(report_page(frames, info)).encode())
 
 
 def _bounds(

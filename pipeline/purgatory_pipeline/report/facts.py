@@ -130,7 +130,6 @@ def registered_counts(registrations: DataFrame, window_ms: int) -> DataFrame:
 
 
 def ended_counts(outcomes: DataFrame, window_ms: int) -> DataFrame:
-    """Outcomes as facts."""
     return _counted_by(outcomes, window_ms, F.col("outcome"), F.col("waited_ms"), F.col("lateness_ms"))
 
 
@@ -153,12 +152,10 @@ def make_facts(registered: DataFrame, ended: DataFrame, unmatched: UnmatchedRows
 
 
 def condensed(facts: DataFrame) -> DataFrame:
-    """Sums the facts over partitions and principals."""
     return facts.groupBy("window", "topic", "kind", "fate", "waited_ms", "lateness_ms").agg(*_added())
 
 
 def has_ended() -> Column:
-    """Whether a fact counts ends."""
     return F.col("fate").isin(*ENDS)
 
 

@@ -192,7 +192,6 @@ Written = dict[str, tuple[pd.DataFrame, int]]
 
 
 def write_tables(computed: Mapping[str, DataFrame], known: Mapping[str, pa.Table], place: Location) -> Written:
-    """Writes the tables that Spark computes and those already in memory."""
     with ThreadPoolExecutor(WRITERS) as pool:
         writing = {
             name: pool.submit(write_computed, computed[name], table, place)

@@ -4,13 +4,12 @@ with a reason.
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
 import pandas as pd
 from markupsafe import Markup
 
-from purgatory_pipeline.page import charts, document, wording
+from purgatory_pipeline.page import charts, wording
 from purgatory_pipeline.page.parts import Headline, Page, PageColumn, PageTable, Section, columns, footer_lines
 from purgatory_pipeline.report.anomalies_section import anomalies_section, anomaly_findings
 from purgatory_pipeline.report.keys_section import backlog_section, hot_keys_section
@@ -26,12 +25,8 @@ from purgatory_pipeline.report.window_sections import (
 )
 
 
-def write_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo, path: Path) -> None:
-    """Writes the page. `frames` has one frame for each table of `report_tables`, truncated as described there."""
-    document.write(report_page(frames, info), path)
-
-
 def report_page(frames: Mapping[str, pd.DataFrame], info: ReportInfo) -> Page:
+    """`frames` has one frame for each table of `report_tables`, truncated as described there."""
     lines = timeline(frames["windows"], info.window_ms)
     span = _span(lines, info)
     return Page(

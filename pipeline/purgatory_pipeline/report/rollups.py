@@ -38,11 +38,8 @@ KEYS: Final = {"window": "bigint", "topic": "string", "partition": "int", "kind"
 
 
 def rolled_up(facts: DataFrame, few: DataFrame) -> DataFrame:
-    """Counts, rates and quantiles at all levels, with the columns of the tables `groups` and `topics`.
-
-    Args:
-        facts: Counted by waits in the levels OF_GROUPS and OF_TOPICS.
-        few: The condensed facts, counted by operations in the levels OF_WINDOWS and OF_TOPICS_AND_WINDOWS.
+    """Counts, rates and quantiles at all levels, with the columns of the tables `groups` and `topics`. `few` are the
+    condensed facts.
     """
     levels = (
         (facts, OF_GROUPS, "waits", list(KEYS)),
@@ -78,14 +75,12 @@ def rolled_up(facts: DataFrame, few: DataFrame) -> DataFrame:
 
 
 def group_waits(rows: DataFrame, window_ms: int) -> DataFrame:
-    """The table `groups`, from `rolled_up`."""
     window_start = F.timestamp_millis(F.col("window") * F.lit(window_ms))
     of_groups = rows.where(F.col("level") == OF_GROUPS)
     return of_groups.withColumn("window_start", window_start).select(*GROUPS.column_names)
 
 
 def topic_waits(rows: DataFrame) -> DataFrame:
-    """The table `topics`, from `rolled_up`."""
     return rows.where(F.col("level") == OF_TOPICS).select(*TOPICS.column_names)
 
 
@@ -97,7 +92,6 @@ def window_waits(rows: pd.DataFrame, window_ms: int) -> pa.Table:
 
 
 def hot_keys(rows: DataFrame, top: int) -> pa.Table:
-    """The table `hot_keys`, from `rolled_up`."""
     counted = (
         rows.where(F.col("level") == OF_GROUPS)
         .groupBy("topic", "partition", "kind")

@@ -94,7 +94,6 @@ def held_counts(held: DataFrame) -> pd.DataFrame:
 
 
 def slow_produces(counts: pd.DataFrame) -> pa.Table:
-    """Makes the table `slow_produces` from `held_counts`."""
     sums = counts.groupby("cause", as_index=False)[["waits", "waited_ms"]].sum()
     named = sums.rename(columns={"waits": "operations", "waited_ms": "waited_total_ms"})
     share = named["operations"] / named["operations"].sum()

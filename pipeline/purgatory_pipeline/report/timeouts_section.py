@@ -38,7 +38,6 @@ NOTABLE_PART: Final = 0.02
 
 
 def advice_section(advice: pd.DataFrame, timeouts: pd.DataFrame, survival: pd.DataFrame) -> Section:
-    """The curves of the busiest topics, and the figures derived from them."""
     title = "Timeouts"
     if advice.empty:
         return Section("timeouts", title, ("Nothing waited during this time.",))
@@ -170,7 +169,6 @@ def _timeout_mark(row: pd.Series[Any], timeout: float, *, is_far: bool, is_beyon
 
 
 def _description(row: pd.Series[Any]) -> str:
-    """A description of the curve for screen readers."""
     need = "not enough was seen to say what 99 % need"
     if not wording.is_missing(row["need_p99_ms"]):
         need = f"99 % need {wording.milliseconds(row['need_p99_ms'])} or less"

@@ -47,12 +47,10 @@ class WindowSeries:
         return self.frame["at"].min(), self.frame["until"].max()
 
     def total(self) -> pd.DataFrame:
-        """Counts summed over all kinds, one row per window."""
         columns = ["registered", "refused", "ended", *OUTCOMES]
         return self.frame.groupby(["at", "until"], sort=True)[columns].sum().reset_index()
 
     def kinds(self) -> list[str]:
-        """The kinds, busiest first."""
         ended = self.frame.groupby("kind")["registered"].sum()
         return [str(kind) for kind in ended.sort_values(ascending=False, kind="stable").index]
 
@@ -235,7 +233,6 @@ LATENESS: Final = Percentiles(
 
 
 def waits_section(topics: pd.DataFrame, lines: WindowSeries) -> Section:
-    """Percentiles of the time waited, for all outcomes."""
     title = "How long they waited"
     if topics.empty or topics["wait_p50_ms"].isna().all():
         return Section("waits", title, ("Nothing ended in this time.",))

@@ -242,7 +242,6 @@ def unwrapped_errors() -> Iterator[None]:
 
 
 def is_spark_error(error: BaseException) -> bool:
-    """True for errors of PySpark and of its bridge to Java."""
     return type(error).__module__.partition(".")[0] in {"pyspark", "py4j"}
 
 

@@ -33,20 +33,16 @@ class CallerIds:
     def __init__(self, table: pa.Table | None = None) -> None:
         self.table: pa.Table = CALLERS.empty_table() if table is None else table
         self._engine_ids: Integers = self.table.column("engine_id").to_numpy()
-        self._hashes: Hashes = hashes_of(self.table.column("caller"), self.table.column("operation_id").to_numpy())
+        self.hashes: Hashes = hashes_of(self.table.column("caller"), self.table.column("operation_id").to_numpy())
 
     def __len__(self) -> int:
         return len(self._engine_ids)
-
-    @property
-    def hashes(self) -> Hashes:
-        return self._hashes
 
     def add(self, more: pa.Table, hashes: Hashes) -> None:
         """Adds operations; their engine ids are above all others."""
         self.table = pa.concat_tables([self.table, more]).combine_chunks()
         self._engine_ids = np.concatenate([self._engine_ids, more.column("engine_id").to_numpy()])
-        self._hashes = np.concatenate([self._hashes, hashes])
+        self.hashes = np.concatenate([self.hashes, hashes])
 
     def places(self, engine_ids: Integers) -> Integers:
         """The rows of these operations, all of which are there."""
@@ -54,17 +50,15 @@ class CallerIds:
         return found
 
     def present(self, engine_ids: Integers) -> Integers:
-        """The subset of these operations that is pending."""
         places = np.searchsorted(self._engine_ids, engine_ids)
         known = places < len(self._engine_ids)
         known[known] = self._engine_ids[places[known]] == engine_ids[known]
         return engine_ids[known]
 
     def keep(self, kept: Flags) -> None:
-        """Keep only the operations in the mask."""
         self.table = self.table.filter(pa.array(kept))
         self._engine_ids = self._engine_ids[kept]
-        self._hashes = self._hashes[kept]
+        self.hashes = self.hashes[kept]
 
 
 FILTER_SIZE: Final = 1 << 21
@@ -81,10 +75,6 @@ class Repeats:
         return bool(self._groups)
 
     @staticmethod
-    def none() -> Repeats:
-        return Repeats([])
-
-    @staticmethod
     def among(pending: CallerIds, arriving: pa.Table, hashes: Hashes) -> Repeats:
         """Find repetitions among pending and arriving operations (rows of `CALLERS`, in order)."""
         # A table of a few hash bits, which fits the cache, excludes most pending operations. Sorting or hashing all of
@@ -96,7 +86,7 @@ class Repeats:
         both = np.concatenate([pending.hashes[suspects], hashes])
         distinct, counts = np.unique(both, return_counts=True)
         if len(distinct) == len(both):
-            return Repeats.none()
+            return Repeats([])
         every = np.concatenate([suspects, np.arange(len(pending), len(pending) + len(hashes))])
         places = every[np.isin(both, distinct[counts > 1])]
         rows = pa.concat_tables([pending.table, arriving]).take(pa.array(places)).to_pydict()

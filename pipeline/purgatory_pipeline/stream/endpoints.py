@@ -50,7 +50,6 @@ class StreamInput:
         self._ahead_ms: Final = ahead_ms
 
     def payloads(self, session: SparkSession, shards: int) -> DataFrame:
-        """The input as a stream of payloads (`payloads.PAYLOAD`)."""
         if self.is_kafka:
             pack = record_packer(shards, self.side, is_json=self._is_json)
             return self._records(session).mapInArrow(pack, PAYLOAD_DDL)
@@ -78,19 +77,16 @@ class StreamInput:
         return files.select("path", F.lit(self.uri).alias("uri"), self._latest_ms())
 
     def _records(self, session: SparkSession) -> DataFrame:
-        parts = urlsplit(self.uri)
-        topic = parts.path.strip("/")
-        if not parts.netloc or not topic:
-            raise PipelineError(f"not a Kafka URI: {self.uri}; expected kafka://BROKER:PORT/TOPIC")
+        brokers, topic = kafka_topic(self.uri)
         reader = (
             session.readStream.format(KAFKA)
             .name(self.side)
-            .option("kafka.bootstrap.servers", parts.netloc)
+            .option("kafka.bootstrap.servers", brokers)
             .option("subscribe", topic)
             .option("startingOffsets", "earliest")
             .option("maxOffsetsPerTrigger", self._records_per_batch)
         )
-        for name, value in parse_qsl(parts.query):
+        for name, value in parse_qsl(urlsplit(self.uri).query):
             reader = reader.option(name, value)
         return reader.load().select(
             F.col("value").alias("record"),
@@ -99,6 +95,15 @@ class StreamInput:
             F.col("key").cast("string").alias("caller"),
             self._latest_ms(),
         )
+
+
+def kafka_topic(uri: str) -> tuple[str, str]:
+    """The brokers and the topic of a URI. Raises `PipelineError`."""
+    parts = urlsplit(uri)
+    topic = parts.path.strip("/")
+    if not parts.netloc or not topic:
+        raise PipelineError(f"not a Kafka URI: {uri}; expected kafka://BROKER:PORT/TOPIC")
+    return parts.netloc, topic
 
 
 TABLE: Final = "table:"
@@ -120,9 +125,7 @@ class StreamOutput:
         if uri.startswith(TABLE):
             self._to_spark = self._to_table
         elif uri.startswith(f"{KAFKA}://"):
-            parts = urlsplit(uri)
-            if not parts.netloc or not parts.path.strip("/"):
-                raise PipelineError(f"not a Kafka URI: {uri}; expected kafka://BROKER:PORT/TOPIC")
+            kafka_topic(uri)
             self._to_spark = self._to_topic
         else:
             self.folders[OUTCOMES] = open_location(uri).child(OUTCOMES).uri
@@ -158,11 +161,11 @@ class StreamOutput:
 
     def _to_topic(self, rows: DataFrame, batch: int) -> None:
         del batch
-        parts = urlsplit(self.uri)
+        brokers, topic = kafka_topic(self.uri)
         key = F.concat_ws("/", "caller", "operation_id")
         values = rows.select(key.alias("key"), F.to_json(F.struct("*")).alias("value"))
-        writer = values.write.format(KAFKA).option("kafka.bootstrap.servers", parts.netloc)
-        writer.option("topic", parts.path.strip("/")).save()
+        writer = values.write.format(KAFKA).option("kafka.bootstrap.servers", brokers)
+        writer.option("topic", topic).save()
 
     def _to_table(self, rows: DataFrame, batch: int) -> None:
         name, session = self.uri.removeprefix(TABLE), rows.sparkSession

@@ -53,7 +53,6 @@ def completed_rows(ended: Completions, owners: pa.Table) -> pa.Table:
 
 
 def refused_rows(refusals: list[Refusal], owners: pa.Table, kinds: Integers) -> pa.Table:
-    """Outcomes of operations that the engine refused."""
     count = len(refusals)
     at = instants(owners.column("registered_ms").to_numpy())
     return pa.table(

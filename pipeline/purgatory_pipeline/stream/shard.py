@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from purgatory.engine import tape
-from purgatory.engine.batches import OperationBatch, Refusal
+from purgatory.engine.batches import Refusal
 from purgatory.engine.calls import APPLY, PASS_TIME, REGISTER, Cancel
 from purgatory.engine.codes import EVENT_NAMES, KINDS
 from purgatory.engine.engine import Engine
@@ -69,7 +69,7 @@ def tape_of(
         )
         operations = RegisteredOperations(complete_operations(chunk), first_id, {})
         assert operations.rows == len(registrations), f"{operations.rows} of {len(registrations)} operations"
-        batches = _batches(operations)
+        batches = operations.batches(operations.timeout_ms, operations.min_bytes)
         parts.append(steps(operations.call, operations.time, operations.kind + REGISTER))
     batch = None
     if len(events):
@@ -122,14 +122,6 @@ def _texts(rows: pa.Table, name: str) -> pa.ChunkedArray:
 
 def _nulls(rows: pa.Table, kind: pa.DataType) -> pa.ChunkedArray:
     return pa.chunked_array([pa.nulls(rows.num_rows, kind)])
-
-
-def _batches(operations: RegisteredOperations) -> list[OperationBatch | None]:
-    there = set(np.flatnonzero(np.bincount(operations.kind)).tolist())
-    return [
-        operations.batch(kind, operations.timeout_ms, operations.min_bytes) if kind in there else None
-        for kind in range(max(KINDS) + 1)
-    ]
 
 
 UNBOUNDED: Final = 2**60
@@ -190,18 +182,14 @@ class Shard:
         return len(self.callers)
 
     def start_engine(self, now_ms: int) -> Engine:
-        """Create the engine and its only owner, number 0."""
         self.clock_ms = now_ms
         self.engine = Engine(LIMITS, now_ms)
         self.owner = self.engine.add_owner()
         return self.engine
 
     def play(self, rows: pa.Table, seen_ms: int = NEVER) -> PlayedRows:
-        """Add rows (`ROWS`, or some of its columns) and play those that are due.
-
-        Args:
-            rows: The rows of this batch for this shard.
-            seen_ms: Latest timestamp of the whole batch, in ms; it keeps all shards of a stream at the same horizon.
+        """Add rows (`ROWS`, or some of its columns) and play those that are due. `seen_ms`, the latest timestamp of the
+        whole batch, keeps all shards of a stream at the same horizon.
         """
         fresh = rows.num_rows
         rows = pa.concat_tables([self.kept, conformed(rows)], promote_options="default").combine_chunks()
@@ -239,10 +227,9 @@ class Shard:
         return self._outcomes(played, arriving, repeats), refused
 
     def _add(self, rows: pa.Table, records: Records, arriving: RowTape) -> Repeats:
-        """Add the arriving operations to the pending ones."""
         operations = arriving.operations
         if operations is None:
-            return Repeats.none()
+            return Repeats([])
         first = records.start[arriving.registrations]
         callers = rows.column("caller").take(pa.array(first)) if "caller" in rows.column_names else None
         more = pa.table(
@@ -261,7 +248,6 @@ class Shard:
         return repeats
 
     def _refused(self, rows: pa.Table, arriving: RowTape, played: Played) -> list[pa.Table]:
-        """The events that the engine refused."""
         refusals = played.events.refusals
         if not refusals:
             return []
@@ -330,5 +316,4 @@ def quarantined(rows: pa.Table, places: Integers, reason: str | Sequence[str]) -
 
 
 def refusal_text(refusal: Refusal) -> str:
-    """Format a refusal as one line."""
     return f"{refusal.field}: {refusal.message}" if refusal.field else refusal.message

@@ -176,7 +176,7 @@ class ShardLayout:
             ) from None
 
     def load(self, shard: int, batch: int, delay_ms: int) -> Shard:
-        """Restore a shard as it was before a micro-batch. Raises `PipelineError` or `PipelineError`."""
+        """Restore a shard as it was before a micro-batch. Raises `PipelineError`."""
         octets = self.read(shard, batch)
         return from_bytes(octets, delay_ms, number=shard) if octets else Shard(delay_ms, number=shard)
 

@@ -35,12 +35,10 @@ class AddedCounts(AccumulatorParam[Counts]):
     """Adds the counts of Spark tasks."""
 
     def zero(self, value: Counts) -> Counts:
-        """Nothing."""
         del value
         return {}
 
     def addInPlace(self, value1: Counts, value2: Counts) -> Counts:  # noqa: N802 - Spark's name
-        """The sums."""
         return {name: value1.get(name, 0) + value2.get(name, 0) for name in value1 | value2}
 
 

@@ -45,8 +45,6 @@ class StreamOptions:
     delay_ms: int = 2_000
     once: bool = False
     heartbeat_s: int = 0
-    trigger: str = "0 seconds"
-    name: str = "purgatory"
 
 
 class BatchWriter:
@@ -106,11 +104,11 @@ def start_stream(
     parts += [one.payloads(session, layout.shards) for one in sorted(inputs, key=lambda one: one.side == OPERATION)]
     writer = (
         reduce(DataFrame.unionByName, parts)
-        .writeStream.queryName(options.name)
+        .writeStream.queryName("purgatory")
         .foreachBatch(BatchWriter(session, output, layout, options.delay_ms, quiet=quiet))
         .option("checkpointLocation", checkpoint.spark_uri)
     )
-    triggered = writer.trigger(availableNow=True) if options.once else writer.trigger(processingTime=options.trigger)
+    triggered = writer.trigger(availableNow=True) if options.once else writer.trigger(processingTime="0 seconds")
     return triggered.start()
 
 
@@ -120,7 +118,6 @@ def last_number(checkpoint: str, log: str) -> int | None:
 
 
 def heartbeats(session: SparkSession, every_s: int, shards: int) -> DataFrame:
-    """Payloads that only advance time."""
     ticks = session.readStream.format("rate").name("heartbeat").option("rowsPerSecond", 1).load()
     rows = ticks.where(F.col("value") % every_s == 0).select(F.unix_millis("timestamp").alias("at_ms"))
     return rows.mapInArrow(clock_packer(shards), PAYLOAD_DDL)

@@ -77,7 +77,6 @@ def hashes_of(callers: pa.ChunkedArray, operation_ids: Integers) -> Hashes:
 
 
 def shards_of(hashes: Hashes, shards: int) -> npt.NDArray[np.int64]:
-    """The shard of each operation, from 0."""
     return (hashes % np.uint64(shards)).astype(np.int64)
 
 

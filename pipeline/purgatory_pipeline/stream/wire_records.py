@@ -88,7 +88,6 @@ class RecordRows:
         self._malformed: Final[list[dict[str, Any]]] = []
 
     def add(self, record: bytes | None, at_ms: int | None, place: int | None, caller: str | None) -> None:
-        """Adds one record."""
         octets = record or b""
         try:
             if self._is_json:

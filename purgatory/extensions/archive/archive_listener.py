@@ -325,7 +325,6 @@ class ArchiveListener(Listener):
         return CallStamp(self._run_id, call_number, now_ms, now_ms + self._wall_offset_ms)
 
     def _add_markers(self, markers: list[Record]) -> None:
-        """Add markers, even if the queue is full."""
         self._records.extend(markers)
         self._unsent_rows += len(markers)
 
@@ -348,7 +347,6 @@ class ArchiveListener(Listener):
             self._gap.extend(dropped)
 
     def _report_gap(self) -> None:
-        """Add markers for the rows that were dropped, if any."""
         gap = self._gap
         if gap is None:
             return
@@ -376,7 +374,6 @@ def writer_config(
     has_journal: bool = False,
     is_continued: bool = False,
 ) -> WriterConfig:
-    """Initial settings of the writer process for a new run."""
     assert settings.uri is not None, "no archive is configured"
     details = RunDetails(
         version=__version__,
@@ -400,11 +397,7 @@ def writer_config(
 
 
 async def start_archive(settings: ArchiveSettings, config: WriterConfig, timeout_ms_default: int) -> ArchiveListener:
-    """Open the archive of a new run.
-
-    Raises:
-        CannotArchive: The archive cannot be written to, or Arrow is not installed.
-    """
+    """Raises `CannotArchive` if the archive cannot be written to, or Arrow is not installed."""
     for package in ("numpy", "pyarrow"):
         if find_spec(package) is None:
             raise CannotArchive(

@@ -60,8 +60,7 @@ CANNOT_WRITE: Final = (OSError, pa.ArrowException)
 def open_archive(place: str) -> tuple[fs.FileSystem, str]:
     """Resolve a path or URI (file, s3, gs, hdfs, ...) to a filesystem and a folder, and create the folder.
 
-    Raises:
-        CannotArchive: The folder cannot be reached or written to.
+    Raises `CannotArchive` if the folder cannot be reached or written to.
     """
     try:
         if "://" in place:
@@ -120,7 +119,6 @@ class TableFile:
         return int(self._sink.tell())
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Append rows; encode a row group when there are enough."""
         self.rows += rows.num_rows
         self._waiting.append(rows)
         self._waiting_rows += rows.num_rows
@@ -191,9 +189,7 @@ class ArchiveWriter:
     def roll(self) -> None:
         """Finish all open files, then move them and any files left from earlier failures into place, in order.
 
-        Raises:
-            OSError (or ArrowException): A file cannot be written. All files that are not yet in place are kept for the
-                next call.
+        Raises OSError (or ArrowException) if a file cannot be written. Such files are kept for the next call.
         """
         for table in list(self._open):
             self._finish(table)

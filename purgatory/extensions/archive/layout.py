@@ -84,13 +84,7 @@ def sealed(octets: bytes) -> bytes:
 
 
 def check_footer(tail: bytes, metadata: dict[bytes, bytes]) -> None:
-    """Check the footer of a file; `tail` must end with it.
-
-    Files without checksums pass.
-
-    Raises:
-        ChecksumWrong: The footer is damaged.
-    """
+    """Raises `ChecksumWrong` if the footer, with which `tail` ends, is damaged. Without checksums it passes."""
     sums = metadata.get(CHECKSUMS_KEY, UNSEALED)
     footer = tail[-footer_bytes(tail) :].replace(sums, UNSEALED, 1)
     if sums != UNSEALED and sums[8:] != f"{crc32(footer):08x}".encode():
@@ -98,13 +92,7 @@ def check_footer(tail: bytes, metadata: dict[bytes, bytes]) -> None:
 
 
 def check_file(octets: bytes, metadata: dict[bytes, bytes]) -> None:
-    """Check a whole file.
-
-    Files without checksums pass.
-
-    Raises:
-        ChecksumWrong: The footer or the pages are damaged.
-    """
+    """Raises `ChecksumWrong` if the footer or the pages of a file are damaged. Without checksums it passes."""
     check_footer(octets, metadata)
     sums, pages = metadata.get(CHECKSUMS_KEY, UNSEALED), memoryview(octets)[: -footer_bytes(octets)]
     if sums != UNSEALED and sums[:8] != f"{crc32(pages):08x}".encode():

@@ -95,7 +95,6 @@ class Span:
                 self.missing[record.table] += record.rows
 
     def extend(self, following: "Span") -> None:
-        """Appends the calls of a later span."""
         self.last_call_number = max(self.last_call_number, following.last_call_number)
         self.rows.update(following.rows)
         self.missing.update(following.missing)

@@ -84,7 +84,6 @@ def _constant(value: Any, arrow_type: pa.DataType, rows: int) -> pa.Array:  # no
 
 
 def repeated(values: Numbers, counts: Numbers, arrow_type: pa.DataType) -> pa.Array:
-    """Each value repeated by its count."""
     if (values == values[0]).all():
         return constant(int(values[0]), arrow_type, int(counts.sum()))
     return arrow(np.repeat(values, counts), None, pa.int64()).cast(arrow_type)

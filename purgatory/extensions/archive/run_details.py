@@ -63,16 +63,11 @@ class RunDetails:
     pid: int = field(default_factory=os.getpid)
 
     def to_json(self) -> str:
-        """The details as text for the marker's `detail`."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, detail: str) -> RunDetails:
-        """Parse a marker's `detail`; fields added by newer versions are ignored.
-
-        Raises:
-            ValueError: The text does not describe a run.
-        """
+        """Parse a marker's `detail`, or raise ValueError. Fields added by newer versions are ignored."""
         values = json.loads(detail)
         if not isinstance(values, dict) or "version" not in values:
             raise ValueError(f"not the details of a run: {detail[:80]!r}")

@@ -55,11 +55,7 @@ class RunState:
 
     @classmethod
     def decoded(cls, content: bytes) -> RunState:
-        """Parse a file's content.
-
-        Raises:
-            ValueError, TypeError: The content does not describe a run.
-        """
+        """Raises ValueError or TypeError if the content does not describe a run."""
         return cls(**json.loads(content))
 
 
@@ -88,7 +84,6 @@ class RunFile:
     def create(
         cls, filesystem: fs.FileSystem, root: str, state: RunState, now_ms: Callable[[], int] = wall_ms
     ) -> RunFile:
-        """Create the file of a run that is starting."""
         if filesystem.type_name != "local":
             run = cls(filesystem, root, state, -1, now_ms)
             run.renew()
@@ -105,7 +100,6 @@ class RunFile:
         return run
 
     def renew(self) -> None:
-        """Write the state to the file."""
         self.state.renewed_ms = self._now_ms()
         if self._descriptor >= 0:
             os.pwrite(self._descriptor, self.state.encoded(), 0)
@@ -119,7 +113,6 @@ class RunFile:
         self.release()
 
     def release(self) -> None:
-        """Release the lock, as the end of the process would."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -138,10 +131,7 @@ def remove_unfinished(filesystem: fs.FileSystem, root: str, run_id: str) -> int:
 def claim_dead_runs(
     filesystem: fs.FileSystem, root: str, own_run_id: str, now_ms: Callable[[], int] = wall_ms
 ) -> list[RunFile]:
-    """Find dead runs and claim them, so that no other process gets them.
-
-    Lists one folder, however large the archive is.
-    """
+    """Find dead runs and claim them, so that no other process gets them. Lists only one folder of the archive."""
     found: list[RunFile] = []
     for info in filesystem.get_file_info(fs.FileSelector(f"{root}/{WRITING}", allow_not_found=True)):
         run_id = info.base_name.removesuffix(RUNNING)

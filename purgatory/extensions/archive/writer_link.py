@@ -60,15 +60,10 @@ class WriterLink:
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a process to send to."""
         return self._has_process.is_set()
 
     async def start(self) -> None:
-        """Start the process, which opens the archive.
-
-        Raises:
-            CannotArchive: The archive cannot be written to, or its store did not answer within `OPEN_S`.
-        """
+        """Start the process. Raises `CannotArchive` if the archive cannot be opened, or not within `OPEN_S`."""
         await self._start_process(self._config)
         self._task = asyncio.create_task(self._listen(), name="archive writer")
 
@@ -82,8 +77,7 @@ class WriterLink:
     async def close(self, timeout_s: float, send_rest: Callable[[], None]) -> bool:
         """Send the remaining records once there is a process, close the pipe, and wait for the process to exit.
 
-        Returns:
-            False if the end of the archive could not be written, or not within `timeout_s`.
+        Return whether the end of the archive was written, and within `timeout_s`.
         """
         try:
             async with asyncio.timeout(timeout_s):

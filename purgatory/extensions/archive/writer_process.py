@@ -46,11 +46,7 @@ Report = Callable[[WriterStatistics], None]
 
 
 def open_history(config: WriterConfig, report: Report) -> "HistoryWriter":
-    """Begin a run in its archive, or continue one.
-
-    Raises:
-        CannotArchive: The archive cannot be written to.
-    """
+    """Begin a run in its archive, or continue one. Raises `CannotArchive`."""
     filesystem, root = open_archive(config.place)
     statistics, details = config.statistics, config.details
     last = CallStamp(config.run_id, statistics.call_number, statistics.time_ms, statistics.at_ms)
@@ -125,10 +121,7 @@ class HistoryWriter:
         self._files.write(MARKERS, make_rows(MARKERS, lost.dropped_markers()))
 
     def maintain(self) -> None:
-        """Do periodic work: roll files, renew the run's file, and mark crashed runs.
-
-        Blocks while a file that is due cannot be written.
-        """
+        """Roll files, renew the run's file, and mark crashed runs. Blocks while a file cannot be written."""
         if self._files.is_due:
             self.roll()
         if time.monotonic() - self._maintained_s >= RENEW_S:
@@ -140,11 +133,7 @@ class HistoryWriter:
                 self._note_failure(error)
 
     def end(self) -> None:
-        """End the run. If no ENDED marker was received, the run is recorded as crashed.
-
-        Raises:
-            OSError (or ArrowException): The end cannot be written.
-        """
+        """End the run: as crashed, if no ENDED marker was received. Raises OSError (or ArrowException)."""
         self.ending.set()
         try:
             self.roll()

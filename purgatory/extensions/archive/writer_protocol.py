@@ -18,7 +18,6 @@ LENGTH: Final = struct.Struct("<Q")
 
 
 def no_rows() -> dict[str, int]:
-    """0 for each table."""
     return dict.fromkeys(TABLES, 0)
 
 

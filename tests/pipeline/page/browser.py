@@ -57,8 +57,6 @@ _STICKING_OUT = """() => {
 
 @dataclass(frozen=True)
 class Drawn:
-    """One plot as the browser shows it."""
-
     title: str
     drawn: bool
     marks: int
@@ -108,7 +106,6 @@ def chromium_path() -> str:
 
 @contextmanager
 def running_browser(path: str) -> Iterator[Browser]:
-    """A browser that is closed at the end."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
         try:

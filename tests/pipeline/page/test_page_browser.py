@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
-from purgatory_pipeline.page import wording
-from purgatory_pipeline.replay.replay_page import write_replay_page
-from purgatory_pipeline.report.report_page import write_page
+from purgatory_pipeline.page import document, wording
+from purgatory_pipeline.page.parts import Page
+from purgatory_pipeline.replay.replay_page import replay_page
+from purgatory_pipeline.report.report_page import report_page
 
 from tests.pipeline.page.browser import PHONE, WIDE, chromium_path, opened, running_browser
 from tests.pipeline.replay import replay_frames
@@ -38,27 +39,28 @@ PLOTS = (
 """The titles of all plots except the curves, which are named after their topics."""
 
 
+def write(page: Page, path: Path) -> None:
+    path.write_text(document.render(page), "utf-8")
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for this file."""
     with running_browser(chromium_path()) as browser:
         yield browser
 
 
 @pytest.fixture(scope="module")
 def plain_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a report with ordinary topics."""
     path = tmp_path_factory.mktemp("plain") / "report.html"
-    write_page(report_frames.report_frames(), report_frames.report_info(), path)
+    write(report_page(report_frames.report_frames(), report_frames.report_info()), path)
     return path
 
 
 @pytest.fixture(scope="module")
 def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a report with malicious topics, archive and notes."""
     path = tmp_path_factory.mktemp("hostile") / "report.html"
     info = report_frames.report_info(archive=report_frames.HOSTILE, notes=(report_frames.HOSTILE,))
-    write_page(report_frames.report_frames(HOSTILE_TOPICS), info, path)
+    write(report_page(report_frames.report_frames(HOSTILE_TOPICS), info), path)
     return path
 
 
@@ -87,13 +89,11 @@ def test_every_plot_is_drawn_and_explained(browser: Browser, plain_page: Path) -
 
 @pytest.mark.parametrize("page", ["plain_page", "hostile_page"])
 def test_pages_fit_on_a_phone(browser: Browser, page: str, request: pytest.FixtureRequest) -> None:
-    """At the width of a phone only wide tables scroll sideways, whatever the topics."""
     with opened(browser, request.getfixturevalue(page), PHONE) as seen:
         seen.check()
 
 
 def test_hostile_text_is_only_text(browser: Browser, hostile_page: Path) -> None:
-    """Markup in a topic is shown as text in tables, plots and sentences; none of it runs or loads."""
     with opened(browser, hostile_page) as seen:
         seen.check()
         cells = seen.page.locator("td").all_text_contents()
@@ -108,11 +108,10 @@ def test_hostile_text_is_only_text(browser: Browser, hostile_page: Path) -> None
 
 
 def test_a_replay_is_drawn(browser: Browser, tmp_path: Path) -> None:
-    """All plots of a replay are drawn offline and within the window, with hostile topics and policies."""
     path = tmp_path / "replay.html"
     policies = (*replay_frames.SWEEP, f"{report_frames.HOSTILE}:timeout_ms=5")
     frames = replay_frames.replay_frames(policies, HOSTILE_TOPICS)
-    write_replay_page(frames, replay_frames.replay_info(policies=policies), path)
+    write(replay_page(frames, replay_frames.replay_info(policies=policies)), path)
     for viewport in (WIDE, PHONE):
         with opened(browser, path, viewport) as seen:
             seen.check()
@@ -136,9 +135,8 @@ def test_dark_and_light_differ(browser: Browser, plain_page: Path) -> None:
 
 
 def test_an_empty_report_has_no_plots(browser: Browser, tmp_path: Path) -> None:
-    """The page of an archive without operations has sentences instead of plots, and no error."""
     path = tmp_path / "report.html"
-    write_page(report_frames.empty_frames(), report_frames.empty_info(), path)
+    write(report_page(report_frames.empty_frames(), report_frames.empty_info()), path)
     with opened(browser, path) as seen:
         seen.check()
         assert seen.plots() == []

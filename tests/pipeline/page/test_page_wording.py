@@ -52,7 +52,6 @@ def test_figures(written: Callable[[object], str], value: object, shown: str) ->
 
 @given(st.floats(min_value=0, max_value=1))
 def test_a_share_is_all_or_nothing_only_if_it_is(value: float) -> None:
-    """0 % and 100 % are exact."""
     shown = wording.share(value)
     assert (shown in {f"0{NBSP}%", f"100{NBSP}%"}) == (value in {0, 1})
     assert not shown.startswith(("0.00", "100.0"))
@@ -88,13 +87,11 @@ def test_instants_are_utc(value: object) -> None:
     ],
 )
 def test_texts_are_fit_to_be_shown(value: str, shown: str) -> None:
-    """Characters that are invisible, change the direction or cannot be encoded are escaped; the length is bounded."""
     assert wording.text(value) == shown
 
 
 @given(st.text(st.characters()), st.integers(2, 50))
 def test_any_text_is_bounded_visible_and_encodable(value: str, length_max: int) -> None:
-    """Any text is shown without control characters, within the length, and can be encoded as UTF-8."""
     shown = wording.text(value, length_max)
     assert 0 < len(shown) <= max(length_max, len("(empty)"))
     assert not [character for character in shown if unicodedata.category(character).startswith("C")]
