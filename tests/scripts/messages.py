@@ -129,13 +129,13 @@ def fields_of(part: Any) -> set[str]:  # noqa: ANN401 - any message
 
 
 def fill(part: Any, given: object, fields: Mapping[str, set[str]]) -> None:  # noqa: ANN401 - any message
-    """Set the fields that a message has and that are not missing."""
+    """Set the fields that a message has. -1 is a missing value where the field can be missing."""
     for name, wire_names in fields.items():
         value = getattr(given, name)
         for wire_name in fields_of(part) & wire_names:
             if isinstance(value, tuple):
                 getattr(part, wire_name).extend(value)
-            elif value != -1:
+            elif value != -1 or not part.DESCRIPTOR.fields_by_name[wire_name].has_presence:
                 setattr(part, wire_name, value)
 
 

@@ -236,12 +236,13 @@ class DrivenHistory(NamedTuple):
     how: str
 
 
-def driven(seed: int, step_count: int) -> DrivenHistory:
+def driven(seed: int, step_count: int, *, crowded: bool = False) -> DrivenHistory:
     """Run the history of a seed, cut into batches at random (reproducible by seed)."""
-    history = SimulatedHistory.of_seed(seed, step_count)
+    history = SimulatedHistory.of_seed(seed, step_count, crowded=crowded)
     rng = random.Random(seed)
-    shards, delay_ms, strays = rng.choice((1, 2, 4, 16)), rng.choice((0, 1, 50, 3_000)), rng.random() < 0.5
-    drive = Drive(history, rng, shards=shards, delay_ms=delay_ms, strays=strays)
+    shards, strays = rng.choice((1, 1, 3) if crowded else (1, 2, 4, 16)), rng.random() < 0.5
+    delay_ms = rng.choice((0, 1, 1, 2, 20) if crowded else (0, 1, 50, 3_000))
+    drive = Drive(history, rng, shards=shards, delay_ms=delay_ms, strays=strays, batch_max=3 if crowded else None)
     how = f"seed {seed}, {shards} shards, a delay of {delay_ms} ms" + (", and stray rows" if strays else "")
     assert drive.late == drive.strays_late, f"{how}: {drive.late} rows late, {drive.strays_late} sent so"
     bad = history.refused_events + drive.strays_malformed

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from purgatory_pipeline.stream.shard import LIMITS
+from purgatory_pipeline.stream.wire_records import EVENT, OPERATION, RecordRows
 
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.calls import Apply, PassTime, Register
@@ -15,11 +16,21 @@ from purgatory.engine.engine import Engine
 from tests.engine import plain
 from tests.engine.adapter import ended_of, event_batch, operation_batch
 from tests.histories.plan import Generator, Step
+from tests.scripts.messages import Names, event_row, operation_row
 
 START_MS = 1_700_000_000_000
 Row = dict[str, Any]
 Outcome = tuple[Any, ...]
 """Caller, id, registered when, kind, outcome, waited, and its items; a refused one has its reason for items."""
+
+
+class Record(NamedTuple):
+    """An operation or an event as a record of the wire."""
+
+    side: str
+    at_ms: int
+    caller: str
+    octets: bytes
 
 
 class DirectEngine:
@@ -37,7 +48,6 @@ class DirectEngine:
         self._next_id = 1
 
     def pass_time(self, now_ms: int) -> None:
-        """Time passes."""
         while 0 <= self._engine.next_expiration_ms() <= now_ms:
             self.now_ms = max(self.now_ms, self._engine.next_expiration_ms())
             self._engine.perform(None, PassTime(1_000_000), self.now_ms)
@@ -45,7 +55,6 @@ class DirectEngine:
         self.now_ms = now_ms
 
     def end_all(self) -> None:
-        """Time passes until nothing waits."""
         while self._engine.next_expiration_ms() >= 0:
             self.pass_time(self._engine.next_expiration_ms())
 
@@ -64,7 +73,6 @@ class DirectEngine:
         self._collect()
 
     def apply(self, batch: EventBatch) -> None:
-        """Events."""
         self.pass_time(self.now_ms)
         self.refused_events += len(self._engine.perform(None, Apply(batch), self.now_ms).refusals)
         self._collect()
@@ -88,7 +96,7 @@ class SimulatedHistory:
 
     def __init__(self, sequence: Iterable[Step]) -> None:
         self.rows: list[Row] = []
-        self._place = 0
+        self.records: list[Record] = []
         self._direct = DirectEngine()
         for step in sequence:
             self._take(step)
@@ -97,11 +105,18 @@ class SimulatedHistory:
         """When all has ended that can."""
 
     @staticmethod
-    def of_seed(seed: int, step_count: int) -> SimulatedHistory:
-        """The history that the history machine draws from a seed."""
-        generator = Generator(seed)
-        generator.swarm.heartbeats = 0.0  # in a stream, silence starts again with each micro-batch
-        return SimulatedHistory(generator.steps(step_count))
+    def of_seed(seed: int, step_count: int, *, crowded: bool = False) -> SimulatedHistory:
+        """The history that the history machine draws from a seed.
+
+        `crowded`: everything happens at once, to a few callers, ids, partitions and milliseconds.
+        """
+        generator = generator_of(seed)
+        swarm = generator.swarm
+        if not crowded:
+            return SimulatedHistory(generator.steps(step_count))
+        swarm.owners, swarm.timeout_min_ms, swarm.timeout_max_ms, swarm.leap_max_ms = 1, 0, 4, 2
+        del generator.sketches[2:], generator.keys[2:]
+        return SimulatedHistory(map(with_few_ids, generator.steps(step_count)))
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -117,13 +132,24 @@ class SimulatedHistory:
             self._direct.pass_time(self._direct.now_ms + step.pass_ms)
         for row in step.rows:
             if isinstance(row, plain.Operation) and row.items:
-                self._register(f"caller {step.owner}", row)
-            elif isinstance(row, plain.Event):
-                self.rows.append(self._event_row(row))
+                caller = f"caller {step.owner}"
+                if self._add(OPERATION, caller, operation_row(row).SerializeToString()):
+                    self._register(caller, row)
+            elif isinstance(row, plain.Event) and self._add(EVENT, "", event_row(row, Names("")).SerializeToString()):
                 self._direct.apply(event_batch([row]))
 
+    def _add(self, side: str, caller: str, octets: bytes) -> bool:
+        """Whether a stream can read the record; `test_wire_records` tests which it can."""
+        record = Record(side, self._direct.now_ms, caller, octets)
+        rows = RecordRows(side, is_json=False)
+        rows.add(octets, record.at_ms, len(self.records), caller)
+        found: list[Row] = rows.tables()[0].to_pylist()
+        if found:
+            self.records.append(record)
+            self.rows += found
+        return bool(found)
+
     def _register(self, caller: str, operation: plain.Operation) -> None:
-        self.rows += self._operation_rows(caller, operation)
         self._direct.register(
             caller,
             operation.operation_id,
@@ -131,62 +157,20 @@ class SimulatedHistory:
             lambda number: operation_batch([operation._replace(operation_id=number)]),
         )
 
-    def _stamp(self) -> Row:
-        self._place += 1
-        return {"at_ms": self._direct.now_ms, "place": self._place}
 
-    def _operation_rows(self, caller: str, operation: plain.Operation) -> list[Row]:
-        shared = self._stamp() | {
-            "kind": operation.kind, "caller": caller, "operation_id": operation.operation_id,
-            "timeout_ms": operation.timeout_ms, "item_count": len(operation.items),
-            "stale_timeout_ms": given(operation.stale_timeout_ms, -1),
-        }  # fmt: skip
-        if operation.kind == plain.FETCH:
-            shared |= {
-                "min_bytes": operation.min_bytes, "replica_id": given(operation.replica_id, -1),
-                "isolation_level": operation.isolation, "follower_reads": operation.follower_reads,
-            }  # fmt: skip
-        if operation.kind == plain.SIGNAL:
-            shared |= {"any_key": operation.any_key, "from_now": operation.from_now}
-        if operation.kind == plain.COMPOSITE:
-            shared |= {"required_terms": operation.required_terms, "unless_count": operation.unless_count}
-        return [
-            shared
-            | {"item": place}
-            | named(item.name)
-            | {
-                "offset": item.offset,
-                "local_error_code": item.local_error,
-                "leader_epoch": given(item.epoch, -1),
-                "partition_max_bytes": item.max_bytes,
-                "last_fetched_epoch": given(item.last_epoch, -1),
-                "throttled": item.throttled,
-            }
-            for place, item in enumerate(operation.items)
-        ]
-
-    def _event_row(self, event: plain.Event) -> Row:
-        row = self._stamp() | {"type": event.type} | named(event.name) | {
-            "offset": given(event.offset, -1), "leader_epoch": given(event.epoch, -1),
-            "replica_id": given(event.replica_id, -1), "byte_position": given(event.position, -1),
-            "segment_base_offset": given(event.segment, -1), "log_start_offset": given(event.log_start, -1),
-            "flags": event.flag,
-        }  # fmt: skip
-        if event.type in (plain.IN_SYNC_REPLICAS, plain.LEADERSHIP):
-            row |= {
-                "replicas": list(event.replicas), "in_sync": list(event.in_sync), "proposed": list(event.proposed),
-                "leader_id": given(event.leader_id, -1), "min_in_sync_replicas": given(event.min_in_sync, -1),
-            }  # fmt: skip
-        return row
+def generator_of(seed: int) -> Generator:
+    """What a stream cannot say is not drawn: silence starts again with each micro-batch, and rows have no values."""
+    generator = Generator(seed)
+    generator.swarm.heartbeats = generator.swarm.values = 0.0
+    return generator
 
 
-def given(value: int, default: int) -> int | None:
-    """The value, or None if it is the default."""
-    return None if value == default else value
-
-
-def named(name: plain.Name) -> Row:
-    return {"topic": name[0], "partition": None if name[1] == -1 else name[1]}
+def with_few_ids(step: Step) -> Step:
+    rows: tuple[Any, ...] = tuple(
+        row._replace(operation_id=1 + row.operation_id % 2) if isinstance(row, plain.Operation) else row
+        for row in step.rows
+    )
+    return step._replace(rows=rows)
 
 
 def item_of(item: plain.EndedItem, *, is_fetch: bool) -> tuple[Any, ...]:
@@ -195,7 +179,7 @@ def item_of(item: plain.EndedItem, *, is_fetch: bool) -> tuple[Any, ...]:
         if is_fetch
         else (None,) * 5
     )
-    remaining, pace = given(item.remaining_ms, -1), None if item.pace < 0 else item.pace
+    remaining, pace = (None if value < 0 else value for value in (item.remaining_ms, item.pace))
     return (*item.name, item.error, item.required, item.reached, item.log_start, remaining, pace, *fetched)
 
 

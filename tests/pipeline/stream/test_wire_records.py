@@ -18,8 +18,10 @@ from purgatory.engine.limits import SIGNAL_VALUE_BYTES_MAX
 from purgatory.service.translate.events import events_from_rows
 from purgatory.service.translate.operations import CONDITION_KINDS, run_from_row
 from purgatory.v1 import event_pb2, operation_pb2
+from tests.engine import plain
 from tests.engine.adapter import value_of
-from tests.pipeline.stream.simulated_history import START_MS, DirectEngine, outcomes_of
+from tests.pipeline.stream.simulated_history import START_MS, DirectEngine, generator_of, outcomes_of
+from tests.scripts.messages import operation_row
 
 TIMEOUT_MS_DEFAULT = 30_000
 WHOLE_NUMBERS = st.sampled_from([0, 1, 2, 3, 4, 5, 5, -1, -2, 2**31 - 1])
@@ -117,9 +119,7 @@ def as_record(message: Record, at_ms: int, *, is_json: bool) -> bytes:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    records=st.lists(st.tuples(st.one_of(OPERATIONS, EVENTS), st.integers(0, 2)), max_size=20), is_json=st.booleans()
-)
+@given(records=RECORDS, is_json=st.booleans())
 def test_a_record_says_the_same_to_a_stream_as_to_the_daemon(records: list[tuple[Any, int]], is_json: bool) -> None:
     """All kinds and events, all fields, given or not, good and bad: the same outcomes, items and refusals."""
     direct = DirectEngine()
@@ -152,22 +152,20 @@ def test_a_record_says_the_same_to_a_stream_as_to_the_daemon(records: list[tuple
     assert sum(malformed.num_rows for _, malformed in tables) == unreadable
 
 
-def test_a_composite_made_of_rows_is_the_same() -> None:
-    """The rows of a composite are written to a daemon as the composite that they came from, arm by arm."""
-    place = operation_pb2.TopicPartition(topic="orders", partition=3)
-    mark = operation_pb2.Term(mark=operation_pb2.MarkTerm(topic_partition=place, required_offset=42))
-    signals = [operation_pb2.Term(signal=operation_pb2.SignalKey(key=key, required_count=2)) for key in ("a", "b")]
-    composite = operation_pb2.Composite(terms=[mark, signals[0], mark], required_terms=2, unless=[signals[1], mark])
-    operation = operation_pb2.Operation(operation_id=7, timeout_ms=9, composite=composite)
-    rows = RecordRows(OPERATION, is_json=False)
-    rows.add(operation.SerializeToString(), 1, 0, "c")
-    written = operation_of([row | {"kind": KIND_NAMES[row["kind"]]} for row in rows.tables()[0].to_pylist()])
-    assert written == operation
+@pytest.mark.parametrize("kind", plain.KINDS)
+def test_an_operation_made_of_its_rows_is_the_same(kind: int) -> None:
+    """What comes from a topic and is written to a daemon, whatever it waits for, and arm by arm."""
+    generator = generator_of(5)
+    for _ in range(50):
+        operation = operation_row(generator.operation(0, kind))
+        rows = RecordRows(OPERATION, is_json=False)
+        rows.add(operation.SerializeToString(), 1, 0, "c")
+        found = [row | {"kind": KIND_NAMES[row["kind"]]} for row in rows.tables()[0].to_pylist()]
+        assert operation_of(found) == operation
 
 
 @pytest.mark.parametrize("operation_id", [0, 2**63, 2**64 - 1])
 def test_an_operation_without_a_usable_id_is_malformed(operation_id: int) -> None:
-    """Its outcome could not be delivered."""
     rows = RecordRows(OPERATION, is_json=False)
     one = operation_pb2.ProducePartition(topic_partition=operation_pb2.TopicPartition(topic="a"))
     operation = operation_pb2.Operation(operation_id=operation_id, produce=operation_pb2.Produce(partitions=[one]))

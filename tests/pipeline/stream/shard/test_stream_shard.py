@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from purgatory_pipeline.engine_rows.integers import Integers
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.stream import shard_state
 from purgatory_pipeline.stream.shard import PlayedRows, Shard
@@ -14,14 +17,14 @@ from purgatory.engine.codes import (
     FOLLOWER_PROGRESS,
     HIGH_WATERMARK,
     IN_SYNC_REPLICAS,
-    KEY_SIGNALLED,
     LEADER_APPEND,
     LOG_START_OFFSET,
     PRODUCE,
-    SIGNAL,
 )
 from tests.histories.worlds.spark import driven
 from tests.pipeline.stream.simulated_history import Row, outcomes_of
+
+PARTITIONS = 1_000
 
 
 def produce(at_ms: int, operation_id: int, offset: int, **more: Any) -> Row:  # noqa: ANN401 - values of any column
@@ -52,45 +55,6 @@ def ends(played: PlayedRows) -> list[tuple[int, str, int]]:
     return [(row[1], row[4], row[5]) for row in outcomes_of(played.outcomes)]
 
 
-def test_a_mark_answers_and_time_expires_without_rows_of_their_own() -> None:
-    """Operations complete in the batch of the row that satisfies them, at its time; a heartbeat lets them expire."""
-    shard = Shard()
-    assert ends(play(shard, produce(100, 7, 5), produce(110, 8, 50), mark(200, 5))) == [(7, "satisfied", 100)]
-    assert shard.pending == 1
-    assert ends(play(again(shard), heartbeat(5_000))) == [(8, "expired", 1_000)]
-
-
-def test_a_registration_long_before_the_first_mark_of_its_partition() -> None:
-    """Nothing is known of the partition for a day, and the state that waits is saved all the while."""
-    shard, day_ms = Shard(), 86_400_000
-    play(shard, produce(100, 1, 5, timeout_ms=2 * day_ms))
-    for hour in range(24):
-        shard = again(shard)
-        assert ends(play(shard, heartbeat(hour * 3_600_000))) == []
-    assert ends(play(shard, mark(day_ms, 6))) == [(1, "satisfied", day_ms - 100)]
-
-
-def test_rows_wait_for_the_delay_and_are_then_played_in_order_of_time() -> None:
-    """A mark that arrives before the registration, but happened after it, counts after it."""
-    shard = Shard(delay_ms=500)
-    assert ends(play(shard, mark(300, 5))) == []
-    shard = again(shard)
-    assert ends(play(shard, produce(200, 1, 5))) == []
-    assert ends(play(again(shard), heartbeat(801))) == [(1, "satisfied", 100)]
-
-
-def test_what_is_due_at_the_horizon_still_waits_for_rows_of_that_millisecond() -> None:
-    """With a delay a millisecond is played as a whole: an operation sent again in the one in which it expires counts
-    once, though the batches were cut between.
-    """
-    shard = Shard(delay_ms=10)
-    play(shard, produce(100, 1, 5))
-    assert ends(play(shard, heartbeat(1_110))) == []
-    shard = again(shard)
-    assert ends(play(shard, produce(1_100, 1, 5), heartbeat(1_111))) == [(1, "expired", 1_000)]
-    assert shard.pending == 0
-
-
 def test_late_rows_are_set_aside_as_they_came() -> None:
     """A row whose time has been played changes nothing, and comes out with its columns."""
     shard = Shard(delay_ms=100)
@@ -101,63 +65,6 @@ def test_late_rows_are_set_aside_as_they_came() -> None:
     assert late == [{"at_ms": 899, "operation_id": 3, "offset": 9}, {"at_ms": 850, "operation_id": None, "offset": 9}]
     assert again(shard).late == 2
     assert ends(play(shard, heartbeat(9_000))) == [(4, "expired", 1_000)]
-
-
-def test_of_events_only_the_first_shard_tells_that_they_came_late() -> None:
-    """Events go to all shards; the side tables have each once."""
-    first, second = Shard(number=0), Shard(number=1)
-    for shard in (first, second):
-        play(shard, heartbeat(1_000))
-    assert [play(shard, mark(10, 1)).late.num_rows for shard in (first, second)] == [1, 0]
-    assert [play(shard, produce(10, 1, 1)).late.num_rows for shard in (first, second)] == [1, 1]
-
-
-def test_an_operation_that_is_sent_again_counts_once_while_it_waits() -> None:
-    """In the same batch, in a later one, and, once it has ended, as a new one."""
-    shard = Shard()
-    assert ends(play(shard, produce(1, 1, 5), produce(2, 1, 5), produce(3, 2, 5))) == []
-    shard = again(shard)
-    assert ends(play(shard, produce(4, 1, 5), mark(10, 5))) == [(1, "satisfied", 9), (2, "satisfied", 7)]
-    assert ends(play(shard, produce(20, 1, 6), mark(30, 6), produce(40, 1, 7), mark(50, 7))) == [
-        (1, "satisfied", 10),
-        (1, "satisfied", 10),
-    ]
-    assert shard.pending == 0
-
-
-def test_an_operation_sent_twice_that_is_satisfied_at_once_has_one_outcome() -> None:
-    """A producer's retry has the same time; the first has ended in that millisecond."""
-    shard = Shard()
-    play(shard, mark(1, 10))
-    assert ends(play(shard, produce(5, 1, 5), produce(5, 1, 5))) == [(1, "satisfied", 0)]
-    assert ends(play(shard, produce(6, 2, 5, timeout_ms=-1), produce(6, 2, 5, timeout_ms=-1))) == [(2, "refused", 0)]
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        produce(5, 1, 5, item_count=2),
-        produce(5, 1, 5, item=1),
-        produce(5, 1, 5, kind=99),
-        produce(5, 0, 5),
-        mark(5, 5, type=99),
-    ],
-)
-def test_what_no_engine_could_take_is_set_aside(row: Row) -> None:
-    """A row of an incomplete operation or of an unknown kind changes nothing."""
-    shard = Shard()
-    played = play(shard, row, mark(6, 1))
-    assert (played.malformed.num_rows, played.late.num_rows, ends(played), shard.pending) == (1, 0, [], 0)
-    assert "incomplete" in played.malformed.column("reason")[0].as_py()
-
-
-def test_a_row_that_lost_its_operation_does_not_spoil_the_one_before_it() -> None:
-    """Rows belong together if they say so, not because they are neighbours."""
-    shard = Shard()
-    stray = produce(5, 2, 5, item=1, item_count=2)
-    played = play(shard, produce(5, 1, 5), stray, produce(5, 1, 5, item=1, caller="b"), mark(6, 5))
-    assert ends(played) == [(1, "satisfied", 1)]
-    assert played.malformed.num_rows == 2
 
 
 def test_an_event_may_give_some_of_its_sets_of_replicas() -> None:
@@ -183,7 +90,6 @@ def test_what_the_engine_refuses_says_why() -> None:
 
 
 def test_nothing_is_kept_of_what_has_ended() -> None:
-    """A thousand operations later the state is as large as before, apart from the marks."""
     shard = Shard()
     play(shard, mark(1, 0))
     before = len(shard_state.to_bytes(shard))
@@ -194,7 +100,6 @@ def test_nothing_is_kept_of_what_has_ended() -> None:
 
 @pytest.mark.parametrize("version", [0, shard_state.VERSION + 1])
 def test_a_shard_in_another_format_is_refused(version: int) -> None:
-    """The message has the remedy."""
     octets = bytes([version]) + shard_state.to_bytes(Shard())[1:]
     with pytest.raises(PipelineError, match=f"in format {version}; .* use the one that saved it"):
         shard_state.from_bytes(octets, 0)
@@ -202,13 +107,20 @@ def test_a_shard_in_another_format_is_refused(version: int) -> None:
 
 @pytest.mark.parametrize("kept", [1, 5, 9, 40, 120])
 def test_a_shard_cut_short_is_refused(kept: int) -> None:
-    """However little of it is there."""
     shard = Shard()
     play(shard, mark(1, 0), *[produce(2 + number, number + 1, 5) for number in range(50)])
     octets = shard_state.to_bytes(shard)
     assert len(octets) > kept
     with pytest.raises(PipelineError, match="corrupt or truncated"):
         shard_state.from_bytes(octets[:kept], 0)
+
+
+@pytest.mark.parametrize("row", [produce(5, 1, 5, kind=99), produce(5, 0, 5), mark(5, 5, type=99)])
+def test_what_no_engine_could_take_is_set_aside(row: Row) -> None:
+    shard = Shard()
+    played = play(shard, row, mark(6, 1))
+    assert (played.malformed.num_rows, played.late.num_rows, ends(played), shard.pending) == (1, 0, [], 0)
+    assert "incomplete" in played.malformed.column("reason")[0].as_py()
 
 
 def test_a_partition_of_which_nothing_is_known_but_its_name_survives() -> None:
@@ -221,23 +133,45 @@ def test_a_partition_of_which_nothing_is_known_but_its_name_survives() -> None:
     play(loaded, mark(2, 40), mark(3, 28, type=LOG_START_OFFSET))
     [outcome] = outcomes_of(play(loaded, heartbeat(5_000)).outcomes)
     assert [item[5] for item in outcome[6]] == [28, 0]
-    assert loaded.engine is not None
-    assert loaded.engine.inspection.partition_names() == [("t", 0)]
 
 
-def test_counts_of_signals_survive() -> None:
-    """A key that was signalled before anybody waits is known after the state was saved."""
+def test_many_pending_operations_are_saved_in_a_few_bytes_each() -> None:
+    """A batch is answered while they wait, in the end all of them expire, and the state has only marks."""
+    pending, rng = 100_000, np.random.default_rng(2)
     shard = Shard()
-    play(shard, {"at_ms": 1, "type": KEY_SIGNALLED, "topic": "k", "offset": 3})
-    wait = produce(2, 1, 3, kind=SIGNAL, topic="k", partition=None)
-    assert ends(play(again(shard), wait)) == [(1, "satisfied", 0)]
+    shard.play(produces(rng, 1, pending, 0, 2**40 + rng.integers(0, 1_000_000, pending)))
+    assert len(shard_state.to_bytes(shard)) < 16 * pending
+    shard = again(shard)
+    marks = [mark(2_000, 5, topic="orders", partition=partition) for partition in range(PARTITIONS)]
+    rows = [produces(rng, pending + 1, 1_000, 1_000, np.full(1_000, 5)), pa.Table.from_pylist(marks, schema=ROWS)]
+    answered = shard.play(pa.concat_tables(rows, promote_options="default")).outcomes.column("operation_id").to_pylist()
+    assert sorted(answered) == list(range(pending + 1, pending + 1_001))
+    ended = play(shard, heartbeat(4_000_000)).outcomes
+    assert pc.count_distinct(ended.column("operation_id")).as_py() == ended.num_rows == pending
+    assert ended.column("outcome").unique().to_pylist() == ["expired"]
+    assert len(shard_state.to_bytes(shard)) < 50_000
 
 
-@pytest.mark.parametrize("seed", range(1, 9))
-def test_a_history_ends_as_by_the_engine_itself(seed: int) -> None:
+def produces(rng: np.random.Generator, first_id: int, count: int, at_ms: int, offsets: Integers) -> pa.Table:
+    """Operations of one item each, over all partitions, at random times in a second."""
+    columns = {
+        "at_ms": np.sort(at_ms + rng.integers(0, 1_000, count)),
+        "kind": pa.repeat(pa.scalar(PRODUCE, pa.int8()), count),
+        "operation_id": np.arange(first_id, first_id + count),
+        "timeout_ms": rng.integers(1_000_000, 3_600_000, count),
+        "topic": pa.repeat("orders", count),
+        "partition": rng.integers(0, PARTITIONS, count).astype(np.int32),
+        "offset": offsets,
+    }
+    return pa.table(columns)
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("crowded", [False, True])
+def test_a_history_ends_as_by_the_engine_itself(seed: int, crowded: bool) -> None:
     """All kinds of operation and event, rows out of order, cut into batches at random, 1 to 16 shards, saved and loaded
     between batches: the same outcomes, times, codes and items.
     """
-    life = driven(seed, 300)
+    life = driven(seed, 60 if crowded else 150, crowded=crowded)
     assert life.differing == [], life.how
     assert life.outcomes > 0
