@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Final
 from pyarrow import fs
 
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.batches import OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.extensions.archive import layout, schema
@@ -86,11 +86,6 @@ def produces(first_id: int, count: int = 1, timeout_ms: int = 1_000) -> Operatio
     )
 
 
-def marks(offset: int, topic: str = "orders", partition: int = 0) -> EventBatch:
-    """A high watermark."""
-    return EventBatch([codes.HIGH_WATERMARK], partitions=[(topic, partition)], offsets=[offset])
-
-
 class ArchivedHost:
     """A host with an archive in a folder. Records are written from `start` on; `close` completes the archive."""
 
@@ -128,7 +123,6 @@ class ArchivedHost:
             self._output.report(statistics)
 
     def _serve(self, frames: BinaryIO, output: LineOutput) -> bool:
-        """Run the process's work with this history writer."""
         self._output = output
         assert read_frame(frames) is not None, "the configuration comes first"
         output.report(self.history.statistics)
@@ -151,7 +145,6 @@ class ArchivedHost:
         return self.host.registration(self.session).register(list(runs), [])
 
     def fill(self, *, calls: int = 1, each: int) -> None:
-        """Make `calls` calls with `each` registrations."""
         for _ in range(calls):
             assert self.register(produces(self.session.owner.highest_operation_id + 1, each)).accepted
 
@@ -165,19 +158,67 @@ class ArchivedHost:
         return await self.link.close(CLOSE_S, self.listener.send)
 
     async def start_and_close(self) -> None:
-        """Write everything recorded until now."""
         await self.start()
         assert await self.close()
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        """The rows in the archive's files."""
         return rows_of(self.folder, table)
 
     def markers(self, marker: str) -> list[dict[str, Any]]:
-        """Rows of one kind of marker."""
         return [row for row in self.rows(schema.MARKERS) if row["marker"] == marker]
 
     def dropped(self) -> list[tuple[str, int, int, int]]:
         """The gaps according to the markers: table, rows, first and last call."""
         columns = ("table", "rows", "call_number", "last_call_number")
         return [tuple(row[name] for name in columns) for row in self.markers(schema.DROPPED)]
+
+
+LOCAL: Final = fs.LocalFileSystem()
+
+
+class FailingDisk(fs.FileSystemHandler):
+    """Forwards the archive's requests to a local filesystem, but raises OSError for the actions in `fails`.
+
+    The actions are "write" (opening a file for writing), "move" and "delete". It does not report itself as a local
+    filesystem.
+    """
+
+    get_file_info = get_file_info_selector = staticmethod(LOCAL.get_file_info)
+    open_input_stream = open_input_file = staticmethod(LOCAL.open_input_file)
+
+    def __init__(self) -> None:
+        self.fails: set[str] = set()
+
+    def filesystem(self) -> fs.FileSystem:
+        return fs.PyFileSystem(self)
+
+    def _check(self, what: str) -> None:
+        if what in self.fails:
+            raise OSError(28, "No space left on device")
+
+    def get_type_name(self) -> str:
+        return "failing"
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        LOCAL.create_dir(path, recursive=recursive)
+
+    def delete_file(self, path: str) -> None:
+        self._check("delete")
+        LOCAL.delete_file(path)
+
+    def move(self, source: str, target: str) -> None:
+        self._check("move")
+        LOCAL.move(source, target)
+
+    def open_output_stream(self, path: str, metadata: Any) -> Any:  # noqa: ANN401
+        self._check("write")
+        return LOCAL.open_output_stream(path)
+
+    def _never_asked_for(self, *_: object) -> None:
+        raise NotImplementedError
+
+    copy_file = open_append_stream = _never_asked_for
+    delete_dir = delete_dir_contents = delete_root_dir_contents = _never_asked_for

@@ -42,7 +42,6 @@ EVENT_OF = {name: event_type for event_type, name in codes.EVENT_NAMES.items()}
 
 
 def read_table(folder: Path, table: str) -> pa.Table:
-    """All rows of a table, in the order of their calls."""
     paths = sorted((folder / table).rglob("*.parquet"))
     tables = [pq.ParquetFile(path).read() for path in paths]
     whole = pa.concat_tables(tables) if tables else schema.SCHEMAS[table].empty_table()
@@ -59,7 +58,6 @@ def rows_of(folder: Path, table: str) -> list[Row]:
 
 
 def without(rows: Iterable[Row], *names: str) -> list[Row]:
-    """The rows without some columns."""
     return [{name: value for name, value in row.items() if name not in names} for row in rows]
 
 
@@ -178,7 +176,6 @@ def operations_of(rows: list[Row]) -> OperationBatch:
 
 
 def events_of(rows: list[Row]) -> EventBatch:
-    """A batch made of the rows of its accepted events."""
     rows = [row for row in rows if row["refusal_code"] == schema.ACCEPTED]
     names = [(row["topic"], row["partition"]) for row in rows]
 

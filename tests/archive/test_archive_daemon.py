@@ -37,7 +37,6 @@ class ArchivedCaller:
         self.last_id = 0
 
     def work(self) -> None:
-        """Register some waits and complete them."""
         ids = range(self.last_id + 1, self.last_id + EACH + 1)
         self.last_id = ids[-1]
         batch = produce_columns(ids, offset=self.last_id)
@@ -86,13 +85,11 @@ def test_a_life_from_start_to_end(start_daemon: StartDaemon, tmp_path: Path) -> 
 
 
 def writer_of(daemon: DaemonProcess) -> int:
-    """Process id of a daemon's writer process."""
     [writer_id] = children_of(daemon.process.pid)
     return writer_id
 
 
 def crashed_in(folder: Path) -> Row:
-    """The only CRASHED marker."""
     [crashed] = [row for row in rows_of(folder, schema.MARKERS) if row["marker"] == schema.CRASHED]
     return crashed
 
@@ -109,7 +106,6 @@ def assert_kept_up_to(folder: Path, crashed: Row) -> None:
 
 
 def read_by(process_id: int) -> int:
-    """Number of bytes read by a process."""
     return int(Path(f"/proc/{process_id}/io").read_text("ascii").split()[1])
 
 
@@ -137,37 +133,6 @@ def test_a_daemon_that_is_killed_leaves_what_it_had_sent(start_daemon: StartDaem
     assert (detail["pid"], detail["found_by"]) == (daemon.process.pid, crashed["run_id"])
     assert_kept_up_to(folder, crashed)
     assert len(rows_of(folder, schema.REGISTRATIONS)) == EACH
-    assert list((folder / layout.WRITING).iterdir()) == []
-
-
-@pytest.mark.slow  # two daemons, three rolls
-def test_after_a_kill_every_file_is_whole_and_only_the_last_interval_is_missing(
-    start_daemon: StartDaemon, tmp_path: Path
-) -> None:
-    """After SIGKILL of both processes during work, rolled files are complete and the next start marks their end."""
-    folder = tmp_path / "archive"
-    daemon = start_daemon("--archive", str(folder), "--archive-roll-ms", "100")
-    writer_id, caller = writer_of(daemon), ArchivedCaller(daemon)
-    caller.work()
-    wait_until(lambda: len(files_of(folder, schema.OUTCOMES)) >= 1, "a roll is done")
-    accepted = caller.last_id
-    twice = 4 * accepted  # registrations and outcomes, without the events
-    while archive_metric(daemon, "rows_total") <= twice:
-        caller.work()
-    os.kill(daemon.process.pid, signal.SIGSTOP)  # otherwise it would start another writer
-    os.kill(writer_id, signal.SIGKILL)
-    daemon.process.send_signal(signal.SIGKILL)
-    daemon.process.wait(PATIENCE_S)
-    caller.close()
-    assert len(rows_of(folder, schema.REGISTRATIONS)) >= accepted
-    [(run_id, _)] = markers(folder)
-    half = folder / layout.unfinished_path(schema.OUTCOMES, run_id, 999)
-    half.write_bytes(b"PAR1")
-    assert start_daemon("--archive", str(folder)).stop() == 0
-    assert (run_id, schema.CRASHED) in markers(folder)
-    crashed = crashed_in(folder)
-    assert json.loads(crashed["detail"])["pid"] == daemon.process.pid
-    assert_kept_up_to(folder, crashed)
     assert list((folder / layout.WRITING).iterdir()) == []
 
 
@@ -207,7 +172,6 @@ def archive_metric(daemon: DaemonProcess, name: str) -> float:
 
 
 def test_a_place_that_is_of_no_use_ends_the_start_in_one_line(tmp_path: Path) -> None:
-    """Exit code 1, the location and the reason, and no traceback."""
     (tmp_path / "file").write_text("no folder")
     place = f"{tmp_path}/file/below"
     ended = run_to_end(tmp_path, ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--archive", place])
@@ -217,7 +181,6 @@ def test_a_place_that_is_of_no_use_ends_the_start_in_one_line(tmp_path: Path) ->
 
 
 def test_without_arrow_one_line_names_the_image_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the plain image: exit code 1, before anything is served or written."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['pyarrow'] = None\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     place = tmp_path / "archive"
@@ -231,7 +194,6 @@ def test_without_arrow_one_line_names_the_image_that_has_it(tmp_path: Path, monk
 
 
 def test_archive_is_short_for_archive_uri() -> None:
-    """Both flags are the same setting."""
     for flag in ("--archive", "--archive-uri"):
         line = read_command_line([flag, "s3://bucket/history", "--archive-strict"], "server.py", ALL_SETTINGS)
         archive = own_settings(line.settings, WithArchive).archive

@@ -18,7 +18,6 @@ from tests.kit.served_host import apply_events
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_fresh_engine_ends_everything_the_same_way(seed: int) -> None:
-    """The outcomes of a random life are equal, row by row, to those of its archive's calls on a new engine."""
     assert run_history("archive", seed).complaints == []
 
 

@@ -12,10 +12,9 @@ from purgatory.extensions.archive import layout, schema
 from purgatory.extensions.archive.files import BATCHES_WAITING_MAX, ArchiveWriter, TableFile, open_archive
 from purgatory.extensions.archive.records import row_record
 from purgatory.extensions.archive.rows import make_rows
-from purgatory.extensions.archive.run_details import new_run_id
 from purgatory.extensions.archive.vocabulary import CallStamp, CannotArchive
 from purgatory.testing import ManualClock
-from tests.archive.failing_disk import FailingDisk
+from tests.archive.archive_kit import FailingDisk
 
 RUN = "run-a"
 HALF_PAST_ONE_MS = 1_700_011_800_000  # 2023-11-15 01:30 UTC
@@ -49,13 +48,11 @@ def call_numbers(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("place", ["nonsense://x", "file://relative"])
 def test_a_place_that_is_of_no_use_is_named_with_the_reason(place: str) -> None:
-    """An unknown scheme, and a file URI that is not absolute."""
     with pytest.raises(CannotArchive, match=f"^cannot write an archive to {place}: .+$"):
         open_archive(place)
 
 
 def test_a_file_lies_by_date_and_hour_and_says_what_it_is(tmp_path: Path) -> None:
-    """One roll puts one file in place, with the metadata keys of the layout, and leaves no other files."""
     writer = writer_to(tmp_path)
     writer.write(schema.CALLS, row(1))
     writer.write(schema.CALLS, row(2))
@@ -75,7 +72,6 @@ def test_a_file_lies_by_date_and_hour_and_says_what_it_is(tmp_path: Path) -> Non
 
 
 def test_it_rolls_when_the_oldest_file_is_old_enough(tmp_path: Path) -> None:
-    """It rolls after `roll_s`, counted from the first row, and not earlier."""
     clock = ManualClock()
     writer = writer_to(tmp_path, clock)
     clock.jump(100_000)
@@ -91,7 +87,6 @@ def test_it_rolls_when_the_oldest_file_is_old_enough(tmp_path: Path) -> None:
 
 
 def test_many_small_batches_are_joined(tmp_path: Path) -> None:
-    """However many batches arrive before a row group is full, few are kept apart; all rows are there, in order."""
     file = TableFile(schema.CALLS, RUN, 1, 0)
     for number in range(3 * BATCHES_WAITING_MAX):
         file.write(row(number))
@@ -103,7 +98,6 @@ def test_many_small_batches_are_joined(tmp_path: Path) -> None:
 
 
 def test_it_rolls_when_a_file_is_large_enough(tmp_path: Path) -> None:
-    """It rolls when the encoded rows reach `roll_bytes`, whatever the time."""
     writer = writer_to(tmp_path, roll_bytes=1_000)
     writer.write(schema.CALLS, row(1).take(pa.array([0] * 140_000)))
     assert is_due(writer)
@@ -112,7 +106,6 @@ def test_it_rolls_when_a_file_is_large_enough(tmp_path: Path) -> None:
 
 
 def test_no_file_spans_two_hours(tmp_path: Path) -> None:
-    """The rows of a batch are split where the hour changes, also when the clock went back."""
     writer = writer_to(tmp_path)
     hours = [0, 0, 1, 1, 0]
     rows = [row(number, HALF_PAST_ONE_MS + hour * 3_600_000) for number, hour in enumerate(hours)]
@@ -128,7 +121,6 @@ def test_no_file_spans_two_hours(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["write", "move"])
 def test_what_a_broken_disk_refuses_is_kept_and_tried_again(tmp_path: Path, fault: str) -> None:
-    """While the disk fails, no partial file is visible; when it works again, every row is there exactly once."""
     disk = FailingDisk()
     writer = ArchiveWriter(disk.filesystem(), str(tmp_path), RUN)
     writer.write(schema.CALLS, row(1))
@@ -162,15 +154,9 @@ def test_a_file_that_is_half_written_is_taken_away(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["kept/here", "file://{folder}/kept/here", "{folder}/kept/here"])
 def test_a_path_or_a_uri_is_a_place(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative path, an absolute one and a URI refer to the same folder, which is created."""
     monkeypatch.chdir(tmp_path)
     filesystem, root = open_archive(place.format(folder=tmp_path))
     assert isinstance(filesystem, fs.LocalFileSystem)
     assert Path(root) == tmp_path / "kept" / "here"
     assert (tmp_path / "kept" / "here" / layout.WRITING).is_dir()
     assert files_in(tmp_path) == []
-
-
-def test_runs_have_names_of_their_own() -> None:
-    """Two runs that start in the same second have different ids."""
-    assert new_run_id() != new_run_id()

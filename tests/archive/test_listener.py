@@ -18,8 +18,7 @@ from purgatory.service.listeners.listener import Called
 from purgatory.service.metrics.exposition import HostCollector
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.settings import HostSettings
-from tests.archive.archive_kit import AT_MS, ArchivedHost, produces
-from tests.archive.failing_disk import FailingDisk
+from tests.archive.archive_kit import AT_MS, ArchivedHost, FailingDisk, produces
 from tests.kit.eventually import eventually
 from tests.kit.messages import mark_batch
 from tests.kit.served_host import RecordingListener, apply_events
@@ -28,7 +27,6 @@ HOUR_MS = 3_600_000
 
 
 async def test_every_call_has_its_number_and_outcomes_that_of_the_call_that_ended_them(tmp_path: Path) -> None:
-    """Call numbers increase from 1 without a gap, over all tables; expiries have the number of the clock's call."""
     kept = ArchivedHost(tmp_path)
     kept.register(produces(1, 2), produces(3, 2, timeout_ms=50))
     kept.clock.jump(60)
@@ -90,7 +88,6 @@ async def test_ids_of_a_refused_batch_are_refused_in_history_too(tmp_path: Path)
 
 
 async def test_unary_waits_are_session_number_0(tmp_path: Path) -> None:
-    """One wait that ends, and one whose caller disconnects; disconnecting after the end is not a call."""
     kept = ArchivedHost(tmp_path)
     for ends in (True, False):
         with kept.host.unary_wait(kept.host.sessions.accounts.nobody) as (operation_id, _future):
@@ -108,7 +105,6 @@ async def test_unary_waits_are_session_number_0(tmp_path: Path) -> None:
 
 
 async def test_what_is_refused_before_the_engine_is_history_too(tmp_path: Path) -> None:
-    """While draining, each new operation has a row with the code; operations that were already known have none."""
     kept = ArchivedHost(tmp_path)
     kept.register(produces(1, 2))
     kept.host.gate.draining = True
@@ -132,7 +128,6 @@ async def test_what_does_not_fit_is_one_gap_with_a_marker(tmp_path: Path) -> Non
 
 
 async def test_a_gap_takes_no_memory(tmp_path: Path) -> None:
-    """Dropped calls use no memory, however long the gap lasts: neither rows nor names are kept."""
     kept = ArchivedHost(tmp_path, rows_max=4)
     kept.fill(each=4)
     for number in range(100):
@@ -144,7 +139,6 @@ async def test_a_gap_takes_no_memory(tmp_path: Path) -> None:
 
 
 async def test_a_gap_that_lasts_to_the_end_is_reported(tmp_path: Path) -> None:
-    """At the end of the run, the gap in progress is reported, for every table."""
     kept = ArchivedHost(tmp_path, rows_max=4)
     kept.fill(calls=2, each=4)
     await apply_events(kept.host, mark_batch(10))  # ends all operations: 8 outcomes
@@ -158,7 +152,6 @@ async def test_a_gap_that_lasts_to_the_end_is_reported(tmp_path: Path) -> None:
 
 
 async def test_a_call_that_is_larger_than_the_room_is_kept_when_it_is_alone(tmp_path: Path) -> None:
-    """Otherwise it could never be recorded."""
     kept = ArchivedHost(tmp_path, rows_max=2)
     kept.fill(each=5)
     await kept.start_and_close()
@@ -210,7 +203,6 @@ async def test_history_waits_for_a_disk_that_fails(tmp_path: Path, caplog: pytes
 
 
 async def test_an_end_that_cannot_be_written_is_a_crash(tmp_path: Path) -> None:
-    """The run stops retrying after a while. The next run records that it crashed, and where its history ends."""
     disk = FailingDisk()
     kept = ArchivedHost(tmp_path, filesystem=disk.filesystem())
     kept.fill(each=4)
@@ -224,7 +216,6 @@ async def test_an_end_that_cannot_be_written_is_a_crash(tmp_path: Path) -> None:
 
 
 async def test_a_crashed_run_is_marked_by_the_next(tmp_path: Path) -> None:
-    """Its incomplete files are deleted, and a single marker records the last call that is complete."""
     crashed = ArchivedHost(tmp_path, run_id="run-a")
     crashed.fill(calls=2, each=3)
     crashed.keep_by_hand(1)
@@ -243,7 +234,6 @@ async def test_a_crashed_run_is_marked_by_the_next(tmp_path: Path) -> None:
 
 
 async def test_files_part_at_the_hour_between_two_calls(tmp_path: Path) -> None:
-    """The wall clock is read once a minute; rows of the next hour are in the next hour's folder."""
     kept = ArchivedHost(tmp_path, wall_ms=lambda: AT_MS + 3 * HOUR_MS if kept.clock.now_ms() > 1_000 else AT_MS)
     kept.fill(each=2)
     kept.clock.jump(59_999)
@@ -288,22 +278,7 @@ async def test_a_call_that_was_interrupted_is_kept(tmp_path: Path) -> None:
     assert events == [(2, "clicks", 7), (3, "orders", 0)]
 
 
-async def test_runs_may_share_an_archive(tmp_path: Path) -> None:
-    """A live run is not taken for dead by another run that starts and ends at the same time."""
-    first, second = (ArchivedHost(tmp_path, run_id=run_id) for run_id in ("run-a", "run-b"))
-    for kept in (first, second):
-        await kept.start()
-        kept.fill(each=2)
-    assert await second.close()
-    assert await first.close()
-    marked = [(row["run_id"], row["marker"]) for row in first.rows(schema.MARKERS)]
-    assert marked == [("run-a", schema.ENDED), ("run-b", schema.ENDED)]
-    assert [row["run_id"] for row in first.rows(schema.REGISTRATIONS)] == ["run-a"] * 2 + ["run-b"] * 2
-
-
 async def test_metrics_show_the_archive(tmp_path: Path) -> None:
-    """Rows kept and dropped by table, queued rows, files, bytes and errors; none of these without an archive."""
-
     def samples(host: Host) -> dict[str, float]:
         families = HostCollector(host, Metrics(), PauseWatch()).collect()
         return {

@@ -45,5 +45,4 @@ async def test_the_page_reads_an_archive(tmp_path: Path, tool: str) -> None:
 
 
 def test_the_page_shows_spark_too() -> None:
-    """The Spark example is there; the pipeline's own tests read archives with Spark."""
     assert "spark.read.parquet" in examples()["Spark"]

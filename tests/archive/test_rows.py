@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, Receipt, Refusal, ReplicaSets
 from purgatory.engine.calls import Apply, Cancel, CancelAll, PassTime, Register
+from purgatory.engine.completions import FETCHED_COLUMNS, RESULT_COLUMNS, RESULT_ITEM_COLUMNS, Completions
 from purgatory.engine.engine import Engine
-from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, OPERATION
+from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, ITEM, OPERATION, columns_of
 from purgatory.engine.limits import EngineLimits
+from purgatory.engine.marks.event_columns import EVENT_COLUMNS
 from purgatory.extensions.archive import schema
 from purgatory.extensions.archive.records import (
+    REPLICA_COLUMNS,
     Names,
     Record,
     Span,
@@ -27,7 +30,8 @@ from purgatory.extensions.archive.records import (
 )
 from purgatory.extensions.archive.rows import make_rows
 from purgatory.extensions.archive.vocabulary import CallStamp, Registrant
-from tests.archive.plain_rows import plain_events, plain_outcomes, plain_registrations
+
+Row = dict[str, Any]
 
 WHOSE = Registrant(7, "orders-service", "alice")
 PARTITIONS = [("orders", 0), ("orders", 1), ("clicks", 0)]
@@ -59,7 +63,6 @@ def stamp(call_number: int = 1, time_ms: int = 5) -> CallStamp:
 
 
 def plain(rows: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows as dictionaries, with timestamps as milliseconds."""
     assert rows.validate(full=True) is None
     return [row | {"at": (row["at"] - EPOCH) // timedelta(milliseconds=1)} for row in rows.to_pylist()]
 
@@ -87,8 +90,6 @@ def alone(make: Callable[..., list[Record]], *given: Any) -> list[dict[str, Any]
 
 
 class DrawnCalls:
-    """Batches drawn from a seed; some of their contents are invalid."""
-
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
@@ -131,7 +132,6 @@ class DrawnCalls:
         )
 
     def events(self) -> EventBatch:
-        """Events of all types."""
         rows = self.rows()
         small = range(-1, 4)
         return EventBatch(
@@ -155,9 +155,107 @@ class DrawnCalls:
         return self._random.choice((None, sets))
 
 
+# The expected rows.
+
+
+def at(values: Sequence[Any], row: int, default: Any = None) -> Any:  # noqa: ANN401 - any column
+    """The value in a row of a column that has one value for each row, one for all rows, or none."""
+    return values[row] if len(values) > 1 else values[0] if values else default
+
+
+def common(stamp: CallStamp, whose: Registrant | None = None) -> Row:
+    row: Row = {"run_id": stamp.run_id, "call_number": stamp.call_number, "time_ms": stamp.time_ms, "at": stamp.at_ms}
+    return row if whose is None else row | whose._asdict()
+
+
+def values_of(kind: int, level: str, batch: OperationBatch, row: int) -> Row:
+    return {one.name: at(getattr(batch, one.batch_name), row) for one in columns_of(kind) if one.level == level}
+
+
+def plain_registrations(
+    stamp: CallStamp, whose: Registrant, kind: int, batch: OperationBatch, receipt: Receipt, known: int
+) -> list[Row]:
+    """Rows of a batch; ids from 1 to `known` were known before.
+
+    Refused operations whose items cannot be identified have one row without a name.
+    """
+    refused = {refusal.index: refusal.code for refusal in receipt.refusals}
+    keys = [(key, -1) for key in batch.keys]
+    names = {codes.SIGNAL: keys, codes.COMPOSITE: batch.partitions + keys}.get(kind, batch.partitions)
+    rows: list[Row] = []
+    stop = 0
+    for index, operation_id in enumerate(batch.operation_ids):
+        start, stop = stop, stop + at(batch.item_counts, index, 1)
+        operation = common(stamp, whose) | dict.fromkeys(COLUMNS_BY_NAME) | {
+            "operation_id": min(operation_id, 2**63 - 1),
+            "kind": codes.KIND_NAMES[kind],
+            "timeout_ms": at(batch.timeouts_ms, index, DEFAULT_MS),
+            "refusal_code": refused.get(index, schema.ACCEPTED),
+            "item_count": stop - start,
+        }  # fmt: skip
+        places = [at(batch.item_indexes, item, 0) for item in range(start, stop)]
+        items: list[Row] = [{"item": 0, "topic": None, "partition": None}]
+        if places and max(places) < len(names) and (len(places) == 1 or len(batch.item_indexes) > 1):
+            items = [
+                {"item": item, "topic": names[place][0], "partition": names[place][1]}
+                | values_of(kind, ITEM, batch, start + item)
+                for item, place in enumerate(places)
+            ]
+        if not 1 <= operation_id <= known:
+            rows += [operation | values_of(kind, OPERATION, batch, index) | item for item in items]
+    return rows
+
+
+def plain_outcomes(stamp: CallStamp, whose: Registrant, completions: Completions) -> list[Row]:
+    rows: list[Row] = []
+    fetched = iter(completions.fetched)
+    for index in range(len(completions)):
+        operation: Row = {one.name: getattr(completions, one.attribute)[index] for one in RESULT_COLUMNS}
+        is_fetch = operation["kind"] == codes.FETCH
+        operation["kind"] = codes.KIND_NAMES[operation["kind"]]
+        operation["outcome"] = codes.OUTCOME_NAMES[operation["outcome"]]
+        for item in range(operation["item_count"]):
+            place = len(rows)
+            topic, partition = completions.item_partitions[place]
+            values = {one.name: getattr(completions, one.attribute)[place] for one in RESULT_ITEM_COLUMNS}
+            values |= {one.name: None for one in RESULT_ITEM_COLUMNS if one.is_optional and values[one.name] < 0}
+            read = next(fetched) if is_fetch else None
+            values |= {one.name: read and getattr(read, one.attribute) for one in FETCHED_COLUMNS}
+            rows.append(
+                common(stamp, whose) | operation | {"item": item, "topic": topic, "partition": partition} | values
+            )
+    return rows
+
+
+def plain_events(stamp: CallStamp, principal: str, batch: EventBatch, start: int, receipt: Receipt) -> list[Row]:
+    """Rows of a slice of a principal's events."""
+    refused = {refusal.index: refusal.code for refusal in receipt.refusals}
+    rows: list[Row] = []
+    for place in range(start, receipt.next_index):
+        event_type = batch.types[place]
+        names = [(key, -1) for key in batch.keys] if event_type == codes.KEY_SIGNALLED else batch.partitions
+        where = at(batch.item_indexes, place, 0)
+        topic, partition = names[where] if where < len(names) else (None, None)
+        sets = at(batch.replica_sets, place)
+        rows.append(
+            common(stamp)
+            | {
+                "principal": principal,
+                "row": place - start,
+                "type": codes.EVENT_NAMES.get(event_type, ""),
+                "topic": topic,
+                "partition": partition,
+                "refusal_code": refused.get(place, schema.ACCEPTED),
+                "ended": receipt.ended_by_event[place - start],
+            }
+            | {one.name: at(getattr(batch, one.batch_name), place) for one in EVENT_COLUMNS}
+            | {name: sets and getattr(sets, name) for name in REPLICA_COLUMNS}
+        )
+    return rows
+
+
 @given(st.integers(0, 2**32), st.sampled_from(codes.KINDS))
 def test_registrations_are_rows_for_each_item(seed: int, kind: int) -> None:
-    """Accepted, refused and known operations, added together or one batch at a time, produce the expected rows."""
     drawn = DrawnCalls(seed)
     engine = Engine(EngineLimits(pending_operations_max=60), 0)
     owner = engine.add_owner()
@@ -185,7 +283,6 @@ def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_accepted_operations_keep_their_order() -> None:
-    """In a batch without errors, the rows are in the order of the operations and of their items."""
     batch = OperationBatch([5, 9], partitions=PARTITIONS, item_counts=[2, 1], item_indexes=[2, 0, 1], offsets=[7, 8, 9])
     engine = Engine(EngineLimits(), 0)
     receipt = engine.perform(engine.add_owner(), Register(codes.PRODUCE, batch), 0)
@@ -198,7 +295,6 @@ def test_accepted_operations_keep_their_order() -> None:
 @given(st.integers(0, 2**32))
 @example(1_625_375)  # all drawn operations are refused, so nothing ends
 def test_outcomes_are_rows_for_each_item(seed: int) -> None:
-    """Completions of several calls and all kinds, added together or one by one, produce the expected rows."""
     drawn = DrawnCalls(seed)
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
@@ -238,7 +334,6 @@ def test_events_are_rows_of_their_slices(seed: int, limit: int) -> None:
 
 
 def test_a_batch_that_no_engine_could_read_has_bare_rows() -> None:
-    """Refused before the engine, with columns of different lengths: one row for each operation, without a name."""
     receipt = Receipt()
     receipt.refusals.extend(Refusal(place, codes.UNAVAILABLE, "", "") for place in range(3))
     batch = OperationBatch([1, 2, 3], partitions=PARTITIONS, offsets=[1, 2], timeouts_ms=[5, 6])
@@ -249,7 +344,6 @@ def test_a_batch_that_no_engine_could_read_has_bare_rows() -> None:
 
 
 def test_an_operation_of_a_billion_items_has_one_row() -> None:
-    """The row of a refused operation has its item count; items that did not arrive have no rows."""
     engine = Engine(EngineLimits(), 0)
     batch = OperationBatch([1, 2], partitions=PARTITIONS, item_counts=[2**31])
     receipt = engine.perform(engine.add_owner(), Register(codes.PRODUCE, batch), 0)
@@ -261,7 +355,6 @@ def test_an_operation_of_a_billion_items_has_one_row() -> None:
 
 
 def test_calls_and_markers_are_single_rows() -> None:
-    """Omitted values are null."""
     common = {"run_id": "run-a", "call_number": 3, "time_ms": 5, "at": 1_700_000_000_005}
     record = row_record(
         schema.CALLS, stamp(3), call=schema.CALL_NAMES[Cancel], session_number=2, operation_ids=[1, 9], ended=1
@@ -279,7 +372,6 @@ def test_calls_and_markers_are_single_rows() -> None:
 
 
 def test_a_marker_of_a_gap_that_is_lost_itself_is_told_again() -> None:
-    """If a DROPPED marker is lost itself, the next marker counts the rows of both gaps."""
     lost = Span(
         [row_record(schema.CALLS, stamp(3), call=schema.CALL_NAMES[Cancel]), row_record(schema.CALLS, stamp(7))]
     )

@@ -9,7 +9,7 @@ from purgatory.extensions.archive import layout
 from purgatory.extensions.archive.run_details import LIMIT_NAMES, RunDetails
 from purgatory.extensions.archive.runs import SILENT_S, RunFile, RunState, claim_dead_runs, remove_unfinished
 from purgatory.testing import ManualClock
-from tests.archive.failing_disk import FailingDisk
+from tests.archive.archive_kit import FailingDisk
 
 START_MS = 1_700_000_000_000
 
@@ -25,7 +25,6 @@ def state_of(run_id: str) -> RunState:
 
 
 def test_a_run_on_a_local_disk_lives_as_long_as_its_lock(root: str) -> None:
-    """The lock counts, not the time without renewal. Once the process is gone, exactly one other run can claim it."""
     local, clock = fs.LocalFileSystem(), ManualClock(START_MS)
     run = RunFile.create(local, root, state_of("run-a"), clock.now_ms)
     clock.jump(int(SILENT_S * 10_000))
@@ -45,7 +44,6 @@ def test_a_run_on_a_local_disk_lives_as_long_as_its_lock(root: str) -> None:
 
 
 def test_a_run_elsewhere_lives_as_long_as_it_says_so(root: str) -> None:
-    """It is dead after `SILENT_S` without renewal."""
     disk, clock = FailingDisk().filesystem(), ManualClock(START_MS)
     run = RunFile.create(disk, root, state_of("run-a"), clock.now_ms)
     clock.jump(int(SILENT_S * 900))
@@ -60,7 +58,6 @@ def test_a_run_elsewhere_lives_as_long_as_it_says_so(root: str) -> None:
 
 @pytest.mark.parametrize("local", [True, False])
 def test_a_run_that_ended_left_nothing(root: str, local: bool) -> None:
-    """Its file is removed, and it is not taken for dead."""
     filesystem = fs.LocalFileSystem() if local else FailingDisk().filesystem()
     RunFile.create(filesystem, root, state_of("run-a")).remove()
     assert list(Path(root, layout.WRITING).iterdir()) == []
@@ -68,7 +65,6 @@ def test_a_run_that_ended_left_nothing(root: str, local: bool) -> None:
 
 
 def test_a_run_does_not_claim_itself(root: str) -> None:
-    """Not even on a filesystem without locks."""
     disk, clock = FailingDisk().filesystem(), ManualClock(START_MS)
     RunFile.create(disk, root, state_of("run-a"), clock.now_ms)
     clock.jump(int(SILENT_S * 2_000))
@@ -76,7 +72,6 @@ def test_a_run_does_not_claim_itself(root: str) -> None:
 
 
 def test_only_leftovers_of_the_dead_run_are_removed(root: str) -> None:
-    """Incomplete files of other runs are kept, however similar their names are."""
     aside = Path(root, layout.WRITING)
     RunFile.create(fs.LocalFileSystem(), root, state_of("run-a")).release()
     names = [Path(layout.unfinished_path("outcomes", run, 3)).name for run in ("run-a", "run-a2", "a", "run-b")]
@@ -88,7 +83,6 @@ def test_only_leftovers_of_the_dead_run_are_removed(root: str) -> None:
 
 
 def test_files_that_are_none_of_ours_are_passed_over(root: str) -> None:
-    """Files with the right suffix and invalid content are ignored."""
     for name, content in (
         ("x.running", b"{}"),
         ("y.running", b"\xff"),
@@ -116,6 +110,5 @@ def test_details_of_a_run_make_its_engine_again() -> None:
 
 @pytest.mark.parametrize("detail", ["[]", "{}", "no json"])
 def test_details_that_are_none_are_refused(detail: str) -> None:
-    """ValueError for any invalid text."""
     with pytest.raises(ValueError, match=r"."):
         RunDetails.from_json(detail)

@@ -72,7 +72,6 @@ def store() -> Iterator[Store]:
 
 
 async def test_a_store_that_does_not_answer_at_the_start(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening fails after a deadline, and the process has ended; the store's own client would retry for minutes."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(writer_link, "OPEN_S", 0.5)

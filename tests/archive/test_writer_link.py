@@ -62,7 +62,6 @@ def nothing() -> None:
 
 
 async def test_a_full_pipe_is_not_waited_for() -> None:
-    """Far more than a pipe holds is sent at once; everything arrives in order, including calls sent later."""
     process = NotingProcess()
     link = await linked(process)
     for number in range(1, 101):
@@ -77,8 +76,6 @@ async def test_a_full_pipe_is_not_waited_for() -> None:
 
 
 async def test_another_process_goes_on_and_records_what_was_lost() -> None:
-    """Calls that were sent and not placed have a marker; later calls go to the next process that opens the archive."""
-
     def dies_at_once(frames: BinaryIO, output: LineOutput) -> bool:
         output.write({"unusable": "no room"})
         return read_frame(frames) is None
@@ -122,7 +119,6 @@ async def test_what_waited_for_a_process_that_died_is_recorded_as_lost() -> None
 
 
 async def test_an_end_that_takes_too_long_is_given_up() -> None:
-    """A process that does not end in time is killed, and the end is reported as not written."""
     process = NotingProcess()
     link = await linked(process)
     send(link, 1)
@@ -153,7 +149,6 @@ def test_rows_and_files_are_made_at_the_priority_asked_for(tmp_path: Path, low_p
 
 @pytest.mark.parametrize("kept", [0, 3, 9, 20, -1])
 def test_a_frame_that_was_cut_is_the_end(kept: int) -> None:
-    """A daemon that dies while writing leaves a partial frame: the complete frames before it are read."""
     whole = encode_frame(["first", {"a": 1}])
     second = encode_frame(["second"])
     stream = io.BytesIO(whole + second[: kept if kept >= 0 else len(second) - 1])

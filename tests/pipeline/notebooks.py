@@ -16,7 +16,6 @@ Json = dict[str, Any]
 
 
 def code_cells(notebook: Json) -> list[Json]:
-    """The cells with code."""
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 

@@ -54,7 +54,6 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two small generated runs."""
     out = tmp_path_factory.mktemp("history")
     make_history(Plan(OPERATIONS, runs=2), out)
     return out
@@ -62,7 +61,6 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(cluster: StandaloneCluster, environment: Path) -> list[str]:
-    """Options to run on the cluster with a packed environment."""
     values = {
         "spark.archives": f"{environment}#environment",
         "spark.pyspark.python": "./environment/bin/python",
@@ -82,7 +80,6 @@ def settings(cluster: StandaloneCluster, environment: Path) -> list[str]:
 
 
 def run(cluster: StandaloneCluster, command: list[str]) -> str:
-    """Runs a command that must succeed, and returns what it prints."""
     environment = {**os.environ, **worker_environment()}
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=environment, timeout=TIMEOUT_S, cwd=cluster.folder
@@ -125,5 +122,4 @@ def test_stream_runs_unchanged_on_the_cluster(
 
 
 def as_words(outcomes: pa.Table) -> list[str]:
-    """All columns of the outcomes as sorted texts."""
     return sorted(map(repr, outcomes.to_pylist()))

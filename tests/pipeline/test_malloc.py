@@ -22,7 +22,6 @@ PAGES_OF_ONE = 4_000_000 * 8 // 4096
 
 
 def test_freed_arrays_are_used_again() -> None:
-    """Arrow allocates where numpy does, and twenty arrays, one after the other, fault in less than one of them."""
     said = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60)
     backend, faults = said.stdout.split()
     assert backend == "system"

@@ -46,7 +46,6 @@ def test_dataframes_in_and_out(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.slow  # asks Spark
 def test_unusable_tables_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """A missing table or column is named before Spark starts to work."""
     small_history(operations=2).write(tmp_path)
     tables = read(spark, str(tmp_path))
     with pytest.raises(ArchiveUnusable, match=r"lacks events, outcomes\.waited_ms: pass the result of read\(\)"):
@@ -58,8 +57,7 @@ def test_unusable_tables_are_refused(spark: SparkSession, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow  # asks Spark
-def test_the_example_runs(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every cell of the example runs after the previous ones, and shows what the text around it says."""
+def test_every_cell_of_the_example_runs(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(spark), "stop", lambda self: None)  # other tests use it too
     notebook = json.loads(EXAMPLE.read_text(encoding="utf-8"))
     ran = list(run_cells(notebook, {"__name__": "__main__"}))

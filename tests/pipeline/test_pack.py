@@ -12,15 +12,13 @@ from purgatory.engine import COMPILED
 LARGE = ("numpy", "pandas", "pyarrow", "vl-convert-python", "altair", "grpcio")
 
 
-def test_packages_follow_requirements() -> None:
-    """It has all requirements of the extra, but none of Spark, the tests or the daemon."""
+def test_packed_packages_follow_the_requirements() -> None:
     names = pack.required_packages({"pyspark", "py4j"})
     assert {"pyarrow", "pandas", "numpy", "python-dateutil", "click", "altair"} <= set(names)
     assert not {"pyspark", "py4j", "pytest", "ruff", "uvloop", "aiohttp", "purgatory"} & set(names)
 
 
 def test_an_omitted_package_takes_its_requirements_with_it() -> None:
-    """Leaving out a package leaves out what only it needs."""
     everything = set(pack.required_packages(set()))
     without = set(pack.required_packages({"pandas"}))
     assert {"pandas", "python-dateutil"} <= everything - without
@@ -28,7 +26,6 @@ def test_an_omitted_package_takes_its_requirements_with_it() -> None:
 
 @pytest.mark.slow  # packs, unpacks and starts a Python
 def test_unpacked_anywhere_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command prints what it packed; unpacked, its Python imports our packages from there, with the same engine."""
     out = tmp_path / "environment.tar.gz"
     words = [word for name in LARGE for word in ("--without", name)]
     assert cli.main(["pack", str(out), *words]) == 0
@@ -51,7 +48,6 @@ def test_unpacked_anywhere_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_place_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A missing folder is named in one line, with exit code 2."""
     out = tmp_path / "nowhere" / "environment.tar.gz"
     assert cli.main(["pack", str(out)]) == cli.EXIT_UNUSABLE
     assert capsys.readouterr().err == f"purgatory-pipeline: cannot write {out}: No such file or directory\n"

@@ -61,7 +61,6 @@ def test_invalid_input_is_one_line_and_exit_2(
 def test_an_unusable_output_folder_is_reported_first(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If the output folder is a file, one line reports it before the work begins."""
     small_history().write(tmp_path / "archive")
     (tmp_path / "out").write_text("x")
     assert cli.main([command, str(tmp_path / "archive"), "--out", str(tmp_path / "out")]) == cli.EXIT_UNUSABLE
@@ -70,13 +69,11 @@ def test_an_unusable_output_folder_is_reported_first(
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["check"], ["check", "x", "--colour"]])
 def test_wrong_usage_is_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """An unknown command or option, or a missing argument, prints the usage."""
     assert cli.main(arguments) == cli.EXIT_UNUSABLE
     assert "Usage: purgatory-pipeline" in capsys.readouterr().err
 
 
 def test_help_lists_commands_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--help` shows every command and the settings that all share."""
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
     for word in ("check", "pack", "replay", "report", "stream", "--master", "--conf"):
@@ -114,7 +111,6 @@ def test_java_is_17_or_newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wo
 
 
 def test_settings_reach_spark_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings from the command line follow those from the environment, and override them."""
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--conf spark.a=1 pyspark-shell")
     monkeypatch.setenv("PYSPARK_PYTHON", "python")
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
@@ -127,7 +123,6 @@ def test_settings_reach_spark_in_their_order(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_spark_submit_takes_its_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under spark-submit the JVM is already running, so a setting is an error that names its place."""
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     with pytest.raises(PipelineError, match="put them before the script"):
         spark_session.pass_settings("local[1]", [])
@@ -190,7 +185,6 @@ def test_shuffle_partitions_follow_the_cores(master: str, cores: int, partitions
 def test_command_uses_the_session_that_runs(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a program with its own session, a command uses that session, and keeps it running with its settings."""
     before = spark.conf.getAll
     small_history().write(tmp_path)
     (tmp_path / "notes.txt").write_text("x")
@@ -227,8 +221,6 @@ def test_failure_of_spark_is_one_line_and_exit_1(
 
 
 def failing(error: BaseException) -> Callable[..., None]:
-    """A command line whose command fails."""
-
     def fail(**_: object) -> None:
         raise error
 
@@ -239,7 +231,6 @@ def failing(error: BaseException) -> Callable[..., None]:
     "bug", [ZeroDivisionError(), ModuleNotFoundError(name="purgatory_pipeline.x")], ids=lambda bug: type(bug).__name__
 )
 def test_a_bug_is_raised_with_its_traceback(bug: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only errors that a user can fix are one line; a missing module of the pipeline is not."""
     monkeypatch.setattr(cli, "app", failing(bug))
     with pytest.raises(type(bug)):
         cli.main([])
@@ -270,7 +261,6 @@ def python_exception(last_line: str) -> PythonException:
 
 
 def test_a_pipeline_error_from_an_executor_is_unwrapped() -> None:
-    """A `PipelineError` raised on an executor keeps its type; other errors stay Spark's."""
     with pytest.raises(ArchiveUnusable, match=r"^a\.parquet: gone$"), spark_session.unwrapped_errors():
         raise python_exception("purgatory_pipeline.errors.ArchiveUnusable: a.parquet: gone")
     for line in ("ValueError: a", "purgatory_pipeline.errors.Unheard: a", "purgatory_pipeline.errors.annotations: a"):
@@ -281,7 +271,6 @@ def test_a_pipeline_error_from_an_executor_is_unwrapped() -> None:
 
 
 def test_windows_are_instants_in_order() -> None:
-    """Dates and instants are UTC unless they have an offset; an empty window is an error."""
     assert parse_window("", "") == (None, None)
     since, until = parse_window("2026-11-21T18:00:00", "2026-11-21T20:00:00+01:00")
     assert since == START
@@ -293,6 +282,5 @@ def test_windows_are_instants_in_order() -> None:
 
 @pytest.mark.parametrize("text", ["\u0663s", "1_0", "9" * 5_000])
 def test_spans_are_ascii_digits(text: str) -> None:
-    """Digits of other scripts, underscores and numbers of thousands of digits are refused."""
     with pytest.raises(PipelineError, match=r"--delay .*: not a duration"):
         parse_span_ms("--delay", text)

@@ -19,13 +19,11 @@ UNSEEN = "not enough seen beyond 500 ms to say which would expire less."
 
 
 def lines_of(waited_ms: list[int], fates: list[str], in_use: pd.DataFrame = IN_USE, topic: str = "orders") -> list[str]:
-    """The printed lines for these operations."""
     counts = pd.DataFrame({"topic": topic, "kind": "produce", "fate": fates, "waited_ms": waited_ms, "operations": 1})
     return advised(advise(counts, in_use)["advice"].to_pandas())
 
 
 def cut_at(timeout_ms: int, needs: list[int]) -> list[str]:
-    """The same for operations with these needs, under a timeout."""
     fates = ["satisfied" if need <= timeout_ms else "expired" for need in needs]
     return lines_of(np.minimum(needs, timeout_ms).tolist(), fates)
 
@@ -59,13 +57,11 @@ def test_advice_says_no_more_than_was_seen(needs: list[int], said: str) -> None:
     [(0, 1_000), (11, 1_000), (119, 1_000), (120, 10_000), (7_200, 600_000), (43_200, 3_600_000), (10**8, 3_600_000)],
 )
 def test_a_short_history_has_short_windows(lasts_s: int, window_ms: int) -> None:
-    """There are at least twelve windows if possible, none longer than an hour or shorter than a second."""
     assert window_for(START, START + timedelta(seconds=lasts_s)) == window_ms
     assert window_for(None, None) == 3_600_000
 
 
 def test_advice_names_the_longest_timeout_where_none_is_long_enough() -> None:
-    """Half are cut off at 500 ms, the others wait as long as they need: the line has a value beyond 500 ms."""
     needs = list(range(10, 4_010, 10))
     cut = [500 if place % 2 and need > 500 else need for place, need in enumerate(needs)]
     fates = ["expired" if waited < need else "satisfied" for waited, need in zip(cut, needs, strict=True)]
@@ -74,7 +70,6 @@ def test_advice_names_the_longest_timeout_where_none_is_long_enough() -> None:
 
 
 def test_topics_cannot_write_to_the_terminal() -> None:
-    """Control characters in a topic are escaped."""
     (line,) = lines_of([1], ["satisfied"], IN_USE.iloc[:1], topic="a\x1b[2J\n")
     assert line == "produce, a\\u001b[2J\\u000a: Too few to advise: 1 seen, 1 of them satisfied."
 

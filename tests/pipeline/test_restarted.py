@@ -29,7 +29,6 @@ def rows_in(folder: Path) -> int:
 def test_a_restarted_history_is_accounted_for(
     spark: SparkSession, start_daemon: StartDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Waits of the killed run that ended in the next run are counted; none is lost."""
     archive = str(tmp_path / "archive")
     arguments = ["--data-dir", str(tmp_path / "data"), "--archive", archive, "--archive-roll-ms", "200"]
     for first_id, mark in ((1, PER_RUN), (WAITS + 1, 2 * WAITS)):

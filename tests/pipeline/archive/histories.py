@@ -84,19 +84,16 @@ def write_file(root: Path, table: str, rows: Iterable[Row], run_id: str = "run-a
 
 
 def write_table(path: Path, table: pa.Table, metadata: Mapping[bytes, bytes] | None) -> Path:
-    """Writes any Arrow table with any metadata anywhere."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table.replace_schema_metadata(metadata), path)
     return path
 
 
 def table_of(table: str, rows: Iterable[Row]) -> pa.Table:
-    """Rows as an Arrow table in the archive's schema; columns that a row lacks are null."""
     return pa.Table.from_pylist([dict(row) for row in rows], schema=schema.SCHEMAS[table])
 
 
 def metadata_of(table: str, run_id: str, number: int, version: int = schema.VERSION) -> dict[bytes, bytes]:
-    """The metadata in the footer of a file."""
     return {
         layout.VERSION_KEY: str(version).encode(),
         layout.TABLE_KEY: table.encode(),

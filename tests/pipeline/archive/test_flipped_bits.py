@@ -46,7 +46,6 @@ def read(path: Path) -> tuple[ArchiveFile, pa.Table]:
 
 
 def test_a_flipped_bit_is_an_error_or_changes_nothing(written: Path) -> None:
-    """Anywhere in the file: in values, page headers, the footer and its statistics."""
     whole = written.read_bytes()
     judged, rows = read(written)
     rng = random.Random(5)
@@ -80,7 +79,6 @@ def test_a_cut_file_and_one_without_checksums(written: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow  # asks Spark
 def test_spark_verifies_pages_in_any_session(spark: SparkSession, written: Path) -> None:
-    """Damaged values under an intact footer are not read, whatever the settings of the session."""
     archive = find_archive(str(written.parents[3]))
     assert archive.read(spark, schema.OUTCOMES).count() == 2_000
     whole = bytearray(written.read_bytes())

@@ -50,7 +50,6 @@ def found(taken: IntakeAccount) -> dict[str, int]:
 
 
 def test_an_intact_history_has_no_findings(taken_in: TakeIn, tmp_path: Path) -> None:
-    """Every row is used."""
     history = small_history(operations=50)
     history.write(tmp_path, rows_per_file=7)
     taken = taken_in()
@@ -61,7 +60,6 @@ def test_an_intact_history_has_no_findings(taken_in: TakeIn, tmp_path: Path) -> 
 
 
 def test_the_account_is_printed(taken_in: TakeIn, tmp_path: Path) -> None:
-    """Rows in the archive = used + set aside, in a table and in a line below it."""
     paths = small_history(ended=False).write(tmp_path)
     copied = tmp_path / schema.EVENTS / "copy.parquet"
     copied.write_bytes(next(path for path in paths if schema.EVENTS in path.parts).read_bytes())
@@ -202,7 +200,6 @@ def test_waits_that_a_journal_kept_over_a_kill_count_once(
 
 @pytest.mark.parametrize("missing", [0, 1, 2, 3])
 def test_a_missing_file_is_found(tmp_path: Path, missing: int) -> None:
-    """The first, one in between, or the last: the end of a run says how many files it has."""
     history = small_history(operations=30, ended=False)
     history.mark(schema.ENDED, 400, detail=json.dumps({"files": {schema.EVENTS: 3}}))
     for path in history.write(tmp_path, rows_per_file=10):
@@ -215,7 +212,6 @@ def test_a_missing_file_is_found(tmp_path: Path, missing: int) -> None:
 
 
 def test_files_that_were_rolled_away_are_not_missing(tmp_path: Path) -> None:
-    """Where the beginning of a run is gone, its first files are not expected."""
     history = small_history(operations=30)
     del history.rows[schema.MARKERS][0]
     for path in history.write(tmp_path, rows_per_file=10):
@@ -226,7 +222,6 @@ def test_files_that_were_rolled_away_are_not_missing(tmp_path: Path) -> None:
 
 
 def test_clocks_that_went_back_are_counted(taken_in: TakeIn, tmp_path: Path) -> None:
-    """Steps back from one call to the next, within a file and between two, with the largest; rows are kept."""
     history = History()
     for number, (time_ms, at_ms) in enumerate([(10, 10), (20, 5), (15, 15), (30, 30), (26, 22), (40, 40)], 1):
         history.register(number, time_ms, at=at(at_ms))
@@ -262,7 +257,6 @@ def test_repeated_rows_are_used_once(spark: SparkSession, taken_in: TakeIn, tmp_
 
 
 def test_window_and_topics_are_accounted_for(spark: SparkSession, taken_in: TakeIn, tmp_path: Path) -> None:
-    """Rows outside the window or of other topics are set aside; the used ones are those that `read` returns."""
     history = small_history(operations=40)
     history.register(90, 195, topic="payments")
     history.end(90, 215, waited_ms=20, topic="payments")
@@ -293,7 +287,6 @@ def test_operations_over_the_edge_of_a_window_have_both_ends(taken_in: TakeIn, t
 
 
 def test_a_damaged_page_is_one_clear_error(taken_in: TakeIn, tmp_path: Path) -> None:
-    """A file with an intact footer and overwritten pages is an error that names it and the remedy."""
     history = small_history(operations=500)
     history.write(tmp_path)
     path = write_file(tmp_path, schema.OUTCOMES, history.rows[schema.OUTCOMES])

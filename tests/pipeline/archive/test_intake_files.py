@@ -40,7 +40,6 @@ def one_of(paths: list[Path], table: str) -> Path:
 
 
 def test_whole_archive_is_used_whole(tmp_path: Path) -> None:
-    """Every file has its table, run, number, rows, calls and instants, from its footer alone."""
     small_history(operations=20).write(tmp_path, rows_per_file=8)
     archive = find_archive(str(tmp_path))
     assert archive.set_aside == ()
@@ -56,7 +55,6 @@ def test_whole_archive_is_used_whole(tmp_path: Path) -> None:
 
 
 def test_window_leaves_out_files_without_rows_in_it(tmp_path: Path) -> None:
-    """Files entirely before `since`, or from `until` on, are not opened."""
     small_history(operations=20).write(tmp_path, rows_per_file=5)
     archive = find_archive(str(tmp_path))
     since, until = START + timedelta(milliseconds=100), START + timedelta(milliseconds=110)
@@ -129,7 +127,6 @@ def test_an_archive_that_cannot_be_used_is_one_clear_error(
     ],
 )
 def test_spark_has_its_own_names_for_places(scheme: str, host: str, path: str, said: str) -> None:
-    """Spark gets a path to the same file as pyarrow, with special characters escaped."""
     found = location.Location(f"{scheme}://{host}", None, "", location.spark_prefix(scheme, host))
     assert found.spark_path(path) == said
 
@@ -143,7 +140,6 @@ def test_object_stores_open_under_both_names(scheme: str) -> None:
 
 
 def test_foreign_parquet_among_ours_is_set_aside(written: list[Path], tmp_path: Path) -> None:
-    """A file without the archive's metadata is set aside even if its columns match; the others are used."""
     rows = table_of(schema.OUTCOMES, [])
     write_table(tmp_path / schema.OUTCOMES / "no-metadata.parquet", rows, None)
     halves = metadata_of(schema.OUTCOMES, "run-a", 9)
@@ -163,7 +159,6 @@ def test_foreign_parquet_among_ours_is_set_aside(written: list[Path], tmp_path: 
     ],
 )
 def test_other_columns_are_set_aside_and_named(tmp_path: Path, change: object, said: str) -> None:
-    """A file with our metadata and other columns is set aside with the difference, and its rows are counted."""
     assert callable(change)
     history = small_history(operations=1)
     history.write(tmp_path)
@@ -174,7 +169,6 @@ def test_other_columns_are_set_aside_and_named(tmp_path: Path, change: object, s
 
 
 def test_columns_may_be_encoded_differently(tmp_path: Path) -> None:
-    """Texts without a dictionary, and columns in another order, are accepted."""
     history = small_history(operations=2)
     table = table_of(schema.EVENTS, history.rows[schema.EVENTS])
     plain = table.cast(pa.schema([(field.name, footer.plain_type(field.type)) for field in table.schema]))
@@ -188,7 +182,6 @@ def test_columns_may_be_encoded_differently(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [0, 3, 7, 100, -1, -8])
 def test_truncated_file_is_set_aside(written: list[Path], tmp_path: Path, kept: int) -> None:
-    """A file truncated anywhere is unreadable; the others are used."""
     path = one_of(written, schema.EVENTS)
     path.write_bytes(path.read_bytes()[:kept])
     archive = find_archive(str(tmp_path))
@@ -198,7 +191,6 @@ def test_truncated_file_is_set_aside(written: list[Path], tmp_path: Path, kept: 
 
 
 def test_strays_are_set_aside_and_hidden_files_skipped(written: list[Path], tmp_path: Path) -> None:
-    """Files in no table or in another table's folder are set aside; hidden ones, such as Spark's, are skipped."""
     shutil.copy(one_of(written, schema.OUTCOMES), tmp_path / schema.EVENTS / "moved.parquet")
     (tmp_path / "README.txt").write_text("our archive")
     (tmp_path / schema.EVENTS / "notes.txt").write_text("to do")
@@ -213,7 +205,6 @@ def test_strays_are_set_aside_and_hidden_files_skipped(written: list[Path], tmp_
 
 @pytest.mark.parametrize("name", ["run-a-000001 (copy).parquet", "a/b/run-a-000001.parquet", "zzz.parquet"])
 def test_copies_are_used_once(written: list[Path], tmp_path: Path, name: str) -> None:
-    """The same run, table and number under any name is one file: the one with the right name is kept."""
     original = one_of(written, schema.OUTCOMES)
     copy = tmp_path / schema.OUTCOMES / name
     copy.parent.mkdir(parents=True, exist_ok=True)
@@ -248,7 +239,6 @@ def test_call_that_goes_on_in_the_next_file_is_no_overlap(tmp_path: Path) -> Non
 
 
 def test_many_files_are_looked_at_side_by_side(tmp_path: Path) -> None:
-    """All files are found, sorted by run and number, though their footers are read in parallel."""
     for run in range(4):
         for number in range(1, 13):
             row = History(f"run-{run:02d}").add(schema.EVENTS, run * 1000 + number, row=0, type="high_watermark")

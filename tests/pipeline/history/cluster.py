@@ -65,7 +65,6 @@ class Cluster:
         self._last_ids: Final = [0] * len(REGISTRANTS)
 
     def play(self) -> None:
-        """Plays the run from start to shutdown."""
         life_ms, recorder = self._run.life_ms, self._recorder
         recorder.apply(event_batch([event for one in self._partitions for event in one.first_events()]), 0)
         brokers = range(1, BROKERS + 1)

@@ -52,7 +52,6 @@ class Partition:
         """Offsets, rising, and their produces: [registered at (ms), partitions that are not reached yet]."""
 
     def is_of(self, session: int) -> bool:
-        """Whether the broker of a session leads this partition now."""
         return self.is_led and self.leader == session + 1
 
     def toggle_away(self, replica_id: int, _now_ms: int) -> None:

@@ -27,8 +27,6 @@ class RecordedLife(NamedTuple):
 
 
 def write_life(folder: Path, seed: int, *, roomy: bool = False) -> None:
-    """Add the run of a random life to an archive."""
-
     async def live() -> None:
         life = Life(folder, seed, roomy=roomy)
         await life.live(STEPS)

@@ -39,7 +39,6 @@ CHANGES = ("policy", "kind", "recorded", "replayed", "operations")
 
 
 def outcome_rows(policy: str, topic: str | None, kind: str, timeout_ms: int) -> list[Row]:
-    """Expired, failed and satisfied operations under a timeout."""
     share = expires(kind, timeout_ms)
     shares = {"satisfied": 1 - share - 0.0004, "expired": share, "failed": 0.0004}
     operations = OPERATIONS if topic is None else OPERATIONS // 4
@@ -57,7 +56,6 @@ def outcome_rows(policy: str, topic: str | None, kind: str, timeout_ms: int) -> 
 
 
 def replay_info(**changes: object) -> ReplayInfo:
-    """The other inputs of the page."""
     start = datetime(2026, 7, 1, tzinfo=UTC)
     values: dict[str, object] = {
         "archive": "archive/july",

@@ -13,7 +13,6 @@ from tests.pipeline.replay.replay_frames import OPERATIONS, SWEEP, replay_frames
 
 @pytest.fixture(scope="module")
 def page() -> Page:
-    """The page of the replay in `replay_frames`."""
     return replay_page(replay_frames(), replay_info())
 
 
@@ -27,7 +26,6 @@ def tables_of(section: Section) -> list[PageTable]:
 
 
 def test_the_unchanged_policy_comes_first(page: Page) -> None:
-    """The page begins with the share of outcomes that are equal in the unchanged replay."""
     assert [text_of(sentence) for sentence in page.account.lead] == [
         f"Unchanged policy: 100 % of {2 * OPERATIONS:,} outcomes are equal.",
         "registrations: 800,012 in = 800,000 replayed + 12 recorded as refused",
@@ -37,7 +35,6 @@ def test_the_unchanged_policy_comes_first(page: Page) -> None:
 
 
 def test_a_different_outcome_is_alarming() -> None:
-    """One different outcome is never rounded away: it is reported, and the headline is alarming."""
     page = replay_page(replay_frames(), replay_info(equal=2 * OPERATIONS - 1, notes=("A note.",)))
     assert text_of(page.account.lead[0]) == (
         f"Unchanged policy: > 99.99 % of {2 * OPERATIONS:,} outcomes are equal. 1 operation ended differently."
@@ -55,7 +52,6 @@ def test_findings_compare_the_ends_of_a_sweep(page: Page) -> None:
 
 
 def test_tables_begin_with_what_was_recorded(page: Page) -> None:
-    """Each kind has the recorded row first, then the policies in the order given."""
     outcomes, by_topic = tables_of(page.sections[0])
     assert outcomes.frame["policy"].tolist() == ["", *SWEEP] * 2
     assert outcomes.frame["kind"].tolist() == ["fetch"] * 6 + ["produce"] * 6
@@ -63,7 +59,6 @@ def test_tables_begin_with_what_was_recorded(page: Page) -> None:
 
 
 def test_kinds_that_no_policy_touches_are_not_drawn() -> None:
-    """They are listed in a sentence and have only the recorded row in the tables; other kinds are drawn."""
     frames = replay_frames()
     for name in ("outcomes", "waits"):
         recorded = frames[name][(frames[name]["kind"] == "fetch") & (frames[name]["policy"] == "")]
@@ -98,13 +93,11 @@ def test_changes_add_up(page: Page) -> None:
     ],
 )
 def test_the_common_part_of_policies_is_the_title(names: tuple[str, ...], labels: tuple[str, ...], title: str) -> None:
-    """The setting of a sweep is the title of its axis, and its values are the labels."""
     policies = Policies.of(names)
     assert (policies.labels, policies.title) == (labels, title)
 
 
 def test_a_replay_without_change_says_so() -> None:
-    """Without a policy, the page says that nothing ended differently, and has no findings."""
     frames = replay_frames(())
     page = replay_page(frames, replay_info(policies=()))
     assert page.findings == ()
@@ -113,7 +106,6 @@ def test_a_replay_without_change_says_so() -> None:
 
 
 def test_an_empty_replay_says_so() -> None:
-    """If nothing was replayed, sections have sentences and no plots."""
     frames = {name: pd.DataFrame(columns=frame.columns) for name, frame in replay_frames().items()}
     page = replay_page(frames, replay_info(compared=0, equal=0, first_at=None, last_at=None))
     assert [section.parts for section in page.sections] == [(), (), ()]

@@ -66,7 +66,6 @@ class CallByCall:
         return [(own[0]["time_ms"], call, 0, own[0]["time_ms"], table, own) for call, own in calls.items()]
 
     def delay(self, row: Row) -> int:
-        """By how much a policy delays an event."""
         slow = dict(self.policy.slow_replicas)
         return slow.get(row["replica_id"], 0) if row["type"] == "follower_progress" else 0
 
@@ -91,7 +90,6 @@ class CallByCall:
         self.now_ms = max(self.now_ms, until_ms)
 
     def do(self, table: str, rows: list[Row]) -> None:
-        """Make one call, or apply one event."""
         if table == schema.EVENTS:
             self.engine.perform(None, Apply(events_of([self.changed_event(rows[0])])), self.now_ms)
         elif table == schema.REGISTRATIONS:
@@ -113,7 +111,6 @@ class CallByCall:
         return row | values
 
     def changed_event(self, row: Row) -> Row:
-        """An event under the policy."""
         changes = [change for change in self.policy.changes if change.name == "min_in_sync_replicas"]
         if row["type"] != "in_sync_replicas" or not changes:
             return row
@@ -128,14 +125,12 @@ class CallByCall:
         return max(min(before, 1), round(value if how == "=" else before * value if how == "*" else before + value))
 
     def owner(self, row: Row) -> Owner:
-        """The owner for the row's session."""
         session = row["session_number"]
         if session not in self.owners:
             self.owners[session] = self.engine.add_owner()
         return self.owners[session]
 
     def ends(self) -> Ends:
-        """All ends."""
         sessions = {owner.owner_id: session for session, owner in self.owners.items()}
         return {
             (sessions[ended.owner_id], number): (codes.OUTCOME_NAMES[outcome], waited)

@@ -18,7 +18,6 @@ from tests.pipeline.archive.histories import History, small_history, write_file
 
 
 def replayed(root: Path, *policies: Policy) -> ReplayAccount:
-    """The account of a replay of an archive."""
     archive = find_archive(str(root))
     runs = find_runs(archive)
     batches = list(replay_runs(ReplayPlan(archive.uri, policies or (UNCHANGED,)), runs, results=False))
@@ -36,12 +35,10 @@ def replayed_rows(root: Path, policy: Policy, run_id: str = "run-a") -> list[dic
 
 
 def verdicts(account: ReplayAccount) -> tuple[int, int, int, int]:
-    """Operations that are equal, different, without outcome, or in doubt."""
     return account.equal, account.different, account.no_outcome, account.in_doubt
 
 
 def without(history: History, table: str, *, chosen: Any) -> History:  # noqa: ANN401 -- a condition
-    """Removes the chosen rows of a history."""
     history.rows[table] = [row for row in history.rows[table] if not chosen(row)]
     return history
 
@@ -80,7 +77,6 @@ def turn_back_clock(history: History) -> None:
 
 
 def drop(table: str, column: str, *values: object) -> Callable[[History], History]:
-    """Removes the rows with one of these values."""
     return lambda history: without(history, table, chosen=lambda row: row[column] in values)
 
 
@@ -124,7 +120,6 @@ def test_gaps_are_counted_and_reported(
 
 
 def test_outcomes_that_do_not_follow_from_the_events(tmp_path: Path) -> None:
-    """They are different, and the first note reports them."""
     small_history(operations=10).write(tmp_path)
     account = replayed(tmp_path)
     assert account.different > 0
@@ -133,7 +128,6 @@ def test_outcomes_that_do_not_follow_from_the_events(tmp_path: Path) -> None:
 
 
 def test_after_lost_events_nothing_is_compared(tmp_path: Path) -> None:
-    """Operations that ended after the first call with dropped events are in doubt, whatever their replayed outcome."""
     history = history_of_marks()
     lost = history.rows[schema.EVENTS][9:14]
     calls = {"call_number": lost[0]["call_number"], "last_call_number": lost[-1]["call_number"]}
@@ -147,7 +141,6 @@ def test_after_lost_events_nothing_is_compared(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_of_events_casts_doubt_on_what_follows(tmp_path: Path) -> None:
-    """A gap in the numbers of a table's files counts like dropped rows."""
     files = history_of_marks().write(tmp_path, rows_per_file=4)
     of_events = sorted(path for path in files if path.relative_to(tmp_path).parts[0] == schema.EVENTS)
     of_events[2].unlink()
@@ -174,7 +167,6 @@ def test_rows_that_are_there_twice_do_not_count_twice(tmp_path: Path) -> None:
 
 
 def test_operations_that_still_wait_at_the_end_stay_open(tmp_path: Path) -> None:
-    """With longer timeouts, an operation that no recorded event satisfies is open, not expired."""
     history_of_marks().write(tmp_path)
     without(history_of_marks("run-b"), schema.EVENTS, chosen=lambda row: row["offset"] == 20).write(tmp_path)
     policy = parse_policy(["timeout_ms=1000"])

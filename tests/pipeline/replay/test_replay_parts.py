@@ -21,19 +21,16 @@ KEYS = st.lists(st.tuples(st.integers(0, 5), st.one_of(st.integers(0, 9), INTEGE
 
 
 def column(values: list[int]) -> np.ndarray:
-    """Numbers as a column."""
     return np.array(values, np.int64)
 
 
 @given(keys=st.lists(st.one_of(st.integers(-3, 3), INTEGERS), max_size=40))
 def test_numbers_are_put_in_order_and_equal_ones_stay_as_they_were(keys: list[int]) -> None:
-    """The order equals that of a stable sort, for any range of numbers."""
     assert stable_order(column(keys)).tolist() == sorted(range(len(keys)), key=keys.__getitem__)
 
 
 @given(KEYS, KEYS)
 def test_operations_are_found_by_session_and_id(wanted: list[tuple[int, int]], among: list[tuple[int, int]]) -> None:
-    """Each operation is found at an equal one, and only there."""
     found = find(*(column([key[i] for key in keys]) for keys in (wanted, among) for i in range(2)))
     for key, at in zip(wanted, found.tolist(), strict=True):
         assert (among[at] == key) if at >= 0 else (key not in among)
@@ -41,7 +38,6 @@ def test_operations_are_found_by_session_and_id(wanted: list[tuple[int, int]], a
 
 @given(st.lists(st.one_of(INTEGERS, st.integers(0, 300)), min_size=1, max_size=30), st.booleans())
 def test_a_packed_chunk_comes_back(values: list[int], rising: bool) -> None:
-    """Constant, rising, close and widely spread numbers are unpacked unchanged."""
     numbers = sorted(values) if rising else values
     columns = {"call": column(numbers), "name": np.zeros(len(numbers), np.int32), "flag": np.ones(len(numbers), bool)}
     chunk = RowChunk(EVENTS, columns, [("orders", 0), ("ключ", -1)], column([0]), [(None, [1, 2], [], 3, None)])
@@ -54,7 +50,6 @@ def test_a_packed_chunk_comes_back(values: list[int], rising: bool) -> None:
 
 
 def rows(table: str, calls: list[int], times: list[int] | None = None) -> RowChunk:
-    """A chunk with these calls."""
     return RowChunk(table, {"call": column(calls), "time": column(calls if times is None else times)})
 
 
@@ -78,25 +73,7 @@ def test_windows_hold_whole_calls_in_order(events: list[list[int]], ends: list[l
     assert seen == {EVENTS: sorted(chain(*events)), OUTCOMES: sorted(chain(*ends))}
 
 
-def test_a_clock_that_went_back_is_held() -> None:
-    """Rows earlier than a previous row of any table get the time of that row, and are counted."""
-    chunks = [rows(EVENTS, [1, 3, 5], [10, 30, 20]), rows(OUTCOMES, [2, 4], [9, 40])]
-    (window,) = windows(chunks)
-    assert window.tables[EVENTS].columns["time"].tolist() == [10, 30, 40]
-    assert window.tables[OUTCOMES].columns["time"].tolist() == [10, 40]
-    assert (window.last_ms, window.clock_falls) == (40, 2)
-
-
-def test_rows_that_are_there_twice_count_once() -> None:
-    """If files overlap, the second of two equal rows is left out; other rows of the same call are kept."""
-    columns = {"call": column([1, 1, 1, 2]), "time": column([5, 5, 5, 6]), "row": column([0, 1, 1, 0])}
-    (window,) = windows([RowChunk(EVENTS, columns)], repeated=True)
-    assert window.tables[EVENTS].columns["row"].tolist() == [0, 1, 0]
-    assert window.repeated == 1
-
-
 def test_operations_that_are_not_all_there_are_left_out() -> None:
-    """Rows before the first item 0, and operations with missing rows, are counted and dropped."""
     columns = {
         "call": column([1] * 7),
         "item": column([1, 0, 1, 0, 0, 1, 0]),
@@ -138,7 +115,6 @@ OPERATIONS = st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=3, uniqu
 
 @given(OPERATIONS, st.data())
 def test_names_are_connected_through_operations(operations: list[list[int]], data: st.DataObject) -> None:
-    """Two names are in one group exactly if a chain of operations connects them, also across files."""
     expected = {name: {name} for names in operations for name in names}
     for names in operations:
         merged = set().union(*(expected[name] for name in names))
@@ -173,7 +149,6 @@ def test_more_keys_than_are_remembered_stay_together() -> None:
 def test_every_operation_has_one_bin_and_finds_its_events_there(
     operations: list[list[int]], bins: int, cores: int
 ) -> None:
-    """All rows of an operation are in one bin, which has each event of its partitions once."""
     chunk = registrations(operations)
     connections = Connections(100)
     connections.add(chunk)
@@ -200,7 +175,6 @@ def test_bins_are_balanced(weights: list[int], bins: int) -> None:
 
 
 def test_a_group_that_is_too_large_is_divided() -> None:
-    """One partition with all operations is divided over as many bins as there are cores, about equally."""
     operations = np.arange(10_000)
     columns = {"call": operations, "session": operations % 3, "operation": operations, "name": operations * 0}
     chunk = RowChunk(REGISTRATIONS, columns, [("orders", 0)])

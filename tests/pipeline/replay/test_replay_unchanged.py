@@ -22,7 +22,6 @@ BINS = 5
 
 
 def replayed(facts: RunContext, parts: Iterable[list[RowChunk]]) -> ReplaySums:
-    """The sums of an unchanged replay of these parts of a run."""
     sums = ReplaySums()
     for chunks in parts:
         run = RunReplay(facts, [UNCHANGED], sums)

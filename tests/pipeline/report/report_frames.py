@@ -55,12 +55,10 @@ def report_frames(topics: tuple[str, ...] = TOPICS, windows: int = 48) -> dict[s
 
 
 def empty_frames() -> dict[str, pd.DataFrame]:
-    """The tables of an archive without operations."""
     return {name: pd.DataFrame(columns=list(table.column_names)) for name, table in TABLES.items()}
 
 
 def report_info(**changes: object) -> ReportInfo:
-    """The other inputs of the page."""
     values: dict[str, Any] = {
         "archive": "archive/july",
         "first_at": START,
@@ -77,7 +75,6 @@ def report_info(**changes: object) -> ReportInfo:
 
 
 def empty_info() -> ReportInfo:
-    """The inputs of a page with empty frames."""
     return report_info(first_at=None, last_at=None, slow_over_ms=None, totals={}, notes=())
 
 
@@ -88,7 +85,6 @@ def totals() -> dict[str, int]:
 
 
 def expires(kind: str, waited_ms: float, scale: float = 1) -> float:
-    """The true share that needs longer than `waited_ms`."""
     median, spread, _ = KINDS[kind]
     return 1 - NormalDist(math.log(median * scale), spread).cdf(math.log(max(waited_ms, 1e-9)))
 
@@ -128,7 +124,6 @@ def window(number: int, kind: str) -> dict[str, Any]:
 
 
 def intake() -> list[Row]:
-    """Used rows, a file and duplicates that were set aside."""
     used = {"registrations": 3_300_012, "outcomes": 3_299_912, "events": 9_120_004, "calls": 1_120, "markers": 9}
     aside = [("outcomes", "truncated file", 1, None), ("registrations", "duplicated row", 0, 212)]
     return sorted([*((table, "used", 48, number) for table, number in used.items()), *aside])
@@ -154,7 +149,6 @@ def hot_keys(topics: Sequence[str]) -> list[Row]:
 
 
 def slow_produces() -> list[Row]:
-    """The causes of slow produces."""
     causes = {"follower": 12_700, "leader": 640, "left": 210, "told": 0, "unknown": 31}
     return [(cause, number, number / sum(causes.values()), number * 260) for cause, number in causes.items()]
 

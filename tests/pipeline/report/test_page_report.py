@@ -22,7 +22,6 @@ SIZE_MAX = 3_000_000
 
 @pytest.fixture(scope="module")
 def page() -> Page:
-    """The page of the report in `report_frames`."""
     return report_page(report_frames.report_frames(), report_frames.report_info())
 
 
@@ -62,7 +61,6 @@ def test_the_account_adds_up(page: Page) -> None:
 
 
 def test_rows_set_aside_stand_out(page: Page) -> None:
-    """Rows set aside are marked and last in the table, and their headline is alarming, unless there are none."""
     (table,) = page.account.parts
     assert isinstance(table, PageTable)
     assert table.frame["aside"].tolist() == [False] * 5 + [True] * 2
@@ -76,12 +74,10 @@ def test_rows_set_aside_stand_out(page: Page) -> None:
 
 
 def test_notes_are_shown_before_the_figures(page: Page) -> None:
-    """Crashed runs and dropped rows are notices of the account."""
     assert page.account.notices == report_frames.report_info().notes
 
 
 def test_the_slow_replica_is_the_first_finding(page: Page) -> None:
-    """The finding has the share and the time that the replica held back."""
     assert text_of(page.findings[0].sentence).startswith(
         "Replica 2 held back 63 % of the slow produces, by 41 ms at the median. Next is replica 1 with 22 %."
     )
@@ -93,7 +89,6 @@ def test_the_slow_replica_is_the_first_finding(page: Page) -> None:
     [((63, 22, 15), True), ((130, 100, 100), False), ((1_300, 1_000, 900), True), ((1_100, 1_000, 900), False)],
 )
 def test_a_replica_is_named_if_it_stands_out(held_back: tuple[int, ...], named: bool) -> None:
-    """A replica that held back little more than the next, or by chance, is not named."""
     frames = report_frames.report_frames()
     counts = frames["stragglers"].assign(held_back=held_back * 4)
     assert bool(straggler_finding(counts)) == named
@@ -116,7 +111,6 @@ def test_anomalies_are_findings(page: Page) -> None:
 
 
 def test_findings_lead_to_sections_that_are_there(page: Page) -> None:
-    """Each link has its target, and no two sections share one."""
     anchors = [section.anchor for section in page.sections]
     assert len(set(anchors)) == len(anchors)
     assert {finding.anchor for finding in page.findings} <= set(anchors)
@@ -133,7 +127,6 @@ def test_every_table_of_the_report_is_listed(page: Page) -> None:
 
 
 def test_the_timeout_in_use_is_marked_on_its_curve(page: Page) -> None:
-    """A vertical line marks the timeout, and its label has the share that needs longer."""
     plots = [part for part in parts_of(section_of(page, "timeouts")) if isinstance(part, Plot)]
     (plot,) = [plot for plot in plots if plot.title == "clickstream · fetch"]
     (mark,) = values_of(plot, layer=3)
@@ -142,7 +135,6 @@ def test_the_timeout_in_use_is_marked_on_its_curve(page: Page) -> None:
 
 
 def test_curves_fall_within_their_bounds(page: Page) -> None:
-    """Each curve starts near 100 %, falls, and is between its bounds."""
     curves = [part for part in parts_of(section_of(page, "timeouts")) if isinstance(part, Plot)]
     assert len(curves) == 6
     for curve in curves:
@@ -163,7 +155,6 @@ def test_an_empty_archive() -> None:
 
 
 def test_a_huge_report_makes_a_page_of_bounded_size() -> None:
-    """The page is small enough for a mail with ten thousand rows in each table and long topics."""
     frames = dict(report_frames.report_frames(windows=1_000))
     for name in ("topics", "backlog", "hot_keys", "stragglers", "advice", "timeouts", "anomalies"):
         repeated = pd.concat([frames[name]] * (10_000 // len(frames[name])), ignore_index=True)
@@ -182,7 +173,6 @@ windows = st.dictionaries(
 @settings(max_examples=40)
 @given(windows)
 def test_merged_windows_keep_their_sums(counts: dict[tuple[int, str], int]) -> None:
-    """Many windows are merged into at most POINTS_MAX points with the same sums."""
     rows = [
         report_frames.window(number, kind) | {"registered": registered} for (number, kind), registered in counts.items()
     ]
@@ -196,7 +186,6 @@ def test_merged_windows_keep_their_sums(counts: dict[tuple[int, str], int]) -> N
 
 
 def test_lines_break_where_a_window_is_missing() -> None:
-    """A window without data is a gap in the line."""
     rows = pd.DataFrame([report_frames.window(number, "fetch") for number in (0, 1, 3)])
     values = [row["value"] for row in window_sections.timeline(rows, 3_600_000).lines("fetch", {"wait_p50_ms": "half"})]
     assert [wording.is_missing(value) for value in values] == [False, False, True, False]

@@ -38,7 +38,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Counter[int]]:
 
 @pytest.fixture(scope="module")
 def tables(spark: SparkSession, made: tuple[Path, Counter[int]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the report."""
     out = tmp_path_factory.mktemp("report")
     assert main(["report", str(made[0]), "--out", str(out)]) == 0
     return out
@@ -71,7 +70,6 @@ def test_totals_add_up(made: tuple[Path, Counter[int]], tables: Path) -> None:
 
 
 def test_the_slow_replica_is_named_first(tables: Path) -> None:
-    """Over all topics, the replica that delayed produces longest is the slow one."""
     stragglers = read(tables, "stragglers")
     worst = stragglers[stragglers["topic"].isna()].sort_values("total_ms", ascending=False).iloc[0]
     assert worst["replica_id"] == SLOW_REPLICA

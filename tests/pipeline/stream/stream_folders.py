@@ -75,11 +75,9 @@ class StreamFolders:
         return parts
 
     def rows(self, table: str) -> pa.Table:
-        """All rows of one of the tables that the stream has written."""
         files = sorted((self.results / table).glob("batch=*/[!_]*.parquet"))
         return pa.concat_tables([pq.ParquetFile(file).read() for file in files]) if files else pa.table({})
 
     def outcomes(self) -> list[Outcome]:
-        """The outcomes that the stream has written."""
         found = self.rows("outcomes")
         return outcomes_of(found) if found.num_rows else []

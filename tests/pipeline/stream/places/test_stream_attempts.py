@@ -50,7 +50,6 @@ def writing_attempt(folder: Path, bytes_min: int) -> subprocess.Popen[bytes]:
 
 @pytest.mark.slow  # starts two processes that write 70 MB each
 def test_part_is_whole_when_another_attempt_is_killed(tmp_path: Path) -> None:
-    """The file is that of the attempt that has ended, and readers ignore what the other one left."""
     with writing_attempt(tmp_path, 10_000_000) as first, writing_attempt(tmp_path, 1) as second:
         first.send_signal(signal.SIGCONT)
         assert first.wait() == 0

@@ -67,7 +67,6 @@ def test_layouts_and_states_of_a_stream_on_an_object_store(bucket: str) -> None:
 
 
 def test_outcomes_on_an_object_store_are_replaced_by_their_batch(bucket: str) -> None:
-    """Only files that an earlier run wrote for an uncommitted batch are deleted."""
     results = bucket.format("results")
     output = StreamOutput(results, bucket.format("quarantine"))
     rows = pa.table({"operation_id": [1, 2]})

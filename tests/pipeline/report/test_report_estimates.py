@@ -1,14 +1,18 @@
-"""The Kaplan-Meier curves of the report against the textbook, and the answers read from them."""
+"""Estimates of the report: quantiles of counts, the Kaplan-Meier curves against the textbook, and the answers read from
+them. `test_report_tables` compares all other figures with SQL.
+"""
 
 import math
 from fractions import Fraction
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from purgatory_pipeline.report import estimates
-from purgatory_pipeline.report.estimates import Curve, estimate
+from purgatory_pipeline.report.estimates import Curve, estimate, quantiles
+from purgatory_pipeline.report.stragglers import slow_produces, stragglers
 
 Ended = list[tuple[int, bool]]
 """Operations: how long each waited, and whether it was satisfied."""
@@ -17,7 +21,6 @@ ENDED = st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=1, max_s
 
 
 def curve_of(ended: Ended) -> Curve:
-    """The curve of these operations."""
     waited = sorted({waited for waited, _ in ended})
     counts = [[sum(1 for end in ended if end == (at, done)) for at in waited] for done in (True, False)]
     return estimate(np.array(waited), *(np.array(count) for count in counts))
@@ -105,7 +108,6 @@ def test_known_example() -> None:
 
 
 def test_all_done_long_before_a_timeout() -> None:
-    """If all were satisfied, a longer timeout expires nothing; the upper bound accounts for chance."""
     curve = curve_of([(need, True) for need in range(1, 101)])
     said = curve.expires(30_000)
     assert (said.value, said.low) == (0.0, 0.0)
@@ -113,10 +115,32 @@ def test_all_done_long_before_a_timeout() -> None:
 
 
 def test_shown_points_are_few_and_end_with_the_last() -> None:
-    """A few hundred steps of a curve with a hundred thousand are shown, including the first and the last."""
     waited = np.arange(100_000)
     curve = estimate(waited, np.full(len(waited), 3), np.ones(len(waited), dtype=np.int64))
     shown = curve.shown()
     assert 100 < len(shown) < 600
     assert (shown[0], shown[-1]) == (0, len(waited) - 1)
     assert np.abs(np.diff(curve.waiting[shown])).max() < 0.02
+
+
+COUNTED = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(1, 5)), max_size=40)
+"""Group, value, and how many were counted of it."""
+EMPTY = (np.zeros(0, np.int64),) * 3
+SHARES = {"p50": 500_000, "p90": 900_000, "p999": 999_000, "most": 1_000_000}
+
+
+@given(COUNTED)
+def test_a_quantile_of_counts_is_that_of_the_rows(counted: list[tuple[int, int, int]]) -> None:
+    group, value, weight = (np.array(column, np.int64) for column in zip(*counted, strict=True)) if counted else EMPTY
+    found = quantiles(group, value, weight, 3, SHARES)
+    for number in range(3):
+        rows = sorted(v for g, v, w in counted if g == number for _ in range(w))
+        for name, millionths in SHARES.items():
+            if rows:
+                assert found[name][number] == rows[-(-len(rows) * millionths // 1_000_000) - 1]
+
+
+def test_nothing_was_slow() -> None:
+    """Both tables are empty where no produce was slow."""
+    counts = pd.DataFrame(columns=["topic", "cause", "replica_id", "held_ms", "waits", "waited_ms"])
+    assert stragglers(counts).num_rows == slow_produces(counts).num_rows == 0
