@@ -11,6 +11,7 @@ from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.spark.spark_session import LOGGING, java_version
 from pyspark.sql import SparkSession
 
+from purgatory.testing import RunningDaemon, daemon_in_process
 from tests.kit.required import skip_unless_required
 from tests.quick_java import ensure_archive
 
@@ -61,6 +62,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents and "java" in fixtures:
             item.add_marker(pytest.mark.xdist_group("spark" if "spark" in fixtures else item.path.stem))
             item.add_marker(pytest.mark.flaky(reruns=2, only_rerun=SPARK_GAVE_UP))
+
+
+@pytest.fixture
+def daemon() -> Iterator[RunningDaemon]:
+    with daemon_in_process("--shutdown-grace-ms", "100") as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """The effect of a micro-batch of rows on a real daemon: repeated, out of order, split over tasks or micro-batches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +13,7 @@ from purgatory_pipeline.errors import PipelineError
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
-from purgatory.testing import RunningDaemon, daemon_in_process
+from purgatory.testing import RunningDaemon
 from purgatory.v1 import event_pb2
 
 Row = dict[str, Any]
@@ -21,12 +21,6 @@ MIDNIGHT = datetime(2026, 11, 25, tzinfo=UTC)
 RISING = ("leader_append", "high_watermark", "log_start_offset")
 EVENTS = event_pb2.Event.DESCRIPTOR.oneofs_by_name["event"].fields
 NOT_RISING = [field.name for field in EVENTS if field.name not in RISING]
-
-
-@pytest.fixture
-def daemon() -> Iterator[RunningDaemon]:
-    with daemon_in_process("--shutdown-grace-ms", "100") as running:
-        yield running
 
 
 def write(daemon: RunningDaemon, *tasks: Sequence[Row]) -> None:
@@ -53,7 +47,6 @@ def event(second: int, name: str, offset: int | None, **columns: Any) -> Row:  #
 
 
 def pending_ids(client: Client) -> list[int]:
-    """The ids of all pending operations, sorted."""
     return sorted(operation.operation_id for operation in client.operations())
 
 
@@ -85,7 +78,6 @@ def test_ids_below_those_of_an_earlier_micro_batch_are_an_error(daemon: RunningD
 
 
 def test_an_operation_split_over_two_micro_batches_is_an_error(daemon: RunningDaemon) -> None:
-    """It would be registered with the first item only, and the rest ignored as known."""
     first, second = waits(1, items=2)
     for part in ([first], [second], [first, first], [first, second, second]):
         with pytest.raises(PipelineError, match="operation 1: item"):
@@ -96,7 +88,6 @@ def test_an_operation_split_over_two_micro_batches_is_an_error(daemon: RunningDa
 
 
 def test_a_bad_registration_stops_its_micro_batch(daemon: RunningDaemon) -> None:
-    """Before anything is registered, with the column, the value and the allowed values."""
     cases: list[tuple[Row, str]] = [
         ({"session_id": None}, "session_id: null or empty"),
         ({"session_id": ""}, "session_id: null or empty"),
@@ -176,7 +167,6 @@ def test_events_without_a_time_are_refused(daemon: RunningDaemon) -> None:
 
 @pytest.mark.parametrize("columns", [("topic",), ("type", "kind")])
 def test_a_frame_must_be_of_events_or_of_registrations(columns: tuple[str, ...]) -> None:
-    """The columns decide, before the query starts."""
     schema = StructType([StructField(name, StringType()) for name in columns])
     with pytest.raises(PipelineError, match="`type`, or registrations with a column `kind`"):
         DaemonWriter(DaemonOptions.of({}), schema)

@@ -1,7 +1,6 @@
 """The Spark format `purgatory` against a real daemon."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,27 +10,21 @@ import pyarrow.parquet
 import pytest
 from purgatory_client import Client, Outcome
 from purgatory_client.batches import produce
-from purgatory_pipeline.datasource import PurgatoryDataSource
+from purgatory_pipeline.datasource import PurgatoryDataSource, session_results
 from purgatory_pipeline.datasource.daemon_options import DaemonOptions
-from purgatory_pipeline.datasource.session_results import rows_of
+from purgatory_pipeline.datasource.session_results import BEGINNING, SessionOffset, SessionResults, rows_of
 from purgatory_pipeline.errors import PipelineError
-from purgatory_pipeline.stream.wire_records import event_of, operation_of
 from pyspark.errors import StreamingQueryException, UnsupportedOperationException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from purgatory.testing import RunningDaemon, daemon_in_process
+from purgatory.testing import RunningDaemon
 from purgatory.v1 import result_pb2
 from tests.histories.worlds.spark import written_ids
 from tests.kit.daemon import StartDaemon
+from tests.kit.eventually import wait_until
 
 WAIT_S = 180
-
-
-@pytest.fixture
-def daemon() -> Iterator[RunningDaemon]:
-    with daemon_in_process("--shutdown-grace-ms", "100") as running:
-        yield running
 
 
 @pytest.fixture
@@ -43,16 +36,7 @@ def with_format(spark: SparkSession) -> Iterator[SparkSession]:
         query.stop()
 
 
-def until(what: Callable[[], bool]) -> None:
-    """Waits for a condition of a query or a daemon."""
-    deadline = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
-
-
 def pending(client: Client) -> int:
-    """How many operations wait."""
     return sum(kind.pending for kind in client.status().kinds)
 
 
@@ -89,8 +73,7 @@ class Reading:
         return len(list((self._folder / "checkpoint" / "commits").glob("[0-9]*")))
 
     def until_ids(self, expected: list[int]) -> None:
-        """Waits until these are the ids of all results that were written."""
-        until(lambda: self.ids() == expected or self._has_failed())
+        wait_until(lambda: self.ids() == expected or self._has_failed())
 
     def _has_failed(self) -> bool:
         if failure := self._query.exception():
@@ -98,7 +81,6 @@ class Reading:
         return False
 
     def ids(self) -> list[int]:
-        """The ids of all results that were written, sorted."""
         return written_ids(self._folder)
 
 
@@ -113,7 +95,7 @@ def test_results_are_rows_and_are_acknowledged_once_committed(
     reading = Reading(with_format, daemon.address, tmp_path, session="one, two", maxRows=10)
     query = reading.start()
     reading.until_ids([*range(1, 26), *range(101, 108)])
-    until(lambda: daemon.client.status().unacknowledged_results == 0)
+    wait_until(lambda: daemon.client.status().unacknowledged_results == 0)
     query.stop()
     end_some(daemon.client, "one", 26, 5)
     reading.start()
@@ -190,22 +172,6 @@ def test_triggers_that_need_a_continuous_source_are_refused(with_format: SparkSe
         query.awaitTermination(WAIT_S)
 
 
-def test_a_session_that_was_created_again_is_read_from_its_beginning(
-    with_format: SparkSession, daemon: RunningDaemon, tmp_path: Path
-) -> None:
-    """Its sequence numbers start over and end below or above those that were read before; none of its results is taken
-    for one of the old session.
-    """
-    reading = Reading(with_format, daemon.address, tmp_path)
-    expected: list[int] = []
-    for first_id, count in ((1, 5), (11, 2), (21, 9)):
-        expected += range(first_id, first_id + count)
-        end_some(daemon.client, "nightly", first_id, count)
-        reading.run(availableNow=True)
-        assert reading.ids() == expected
-        daemon.client.close_session("nightly")
-
-
 def test_a_daemon_without_a_journal_may_be_restarted_under_a_query(
     with_format: SparkSession, start_daemon: StartDaemon, tmp_path: Path
 ) -> None:
@@ -223,7 +189,7 @@ def test_a_daemon_without_a_journal_may_be_restarted_under_a_query(
     with Client(daemon.address) as client:
         end_some(client, "nightly", 11, 2)
         reading.until_ids([*range(1, 6), 11, 12])
-        until(lambda: client.status().unacknowledged_results == 0)
+        wait_until(lambda: client.status().unacknowledged_results == 0)
         query.stop()
         client.close_session("nightly")
         end_some(client, "nightly", 21, 9)
@@ -253,7 +219,6 @@ def test_a_micro_batch_whose_results_are_lost_fails_the_query(
 
 
 def test_events_and_registrations_are_written(with_format: SparkSession, daemon: RunningDaemon, tmp_path: Path) -> None:
-    """A stream of rows registers operations and ends them; those that wait can be read as a table."""
     registrations = [
         {"session_id": "s", "operation_id": id_, "kind": "produce", "timeout_ms": 60_000, "item": item, "item_count": 2,
          "topic": "t", "partition": item, "offset": id_}
@@ -285,39 +250,6 @@ def test_events_and_registrations_are_written(with_format: SparkSession, daemon:
     assert set(collected.results.outcomes) == {Outcome.SATISFIED}
 
 
-def test_rows_become_messages_of_the_wire() -> None:
-    """Only fields that have values are set."""
-    event = event_of({"type": "leader_append", "topic": "t", "partition": 2, "leader_epoch": 5, "offset": 7})
-    assert (event.topic_partition.partition, event.leader_epoch, event.leader_append.log_end_offset) == (2, 5, 7)
-    assert not event.leader_append.HasField("byte_position")
-    fetch = operation_of(
-        [{"operation_id": 1, "kind": "fetch", "topic": "t", "partition": 0, "offset": 7, "min_bytes": 9}]
-    )
-    assert (fetch.fetch.min_bytes, fetch.fetch.partitions[0].fetch_offset, fetch.HasField("timeout_ms")) == (
-        9,
-        7,
-        False,
-    )
-    signal = operation_of([{"operation_id": 1, "kind": "signal", "topic": "k", "offset": 2, "any_key": True}])
-    assert (signal.signal.any, signal.signal.keys[0].key, signal.signal.keys[0].required_count) == (True, "k", 2)
-    rows = [
-        {
-            "operation_id": 1,
-            "kind": "composite",
-            "item": 0,
-            "topic": "t",
-            "partition": 2,
-            "offset": 7,
-            "unless_count": 1,
-        },
-        {"operation_id": 1, "kind": "composite", "item": 1, "topic": "k"},
-    ]
-    composite = operation_of(rows).composite
-    [mark], [failure] = composite.terms, composite.unless
-    assert (mark.mark.topic_partition.partition, mark.mark.required_offset, failure.signal.key) == (2, 7, "k")
-    assert not failure.signal.HasField("required_count")
-
-
 def test_a_message_of_the_wire_becomes_rows() -> None:
     """Refused operations have a reason, signals have no partition, and a single value applies to all rows."""
     columns = result_pb2.ResultColumns(
@@ -345,8 +277,48 @@ def test_a_message_of_the_wire_becomes_rows() -> None:
     assert [(item["topic"], item["partition"]) for item in row["items"]] == [("k", None), ("t", 2)]
 
 
+def options(address: str, rows_max: int = 10) -> DaemonOptions:
+    """Options as Spark gives them."""
+    return DaemonOptions.of({"address": address, "session": "s", "maxRows": str(rows_max)})
+
+
+def test_a_daemon_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the time waited and the status of the last call."""
+    monkeypatch.setattr(session_results, "WAIT_S", 1.0)
+    reader = SessionResults(options("127.0.0.1:1"), "s", BEGINNING)
+    with pytest.raises(PipelineError, match=r"session s at 127\.0\.0\.1:1: not opened within 1 s \(UNAVAILABLE"):
+        reader.newest_at_opening()
+    reader.close()
+
+
+def test_a_second_reader_takes_a_session_over(daemon: RunningDaemon) -> None:
+    first = SessionResults(options(daemon.address), "s", BEGINNING)
+    assert first.newest_at_opening() == 0
+    second = SessionResults(options(daemon.address), "s", BEGINNING)
+    with pytest.raises(PipelineError, match="another reader has opened it"):
+        first.rows(0, SessionOffset(incarnation=first.incarnation, sequence=1))
+    assert second.newest_at_opening() == 0
+    first.close()
+    second.close()
+
+
+def test_what_is_wanted_is_received_however_much_is_held(daemon: RunningDaemon) -> None:
+    """Otherwise only two micro-batches are held. An offset of another incarnation acknowledges nothing."""
+    for first_id in range(1, 5_000, 100):
+        end_some(daemon.client, "s", first_id, 100)
+    reader = SessionResults(options(daemon.address, rows_max=1), "s", BEGINNING)
+    assert reader.newest_at_opening() == 5_000
+    last = SessionOffset(incarnation=reader.incarnation, sequence=5_000)
+    assert reader.rows(100, last).column("sequence").to_pylist() == list(range(101, 5_001))
+    reader.acknowledge(SessionOffset(incarnation="another", sequence=5_000))
+    assert daemon.client.status().unacknowledged_results == 5_000
+    reader.acknowledge(SessionOffset(incarnation=reader.incarnation, sequence=4_990))
+    assert daemon.client.status().unacknowledged_results == 10
+    assert (reader.first, reader.newest) == (1, 5_000)
+    reader.close()
+
+
 def test_options_that_make_no_sense_are_named() -> None:
-    """Before anything is connected."""
     for text in ("many", "0", "1_0", "\u0663"):
         with pytest.raises(PipelineError, match=f"maxRows: {text}"):
             DaemonOptions.of({"maxRows": text})

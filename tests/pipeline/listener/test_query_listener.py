@@ -26,12 +26,6 @@ LINES = ("spark/lines/source0", 0)
 
 
 @pytest.fixture
-def daemon() -> Iterator[RunningDaemon]:
-    with daemon_in_process("--shutdown-grace-ms", "100") as running:
-        yield running
-
-
-@pytest.fixture
 def listen(spark: SparkSession) -> Iterator[Callable[..., PurgatoryListener]]:
     """Starts listeners, and ends them after the test."""
     started: list[PurgatoryListener] = []
@@ -74,7 +68,6 @@ class LinesJob:
 
 
 def mark_of(client: Client, name: tuple[str, int] = LINES) -> tuple[int, int] | None:
-    """The epoch and high watermark that a daemon has."""
     try:
         found = client.partition(name)
     except NotFound:
@@ -153,7 +146,9 @@ async def test_a_checkpoint_read_too_late_says_nothing_of_the_query_that_has_the
 def test_a_wait_is_answered_when_the_batch_with_my_line_is_committed(
     spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: RunningDaemon, tmp_path: Path
 ) -> None:
-    """It is not answered before, and not for a line that was never written. The marks of a stopped query are stale."""
+    """It is not answered before, and not for a line that was never written. The marks of a stopped query are stale; its
+    checkpoint has the same ones as its progress.
+    """
     listen(daemon.address)
     job = LinesJob(spark, tmp_path)
     client = daemon.client
@@ -161,7 +156,10 @@ def test_a_wait_is_answered_when_the_batch_with_my_line_is_committed(
     for _ in range(3):
         assert client.produce({LINES: job.write()}, timeout=PATIENCE_S).outcome is Outcome.SATISFIED
     assert client.produce({LINES: 4}, timeout=0.2).outcome is Outcome.EXPIRED
+    progress = query.lastProgress or query.recentProgress[-1]
     query.stop()
+    ends = [json.dumps(source["endOffset"]) for source in json.loads(progress.json)["sources"]]
+    assert committed_marks(str(job.checkpoint)) == marks_of(ends) == {("source0", 0): 3}
     stale = client.produce({LINES: 4}, timeout=PATIENCE_S, fail_when_stale=0.5)
     assert stale.outcome is Outcome.FAILED
     assert "has stopped" in stale.partitions["spark/lines/source0-0"].stale_reason
@@ -170,7 +168,6 @@ def test_a_wait_is_answered_when_the_batch_with_my_line_is_committed(
 def test_the_marks_of_a_query_that_failed_are_stale_with_the_cause(
     spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: RunningDaemon, tmp_path: Path
 ) -> None:
-    """The cause in one line, without the stack traces of two languages."""
     listen(daemon.address)
 
     def fail_on_second(_frame: DataFrame, batch: int) -> None:
@@ -262,7 +259,6 @@ def test_a_daemon_that_hangs_or_dies_never_holds_up_a_query(
 def test_queries_are_told_apart_and_nameless_ones_left_out(
     spark: SparkSession, listen: Callable[..., PurgatoryListener], daemon: RunningDaemon, tmp_path: Path
 ) -> None:
-    """Each query has its own topics, even over the same files."""
     listen(daemon.address)
     one, two = LinesJob(spark, tmp_path / "one", "one"), LinesJob(spark, tmp_path / "two", "two")
     nameless = spark.readStream.format("rate").load().writeStream.format("noop").start()
@@ -275,16 +271,3 @@ def test_queries_are_told_apart_and_nameless_ones_left_out(
     wait_until(lambda: bool(nameless.lastProgress))
     known = {partition.topic: partition.high_watermark for partition in client.partitions(prefix="spark/")}
     assert known == {"spark/one/source0": 2, "spark/two/source0": 1}
-
-
-def test_the_log_of_a_real_checkpoint_agrees_with_progress(spark: SparkSession, tmp_path: Path) -> None:
-    """Both forms of one offset give the same mark."""
-    job = LinesJob(spark, tmp_path)
-    job.write()
-    query = job.start()
-    query.processAllAvailable()
-    progress = query.lastProgress or query.recentProgress[-1]
-    said = [source["endOffset"] for source in json.loads(progress.json)["sources"]]
-    query.stop()
-    assert committed_marks(str(job.checkpoint)) == {("source0", 0): 1}
-    assert marks_of([json.dumps(end) for end in said]) == {("source0", 0): 1}

@@ -19,7 +19,6 @@ def test_the_nightly_batch_has_the_whole_day(spark: SparkSession, tmp_path: Path
 
 
 def test_the_web_handler_reads_what_was_written(spark: SparkSession, tmp_path: Path) -> None:
-    """Each total has the order in it that its caller has just written."""
     told: list[str] = []
     with (
         daemon_in_process("--shutdown-grace-ms", "100") as daemon,

@@ -11,7 +11,6 @@ from purgatory_pipeline.cli import main
 from purgatory_pipeline.notebook import replay
 from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies
 from purgatory_pipeline.replay.replay_account import ReplayAccount
-from purgatory_pipeline.replay.result_frames import frames_of
 from purgatory_pipeline.replay.run_files import find_runs
 from purgatory_pipeline.replay.shuffle import IDLE_EVENTS
 from purgatory_pipeline.replay.spark_jobs import grouped_runs, large_runs, replay_sums
@@ -25,7 +24,6 @@ POLICIES = [UNCHANGED, *parse_policies(["timeout_ms=*2"], ["2=+5ms"], ["min_byte
 
 
 def ended_in(root: Path) -> Counter[str]:
-    """How many operations ended with each outcome."""
     return Counter(row["outcome"] for row in read_table(root, schema.OUTCOMES).to_pylist() if row["item"] == 0)
 
 
@@ -43,7 +41,6 @@ def sorted_sums(sums: pd.DataFrame) -> list[tuple[object, ...]]:
 
 
 def test_whole_and_divided_runs_give_the_same_sums(spark: SparkSession, tmp_path: Path) -> None:
-    """Read straight from the files, or spread over bins, a run has the same sums under all policies."""
     write_life(tmp_path, 26)
     found = find_archive(str(tmp_path))
     runs = find_runs(found)
@@ -57,7 +54,6 @@ def test_whole_and_divided_runs_give_the_same_sums(spark: SparkSession, tmp_path
 
 
 def test_a_row_for_each_operation(spark: SparkSession, archive: tuple[Path, Counter[str]]) -> None:
-    """The DataFrame has the recorded outcomes of the archive, and those under the policy."""
     root, ended = archive
     frame = replay(spark, str(root), ["timeout_ms=1"])
     counted = {row["recorded"]: row["count"] for row in frame.groupBy("recorded").count().collect()}
@@ -66,26 +62,13 @@ def test_a_row_for_each_operation(spark: SparkSession, archive: tuple[Path, Coun
     assert frame.select("policy").distinct().collect()[0][0] == "timeout_ms=1"
 
 
-def test_tables_add_up(spark: SparkSession, archive: tuple[Path, Counter[str]]) -> None:
-    """The table of outcomes has every operation once for each policy; the table of changes has only real changes."""
-    root, ended = archive
-    frames = frames_of(replay_sums(spark, find_archive(str(root)), POLICIES), POLICIES)
-    outcomes = frames["outcomes"]
-    overall = outcomes[outcomes["topic"].isna()]
-    assert set(overall.groupby("policy")["operations"].sum()) == {ended.total()}
-    assert list(dict.fromkeys(overall["policy"])) == ["", *(policy.label for policy in POLICIES[1:])]
-    recorded = overall[overall["policy"] == ""].groupby("outcome")["operations"].sum()
-    assert dict(recorded) == dict(ended)
-    by_topic = outcomes[outcomes["topic"].notna()]
-    assert by_topic["operations"].sum() == overall["operations"].sum()
-    assert (frames["changes"]["recorded"] != frames["changes"]["replayed"]).all()
-    assert (frames["waits"]["wait_p50_ms"] <= frames["waits"]["wait_p99_ms"]).all()
-
-
-def test_the_command(
+def test_the_command_writes_tables_that_add_up(
     spark: SparkSession, archive: tuple[Path, Counter[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command prints the totals and how much is equal when unchanged, and writes tables, page and results."""
+    """It prints the totals and how much is equal when unchanged, and writes tables, page and results.
+
+    The table of outcomes has every operation once for each policy; the table of changes has only real changes.
+    """
     root, ended = archive
     out = tmp_path / "out"
     code = main(["replay", str(root), "--out", str(out), "--sweep", "timeout_ms=5,50", "--results"])
@@ -97,6 +80,15 @@ def test_the_command(
     assert {path.name for path in out.iterdir()} == tables | {"results", "replay.html"}
     assert pq.read_table(out / "results").num_rows == 3 * ended.total()
     assert "timeout_ms=50" in (out / "replay.html").read_text(encoding="utf-8")
+    outcomes, waits, changes = (pd.read_parquet(out / f"{name}.parquet") for name in ("outcomes", "waits", "changes"))
+    overall = outcomes[outcomes["topic"].isna()]
+    assert set(overall.groupby("policy")["operations"].sum()) == {ended.total()}
+    assert list(dict.fromkeys(overall["policy"])) == ["", "timeout_ms=5", "timeout_ms=50"]
+    recorded = overall[overall["policy"] == ""].groupby("outcome")["operations"].sum()
+    assert dict(recorded) == dict(ended)
+    assert outcomes[outcomes["topic"].notna()]["operations"].sum() == overall["operations"].sum()
+    assert (changes["recorded"] != changes["replayed"]).all()
+    assert (waits["wait_p50_ms"] <= waits["wait_p99_ms"]).all()
 
 
 @pytest.mark.parametrize(
@@ -113,8 +105,9 @@ def test_the_command(
         (["--sweep", "timeout_ms=5,5"], "a value is given twice"),
     ],
 )
-def test_an_invalid_policy(tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command prints one line with the allowed values and exits with 2, without starting Spark."""
+def test_an_invalid_policy_is_reported(
+    tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["replay", str(tmp_path), "--out", str(tmp_path / "out"), *words]) == 2
     error = capsys.readouterr().err
     assert said in error
@@ -122,7 +115,6 @@ def test_an_invalid_policy(tmp_path: Path, words: list[str], said: str, capsys: 
 
 
 def test_runs_are_divided_only_where_cores_would_idle(archive: tuple[Path, Counter[str]]) -> None:
-    """Runs that keep all cores busy stay whole; a run that is larger than the share of a core is divided."""
     runs = find_runs(find_archive(str(archive[0])))
     assert large_runs(runs, 1, 0) == []
     assert large_runs([runs[0]], 4, 0) == [runs[0]]

@@ -62,9 +62,8 @@ def test_a_batch_done_again_with_another_delay_replaces_all_of_itself(
         (folders.results / "_checkpoint" / log).unlink(missing_ok=True)
     write_part(str(folders.results / "late"), 1, 9, pa.table({"of": ["the run that was killed"]}))
     long_ms = 10 * (history.end_ms - history.rows[0]["at_ms"])
-    run(spark, folders, results=results, delay_ms=long_ms)
     folders.write([{"at_ms": history.end_ms + long_ms}])
-    run(spark, folders, results=results, delay_ms=DELAY_MS)
+    run(spark, folders, results=results, delay_ms=long_ms)
     found = outcomes_of(spark.table(table).toArrow()) if table else folders.outcomes()
     assert sorted(map(repr, found)) == sorted(map(repr, history.outcomes))
     assert folders.rows("late").num_rows == 0
