@@ -15,6 +15,7 @@ disk, and the file stays at a state that existed.
 import asyncio
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from typing import Final
@@ -64,6 +65,23 @@ class _PendingChanges:
         self.dropped = False
 
 
+class _Generation:
+    """What is collected for one group. It belongs to the group until that is durable."""
+
+    def __init__(self) -> None:
+        self.sessions: Final[dict[Session, _PendingChanges]] = {}
+        self.partitions: Final[dict[PartitionName, None]] = {}
+        self.keys: Final[dict[str, None]] = {}
+        self.dead_letters: Final[dict[int, bytes]] = {}
+        self.answers: Final[list[Callable[[], None]]] = []
+        """Answers that wait for the group."""
+        self.releases: Final[list[tuple[Session, int]]] = []
+        """(session, highest sequence number, in the journal's numbering, of its results in the group)."""
+        self.change_count = 0
+        self.since_s: float | None = None
+        """Time of the first change on the loop's clock, seconds; None: there is nothing to commit."""
+
+
 class DurableJournal(Journal):
     """Records all changes on disk. Use it on one event loop only."""
 
@@ -108,33 +126,18 @@ class DurableJournal(Journal):
         self._failure: WriteFailure | None = None
         self._is_broken = False
         """Whether a change may be missing from those that were collected. Stays set: only a restart helps."""
-        # Two generations: what follows is collected for the next group; what has "committing" in its name belongs to
-        # the group on its way to the disk. `_seal` moves all of it from the first to the second in one step. Anything
-        # that is kept for a group needs a place in both, or it is released too early.
-        self._sessions: dict[Session, _PendingChanges] = {}
-        self._partitions: dict[PartitionName, None] = {}
-        self._keys: dict[str, None] = {}
-        self._dead_letters: dict[int, bytes] = {}
-        self._answers: list[Callable[[], None]] = []
-        self._change_count = 0
-        self._changed = False
+        self._collected = _Generation()
+        """For the next group."""
+        self._committing: Final[deque[_Generation]] = deque()
+        """On the way to the disk; two only at the end."""
         self._sealed_ms = time.now_ms()
-        self._changed_s = 0.0
-        """Time of the first change that is not sealed, on the loop's clock, seconds."""
         self._submitted_s = 0.0
-        """Time at which the group being committed was submitted."""
+        """Time at which the last group was sealed, on the loop's clock, seconds."""
         self._confirmed_boot_ms = 0
         """Time at which the last durable group was sealed. Not on the loop's clock, which stands still while the
         machine is suspended and another daemon takes over.
         """
-        self._committing_since_s = 0.0
-        """Time of its first change."""
         self._syncs: Final = Histogram(SYNC_BOUNDS_MS)
-        self._committing: Group | None = None
-        self._answers_committing: list[Callable[[], None]] = []
-        """Answers that wait for the group being committed."""
-        self._releases_committing: list[tuple[Session, int]] = []
-        """(session, highest sequence number, in the journal's numbering, of its results in that group)."""
         self._is_scheduled = False
 
     def start(self, thread: JournalThread, builder: StatementBuilder) -> None:
@@ -153,7 +156,7 @@ class DurableJournal(Journal):
 
     def held_bytes(self) -> int:
         """Estimated memory of the changes collected for the next group. Results are counted by their outbox."""
-        return self._change_count * CHANGE_BYTES
+        return self._collected.change_count * CHANGE_BYTES
 
     def metrics(self) -> Iterable[Metric]:
         is_closed, lag_s = self._failure is not None, self._lag_s()
@@ -181,7 +184,7 @@ class DurableJournal(Journal):
             # Deadlines have changed: the rows of these operations are written again.
             extended = list(compress(call.operation_ids, event.receipt.were_pending))
             self._changes_of(session).progressed.update(extended)
-            self._change_count += len(extended)
+            self._collected.change_count += len(extended)
             self._schedule_commit()
 
     def changed(self, session: Session) -> None:
@@ -206,12 +209,12 @@ class DurableJournal(Journal):
         self._add_results(session, plain, len(plain))
 
     def dead_letter_changed(self, letter: int, content: bytes) -> None:
-        self._dead_letters[letter] = content
+        self._collected.dead_letters[letter] = content
         self._schedule_commit()
 
     def session_dropped(self, session: Session) -> None:
         # Any other session has left no trace on disk.
-        if session.is_journaled or session in self._sessions:
+        if session.is_journaled or session in self._collected.sessions:
             self._changes_of(session).dropped = True
             self._schedule_commit()
 
@@ -226,7 +229,7 @@ class DurableJournal(Journal):
         types = batch.types[start:stop]
         if codes.KEY_SIGNALLED not in types:
             names = batch.partitions
-            self._partitions.update((names[place], None) for place in set(places) if 0 <= place < len(names))
+            self._collected.partitions.update((names[place], None) for place in set(places) if 0 <= place < len(names))
         else:
             self._add_mixed(batch, types, places)
         # Taken after each call and not when the group is sealed: progress is recorded by slot, and a slot that becomes
@@ -235,7 +238,7 @@ class DurableJournal(Journal):
             session = self._session_of(owner_id)
             if session is not None and not session.dropped:
                 self._changes_of(session).progressed.add(operation_id)
-        self._change_count += stop - start
+        self._collected.change_count += stop - start
         self._schedule_commit()
 
     def _add_mixed(self, batch: EventBatch, types: list[int], places: list[int]) -> None:
@@ -244,26 +247,26 @@ class DurableJournal(Journal):
         for kind, place in zip(types, places, strict=True):
             if kind == codes.KEY_SIGNALLED:
                 if 0 <= place < len(batch.keys):
-                    self._keys[batch.keys[place]] = None
+                    self._collected.keys[batch.keys[place]] = None
             elif 0 <= place < len(batch.partitions):
-                self._partitions[batch.partitions[place]] = None
+                self._collected.partitions[batch.partitions[place]] = None
 
     def when_durable(self, answer: Callable[[], None]) -> None:
         if not self._must_hold():
             answer()
         # Checked first: the change may not be part of the group that is being committed.
-        elif self._changed:
-            self._answers.append(answer)
-        elif self._committing is not None:
-            self._answers_committing.append(answer)
+        elif self._has_changed:
+            self._collected.answers.append(answer)
+        elif self._committing:
+            self._committing[-1].answers.append(answer)
         elif self.is_confirmed:
             answer()
         else:
             self.heartbeat()
-            self._answers.append(answer)
+            self._collected.answers.append(answer)
 
     async def durable(self) -> None:
-        if not self._must_hold() or not (self._changed or self._committing is not None or not self.is_confirmed):
+        if not self._must_hold() or not (self._has_changed or self._committing or not self.is_confirmed):
             return
         reached: asyncio.Future[None] = self._loop.create_future()
         self.when_durable(lambda: None if reached.done() else reached.set_result(None))
@@ -286,14 +289,15 @@ class DurableJournal(Journal):
     def hook_failed(self, error: Exception) -> None:
         """Close the journal: see the module."""
         # An unsealed change, for good: no answer may take the present state for durable.
-        self._is_broken = self._changed = True
+        self._is_broken = True
+        self._note_change()
         self._on_report(WriteFailure(is_full=False, reason=f"the journal has failed ({error!r}): restart the daemon"))
 
     def tick(self) -> None:
         """Commit changes that no answer waits for. While operations are pending, record the time every `TICK_MS`."""
         # A recent pair of engine time and wall clock on disk: if the wall clock is set while the daemon runs, only the
         # time since the last group can be wrong after a reboot.
-        if self._sessions or (self._engine.pending and self._time.now_ms() - self._sealed_ms >= TICK_MS):
+        if self._collected.sessions or (self._engine.pending and self._time.now_ms() - self._sealed_ms >= TICK_MS):
             self._schedule_commit()
 
     # The end.
@@ -327,24 +331,24 @@ class DurableJournal(Journal):
             await asyncio.sleep(POLL_AT_END_S)
 
     def _has_uncommitted(self) -> bool:
-        return (self._committing is not None or self._changed) and self._failure is None
+        return (bool(self._committing) or self._has_changed) and self._failure is None
 
     def _lag_s(self) -> float:
-        if self._committing is not None:
-            return self._loop.time() - self._committing_since_s
-        return self._loop.time() - self._changed_s if self._changed else 0.0
+        since_s = (self._committing[0] if self._committing else self._collected).since_s
+        return 0.0 if since_s is None else self._loop.time() - since_s
 
     def _must_hold(self) -> bool:
-        return self._is_sync or self._is_broken or self._change_count > sizes.ASYNC_CHANGES_MAX
+        return self._is_sync or self._is_broken or self._collected.change_count > sizes.ASYNC_CHANGES_MAX
 
     def _changes_of(self, session: Session) -> _PendingChanges:
-        changes = self._sessions.get(session)
+        sessions = self._collected.sessions
+        changes = sessions.get(session)
         if changes is None:
-            changes = self._sessions[session] = _PendingChanges(session)
+            changes = sessions[session] = _PendingChanges(session)
         return changes
 
     def _add_results(self, session: Session, results: Completions | RefusedRows, count: int) -> None:
-        self._change_count += count
+        self._collected.change_count += count
         # Before the results are appended, because `hold` stops at the newest result of the outbox at this time; and
         # before anything here can raise, because results that are not recorded must not be sent.
         if self._must_hold():
@@ -358,30 +362,36 @@ class DurableJournal(Journal):
         changes.count += count
         self._schedule_commit()
 
+    @property
+    def _has_changed(self) -> bool:
+        return self._collected.since_s is not None
+
+    def _note_change(self) -> None:
+        if self._collected.since_s is None:
+            self._collected.since_s = self._loop.time()
+
     def _schedule_commit(self) -> None:
         """Seal a group after the current callback, or when the group being committed is durable; in async mode, not
         before the pause is over.
         """
-        if not self._changed:
-            self._changed, self._changed_s = True, self._loop.time()
-        if self._committing is None and not self._is_scheduled and self._thread is not None:
+        self._note_change()
+        if not self._committing and not self._is_scheduled and self._thread is not None:
             self._is_scheduled = True
             # Not at once: a batch that is registered, and what it completes, belong in one group.
             self._loop.call_at(self._submitted_s + self._pause_s, self._commit)
 
     def _commit(self) -> None:
         self._is_scheduled = False
-        if self._committing is not None or not self._changed or self._thread is None or self._is_broken:
+        if self._committing or not self._has_changed or self._thread is None or self._is_broken:
             return
         try:
             with self._sealing:
-                self._committing = self._seal()
+                group = self._seal()
         except Exception as error:
             LOGGER.exception("a group of the journal cannot be sealed")
             self.hook_failed(error)
             return
-        self._committing_since_s, self._submitted_s = self._changed_s, self._loop.time()
-        self._thread.submit(self._committing)
+        self._thread.submit(group)
 
     def _seal(self) -> Group:
         """A group of all changes since the last one, with the current state.
@@ -394,21 +404,19 @@ class DurableJournal(Journal):
         moment = Moment(self._time.now_ms(), reading.wall_ms, reading.boot_ms, reading.boot_id)
         self._sealed_ms = moment.engine_ms
         group = Group(self._group_number, moment)
-        self._releases_committing = []
-        for session, changes in self._sessions.items():
+        collected, snapshots = self._collected, self._engine.snapshots
+        for session, changes in collected.sessions.items():
             group.sessions.append(self._seal_session(session, changes))
-        snapshots = self._engine.snapshots
-        group.partitions.extend((name, snapshots.save_partition(name)) for name in self._partitions)
+        group.partitions.extend((name, snapshots.save_partition(name)) for name in collected.partitions)
         # A forgotten key may have been signalled again since, so its count is read like that of any other key.
-        self._keys.update(dict.fromkeys(snapshots.take_forgotten_keys()))
-        group.keys.extend(snapshots.save_key(key) for key in self._keys)
-        group.dead_letters.extend(self._dead_letters.items())
-        self._sessions, self._partitions, self._keys, self._dead_letters = {}, {}, {}, {}
-        self._answers_committing, self._answers = self._answers, []
-        self._changed = False
+        collected.keys.update(dict.fromkeys(snapshots.take_forgotten_keys()))
+        group.keys.extend(snapshots.save_key(key) for key in collected.keys)
+        group.dead_letters.extend(collected.dead_letters.items())
         # Changes of the group that is being committed no longer count, so in async mode up to twice ASYNC_CHANGES_MAX
         # may not be durable.
-        self._change_count = 0
+        self._collected = _Generation()
+        self._committing.append(collected)
+        self._submitted_s = self._loop.time()
         return group
 
     def _seal_session(self, session: Session, changes: _PendingChanges) -> SessionChanges:
@@ -443,7 +451,7 @@ class DurableJournal(Journal):
         session.is_journaled = True
         # After a crash, results are sent once it is durable that the client has resumed the session.
         if session.uncertain_after < 0:
-            self._releases_committing.append((session, state.last_sequence))
+            self._collected.releases.append((session, state.last_sequence))
         return sealed
 
     # Reports of the thread.
@@ -466,23 +474,20 @@ class DurableJournal(Journal):
         if self._failure is not None and not self._is_broken:
             LOGGER.warning("the journal can be written again")
             self._failure = None
-        if self._committing is not None:
-            self._syncs.observe((self._loop.time() - self._submitted_s) * 1_000)
-            self._confirmed_boot_ms = self._committing.moment.boot_ms
-        # All of this is reset before the first answer, which may make changes and wait for the next group.
-        self._committing = None
-        answers, self._answers_committing = self._answers_committing, []
-        releases, self._releases_committing = self._releases_committing, []
-        for answer in answers:
+        self._syncs.observe((self._loop.time() - self._submitted_s) * 1_000)
+        self._confirmed_boot_ms = report.moment.boot_ms
+        # Taken before the first answer, which may make changes and wait for the next group.
+        durable = self._committing.popleft()
+        for answer in durable.answers:
             try:
                 answer()
             except Exception:  # the others are in no queue any more
                 LOGGER.exception("a change is durable, and its answer failed")
-        for session, sequence in releases:
+        for session, sequence in durable.releases:
             # The number is in the journal's numbering, because the shift may have changed since the group was sealed.
             session.outbox.release(sequence + session.sequence_shift)
             session.wake()
-        if self._changed and self._is_sync:
+        if self._has_changed and self._is_sync:
             self._commit()
-        elif self._changed:
+        elif self._has_changed:
             self._schedule_commit()
