@@ -16,7 +16,7 @@ from purgatory.engine.batches import PartitionName
 from purgatory.engine.snapshot.live_set import LiveSet
 from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.engine.snapshot.snapshots import SavedKey
-from purgatory.journal.group import Group, SessionChanges
+from purgatory.journal.group import Group, Moment, SessionChanges
 from purgatory.journal.row_codec import Value, checksum, pack_changes, pack_results
 from purgatory.journal.sql_schema import COLUMNS
 
@@ -153,6 +153,12 @@ Statements = dict[str, list[tuple[Any, ...]]]
 """Parameters of each execution, by SQL text."""
 
 
+def moment_of(statements: Statements) -> tuple[Moment, int]:
+    """Return the moment and the number of a group."""
+    engine_ms, wall_ms, boot_ms, boot_id, number, *_ = statements[UPSERT["moment"]][0]
+    return Moment(engine_ms, wall_ms, boot_ms, boot_id), number
+
+
 class StatementBuilder:
     """Translates groups to statements and keeps track of the rows that exist."""
 
@@ -223,7 +229,7 @@ class StatementBuilder:
                 _put(out, "dead_letters", letter, content)
             else:
                 out[DELETE["dead_letters"]].append((letter,))
-        # Exactly one for each group: `Store.commit` takes the number of the group from it.
+        # Exactly one for each group: see `moment_of`.
         _put(out, "moment", *group.moment, group.number, int(group.is_last))
         return out
 

@@ -24,7 +24,7 @@ from purgatory.journal.group import Moment, WriteFailure
 from purgatory.journal.integrity import changed_row, missing_groups
 from purgatory.journal.row_codec import is_intact
 from purgatory.journal.sql_schema import migrate, select
-from purgatory.journal.statements import ORDER, UPSERT, Statements
+from purgatory.journal.statements import ORDER, Statements, moment_of
 
 PAGE_BYTES: Final = 4_096
 
@@ -145,25 +145,33 @@ class Store:
         """Commit one transaction. It is durable when this returns."""
         self._crash.reached(BEFORE_BEGIN)
         self.check_files()
+        with self._transaction():
+            self._write(statements)
+            self._crash.reached(BEFORE_COMMIT)
+        # After the commit, never before it: the journal must not end before the stored number.
+        self._directory.note_group(moment_of(statements)[1])
+        self._crash.reached(AFTER_COMMIT)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
         database = self._database
         # Takes the write lock now. A plain BEGIN takes it with the first change, and the transaction could fail as busy
         # in its middle.
         database.execute("BEGIN IMMEDIATE")
         try:
-            for sql in ORDER:
-                if statements[sql]:
-                    database.executemany(sql, statements[sql])
-            self._crash.reached(BEFORE_COMMIT)
+            yield
             database.execute("COMMIT")
         except BaseException:
             # After some errors, such as a full disk, SQLite has rolled back by itself.
             if database.in_transaction:
                 database.execute("ROLLBACK")
             raise
-        *_, number, _, _ = statements[UPSERT["moment"]][0]
-        # After the commit, never before it: the journal must not end before the stored number.
-        self._directory.note_group(number)
-        self._crash.reached(AFTER_COMMIT)
+
+    def _write(self, statements: Statements) -> None:
+        """Execute statements in the transaction that is open."""
+        for sql in ORDER:
+            if statements[sql]:
+                self._database.executemany(sql, statements[sql])
 
     def check_files(self) -> None:
         """See `Directory.check_files`."""
@@ -224,10 +232,7 @@ class Store:
     # Reading.
 
     def verify(self, check: str = "quick_check") -> None:
-        """Check the structure of the file.
-
-        Args:
-            check: The pragma: integrity_check also compares the indexes with their tables.
+        """Check the structure of the file by this pragma; integrity_check also compares the indexes with their tables.
 
         Raises:
             JournalDamaged: It is broken.

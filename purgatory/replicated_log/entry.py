@@ -116,9 +116,6 @@ class Entry:
     def parts(self, bytes_max: int = PART_BYTES_MAX) -> Iterator["Entry"]:
         """Split an entry by its content. `Reign` joins the parts again.
 
-        Args:
-            bytes_max: Content of each part.
-
         Yields:
             Entries with consecutive numbers; all but the last one have `more`. A small entry is its only part.
         """
@@ -130,10 +127,8 @@ class Entry:
 
 
 def pack_rows(statements: Statements) -> bytes:
-    """Encode what `StatementBuilder` made of a group, as the content of an entry.
-
-    Args:
-        statements: Parameters by SQL text. Tables are named in the entry, because the SQL of another version differs.
+    """Encode what `StatementBuilder` made of a group, as the content of an entry. It names tables, because the SQL of
+    another version differs.
     """
     rows = pb.LogRows()
     for table, upsert in UPSERT.items():

@@ -16,12 +16,12 @@ from purgatory.journal.crash_points import AFTER_APPEND, AFTER_COMMIT, BEFORE_AP
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged, JournalError
 from purgatory.journal.group import Moment
-from purgatory.journal.statements import Statements
+from purgatory.journal.statements import Statements, moment_of
 from purgatory.replicated_log.entry import Entry, Kind, pack_rows
 from purgatory.replicated_log.errors import FleetLogError
 from purgatory.replicated_log.log_writer import LogWriter, PendingAppend
 from purgatory.replicated_log.reign import Reign
-from purgatory.replicated_log.replica import CopyStore, LogPlace, discard_files, moment_of, read_place, write_place
+from purgatory.replicated_log.replica import CopyStore, LogPlace, discard_files, read_place, write_place
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -45,11 +45,8 @@ class Leadership:
         silence_s: float,
     ) -> None:
         """Args:
-        folder: Where the file is.
-        reign: At the claim.
-        writer: Has claimed.
-        started_ms: The engine's time of the last group, milliseconds.
-        elapsed_ms: Returns the time since that group.
+        reign: At the claim, which `writer` has made.
+        started_ms: The engine's time of the last group, milliseconds; `elapsed_ms` returns the time since then.
         silence_s: Time without an entry after which a standby claims.
         """
         # A standby hears three heartbeats in its silence, and claims some time after the last moment of a read here.
@@ -168,7 +165,7 @@ class LeaderStore(CopyStore):
         self._leadership.begin(Kind.GROUP, moment.engine_ms, content)
         try:
             self._database.execute("BEGIN IMMEDIATE")
-            self.write(statements)
+            self._write(statements)
         except sqlite3.Error as error:
             failed = error
         finally:

@@ -169,10 +169,7 @@ class LogWriter:
         self._cut_off_s: Final = cut_off_s
 
     def follow(self, wait_s: float) -> list[Entry]:
-        """Read and apply the next entries.
-
-        Args:
-            wait_s: How long to wait for the first one.
+        """Read and apply the next entries, after waiting for the first one at most `wait_s`.
 
         Returns:
             The valid ones, already applied. None within `wait_s` is silence only if `ReplicatedLog.end` confirms it:
@@ -191,15 +188,7 @@ class LogWriter:
         self._run(self._rules.check_history(known), math.inf)
 
     def claim(self, moment_ms: int, address: str = "", http_address: str = "") -> Entry:
-        """Try to lead. Everything before the claim has been applied when this returns.
-
-        Args:
-            moment_ms: The engine's time.
-            address: This daemon's gRPC address.
-            http_address: Its HTTP address.
-
-        Returns:
-            The claim, with its place in the log.
+        """Try to lead; return the claim with its place in the log. Everything before it has been applied then.
 
         Raises:
             Fenced: Another claim came first. Everything up to it has been applied; the daemon remains a standby.
@@ -213,15 +202,8 @@ class LogWriter:
         return self.begin(kind, moment_ms, content).finish()
 
     def begin(self, kind: Kind, moment_ms: int, content: bytes = b"") -> "PendingAppend":
-        """Send a leader's entry to the log. The caller must `finish` it before the next one.
-
-        Args:
-            kind: Anything except a claim.
-            moment_ms: The engine's time when the group was sealed.
-            content: Rows of a group (`pack_rows`), of any size.
-
-        Raises:
-            FleetLogError: See `PendingAppend.finish`.
+        """Send a leader's entry to the log: any kind except a claim, with rows of any size (`pack_rows`). The caller
+        must `finish` it before the next one. Raises as `PendingAppend.finish`.
         """
         return PendingAppend(self._requests(self._rules.append(kind, moment_ms, content), self._cut_off_s))
 
@@ -271,10 +253,7 @@ class PendingAppend:
         next(requests)
 
     def finish(self) -> Entry:
-        """Once this returns, the entry counts and may be answered.
-
-        Returns:
-            The entry, or its last part, with its place in the log.
+        """Return the entry, or its last part, with its place in the log. It counts then, and may be answered.
 
         Raises:
             Fenced: Another daemon leads. This one exits.

@@ -7,8 +7,7 @@ import logging
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,10 +15,9 @@ from typing import Final, NamedTuple
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged, JournalError, JournalTooNew, damaged
-from purgatory.journal.group import Moment
 from purgatory.journal.row_codec import checksum
 from purgatory.journal.sql_schema import COLUMNS
-from purgatory.journal.statements import ORDER, UPSERT, Statements
+from purgatory.journal.statements import Statements, moment_of
 from purgatory.journal.store import Store, intact_rows, typed_error
 from purgatory.replicated_log.entry import Entry, Kind
 from purgatory.replicated_log.errors import LogLost
@@ -153,12 +151,6 @@ class CopyStore(Store):
             raise typed_error(self._directory.database, error) from None
         return database
 
-    def write(self, statements: Statements) -> None:
-        """Execute statements in the transaction that is open."""
-        for sql in ORDER:
-            if statements[sql]:
-                self._database.executemany(sql, statements[sql])
-
 
 class Replica(CopyStore):
     """The file of a standby. A damaged one is discarded. Its folder is locked until `release`."""
@@ -229,12 +221,7 @@ class Replica(CopyStore):
             write_place(self._database, self.place)
 
     def apply(self, entry: Entry, state: ReignState) -> None:
-        """Add a valid entry to the file.
-
-        Args:
-            entry: A whole group, or another entry.
-            state: The state of the reign after it.
-        """
+        """Add a valid entry to the file, which is then in this state of the reign. A group must be whole."""
         place = self.place.at(state)
         statements: Statements | None = None
         if entry.kind is Kind.GROUP:
@@ -249,24 +236,13 @@ class Replica(CopyStore):
             return  # the next group includes it
         with self._transaction():
             if statements is not None:
-                self.write(statements)
+                self._write(statements)
             write_place(self._database, place)
         self.place = place
         if statements is not None:
             moment, number = moment_of(statements)
             self.moment_ms = moment.engine_ms
             self.directory.note_group(number)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._database.execute("COMMIT")
-        except BaseException:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-            raise
 
     def note_lead(self, claim: Entry, state: ReignState) -> None:
         """Remember that this daemon leads, so that it claims first after a restart."""
@@ -277,12 +253,6 @@ class Replica(CopyStore):
         """Close the file and unlock the folder."""
         self.close()
         self.directory.release()
-
-
-def moment_of(statements: Statements) -> tuple[Moment, int]:
-    """Return the moment and the number of a group."""
-    engine_ms, wall_ms, boot_ms, boot_id, number, *_ = statements[UPSERT["moment"]][0]
-    return Moment(engine_ms, wall_ms, boot_ms, boot_id), number
 
 
 def discard_files(directory: Directory) -> None:

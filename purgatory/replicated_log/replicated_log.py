@@ -52,10 +52,8 @@ class ReplicatedLog(Protocol):
         """
 
     def check(self, shards: int | None) -> None:
-        """Check that the log exists and has the settings on which the promises depend. Weak ones are logged.
-
-        Args:
-            shards: Number of shards that it should have. None: any number, and the caller only reads.
+        """Check that the log exists, with this number of shards, and has the settings on which the promises depend.
+        Weak ones are logged. None: any number of shards, and the caller only reads.
 
         Raises:
             LogRefused: The log or a permission is missing, or a setting is wrong; the message names it.
@@ -81,18 +79,12 @@ class ReplicatedLog(Protocol):
         """
 
     def begin(self, entry: Entry, position: int) -> None:
-        """Send an entry; `finish` must follow. Only `LogWriter` calls both.
-
-        Args:
-            entry: The entry.
-            position: The position after the last entry that the caller has read.
+        """Send an entry; `finish` must follow. Only `LogWriter` calls both. `position` is the one after the last entry
+        that the caller has read.
         """
 
     def finish(self, timeout_s: float) -> Place | None:
         """Wait for the answer to the entry that was sent. An answer does not mean that the entry counts.
-
-        Args:
-            timeout_s: When to give up.
 
         Returns:
             Where the entry is. None: only reading from `position` tells whether it is in the log.
@@ -103,21 +95,16 @@ class ReplicatedLog(Protocol):
         """
 
     def put_snapshot(self, position: int, chunks: Sequence[bytes]) -> None:
-        """Store a snapshot next to the log.
-
-        Args:
-            position: Position of the last entry that it includes.
-            chunks: Its content, each chunk at most `PART_BYTES_MAX` long.
+        """Store a snapshot next to the log. It includes the entries up to a position; its chunks have at most
+        `PART_BYTES_MAX` each.
         """
 
     def last_snapshot(self, below: int | None = None) -> Snapshot | None:
         """The complete snapshot with the highest position, less than `below` if that is given; None: there is none."""
 
     def trim(self, below: int) -> None:
-        """Delete all entries and snapshots with a lower position.
-
-        Args:
-            below: At most the position of a complete snapshot. The last entry is always kept.
+        """Delete all entries and snapshots below a position, which is at most that of a complete snapshot. The last
+        entry is always kept.
         """
 
     def close(self) -> None:

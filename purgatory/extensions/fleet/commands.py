@@ -56,7 +56,25 @@ def fleet() -> None: ...
 def init(uri: str, shards: int, source: Path | None) -> int:
     """Create the log, or check one that exists. With --from, a journal becomes its beginning."""
     with contextlib.closing(open_log(uri, 0)) as log:
-        return _init(log, source, shards)
+        if source is not None and shards != 1:
+            raise LogRefused("--from makes one shard of a journal; its sessions cannot be divided")
+        log.create(shards)
+        _check(log, shards)
+        end, snapshot = log.end(), log.last_snapshot()
+        _check_snapshot(end, snapshot)
+        if source is None:
+            print("the log is ready")
+            return 0
+        reign = Reign()
+        if end != 1 or snapshot is not None or reign.accept(log.read(0, PATIENCE_S)[0]) is None:
+            raise LogRefused("the log is in use: --from needs a new one")
+        with locked(source) as directory:
+            found, _ = faults(directory)
+            if found:
+                raise damaged(source, found[0])
+            store_snapshot(directory.database, log, LogPlace().at(reign.state))
+        print(f"the log is ready, and begins with the journal in {source}. Start the daemons with empty folders")
+        return 0
 
 
 @fleet.command(cls=Command, params=[*FILES.values()])
@@ -118,7 +136,29 @@ def handover(address: str, balance: bool, token_file: Path | None, **tls: Any) -
 def verify(uri: str, shard: int) -> int:
     """Read the whole log, and report lost entries; exit code 1 if there are any."""
     with contextlib.closing(open_log(uri, shard)) as log:
-        return _verify(log)
+        _check(log, None)
+        counts = dict.fromkeys(Kind, 0)
+        try:
+            end, snapshot = log.end(), log.last_snapshot()
+            _check_snapshot(end, snapshot)
+            reign = Reign(_begin(log, snapshot), unpacked)
+            while reign.state.position + 1 < end:
+                for entry in log.read(reign.state.position + 1, READ_S):
+                    valid = reign.accept(entry)
+                    if valid is not None:
+                        counts[valid.kind] += 1
+            if not reign.state.log_id:
+                raise LogRefused("the log does not begin with the entry that `purgatory fleet init` writes")
+        except FleetLogError as error:
+            print(f"wrong: {error.args[0]}")
+            return EXIT_WRONG
+        print(f"log {reign.state.log_id.hex()}")
+        print(f"epoch {reign.state.epoch}, position {reign.state.position}; {reign.void_entries} void entries")
+        print(
+            ", ".join(f"{count} {kind.name.lower()}s" for kind, count in counts.items() if kind is not Kind.UNREADABLE)
+        )
+        print("no snapshot" if snapshot is None else f"snapshot of position {snapshot.position}")
+        return 0
 
 
 @fleet.command()
@@ -162,28 +202,6 @@ async def _balance(client_of: Callable[[str], AsyncClient], shard: int, target: 
     return 0
 
 
-def _init(log: ReplicatedLog, source: Path | None, shards: int) -> int:
-    if source is not None and shards != 1:
-        raise LogRefused("--from makes one shard of a journal; its sessions cannot be divided")
-    log.create(shards)
-    _check(log, shards)
-    end, snapshot = log.end(), log.last_snapshot()
-    _check_snapshot(end, snapshot)
-    if source is None:
-        print("the log is ready")
-        return 0
-    reign = Reign()
-    if end != 1 or snapshot is not None or reign.accept(log.read(0, PATIENCE_S)[0]) is None:
-        raise LogRefused("the log is in use: --from needs a new one")
-    with locked(source) as directory:
-        found, _ = faults(directory)
-        if found:
-            raise damaged(source, found[0])
-        store_snapshot(directory.database, log, LogPlace().at(reign.state))
-    print(f"the log is ready, and begins with the journal in {source}. Start the daemons with empty folders")
-    return 0
-
-
 def _check(log: ReplicatedLog, shards: int | None) -> None:
     """Check the log, again if it does not answer at once, as on a first connection to a busy server."""
     until = time.monotonic() + PATIENCE_S
@@ -202,30 +220,6 @@ def _check_snapshot(end: int, snapshot: Snapshot | None) -> None:
             f"the log ends at position {end}, and its last snapshot at position {snapshot.position}: the snapshots "
             "belong to an earlier log. Delete them too, or restore the log"
         )
-
-
-def _verify(log: ReplicatedLog) -> int:
-    _check(log, None)
-    counts = dict.fromkeys(Kind, 0)
-    try:
-        end, snapshot = log.end(), log.last_snapshot()
-        _check_snapshot(end, snapshot)
-        reign = Reign(_begin(log, snapshot), unpacked)
-        while reign.state.position + 1 < end:
-            for entry in log.read(reign.state.position + 1, READ_S):
-                valid = reign.accept(entry)
-                if valid is not None:
-                    counts[valid.kind] += 1
-        if not reign.state.log_id:
-            raise LogRefused("the log does not begin with the entry that `purgatory fleet init` writes")
-    except FleetLogError as error:
-        print(f"wrong: {error.args[0]}")
-        return EXIT_WRONG
-    print(f"log {reign.state.log_id.hex()}")
-    print(f"epoch {reign.state.epoch}, position {reign.state.position}; {reign.void_entries} void entries")
-    print(", ".join(f"{count} {kind.name.lower()}s" for kind, count in counts.items() if kind is not Kind.UNREADABLE))
-    print("no snapshot" if snapshot is None else f"snapshot of position {snapshot.position}")
-    return 0
 
 
 def _begin(log: ReplicatedLog, snapshot: Snapshot | None) -> ReignState:

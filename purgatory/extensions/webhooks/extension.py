@@ -19,63 +19,6 @@ LISTING: Final = "dead letters"
 IDS_MAX: Final = 1_000
 
 
-def list_dead_letters(
-    webhooks: Webhooks, request: wire.ListDeadLettersRequest, call: Call
-) -> wire.ListDeadLettersResponse:
-    """One page of the letters that the caller may see. A page token of another kind of request is refused."""
-    place = read_token(LISTING, request.page_token, (int,))
-    above = 0 if place is None else int(place[0])
-    size, bytes_left = page_size(request.page_size), sizes.PAGE_BYTES_MAX
-    response = wire.ListDeadLettersResponse()
-    for number, letter in webhooks.letters.above(above):
-        if not webhooks.may_see(call.account, letter):
-            continue
-        if len(response.dead_letters) == size or bytes_left <= 0:
-            response.next_page_token = make_token(LISTING, [above])
-            break
-        response.dead_letters.append(letter)
-        bytes_left -= letter.ByteSize()
-        above = number
-    return response
-
-
-def resend_dead_letters(
-    webhooks: Webhooks, request: wire.ResendDeadLettersRequest, call: Call
-) -> wire.ResendDeadLettersResponse:
-    """Start to resend the named letters, or all letters that the caller may see."""
-    letters, unknown = _named(webhooks, request.webhook_ids, call)
-    if not request.webhook_ids:
-        letters = _visible(webhooks, call)
-    for letter in letters:
-        webhooks.resend(letter)
-    return wire.ResendDeadLettersResponse(resent=len(letters), unknown_webhook_ids=unknown)
-
-
-def delete_dead_letters(
-    webhooks: Webhooks, request: wire.DeleteDeadLettersRequest, call: Call
-) -> wire.DeleteDeadLettersResponse:
-    """Delete the named letters. An empty list is refused: it must not mean all."""
-    if not request.webhook_ids:
-        raise invalid_argument("webhook_ids", "no dead letter named; give the ids to delete")
-    letters, unknown = _named(webhooks, request.webhook_ids, call)
-    for letter in letters:
-        webhooks.delete(letter)
-    return wire.DeleteDeadLettersResponse(deleted=len(letters), unknown_webhook_ids=unknown)
-
-
-def _visible(webhooks: Webhooks, call: Call) -> list[wire.DeadLetter]:
-    return [letter for _, letter in webhooks.letters.above(0) if webhooks.may_see(call.account, letter)]
-
-
-def _named(webhooks: Webhooks, ids: Sequence[str], call: Call) -> tuple[list[wire.DeadLetter], list[str]]:
-    """Return the letters with these ids that the caller may see, and the ids of no such letter."""
-    if len(ids) > IDS_MAX:
-        raise invalid_argument("webhook_ids", f"{len(ids)} ids given; at most {IDS_MAX} are allowed")
-    found = {letter.webhook_id: letter for letter in _visible(webhooks, call)}
-    named = dict.fromkeys(ids)
-    return [found[one] for one in named if one in found], [one for one in named if one not in found]
-
-
 class WebhooksExtension(Extension):
     """Delivers the results of sessions with a callback."""
 
@@ -105,20 +48,57 @@ class WebhooksExtension(Extension):
     async def _list_dead_letters(
         self, request: wire.ListDeadLettersRequest, call: Call
     ) -> wire.ListDeadLettersResponse:
+        """One page of the letters that the caller may see. A page token of another kind of request is refused."""
         self._host.gate.check_answer(call.account)
-        return held_answer(self._host, list_dead_letters(self._webhooks, request, call), call)
+        place = read_token(LISTING, request.page_token, (int,))
+        above = 0 if place is None else int(place[0])
+        size, bytes_left = page_size(request.page_size), sizes.PAGE_BYTES_MAX
+        response = wire.ListDeadLettersResponse()
+        for number, letter in self._webhooks.letters.above(above):
+            if not self._webhooks.may_see(call.account, letter):
+                continue
+            if len(response.dead_letters) == size or bytes_left <= 0:
+                response.next_page_token = make_token(LISTING, [above])
+                break
+            response.dead_letters.append(letter)
+            bytes_left -= letter.ByteSize()
+            above = number
+        return held_answer(self._host, response, call)
 
     async def _resend_dead_letters(
         self, request: wire.ResendDeadLettersRequest, call: Call
     ) -> wire.ResendDeadLettersResponse:
-        return resend_dead_letters(self._webhooks, request, call)
+        """Start to resend the named letters, or all letters that the caller may see."""
+        letters, unknown = self._named(request.webhook_ids, call)
+        if not request.webhook_ids:
+            letters = self._visible(call)
+        for letter in letters:
+            self._webhooks.resend(letter)
+        return wire.ResendDeadLettersResponse(resent=len(letters), unknown_webhook_ids=unknown)
 
     async def _delete_dead_letters(
         self, request: wire.DeleteDeadLettersRequest, call: Call
     ) -> wire.DeleteDeadLettersResponse:
-        response = delete_dead_letters(self._webhooks, request, call)
+        """Delete the named letters. An empty list is refused: it must not mean all."""
+        if not request.webhook_ids:
+            raise invalid_argument("webhook_ids", "no dead letter named; give the ids to delete")
+        letters, unknown = self._named(request.webhook_ids, call)
+        for letter in letters:
+            self._webhooks.delete(letter)
         await self._host.journal.durable()
-        return response
+        return wire.DeleteDeadLettersResponse(deleted=len(letters), unknown_webhook_ids=unknown)
+
+    def _visible(self, call: Call) -> list[wire.DeadLetter]:
+        letters = (letter for _, letter in self._webhooks.letters.above(0))
+        return [letter for letter in letters if self._webhooks.may_see(call.account, letter)]
+
+    def _named(self, ids: Sequence[str], call: Call) -> tuple[list[wire.DeadLetter], list[str]]:
+        """Return the letters with these ids that the caller may see, and the ids of no such letter."""
+        if len(ids) > IDS_MAX:
+            raise invalid_argument("webhook_ids", f"{len(ids)} ids given; at most {IDS_MAX} are allowed")
+        found = {letter.webhook_id: letter for letter in self._visible(call)}
+        named = dict.fromkeys(ids)
+        return [found[one] for one in named if one in found], [one for one in named if one not in found]
 
     def restore(self, journal: OpenJournal) -> None:
         self._webhooks.restore(journal.dead_letters())

@@ -237,24 +237,23 @@ class Webhooks(Listener, Callbacks):
         for end in (DELIVERED, REFUSED, UNREACHABLE, NOT_ALLOWED):
             attempts.add_metric([end], self.deliveries.attempts.get(end, 0))
         yield attempts
-        yield GaugeMetricFamily("purgatory_webhooks_in_flight", "POSTs in flight.", self.deliveries.in_flight)
-        yield GaugeMetricFamily(
-            "purgatory_webhooks_paused", "Failed webhooks that will be retried.", self.deliveries.paused
-        )
-        yield GaugeMetricFamily(
-            "purgatory_webhooks_undelivered", "Results neither delivered nor given up.", self.undelivered
-        )
-        yield GaugeMetricFamily(
-            "purgatory_webhook_oldest_seconds",
-            "Age of the oldest delivery that has neither succeeded nor been given up.",
-            self.deliveries.oldest_s or 0.0,
-        )
-        yield GaugeMetricFamily("purgatory_webhook_dead_letters", "Dead letters kept.", len(self.letters))
-        yield GaugeMetricFamily(
-            "purgatory_webhook_dead_letter_space_ratio",
-            "Share of the space for dead letters in use, by number or bytes, whichever is larger.",
-            self.letters.fill_ratio,
-        )
+        for gauge, value, text in (
+            ("webhooks_in_flight", self.deliveries.in_flight, "POSTs in flight."),
+            ("webhooks_paused", self.deliveries.paused, "Failed webhooks that will be retried."),
+            ("webhooks_undelivered", self.undelivered, "Results neither delivered nor given up."),
+            (
+                "webhook_oldest_seconds",
+                self.deliveries.oldest_s or 0.0,
+                "Age of the oldest delivery that has neither succeeded nor been given up.",
+            ),
+            ("webhook_dead_letters", len(self.letters), "Dead letters kept."),
+            (
+                "webhook_dead_letter_space_ratio",
+                self.letters.fill_ratio,
+                "Share of the space for dead letters in use, by number or bytes, whichever is larger.",
+            ),
+        ):
+            yield GaugeMetricFamily(f"purgatory_{gauge}", text, value)
         yield CounterMetricFamily("purgatory_webhooks_given_up", "Webhooks given up.", self.letters.given_up)
         yield CounterMetricFamily(
             "purgatory_webhooks_lost", "Dead letters dropped because there were too many.", self.letters.dropped
