@@ -70,7 +70,7 @@ screenshots: $(STAMPS)/pipeline $(STAMPS)/engine ## Make the pictures in docs/im
 	@$(BIN)/python -m tests.page.live_screenshots docs/images
 
 page-figures: $(STAMPS)/pipeline $(STAMPS)/engine ## Costs of the live page with a million pending operations and five viewers (7 minutes; needs Chromium)
-	@$(BIN)/python -m tests.page.page_figures
+	@$(BIN)/python -m bench.page_figures
 
 notebook: $(STAMPS)/pipeline $(STAMPS)/engine ## Run the example notebook and keep what its cells show
 	@$(BIN)/python -m tests.pipeline.notebooks examples/notebooks/report.ipynb

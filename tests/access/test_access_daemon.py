@@ -14,28 +14,20 @@ import pytest
 
 from purgatory.service.access.errors import AccessError
 from purgatory.service.access.roles import PERMISSION_DENIED
-from purgatory.service.access.tokens import HEAD, add_token, hash_of
+from purgatory.service.access.tokens import add_token, hash_of
 from purgatory.service.setting_sources import SettingsError
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.access.guarded import POLICY, Caller
 from tests.archive.archive_replay import rows_of
 from tests.kit.commands import serve_command
-from tests.kit.daemon import InProcessDaemon, RunDaemon, StartDaemon
+from tests.kit.daemon import InProcessDaemon, RunDaemon, StartDaemon, access_flags
 from tests.kit.eventually import eventually
 from tests.kit.messages import high_watermark, produce, register_request
 from tests.kit.served_host import refused
 from tests.service.test_daemon import fetch_page
 from tests.transport.callers import secure_channel
 from tests.transport.conftest import TlsFolder
-
-
-def access_flags(folder: Path, policy: str = POLICY) -> list[str]:
-    """Flags for a policy and, if any tokens have been added, for their file."""
-    (folder / "policy.toml").write_text(policy, "utf-8")
-    with (folder / "tokens").open("a", encoding="utf-8") as tokens:
-        tokens.write(HEAD)
-    return ["--access-policy-file", str(folder / "policy.toml"), "--access-tokens-file", str(folder / "tokens")]
 
 
 async def test_a_certificate_names_the_principal(run_daemon: RunDaemon, tls_folder: TlsFolder, tmp_path: Path) -> None:
@@ -60,7 +52,7 @@ async def test_a_certificate_names_the_principal(run_daemon: RunDaemon, tls_fold
 
 async def test_a_sighup_reads_the_files_again(start_daemon: StartDaemon, tmp_path: Path) -> None:
     """At once, changed or not; a broken policy is logged and the old one is kept."""
-    daemon = start_daemon(*access_flags(tmp_path))
+    daemon = start_daemon(*access_flags(tmp_path, POLICY))
     token = add_token(tmp_path / "tokens", "observe")
     (tmp_path / "policy.toml").write_text("[[grant]", "utf-8")
     daemon.process.send_signal(signal.SIGHUP)
@@ -76,7 +68,7 @@ async def test_a_sighup_reads_the_files_again(start_daemon: StartDaemon, tmp_pat
 async def test_daemon_does_not_start_with_unusable_access_files(
     run_daemon: RunDaemon, tmp_path: Path, fault: str
 ) -> None:
-    flags = access_flags(tmp_path)
+    flags = access_flags(tmp_path, POLICY)
     if fault == "policy":
         (tmp_path / "policy.toml").write_text('[[grant]]\nto = ["a"]\nroles = ["wiat"]\ntopics = ["*"]', "utf-8")
     elif fault == "empty policy":
@@ -109,7 +101,7 @@ async def registered(daemon: InProcessDaemon, token: str) -> wire.Receipt:
 
 
 async def test_archive_has_the_principals_of_waits_and_events(run_daemon: RunDaemon, tmp_path: Path) -> None:
-    flags = access_flags(tmp_path)
+    flags = access_flags(tmp_path, POLICY)
     token = add_token(tmp_path / "tokens", "wait")
     daemon = await run_daemon(*flags, "--archive", str(tmp_path / "archive"))
     assert [one.operation_id for one in (await registered(daemon, token)).refusals] == [2]
@@ -139,7 +131,7 @@ async def test_archive_has_the_principals_of_waits_and_events(run_daemon: RunDae
 async def test_pages_beyond_loopback_need_the_role_observe(run_daemon: RunDaemon, tmp_path: Path) -> None:
     """Probes need no role, and on loopback no access is checked."""
     tokens = {name: add_token(tmp_path / "tokens", name) for name in ("observe", "wait")}
-    flags = access_flags(tmp_path)
+    flags = access_flags(tmp_path, POLICY)
     # 127.1 is loopback to the system, but not to the daemon.
     open_to_all = await run_daemon(*flags)
     asking = await run_daemon(*flags, "--http-address", "127.1:0", "--insecure")
@@ -169,7 +161,7 @@ async def test_pages_beyond_loopback_need_the_role_observe(run_daemon: RunDaemon
 async def test_tokens_and_hashes_are_in_no_log_metric_or_printed_setting(
     start_daemon: StartDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = [*access_flags(tmp_path), "--log-level", "debug", "--log-format", "json"]
+    flags = [*access_flags(tmp_path, POLICY), "--log-level", "debug", "--log-format", "json"]
     good = add_token(tmp_path / "tokens", "observe")
     bad = f"{good[:-4]}oooo"
     daemon = start_daemon(*flags)

@@ -18,14 +18,14 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.extension import Extension
 from purgatory.extensions.installed import ALL
 from purgatory.service import host as host_module
-from purgatory.service.access.tokens import HEAD, add_token
+from purgatory.service.access.tokens import add_token
 from purgatory.service.fair_queue import FairQueue
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener, Listeners
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.testing import ManualClock
-from tests.kit.daemon import RunDaemon
+from tests.kit.daemon import RunDaemon, access_flags
 from tests.kit.eventually import eventually
 from tests.kit.messages import produce_run
 from tests.kit.served_host import HOOKS, RecordingListener, with_faults
@@ -79,9 +79,7 @@ async def test_daemon_with_a_faulty_listener_delivers_everything(
         return faulty[self]
 
     monkeypatch.setattr(extension, "listener", property(listener))
-    (tmp_path / "policy.toml").write_text(POLICY)
-    (tmp_path / "tokens").write_text(HEAD)
-    flags = ["--access-policy-file", str(tmp_path / "policy.toml"), "--access-tokens-file", str(tmp_path / "tokens")]
+    flags = access_flags(tmp_path, POLICY)
     flags += {"archive": ["--archive", str(tmp_path / "history")], "tracing": ["--tracing-enabled"]}.get(
         extension.name, []
     )

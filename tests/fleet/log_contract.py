@@ -16,7 +16,6 @@ from purgatory.replicated_log.log_writer import LogWriter
 from purgatory.replicated_log.reign import Reign
 from purgatory.replicated_log.replicated_log import ReplicatedLog
 from tests.fleet.audit import read_all
-from tests.fleet.duel import catch_up
 
 PATIENT_S: Final = 120.0
 """Servers are slow while other tests run."""
@@ -34,6 +33,13 @@ def patient(call: Callable[[], T]) -> T:
             if time.monotonic() > until:
                 raise
             time.sleep(0.1)
+
+
+def catch_up(writer: LogWriter, log: ReplicatedLog) -> None:
+    """Read and apply everything up to the end of the log as of now."""
+    end = log.end()
+    while writer._reign.state.position + 1 < end:
+        writer.follow(1.0)
 
 
 def new_writer(log: ReplicatedLog, seen: list[Entry] | None = None, reign: Reign | None = None) -> LogWriter:
@@ -82,7 +88,6 @@ class LogContract:
         assert (other_origin.log_id, len(origin.log_id)) == (origin.log_id, 16)
 
     def test_large_group_is_read_back_whole(self, shard: ReplicatedLog) -> None:
-        """A group larger than an entry is written in parts."""
         seen: list[Entry] = []
         writer, reader = new_writer(shard), LogWriter(shard, Reign(), seen.append)
         writer.claim(0)
@@ -90,8 +95,7 @@ class LogContract:
         patient(lambda: catch_up(reader, shard))
         assert [len(one.content) for one in seen if not one.more] == [0, 0, 2_000_000]
 
-    def test_snapshots_and_trimming(self, shard: ReplicatedLog) -> None:
-        """The newest snapshot is found and read; trimming keeps what follows it, and always the last entry."""
+    def test_newest_snapshot_is_found_and_trimming_keeps_what_follows(self, shard: ReplicatedLog) -> None:
         writer = new_writer(shard)
         writer.claim(0)
         positions = [writer.append(Kind.GROUP, 0).position for _ in range(5)]
@@ -114,10 +118,7 @@ class LogContract:
             entries_from(shard, end + 4)
         assert patient(shard.end) == end
 
-    def test_deposed_leader_is_fenced(self, shard: ReplicatedLog, open_shard: OpenShard) -> None:
-        """A leader whose shard was claimed by another daemon is fenced at its next append, whose entry does not count,
-        and then closed.
-        """
+    def test_deposed_leader_is_fenced_at_its_next_append(self, shard: ReplicatedLog, open_shard: OpenShard) -> None:
         with closing(open_shard(1)) as other:
             seen: list[Entry] = []
             old, reign = new_writer(shard), Reign()
@@ -132,8 +133,7 @@ class LogContract:
                 old.append(Kind.GROUP, 8)
             assert new.append(Kind.GROUP, 9, b"next").number == 2
 
-    def test_one_of_several_claims_is_valid(self, open_shard: OpenShard) -> None:
-        """Of several claims at the same moment one is valid; the others raise Fenced, and can claim again."""
+    def test_one_of_several_claims_is_valid_and_the_others_can_claim_again(self, open_shard: OpenShard) -> None:
         logs = [open_shard(1) for _ in range(4)]
         writers = [new_writer(log) for log in logs]
         barrier, won = threading.Barrier(4), []

@@ -8,18 +8,35 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from purgatory_client import AsyncClient
 
+from examples.free_ports import free_ports
 from purgatory.extension import chosen
 from purgatory.extensions.installed import ALL, ALL_SETTINGS
 from purgatory.flags import read_command_line
 from purgatory.service.translate.shards import shard_of
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from tests.kit.daemon import DaemonProcess
+from tests.kit.daemon import DaemonProcess, InProcessDaemon, RunDaemon
 from tests.kit.eventually import PATIENCE_S
 
 
 def session_of(shard: int, shards: int = 2, name: str = "session") -> str:
     """An id of a session that belongs to this shard."""
     return next(one for one in (f"{name}-{number}" for number in range(1_000)) if shard_of(one, shards) == shard)
+
+
+async def start_shards(
+    run_daemon: RunDaemon, *flags: str, count: int = 2, has_urls: bool = True
+) -> list[InProcessDaemon]:
+    """Start both of two shards in this process, or only the first one."""
+    ports = [f"127.0.0.1:{port}" for port in free_ports(4)]
+    targets, http = ports[:2], ports[2:]
+    common = ["--fleet-targets", " ".join(targets), *flags]
+    common += ["--fleet-urls", " ".join(f"http://{one}" for one in http)] if has_urls else []
+    return [
+        await run_daemon(
+            "--grpc-address", targets[shard], "--http-address", http[shard], "--fleet-shard", str(shard), *common
+        )
+        for shard in range(count)
+    ]  # fmt: skip
 
 
 async def client_of(shard: int, shards: int, address: str, **options: Any) -> AsyncClient:  # noqa: ANN401 - arguments

@@ -3,9 +3,9 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from google.rpc import code_pb2
@@ -13,13 +13,12 @@ from purgatory_client import AsyncClient, errors, events, waits
 from purgatory_client.results import Result
 from purgatory_client.wire.sizes import DECISIONS_PER_MESSAGE_MAX
 
-from examples.free_ports import free_ports
 from purgatory.engine.limits import SIGNAL_VALUE_BYTES_MAX
-from purgatory.service.translate.shards import VALUE_BYTES_MAX, shard_of
+from purgatory.service.translate.shards import VALUE_BYTES_MAX
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.fleet.shard_daemons import client_of
-from tests.kit.daemon import InProcessDaemon, RunDaemon
+from tests.fleet.shard_daemons import client_of, session_of, start_shards
+from tests.kit.daemon import RunDaemon
 from tests.kit.eventually import eventually, until_pending, wait_until
 from tests.kit.fleet import ShardSet
 
@@ -29,24 +28,12 @@ PATIENCE_S = 120.0
 KEYS = 150
 KEYS_OF_CASE = 60
 
-Signal = Callable[[AsyncClient, str], Awaitable[object]]
-TWO_PROGRAMS: dict[str, tuple[Signal, Signal]] = {
-    "two values": (
-        lambda client, key: client.signal_key(key, value=b"a"),
-        lambda client, key: client.signal_key(key, value=b"b"),
-    ),
-    "a value and a failure": (
-        lambda client, key: client.signal_key(key, value=b"ok"),
-        lambda client, key: client.signal_key(key, value=b"disk full", failed=True),
-    ),
-    "a count and a failure": (
-        lambda client, key: client.signal_key(key),
-        lambda client, key: client.signal_key(key, value=b"disk full", failed=True),
-    ),
-    "a count and a value": (
-        lambda client, key: client.signal_key(key),
-        lambda client, key: client.signal_key(key, value=b"ok"),
-    ),
+FAILURE: dict[str, Any] = {"value": b"disk full", "failed": True}
+TWO_PROGRAMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "two values": ({"value": b"a"}, {"value": b"b"}),
+    "a value and a failure": ({"value": b"ok"}, FAILURE),
+    "a count and a failure": ({}, FAILURE),
+    "a count and a value": ({}, {"value": b"ok"}),
 }
 
 
@@ -58,15 +45,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardSet]:
     started.kill()
 
 
-class Readers:
-    """A client with a session at each of two shards."""
-
-    def __init__(self, clients: Sequence[AsyncClient]) -> None:
-        self._clients = clients
-
-    def wait(self, keys: Sequence[str], timeout: float = PATIENCE_S) -> list["asyncio.Task[Result]"]:
-        """Wait for each key at each shard; first all keys at the first one."""
-        return [asyncio.create_task(client.signal([key], timeout=timeout)) for client in self._clients for key in keys]
+def wait_for(readers: Sequence[AsyncClient], keys: Sequence[str]) -> list["asyncio.Task[Result]"]:
+    """Wait for each key at each shard; first all keys at the first one."""
+    return [asyncio.create_task(client.signal([key], timeout=PATIENCE_S)) for client in readers for key in keys]
 
 
 def different(keys: Sequence[str], results: Sequence[Result]) -> list[set[tuple[str, bytes]]]:
@@ -79,35 +60,32 @@ def different(keys: Sequence[str], results: Sequence[Result]) -> list[set[tuple[
     return [found for found in read.values() if len(found) > 1]
 
 
-async def connect(stack: AsyncExitStack, targets: Sequence[str]) -> tuple[Readers, list[AsyncClient]]:
+async def connect(stack: AsyncExitStack, targets: Sequence[str]) -> tuple[list[AsyncClient], list[AsyncClient]]:
     """Readers at both shards, and two programs that signal."""
     readers = [await client_of(shard, 2, targets[0]) for shard in range(2)]
     programs = [AsyncClient(target, give_up_after=PATIENCE_S) for target in targets]
     for client in [*readers, *programs]:
         await stack.enter_async_context(client)
-    return Readers(readers), programs
+    return readers, programs
 
 
 @pytest.mark.parametrize("case", TWO_PROGRAMS)
-async def test_two_programs_signal_a_key_at_once(shards: ShardSet, case: str) -> None:
-    """Waits at all shards end with the same outcome and value, whichever signal arrives first where."""
+async def test_waits_at_all_shards_agree_on_signals_of_two_programs(shards: ShardSet, case: str) -> None:
     keys = [f"{case}/{number}" for number in range(KEYS_OF_CASE)]
     async with AsyncExitStack() as stack:
         readers, programs = await connect(stack, shards.targets)
-        waiting = readers.wait(keys)
+        waiting = wait_for(readers, keys)
         for target in shards.targets:
             async with AsyncClient(target) as client:
                 await until_pending(client, KEYS_OF_CASE)
         for key in keys:
-            await asyncio.gather(
-                *(say(program, key) for program, say in zip(programs, TWO_PROGRAMS[case], strict=True))
-            )
+            signals = zip(programs, TWO_PROGRAMS[case], strict=True)
+            await asyncio.gather(*(program.signal_key(key, **signal) for program, signal in signals))
         assert different(keys, await asyncio.gather(*waiting)) == []
-        assert different(keys, await asyncio.gather(*readers.wait(keys))) == []
+        assert different(keys, await asyncio.gather(*wait_for(readers, keys))) == []
 
 
-async def test_values_after_a_shard_was_killed(shards: ShardSet) -> None:
-    """While two programs signal and one shard is killed, waits and late readers of a key read one value."""
+async def test_waits_and_late_readers_agree_after_a_shard_was_killed(shards: ShardSet) -> None:
     keys = [f"killed/{number}" for number in range(KEYS)]
 
     async def signal_until_answered(program: AsyncClient, key: str, value: bytes) -> None:
@@ -122,7 +100,7 @@ async def test_values_after_a_shard_was_killed(shards: ShardSet) -> None:
 
     async with AsyncExitStack() as stack:
         readers, programs = await connect(stack, shards.targets)
-        waiting = readers.wait(keys)
+        waiting = wait_for(readers, keys)
         for number, key in enumerate(keys):
             signalling = [signal_until_answered(program, key, b"%d" % one) for one, program in enumerate(programs)]
             if number == KEYS // 2:
@@ -130,43 +108,25 @@ async def test_values_after_a_shard_was_killed(shards: ShardSet) -> None:
                 os.kill(killed, signal.SIGKILL)
             await asyncio.gather(*signalling)
         await asyncio.to_thread(wait_until, lambda: shards.pid_of(1) != killed, "the shard is back")
-        assert different(keys, await asyncio.gather(*waiting, *readers.wait(keys))) == []
+        assert different(keys, await asyncio.gather(*waiting, *wait_for(readers, keys))) == []
+    assert "shard 1 ended with -9" in shards.log
 
 
 # The protocol, with daemons in this process.
 
 
-def key_of(shard: int) -> str:
-    return next(key for key in (f"job-{number}" for number in range(100)) if shard_of(key, 2) == shard)
-
-
-OWN, OTHER = key_of(0), key_of(1)
+OWN, OTHER = (session_of(shard, name="job") for shard in range(2))
 """Keys of shard 0 and of shard 1."""
 
 
-async def start_shards(run_daemon: RunDaemon, count: int = 1) -> list[InProcessDaemon]:
-    """The first of two shards, or both."""
-    targets = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    flags = ("--fleet-targets", " ".join(targets))
-    return [
-        await run_daemon("--grpc-address", targets[shard], *flags, "--fleet-shard", str(shard))
-        for shard in range(count)
-    ]
-
-
 async def advance(
-    client: AsyncClient, *signals: event_pb2.KeySignalled, passes_on_decided: bool = True
+    client: AsyncClient,
+    *signals: event_pb2.KeySignalled,
+    columns: event_pb2.EventColumns | None = None,
+    passes_on_decided: bool = True,
 ) -> wire.AdvanceReceipt:
-    request = wire.AdvanceRequest(
-        rows=event_pb2.EventRows(events=[event_pb2.Event(key_signalled=one) for one in signals]),
-        all_shards=True,
-        passes_on_decided=passes_on_decided,
-    )
-    return cast("wire.AdvanceResponse", await client._stub().Advance(request)).receipt
-
-
-async def advance_columns(client: AsyncClient, columns: event_pb2.EventColumns) -> wire.AdvanceReceipt:
-    request = wire.AdvanceRequest(columns=columns, all_shards=True, passes_on_decided=True)
+    rows = event_pb2.EventRows(events=[event_pb2.Event(key_signalled=one) for one in signals]) if signals else None
+    request = wire.AdvanceRequest(rows=rows, columns=columns, all_shards=True, passes_on_decided=passes_on_decided)
     return cast("wire.AdvanceResponse", await client._stub().Advance(request)).receipt
 
 
@@ -179,7 +139,7 @@ async def test_shard_decides_its_own_keys_only(run_daemon: RunDaemon) -> None:
     """A shard lists as decided what it has applied to its own keys, with their values; to a key of another shard, a
     signal is a heartbeat.
     """
-    [daemon] = await start_shards(run_daemon)
+    [daemon] = await start_shards(run_daemon, count=1)
     async with AsyncClient(daemon.address) as client:
         await advance(client, event_pb2.KeySignalled(key=OWN, value=b"first"))
         receipt = await advance(
@@ -195,14 +155,14 @@ async def test_shard_decides_its_own_keys_only(run_daemon: RunDaemon) -> None:
         assert [one.key_signalled for one in receipt.decided] == [decided]
         types = [event_pb2.EVENT_TYPE_SIGNAL] * 3
         columns = event_pb2.EventColumns(keys=[OTHER, OWN], type=types, item_index=[0, 1, 0], offset=[4])
-        receipt = await advance_columns(client, columns)
+        receipt = await advance(client, columns=columns)
         assert [(one.key_signalled.key, one.key_signalled.count) for one in receipt.decided] == [(OWN, 4)]
         assert not await is_reached(client, OTHER)
 
 
 async def test_signals_that_are_not_passed_on_are_refused(run_daemon: RunDaemon) -> None:
     """Where waits at other shards would miss it, a signal is refused, whatever its key; a heartbeat is not."""
-    [daemon] = await start_shards(run_daemon)
+    [daemon] = await start_shards(run_daemon, count=1)
     async with AsyncClient(daemon.address) as client:
         signals = [event_pb2.KeySignalled(key=key, count=count) for key in (OWN, OTHER) for count in (1, 0)]
         refusals = (await advance(client, *signals, passes_on_decided=False)).refusals
@@ -215,7 +175,7 @@ async def test_signals_that_are_not_passed_on_are_refused(run_daemon: RunDaemon)
 
 async def test_decisions_are_refused_by_the_shard_of_the_key(run_daemon: RunDaemon) -> None:
     """Nobody but the shard of a key can replace its value, and a single daemon is the shard of all keys."""
-    for daemon in (await run_daemon(), *await start_shards(run_daemon)):
+    for daemon in (await run_daemon(), *await start_shards(run_daemon, count=1)):
         async with AsyncClient(daemon.address) as client:
             await advance(client, event_pb2.KeySignalled(key=OWN, value=b"first"))
             decision = event_pb2.KeyDecision()
@@ -227,8 +187,7 @@ async def test_decisions_are_refused_by_the_shard_of_the_key(run_daemon: RunDaem
 
 
 async def test_decision_with_counts_out_of_range_is_refused(run_daemon: RunDaemon) -> None:
-    """As any number of a caller, and for the other events of the message without an effect."""
-    [daemon] = await start_shards(run_daemon)
+    [daemon] = await start_shards(run_daemon, count=1)
     async with AsyncClient(daemon.address) as client:
         decisions = [
             event_pb2.KeyDecision(value_at=value_at, failed_at=failed_at)
@@ -246,22 +205,21 @@ async def test_values_of_a_receipt_are_limited(run_daemon: RunDaemon) -> None:
     """Signals whose values would make the receipt too large are refused, also if the values are those of earlier ones,
     and those before them are applied.
     """
-    [daemon] = await start_shards(run_daemon)
+    [daemon] = await start_shards(run_daemon, count=1)
     most = VALUE_BYTES_MAX // SIGNAL_VALUE_BYTES_MAX
     async with AsyncClient(daemon.address) as client:
         await advance(client, event_pb2.KeySignalled(key=OWN, value=bytes(SIGNAL_VALUE_BYTES_MAX)))
         columns = event_pb2.EventColumns(keys=[OWN], type=[event_pb2.EVENT_TYPE_SIGNAL] * (most + 2))
-        receipt = await advance_columns(client, columns)
+        receipt = await advance(client, columns=columns)
         assert list(receipt.decided_index) == list(range(most))
         assert [(one.index, one.code) for one in receipt.refusals] == [
             (index, code_pb2.RESOURCE_EXHAUSTED) for index in (most, most + 1)
         ]
 
 
-async def test_many_signals_in_one_call(run_daemon: RunDaemon) -> None:
-    """All signals of a call reach both shards, and are counted once in the receipt, however many messages they take."""
+async def test_many_signals_in_one_call_reach_both_shards_once(run_daemon: RunDaemon) -> None:
     keys = [f"many/{number}" for number in range(3 * DECISIONS_PER_MESSAGE_MAX + 3)]
-    daemons = await start_shards(run_daemon, 2)
+    daemons = await start_shards(run_daemon)
     async with AsyncClient(daemons[0].address) as client, AsyncClient(daemons[1].address) as other:
         waiting = [asyncio.create_task(one.wait_once(waits.signal(keys, timeout=600))) for one in (client, other)]
         for one in (client, other):
@@ -277,7 +235,7 @@ async def test_many_signals_in_one_call(run_daemon: RunDaemon) -> None:
 
 async def test_signal_while_a_shard_is_down(run_daemon: RunDaemon) -> None:
     """A signal raises an error while either shard is down. It is not applied anywhere without the shard of its key."""
-    [daemon] = await start_shards(run_daemon)
+    [daemon] = await start_shards(run_daemon, count=1)
     async with AsyncClient(daemon.address) as client:
         for key in (OWN, OTHER):
             with pytest.raises(errors.Unavailable, match=r"shard 1 of 2: .*; shards that have answered: 0"):

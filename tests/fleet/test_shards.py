@@ -4,9 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import re
-import signal
 import ssl
 import subprocess
 import sys
@@ -34,6 +32,7 @@ from purgatory.journal.directory import DATABASE
 from purgatory.service.setting_sources import SettingsError
 from purgatory.service.translate import shards as daemon_shards
 from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.client.cli.test_commands import program
 from tests.fleet.shard_daemons import client_of, first_answer, refusal_of, session_of, stand_by, start_one
 from tests.kit.daemon import StartDaemon, daemon_environment, is_running, run_to_end
 from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
@@ -42,8 +41,6 @@ from tests.kit.messages import advance_request, high_watermark, produce, registe
 from tests.sources.file_source import FileSourceProcess, write_positions
 
 pytestmark = pytest.mark.slow
-
-CLIENTS = 12
 
 
 @pytest.fixture(scope="module")
@@ -54,40 +51,14 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardSet]:
     started.kill()
 
 
-def test_shard_of_a_session() -> None:
-    """The shard is the CRC-32 of zlib over UTF-8, at the daemon and in the client."""
+def test_shard_is_the_crc_of_the_session_id() -> None:
     assert [session_of(shard) for shard in range(2)] == ["session-0", "session-4"]
     for module in (client_shards, daemon_shards):
         found = [module.shard_of(one, 64) for one in ("123456789", "Grüße", "")]
         assert found == [0xCBF43926 % 64, 0xFBD37071 % 64, 0]
 
 
-async def test_clients_use_all_shards(shards: ShardSet) -> None:
-    """Clients with the address of one shard have sessions at both, and one report ends the waits of all of them."""
-    clients = [AsyncClient(shards.targets[0], name=f"client-{number}") for number in range(CLIENTS)]
-    try:
-        waiting = [asyncio.create_task(one.produce({"everywhere-0": 5}, timeout=600)) for one in clients]
-        of_shards = await shards_of(clients[0])
-
-        async def all_wait() -> bool:
-            watched = [await one.hot_names() for one in of_shards]
-            return sum(name.watched for names in watched for name in names if name.name == "everywhere-0") == CLIENTS
-
-        await eventually(all_wait, "all waits are registered")
-        receipt = await clients[0].advance("everywhere-0", high_watermark=5)
-        assert receipt.ended == [CLIENTS]
-        results = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_S)
-        assert {one.outcome for one in results} == {Outcome.SATISFIED}
-        places = {shard_of(one.session_id, 2) for one in clients}
-        counts = [(await one.status()).sessions_connected for one in of_shards]
-        assert len(places) == sum(count > 0 for count in counts)
-    finally:
-        for one in clients:
-            await one.close()
-
-
-async def test_detached_session_through_another_shard(shards: ShardSet) -> None:
-    """Calls that name a session reach its shard, whichever daemon the client knows."""
+async def test_calls_reach_the_shard_of_a_detached_session(shards: ShardSet) -> None:
     for shard in range(2):
         session_id = session_of(shard, name="detached")
         async with AsyncClient(shards.targets[1 - shard]) as client:
@@ -116,10 +87,7 @@ CALLS: list[tuple[str, Message]] = [
 
 
 @pytest.mark.parametrize(("method", "request_of"), CALLS, ids=[name for name, _ in CALLS])
-def test_another_shard_refuses_a_session(shards: ShardSet, method: str, request_of: Any) -> None:  # noqa: ANN401
-    """A call that names a session of another shard is refused with that shard and its target, and by its own shard
-    for no such reason.
-    """
+def test_session_of_another_shard_is_refused_with_that_shard(shards: ShardSet, method: str, request_of: Any) -> None:  # noqa: ANN401
     request = type(request_of)()
     request.CopyFrom(request_of)
     (request.open if method == "Session" else request).session_id = session_of(1, name="refused")
@@ -136,8 +104,7 @@ def test_another_shard_refuses_a_session(shards: ShardSet, method: str, request_
 
 
 @pytest.mark.parametrize("method", ["Advance", "AdvanceStream"])
-def test_events_for_one_shard_are_refused(shards: ShardSet, method: str) -> None:
-    """Events without `all_shards` are refused before anything is applied, and with it they are applied."""
+def test_events_that_are_not_for_all_shards_are_refused(shards: ShardSet, method: str) -> None:
     kind = getattr(wire, f"{method}Request")
     with pytest.raises(grpc.RpcError, match="send them to every target") as refused:
         first_answer(shards.targets[1], method, kind(rows=advance_request(high_watermark(method, 5)).rows))
@@ -159,16 +126,9 @@ def test_topology_and_unary_waits(shards: ShardSet, start_daemon: StartDaemon) -
     assert (alone.shards, list(alone.targets), alone.shard) == (1, [], 0)
 
 
-def test_commands_show_all_shards(shards: ShardSet) -> None:
-    """`purgatory status`, `ls`, `top` and `hot` add up what the shards have, whichever is asked. The page says which
-    shard it shows.
-    """
-
+def test_commands_add_up_what_all_shards_have(shards: ShardSet) -> None:
     def run(*command: str) -> str:
-        return subprocess.run(
-            [sys.executable, "-m", "purgatory", *command, "--address", shards.targets[1]],
-            env=daemon_environment({"COLUMNS": "200"}), capture_output=True, text=True, timeout=PATIENCE_S, check=True,
-        ).stdout  # fmt: skip
+        return program(*command, "--address", shards.targets[1]).stdout
 
     sessions = [session_of(shard, name="listed") for shard in range(2)]
     for shard, session_id in enumerate(sessions):
@@ -193,8 +153,7 @@ def test_commands_show_all_shards(shards: ShardSet) -> None:
     assert "2" in run("cancel", "--partition", "listed-0")
 
 
-def test_tail_of_all_shards(shards: ShardSet, tmp_path: Path) -> None:
-    """`purgatory tail` shows what ends at any shard."""
+def test_tail_shows_what_ends_at_any_shard(shards: ShardSet, tmp_path: Path) -> None:
     sessions = [session_of(shard, name="tailed") for shard in range(2)]
     numbers = itertools.count(1)
 
@@ -251,9 +210,8 @@ async def test_shards_over_tls(tmp_path: Path) -> None:
             waiting = [asyncio.create_task(one.produce({"tls-0": 1}, timeout=600)) for one in clients]
             for one in await shards_of(clients[0]):
                 await until_pending(one, 1)
-            command = [sys.executable, "-m", "purgatory", "status", "--address", shards.targets[0]]
-            command += ["--tls-ca", str(tmp_path / "ca.pem")]
-            shown = await asyncio.to_thread(subprocess.check_output, command, env=daemon_environment(), text=True)
+            status = ("status", "--address", shards.targets[0], "--tls-ca", str(tmp_path / "ca.pem"))
+            shown = (await asyncio.to_thread(program, *status)).stdout
             assert shown.count(": 1 pending, 1 session") == 2
             for name in ("web-0", "web-1"):  # one of them is not of the shard that is asked
                 gate = await asyncio.to_thread(ready_gate, shards, name, tmp_path / "ca.pem")
@@ -278,37 +236,13 @@ def ready_gate(shards: ShardSet, name: str, ca: Path) -> Any:  # noqa: ANN401 - 
     return json.load(answer.value)
 
 
-async def test_dead_child_is_started_again(shards: ShardSet) -> None:
-    """A shard that is killed comes back with its journal, and its sessions resume."""
-    async with AsyncClient(shards.targets[0], name="kill") as client:
-        waiting = asyncio.create_task(client.produce({"killed-0": 1}, timeout=600))
-        shard = 0
-
-        async def is_registered() -> bool:
-            nonlocal shard
-            names = [await one.hot_names() for one in await shards_of(client)]
-            found = [number for number, named in enumerate(names) if any(one.name == "killed-0" for one in named)]
-            shard = found[0] if found else 0
-            return bool(found)
-
-        await eventually(is_registered, "the wait is registered")
-        killed = shards.pid_of(shard)
-        os.kill(killed, signal.SIGKILL)
-        await asyncio.to_thread(wait_until, lambda: shards.pid_of(shard) != killed, "the shard is back")
-        await client.advance("killed-0", high_watermark=1)
-        assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
-    assert f"shard {shard} ended with -9" in shards.log
-
-
-def test_children_end_with_their_supervisor(tmp_path: Path) -> None:
-    """The death of their supervisor ends all shards in an orderly way."""
+def test_children_end_in_order_with_their_supervisor(tmp_path: Path) -> None:
     killed = ShardSet(tmp_path)
     killed.kill()
     assert killed.log.count("standard input is closed: shutting down") == 2
 
 
-async def test_daemons_that_disagree(tmp_path: Path) -> None:
-    """A client that each of two daemons sends to the other fails with a refusal, instead of going to and fro."""
+async def test_client_of_daemons_that_disagree_is_refused(tmp_path: Path) -> None:
     a, b, c = (f"127.0.0.1:{port}" for port in free_ports(3))
     daemons = [start_one(tmp_path / "a", [a, b], 0), start_one(tmp_path / "b", [c, b, a], 1)]
     try:
@@ -323,27 +257,14 @@ async def test_daemons_that_disagree(tmp_path: Path) -> None:
             daemon.kill()
 
 
-async def test_marks_while_a_shard_is_down(tmp_path: Path) -> None:
-    """A report that one shard has not answered raises an error that names the others; sent again, it ends all waits.
-    `purgatory status` shows the others and names the one that is down.
-    """
+async def test_marks_and_status_name_the_shard_that_is_down(tmp_path: Path) -> None:
     targets = [f"127.0.0.1:{port}" for port in free_ports(2)]
     daemons = [await asyncio.to_thread(start_one, tmp_path / str(shard), targets, shard) for shard in range(2)]
     try:
         async with AsyncClient(targets[0]) as client:
             assert (await client.advance("orders-0", high_watermark=1)).ended == [0]
             await asyncio.to_thread(daemons[1].kill)
-            command = [sys.executable, "-m", "purgatory", "status", "--address", targets[0]]
-            environment = daemon_environment({"COLUMNS": "200"})
-            shown = await asyncio.to_thread(
-                subprocess.run,
-                command,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE_S,
-                check=False,
-            )
+            shown = await asyncio.to_thread(program, "status", "--address", targets[0])
             assert f"shard 0 at {targets[0]}: 0 pending" in shown.stdout
             assert f"shard 1 at {targets[1]}: not available" in shown.stdout
             assert f"purgatory: the daemon at {targets[1]} is not available: " in shown.stderr
@@ -404,8 +325,9 @@ def folders(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_settings_are_refused(folders: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """Settings that could lose sessions, or that nobody could connect by, end the start with their reason."""
+async def test_settings_that_could_lose_sessions_are_refused(
+    folders: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
     arguments, reason = REFUSED[case]
     monkeypatch.chdir(folders)
     monkeypatch.delattr(Supervisor, "run")  # it would run this process's command line
@@ -414,14 +336,12 @@ async def test_settings_are_refused(folders: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("case", REFUSED_BY_A_CHILD)
-def test_settings_are_refused_by_a_child(folders: Path, case: str) -> None:
-    """Settings that are wrong for one of the shards end all of them."""
+def test_settings_that_are_wrong_for_one_shard_end_all_of_them(folders: Path, case: str) -> None:
     arguments, reason = REFUSED_BY_A_CHILD[case]
     ended = run_to_end(folders, arguments)
     assert (ended.returncode != 0, reason in ended.stderr + ended.stdout) == (True, True), ended
 
 
-def test_child_that_cannot_start(tmp_path: Path) -> None:
-    """If a shard cannot start, all of them end, with the exit code of a daemon that cannot."""
+def test_shard_that_cannot_start_ends_all_of_them(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"shard . did not start"):
         ShardSet(tmp_path, more=("--tls-certificate-file", "missing.pem", "--tls-key-file", "missing.pem"))

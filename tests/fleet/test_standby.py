@@ -1,17 +1,19 @@
 """A standby: when it claims, and how much time it says has passed. With a log in memory and a clock set by hand."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from purgatory.journal.group import Group, Moment
-from purgatory.journal.statements import StatementBuilder
+from purgatory.journal.group import Moment
 from purgatory.replicated_log.entry import Entry, Kind, pack_rows
 from purgatory.replicated_log.errors import LogLost, LogRefused
 from purgatory.replicated_log.leadership import Leadership
 from purgatory.replicated_log.standby import END_S, Standby
+from tests.fleet.log_contract import LogContract, OpenShard
 from tests.fleet.memory_log import MemoryLog
+from tests.journal.kit import statements_of
 
 SILENCE_S = 2.0
 OTHER = b"o" * 16
@@ -32,8 +34,7 @@ def log() -> MemoryLog:
 
 
 def group(number: int, engine_ms: int) -> Entry:
-    rows = StatementBuilder().statements(Group(number, Moment(engine_ms, 0, 0, "")))
-    return Entry(Kind.GROUP, 1, OTHER, number, engine_ms, pack_rows(rows), log_id=ORIGIN.log_id)
+    return Entry(Kind.GROUP, 1, OTHER, number, engine_ms, pack_rows(statements_of(number)), log_id=ORIGIN.log_id)
 
 
 def lead(log: MemoryLog, folder: Path) -> Leadership:
@@ -41,7 +42,6 @@ def lead(log: MemoryLog, folder: Path) -> Leadership:
 
 
 def test_time_that_passed_is_measured_from_the_arrival_of_the_last_group(log: MemoryLog, tmp_path: Path) -> None:
-    """A standby that saw the last group arrive counts from there, by its own clock."""
     reads = []
     read = log.read
 
@@ -69,9 +69,6 @@ def test_a_group_that_the_claim_finds_is_the_last_one(log: MemoryLog, tmp_path: 
 
 
 def test_time_before_a_standby_started_is_measured_by_the_log(log: MemoryLog, tmp_path: Path) -> None:
-    """A standby that read the last group later than it was written counts by the log's clock, however far that is off
-    the daemon's.
-    """
     log.put(group(1, 5_000))
     log.now_s += 60
     leadership = lead(log, tmp_path)
@@ -89,7 +86,6 @@ def test_leader_is_confirmed_for_less_than_the_silence(log: MemoryLog, tmp_path:
 
 
 def test_silence_counts_only_while_the_log_answers(log: MemoryLog, tmp_path: Path) -> None:
-    """While the log is away nobody is silent: the silence begins when it is back."""
     standby = Standby(tmp_path, log, SILENCE_S, "", "", now_s=lambda: log.now_s)
     log.put(group(1, 5_000))
     log.outages = 3
@@ -98,8 +94,7 @@ def test_silence_counts_only_while_the_log_answers(log: MemoryLog, tmp_path: Pat
     assert log.now_s - began_s >= 3 * 0.5 + SILENCE_S
 
 
-def test_standby_whose_log_was_deleted(log: MemoryLog, tmp_path: Path) -> None:
-    """While the log does not answer, a standby is not ready; a log that is gone ends it."""
+def test_standby_is_not_ready_without_an_answer_and_ends_with_its_log(log: MemoryLog, tmp_path: Path) -> None:
     standby, read, seen = Standby(tmp_path, log, SILENCE_S, "", "", now_s=lambda: log.now_s), log.read, list[bool]()
 
     def read_until_deleted(start: int, wait_s: float) -> list[Entry]:
@@ -145,8 +140,7 @@ def test_lag_is_the_time_since_everything_was_read(log: MemoryLog, tmp_path: Pat
     assert max(*lags[:5], *lags[46:]) <= END_S + 0.2
 
 
-def test_a_resignation_needs_no_silence(log: MemoryLog, tmp_path: Path) -> None:
-    """After a resignation a standby claims at once."""
+def test_standby_claims_at_once_after_a_resignation(log: MemoryLog, tmp_path: Path) -> None:
     log.put(Entry(Kind.RESIGNATION, 1, OTHER, 1, log_id=ORIGIN.log_id))
     began_s = log.now_s
     lead(log, tmp_path)
@@ -172,10 +166,7 @@ def test_last_leader_claims_first_after_a_restart(log: MemoryLog, tmp_path: Path
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
-def test_standby_whose_log_is_restored_while_it_follows(log: MemoryLog, tmp_path: Path, epoch: int) -> None:
-    """If the log has another history from one read to the next, and is longer than before, the standby ends, and writes
-    nothing.
-    """
+def test_standby_ends_when_its_log_gets_another_history(log: MemoryLog, tmp_path: Path, epoch: int) -> None:
     first = Entry(Kind.GROUP, 1, OTHER, 1, 5_000, group(1, 5_000).content, log_id=ORIGIN.log_id)
     log.put(first, *(replace(first, number=number) for number in range(2, 5)))
     if epoch == 2:
@@ -196,3 +187,16 @@ def test_standby_whose_log_is_restored_while_it_follows(log: MemoryLog, tmp_path
     with pytest.raises(LogLost):
         standby.lead()
     assert log.entries[-1].writer == b"q" * 16
+
+
+@pytest.fixture
+def open_shard() -> OpenShard:
+    origin = MemoryLog(time.time(), 0.0)
+    origin.create(2)
+    shards = [MemoryLog(time.time(), 0.0) for _ in range(2)]
+    for shard in shards:
+        shard.put(origin.entries[0])
+    return shards.__getitem__
+
+
+class TestMemoryLog(LogContract): ...

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +15,11 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.engine.snapshot.saved_operations import SavedOperations
 from purgatory.journal.continued_time import ClockReading, ReadClocks
 from purgatory.journal.crash_points import AFTER_COMMIT, CrashPoints
+from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalError
+from purgatory.journal.group import Group, Moment
+from purgatory.journal.statements import StatementBuilder, Statements
+from purgatory.journal.store import Store
 from purgatory.service.host import Host
 from purgatory.service.recovery import OpenJournal
 from purgatory.service.sessions.session import Session
@@ -44,6 +50,22 @@ def clocks_of(clock: ManualClock) -> ReadClocks:
     return lambda: ClockReading(clock.now_ms(), clock.now_ms(), BOOT)
 
 
+def statements_of(number: int) -> Statements:
+    """The statements of a group without changes, whose moment is its number on all clocks."""
+    return StatementBuilder().statements(Group(number, Moment(number, number, number, "boot")))
+
+
+@contextmanager
+def store_in(folder: Path) -> Iterator[Store]:
+    """Open a journal, without a thread."""
+    directory = Directory(folder)
+    try:
+        with closing(Store(directory, CrashPoints())) as store:
+            yield store
+    finally:
+        directory.release()
+
+
 class PowerCut(CrashPoints):
     """Copies the journal's files after a given commit: the state after a power cut at that moment."""
 
@@ -55,7 +77,6 @@ class PowerCut(CrashPoints):
         self._commits = 0
 
     def reached(self, point: str) -> None:
-        """Called at each point of the journal's thread."""
         if point == AFTER_COMMIT:
             self._commits += 1
             if self._commits == self._group:
@@ -63,7 +84,6 @@ class PowerCut(CrashPoints):
 
 
 def copy_files(folder: Path, copy: Path) -> None:
-    """Copy the durable files of a journal."""
     copy.mkdir()
     for name in ("journal.db", "journal.db-wal"):
         if (folder / name).exists():
@@ -89,7 +109,6 @@ def register(host: Host, session: Session, offsets: dict[int, int], timeout_ms: 
 
 
 def new_host(clock: ManualClock) -> Host:
-    """An empty host."""
     return Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings())
 
 
@@ -103,7 +122,6 @@ class JournaledHost:
 
     @classmethod
     async def start(cls, folder: Path) -> JournaledHost:
-        """Start a host that has restored the journal in the folder."""
         clock = ManualClock(1_000)
         host = new_host(clock)
         return cls(host, await keep(host, folder, clock), clock)

@@ -58,11 +58,9 @@ async def test_a_wait_over_a_restart_has_the_time_that_is_left(
 
 
 def test_an_unknown_boot_is_another_one() -> None:
-    """If the boot id is unknown, only the wall clock can be used."""
     last = LAST._replace(boot_id="")
     assert journal_now_ms(last, ClockReading(last.wall_ms + 7, last.boot_ms + 9_000, "")) == last.engine_ms + 7
 
 
 def test_a_new_journal_begins_at_the_wall_clock() -> None:
-    """A new journal starts at the wall clock, because there is no earlier time to continue."""
     assert journal_now_ms(None, ClockReading(42, 7, "one")) == 42

@@ -1,25 +1,34 @@
-"""A disk that is full or fails, and faults of the journal itself: new work is refused, and nothing is lost."""
+"""Disks that are full or fail, files that are removed, and faults of the journal itself: new work is refused."""
 
+import asyncio
+import resource
+import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from prometheus_client import generate_latest
 
 from purgatory.engine import codes
 from purgatory.journal.crash_points import BEFORE_COMMIT, CrashPoints
-from purgatory.journal.errors import JournalError
+from purgatory.journal.directory import Directory
+from purgatory.journal.errors import JournalError, JournalLocked
 from purgatory.service.budget.garbage import PauseWatch
 from purgatory.service.errors import BatchRejected
 from purgatory.service.host import Host
 from purgatory.service.metrics.exposition import make_registry
 from purgatory.service.metrics.metrics import Metrics
+from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.journal.kit import JournaledHost, register
 from tests.journal.test_damage import read
-from tests.kit.eventually import PATIENCE_S, eventually
-from tests.kit.messages import mark_batch
+from tests.kit.daemon import StartDaemon
+from tests.kit.eventually import PATIENCE_S, eventually, wait_until
+from tests.kit.messages import advance_request, high_watermark, mark_batch
 from tests.kit.served_host import apply_events
+from tests.service.test_daemon import fetch_page
 
 
 class FailingCommits(CrashPoints):
@@ -31,7 +40,6 @@ class FailingCommits(CrashPoints):
         self.failed = 0
 
     def reached(self, point: str) -> None:
-        """Called at each point of the journal's thread."""
         if self.code and point == BEFORE_COMMIT:
             self.failed += 1
             error = sqlite3.OperationalError("as the test wants it")
@@ -91,8 +99,7 @@ async def test_pending_waits_continue_while_the_disk_fails(tmp_path: Path, code:
     assert await read(tmp_path / "data") == (1, ["a"], 2)
 
 
-async def test_reopening_the_file_is_retried(tmp_path: Path) -> None:
-    """After an I/O error the file is reopened, and reopening is retried until it succeeds."""
+async def test_reopening_the_file_is_retried_until_it_succeeds(tmp_path: Path) -> None:
     daemon = await JournaledHost.start(tmp_path / "data")
     host = daemon.host
     store: Any = daemon.opened._store
@@ -148,7 +155,6 @@ async def test_journal_that_cannot_record_a_change_closes_until_a_restart(
 
 
 async def test_answer_that_raises_does_not_hold_back_the_others(tmp_path: Path) -> None:
-    """All answers of a group are released together: those behind the one that raises, and the results."""
     daemon = await JournaledHost.start(tmp_path / "data")
     answered: list[str] = []
     register(daemon.host, daemon.session, {1: 5})
@@ -159,3 +165,66 @@ async def test_answer_that_raises_does_not_hold_back_the_others(tmp_path: Path) 
     assert answered == ["applied"]
     assert sum(len(part) for part in daemon.session.outbox.take(10)[1]) == 1
     await daemon.stop()
+
+
+def replace(folder: Path) -> None:
+    """Replace the folder by a copy, as when a backup is restored."""
+    shutil.copytree(folder, folder.with_name("copy"))
+    shutil.rmtree(folder)
+    folder.with_name("copy").rename(folder)
+
+
+LOSSES: dict[str, Callable[[Path], None]] = {
+    "folder": shutil.rmtree,
+    "replaced": replace,
+    "journal.db": lambda folder: (folder / "journal.db").unlink(),
+    "journal.db-wal": lambda folder: (folder / "journal.db-wal").unlink(),
+    "lock": lambda folder: (folder / "lock").unlink(),
+}
+
+
+@pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "busy"])
+@pytest.mark.parametrize("loss", LOSSES)
+async def test_lost_files_refuse_new_work_also_on_an_idle_daemon(tmp_path: Path, loss: str, is_idle: bool) -> None:
+    daemon = await JournaledHost.start(tmp_path / "data")
+    host, session = daemon.host, daemon.session
+    register(host, session, {1: 5})
+    await host.journal.durable()
+    LOSSES[loss](tmp_path / "data")
+    answered: list[str] = []
+    if not is_idle:
+        register(host, session, {2: 5})
+        host.journal.when_durable(lambda: answered.append("registered"))
+    await until_closed(host, True)
+    with pytest.raises(BatchRejected, match="removed or replaced") as refused:
+        register(host, session, {3: 5})
+    assert refused.value.refusal.code == codes.UNAVAILABLE
+    assert not answered
+    await daemon.opened.close(PATIENCE_S)
+
+
+def test_a_folder_without_its_lock_file_is_still_locked(tmp_path: Path) -> None:
+    directory = Directory(tmp_path)
+    (tmp_path / "lock").unlink()
+    with pytest.raises(JournalLocked, match="in use by process"):
+        Directory(tmp_path)
+    directory.release()
+    Directory(tmp_path).release()
+
+
+@pytest.mark.slow
+@pytest.mark.sockets
+async def test_a_daemon_is_not_ready_while_its_disk_is_full(tmp_path: Path, start_daemon: StartDaemon) -> None:
+    daemon = start_daemon("--data-dir", str(tmp_path / "data"))
+    pid, (_, most) = daemon.process.pid, resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = 16 * 4_096
+    async with grpc.aio.insecure_channel(daemon.address) as channel:
+        stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
+        events = [high_watermark(f"topic-{number}", 1) for number in range(1_000)]
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, most))
+        advancing = asyncio.ensure_future(stub.Advance(advance_request(*events)))
+        await asyncio.to_thread(wait_until, lambda: fetch_page(daemon, "/readyz")[0] == 503, "the disk is full")
+        assert not advancing.done()
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
+        await advancing
+    assert fetch_page(daemon, "/readyz")[0] == 200

@@ -5,19 +5,17 @@ missing. A torn last commit, a rolled-back transaction and frames of an older lo
 import os
 import random
 import shutil
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
 
-from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import Directory
 from purgatory.journal.errors import JournalDamaged
 from purgatory.journal.group import Group, Moment, SessionChanges, SessionState
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.store import PAGE_BYTES, WAL_FRAME, WAL_HEADER, Store
+from tests.journal.kit import store_in
 from tests.kit.commands import journal_command
 
 GROUPS: Final = 4
@@ -38,16 +36,6 @@ class KilledJournal(NamedTuple):
     """The journal's contents, by the number of the last group."""
     frames: int
     """The number of frames of the present log. Frames of an older log may follow."""
-
-
-@contextmanager
-def store_in(folder: Path) -> Iterator[Store]:
-    directory = Directory(folder)
-    try:
-        with closing(Store(directory, CrashPoints())) as store:
-            yield store
-    finally:
-        directory.release()
 
 
 def commit(store: Store, number: int) -> None:
@@ -134,10 +122,9 @@ def killed(request: pytest.FixtureRequest, tmp_path: Path) -> KilledJournal:
     return KilledJournal(folder, before, found, current[-1])
 
 
-def test_a_flipped_bit_refuses_the_start(tmp_path: Path, killed: KilledJournal, request: pytest.FixtureRequest) -> None:
-    """A flipped bit in any frame or in the header refuses the start, unless the database already contains the whole
-    log.
-    """
+def test_flipped_bit_refuses_the_start_before_a_checkpoint(
+    tmp_path: Path, killed: KilledJournal, request: pytest.FixtureRequest
+) -> None:
     places = [*range(WAL_HEADER.size)]
     places += [place_of(frame) + place for frame in range(1, killed.frames + 1) for place in PLACES]
     refused = 0
@@ -149,8 +136,7 @@ def test_a_flipped_bit_refuses_the_start(tmp_path: Path, killed: KilledJournal, 
         assert refused == len(places)
 
 
-def test_a_log_that_is_cut_short_refuses_the_start(tmp_path: Path, killed: KilledJournal) -> None:
-    """A log cut at or within any frame refuses the start; a lost frame of an older log does not matter."""
+def test_log_that_is_cut_short_anywhere_refuses_the_start(tmp_path: Path, killed: KilledJournal) -> None:
     for frame in range(killed.frames + 2):
         for more in (0, 10, 1_000):
             folder = copy(killed.folder, tmp_path / "damaged")
@@ -173,7 +159,6 @@ def test_a_missing_file_refuses_the_start(tmp_path: Path, killed: KilledJournal,
 
 
 def test_a_new_journal_that_has_lost_its_log_refuses_the_start(tmp_path: Path) -> None:
-    """A new journal without its log refuses the start, because the log also contained its tables."""
     with store_in(tmp_path / "live") as store:
         commit(store, 1)
         folder = copy(tmp_path / "live", tmp_path / "damaged")
@@ -185,7 +170,6 @@ def test_a_new_journal_that_has_lost_its_log_refuses_the_start(tmp_path: Path) -
 def test_check_reports_a_lost_tail_and_changes_nothing(
     tmp_path: Path, killed: KilledJournal, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
-    """`check` reports the loss every time it runs, and changes nothing. `export` refuses."""
     if "checkpointed" in request.node.name:
         return
     folder = killed.folder
@@ -218,10 +202,7 @@ def test_a_commit_torn_by_a_power_cut_is_not_damage(tmp_path: Path, killed: Kill
         assert start(again)[1] == (Moment(200, 200, 200, "boot"), 200, False)
 
 
-def test_an_uncommitted_transaction_is_not_damage(tmp_path: Path) -> None:
-    """A kill during a large transaction leaves frames without a commit; so does a rollback before another
-    transaction.
-    """
+def test_frames_of_a_killed_or_rolled_back_transaction_are_not_damage(tmp_path: Path) -> None:
     with store_in(tmp_path / "live") as store:
         commit(store, 1)
         size = log_of(tmp_path / "live").stat().st_size
@@ -257,7 +238,6 @@ def spill(store: Store, tmp_path: Path, sql: str) -> Path:
 
 
 def test_a_damaged_note_is_ignored(killed: KilledJournal) -> None:
-    """A damaged note is ignored: it does not describe the journal, which is intact."""
     flip(killed.folder / "lock", 38)
     assert start(killed.folder) == killed.contents[LAST]
 

@@ -1,12 +1,12 @@
-"""Random histories of a host with a journal: after a cut at any commit, its state is restored and continues
-unchanged.
-"""
+"""What a journal restores: after a cut at any commit of a random history, and after a restart of a daemon."""
 
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from purgatory_client import AsyncClient, batches
+from purgatory_client.results import Outcome
 
 from purgatory import sizes
 from purgatory.journal.group import Group
@@ -14,14 +14,17 @@ from purgatory.service.host import Host
 from purgatory.service.recovery import OpenJournal
 from purgatory.testing import ManualClock
 from tests.histories.worlds.archive import Life
-from tests.journal.kit import ITEM_COLUMNS, PowerCut, copy_files, keep, picture
-from tests.kit.eventually import PATIENCE_S
+from tests.journal.kit import PowerCut, copy_files, keep, picture
+from tests.kit.daemon import RunDaemon
+from tests.kit.eventually import PATIENCE_S, until_pending
 
 SEEDS = (0, 1, 4)
 STEPS = 60
 GROUP_MAX = 20
 PRINCIPALS = ("", "ann", "bob")
 """Their signals: a key is restored with its account."""
+LONG_MS = 3_600_000
+"""So that nothing expires on a busy machine."""
 
 
 def watch_seals(life: Life, opened: OpenJournal) -> dict[int, Any]:
@@ -50,13 +53,6 @@ async def live(life: Life) -> None:
     await life.host.journal.durable()
 
 
-async def revive(life: Life, folder: Path) -> tuple[Host, OpenJournal, ManualClock]:
-    """Restore the journal in a folder, at a time when nothing is due."""
-    clock = ManualClock(0)
-    host = Host(life.new_engine(0), clock, life.host.settings)
-    return host, await keep(host, folder, clock), clock
-
-
 @pytest.mark.slow  # starts an archive, two journals, and commits some dozens of times
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_cut_after_any_commit_loses_nothing(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,50 +66,36 @@ async def test_a_cut_after_any_commit_loses_nothing(tmp_path: Path, seed: int, m
     pictures = watch_seals(life, opened)
     await live(life)
     assert cut.copy.exists(), f"there were only {len(pictures)} groups"
-    _, revived, _ = host_of = await revive(life, cut.copy)
+    clock = ManualClock(0)  # nothing is due
+    host = Host(life.new_engine(0), clock, life.host.settings)
+    revived = await keep(host, cut.copy, clock)
     assert revived._last is not None
-    assert picture(host_of[0]) == pictures[revived._last[1]]
+    assert picture(host) == pictures[revived._last[1]]
     assert await revived.close(PATIENCE_S)
     assert await opened.close(PATIENCE_S)
     await life.end()
 
 
-@pytest.mark.slow  # as above
-@pytest.mark.parametrize("seed", SEEDS)
-async def test_a_revived_host_goes_on_as_the_first_would_have(tmp_path: Path, seed: int) -> None:
-    """A restored host that gets the same calls ends every operation at the same time and in the same way."""
-    life = Life(tmp_path / "archive", seed, roomy=True, principals=PRINCIPALS)
-    opened = await keep(life.host, tmp_path / "data", life.clock)
-    await live(life)
-    copy_files(tmp_path / "data", tmp_path / "copy")
-    host, revived, clock = await revive(life, tmp_path / "copy")
-    clock.jump(life.clock.now_ms())
-    twin = life.twin(host, clock)
-    for step in range(STEPS):
-        await life.live(1)
-        await twin.live(1)
-        assert in_order(picture(host)) == in_order(picture(life.host)), f"step {step}"
-    assert await revived.close(PATIENCE_S)
-    assert await opened.close(PATIENCE_S)
-    await life.end()
-
-
-def without_log_starts(result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Remove the log starts of failed items from a result: they are not stored for items that were resolved before
-    their partition was removed.
-    """
-    *said, items, reads, why = result
-    if items:
-        place = ITEM_COLUMNS.index("log_start_offsets")
-        error_codes = items[ITEM_COLUMNS.index("error_codes")]
-        pairs = zip(items[place], error_codes, strict=True)
-        items = [*items[:place], [None if code not in (0, 7) else start for start, code in pairs], *items[place + 1 :]]
-    return (*said, items, reads, why)
-
-
-def in_order(seen: dict[str, Any]) -> dict[str, Any]:
-    """Sort results by operation: the order of operations that end at the same moment is not stored."""
-    sessions = {
-        name: (*said[:3], sorted(map(without_log_starts, said[3])), said[4]) for name, said in seen["sessions"].items()
-    }
-    return {**seen, "sessions": sessions}
+@pytest.mark.sockets
+async def test_deadlines_and_heartbeats_survive_a_crash_and_a_restart(tmp_path: Path, run_daemon: RunDaemon) -> None:
+    """An extended wait has its new deadline, and a wait that requires a heartbeat fails without one."""
+    first = await run_daemon("--data-dir", str(tmp_path / "data"))
+    async with AsyncClient(first.address) as client:
+        batch = batches.signal(["slow", "silent"], timeouts_ms=[LONG_MS], heartbeat_timeouts_ms=[-1, LONG_MS - 1])
+        await client.register("night", 1, batch)
+        assert await client.extend([1, 3], 7_200, session_id="night") == [3]
+        await client.register("night", 3, batches.signal(["soon"], timeouts_ms=[LONG_MS], heartbeat_timeouts_ms=[300]))
+        copy_files(tmp_path / "data", tmp_path / "copy")
+        await first.stop()
+        flags = ("--data-dir", str(tmp_path / "copy"), "--grpc-address", first.address)
+        second = await run_daemon(*flags)
+        await until_pending(client, 2)
+        await second.stop()
+        third = await run_daemon(*flags)
+        await until_pending(client, 2)
+        assert third.log.count("the last daemon shut down cleanly") == 1
+        assert LONG_MS / 1_000 < (await client.operation("night", 1)).remaining <= 7_200
+        assert (await client.operation("night", 2)).remaining <= LONG_MS / 1_000
+        async for collected in client.results("night"):
+            assert (list(collected.operation_ids), list(collected.results.outcomes)) == ([3], [Outcome.FAILED])
+            break

@@ -1,4 +1,6 @@
-"""What the journal stores of a session: its principal, incarnation, refused ids, pending rows and results."""
+"""What the journal stores of a session: incarnation, refused ids, pending rows, and results, also those that a client
+has from a daemon that crashed before it wrote them.
+"""
 
 import random
 import sqlite3
@@ -22,6 +24,8 @@ from purgatory.service.rpc.session_requests import register_or_refuse
 from purgatory.service.translate.result_slices import packed, slices_of
 from purgatory.testing import ManualClock
 from tests.journal.kit import JournaledHost, copy_files, keep, new_host, register
+from tests.kit.messages import mark_batch
+from tests.kit.served_host import apply_events
 from tests.service.test_refused_ids import batch_of
 
 
@@ -61,8 +65,7 @@ async def test_refused_ids_survive_a_crash(tmp_path: Path) -> None:
     await served.stop()
 
 
-async def test_sessions_keep_their_principals(tmp_path: Path) -> None:
-    """Two principals with sessions of the same id each get their own session back."""
+async def test_sessions_of_one_id_are_restored_for_their_principals(tmp_path: Path) -> None:
     clock = ManualClock(1_000)
     host = new_host(clock)
     opened = await keep(host, tmp_path / "data", clock)
@@ -85,7 +88,6 @@ async def test_sessions_keep_their_principals(tmp_path: Path) -> None:
 
 
 async def test_a_session_keeps_its_incarnation(tmp_path: Path) -> None:
-    """A session keeps its incarnation across restarts and crashes; if it is created again, it gets a new one."""
     first, second = tmp_path / "first", tmp_path / "second"
     served = await JournaledHost.start(first)
     register(served.host, served.session, {1: 9})
@@ -124,10 +126,7 @@ def load(rows: Rows) -> SessionRows:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_rows_hold_exactly_what_waits(seed: int) -> None:
-    """After each step of a random history, including restarts, the rows contain every pending operation exactly
-    once.
-    """
+def test_rows_hold_each_pending_operation_exactly_once(seed: int) -> None:
     chance = random.Random(seed)
     rows: Rows = {}
     rows_of_session = SessionRows()
@@ -173,8 +172,7 @@ def test_rosters_and_strikes_leave_nothing_behind() -> None:
 STALE = {0: (5_000, "broker 2 is down"), 2: (7_000, "not authorised"), 3: (1, "broker 2 is down")}
 
 
-def test_stale_marks_are_kept_with_results() -> None:
-    """Results keep their stale marks in a row of the journal, and when they are concatenated with others."""
+def test_stale_marks_are_kept_with_stored_and_joined_results() -> None:
     engine = Engine(EngineLimits(), 0)
     names = [("orders", place) for place in range(4)]
     ids = [1, 2, 3, 4]
@@ -194,3 +192,92 @@ def test_stale_marks_are_kept_with_results() -> None:
     first, rest = whole.split(1)
     assert packed([rest, first]).stale_marks == {1: STALE[2], 2: STALE[3], 3: STALE[0]}
     assert whole.held_bytes() > slices_of(without)[0].held_bytes()
+
+
+WAITS = 4
+
+
+async def end_two(daemon: JournaledHost) -> None:
+    """Satisfy the first two waits durably."""
+    await apply_events(daemon.host, mark_batch(2, "t"))
+    await daemon.host.journal.durable()
+
+
+async def first_life(folder: Path, copy: Path) -> None:
+    """Register waits durably. From the client's point of view, it then receives two results, and the daemon dies before
+    writing them.
+    """
+    daemon = await JournaledHost.start(folder)
+    register(daemon.host, daemon.session, {number: number for number in range(1, WAITS + 1)})
+    await daemon.host.journal.durable()
+    await daemon.die(folder, copy)
+
+
+@pytest.mark.parametrize("in_good_order", [True, False])
+async def test_results_given_before_the_client_is_back_get_numbers_above_those_it_has(
+    tmp_path: Path, in_good_order: bool
+) -> None:
+    await first_life(tmp_path / "1", tmp_path / "2")
+    second = await JournaledHost.start(tmp_path / "2")
+    await end_two(second)
+    if in_good_order:
+        await second.stop()
+        copy_files(tmp_path / "2", tmp_path / "3")
+    else:
+        await second.die(tmp_path / "2", tmp_path / "3")
+    third = await JournaledHost.start(tmp_path / "3")
+    assert third.resume(2) == [3, 4]
+    await third.stop()
+
+
+async def test_a_client_that_was_back_when_the_daemon_died_again_loses_nothing(tmp_path: Path) -> None:
+    """The client resumed after the last group, so the next daemon must not assume that it has the results of that
+    group.
+    """
+    await first_life(tmp_path / "1", tmp_path / "2")
+    second = await JournaledHost.start(tmp_path / "2")
+    await end_two(second)
+    copy_files(tmp_path / "2", tmp_path / "3")
+    assert second.resume(2) == [3, 4]
+    await second.stop()
+    third = await JournaledHost.start(tmp_path / "3")
+    assert third.resume(2) == [3, 4], "they were not yet received"
+    await third.stop()
+
+
+@pytest.mark.parametrize("back_in", [2, 3])
+async def test_results_wait_until_it_is_durable_that_the_client_is_back(tmp_path: Path, back_in: int) -> None:
+    """If they were sent earlier, the next daemon could not distinguish them from those that the crash lost."""
+    await first_life(tmp_path / "1", tmp_path / "2")
+    daemon = await JournaledHost.start(tmp_path / "2")
+    await end_two(daemon)
+    if back_in > 2:
+        await daemon.die(tmp_path / "2", tmp_path / "3")
+        daemon = await JournaledHost.start(tmp_path / "3")
+    session = daemon.session
+    session.resume(0)
+    session.outbox.rewind()
+    daemon.host.journal.changed(session)
+    assert session.outbox.take(WAITS) == (1, [])
+    await daemon.host.journal.durable()
+    first, parts = session.outbox.take(WAITS)
+    assert (first, sum(len(part) for part in parts)) == (1, 2)
+    await daemon.die(tmp_path / str(back_in), tmp_path / "4")
+    after = await JournaledHost.start(tmp_path / "4")
+    assert after.resume(2) == []
+    await after.stop()
+
+
+async def test_once_the_client_was_back_nothing_is_delivered_twice(tmp_path: Path) -> None:
+    await first_life(tmp_path / "1", tmp_path / "2")
+    second = await JournaledHost.start(tmp_path / "2")
+    await end_two(second)
+    assert second.resume(2) == [3, 4]
+    await second.host.journal.durable()
+    await second.die(tmp_path / "2", tmp_path / "3")
+    third = await JournaledHost.start(tmp_path / "3")
+    assert third.resume(4) == []
+    await third.stop()
+    fourth = await JournaledHost.start(tmp_path / "3")
+    assert fourth.resume(3) == []
+    await fourth.stop()

@@ -8,16 +8,12 @@ from pathlib import Path
 import pytest
 
 from purgatory.journal import store as stores
-from purgatory.journal.crash_points import CrashPoints
-from purgatory.journal.directory import Directory
-from purgatory.journal.group import Group, Moment
-from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.store import PAGE_BYTES, Store
 from purgatory.service.host import Host
 from purgatory.service.listeners.durable_journal import DurableJournal
 from purgatory.service.listeners.journal_metrics import JournalStatistics
 from purgatory.service.sessions.session import Session
-from tests.journal.kit import JournaledHost, register
+from tests.journal.kit import JournaledHost, register, statements_of, store_in
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.messages import mark_batch
 from tests.kit.served_host import apply_events
@@ -30,16 +26,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """An empty journal with a small log."""
     monkeypatch.setattr(stores, "WAL_PAGES_MAX", PAGES_MAX)
     monkeypatch.setattr(stores, "WAL_PAGES_KEPT", 2 * PAGES_MAX)
-    directory = Directory(tmp_path)
-    opened = Store(directory, CrashPoints())
-    yield opened
-    opened.close()
-    directory.release()
-
-
-def commit(store: Store, number: int) -> None:
-    """Commit a group without changes."""
-    store.commit(StatementBuilder().statements(Group(number, Moment(number, number, number, "boot"))))
+    with store_in(tmp_path) as opened:
+        yield opened
 
 
 def fill_log(store: Store, wal: Path) -> int:
@@ -47,39 +35,36 @@ def fill_log(store: Store, wal: Path) -> int:
     number = 0
     while not store._is_wal_full():
         number += 1
-        commit(store, number)
+        store.commit(statements_of(number))
     return wal.stat().st_size
 
 
 def test_the_log_is_restarted_in_place(tmp_path: Path, store: Store) -> None:
-    """A full log is checkpointed between groups, and the next groups overwrite it: the file keeps its size."""
     wal = tmp_path / "journal.db-wal"
     store.maintain(idle=True)
     size = fill_log(store, wal)
     assert size == 32 + PAGES_MAX * (24 + PAGE_BYTES)
     store.maintain(idle=False)
-    commit(store, 1_000)
+    store.commit(statements_of(1_000))
     assert not store._is_wal_full()
     store.maintain(idle=False)
     assert fill_log(store, wal) == size, "as many pages again, and none more"
-    commit(store, 1_000)
+    store.commit(statements_of(1_000))
     found = store.moment()
     assert found is not None
     assert found[1] == 1_000
 
 
 def test_a_log_that_has_become_too_long_is_cut(tmp_path: Path, store: Store) -> None:
-    """A log that has grown too long is truncated when it is restarted."""
     wal = tmp_path / "journal.db-wal"
     for number in range(1, 10 * PAGES_MAX):
-        commit(store, number)
+        store.commit(statements_of(number))
     store.maintain(idle=False)
-    commit(store, 1_000)
+    store.commit(statements_of(1_000))
     assert wal.stat().st_size <= 2 * PAGES_MAX * PAGE_BYTES
 
 
 def test_at_rest_the_log_is_emptied(tmp_path: Path, store: Store) -> None:
-    """Without new groups, the log is checkpointed and truncated."""
     wal = tmp_path / "journal.db-wal"
     fill_log(store, wal)
     store.maintain(idle=True)
@@ -88,7 +73,6 @@ def test_at_rest_the_log_is_emptied(tmp_path: Path, store: Store) -> None:
 
 
 def test_a_step_of_vacuum_frees_many_pages(store: Store) -> None:
-    """Each idle step gives up to VACUUM_PAGES free pages back to the disk, in one commit."""
     database = store._database
     database.execute("CREATE TABLE burst (row BLOB)")
     database.execute("INSERT INTO burst VALUES (zeroblob(?))", (2 * stores.VACUUM_PAGES * PAGE_BYTES,))
@@ -112,13 +96,11 @@ async def end_one(host: Host, session: Session) -> JournalStatistics:
 
 
 def statistics(host: Host) -> JournalStatistics:
-    """The journal's statistics."""
     assert isinstance(host.journal, DurableJournal)
     return host.journal.statistics()
 
 
-async def test_sealing_a_group_is_watched(tmp_path: Path) -> None:
-    """The time for which sealing blocks the loop is measured under its own name."""
+async def test_time_of_sealing_a_group_is_measured(tmp_path: Path) -> None:
     daemon = await JournaledHost.start(tmp_path / "data")
     watched = daemon.host.holds.of("journal")
     watched.longest_ns = 0
@@ -129,7 +111,6 @@ async def test_sealing_a_group_is_watched(tmp_path: Path) -> None:
 
 
 async def test_nothing_follows_the_last_group(tmp_path: Path) -> None:
-    """Heartbeats while the journal ends add no group that would not be written."""
     daemon = await JournaledHost.start(tmp_path / "data")
     journal = daemon.host.journal
     assert isinstance(journal, DurableJournal)
@@ -169,20 +150,16 @@ async def test_an_acknowledgement_goes_with_the_next_group(tmp_path: Path, by_ti
     await daemon.stop()
 
 
-def test_files_of_a_journal_are_those_of_its_user_alone(tmp_path: Path) -> None:
-    """Also the log, and the file that replaces the journal when it is rewritten, whatever the process's umask."""
+def test_all_files_of_a_journal_are_those_of_its_user_alone(tmp_path: Path) -> None:
     umask = os.umask(0o022)
     try:
-        directory = Directory(tmp_path / "data")
-        store = Store(directory, CrashPoints())
-        for _ in range(2):
-            commit(store, 1)
-            modes = {path.name: oct(path.stat().st_mode & 0o777) for path in directory.path.iterdir()}
-            assert {"journal.db", "journal.db-wal", "lock"} <= modes.keys()
-            assert set(modes.values()) == {"0o600"}, modes
-            store.rewrite()
-        assert directory.path.stat().st_mode & 0o777 == 0o700
-        store.close()
-        directory.release()
+        with store_in(tmp_path / "data") as store:
+            for _ in range(2):
+                store.commit(statements_of(1))
+                modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "data").iterdir()}
+                assert {"journal.db", "journal.db-wal", "lock"} <= modes.keys()
+                assert set(modes.values()) == {"0o600"}, modes
+                store.rewrite()
+        assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
     finally:
         os.umask(umask)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self, TypeAlias, TypeVar
 import pytest
 
 import purgatory
+from purgatory.service.access.tokens import HEAD
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.forked_daemon import ForkedDaemon
 from tests.kit.loop_thread import LoopThread
@@ -113,6 +114,14 @@ def start_process(
             stdout=log,
             stderr=subprocess.STDOUT,
         )
+
+
+def access_flags(folder: Path, policy: str) -> list[str]:
+    """Flags for a policy, and for a file of tokens in the same folder, which may have some (`add_token`)."""
+    (folder / "policy.toml").write_text(policy, "utf-8")
+    with (folder / "tokens").open("a", encoding="utf-8") as tokens:
+        tokens.write(HEAD)
+    return ["--access-policy-file", str(folder / "policy.toml"), "--access-tokens-file", str(folder / "tokens")]
 
 
 @contextlib.contextmanager

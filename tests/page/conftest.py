@@ -7,7 +7,7 @@ from playwright.sync_api import Browser
 from purgatory_client.blocking import Client
 
 from tests.kit.daemon import DaemonProcess
-from tests.page.many_waits import register_crowd, register_waits, tell_marks
+from tests.page.page_kit import register_crowd, register_waits, tell_marks
 from tests.page.steady_load import steady_load
 from tests.pipeline.page.browser import chromium_path, running_browser
 
@@ -44,7 +44,7 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
         yield daemon
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def churning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """A daemon with hundreds of operations that begin and end each second."""
     with DaemonProcess(tmp_path_factory.mktemp("churning")) as daemon, steady_load(daemon.address):

@@ -12,9 +12,8 @@ from typing import Literal
 from purgatory_client.blocking import Client
 
 from tests.kit.daemon import DaemonProcess
-from tests.page.many_waits import register_waits, tell_marks
+from tests.page.page_kit import register_waits, tell_marks, watched_page
 from tests.page.steady_load import steady_load
-from tests.page.watched_page import watched_page
 from tests.pipeline.page.browser import chromium_path, running_browser
 
 BYTES_MAX = 200_000

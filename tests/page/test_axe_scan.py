@@ -14,9 +14,7 @@ from playwright.sync_api import Browser, Page
 
 from tests.kit.daemon import DaemonProcess
 from tests.kit.required import skip_unless_required
-from tests.page.many_waits import SESSION
-from tests.page.page_calls import register_one
-from tests.page.watched_page import watched_page
+from tests.page.page_kit import SESSION, register_one, watched_page
 from tests.pipeline.page.browser import FLAGS, chromium_path
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
@@ -40,7 +38,6 @@ _VIOLATIONS = """async () => {
 
 
 def axe_source() -> str:
-    """The source of axe-core."""
     npm = shutil.which("npm")
     if npm is None:
         missing = "this scan needs npm: the page is not searched for what shuts people out"
@@ -127,7 +124,6 @@ def test_every_view_fits_and_axe_finds_nothing(
 
 
 def test_axe_finds_nothing_in_dialogs(browser: Browser, daemon: DaemonProcess, source: str) -> None:
-    """Neither the dialogs, nor the banner, nor the results of a search break a rule of axe."""
     with watched_page(browser, daemon.http_address, address=f"#/operation?session={SESSION}&id=2") as seen:
         seen.page.get_by_role("button", name="Cancel this operation …").click()
         assert violations(seen.page, source) == []
@@ -147,7 +143,6 @@ def test_axe_finds_nothing_in_dialogs(browser: Browser, daemon: DaemonProcess, s
 
 
 def test_a_planted_fault_is_found(browser: Browser, idle: DaemonProcess, source: str) -> None:
-    """The scan finds a picture without alternative text, and text with too little contrast."""
     with watched_page(browser, idle.http_address) as seen:
         seen.page.evaluate("""() => {
           const pale = Object.assign(document.createElement("p"), {textContent: "hardly to be read"});
@@ -159,7 +154,6 @@ def test_a_planted_fault_is_found(browser: Browser, idle: DaemonProcess, source:
 
 
 def test_the_header_ends_at_the_scrollbar(browser: Browser, daemon: DaemonProcess) -> None:
-    """With classic scrollbars, the header is as wide as the window without its scrollbar, in short and long views."""
     flags = [flag for flag in FLAGS if flag != "--hide-scrollbars"]
     with browser.browser_type.launch(
         executable_path=chromium_path(), args=flags, ignore_default_args=["--hide-scrollbars"]

@@ -1,17 +1,30 @@
-"""Views for operators in a real browser: the last hour, one session, webhooks, and the wheel with many operations."""
+"""Views for operators in a real browser: the last hour, sessions, webhooks, the wheel, errors, and verdicts in time."""
 
 import re
 from collections.abc import Iterator
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
+from purgatory_client import events
+from purgatory_client.blocking import Client
 
+from purgatory.extensions.page.daemon_views import documentation_url
 from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.kit.eventually import wait_until
-from tests.page.many_waits import CROWD, SESSION, URGENT
-from tests.page.page_calls import call, register_one
-from tests.page.watched_page import WatchedPage, watched_page
+from tests.page.page_kit import (
+    CROWD,
+    SESSION,
+    TOPIC_OF_ITS_OWN,
+    URGENT,
+    WatchedPage,
+    call,
+    register,
+    register_one,
+    signal_key,
+    watched_page,
+)
 from tests.webhooks.callbacks import CallbackCaller, webhook_flags
 from tests.webhooks.receiver import WebhookReceiver
 
@@ -49,7 +62,6 @@ def test_the_last_hour_has_time_axes(browser: Browser, daemon: DaemonProcess) ->
 
 
 def test_charts_are_loaded_again_if_that_failed(browser: Browser, daemon: DaemonProcess) -> None:
-    """If the library cannot be loaded, the next time that charts are shown has them. Without data, nothing is shown."""
     with watched_page(browser, daemon.http_address, address=f"#/operation?session={SESSION}&id=999999") as seen:
         seen.wait_for_text(".lead", "It is not pending")
         assert seen.page.locator(".figures").is_hidden()
@@ -64,7 +76,6 @@ def test_charts_are_loaded_again_if_that_failed(browser: Browser, daemon: Daemon
 
 
 def test_ended_rows_are_not_drawn_again(browser: Browser, daemon: DaemonProcess) -> None:
-    """An ended operation has the time of its end, and its row is not touched when others end later."""
     with watched_page(browser, daemon.http_address, address="#/ends") as seen:
         register_one(daemon, "ended-first", 1_000_000, timeout_ms=5)
         seen.wait_for_text("tbody th", "ended-first / 1")
@@ -83,17 +94,10 @@ def test_ended_rows_are_not_drawn_again(browser: Browser, daemon: DaemonProcess)
         seen.check()
 
 
-def test_a_session_is_found_shown_and_closed(browser: Browser, daemon: DaemonProcess) -> None:
-    """A session links to its operations, shows unacknowledged results, and is closed after a confirmation only."""
+def test_session_is_found_shown_and_closed_after_a_confirmation(browser: Browser, daemon: DaemonProcess) -> None:
     register_one(daemon, LONG_ID, 50, topic="closing")
-    columns = {
-        "kind": "OPERATION_KIND_SIGNAL",
-        "keys": ["closing/done"],
-        "operationId": [2],
-        "timeoutMs": [600_000],
-    }
-    call(daemon, "Register", {"sessionId": LONG_ID, "batch": {"columns": columns}})
-    call(daemon, "Advance", {"rows": {"events": [{"keySignalled": {"key": "closing/done"}}]}})
+    register(daemon, LONG_ID, "SIGNAL", (2,), keys=["closing/done"])
+    signal_key(daemon, "closing/done")
     with watched_page(browser, daemon.http_address, address="#/sessions") as seen:
         seen.page.fill("#search", LONG_ID[5:20].upper())
         seen.wait_for_text(".lead", "1 shown of")
@@ -133,8 +137,7 @@ def undelivered(start_daemon: StartDaemon, tmp_path: Path) -> Iterator[DaemonPro
             yield daemon
 
 
-def test_dead_letters_are_resent_and_deleted(browser: Browser, undelivered: DaemonProcess) -> None:
-    """Deliveries are counted; a letter is resent and delivered, and another is deleted after a confirmation only."""
+def test_dead_letters_are_resent_and_deleted_after_a_confirmation(browser: Browser, undelivered: DaemonProcess) -> None:
     with watched_page(browser, undelivered.http_address, address="#/webhooks") as seen:
         seen.wait_for_text("#letters tbody", "HTTP 410")
         figure(seen, "dead letters", "2")
@@ -159,8 +162,7 @@ def test_dead_letters_are_resent_and_deleted(browser: Browser, undelivered: Daem
         seen.check()
 
 
-def test_webhooks_that_are_not_loaded(browser: Browser, start_daemon: StartDaemon) -> None:
-    """Without the extension the view says so."""
+def test_view_says_that_webhooks_are_not_loaded(browser: Browser, start_daemon: StartDaemon) -> None:
     daemon = start_daemon("--extensions", "page")
     with watched_page(browser, daemon.http_address, address="#/webhooks") as seen:
         seen.wait_for_text("#webhooks-lead", "not loaded")
@@ -168,7 +170,6 @@ def test_webhooks_that_are_not_loaded(browser: Browser, start_daemon: StartDaemo
 
 
 def test_the_wheel_stays_readable_with_many_operations(browser: Browser, crowded: DaemonProcess) -> None:
-    """With 200,000 pending, all buckets are counted in full and have different colours; hands are labelled."""
     with watched_page(browser, crowded.http_address, address="#/wheel") as seen:
         seen.page.wait_for_function(
             """(many) => {
@@ -179,10 +180,73 @@ def test_the_wheel_stays_readable_with_many_operations(browser: Browser, crowded
             }""",
             arg=CROWD + URGENT,
         )
+        rings = seen.page.locator("tbody tr:visible").count()
+        assert (rings >= 5, seen.page.locator("path.sector").count()) == (True, 20 * rings)
         colours = seen.page.evaluate(
             "() => [...new Set([...document.querySelectorAll('path.sector')].map((one) => one.style.fill))]"
         )
         assert len(colours) >= 8, colours
         assert seen.page.locator("#scale > span").all_text_contents()[-1] in {"10,000", "100,000"}
         assert "17 h a turn" in seen.page.locator(".ring-name").all_text_contents()
+        seen.check()
+
+
+NAME = (TOPIC_OF_ITS_OWN, 0)
+
+
+def test_ended_operations_have_the_error_that_the_command_line_prints(
+    browser: Browser, start_daemon: StartDaemon
+) -> None:
+    daemon = start_daemon()
+    with watched_page(browser, daemon.http_address, address="#/ends") as seen, Client(daemon.address) as client:
+        client.advance_many([events.high_watermark(NAME, 1)]).raise_for_refusals()
+        register_one(daemon, "late", 900, timeout_ms=5)
+        seen.wait_for_text("tbody tr", "error 7 REQUEST_TIMED_OUT")
+        register_one(daemon, "removed", 900)
+        client.advance_many([events.removed(NAME)]).raise_for_refusals()
+        seen.wait_for_text("tbody tr", "error 3 UNKNOWN_TOPIC_OR_PARTITION")
+        assert re.fullmatch(
+            r"(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d", seen.page.locator("tbody tr td:last-child").last.inner_text()
+        )
+        seen.page.get_by_role("link", name="removed / 1").click()
+        seen.wait_for_text("#outcome", f"failed: {TOPIC_OF_ITS_OWN}-0: error 3 UNKNOWN_TOPIC_OR_PARTITION.")
+        seen.view("#/now")
+        seen.wait_for_text(".figure", "failed / s")
+        seen.wait_for_text(".figure", "1 in all")
+        seen.check()
+
+
+def test_estimate_says_whether_a_wait_ends_in_time(browser: Browser, start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    register_one(daemon, "soon", 10_000)
+    register_one(daemon, "never", 1 << 40)
+    with (
+        watched_page(browser, daemon.http_address, address="#/waits") as waits,
+        watched_page(browser, daemon.http_address, address="#/operation?session=never&id=1") as never,
+        Client(daemon.address) as client,
+    ):
+        has_both = """() => {
+          const rows = [...document.querySelectorAll("#operations tbody tr")].map((row) => row.textContent);
+          return rows.some((row) => /soon.*in time/.test(row)) && rows.some((row) => /never.*too late/.test(row));
+        }"""
+        for mark in range(100, 9_000, 100):
+            client.advance_many([events.high_watermark(NAME, mark)]).raise_for_refusals()
+            waits.page.wait_for_timeout(100)  # the marks of the page's next pictures
+            if waits.page.evaluate(has_both) and "too late" in str(never.page.text_content("main")):
+                break
+        assert waits.page.evaluate(has_both)
+        never.wait_for_text("main td", "too late")
+        title = str(waits.page.locator("#operations td span[title]").first.get_attribute("title"))
+        assert re.fullmatch(r"expires .*\d\d:\d\d:\d\d", title)
+        for seen in (waits, never):
+            seen.check()
+
+
+def test_footer_links_to_the_documentation_of_the_package(browser: Browser, daemon: DaemonProcess) -> None:
+    named = [url for url in metadata("purgatory-waits").get_all("Project-URL", []) if url.startswith("Documentation")]
+    with watched_page(browser, daemon.http_address) as seen:
+        seen.wait_for_text("#about", "Purgatory")
+        link = seen.page.locator("#docs")
+        assert (link.get_attribute("href") or "") == documentation_url()
+        assert link.is_visible() == bool(named)
         seen.check()

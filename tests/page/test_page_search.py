@@ -1,18 +1,12 @@
-"""The search and the tables of pending operations, which the daemon answers over everything that is pending."""
-
-import json
+"""The search and the tables of pending operations, which the daemon answers over all of them; use by keyboard alone."""
 
 import pytest
 from playwright.sync_api import Browser
 from purgatory_client import events
 from purgatory_client.blocking import Client
 
-from tests.client.cli.test_commands import program
-from tests.client.cli.test_top import PseudoTerminal
 from tests.kit.daemon import DaemonProcess
-from tests.page.many_waits import CROWD, HOUR_MS, URGENT, URGENT_SESSION
-from tests.page.page_calls import call, register_one
-from tests.page.watched_page import WatchedPage, watched_page
+from tests.page.page_kit import CROWD, HOUR_MS, URGENT, URGENT_SESSION, WatchedPage, call, register_one, watched_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
@@ -47,31 +41,7 @@ def test_the_first_to_expire_are_found_among_all(browser: Browser, crowded: Daem
         seen.check()
 
 
-def test_the_terminal_finds_the_same_five(crowded: DaemonProcess) -> None:
-    """`ls --sort` and `top` rank all 200,005 operations: the five that expire first lead; a search finds no others."""
-    for search in ([], ["--search", "URGENT"]):
-        listed = program("ls", "--sort", "remaining", *search, "--limit", "5", "--json", "--address", crowded.address)
-        rows = [json.loads(line) for line in listed.stdout.splitlines()]
-        assert {f"{row['session_id']} / {row['operation_id']}" for row in rows} == URGENT_ONES, listed
-    snapshot = program("top", "--address", crowded.address).stdout.splitlines()
-    first = next(place for place, line in enumerate(snapshot) if "Urgent-Refunds-0" in line)
-    assert all("Urgent-Refunds-0" in line for line in snapshot[first : first + URGENT]), snapshot
-    assert not any("orders-" in line for line in snapshot[:first])
-    terminal = PseudoTerminal("top", "--address", crowded.address, columns=160)
-    try:
-        terminal.until(f"of {CROWD + URGENT:,}")
-        terminal.until("Urgent-Refunds-0")
-        place = len(terminal.written)
-        terminal.press("/")
-        terminal.until("only rows", place)
-        terminal.press("urgent\r")
-        terminal.until(f"waits: {URGENT} of {CROWD + URGENT:,}", place)
-    finally:
-        terminal.kill()
-
-
 def test_columns_sort_and_the_kind_filters(browser: Browser, crowded: DaemonProcess) -> None:
-    """A click on a heading lets the daemon rank by it, another one turns the order; the address keeps both."""
     register_one(crowded, "sorted-last", 7, timeout_ms=100 * HOUR_MS)
     with watched_page(browser, crowded.http_address, address="#/waits") as seen:
         left = seen.page.get_by_role("button", name="Left")
@@ -100,7 +70,6 @@ def test_columns_sort_and_the_kind_filters(browser: Browser, crowded: DaemonProc
 
 
 def test_the_dialog_says_how_many_would_be_cancelled(browser: Browser, crowded: DaemonProcess) -> None:
-    """A partition's view shows its waits among all others; the button and the dialog say how many there are."""
     with watched_page(browser, crowded.http_address, address="#/partition?topic=orders&partition=7") as seen:
         seen.wait_for_text("#held", "Nothing has been reported for orders-7 yet.")
         seen.wait_for_text(ROWS, "nothing has been reported for orders-7 yet")
@@ -110,8 +79,7 @@ def test_the_dialog_says_how_many_would_be_cancelled(browser: Browser, crowded: 
         seen.check()
 
 
-def test_nothing_matches_and_no_such_view(browser: Browser, daemon: DaemonProcess) -> None:
-    """A search without results, and an unknown address, say so and lead on. A partition without waits is found."""
+def test_search_without_results_and_unknown_views_lead_on(browser: Browser, daemon: DaemonProcess) -> None:
     with Client(daemon.address) as client:
         client.advance_many([events.high_watermark(("idle", 4), 9)]).raise_for_refusals()
     with watched_page(browser, daemon.http_address) as seen:
@@ -127,4 +95,65 @@ def test_nothing_matches_and_no_such_view(browser: Browser, daemon: DaemonProces
         assert seen.page.locator("nav a[aria-current]").count() == 0
         seen.page.get_by_role("link", name="Go to Now").click()
         seen.wait_for_text("h1", "Now")
+        seen.check()
+
+
+FOCUS = "() => document.activeElement.id || document.activeElement.textContent"
+
+
+def test_keyboard_reaches_every_view(browser: Browser, daemon: DaemonProcess) -> None:
+    with watched_page(browser, daemon.http_address) as seen:
+        reached = []
+        names = ["Now", "Last hour", "Wheel", "Waits", "Partitions", "Sessions", "Webhooks", "Ended"]
+        for _ in range(2 + len(names)):
+            seen.page.keyboard.press("Tab")
+            reached.append(seen.page.evaluate("() => document.activeElement.textContent"))
+        assert reached == ["Skip to content", "Purgatory", *names]
+        seen.page.keyboard.press("Enter")
+        seen.wait_for_text("h1", "Recently ended")
+        assert seen.page.evaluate("() => document.activeElement.id") == "view"
+        assert seen.page.get_attribute("nav a[aria-current]", "href") == "#/ends"
+        seen.check()
+
+
+def test_an_operation_is_found_and_cancelled_by_keyboard(browser: Browser, daemon: DaemonProcess) -> None:
+    """Tab leads from the search to a name, its view and its button. Escape closes the dialog and restores the focus."""
+    register_one(daemon, "by keyboard", 4_000, topic="typed")
+    with watched_page(browser, daemon.http_address, address="#/waits") as seen:
+        press = seen.page.keyboard.press
+
+        def tab_to(name: str) -> None:
+            for _ in range(40):
+                if seen.page.evaluate(FOCUS) == name:
+                    return
+                press("Tab")
+            raise AssertionError(f"Tab does not reach {name!r}, but {seen.page.evaluate(FOCUS)!r}")
+
+        press("/")
+        assert seen.page.evaluate(FOCUS) == "find"
+        seen.page.keyboard.type("Typed-0")
+        seen.wait_for_text("#found", " 1 name and")
+        tab_to("hot")  # a scrollable table can be scrolled by keyboard
+        tab_to("typed-0")
+        press("Enter")
+        seen.wait_for_text("h1", "typed-0")
+        seen.wait_for_text("tbody", "by keyboard / 1")
+        tab_to("Cancel 1 operation …")
+        press("Enter")
+        seen.page.wait_for_selector("#confirm[open]")
+        assert seen.page.evaluate(FOCUS) == "Keep waiting"
+        press("Escape")
+        seen.page.wait_for_selector("#confirm", state="hidden")
+        assert seen.page.evaluate(FOCUS) == "Cancel 1 operation …"
+        assert call(daemon, "GetOperation", {"sessionId": "by keyboard", "operationId": 1})
+        press("Enter")
+        seen.page.wait_for_selector("#confirm[open]")
+        tab_to("confirm-yes")
+        assert seen.page.inner_text("#confirm-yes") == "Cancel 1 operation"
+        with seen.page.expect_request("**/Cancel"):
+            press("Enter")
+        seen.wait_for_text("tbody", "Nothing is pending here that you may see.")
+        assert len([address for address in seen.requests if address.endswith("/Cancel")]) == 1, (
+            "only what was confirmed"
+        )
         seen.check()

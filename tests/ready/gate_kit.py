@@ -47,7 +47,6 @@ class LogSource:
         await self._client.advance_many([truncation((TOPIC, 0), offset, leader_epoch=self.epoch)])
 
     async def report(self) -> None:
-        """Report the health now."""
         await self._link.report(SourceState.STALE if self.stale else SourceState.LIVE, "", self.stale)
 
     async def run(self) -> None:

@@ -99,7 +99,6 @@ async def test_a_crash_loop_of_the_daemon(tmp_path: Path) -> None:
 
 
 async def test_a_restart_without_a_journal_forgets(run_daemon: RunDaemon) -> None:
-    """Without a journal, a gate gets a new target after a restart of the daemon, like every other wait."""
     for end in (10, 20):
         daemon = await run_daemon()
         async with log_source(daemon.address, end):

@@ -9,34 +9,19 @@ from pathlib import Path
 import aiohttp
 import pytest
 from purgatory_client.aio import AsyncClient
-from purgatory_client.session.shards import shard_of
 from purgatory_client.views import OperationOrder
 
-from examples.free_ports import free_ports
 from purgatory.cli.all_shards import over_shards
-from purgatory.service.access.tokens import HEAD, add_token
-from tests.kit.daemon import InProcessDaemon, RunDaemon
+from purgatory.service.access.tokens import add_token
+from tests.fleet.shard_daemons import session_of, start_shards
+from tests.kit.daemon import RunDaemon, access_flags
 from tests.ready.gate_kit import ask, log_source
 
 READY, WAITING = HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE
 
 
 def gate_of(shard: int) -> str:
-    return next(name for name in (f"web-{number}" for number in range(100)) if shard_of(f"ready/{name}", 2) == shard)
-
-
-async def start_shards(run_daemon: RunDaemon, *flags: str, count: int = 2, urls: bool = True) -> list[InProcessDaemon]:
-    """Both of two shards, or only the first one."""
-    ports = free_ports(4)
-    targets, http = [f"127.0.0.1:{port}" for port in ports[:2]], [f"127.0.0.1:{port}" for port in ports[2:]]
-    common = ["--fleet-targets", " ".join(targets), *flags]
-    common += ["--fleet-urls", " ".join(f"http://{one}" for one in http)] if urls else []
-    return [
-        await run_daemon(
-            "--grpc-address", targets[shard], "--http-address", http[shard], "--fleet-shard", str(shard), *common
-        )
-        for shard in range(count)
-    ]  # fmt: skip
+    return session_of(shard, name="ready/web").removeprefix("ready/")
 
 
 async def test_gate_asked_at_both_shards(run_daemon: RunDaemon) -> None:
@@ -73,8 +58,7 @@ async def test_gate_asked_at_both_shards(run_daemon: RunDaemon) -> None:
         assert [(await ask(address, name=names[0]))[1]["lag"] for address in addresses] == [90, 90]
 
 
-async def test_gate_listed_from_both_shards(run_daemon: RunDaemon) -> None:
-    """A listing of one session asks its shard, and shows the wait of a gate whichever shard the client knows."""
+async def test_listing_of_a_gate_asks_its_shard_from_both(run_daemon: RunDaemon) -> None:
     daemons = await start_shards(run_daemon)
     session_id = f"ready/{gate_of(1)}"
     async with log_source(daemons[1].address, 10):
@@ -87,8 +71,7 @@ async def test_gate_listed_from_both_shards(run_daemon: RunDaemon) -> None:
                 assert ranked.matching == 1
 
 
-async def test_gate_whose_shard_is_down(run_daemon: RunDaemon) -> None:
-    """Such a gate is not ready, and the answer says why; gates of the shard that is asked are not affected."""
+async def test_gate_whose_shard_is_down_is_not_ready_and_says_why(run_daemon: RunDaemon) -> None:
     [daemon] = await start_shards(run_daemon, count=1)
     async with log_source(daemon.address, 0):
         status, gate = await ask(daemon.http_address, name=gate_of(1))
@@ -103,7 +86,7 @@ async def test_gate_that_is_not_passed_on(run_daemon: RunDaemon, urls: bool) -> 
     """Where the addresses of other shards are not known, and in a request that was passed on already, a gate of another
     shard is refused with its shard, and does not come to exist.
     """
-    [daemon] = await start_shards(run_daemon, count=1, urls=urls)
+    [daemon] = await start_shards(run_daemon, count=1, has_urls=urls)
     headers = {"purgatory-passed-on": "1"} if urls else {}
     async with (
         aiohttp.ClientSession(f"http://{daemon.http_address}", headers=headers) as http,
@@ -115,17 +98,14 @@ async def test_gate_that_is_not_passed_on(run_daemon: RunDaemon, urls: bool) -> 
         assert (await client.status()).sessions == 0
 
 
-async def test_caller_of_a_gate_at_another_shard(run_daemon: RunDaemon, tmp_path: Path) -> None:
-    """The shard of a gate identifies the caller by its token, and its refusals reach the caller."""
-    (tmp_path / "policy.toml").write_text(
+async def test_shard_of_a_gate_identifies_the_caller_by_its_token(run_daemon: RunDaemon, tmp_path: Path) -> None:
+    flags = access_flags(
+        tmp_path,
         'loopback_principal = "root"\n'
         '[[grant]]\nto = ["root", "billing"]\nroles = ["wait", "advance", "observe"]\ntopics = ["*"]\n',
-        "utf-8",
     )
-    (tmp_path / "tokens").write_text(HEAD, "utf-8")
     token = add_token(tmp_path / "tokens", "billing")
-    files = ("--access-policy-file", str(tmp_path / "policy.toml"), "--access-tokens-file", str(tmp_path / "tokens"))
-    daemons = await start_shards(run_daemon, *files)
+    daemons = await start_shards(run_daemon, *flags)
     name = gate_of(1)
     async with (
         log_source(daemons[1].address, 10) as source,

@@ -12,8 +12,8 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.sources.source_link import StaleMarks
 
 from purgatory.extensions.ready import ready_gates
-from purgatory.service.access.tokens import HEAD, add_token
-from tests.kit.daemon import RunDaemon
+from purgatory.service.access.tokens import add_token
+from tests.kit.daemon import RunDaemon, access_flags
 from tests.kit.eventually import eventually
 from tests.ready.gate_kit import TOPIC, ask, log_source, until
 
@@ -69,8 +69,9 @@ async def test_concurrent_first_requests_agree_on_a_target(run_daemon: RunDaemon
         assert await is_registered()
 
 
-async def test_a_source_that_does_not_answer(run_daemon: RunDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request stops waiting for a source that hangs, and gives that as the reason."""
+async def test_request_stops_waiting_for_a_silent_source(
+    run_daemon: RunDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ready_gates, "LOOKUP_S", 0.05)
     daemon = await run_daemon()
     async with log_source(daemon.address, 10) as source:
@@ -80,7 +81,6 @@ async def test_a_source_that_does_not_answer(run_daemon: RunDaemon, monkeypatch:
 
 
 async def test_an_empty_log_is_ready_for_good(run_daemon: RunDaemon) -> None:
-    """Where nothing was written before the first request, the gate is ready at once, and stays so when something is."""
     daemon = await run_daemon()
     async with log_source(daemon.address, 0) as source:
         assert (await ask(daemon.http_address))[0] == READY
@@ -90,7 +90,6 @@ async def test_an_empty_log_is_ready_for_good(run_daemon: RunDaemon) -> None:
 
 
 async def test_a_broken_history_needs_a_new_target(run_daemon: RunDaemon) -> None:
-    """When a group is reset before the gate is ready, the gate gets a new target; afterwards it stays ready."""
     daemon = await run_daemon()
     async with log_source(daemon.address, 10, epoch=1) as source:
         await source.processed(4)
@@ -119,7 +118,6 @@ async def test_a_target_of_an_older_history_is_not_kept(run_daemon: RunDaemon) -
 
 
 async def test_lags_are_counted_beyond_64_bits(run_daemon: RunDaemon) -> None:
-    """Positions may be large, such as times in nanoseconds, and the lag is their sum."""
     daemon = await run_daemon()
     end = 2**60
     async with log_source(daemon.address, *[end] * 12) as source:
@@ -131,8 +129,7 @@ async def test_lags_are_counted_beyond_64_bits(run_daemon: RunDaemon) -> None:
         assert gate["estimatedRemainingMs"] == pytest.approx(gate["lag"] / gate["pacePerSecond"] * 1_000, rel=0.01)
 
 
-async def test_a_stale_mark_is_the_reason(run_daemon: RunDaemon) -> None:
-    """While the source cannot see the mark of a gate that waits, the answer says since when, and why."""
+async def test_waiting_gate_gives_the_stale_mark_as_its_reason(run_daemon: RunDaemon) -> None:
     daemon = await run_daemon()
     async with log_source(daemon.address, 10) as source:
         await source.processed(4)
@@ -145,7 +142,6 @@ async def test_a_stale_mark_is_the_reason(run_daemon: RunDaemon) -> None:
 
 
 async def test_without_a_source_it_says_so_and_asks_again(run_daemon: RunDaemon) -> None:
-    """Without a source, a gate answers 503 with the reason; it gets its target once a source attaches."""
     daemon = await run_daemon()
     status, gate = await ask(daemon.http_address)
     assert (status, gate["ready"]) == (WAITING, False)
@@ -154,8 +150,7 @@ async def test_without_a_source_it_says_so_and_asks_again(run_daemon: RunDaemon)
         await until(daemon.http_address, lambda _, gate: gate.get("lag") == 10)
 
 
-async def test_several_gates_at_once(run_daemon: RunDaemon) -> None:
-    """`names` asks for gates on the same marks: each has its own target, and the answer is 200 once all are ready."""
+async def test_several_gates_have_targets_of_their_own(run_daemon: RunDaemon) -> None:
     daemon = await run_daemon()
     async with log_source(daemon.address, 10) as source:
         await ask(daemon.http_address, name="pod-1")
@@ -171,8 +166,7 @@ async def test_several_gates_at_once(run_daemon: RunDaemon) -> None:
         assert (await ask(daemon.http_address, names=names))[0] == READY
 
 
-async def test_a_gate_is_listed_and_closed(run_daemon: RunDaemon) -> None:
-    """A gate is a session: its wait is listed, and after closing it the name is new."""
+async def test_gate_is_a_session_that_is_listed_and_closed(run_daemon: RunDaemon) -> None:
     daemon = await run_daemon()
     async with log_source(daemon.address, 10) as source, AsyncClient(daemon.address) as client:
         await source.processed(4)
@@ -184,8 +178,7 @@ async def test_a_gate_is_listed_and_closed(run_daemon: RunDaemon) -> None:
         assert (await ask(daemon.http_address))[1]["lag"] == 16
 
 
-async def test_a_gate_is_forgotten(run_daemon: RunDaemon) -> None:
-    """After the time to live of sessions without a request, a name is new again, and what waited for it is gone."""
+async def test_gate_is_forgotten_after_its_time_to_live(run_daemon: RunDaemon) -> None:
     daemon = await run_daemon("--session-ttl-ms", "100")
     async with log_source(daemon.address, 10) as source, AsyncClient(daemon.address) as client:
         await ask(daemon.http_address)
@@ -216,8 +209,7 @@ async def test_a_gate_is_forgotten(run_daemon: RunDaemon) -> None:
         (f"name=a&marks={','.join(f'm{number}' for number in range(1_001))}", "topics"),
     ],
 )
-async def test_a_request_that_makes_no_sense(run_daemon: RunDaemon, query: str, field: str) -> None:
-    """It is refused with 400 and the parameter, and no gate comes to exist."""
+async def test_request_that_makes_no_sense_creates_no_gate(run_daemon: RunDaemon, query: str, field: str) -> None:
     daemon = await run_daemon()
     async with aiohttp.ClientSession(f"http://{daemon.http_address}") as http, http.get(f"/v1/ready?{query}") as answer:
         assert answer.status == HTTPStatus.BAD_REQUEST
@@ -252,17 +244,14 @@ async def test_a_name_is_bound_to_its_marks_and_their_number_is_limited(run_daem
 
 async def test_a_policy_decides_who_may_ask_and_keeps_names_apart(run_daemon: RunDaemon, tmp_path: Path) -> None:
     """A caller needs the role wait on the marks, and its names are not those of other principals."""
-    (tmp_path / "policy.toml").write_text(
+    flags = access_flags(
+        tmp_path,
         'loopback_principal = "root"\n'
         '[[grant]]\nto = ["root"]\nroles = ["wait", "advance", "observe", "admin"]\ntopics = ["*"]\nkeys = ["*"]\n'
         '[[grant]]\nto = ["billing"]\nroles = ["wait"]\ntopics = ["kafka/billing/*"]\n',
-        "utf-8",
     )
-    (tmp_path / "tokens").write_text(HEAD, "utf-8")
     token = add_token(tmp_path / "tokens", "billing")
-    daemon = await run_daemon(
-        "--access-policy-file", str(tmp_path / "policy.toml"), "--access-tokens-file", str(tmp_path / "tokens")
-    )  # fmt: skip
+    daemon = await run_daemon(*flags)
     headers = {"Authorization": f"Bearer {token}"}
     async with (
         log_source(daemon.address, 10) as source,

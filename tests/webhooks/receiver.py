@@ -3,14 +3,13 @@
 import json
 import ssl
 import threading
-import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, NamedTuple, Self
 
 from standardwebhooks import Webhook
 
-from tests.kit.eventually import PATIENCE_S
+from tests.kit.eventually import PATIENCE_S, wait_until
 
 SECRET: Final = "whsec_" + "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 HANG, DROP = 0, -1
@@ -53,7 +52,6 @@ class WebhookReceiver:
         self.received: Final[list[Received]] = []
         self.unsigned: Final[list[str]] = []
         """The errors of requests without a valid signature."""
-        self._changed: Final = threading.Condition()
         self._ending: Final = threading.Event()
         receiver = self
 
@@ -107,17 +105,12 @@ class WebhookReceiver:
             self.unsigned.append(repr(error))
             return 500
         received = Received(handler.path, handler.headers["webhook-id"], json.loads(body))
-        with self._changed:
-            self.received.append(received)
-            self._changed.notify_all()
+        self.received.append(received)
         return self.answer(received)
 
     def wait_for(self, condition: Callable[[list[Received]], bool]) -> list[Received]:
         """Wait until the received requests satisfy the condition, and return them."""
-        deadline_s = time.monotonic() + PATIENCE_S
-        with self._changed:
-            while not condition(self.received):
-                left_s = deadline_s - time.monotonic()
-                assert left_s > 0, f"received only {self.received}, and unsigned {self.unsigned}"
-                self._changed.wait(left_s)
-            return list(self.received)
+        wait_until(
+            lambda: condition(self.received), lambda: f"received only {self.received}, and unsigned {self.unsigned}"
+        )
+        return list(self.received)

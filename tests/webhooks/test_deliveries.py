@@ -1,4 +1,4 @@
-"""Order and timing of deliveries. The test controls when attempts end, and pauses pass on a manual clock."""
+"""Order and timing of deliveries, and the list of dead letters. Tests control when attempts end, on a manual clock."""
 
 import asyncio
 from collections import Counter
@@ -6,11 +6,14 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from purgatory.extensions.webhooks import deliveries
-from purgatory.extensions.webhooks.deliveries import Deliveries, RetrySchedule
+from purgatory.extensions.webhooks.deliveries import DeadLetters, Deliveries, RetrySchedule
 from purgatory.extensions.webhooks.webhook_poster import DELIVERED, REFUSED, UNREACHABLE, Attempt
 from purgatory.service.fair_queue import next_loop_turn
+from purgatory.v1 import webhook_pb2
 from tests.kit.eventually import eventually
 
 SCHEDULE = RetrySchedule(first_ms=1_000, longest_ms=8_000, give_up_ms=20_000)
@@ -61,8 +64,6 @@ class TriedPosts:
 
 
 class Sent:
-    """One delivery."""
-
     def __init__(self, world: TriedPosts, host: str, sender: str, name: str) -> None:
         self.world, self.host, self.sender, self.name = world, host, sender, name
         self.is_wanted = True
@@ -89,38 +90,29 @@ class Sent:
         self.world.ended[self.name] = f"{attempts} {reason}"
 
 
-async def test_pauses_double_up_to_the_longest_until_it_is_given_up() -> None:
-    """Pauses of 1, 2, 4, 8 s; the last one is cut to the time left. Then the webhook is given up, attempts counted."""
+@pytest.mark.parametrize(
+    ("answers", "pauses", "ended"),
+    [
+        # Pauses double up to the longest; the last one is cut to the time left.
+        ([Attempt(REFUSED, "HTTP 500")] * 6, [1, 2, 4, 8, 5], "6 HTTP 500"),
+        # Retry-After makes a pause longer, never shorter, and never longer than the time left.
+        ([Attempt(REFUSED, "", after_s) for after_s in (7, 1, 100)] + [Attempt(DELIVERED)], [7, 2, 11], DELIVERED),
+        ([Attempt(REFUSED, "HTTP 410", is_final=True)], [], "1 HTTP 410"),
+    ],
+    ids=["given up", "asked to come back", "final"],
+)
+async def test_answers_decide_the_pauses_and_the_end_of_a_delivery(
+    answers: list[Attempt], pauses: list[float], ended: str
+) -> None:
     world = TriedPosts()
-    world.answer = lambda _host: Attempt(REFUSED, "HTTP 500")
+    left = iter(answers)
+    world.answer = lambda _host: next(left)
     world.add("a", "s", "one")
     await until(lambda: bool(world.ended))
-    assert world.pauses == [1, 2, 4, 8, 5]
-    assert world.ended == {"one": "6 HTTP 500"}
-
-
-async def test_a_receiver_says_when_to_come_back() -> None:
-    """Retry-After makes a pause longer, never shorter, and never longer than the time left."""
-    world = TriedPosts()
-    answers = [Attempt(REFUSED, "", 7), Attempt(REFUSED, "", 1), Attempt(REFUSED, "", 100), Attempt(DELIVERED)]
-    world.answer = lambda _host: answers.pop(0)
-    world.add("a", "s", "one")
-    await until(lambda: bool(world.ended))
-    assert world.pauses == [7, 2, 11]
-    assert world.ended == {"one": DELIVERED}
-
-
-async def test_a_final_answer_is_given_up_at_once() -> None:
-    """No second attempt is made."""
-    world = TriedPosts()
-    world.answer = lambda _host: Attempt(REFUSED, "HTTP 410", is_final=True)
-    world.add("a", "s", "one")
-    await until(lambda: bool(world.ended))
-    assert (world.ended, world.tried) == ({"one": "1 HTTP 410"}, ["one"])
+    assert (world.pauses, world.ended, len(world.tried)) == (pauses, {"one": ended}, len(answers))
 
 
 async def test_hosts_have_places_and_senders_take_turns() -> None:
-    """No host uses more than its slots, and a hundred deliveries of one sender do not delay another sender's one."""
     world = TriedPosts(posts_per_host_max=2)
     world.add("a", "first", "first")
     await until(lambda: len(world.ended) == 1)
@@ -136,7 +128,6 @@ async def test_hosts_have_places_and_senders_take_turns() -> None:
 
 
 async def test_a_silent_host_has_one_place_and_others_have_theirs() -> None:
-    """While 1,000 deliveries wait for an unresponsive host, which has one slot, another host uses all of its slots."""
     world = TriedPosts(posts_max=8, posts_per_host_max=4, schedule=RetrySchedule(1_000, 8_000, 10**9))
     world.gates["hanging"] = asyncio.Event()
     for number in range(1_000):
@@ -213,7 +204,6 @@ async def test_new_host_gets_the_slot_of_one_that_does_not_answer(monkeypatch: p
 
 
 async def test_a_slow_host_is_not_prompt_until_it_is() -> None:
-    """Hosts that take longer than a second to respond share half of the slots, until they respond within a second."""
     world = TriedPosts(posts_max=8, posts_per_host_max=4)
     world.took_s = 2.0
     for number in range(20):
@@ -230,7 +220,6 @@ async def test_a_slow_host_is_not_prompt_until_it_is() -> None:
 
 
 async def test_busy_prompt_hosts_do_not_starve_others() -> None:
-    """While prompt hosts have more deliveries than there are slots, a new host still gets a turn."""
     world = TriedPosts(posts_max=4, posts_per_host_max=4)
     for host in "abcd":
         world.add(host, "s", f"{host} first")
@@ -245,7 +234,6 @@ async def test_busy_prompt_hosts_do_not_starve_others() -> None:
 
 
 async def test_what_is_not_wanted_any_more_is_not_sent() -> None:
-    """Neither from the queue nor after a pause; and no state of its host is kept."""
     world = TriedPosts(posts_per_host_max=1)
     world.gates["a"] = asyncio.Event()
     first, second = world.add("a", "s", "first"), world.add("a", "s", "second")
@@ -303,7 +291,6 @@ async def test_the_oldest_delivery_is_open_and_wanted() -> None:
 
 
 async def test_a_host_that_answers_again_has_all_its_places() -> None:
-    """Deliveries queued for a silent host use all of its slots once an attempt is answered."""
     world = TriedPosts(posts_per_host_max=4, schedule=RetrySchedule(1_000, 8_000, 10**9))
     world.answer = lambda _host: Attempt(UNREACHABLE)
     for number in range(50):
@@ -316,7 +303,6 @@ async def test_a_host_that_answers_again_has_all_its_places() -> None:
 
 
 async def test_closing_leaves_what_waits() -> None:
-    """Attempts in flight may finish in the time available; queued deliveries start only if requested."""
     for start_more, delivered in ((False, 1), (True, 3)):
         world = TriedPosts(posts_per_host_max=1)
         for number in range(3):
@@ -327,7 +313,6 @@ async def test_closing_leaves_what_waits() -> None:
 
 
 async def test_an_attempt_that_raises_is_retried() -> None:
-    """A fault in this daemon is like a refusal: the delivery is not forgotten, and its host keeps its slot."""
     world = TriedPosts(posts_per_host_max=1)
     faults = [ValueError("not encodable")]
 
@@ -342,3 +327,96 @@ async def test_an_attempt_that_raises_is_retried() -> None:
     await until(lambda: len(world.ended) == 2)
     assert world.ended == {"1": DELIVERED, "2": DELIVERED}
     assert world.pauses == [1.0]
+
+
+def letter(webhook_id: str, error: str = "HTTP 500", principal: str = "") -> webhook_pb2.DeadLetter:
+    return webhook_pb2.DeadLetter(webhook_id=webhook_id, last_error=error, principal=principal)
+
+
+def listed(letters: DeadLetters) -> list[str]:
+    return [one.webhook_id for _, one in letters.above(0)]
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c", "d", "-a", "-b"]), min_size=8, max_size=40), st.integers(1, 3))
+@example(["a", "b", "a", "c"], 2)
+def test_the_list_is_a_bounded_dictionary(steps: list[str], most: int) -> None:
+    """Compared with a dictionary: the oldest letters are dropped, and a letter added again keeps its position. The
+    journal's rows match the list, and a list restored from them is equal.
+    """
+    rows, oracle = dict[int, bytes](), dict[str, None]()
+
+    def changed(number: int, content: bytes) -> None:
+        rows[number] = content
+        if not content:
+            del rows[number]
+
+    letters = DeadLetters(most, changed)
+    for step in steps:
+        webhook_id = step.removeprefix("-")
+        if step == webhook_id:
+            letters.add(letter(webhook_id))
+            oracle[webhook_id] = None
+            if len(oracle) > most:
+                del oracle[next(iter(oracle))]
+        else:
+            letters.remove(webhook_id)
+            oracle.pop(webhook_id, None)
+        assert listed(letters) == list(oracle)
+        assert len(rows) == len(letters) == len(oracle)
+        assert letters.held_bytes == sum(map(len, rows.values()))
+        assert letters.fill_ratio == len(oracle) / most
+    again = DeadLetters(most, changed)
+    for number in sorted(rows):
+        again.restore(number, rows[number])
+    assert listed(again) == list(oracle)
+    again.add(letter("new"))
+    assert listed(again)[-1] == "new"
+
+
+def test_large_letters_go_by_their_bytes() -> None:
+    letters = DeadLetters(1_000, lambda _number, _content: None)
+    for number in range(5):
+        letters.add(letter(f"{number}", "x" * (deliveries.LETTERS_BYTES_MAX // 3)))
+    assert listed(letters) == ["3", "4"]
+    assert 0.6 < letters.fill_ratio < 0.7
+    letters.add(letter("huge", "x" * (deliveries.LETTERS_BYTES_MAX + 1)))
+    assert listed(letters) == ["huge"]
+    assert letters.fill_ratio == 1
+    assert letters.dropped == 5
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=20, max_size=60))
+@example(["a"] * 3 + ["b"] * 40)
+def test_no_principal_pushes_out_letters_of_one_with_fewer(principals: list[str]) -> None:
+    """With space for six letters of three principals, each principal keeps its two latest letters, whatever the others
+    do. The principal with the most letters loses its oldest one.
+    """
+    letters = DeadLetters(6, lambda _number, _content: None)
+    for number, principal in enumerate(principals):
+        before = Counter(one.split("/")[0] for one in listed(letters))
+        letters.add(letter(f"{principal}/{number}", principal=principal))
+        after = Counter(one.split("/")[0] for one in listed(letters))
+        for lost in before - after:
+            assert before[lost] > before[principal]
+    for principal in "abc":
+        added = [f"{principal}/{number}" for number, one in enumerate(principals) if one == principal]
+        kept = [one for one in listed(letters) if one.startswith(principal)]
+        assert kept == added[len(added) - len(kept) :]
+        assert len(kept) >= min(2, len(added))
+
+
+def test_large_letters_of_one_principal_leave_those_of_others() -> None:
+    letters = DeadLetters(1_000, lambda _number, _content: None)
+    letters.add(letter("small", principal="a"))
+    for number in range(5):
+        letters.add(letter(f"{number}", "x" * (deliveries.LETTERS_BYTES_MAX // 3), principal="b"))
+    assert listed(letters) == ["small", "3", "4"]
+
+
+def test_a_letter_that_fails_again_is_the_same_letter() -> None:
+    letters = DeadLetters(10, lambda _number, _content: None)
+    letters.add(letter("a"))
+    letters.add(letter("b"))
+    letters.add(letter("a", "no answer"))
+    assert listed(letters) == ["a", "b"]
+    assert next(found for _, found in letters.above(0)).last_error == "no answer"

@@ -2,8 +2,8 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -50,6 +50,16 @@ class ChangingNames:
 MakePoster = Callable[..., WebhookPoster]
 
 
+@asynccontextmanager
+async def served_by(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
+    """The URL of a server that handles each connection in this way."""
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://a.example:{server.sockets[0].getsockname()[1]}/"
+
+
 @pytest.fixture
 async def make_poster() -> AsyncIterator[MakePoster]:
     """Posters for a.example and loopback, closed at the end."""
@@ -66,10 +76,7 @@ async def make_poster() -> AsyncIterator[MakePoster]:
         await poster.close()
 
 
-async def test_a_name_is_resolved_once_for_a_connection(make_poster: MakePoster) -> None:
-    """The name resolves to the receiver at first and would resolve to another address later. It is resolved only once,
-    and the Host header still contains the name.
-    """
+async def test_name_is_resolved_once_for_a_connection_and_sent_as_host(make_poster: MakePoster) -> None:
     names = ChangingNames(["127.0.0.1"], ["192.0.2.1"])
     with WebhookReceiver() as receiver:
         attempt = await make_poster(names).post(f"http://a.example:{receiver.port}/", signed(), BODY.encode())
@@ -77,7 +84,6 @@ async def test_a_name_is_resolved_once_for_a_connection(make_poster: MakePoster)
 
 
 async def test_a_name_that_turns_private_is_not_connected_to(make_poster: MakePoster) -> None:
-    """A name that was public when it was checked and now resolves to this machine receives nothing."""
     names = ChangingNames(["127.0.0.1"])
     with WebhookReceiver() as receiver:
         poster = make_poster(names, allow_private=False)
@@ -86,8 +92,7 @@ async def test_a_name_that_turns_private_is_not_connected_to(make_poster: MakePo
     assert "127.0.0.1" in attempt.reason
 
 
-async def test_the_next_address_is_tried(make_poster: MakePoster) -> None:
-    """If an address refuses connections, the next one is tried."""
+async def test_next_address_is_tried_if_one_refuses_connections(make_poster: MakePoster) -> None:
     names = ChangingNames(["127.0.0.2", "127.0.0.1"])
     with WebhookReceiver() as receiver:
         attempt = await make_poster(names).post(f"http://a.example:{receiver.port}/", signed(), BODY.encode())
@@ -105,8 +110,7 @@ async def test_the_next_address_is_tried(make_poster: MakePoster) -> None:
         (HANG, UNREACHABLE, "no answer within"),
     ],
 )
-async def test_what_becomes_of_an_attempt(make_poster: MakePoster, answer: int, end: str, reason: str) -> None:
-    """2xx is delivered and any other status is refused; 410 is final; without a response the host is unreachable."""
+async def test_status_or_silence_ends_an_attempt(make_poster: MakePoster, answer: int, end: str, reason: str) -> None:
     with WebhookReceiver(lambda _received: answer) as receiver:
         poster = make_poster(ChangingNames(["127.0.0.1"]), timeout_ms=300 if answer == HANG else 5_000)
         attempt = await poster.post(f"http://a.example:{receiver.port}/", signed(), BODY.encode())
@@ -116,9 +120,7 @@ async def test_what_becomes_of_an_attempt(make_poster: MakePoster, answer: int, 
     assert attempt.is_final == (answer == 410)
 
 
-async def test_a_name_that_nobody_knows(make_poster: MakePoster) -> None:
-    """An error of the resolver is the result of the attempt."""
-
+async def test_name_without_an_address_ends_the_attempt(make_poster: MakePoster) -> None:
     class NoNames(ChangingNames):
         async def __call__(self, host: str, port: int) -> list[str]:
             raise OSError(host, port)
@@ -152,18 +154,15 @@ async def test_interim_responses_without_end(
                 await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
+    async with served_by(serve) as url:
         poster = make_poster(ChangingNames(["127.0.0.1"]), timeout_ms=60_000)
-        attempt = await poster.post(f"http://a.example:{port}/", signed(), b"{}")
+        attempt = await poster.post(url, signed(), b"{}")
     assert (attempt.end, f"more than {ANSWER_BYTES_MAX} bytes" in attempt.reason) == (UNREACHABLE, True)
     assert sum(parts) <= ANSWER_BYTES_MAX + READ_BYTES
     assert max(parts) <= READ_BYTES
 
 
 async def test_a_kept_connection_has_the_limit_for_each_answer(make_poster: MakePoster) -> None:
-    """The size limit applies to each response: many responses on one connection may exceed it together."""
     body = b"x" * (ANSWER_BYTES_MAX // 2)
     connections: list[int] = []
 
@@ -174,12 +173,10 @@ async def test_a_kept_connection_has_the_limit_for_each_answer(make_poster: Make
                 writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
+    async with served_by(serve) as url:
         poster = make_poster(ChangingNames(["127.0.0.1"]))
         for _ in range(5):
-            attempt = await poster.post(f"http://a.example:{port}/", signed(), b"{}")
+            attempt = await poster.post(url, signed(), b"{}")
             assert attempt.end == DELIVERED, attempt.reason
         assert len(connections) == 1
         await poster.close()
@@ -216,12 +213,10 @@ def test_when_a_receiver_asks_to_be_called_again(value: bytes, seconds: int) -> 
 
 @given(st.binary(max_size=40) | st.text().map(lambda text: f"Wed, {text} GMT".encode()))
 def test_any_value_is_a_pause_or_none(value: bytes) -> None:
-    """Any header value results in a pause within the limits, or none."""
     assert 0 <= retry_after_s(value, NOON) <= 3_600
 
 
 async def test_a_date_after_which_to_try_again_is_honoured(make_poster: MakePoster) -> None:
-    """A 429 with an HTTP date one minute ahead results in a pause of about a minute."""
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=600), usegmt=True)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -229,17 +224,13 @@ async def test_a_date_after_which_to_try_again_is_honoured(make_poster: MakePost
         writer.write(f"HTTP/1.1 429 Slow\r\nRetry-After: {date}\r\ncontent-length: 0\r\n\r\n".encode())
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        attempt = await make_poster(ChangingNames(["127.0.0.1"])).post(f"http://a.example:{port}/", signed(), b"{}")
+    async with served_by(serve) as url:
+        attempt = await make_poster(ChangingNames(["127.0.0.1"])).post(url, signed(), b"{}")
     assert attempt.end == REFUSED
     assert 300 < attempt.retry_after_s <= 600
 
 
 async def test_an_answer_without_end_is_not_read(make_poster: MakePoster) -> None:
-    """A receiver responds with 200 and then sends without end: the webhook is delivered, and the rest is not read."""
-
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
@@ -250,8 +241,6 @@ async def test_an_answer_without_end_is_not_read(make_poster: MakePoster) -> Non
         except ConnectionError:
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        attempt = await make_poster(ChangingNames(["127.0.0.1"])).post(f"http://a.example:{port}/", signed(), b"{}")
+    async with served_by(serve) as url:
+        attempt = await make_poster(ChangingNames(["127.0.0.1"])).post(url, signed(), b"{}")
     assert attempt.end == DELIVERED

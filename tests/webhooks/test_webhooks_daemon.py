@@ -1,6 +1,7 @@
 """Webhooks end to end: a whole daemon, and real HTTP servers that accept, refuse, redirect, hang or die."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,6 @@ def status_of(raised: pytest.ExceptionInfo[Any]) -> tuple[grpc.StatusCode, str]:
 
 
 def test_a_result_is_posted_signed_and_then_acknowledged(caller: CallbackCaller) -> None:
-    """The receiver gets the payload of webhook.proto as JSON once, with a signature that the package accepts."""
     with WebhookReceiver() as receiver:
         receipt = caller.register("plain", receiver.url("/hook?a=b"), ["plain-1", "plain-2"])
         assert (receipt.accepted, receiver.received) == (2, [])
@@ -69,21 +69,7 @@ def test_what_fails_is_sent_again_with_the_same_id(caller: CallbackCaller) -> No
     assert len({one.webhook_id for one in received}) == 1
 
 
-def test_a_receiver_that_comes_back_gets_everything(caller: CallbackCaller) -> None:
-    """While the receiver is down, results wait; each is delivered once it is back."""
-    with WebhookReceiver() as gone:
-        port, url = gone.port, gone.url()
-    keys = [f"back-{number}" for number in range(200)]
-    caller.register("back", url, keys)
-    caller.signal(*keys)
-    assert caller.unacknowledged() == 200
-    with WebhookReceiver(port=port) as receiver:
-        receiver.wait_for(lambda all_: len({one.operation_id for one in all_}) == 200)
-        wait_until(lambda: caller.unacknowledged() == 0)
-
-
 def test_one_refused_result_does_not_hold_others_back(caller: CallbackCaller) -> None:
-    """Results behind one that keeps being refused are delivered."""
     with WebhookReceiver(lambda one: 500 if one.operation_id == 1 else 200) as receiver:
         keys = [f"poison-{number}" for number in range(40)]
         caller.register("poison", receiver.url(), keys)
@@ -94,36 +80,18 @@ def test_one_refused_result_does_not_hold_others_back(caller: CallbackCaller) ->
         wait_until(lambda: caller.unacknowledged() == 0)
 
 
-@pytest.mark.parametrize(
-    ("url", "why"),
-    [
-        ("https://elsewhere.example/hook", "not among webhooks.allowed_hosts"),
-        ("ftp://127.0.0.1/hook", "must begin with https"),
-        ("http://user@127.0.0.1/hook", "neither a user nor a fragment"),
-        ("http://127.0.0.1:99999/hook", "not a URL"),
-        ("http://127.0.0.1/ho ok", "must be escaped"),
-        ("http://127.0.0.1/" + "x" * 2_048, "more than 2048"),
-    ],
-)
-def test_a_url_that_is_not_allowed_is_refused_with_nothing_registered(
-    caller: CallbackCaller, url: str, why: str
-) -> None:
-    """INVALID_ARGUMENT names the field and the reason, and the session is not created."""
+def test_url_that_is_not_allowed_is_refused_with_nothing_registered(caller: CallbackCaller) -> None:
     with pytest.raises(grpc.RpcError) as raised:
-        caller.register("never", url, ["never"])
+        caller.register("never", "https://elsewhere.example/hook", ["never"])
     code, message = status_of(raised)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert message.startswith("callback_url: ")
-    assert why in message
+    assert re.match("callback_url: .* not among webhooks.allowed_hosts", message)
     with pytest.raises(grpc.RpcError) as raised:
         caller.stub.CloseSession(wire.CloseSessionRequest(session_id="never"))
     assert status_of(raised)[0] is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_session_has_one_reader(caller: CallbackCaller) -> None:
-    """A callback can neither be changed nor be added to a session that is read by streams, and no stream can read the
-    results of a session with a callback.
-    """
+def test_session_is_read_by_a_callback_or_by_streams(caller: CallbackCaller) -> None:
     with WebhookReceiver() as receiver:
         caller.register("one reader", receiver.url(), ["reader-1"])
         caller.register("one reader", "", ["reader-2"], first_id=2)  # the session keeps its callback
@@ -146,7 +114,6 @@ def test_a_session_has_one_reader(caller: CallbackCaller) -> None:
 
 
 def test_a_closed_session_sends_nothing_more(caller: CallbackCaller) -> None:
-    """A result that keeps failing is dropped together with its session."""
     with WebhookReceiver(lambda _received: 500) as receiver:
         caller.register("closed", receiver.url(), ["closed"])
         caller.signal("closed")
@@ -160,7 +127,6 @@ def test_a_closed_session_sends_nothing_more(caller: CallbackCaller) -> None:
 
 
 def test_a_refused_registration_is_posted_too(caller: CallbackCaller) -> None:
-    """An operation that is refused individually ends as OUTCOME_REFUSED, which is also posted to the callback."""
     with WebhookReceiver() as receiver:
         receipt = caller.register("refused", receiver.url(), ["x" * 300])
         assert receipt.accepted == 0
@@ -169,9 +135,6 @@ def test_a_refused_registration_is_posted_too(caller: CallbackCaller) -> None:
 
 
 def test_results_survive_a_kill_between_end_and_delivery(serve_daemon: ServeDaemon, tmp_path: Path) -> None:
-    """Killed while the receiver refuses everything: the next daemon delivers every result under the same ids, and
-    pending operations end and are delivered as well.
-    """
     lives = Lives(serve_daemon, tmp_path)
     keys = [f"kill-{number}" for number in range(30)]
     with WebhookReceiver(lambda _received: 503) as receiver:
@@ -215,18 +178,6 @@ def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(
             assert {letter.result.operation_id for letter in letters} == {1, 2, 3}
             assert {(letter.session_id, letter.callback_url) for letter in letters} == {("dead", receiver.url())}
             assert all("HTTP 500" in letter.last_error and letter.attempts for letter in letters)
-            by_command = purgatory("dead-letters", address=second.address)
-            assert by_command.returncode == 0, by_command.stderr
-            assert all(letter.webhook_id in by_command.stdout for letter in letters)
-            some_by_command = ("dead-letters", "--resend", letters[0].webhook_id, "--resend", "no[b]ody")
-            partly = purgatory(*some_by_command, address=second.address)
-            assert partly.returncode == 16
-            assert "no such dead letter: no[b]ody" in partly.stderr
-            assert "resending 1 letter" in partly.stdout
-            # Given up once more before the receiver accepts, or this attempt would succeed.
-            before = letters[0].given_up_time
-            wait_until(lambda: before not in [letter.given_up_time for letter in caller.dead_letters()])
-            assert len(caller.dead_letters()) == 3
             receiver.answer = lambda _received: 200
             receiver.received.clear()
             some = webhook_pb2.ResendDeadLettersRequest(webhook_ids=[letters[0].webhook_id, "nobody"])
@@ -236,9 +187,6 @@ def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(
             by_command = purgatory("dead-letters", "--resend-all", "--json", address=second.address)
             assert json.loads(by_command.stdout) == {"resent": 2}
             wait_until(lambda: not caller.dead_letters())
-            unknown = purgatory("dead-letters", "--resend", "nobody", "--json", address=second.address)
-            assert unknown.returncode == 16
-            assert json.loads(unknown.stdout) == {"resent": 0, "unknown_webhook_ids": ["nobody"]}
         received = receiver.wait_for(lambda all_: len(all_) == 3)
     assert {one.webhook_id for one in received} == {letter.webhook_id for letter in letters}
     assert "was given up after" in caplog.text
@@ -292,7 +240,6 @@ def sessions_of(caller: CallbackCaller) -> int:
 
 
 def test_a_private_address_is_refused_at_the_connection(serve_daemon: ServeDaemon, tmp_path: Path) -> None:
-    """An allowed name that resolves to this machine is not connected to: the result is given up with that reason."""
     flags = [*webhook_flags(tmp_path, "--webhooks-give-up-ms", "1"), "--no-webhooks-allow-private"]
     daemon = serve_daemon(*flags)
     with WebhookReceiver() as receiver, CallbackCaller(daemon.address) as caller:

@@ -7,7 +7,6 @@ new engine, must end every operation in the same way.
 from __future__ import annotations
 
 import asyncio
-import copy
 import random
 import tempfile
 from collections.abc import Callable, Sequence
@@ -85,13 +84,6 @@ class Life:
         """A restored host counts a silence from its start, so what a pause leaves of one is not comparable there."""
         self._plan: Final = plan_of(seed)
         self.seen: Final = Seen()
-
-    def twin(self, host: Host, clock: ManualClock) -> Life:
-        """The same life with another host; it draws the same random choices as this one."""
-        twin = copy.copy(self)
-        twin.__dict__.update(host=host, clock=clock, _random=random.Random(), _plan=copy.deepcopy(self._plan))
-        twin._random.setstate(self._random.getstate())
-        return twin
 
     async def live(self, steps: int) -> None:
         """Perform random steps."""

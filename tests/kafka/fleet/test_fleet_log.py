@@ -1,4 +1,4 @@
-"""The fleet's log in real Kafka: entries, positions, settings of topics, snapshots, trimming, outages, and a duel."""
+"""The fleet's log in real Kafka: entries, positions, settings of topics, snapshots, trimming, outages."""
 
 import uuid
 from collections.abc import Iterator
@@ -17,8 +17,7 @@ from purgatory.replicated_log.log_writer import LogWriter
 from purgatory.replicated_log.open_log import open_log
 from purgatory.replicated_log.reign import Reign
 from purgatory.replicated_log.standby import Standby
-from tests.fleet.duel import catch_up, duel
-from tests.fleet.log_contract import PATIENT_S, LogContract, OpenShard, new_writer, patient
+from tests.fleet.log_contract import PATIENT_S, LogContract, OpenShard, catch_up, new_writer, patient
 from tests.kafka.clients import ClusterClients
 from tests.kit.commands import fleet_command
 from tests.kit.eventually import wait_until
@@ -196,10 +195,3 @@ def test_no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(LogUnavailable):
             call()
     away.close()
-
-
-def test_duel(log: KafkaLog, three_brokers: KafkaCluster, tmp_path: Path, name: str) -> None:
-    """Processes that are stopped, continued and killed: each acknowledged group is in the log once and counts."""
-    figures = duel(f"kafka://{three_brokers.bootstrap}/{name}", tmp_path, seconds=3, reigns=3)
-    print(figures)
-    assert figures.acknowledged > 10

@@ -140,10 +140,9 @@ def damage(folder: Path) -> bool:
 
 
 @CALM
-async def test_power_failures_of_the_standby(
+async def test_standby_catches_up_after_each_power_failure(
     pair: tuple[Member, Member], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A standby that has lost everything that was not synced catches up again, each time."""
     leader, standby = pair
     power = Power(tmp_path / "power")
     async with AsyncClient(both(pair), give_up_after=None) as client:

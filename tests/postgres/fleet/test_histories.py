@@ -12,8 +12,6 @@ import pytest
 from examples.local_postgres import LocalPostgres
 from purgatory.journal.crash_points import CrashPoints
 from purgatory.journal.directory import DATABASE, Directory
-from purgatory.journal.group import Group, Moment
-from purgatory.journal.statements import StatementBuilder
 from purgatory.replicated_log.entry import Entry, Kind, pack_rows
 from purgatory.replicated_log.errors import LogLost
 from purgatory.replicated_log.leadership import LeaderStore
@@ -22,6 +20,7 @@ from purgatory.replicated_log.snapshots import store_and_trim
 from purgatory.replicated_log.standby import Standby
 from purgatory.v1 import fleet_log_pb2 as pb
 from tests.fleet.audit import rows_of_file
+from tests.journal.kit import statements_of
 from tests.kit.commands import fleet_command
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.fleet import Member
@@ -80,9 +79,9 @@ def reign(folder: Path, fleet: Fleet, *, groups: int = 3, snapshots: int = 0) ->
     """Lead, append groups, store snapshots, resign."""
     with leading(folder, fleet.url) as store, contextlib.closing(open_log(fleet.url)) as log:
         for number in range(1, groups + 1):
-            store.commit(StatementBuilder().statements(Group(number, Moment(number, 0, 0, ""))))
+            store.commit(statements_of(number))
         for number in range(snapshots):
-            store.commit(StatementBuilder().statements(Group(groups + number + 1, Moment(1, 0, 0, ""))))
+            store.commit(statements_of(groups + number + 1))
             store_and_trim(folder / DATABASE, log)
     return folder
 
@@ -131,7 +130,6 @@ def test_daemon_with_more_than_a_restored_log_stays_out(fleet: Fleet, tmp_path: 
 
 
 def test_daemon_that_lost_only_part_of_a_reign_stays_out(fleet: Fleet, tmp_path: Path) -> None:
-    """The restored log and the folder have the same claim, and the log's next claim comes before the folder's end."""
     ahead = reign(tmp_path / "ahead", fleet, groups=5)
     fleet.lose(4)
     reign(tmp_path / "other", fleet, groups=9, snapshots=2)
@@ -139,7 +137,6 @@ def test_daemon_that_lost_only_part_of_a_reign_stays_out(fleet: Fleet, tmp_path:
 
 
 def test_daemon_behind_a_trimmed_log_starts_from_the_snapshot(fleet: Fleet, tmp_path: Path) -> None:
-    """A folder of the log's own history is replaced by the snapshot, also after further claims."""
     behind = reign(tmp_path / "behind", fleet)
     other = tmp_path / "other"
     for _ in range(2):
@@ -150,7 +147,6 @@ def test_daemon_behind_a_trimmed_log_starts_from_the_snapshot(fleet: Fleet, tmp_
 def test_snapshots_without_their_log_are_reported(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If only the entries were deleted, `init` and `verify` say that the snapshots belong to an earlier log."""
     reign(tmp_path / "a", fleet, snapshots=1)
     fleet.query("DELETE FROM purgatory_log")
     capsys.readouterr()
@@ -174,7 +170,6 @@ def test_snapshots_without_their_log_are_reported(
 def test_verify_reports_a_log_without_its_beginning(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str, why: str
 ) -> None:
-    """A log without a snapshot must begin with its origin and the claim of epoch 1."""
     reign(tmp_path / "a", fleet)
     fleet.query(damage)
     capsys.readouterr()
@@ -186,7 +181,7 @@ def test_what_cannot_be_decoded_is_skipped_by_all(fleet: Fleet, tmp_path: Path) 
     """Rows of garbage, and groups with the right epoch, writer and number that lack a field, stop neither the leader
     nor a standby, which end up with the same rows.
     """
-    first = StatementBuilder().statements(Group(1, Moment(1, 0, 0, "")))
+    first = statements_of(1)
     lacking = pb.LogRows.FromString(pack_rows(first))
     lacking.tables[-1].put[0].values[0].Clear()
     with leading(tmp_path / "a", fleet.url) as store, contextlib.closing(open_log(fleet.url)) as log:
@@ -200,7 +195,7 @@ def test_what_cannot_be_decoded_is_skipped_by_all(fleet: Fleet, tmp_path: Path) 
             fleet.query(
                 f"INSERT INTO purgatory_log SELECT 0, max(position) + 1, now(), '\\x{garbage.hex()}' FROM purgatory_log"
             )
-        store.commit(StatementBuilder().statements(Group(2, Moment(2, 0, 0, ""))))
+        store.commit(statements_of(2))
         rows = rows_of_file(tmp_path / "a")
     with leading(tmp_path / "b", fleet.url):
         pass

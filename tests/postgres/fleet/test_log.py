@@ -1,4 +1,4 @@
-"""The fleet's log in a real PostgreSQL: entries, positions, snapshots, trimming, outages, and a duel."""
+"""The fleet's log in a real PostgreSQL: entries, positions, snapshots, trimming, outages."""
 
 import logging
 import os
@@ -8,20 +8,18 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from examples.local_postgres import LocalPostgres
 from purgatory.replicated_log.entry import Entry, Kind
-from purgatory.replicated_log.errors import CutOff, LogLost, LogRefused, LogTrimmed, LogUnavailable
+from purgatory.replicated_log.errors import CutOff, LogLost, LogRefused, LogTrimmed
 from purgatory.replicated_log.log_writer import LogWriter
 from purgatory.replicated_log.open_log import open_log
 from purgatory.replicated_log.postgres_log import PostgresLog
 from purgatory.replicated_log.reign import Reign
 from purgatory.replicated_log.replicated_log import Place
-from tests.fleet.duel import catch_up, duel
-from tests.fleet.log_contract import PATIENT_S, LogContract, OpenShard
+from tests.fleet.log_contract import PATIENT_S, LogContract, OpenShard, catch_up
 from tests.postgres.conftest import new_log
 
 
@@ -80,7 +78,6 @@ def test_each_shard_begins_with_one_origin(log: PostgresLog, url: str) -> None:
 
 
 def test_number_of_shards_is_that_of_the_log(log: PostgresLog, url: str) -> None:
-    """A daemon of another number of shards than `init` was given is refused, and so is a shard that there is not."""
     log._query(b"DELETE FROM purgatory_log")
     log.create(2)
     log.check(2)
@@ -102,8 +99,7 @@ def test_a_position_is_taken_once(log: PostgresLog) -> None:
         log.read(7, 0)
 
 
-def test_a_missing_table_is_refused(url: str) -> None:
-    """The error names the command that creates it."""
+def test_missing_table_is_refused_with_the_command_that_creates_it(url: str) -> None:
     log = open_log(url)
     with pytest.raises(LogRefused, match="purgatory fleet init"):
         log.check(1)
@@ -111,7 +107,6 @@ def test_a_missing_table_is_refused(url: str) -> None:
 
 
 def test_a_daemon_needs_the_documented_permissions_only(log_servers: LocalPostgres, log: PostgresLog, url: str) -> None:
-    """A role with SELECT, INSERT and DELETE on the two tables appends, reads, stores snapshots and trims."""
     server, name = log_servers.servers["p"], f"daemon_{uuid.uuid4().hex[:8]}"
     schema = url.rpartition("%3D")[2]
     server.query(f"CREATE ROLE {name} LOGIN")
@@ -163,7 +158,6 @@ def test_each_missing_right_is_named(log_servers: LocalPostgres, log: PostgresLo
 def test_a_database_without_synchronous_replicas_is_reported(
     log: PostgresLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`check` logs a warning with the two settings."""
     with caplog.at_level(logging.WARNING, "purgatory.replicated_log"):
         log.check(1)
     assert "synchronous_commit=on and synchronous_standby_names=''" in caplog.text
@@ -187,7 +181,6 @@ def test_unfinished_and_damaged_snapshots(log: PostgresLog) -> None:
 
 
 def test_many_entries_are_trimmed_in_steps(log: PostgresLog) -> None:
-    """More entries than one step deletes are all deleted."""
     log._query(b"INSERT INTO purgatory_log SELECT 0, n, now(), '' FROM generate_series(1, 2500) AS n")
     log.trim(2_400)
     assert log._query(b"SELECT count(*), min(position) FROM purgatory_log") == [(101, 2_400)]
@@ -217,7 +210,6 @@ def test_an_unanswered_append_is_cut_off_and_may_count(log: PostgresLog, log_ser
 
 
 def test_a_lost_answer_is_found_by_reading(log: PostgresLog) -> None:
-    """If the connection breaks once the entry is there, the entry is found and counts once."""
     writer, other = LogWriter(log, Reign(), ignore, PATIENT_S), PostgresLog(log._url)
     catch_up(writer, log)
     writer.claim(0)
@@ -231,23 +223,3 @@ def test_a_lost_answer_is_found_by_reading(log: PostgresLog) -> None:
     other.close()
     assert entry.position == 2
     assert [one.content for one in log.read(1, 0)] == [b"", b"once"]
-
-
-def test_a_server_that_is_away(log: PostgresLog, log_servers: LocalPostgres) -> None:
-    """Nothing listens: every call raises LogUnavailable."""
-    away = PostgresLog("postgresql://postgres@127.0.0.1:1/postgres")
-    for call in (
-        away.end,
-        lambda: away.read(0, 0),
-        lambda: append(away, group(1), 0),
-        lambda: away.check(1),
-    ):
-        with pytest.raises(LogUnavailable, match="cannot connect to PostgreSQL"):
-            call()
-
-
-def test_duel(url: str, log: PostgresLog, tmp_path: Path) -> None:
-    """Processes that are stopped, continued and killed: each acknowledged group is in the log once and counts."""
-    figures = duel(url, tmp_path, seconds=3, reigns=3)
-    print(figures)
-    assert figures.acknowledged > 10

@@ -19,13 +19,12 @@ from purgatory.replicated_log.leadership import EXIT_REPLACED
 from purgatory.replicated_log.log_writer import LogWriter
 from purgatory.replicated_log.open_log import open_log
 from purgatory.replicated_log.reign import Reign
-from tests.fleet.duel import catch_up
+from tests.fleet.log_contract import catch_up
 from tests.histories.worlds.pair import PairWorld
 from tests.kit.commands import fleet_command
-from tests.kit.daemon import run_to_end
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.fleet import Fleet, Member
-from tests.postgres.conftest import new_log, not_started
+from tests.postgres.conftest import not_started
 
 pytestmark = pytest.mark.slow
 
@@ -205,25 +204,8 @@ def test_log_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
 
 
 def test_each_server_of_an_address_is_named() -> None:
-    """If none of several servers can be used, the error has the reason for each."""
     with (
         contextlib.closing(open_log("postgresql://postgres@127.0.0.1:1,127.0.0.1:2/postgres")) as log,
         pytest.raises(LogUnavailable, match=r"port 1 failed: Connection refused; .* port 2 failed: Connection refused"),
     ):
         log.end()
-
-
-def test_role_without_rights(log_servers: LocalPostgres, tmp_path: Path) -> None:
-    """A daemon whose role lacks rights on the log does not start, and says which it needs."""
-    url = new_log(log_servers)
-    assert fleet_command(["init", url]) == 0
-    server, schema = log_servers.servers["p"], url.rpartition("%3D")[2]
-    server.query(f"CREATE ROLE {schema} LOGIN")
-    server.query(f"GRANT USAGE ON SCHEMA {schema} TO {schema}")
-    arguments = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--data-dir", str(tmp_path / "data")]
-    ended = run_to_end(tmp_path, [*arguments, "--fleet-log", url.replace("postgres@", f"{schema}@")])
-    server.query(f"DROP OWNED BY {schema}")
-    assert ended.returncode == 1
-    assert (
-        f'role {schema} lacks rights on it: GRANT SELECT, INSERT, DELETE ON purgatory_log TO "{schema}"' in ended.stderr
-    )

@@ -1,12 +1,9 @@
-"""Two daemons over one log in a real PostgreSQL: leader and standby."""
+"""Daemons over one log in a real PostgreSQL: a leader and its standby, and shards on two hosts."""
 
 import asyncio
 import contextlib
 import json
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
@@ -15,7 +12,7 @@ from urllib.request import Request, urlopen
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from purgatory_client import AsyncClient, Outcome, errors
+from purgatory_client import AsyncClient, errors
 
 from examples.local_postgres import LocalPostgres
 from examples.secure_demo.authority import Authority
@@ -27,6 +24,8 @@ from purgatory.replicated_log.open_log import open_log
 from purgatory.replicated_log.replica import MARK
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
+from tests.client.cli.test_commands import purgatory
+from tests.fleet.host_run import HostRun
 from tests.fleet.shard_daemons import stand_by
 from tests.histories.worlds.pair import ENDS, PairWorld
 from tests.kit.commands import fleet_command
@@ -39,8 +38,6 @@ pytestmark = pytest.mark.slow
 
 CALM = pytest.mark.parametrize("pair", [("--fleet-silence-ms", "600000")], indirect=True)
 """A pair whose standby takes over only if the leader resigns, however busy the machine is."""
-
-WAITS = 200
 
 
 @pytest.fixture(params=[("--fleet-snapshot-bytes", "20000")])
@@ -85,10 +82,7 @@ def test_standby_refuses_with_the_leaders_address(
             stub.Advance(wire.AdvanceRequest(), timeout=PATIENCE_S)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     assert (leader.answers("/leaderz"), standby.answers("/leaderz")) == (True, False)
-    shown = subprocess.run(
-        [sys.executable, "-m", "purgatory", "status", "--address", leader.grpc_address],
-        check=True, capture_output=True, text=True, timeout=PATIENCE_S,
-    ).stdout  # fmt: skip
+    shown = purgatory("status", address=leader.grpc_address).stdout
     assert re.search(
         r"^fleet: leading, epoch 1, position \d+, append \d+\.\d ms, no snapshot yet$", shown, re.MULTILINE
     )
@@ -110,48 +104,8 @@ def test_standby_refuses_with_the_leaders_address(
     assert fleet_command(["status", leader.http_address, standby.http_address]) == 0
     states = [line.split(": ")[1].split(", ")[0] for line in capfd.readouterr().out.splitlines()]
     assert states == ["leading", "standing by"]
-
-
-@CALM
-async def test_handover_ends_no_wait(pair: tuple[Member, Member]) -> None:
-    """After SIGTERM at the leader the standby continues all waits at once, without waiting for its silence."""
-    leader, standby = pair
-    async with AsyncClient(both(pair)) as client:
-        waiting = asyncio.create_task(
-            client.produce_many(["orders-0"], offsets=range(1, WAITS + 1), timeouts_ms=[600_000])
-        )
-        await until_pending(client, WAITS)
-        await client.advance("orders-0", high_watermark=WAITS // 2)
-        await asyncio.to_thread(leader.end, signal.SIGTERM)
-        assert leader.process.returncode == 0
-        assert "resigned from epoch 1" in leader.log
-        await advance_patiently(client, WAITS)
-        results = await asyncio.wait_for(waiting, PATIENCE_S)
-    assert set(results.outcomes) == {Outcome.SATISFIED}
-    assert "leading, epoch 2" in standby.log
-
-
-@CALM
-async def test_handover_by_call(pair: tuple[Member, Member], capfd: pytest.CaptureFixture[str]) -> None:
-    """`purgatory fleet handover` lets the standby lead, which ends no wait. The old leader exits with the code that
-    asks for a restart, and stands by. A standby and a daemon without a log refuse.
-    """
-    leader, standby = pair
-    handover = ["handover", "--address"]
-    async with AsyncClient(both(pair)) as client:
-        waiting = asyncio.create_task(client.produce({"orders-0": 7}, timeout=600))
-        await until_pending(client, 1)
-        assert await asyncio.to_thread(fleet_command, [*handover, standby.grpc_address]) == 2
-        assert f"standby; {leader.grpc_address}" in capfd.readouterr().err
-        assert await asyncio.to_thread(fleet_command, [*handover, both(pair)]) == 0
-        assert await asyncio.to_thread(leader.process.wait, PATIENCE_S) == EXIT_REPLACED
-        assert "HandOver: shutting down" in leader.log
-        leader.start_if_ended()
-        await asyncio.to_thread(leader.until, "/readyz")
-        await asyncio.to_thread(standby.until, "/leaderz")
-        await advance_patiently(client, 7)
-        assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
-    assert "leading, epoch 2" in standby.log
+    assert fleet_command(["handover", "--address", standby.grpc_address]) == 2
+    assert f"standby; {leader.grpc_address}" in capfd.readouterr().err
 
 
 async def test_pair_over_tls(url: str, tmp_path: Path) -> None:
@@ -178,6 +132,7 @@ async def test_pair_over_tls(url: str, tmp_path: Path) -> None:
             assert await asyncio.to_thread(fleet_command, ["status", *sites]) == 1, "an unknown authority"
             assert await asyncio.to_thread(fleet_command, ["handover", "--address", addresses, *trusting]) == 0
             assert await asyncio.to_thread(members[0].process.wait, PATIENCE_S) == EXIT_REPLACED
+            assert "HandOver: shutting down" in members[0].log
             await advance_patiently(client, 7)
             assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
 
@@ -273,3 +228,14 @@ async def test_what_cannot_keep_the_promises_is_refused(url: str, tmp_path: Path
     (data / MARK).touch()
     with pytest.raises(StartupError, match="is a copy of a fleet's log"):
         await stand_by(*listen, *with_folder)
+
+
+SHARDS = 2
+"""Each is two processes. `make fleet-crash ARGS="--shards 4"` runs four."""
+
+
+def test_shards_on_two_hosts(log_servers: LocalPostgres, tmp_path: Path) -> None:
+    """Each shard survives the loss of either host, and is handed over by itself."""
+    url = new_log(log_servers)
+    assert fleet_command(["init", url, "--shards", str(SHARDS)]) == 0
+    assert asyncio.run(HostRun(tmp_path, url, SHARDS).run()) > SHARDS

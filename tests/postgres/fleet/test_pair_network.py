@@ -19,15 +19,13 @@ from tests.histories.worlds.pair import CUTS, SILENCE_MS, PairWorld
 from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
 from tests.kit.faults import NotPossibleHere, WallClock, build_library
 from tests.kit.fleet import Links, Member
-from tests.kit.proxy import BOTH, DOWN, UP
+from tests.kit.proxy import DOWN, UP
 from tests.postgres.fleet.test_pair import advance_patiently
 
 pytestmark = pytest.mark.slow
 
 Answer = TypeVar("Answer")
 
-CALM_MS = 600_000
-"""A silence after which the standby never takes over."""
 TOP = 1_000_000
 TIMEOUT_S = 600
 AWAY_S = 5.0
@@ -145,46 +143,6 @@ def state_of(member: Member) -> str:
     with contextlib.suppress(OSError):
         return str(member.view()["state"])
     return ""
-
-
-async def test_standby_cut_off_from_the_log(url: str, tmp_path: Path) -> None:
-    """It does not claim: silence counts only while the log can be read. Once the network heals, it reads what it has
-    missed, and can take over.
-    """
-    silence_ms = 4_000
-    async with running(tmp_path, url, silence_ms) as pair, AsyncClient(pair.address) as client:
-        leader, standby = pair.members
-        pair.links[1].log.hold(DOWN)
-        await advance_patiently(client, 7)
-        await asyncio.sleep(2 * silence_ms / 1_000)
-        assert "the log does not answer" in standby.log
-        pair.links[1].log.hold(frozenset())
-        await until_equal(standby, leader)
-        assert "leading" not in standby.log
-        await asyncio.to_thread(leader.end, signal.SIGTERM)
-        await asyncio.to_thread(standby.until, "/leaderz")
-        async with AsyncClient(standby.grpc_address) as direct:
-            assert (await direct.partition("orders-0")).high_watermark == 7
-
-
-async def test_callers_cut_off_from_the_leader(url: str, tmp_path: Path) -> None:
-    """The leader continues to lead, and its other callers are served. The callers that were cut off get their results
-    when the network heals.
-    """
-    async with running(tmp_path, url, CALM_MS) as pair, AsyncClient(pair.address) as client:
-        leader, proxy = pair.members[0], pair.links[0].callers
-        async with AsyncClient(leader.grpc_address) as direct:
-            waiting = asyncio.create_task(client.produce({"orders-0": 7}, timeout=TIMEOUT_S))
-            await until_pending(direct, 1)
-            accepted = proxy.accepted
-            proxy.hold(BOTH)
-            await eventually(lambda: proxy.accepted > accepted, "the client has given up its connection")
-            await direct.advance("orders-0", high_watermark=7)
-            await until_pending(direct, 0)
-            assert not waiting.done()
-            proxy.hold(frozenset())
-            assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
-        assert leader.answers("/leaderz")
 
 
 async def only_pending(client: AsyncClient) -> PendingOperation:

@@ -11,8 +11,6 @@ import pytest
 
 from examples.local_postgres import LocalPostgres
 from purgatory.journal import store as stores
-from purgatory.journal.crash_points import CrashPoints
-from purgatory.journal.directory import Directory
 from purgatory.journal.group import Group, Moment, SessionChanges, SessionState
 from purgatory.journal.statements import StatementBuilder
 from purgatory.replicated_log.leadership import LeaderStore
@@ -24,6 +22,7 @@ from tests.fleet.audit import rows_of_file
 from tests.kit.commands import fleet_command
 from tests.kit.eventually import wait_until
 from tests.postgres.conftest import new_log
+from tests.postgres.fleet.test_histories import leading
 
 pytestmark = pytest.mark.slow
 
@@ -40,32 +39,23 @@ GROWTH_MAX: Final = 1.5
 """How much larger anything may become than it was in the first tenth of the week."""
 
 
-class Follower:
-    """A standby on a thread, which never claims."""
-
-    def __init__(self, folder: Path, url: str) -> None:
-        self._log = open_log(url)
-        self.standby = Standby(folder, self._log, 1e9, "", "")
-        self._thread = threading.Thread(target=self._follow)
-        self._thread.start()
-
-    def _follow(self) -> None:
-        with contextlib.suppress(Stopped):
-            self.standby.lead()
-
-    def stop(self) -> None:
-        self.standby.stop()
-        self._thread.join()
-        self._log.close()
-
-
 @contextlib.contextmanager
 def following(folder: Path, url: str) -> Iterator[Standby]:
-    follower = Follower(folder, url)
-    try:
-        yield follower.standby
-    finally:
-        follower.stop()
+    """A standby on a thread, which never claims."""
+    with contextlib.closing(open_log(url)) as log:
+        standby = Standby(folder, log, 1e9, "", "")
+
+        def follow() -> None:
+            with contextlib.suppress(Stopped):
+                standby.lead()
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        try:
+            yield standby
+        finally:
+            standby.stop()
+            thread.join()
 
 
 def write_period(store: LeaderStore, builder: StatementBuilder, period: int) -> None:
@@ -104,36 +94,31 @@ def test_a_week_of_a_log(log_servers: LocalPostgres, tmp_path: Path, monkeypatch
     url = new_log(log_servers)
     assert fleet_command(["init", url]) == 0
     leader, old, new = (tmp_path / name for name in ("leader", "old", "new"))
-    log, log_of_snapshots = open_log(url), open_log(url)
-    leadership = Standby(leader, log, 1.0, "", "").lead()
-    directory = Directory(leader)
-    store, builder = LeaderStore(directory, CrashPoints(), leadership), StatementBuilder()
-    sizes: list[dict[str, int]] = []
-    try:
-        with following(old, url) as standby, psycopg.connect(url, autocommit=True) as database:
-            for period in range(PERIODS):
-                write_period(store, builder, period)
-                store_and_trim(leader / "journal.db", log_of_snapshots)
-                database.execute("VACUUM purgatory_log, purgatory_snapshots")  # as autovacuum does
-                until_followed(standby, log_of_snapshots)
-                ((entries, chunks, log_bytes, snapshot_bytes),) = database.execute(SIZES)
-                sizes.append(
-                    {
-                        "entries": entries,
-                        "chunks of snapshots": chunks,
-                        "bytes of the log's table": log_bytes,
-                        "bytes of the snapshots' table": snapshot_bytes,
-                        "bytes of the leader's files": size(leader),
-                        "bytes of the standby's files": size(old),
-                    }
-                )
-            with following(new, url) as fresh:
-                until_followed(fresh, log_of_snapshots)
-    finally:
-        store.close()
-        directory.release()
-        log.close()
-        log_of_snapshots.close()
+    builder, sizes = StatementBuilder(), list[dict[str, int]]()
+    with (
+        leading(leader, url) as store,
+        contextlib.closing(open_log(url)) as log,
+        following(old, url) as standby,
+        psycopg.connect(url, autocommit=True) as database,
+    ):
+        for period in range(PERIODS):
+            write_period(store, builder, period)
+            store_and_trim(leader / "journal.db", log)
+            database.execute("VACUUM purgatory_log, purgatory_snapshots")  # as autovacuum does
+            until_followed(standby, log)
+            ((entries, chunks, log_bytes, snapshot_bytes),) = database.execute(SIZES)
+            sizes.append(
+                {
+                    "entries": entries,
+                    "chunks of snapshots": chunks,
+                    "bytes of the log's table": log_bytes,
+                    "bytes of the snapshots' table": snapshot_bytes,
+                    "bytes of the leader's files": size(leader),
+                    "bytes of the standby's files": size(old),
+                }
+            )
+        with following(new, url) as fresh:
+            until_followed(fresh, log)
     tenth = PERIODS // 10
     for name in sizes[0]:
         begun, ended = (max(each[name] for each in part) for part in (sizes[:tenth], sizes[tenth:]))

@@ -1,4 +1,4 @@
-"""Encoding of entries: fields, rows of a real journal's groups, parts, and what is void."""
+"""Entries: their encoding, rows of a real journal's groups, parts, what is void, and what stops a reader."""
 
 import random
 import sqlite3
@@ -6,19 +6,81 @@ from dataclasses import replace
 
 import pytest
 
-from purgatory.journal.group import Group, Moment
 from purgatory.journal.sql_schema import COLUMNS, SURROGATE_KEYED, migrate, select
-from purgatory.journal.statements import DELETE, ORDER, UPSERT, StatementBuilder, Statements
+from purgatory.journal.statements import DELETE, ORDER, UPSERT, Statements
 from purgatory.replicated_log.entry import FORMAT, TABLES, Entry, Kind, pack_rows, unpack_rows, unpacked
-from purgatory.replicated_log.errors import LogRefused
+from purgatory.replicated_log.errors import LogLost, LogRefused
 from purgatory.replicated_log.reign import Reign, ReignState
 from purgatory.v1 import fleet_log_pb2 as pb
+from tests.journal.kit import statements_of
+
+ORIGIN = Entry.origin().at(0, 0)
+CLAIMED = ReignState(10, 4, 7, b"a", b"log", 9, b"a")
+"""After the claim of epoch 4 at position 9, and a group."""
+
+
+def claim(epoch: int, writer: bytes, position: int, after: ReignState = CLAIMED) -> Entry:
+    """A claim that follows that of a state."""
+    return Entry(
+        Kind.CLAIM, epoch, writer, position=position, log_id=after.log_id, previous_position=after.claim_position,
+        previous_writer=after.claim_writer,
+    )  # fmt: skip
+
+
+def group(epoch: int, writer: bytes, number: int, position: int) -> Entry:
+    return Entry(Kind.GROUP, epoch, writer, number, position=position, log_id=CLAIMED.log_id)
+
+
+def test_log_begins_with_its_origin() -> None:
+    """The first entry gives the log its id, and only the first one. The first claim follows it."""
+    reign = Reign()
+    assert reign.accept(ORIGIN) is ORIGIN
+    assert reign.accept(Entry.origin().at(1, 0)) is None
+    assert reign.state == ReignState(1, 0, 0, b"", ORIGIN.log_id, 0, ORIGIN.log_id)
+    assert reign.accept(claim(1, b"a", 2, reign.state)) is not None
+
+
+def test_entries_of_another_log_are_void() -> None:
+    """A daemon that hung while its log was made again writes in vain, whatever the epoch of its entries."""
+    reign, other = Reign(CLAIMED), replace(CLAIMED, log_id=b"other")
+    assert reign.accept(claim(5, b"b", 11, other)) is None
+    assert reign.accept(replace(group(9, b"a", 99, 12), log_id=b"other")) is None
+    assert reign.state == replace(CLAIMED, position=12)
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (group(4, b"a", 9, 11), "the log has lost entries: number 8 is missing, position 11 has 9"),
+        (group(5, b"b", 8, 11), "the log has lost the claim of epoch 5: position 11 has epoch 5"),
+        (claim(6, b"b", 11), "the log has lost the claim of epoch 5: position 11 has epoch 6"),
+        (group(4, b"a", 8, 10), "the log has gone back: position 10 follows position 10"),
+        (group(4, b"b", 8, 11), "position 11 of the log has another writer than the claim of epoch 4"),
+        (group(4, b"b", 1, 11), "position 11 of the log has another writer than the claim of epoch 4"),
+        (claim(5, b"b", 11, replace(CLAIMED, claim_position=8)), "a claim after the one at position 8, .*position 9"),
+        (
+            claim(5, b"b", 11, replace(CLAIMED, claim_writer=b"c")),
+            "the log has another history than this daemon's file",
+        ),
+    ],
+)
+def test_a_reader_with_another_history_than_the_log_stops(entry: Entry, reason: str) -> None:
+    with pytest.raises(LogLost, match=reason):
+        Reign(CLAIMED).accept(entry)
+
+
+@pytest.mark.parametrize("place", [CLAIMED, replace(CLAIMED, position=9, number=6)], ids=["group", "claim"])
+def test_state_ends_with_the_entry_at_its_position_only(place: ReignState) -> None:
+    last = claim(4, b"a", 9) if place.position == 9 else group(4, b"a", 7, 10)
+    assert place.ends_with(last)
+    for other in ({"log_id": b"other"}, {"writer": b"b"}, {"epoch": 3}, {"number": 6}, {"position": 8}):
+        assert not place.ends_with(replace(last, **other))
+
 
 GROUP = Entry(Kind.GROUP, 3, b"w" * 16, 9, 1_000, b"rows")
 
 
-def test_entries_survive_encoding() -> None:
-    """Every field is read back as it was, at the place where it was read."""
+def test_every_field_of_an_entry_survives_encoding() -> None:
     claim = Entry(
         Kind.CLAIM, 2**40, bytes(range(16)), moment_ms=-1, address="a:7440", http_address="a:7441", log_id=b"l" * 16,
         previous_position=2**40, previous_writer=b"p" * 16,
@@ -27,15 +89,8 @@ def test_entries_survive_encoding() -> None:
         assert Entry.from_bytes(entry.to_bytes(), 5, 6) == entry.at(5, 6)
 
 
-def test_a_copy_is_the_same_entry_elsewhere() -> None:
-    """Copies differ in their place only; another group with the same number is no copy."""
-    assert GROUP.at(1, 2).is_copy_of(GROUP)
-    assert not Entry(Kind.GROUP, 3, b"w" * 16, 9, 1_000, b"other").is_copy_of(GROUP)
-
-
 @pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 1_000])
-def test_parts_are_joined_by_readers(size: int) -> None:
-    """Parts have consecutive numbers and a limited size; a reader gets the group whole, with its last part."""
+def test_parts_of_a_group_are_numbered_limited_and_joined_by_readers(size: int) -> None:
     content = random.Random(size).randbytes(size)
     whole = Entry(Kind.GROUP, 1, b"w", 1, 7, content)
     parts = list(whole.parts(100))
@@ -50,33 +105,7 @@ def test_parts_are_joined_by_readers(size: int) -> None:
     assert reign.resting == reign.state
 
 
-def test_parts_left_unfinished_are_discarded() -> None:
-    """A claim after some parts of a group discards them, and only the state before them may be stored until then."""
-    reign = Reign()
-    parts = list(Entry(Kind.GROUP, 1, b"w", 1, content=b"abcdef").parts(2))
-    for at, entry in enumerate([Entry(Kind.CLAIM, 1, b"w"), *parts[:2]]):
-        reign.accept(entry.at(at, 0))
-    assert (reign.state.position, reign.resting.position) == (2, 0)
-    claim = Entry(Kind.CLAIM, 2, b"v", position=3, previous_position=0, previous_writer=b"w")
-    assert reign.accept(claim) is not None
-    group = reign.accept(Entry(Kind.GROUP, 2, b"v", 3, content=b"whole", position=4))
-    assert group is not None
-    assert group.content == b"whole"
-    assert reign.resting == reign.state
-
-
-def test_rows_of_a_group_survive() -> None:
-    """What the journal's statement builder makes of a group is read back as the same statements."""
-    group = Group(3, Moment(5, 6, 7, "boot"))
-    group.keys.append(("key", 1, b"\0value", 2, "ann"))
-    group.partitions.extend((("orders", number), b"x" * number) for number in range(9))
-    group.dead_letters.extend([(1, b"letter"), (2, b"")])
-    statements = StatementBuilder().statements(group)
-    assert unpack_rows(pack_rows(statements)) == statements
-
-
-def test_every_table_and_deletion_survives() -> None:
-    """Rows of all tables, added and deleted, give the same file as the statements themselves."""
+def test_rows_of_all_tables_survive_encoding_and_deletions_do_too() -> None:
     chance = random.Random(7)
     texts = {"topic", "key", "session_id", "incarnation", "principal", "boot_id", "callback_url", "callback_token"}
     octets = {"content", "bits", "ranges", "value"}
@@ -125,8 +154,7 @@ def test_newer_versions_are_refused() -> None:
     "data",
     [b"\xff\xff", b"", pb.LogEntry(format=1, kind=99).SerializeToString(), pb.LogEntry(kind=1).SerializeToString()],
 )
-def test_record_that_is_no_entry_is_void(data: bytes) -> None:
-    """Something else in the log is skipped by all readers."""
+def test_record_that_is_no_entry_is_skipped_by_readers(data: bytes) -> None:
     entry, reign = Entry.from_bytes(data, 4, 0), Reign(ReignState(3, 1, 1, b"w", b"", 0, b"w"))
     assert entry.kind is Kind.UNREADABLE
     assert reign.accept(entry) is None
@@ -154,7 +182,7 @@ def test_group_that_cannot_be_decoded_is_void(content: bytes) -> None:
     reign = Reign(unpacked=unpacked)
     assert reign.accept(Entry(Kind.CLAIM, 1, b"w", position=0)) is not None
     assert reign.accept(Entry(Kind.GROUP, 1, b"w", 1, content=content, position=1)) is None
-    rows = StatementBuilder().statements(Group(1, Moment(5, 6, 7, "boot")))
+    rows = statements_of(1)
     counted = reign.accept(Entry(Kind.GROUP, 1, b"w", 1, content=pack_rows(rows), position=2))
     assert counted is not None
     assert counted.rows == rows
@@ -164,7 +192,7 @@ def test_group_that_cannot_be_decoded_is_void(content: bytes) -> None:
 def test_group_whose_last_part_cannot_be_decoded_is_void() -> None:
     """Only that part is void: with the leader's own last part the group counts."""
     reign = Reign(unpacked=unpacked)
-    rows = StatementBuilder().statements(Group(1, Moment(5, 6, 7, "boot")))
+    rows = statements_of(1)
     content = pack_rows(rows)
     first, last = Entry(Kind.GROUP, 1, b"w", 1, content=content).parts(len(content) - 1)
     wrong = replace(last, content=b"\xff" * 9)

@@ -1,16 +1,22 @@
-"""A daemon's copy of the log that is damaged, cut or too old: it is discarded or continued, and never wrong."""
+"""A daemon's copy of the log, and snapshots: damaged, cut or too old ones are discarded or continued, never wrong."""
 
+import asyncio
 import os
 import random
 import shutil
 import sqlite3
-from collections.abc import Sequence
+import tracemalloc
+import zlib
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import pytest
 
+from purgatory.extensions.fleet import extension
+from purgatory.extensions.fleet.settings import FleetSettings
+from purgatory.journal.directory import DATABASE
 from purgatory.journal.errors import JournalDamaged
 from purgatory.journal.group import Group, Moment, SessionChanges, SessionState
 from purgatory.journal.statements import StatementBuilder
@@ -19,14 +25,28 @@ from purgatory.replicated_log import standby as standby_module
 from purgatory.replicated_log.entry import Entry, Kind, pack_rows, unpacked
 from purgatory.replicated_log.reign import Reign
 from purgatory.replicated_log.replica import MARK, Replica
-from purgatory.replicated_log.snapshots import store_snapshot
+from purgatory.replicated_log.replicated_log import Snapshot
+from purgatory.replicated_log.snapshots import (
+    SQLITE_HEADER,
+    SQLITE_MAGIC,
+    LastSnapshot,
+    find_last,
+    load_snapshot,
+    store_snapshot,
+)
 from purgatory.replicated_log.standby import Standby
 from tests.fleet.audit import audit, rows_of_file, rows_of_log
 from tests.fleet.memory_log import MemoryLog
-from tests.fleet.test_standby import CLAIM, ORIGIN, OTHER, SILENCE_S
+from tests.fleet.test_standby import CLAIM, ORIGIN, OTHER, SILENCE_S, group, log
+from tests.kit.eventually import wait_until
+
+__all__ = ["log"]
 
 pytestmark = pytest.mark.slow  # several hundred files are opened
 
+HOUR_MS: Final = 3_600_000
+BOMB_BYTES: Final = 300_000_000
+HEADER: Final = SQLITE_HEADER.pack(SQLITE_MAGIC, 4_096, 3)
 GROUPS: Final = 10
 LAST: Final = GROUPS + 1
 """Position of the last one."""
@@ -84,10 +104,7 @@ def copy(folder: Path, to: Path) -> Path:
     return to
 
 
-def test_damage_at_any_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever page of a file is zeroed, overwritten or has a changed byte: the standby fetches the file again, or the
-    change had no effect.
-    """
+def test_damage_at_any_page_is_noticed_or_has_no_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     log, chance = a_log(), random.Random(1)
     replica, _ = follow(tmp_path / "whole", log)
@@ -129,8 +146,7 @@ def test_damage_at_any_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "PRAGMA user_version = 99",
     ],
 )
-def test_a_changed_row_is_fetched_again(tmp_path: Path, sql: str) -> None:
-    """A row that the log does not say, a missing table or a wrong version: the file is fetched again."""
+def test_file_with_another_row_table_or_version_is_fetched_again(tmp_path: Path, sql: str) -> None:
     log = a_log()
     follow(tmp_path, log)[0].release()
     with closing(sqlite3.connect(tmp_path / "journal.db")) as database:
@@ -156,8 +172,7 @@ def test_an_index_that_differs_from_its_table_is_fetched_again(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("offset", [0, 18, 19], ids=["magic", "write version", "read version"])
-def test_a_wrong_header_is_fetched_again(tmp_path: Path, offset: int) -> None:
-    """A file that is no database by its first page, or one that must not be written, is fetched again."""
+def test_file_with_a_wrong_header_is_fetched_again(tmp_path: Path, offset: int) -> None:
     log = a_log()
     follow(tmp_path, log)[0].release()
     with (tmp_path / "journal.db").open("r+b") as file:
@@ -215,8 +230,7 @@ def test_a_copy_is_known_as_one_before_its_first_group(tmp_path: Path, monkeypat
     assert synced[-1]
 
 
-def test_unfinished_snapshots_are_removed(tmp_path: Path) -> None:
-    """What a process that was killed has left of a snapshot, which is as large as the file, is removed."""
+def test_unfinished_snapshots_of_killed_processes_are_removed(tmp_path: Path) -> None:
     (tmp_path / "snapshot-abc").mkdir()
     (tmp_path / "snapshot-abc" / "copy.db").touch()
     (tmp_path / "snapshot.part").touch()
@@ -225,8 +239,7 @@ def test_unfinished_snapshots_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_torn", [False, True])
-def test_no_snapshot_of_a_damaged_file(tmp_path: Path, is_torn: bool) -> None:
-    """A snapshot with a damaged row is not stored: once the log is trimmed, nothing else would be left."""
+def test_snapshot_of_a_damaged_file_is_not_stored(tmp_path: Path, is_torn: bool) -> None:
     log, stored = MemoryLog(), list[int]()
     log.put_snapshot = lambda position, chunks: stored.append(position)  # type: ignore[method-assign]
     follow(tmp_path, a_log())[0].release()
@@ -255,7 +268,6 @@ def exited(reason: str) -> NoReturn:
 
 
 def test_a_standby_that_cannot_write_does_not_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a leader a standby whose disk fails exits instead of claiming."""
     monkeypatch.setattr(standby_module, "exit_to_be_restarted", exited)
     log = MemoryLog()
     log.put(ORIGIN)
@@ -266,8 +278,7 @@ def test_a_standby_that_cannot_write_does_not_claim(tmp_path: Path, monkeypatch:
     assert log.entries == [ORIGIN.at(0, log.entries[0].logged_ms)]
 
 
-def test_a_claim_that_cannot_be_noted_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A standby whose disk fails between its claim and the note of it resigns, so that another one leads at once."""
+def test_standby_that_cannot_note_its_claim_resigns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standby_module, "exit_to_be_restarted", exited)
     log = MemoryLog()
     log.put(ORIGIN)
@@ -282,3 +293,112 @@ def test_a_claim_that_cannot_be_noted_is_given_up(tmp_path: Path, monkeypatch: p
     with pytest.raises(Exited, match="cannot write the standby's file"):
         standby.lead()
     assert [entry.kind for entry in log.entries] == [Kind.ORIGIN, Kind.CLAIM, Kind.RESIGNATION]
+
+
+# Snapshots.
+
+
+def test_age_of_a_log_without_a_snapshot_is_that_of_its_first_entry(log: MemoryLog) -> None:
+    first_ms = log.entries[0].logged_ms
+    log.now_s += 60
+    log.put(group(1, 5_000))
+    last = find_last(log)
+    assert (last.position, last.age_s(log.entries[-1].logged_ms)) == (-1, 60)
+    log.last_snapshot = lambda below=None: Snapshot(2, lambda: iter(()))  # type: ignore[method-assign]
+    assert find_last(log).age_s(first_ms + 90_000) == 30
+
+
+class Leader:
+    """What the task reads of the leader."""
+
+    def __init__(self, logged_ms: int) -> None:
+        self.logged_ms = logged_ms
+        self.bytes = 0
+        self.reads = 0
+
+    @property
+    def appended_bytes(self) -> int:
+        self.reads += 1
+        return self.bytes
+
+
+@pytest.mark.parametrize("appended_bytes", [10, 1_000])
+async def test_a_snapshot_is_stored_when_the_last_is_old_or_much_was_appended(
+    log: MemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, appended_bytes: int
+) -> None:
+    leader: Any = Leader(log.entries[0].logged_ms)
+    stored: list[Path] = []
+
+    def store(database: Path, _log: MemoryLog) -> LastSnapshot:
+        stored.append(database)
+        return find_last(log)
+
+    monkeypatch.setattr(extension, "CHECK_S", 0.001)
+    monkeypatch.setattr(extension, "open_log", lambda *_: log)
+    monkeypatch.setattr(extension, "store_and_trim", store)
+    task = extension.SnapshotTask(FleetSettings(snapshot_bytes=100))
+    storing = asyncio.create_task(task.store(leader, tmp_path))
+    await asyncio.to_thread(wait_until, lambda: leader.reads > 5, "it has checked several times")
+    assert not stored
+    leader.bytes = appended_bytes
+    leader.logged_ms += 0 if appended_bytes > 100 else HOUR_MS
+    await asyncio.to_thread(wait_until, lambda: bool(stored), "a snapshot is stored")
+    storing.cancel()
+    assert set(stored) == {tmp_path}
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    """The chunks of a good snapshot."""
+    folder, log = tmp_path_factory.mktemp("leader"), MemoryLog()
+    follow(folder, a_log())[0].release()
+    assert store_snapshot(folder / DATABASE, log) == LAST
+    return log.stored[0][1]
+
+
+def bomb(beginning: bytes) -> list[bytes]:
+    packing = zlib.compressobj(1)
+    packed = packing.compress(beginning)
+    for _ in range(BOMB_BYTES // 1_000_000):
+        packed += packing.compress(bytes(1_000_000))
+    return [packed + packing.flush()]
+
+
+@pytest.mark.parametrize(
+    ("damaged", "why"),
+    [
+        (lambda _good: bomb(b""), "it is not a journal"),
+        (lambda _good: bomb(HEADER), "it is longer than its header says"),
+        (lambda _good: [b"garbage"], "incorrect header check"),
+        (lambda _good: [], "it is not complete"),
+        (lambda good: [good[0][:-100]], "it is not complete"),
+        (
+            lambda good: [zlib.compress(zlib.decompress(good[0]).replace(b"key-3", b"key-4"))],
+            "checksum mismatch|damaged",
+        ),
+    ],
+    ids=["bomb", "bomb with a header", "garbage", "empty", "cut", "changed row"],
+)
+def test_snapshot_that_cannot_be_decoded_is_skipped(
+    stored: list[bytes],
+    damaged: Callable[[list[bytes]], list[bytes]],
+    why: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A standby takes the snapshot before it, and never holds more than a part of the content in memory."""
+    log = MemoryLog()
+    log.stored += [(LAST, stored), (LAST + 5, damaged(stored))]
+    replica = Replica(tmp_path)
+    tracemalloc.start()
+    try:
+        assert load_snapshot(log, replica)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert replica.place.position == LAST
+    assert not load_snapshot(log, replica), "the file has it already"
+    replica.release()
+    assert peak_bytes < 20_000_000
+    assert f"the snapshot of position {LAST + 5} cannot be used" in caplog.text
+    assert any(one in caplog.text for one in why.split("|"))

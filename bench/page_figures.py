@@ -1,6 +1,6 @@
 """The costs of the live page with a million pending operations and a steady load, in Chromium: `make page-figures`.
 
-`python -m tests.page.page_figures [PENDING] [SECONDS]`. CPU is CPU time of the processes, so that a busy machine
+`python -m bench.page_figures [PENDING] [SECONDS]`. CPU is CPU time of the processes, so that a busy machine
 matters little; the cost of viewers is the daemon's CPU time with them minus that of as many operations without them.
 """
 
@@ -16,10 +16,8 @@ from playwright.sync_api import Browser
 from purgatory_client.blocking import Client
 
 from tests.kit.daemon import DaemonProcess
-from tests.page.many_waits import register_crowd
-from tests.page.page_calls import call
+from tests.page.page_kit import call, register_crowd, size_of, watched_page
 from tests.page.steady_load import steady_load
-from tests.page.watched_page import size_of, watched_page
 from tests.pipeline.page.browser import chromium_path, running_browser
 
 VIEWS: Final = ("now", "wheel", "waits", "ends", "hour")
