@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final, Self
 
 from purgatory.service.access.tokens import add_token
-from tests.abuse.attacks import CALL_FLOODS, Target
+from tests.abuse.attacks import CALL_FLOODS
 from tests.abuse.honest import percentile
+from tests.abuse.http2 import Target
 from tests.abuse.result import Result, Tally, memory_mb, start_peak
 from tests.kit.daemon import DaemonProcess, daemon_environment
 

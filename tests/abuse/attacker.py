@@ -5,23 +5,24 @@ each one that ends, which measures the capacity of the daemon.
 """
 
 import asyncio
+import inspect
 import json
 import sys
 
-from tests.abuse.attacks import ATTACKS, Target
+from tests.abuse.attacks import ATTACKS
 from tests.abuse.floods import FLOODS, prepare
+from tests.abuse.http2 import Target
 from tests.abuse.open_loop import flood
 from tests.abuse.result import Tally
 
 
 async def run(name: str, target: Target, calls_per_second: float) -> Tally:
     if name in ATTACKS:
-        return await ATTACKS[name].attack(target)
+        attack = ATTACKS[name].attack
+        # What is no coroutine blocks.
+        return await (attack(target) if inspect.iscoroutinefunction(attack) else asyncio.to_thread(attack, target))
     await prepare(target)
-    make_call = FLOODS[name.removeprefix("flood-")]
-    return await asyncio.to_thread(
-        flood, target.grpc, target.token, make_call, target.seconds, calls_per_second or None
-    )
+    return await asyncio.to_thread(flood, target, FLOODS[name.removeprefix("flood-")], calls_per_second or None)
 
 
 def main(arguments: list[str]) -> None:

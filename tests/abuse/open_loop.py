@@ -16,7 +16,7 @@ from typing import Final
 import grpc
 import hpack
 
-from tests.abuse.http2 import SERVICE, message
+from tests.abuse.http2 import SERVICE, Target, message
 
 CONNECTIONS: Final = 10
 """Each has as many streams as the daemon allows."""
@@ -180,10 +180,8 @@ class FloodConnection:
         self._unsent += frame(SETTINGS, ACK, 0)
 
 
-def flood(
-    address: str, token: str, make_call: Callable[[int], Call], seconds: float, calls_per_second: float | None
-) -> Counter[str]:
-    """Start calls at this rate for `seconds`, and leave without waiting for calls in flight.
+def flood(target: Target, make_call: Callable[[int], Call], calls_per_second: float | None) -> Counter[str]:
+    """Start calls at this rate for the target's time, and leave without waiting for calls in flight.
 
     Without a rate, a call starts for each one that ends, with `IN_FLIGHT` calls in flight.
 
@@ -194,12 +192,12 @@ def flood(
         ConnectionError: The server has closed a connection.
     """
     tally: Counter[str] = Counter()
-    connections = [FloodConnection(address, token, tally) for _ in range(CONNECTIONS)]
+    connections = [FloodConnection(target.grpc, target.token, tally) for _ in range(CONNECTIONS)]
     began_s, started, due, turn = time.monotonic(), 0, 0, 0
     with selectors.DefaultSelector() as selector:
         for place, connection in enumerate(connections):
             selector.register(connection.socket, selectors.EVENT_READ, place)
-        while (elapsed_s := time.monotonic() - began_s) < seconds:
+        while (elapsed_s := time.monotonic() - began_s) < target.seconds:
             if calls_per_second is None:
                 due = started + IN_FLIGHT - sum(connection.in_flight for connection in connections)
             else:

@@ -28,7 +28,7 @@ class ReportedResult(NamedTuple):
     operation_id: int
     outcome: int
     waited_ms: int
-    content: bytes
+    content: str
     reached: Sequence[tuple[str, int]] = ()
 
 

@@ -15,6 +15,9 @@ from tests.histories.swarm import EVENT_TYPES, STEP_NAMES, Swarm
 
 ALL = 100_000
 """A limit that nothing here reaches."""
+PARTITIONS = [(topic, partition) for topic in ("orders", "clicks") for partition in range(3)]
+KEYS = ["paid", "shipped", "closed"]
+"""The names in worlds with a host: see `one_owner`."""
 
 
 class Leave:
@@ -383,3 +386,12 @@ class Generator:
 
     def members(self, leader_id: int, ids: range) -> tuple[int, ...]:
         return tuple(replica_id for replica_id in ids if replica_id == leader_id or self.rng.random() < 0.6)
+
+
+def one_owner(seed: int, timeout_max_ms: int) -> Generator:
+    """A generator for one owner, on `PARTITIONS` and `KEYS`."""
+    generator = Generator(seed)
+    generator.swarm.owners, generator.swarm.timeout_max_ms = 1, timeout_max_ms
+    generator.sketches = [Sketch(name, says_positions=True) for name in PARTITIONS]
+    generator.keys = [(key, -1) for key in KEYS]
+    return generator

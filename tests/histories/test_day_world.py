@@ -1,18 +1,15 @@
 """A few days of a daemon and its clients, and faults that the checker must report."""
 
+from dataclasses import replace
+
 import pytest
 from purgatory_client import Result, ResultColumns, waits
 
-from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, OperationBatch
-from purgatory.engine.calls import Apply, Register
-from tests.histories.day.call_log import CallLog, SimulatedCall
-from tests.histories.day.checker import Checker
-from tests.histories.day.engine_tap import EngineCall
-from tests.histories.day.model import Run, run_of
-from tests.histories.day.plan import Plan, PlannedWait
-from tests.histories.history import History
-from tests.histories.worlds import day
+from tests.engine import plain
+from tests.histories.day.actors import CallLog, SimulatedCall
+from tests.histories.day.checker import Checker, DaemonEnd, DaemonRecord
+from tests.histories.day.plan import Request, draw_plan
+from tests.histories.history import run_history
 
 SEEDS = (20, 69, 511, 17)
 """Together these seeds have every kind of operation, fault and restart, every limit, both event loops and a drain. The
@@ -23,68 +20,61 @@ last one has small internal sizes and a listener that raises.
 @pytest.mark.slow  # a day takes about a second
 @pytest.mark.sockets
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_simulated_day(seed: int) -> None:
-    """Each wait ends once as expected, and the daemon becomes empty."""
-    history = History(seed, frozenset(day.FAULTS))
-    day.run(history)
-    assert not history.judge.complaints, "\n".join(history.judge.complaints[:10])
+def test_each_wait_of_a_day_ends_once_as_in_the_engine(seed: int) -> None:
+    complaints = run_history("day", seed).complaints
+    assert not complaints, "\n".join(complaints[:10])
 
 
 # The checker reports faults.
 
-ITEM = (("log", 0), 5)
-PRODUCE = OperationBatch([1], partitions=[("log", 0)], offsets=[5], timeouts_ms=[100])
+NAME = ("log", 0)
+OPERATION = plain.Operation(plain.PRODUCE, 1, 100, (plain.Item(NAME, 5),))
+ENDED = plain.Ended(0, 1, plain.PRODUCE, plain.SATISFIED, 20, 0, (plain.EndedItem(NAME, 0, 5, 5, 0),))
+END = DaemonEnd("s", ENDED, 1_020, has_result=True)
+NOT_REACHED = (plain.EndedItem(NAME, 7, 5, 4, 0),)
 
 
-def mark(offset: int) -> EngineCall:
-    batch = EventBatch([codes.HIGH_WATERMARK], partitions=[("log", 0)], offsets=[offset])
-    return EngineCall(Apply(batch), -1, 1_020, 1)
+def received(outcome: int, waited_ms: int, code: int) -> Result:
+    """A result of the client for this wait."""
+    columns = ResultColumns(plain.PRODUCE, lambda _: [])
+    columns.names = [NAME]
+    columns.outcomes, columns.waited_ms, columns.lateness_ms = [outcome], [waited_ms], [0]
+    columns.item_indexes, columns.error_codes = [0], [code]
+    columns.required_offsets, columns.reached_offsets, columns.log_start_offsets = [5], [5], [0]
+    columns.estimated_remaining_ms, columns.paces_per_second = [-1], [-1.0]
+    columns.stale_ms, columns.stale_reasons = [-1], [""]
+    columns.signal_values, columns.signal_values_left_out = [b""], [False]
+    return Result(columns, 0, 0)
 
 
-def run_with(call: EngineCall, batch: OperationBatch = PRODUCE) -> Run:
-    added = EngineCall("add_owner", 1, 0)
-    return run_of([added, EngineCall(Register(codes.PRODUCE, batch), 1, 1_000), call], {1: "s"})
-
-
-def judged(run: Run, seen: dict[str, int], *, submitted_ms: float = 999.2, ended_ms: float = 1_020.5) -> list[str]:
-    """The complaints about one produce wait with this result at its caller, given the expected run."""
-    call = SimulatedCall(0, PlannedWait(codes.PRODUCE, (ITEM,), 100), submitted_ms)
+def complaints(end: DaemonEnd, result: Result | None, ended_ms: float) -> list[str]:
+    """The complaints about one wait with this result at its caller, which the daemon has ended so."""
     wait = waits.produce({"log-0": 5}, timeout=0.1)
     wait.operation_id = 1
-    call.note(wait, "s")
-    if seen:
-        columns = ResultColumns(codes.PRODUCE, lambda _: [])
-        columns.names = [("log", 0)]
-        columns.outcomes, columns.waited_ms, columns.lateness_ms = [seen["outcome"]], [seen["waited_ms"]], [0]
-        columns.item_indexes, columns.error_codes = [0], [seen["code"]]
-        columns.required_offsets, columns.reached_offsets, columns.log_start_offsets = [5], [5], [0]
-        columns.estimated_remaining_ms, columns.paces_per_second = [-1], [-1.0]
-        columns.stale_ms, columns.stale_reasons = [-1], [""]
-        columns.signal_values, columns.signal_values_left_out = [b""], [False]
-        call.result, call.ended_ms = Result(columns, 0, 0), ended_ms
-    ledger = CallLog(calls=[call])
-    checker = Checker(Plan(1), ledger, [run])
+    call = SimulatedCall(0, Request((OPERATION,), "client"), 999.2, "s", wait, ended_ms, result)
+    record = DaemonRecord()
+    record.ends.append(end)
+    checker = Checker(draw_plan(1), CallLog(calls=[call]), [record])
     checker.check()
     return checker.complaints
 
 
-SATISFIED = {"outcome": codes.SATISFIED, "waited_ms": 20, "code": 0}
+SATISFIED = received(plain.SATISFIED, 20, 0)
 
 
 @pytest.mark.parametrize(
-    ("call", "seen", "ended_ms"),
+    ("end", "result", "ended_ms"),
     [
-        (mark(4), SATISFIED, 1_020.5),
-        (mark(5), SATISFIED | {"outcome": codes.EXPIRED, "code": 7}, 1_020.5),
-        (mark(5), SATISFIED | {"code": 7}, 1_020.5),
-        (mark(5), SATISFIED | {"waited_ms": 19}, 1_020.5),
-        (mark(5), SATISFIED, 1_010.0),
-        (EngineCall("remove_owner", 1, 1_020), SATISFIED | {"outcome": codes.CANCELLED, "code": 7}, 1_020.5),
-        (mark(5), {}, 0.0),
+        (replace(END, ended=ENDED._replace(outcome=plain.EXPIRED, items=NOT_REACHED)), SATISFIED, 1_020.5),
+        (END, received(plain.EXPIRED, 20, 7), 1_020.5),
+        (END, received(plain.SATISFIED, 20, 7), 1_020.5),
+        (END, received(plain.SATISFIED, 19, 0), 1_020.5),
+        (END, SATISFIED, 1_010.0),
+        (replace(END, has_result=False), SATISFIED, 1_020.5),
+        (END, None, -1.0),
     ],
-    ids=["no mark", "not expired", "code", "time", "before it was", "result of a dropped session", "lost"],
+    ids=["expired", "not expired", "code", "time", "before it was", "result of a dropped session", "lost"],
 )
-def test_the_checker_finds_what_must_not_be(call: EngineCall, seen: dict[str, int], ended_ms: float) -> None:
-    """Each planted fault causes one complaint; the correct result causes none."""
-    assert judged(run_with(mark(5)), SATISFIED) == []
-    assert len(judged(run_with(call), seen, ended_ms=ended_ms)) == 1
+def test_checker_complains_once_about_each_fault(end: DaemonEnd, result: Result | None, ended_ms: float) -> None:
+    assert complaints(END, SATISFIED, 1_020.5) == []
+    assert len(complaints(end, result, ended_ms)) == 1

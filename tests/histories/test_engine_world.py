@@ -29,7 +29,6 @@ def test_long_histories(block: int) -> None:
 
 
 def test_trace_follows_from_seed() -> None:
-    """The same seed gives the same hash over all ends, and another seed another one."""
     first, other, again = (run_history("engine", seed).trace for seed in (7, 8, 7))
     assert first == again != other
 

@@ -30,7 +30,6 @@ def test_histories_keep_the_promises() -> None:
 
 
 def test_a_history_follows_from_its_seed() -> None:
-    """The same seeds give the same histories."""
     assert run_seeds(range(50)) == run_seeds(range(50))
 
 

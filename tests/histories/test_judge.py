@@ -7,13 +7,11 @@ import pytest
 from purgatory.v1 import result_pb2
 from tests.histories.judge import Broken, Judge, ReportedResult
 from tests.histories.planted import PLANTED, ROOT
-from tests.histories.wire_caller import columns_of, rows_of
-from tests.kit.messages import produce
 
 SATISFIED, EXPIRED = result_pb2.OUTCOME_SATISFIED, result_pb2.OUTCOME_EXPIRED
 CANCELLED = result_pb2.OUTCOME_CANCELLED
-DONE = ReportedResult(1, SATISFIED, 40, b"content", [("t0", 5)])
-LATE = ReportedResult(2, EXPIRED, 2_000, b"")
+DONE = ReportedResult(1, SATISFIED, 40, "content", [("t0", 5)])
+LATE = ReportedResult(2, EXPIRED, 2_000, "")
 
 
 def good(*, is_durable: bool = True) -> Judge:
@@ -50,13 +48,13 @@ THIRD: Step = ("registering", ("s", 3, 2_000, 12.0, None, [("t0", 6)]))
 def reported(
     operation_id: int, outcome: int, waited_ms: int, at_s: float, place: tuple[str, int] = ("i", 3), reached: int = 6
 ) -> Step:
-    return "reported", ("s", *place, ReportedResult(operation_id, outcome, waited_ms, b"", [("t0", reached)]), at_s)
+    return "reported", ("s", *place, ReportedResult(operation_id, outcome, waited_ms, "", [("t0", reached)]), at_s)
 
 
 BAD: dict[str, tuple[str, list[Step]]] = {
     "other operation": ("result 1 was", [("reported", ("s", "i", 1, DONE._replace(operation_id=2), 12.0))]),
     "other outcome": ("result 2 was", [("reported", ("s", "i", 2, LATE._replace(outcome=SATISFIED), 12.0))]),
-    "other content": ("result 1 was", [("reported", ("s", "i", 1, DONE._replace(content=b"x"), 12.0))]),
+    "other content": ("result 1 was", [("reported", ("s", "i", 1, DONE._replace(content="x"), 12.0))]),
     "second result": (r"operation 1 ended as \('i', 1\)", [("reported", ("s", "i", 3, DONE, 12.0))]),
     "in another life": (r"operation 1 ended as \('i', 1\)", [("reported", ("s", "j", 1, DONE, 12.0))]),
     "never asked": ("never registered", [reported(9, SATISFIED, 0, 12.0)]),
@@ -109,24 +107,7 @@ def test_bad_history_has_the_complaint(name: str, is_durable: bool) -> None:
         judge.check()
 
 
-def test_columns_are_read_as_rows() -> None:
-    """A batch in columns has the fields that the judge looks at, also where one value is that of all."""
-    operations = [produce(1, "t0", 4, 50), produce(2, "t1", 4, 50)]
-    operations[1].produce.partitions.add(topic_partition={"topic": "t2"}, required_offset=6)
-    sent = columns_of(operations)
-    assert (list(sent.item_count), list(sent.item_index), list(sent.offset)) == ([1, 2], [0, 1, 2], [4, 4, 6])
-    columns = result_pb2.ResultColumns(
-        partitions=sent.partitions, operation_id=[1, 2], outcome=[SATISFIED], waited_ms=[7, 8], item_count=[1, 2],
-        item_index=[0, 1, 2], reached_offset=[9],
-    )  # fmt: skip
-    rows = list(rows_of(columns))
-    assert [(row.operation_id, row.outcome, row.waited_ms) for row in rows] == [(1, SATISFIED, 7), (2, SATISFIED, 8)]
-    found = [(item.topic_partition.topic, item.reached_offset) for row in rows for item in row.partitions]
-    assert found == [("t0", 9), ("t1", 9), ("t2", 9)]
-
-
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_fault_can_still_be_planted(name: str) -> None:
-    """Its file has the text that is replaced, once."""
     planted = PLANTED[name]
     assert (ROOT / planted.path).read_text("utf-8").count(planted.right) == 1

@@ -8,20 +8,20 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import Any, Final
 
 import grpc
 from google.rpc import code_pb2
 from purgatory_client.session.addresses import CHOOSING
 
-from purgatory.v1 import operation_pb2, purgatory_service_pb2_grpc, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from purgatory.v1 import purgatory_service_pb2_grpc, result_pb2
+from tests.engine import plain
 from tests.histories.judge import Judge, Registration, ReportedResult
-from tests.kit.messages import register_batch
+from tests.scripts.messages import Names, ended_of, operation_columns, operation_rows
 
 TOPICS: Final = ("t0", "t1", "t2")
+NAMES: Final = Names("")
 BATCH_MAX: Final = 40
 PACE_S: Final = 0.01
 RECONNECT_S: Final = 0.03
@@ -51,7 +51,7 @@ class WireCaller:
 
     def __init__(self, name: str, judge: Judge, seed: int, *, may_refuse: bool = False) -> None:
         self.name: Final = name
-        self.asked: Final[dict[int, operation_pb2.Operation]] = {}
+        self.asked: Final[dict[int, plain.Operation]] = {}
         self.outcomes: Final[dict[int, int]] = {}
         """The outcome of each operation that has ended."""
         self.accepted_batches = 0
@@ -156,11 +156,8 @@ class WireCaller:
             ahead = self._random.randint(-3, AHEAD_MAX)
             required = max(0, ahead + max(self._judge.sent(topic) for topic in topics))
             timeout_ms = self._random.choice((50, 400, 2_000, 600_000, 600_000))
-            operation = operation_pb2.Operation(operation_id=number, timeout_ms=timeout_ms)
-            for topic in topics:
-                item = operation.produce.partitions.add(required_offset=required)
-                item.topic_partition.topic = topic
-            self.asked[number] = operation
+            items = tuple(plain.Item((topic, 0), required) for topic in topics)
+            self.asked[number] = plain.Operation(plain.PRODUCE, number, timeout_ms, items)
             needs = [(topic, required) for topic in topics]
             self._judge.registering(self.name, number, timeout_ms, time.monotonic(), needs=needs)
         return ids
@@ -168,10 +165,11 @@ class WireCaller:
     async def _register(self, call: Any, ids: list[int]) -> None:  # noqa: ANN401 - as above
         self._unanswered[ids[-1]] = ids
         operations = [self.asked[number] for number in ids]
+        batch = wire.RegisterBatch(batch_id=ids[-1])
         if self._as_columns:
-            batch = wire.RegisterBatch(batch_id=ids[-1], columns=columns_of(operations))
+            batch.columns.CopyFrom(operation_columns(operations, NAMES))
         else:
-            batch = register_batch(*operations, batch_id=ids[-1])
+            batch.rows.CopyFrom(operation_rows(operations, NAMES))
         await call.write(wire.SessionRequest(register=batch))
 
     # Received messages.
@@ -182,8 +180,7 @@ class WireCaller:
         elif message.HasField("cancelled"):
             self._judge.cancelled(self.name, message.cancelled.cancelled_operation_ids)
         elif message.HasField("results"):
-            rows = rows_of(message.results.columns) if self._as_columns else message.results.rows.results
-            for sequence, row in enumerate(rows, message.results.first_sequence):
+            for sequence, row in enumerate(ended_of(message.results, NAMES), message.results.first_sequence):
                 self._receive_result(sequence, row)
 
     def _receive_receipt(self, receipt: wire.Receipt) -> None:
@@ -200,46 +197,12 @@ class WireCaller:
         for number in ids:
             del self.asked[number]
 
-    def _receive_result(self, sequence: int, row: result_pb2.Result) -> None:
-        reached = [(item.topic_partition.topic, item.reached_offset) for item in row.partitions]
-        content = row.SerializeToString(deterministic=True)
-        result = ReportedResult(row.operation_id, row.outcome, row.waited_ms, content, reached)
+    def _receive_result(self, sequence: int, row: plain.Ended) -> None:
+        reached = [(item.name[0], item.reached) for item in row.items]
+        result = ReportedResult(row.operation_id, row.outcome, row.waited_ms, str(row), reached)
         self._judge.reported(self.name, self._incarnation, sequence, result, time.monotonic())
         self._last_sequence = max(self._last_sequence, sequence)
         if row.operation_id in self.outcomes:
             self.repeats += 1
         elif row.operation_id in self.asked:
             self.outcomes[row.operation_id] = row.outcome
-
-
-def columns_of(operations: Sequence[operation_pb2.Operation]) -> operation_pb2.OperationColumns:
-    """Produces as columns."""
-    items = [item for operation in operations for item in operation.produce.partitions]
-    return operation_pb2.OperationColumns(
-        kind=operation_pb2.OPERATION_KIND_PRODUCE,
-        partitions=[operation_pb2.TopicPartition(topic=topic) for topic in TOPICS],
-        operation_id=[operation.operation_id for operation in operations],
-        timeout_ms=[operation.timeout_ms for operation in operations],
-        item_count=[len(operation.produce.partitions) for operation in operations],
-        item_index=[TOPICS.index(item.topic_partition.topic) for item in items],
-        offset=[item.required_offset for item in items],
-    )
-
-
-def rows_of(columns: result_pb2.ResultColumns) -> Iterable[result_pb2.Result]:
-    """The fields of results of produces that the judge looks at."""
-    count = len(columns.operation_id)
-
-    def expanded(values: Sequence[int], length: int, default: int = 0) -> Sequence[int]:
-        return values if len(values) == length else [*(values or [default])] * length
-
-    counts = expanded(columns.item_count, count, 1)
-    indexes, reached = (expanded(one, sum(counts)) for one in (columns.item_index, columns.reached_offset))
-    items = zip(indexes, reached, strict=True)
-    outcomes, waited = expanded(columns.outcome, count), expanded(columns.waited_ms, count)
-    for place, operation_id in enumerate(columns.operation_id):
-        row = result_pb2.Result(operation_id=operation_id, waited_ms=waited[place])
-        row.outcome = outcomes[place]  # type: ignore[assignment]
-        for index, offset in islice(items, counts[place]):
-            row.partitions.add(topic_partition=columns.partitions[index], reached_offset=offset)
-        yield row

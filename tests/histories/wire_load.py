@@ -29,10 +29,10 @@ NEVER_REACHED: Final = 2**40
 class WireLoad:
     """Runs from `start` to `end`."""
 
-    def __init__(self, judge: Judge, seed: int, *, may_refuse: bool = False) -> None:
+    def __init__(self, judge: Judge, seed: int, *, callers: int = CALLERS, may_refuse: bool = False) -> None:
         judge.rules.append(expected_outcome)
         self.callers: Final = [
-            WireCaller(f"caller-{place}", judge, seed + place, may_refuse=may_refuse) for place in range(CALLERS)
+            WireCaller(f"caller-{place}", judge, seed + place, may_refuse=may_refuse) for place in range(callers)
         ]
         self.reads = 0
         self._judge: Final = judge

@@ -16,7 +16,6 @@ import pytest
 
 from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import result_pb2
 from tests.http.http_serving import (
     BINARY,
     CODECS,
@@ -37,22 +36,8 @@ DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 LONG = wire.WaitRequest(operation=produce(0, "orders", 300, timeout_ms=600_000))
 
 
-async def test_a_wait_is_answered_when_it_ends() -> None:
-    """Not earlier; and its connection serves the next call."""
-    async with serving_http() as caller:
-        waiting = asyncio.create_task(caller.unary("Wait", LONG, wire.WaitResponse))
-        await eventually(lambda: caller.host.engine.pending == 1, "the wait is registered")
-        assert not waiting.done()
-        await caller.served.high_watermark("orders", 300)
-        (answer,) = (await waiting).answers
-        assert isinstance(answer, wire.WaitResponse)
-        assert answer.result.outcome == result_pb2.OUTCOME_SATISFIED
-        assert (await caller.unary("GetStatus", wire.GetStatusRequest(), wire.GetStatusResponse)).status.code == 0
-
-
 @pytest.mark.parametrize("codec", CODECS)
 async def test_who_goes_away_cancels_the_wait(codec: str) -> None:
-    """Nothing remains pending, and no call is counted as in flight."""
     async with serving_http() as caller:
         waiting = asyncio.create_task(caller.unary("Wait", LONG, wire.WaitResponse, codec))
         await eventually(lambda: caller.host.engine.pending == 1, "the wait is registered")
@@ -62,7 +47,6 @@ async def test_who_goes_away_cancels_the_wait(codec: str) -> None:
 
 
 async def test_the_deadline_ends_the_wait() -> None:
-    """It ends with DEADLINE_EXCEEDED and nothing remains pending; a timeout that is not a number is refused."""
     async with serving_http() as caller:
         ending = await caller.unary("Wait", LONG, wire.WaitResponse, **{"connect-timeout-ms": "50"})
         assert ending.status.code == DEADLINE_EXCEEDED
@@ -86,23 +70,7 @@ async def test_messages_have_a_size(codec: str) -> None:
         assert (await caller.unary("GetStatus", wire.GetStatusRequest(), wire.GetStatusResponse)).status.code == 0
 
 
-async def test_large_json_is_read_beside_the_loop() -> None:
-    """A batch whose JSON takes long to parse and a listing that takes long to encode are correct, like small ones."""
-    batch = register_batch(*[produce(n, "orders", 9) for n in range(1, 600)])
-    request = wire.RegisterRequest(session_id="s", batch=batch)
-    assert len(encoded(request, JSON)) > 65_536
-    async with serving_http() as caller:
-        (receipt,) = (await caller.unary("Register", request, wire.RegisterResponse)).answers
-        assert isinstance(receipt, wire.RegisterResponse)
-        assert receipt.receipt.accepted == 599
-        listing = wire.ListOperationsRequest(page_size=1_000)
-        (page,) = (await caller.unary("ListOperations", listing, wire.ListOperationsResponse)).answers
-        assert isinstance(page, wire.ListOperationsResponse)
-        assert len(page.operations) == 599
-
-
 async def test_calls_over_http_count_with_those_over_grpc() -> None:
-    """When a gRPC call has used up a limit, an HTTP call is refused with a retry delay."""
     settings = HostSettings(LimitsSettings(calls_max=1))
     async with serving_http(settings) as caller:
         waiting = caller.served.stub.Wait(LONG)
@@ -114,7 +82,6 @@ async def test_calls_over_http_count_with_those_over_grpc() -> None:
 
 
 async def test_a_refused_call_is_not_read() -> None:
-    """The refusal is sent before the announced body has arrived."""
     settings = HostSettings(LimitsSettings(calls_max=1))
     async with serving_http(settings) as caller:
         waiting = caller.served.stub.Wait(LONG)
@@ -197,7 +164,6 @@ async def test_grpc_web(kind: str) -> None:
 async def test_what_cannot_be_a_call_is_told_what_to_send(
     method: str, path: str, kind: str, status: int, words: str
 ) -> None:
-    """A wrong content type, method or path gets the protocol's error as JSON, which says what to send instead."""
     async with serving_http() as caller:
         headers = {"content-type": kind}
         async with caller.client.request(method, path, data=b"{}", headers=headers) as response:

@@ -222,7 +222,6 @@ def test_every_call_has_a_case() -> None:
     ("method", "way"), [one for one in itertools.product(CASES, ("served", "refused")) if one not in LEFT_OUT]
 )
 async def test_connect_and_grpc_web_answer_as_grpc_does(caller: HttpCaller, method: str, way: str) -> None:
-    """Responses, code, message and details are equal, in both codecs; with Connect, read-only methods also with GET."""
     case: Callable[[str], Message] = getattr(CASES[method], way)
     expected = comparable(await by_grpc(caller, method, case(GRPC)), GRPC)
     assert (expected[1] != 0) == (way == "refused" and method not in NEVER_REFUSED), expected
@@ -288,7 +287,6 @@ async def test_what_is_no_message(caller: HttpCaller, codec: str) -> None:
 
 
 async def test_calls_are_counted_by_status(caller: HttpCaller) -> None:
-    """Each call is counted once, served or refused, as over gRPC."""
     for request in (wire.ListHotNamesRequest(), wire.ListHotNamesRequest(limit=-1)):
         await caller.unary("ListHotNames", request, wire.ListHotNamesResponse, JSON)
     ended = caller.gate.counts.of(SERVICE.methods_by_name["ListHotNames"]).ended

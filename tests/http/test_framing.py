@@ -176,6 +176,8 @@ def test_a_body_is_never_a_request(shared_daemon: DaemonProcess, offer: str, is_
     ("sent", "status"),
     [
         (b"nonsense\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"\0" * 100 + b"\r\n\r\n", 400),
         (request("GET", "/healthz", {"host": "a\r\nhost: b"}), 400),
         (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
         (b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 1_000_000, 431),
@@ -184,8 +186,9 @@ def test_a_body_is_never_a_request(shared_daemon: DaemonProcess, offer: str, is_
         (request("POST", f"{SERVICE}/Wait", {"transfer-encoding": "identity"}, b""), 501),
         (b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
     ],
-    ids=["no request", "two hosts", "no host", "long header", "bad chunk", "bad length", "bad coding", "CONNECT"],
-)
+    ids=["no request", "HTTP/2", "NUL", "two hosts", "no host", "long header", "bad chunk", "bad length", "bad coding",
+         "CONNECT"],
+)  # fmt: skip
 def test_what_is_not_http(shared_daemon: DaemonProcess, sent: bytes, status: int) -> None:
     """The response is an error in JSON, and the connection is closed, also if the client sends more than is read."""
     with RawConnection(shared_daemon.http_address) as connection:

@@ -72,7 +72,6 @@ def test_request_made_to_be_slow_is_refused_at_once(shared_daemon: DaemonProcess
     ],
 )  # fmt: skip
 def test_header_line_is_read_as_by_the_library(line: bytes, value: bytes | None) -> None:
-    """What replaces the library's expression accepts the same lines, with the same values."""
     make_h11_linear()
     parser = h11.Connection(h11.SERVER)
     parser.receive_data(b"GET / HTTP/1.1\r\nHost: h\r\n" + line + b"\r\n\r\n")

@@ -234,7 +234,6 @@ async def test_one_listing_serves_all_who_watch_the_same(monkeypatch: pytest.Mon
 
 
 async def test_a_listing_outlives_the_watcher_whose_call_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the watcher whose call computes the listing disconnects, the others compute it again and continue."""
     may_encode = asyncio.Event()
     encoding: list[Message] = []
 

@@ -69,7 +69,6 @@ async def test_a_stream_and_an_address() -> None:
 
 
 async def test_an_unknown_name_of_a_value() -> None:
-    """An unknown value of an enumeration is refused too."""
     async with serving_http() as caller:
         sent = {"content-type": "application/json"}
         body = b'{"sessionId": "s", "batch": {"columns": {"kind": "OPERATION_KIND_PRODUCES"}}}'

@@ -25,7 +25,7 @@ from purgatory.service.recovery import OpenJournal
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.testing import ManualClock
-from tests.histories.worlds.archive import KEYS, PARTITIONS
+from tests.histories.plan import KEYS, PARTITIONS
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.messages import produce_run
 

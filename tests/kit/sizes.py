@@ -12,8 +12,6 @@ import purgatory.sizes
 
 NOT_CUT: Final = "BYTES|EVENTS_QUEUED_MAX"
 """Sizes in bytes, which have tests of their own, and a limit of the client."""
-NOT_MODELLED: Final = f"{NOT_CUT}|PER_SLICE"
-"""Slices of the engine's work too, which the model of a day does not cut."""
 
 
 @contextmanager

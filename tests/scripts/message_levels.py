@@ -124,7 +124,8 @@ class MessageLevel(Level):
                 assert batch.first_sequence == self.read[session] + 1, f"results are not consecutive: {batch}"
                 self.read[session] += len(batch.rows.results) or len(batch.columns.operation_id)
                 ended += [(session, row) for row in messages.ended_of(batch, self.names)]
-        return ended
+        # The receipt of a refused registration was printed.
+        return [(session, row) for session, row in ended if row.outcome != result_pb2.OUTCOME_REFUSED]
 
     def register(self, session: str, operations: list[plain.Operation]) -> Any:  # noqa: ANN401 - a receipt
         batch = wire.RegisterBatch(batch_id=1)

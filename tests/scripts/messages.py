@@ -196,14 +196,11 @@ def event_row(event: plain.Event, names: Names) -> event_pb2.Event:
 
 
 def ended_of(batch: wire.ResultBatch, names: Names) -> Iterator[plain.Ended]:
-    """The results of a message. Refused registrations are not among them: their receipt was printed."""
-    if batch.HasField("columns"):
-        yield from _ended_of_columns(batch.columns, names)
-        return
+    """The results of a message."""
+    yield from _ended_of_columns(batch.columns, names)
     for row in batch.rows.results:
-        if row.outcome != result_pb2.OUTCOME_REFUSED:
-            items = tuple(_item_of(item, names) for item in row.partitions)
-            yield plain.Ended(0, row.operation_id, row.kind, row.outcome, row.waited_ms, row.lateness_ms, items)
+        items = tuple(_item_of(item, names) for item in row.partitions)
+        yield plain.Ended(0, row.operation_id, row.kind, row.outcome, row.waited_ms, row.lateness_ms, items)
 
 
 def _item_of(item: result_pb2.PartitionResult, names: Names) -> plain.EndedItem:
@@ -247,9 +244,8 @@ def _ended_of_columns(columns: result_pb2.ResultColumns, names: Names) -> Iterat
             read = read if columns.kind == plain.FETCH else [-1] * len(read)
             found.append(plain.EndedItem._make([dictionary[indexes[item]], *given, *read, value]))
         place += rows.item_count[row]
-        if rows.outcome[row] != result_pb2.OUTCOME_REFUSED:
-            end = (columns.kind, rows.outcome[row], rows.waited_ms[row], rows.lateness_ms[row])
-            yield plain.Ended(0, columns.operation_id[row], *end, tuple(found))
+        end = (columns.kind, rows.outcome[row], rows.waited_ms[row], rows.lateness_ms[row])
+        yield plain.Ended(0, columns.operation_id[row], *end, tuple(found))
 
 
 def _expanded(columns: result_pb2.ResultColumns, table: Sequence[Any], count: int) -> Any:  # noqa: ANN401 - by name

@@ -47,16 +47,26 @@ def error_response(refused: RpcError) -> JSONResponse:
     """Return the error in the protocol's form, for answers that the package does not write."""
     retry_after_s = retry_after(refused)
     headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
-    status = STATUSES.get(refused.code, HTTPStatus.INTERNAL_SERVER_ERROR)
-    return JSONResponse(_error_fields(refused), status, headers)
+    fields: dict[str, object] = {"code": CODES[refused.code].value, "message": refused.message}
+    if refused.details:
+        fields["details"] = [
+            {"type": detail.DESCRIPTOR.full_name, "value": b64encode(detail.SerializeToString()).decode().rstrip("=")}
+            for detail in refused.details
+        ]
+    return JSONResponse(fields, STATUSES.get(refused.code, HTTPStatus.INTERNAL_SERVER_ERROR), headers)
+
+
+def _wrong(code: int, message: str, status: HTTPStatus, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Return the answer to a request that is not a call."""
+    return JSONResponse({"code": CODES[code].value, "message": message}, status, headers)
 
 
 def wrong_content_type(sent: str, accepted: str, hint: str = "") -> JSONResponse:
     """Return the answer to a request with another Content-Type than those `accepted`."""
     found = f"Content-Type: {shortened(sent)}" if sent else "no Content-Type"
     message = f"the request has {found}; send {accepted.replace(', ', ' or ')}{hint}"
-    refused = RpcError(code_pb2.INVALID_ARGUMENT, message)
-    return JSONResponse(_error_fields(refused), HTTPStatus.UNSUPPORTED_MEDIA_TYPE, {"Accept-Post": accepted})
+    accept = {"Accept-Post": accepted}
+    return _wrong(code_pb2.INVALID_ARGUMENT, message, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, accept)
 
 
 def wrong_method(path: str, sent: str, headers: Mapping[str, str]) -> JSONResponse:
@@ -64,8 +74,7 @@ def wrong_method(path: str, sent: str, headers: Mapping[str, str]) -> JSONRespon
     allowed = headers.get("Allow", "GET")
     body = ", with a JSON body such as {}" if allowed == "POST" else ""
     message = f"{shortened(sent)} is not served at {shortened(path)}; send {allowed}{body}"
-    refused = RpcError(code_pb2.UNIMPLEMENTED, message)
-    return JSONResponse(_error_fields(refused), HTTPStatus.METHOD_NOT_ALLOWED, headers)
+    return _wrong(code_pb2.UNIMPLEMENTED, message, HTTPStatus.METHOD_NOT_ALLOWED, headers)
 
 
 def wrong_path(path: str, served: Iterable[str]) -> JSONResponse:
@@ -74,18 +83,8 @@ def wrong_path(path: str, served: Iterable[str]) -> JSONResponse:
     # The time that the comparison takes grows with the square of the length.
     closest = get_close_matches(path.rpartition("/")[2][:PATH_COMPARED_MAX].casefold(), by_name, 1)
     hint = f"did you mean {by_name[closest[0]]}?" if closest else f"calls are at /{SERVICE.full_name}/NAME"
-    refused = RpcError(code_pb2.UNIMPLEMENTED, f"nothing is served at {path[:PATH_COMPARED_MAX]}; {hint}")
-    return JSONResponse(_error_fields(refused), HTTPStatus.NOT_FOUND)
-
-
-def _error_fields(refused: RpcError) -> dict[str, object]:
-    fields: dict[str, object] = {"code": CODES[refused.code].value, "message": refused.message}
-    if refused.details:
-        fields["details"] = [
-            {"type": detail.DESCRIPTOR.full_name, "value": b64encode(detail.SerializeToString()).decode().rstrip("=")}
-            for detail in refused.details
-        ]
-    return fields
+    message = f"nothing is served at {path[:PATH_COMPARED_MAX]}; {hint}"
+    return _wrong(code_pb2.UNIMPLEMENTED, message, HTTPStatus.NOT_FOUND)
 
 
 def retry_after(refused: RpcError) -> int | None:

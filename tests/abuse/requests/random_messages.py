@@ -38,22 +38,8 @@ TEXTS: Final = (
 CODE_POINTS: Final = ((0, 0xD800), (0xE000, 0x110000))
 LONG_LENGTHS: Final = (1_000, 5_000, 9_000, 17_000, 70_000)
 FORGED: Final[tuple[Any, ...]] = (
-    -1,
-    0,
-    2**31,
-    2**61,
-    2**63,
-    2**64,
-    10**300,
-    "x",
-    "\ud800",
-    None,
-    True,
-    1.5,
-    [],
-    {},
-    [1],
-    "1",
+    *(-1, 0, 2**31, 2**61, 2**63, 2**64, 10**300, True, 1.5),
+    *("x", "\ud800", "1", None, [], {}, [1]),
 )
 """Parts of a page token that no daemon has written."""
 

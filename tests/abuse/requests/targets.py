@@ -209,7 +209,7 @@ def _crowd(seed: int, requests: int, tally: Tally, folder: Path) -> str:
 
 
 def _direct(seed: int, requests: int, tally: Tally, _folder: Path) -> str:
-    for what, count in fuzz_direct(seed, requests).items():
+    for what, count in asyncio.run(fuzz_direct(seed, requests)).items():
         step, _, end = what.partition(": ")
         tally.count(step, end, count)
     return ""

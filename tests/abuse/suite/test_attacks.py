@@ -13,10 +13,9 @@ import pytest
 from purgatory.v1 import purgatory_service_pb2
 from tests.abuse import attacker
 from tests.abuse.arena import Arena
-from tests.abuse.attacks import Target
 from tests.abuse.floods import FLOODS, prepare
 from tests.abuse.honest import judge
-from tests.abuse.http2 import SERVICE
+from tests.abuse.http2 import SERVICE, Target
 from tests.abuse.open_loop import Call, flood
 from tests.abuse.result import MEMORY_MB_MAX, memory_mb, start_peak
 from tests.kit.eventually import PATIENCE_S
@@ -98,7 +97,7 @@ def test_calls_of_floods_are_served(target: Target, method: str) -> None:
 
 def test_a_flood_starts_calls_at_its_rate(target: Target) -> None:
     """All due calls are started, however long responses take, and each ends with some status."""
-    tally = flood(target.grpc, target.token, FLOODS["GetPartition"], target.seconds, 200.0)
+    tally = flood(target, FLOODS["GetPartition"], 200.0)
     started, due = tally.pop("started"), tally.pop("due")
     assert 0 < due <= 100
     assert started == due

@@ -100,7 +100,6 @@ async def test_forged_page_tokens_are_refused(page_token: str) -> None:
 
 
 async def test_standard_services_refuse_what_does_not_decode(run_daemon: RunDaemon) -> None:
-    """Health and reflection answer undecodable requests with INVALID_ARGUMENT, serve others, and log nothing."""
     daemon = await run_daemon()
     async with grpc.aio.insecure_channel(daemon.address) as channel:
         check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
@@ -122,29 +121,7 @@ async def test_standard_services_refuse_what_does_not_decode(run_daemon: RunDaem
     assert faults_in(daemon.log) == []
 
 
-MALFORMED_HTTP = (
-    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-    b"\0" * 100 + b"\r\n\r\n",
-)
-
-
-async def test_malformed_http_is_refused_without_a_traceback(run_daemon: RunDaemon) -> None:
-    """Malformed HTTP gets status 400, and the log stays clean."""
-    daemon = await run_daemon()
-    host, _, port = daemon.http_address.rpartition(":")
-    for data in MALFORMED_HTTP:
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(data)
-        answer = await asyncio.wait_for(reader.read(), 60)
-        writer.close()
-        assert b" 400 " in answer[:20], data
-    await daemon.stop()
-    assert faults_in(daemon.log) == []
-
-
 async def test_pages_of_huge_operations_end_early() -> None:
-    """A page of operations with many partitions each contains few of them, and has a next page."""
     names = [operation_pb2.TopicPartition(topic="t", partition=partition) for partition in range(1_000)]
     columns = operation_pb2.OperationColumns(
         kind=operation_pb2.OPERATION_KIND_PRODUCE,
@@ -206,7 +183,6 @@ async def nothing_left_of(*kinds: type) -> AsyncIterator[None]:
 
 
 async def test_refused_calls_leave_nothing_to_the_garbage_collector() -> None:
-    """A refused call or stream is freed when it has ended, together with its request."""
     async with serving() as served, nothing_left_of(RpcError, ResultStream):
         for _ in range(3):
             get = served.stub.GetPartition(wire.GetPartitionRequest())
@@ -217,7 +193,6 @@ async def test_refused_calls_leave_nothing_to_the_garbage_collector() -> None:
 
 
 async def test_refused_streams_leave_no_message_behind() -> None:
-    """A stream refused during its life is freed without a garbage collection, together with its last message."""
     unreadable = event_pb2.EventColumns(type=[event_pb2.EVENT_TYPE_HIGH_WATERMARK] * 3, offset=[1, 2])
     async with serving() as served, nothing_left_of(wire.AdvanceStreamRequest):
         for _ in range(3):
@@ -271,7 +246,6 @@ async def test_callers_that_send_no_request_are_refused() -> None:
 
 
 async def test_aborted_health_checks_leave_no_request_behind() -> None:
-    """A call aborted by gRPC's own servicer is freed too."""
     server = grpc.aio.server()
     service = health_pb2.DESCRIPTOR.services_by_name["Health"]
     add_standard_service(health.aio.HealthServicer(), server, CallGate(FairQueue(), LimitsSettings()), service)
@@ -300,7 +274,6 @@ def test_callers_that_go_while_they_are_answered_are_no_fault() -> None:
 
 
 async def test_a_stream_that_waits_keeps_no_message() -> None:
-    """An open stream keeps no message that it has answered, however long it waits for the next one."""
     async with serving() as served:
         async with nothing_left_of(wire.AdvanceStreamRequest):
             call = served.stub.AdvanceStream()

@@ -30,7 +30,7 @@ async def test_daemon_survives_a_crowd_at_tiny_limits(tmp_path: Path) -> None:
     assert {method.name for method in SERVICE.methods} == {rpc for rpc, _ in tally.requests}
 
 
-def test_host_survives_changed_bytes() -> None:
+async def test_host_survives_changed_bytes() -> None:
     """No message, whatever its bytes, makes translation, host or engine raise; every operation ends and is counted."""
-    tried = fuzz_direct(1, 8_000)
-    assert all(tried[f"{name}: {end}"] for name in ("RegisterBatch", "AdvanceRequest") for end in ("served", "refused"))
+    tried = await fuzz_direct(1, 8_000)
+    assert all(tried[f"{name}: {end}"] for name in ("Register", "Advance", "Cancel") for end in ("served", "refused"))

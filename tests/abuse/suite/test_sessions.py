@@ -31,7 +31,6 @@ async def sessions(caller: DaemonChannel) -> int:
 
 
 async def test_empty_sessions_shut_nobody_out(run_daemon: RunDaemon) -> None:
-    """Far more empty sessions than the limit allows are opened: an honest caller can still connect."""
     daemon = await run_daemon(*FEW)
     async with DaemonChannel(daemon.address) as stranger:
         nothing = register_batch()

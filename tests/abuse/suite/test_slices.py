@@ -111,7 +111,6 @@ async def turns_of(work: Coroutine[Any, Any, T]) -> tuple[int, T]:
 
 
 async def test_a_large_batch_is_registered_in_parts() -> None:
-    """Ten operations of 500 items: one engine call for every four of them, and one receipt."""
     held = Held()
     turns, receipt = await turns_of(held.register(columns_of(range(1, 11), ITEMS)))
     assert (receipt.accepted, receipt.highest_operation_id) == (10, 10)
@@ -171,7 +170,6 @@ def test_more_values_than_a_batch_may_have_are_refused_as_a_whole(field: str) ->
 
 
 async def test_a_short_column_refuses_all_parts() -> None:
-    """The whole batch is checked before its first part is registered."""
     held = Held()
     columns = columns_of(range(1, 21), ITEMS)
     columns.offset.extend([1, 2])
@@ -356,7 +354,6 @@ async def test_the_end_of_large_operations_goes_in_slices(how: str) -> None:
 
 
 async def test_a_session_may_be_opened_again_while_its_operations_end() -> None:
-    """The new session is empty, and the remaining operations of the old one end independently."""
     held = Held()
     await held.fill(60, ITEMS)
     held.host.close_session(held.session)
@@ -412,7 +409,6 @@ async def test_messages_of_results_are_made_once(
 
 
 async def test_a_page_of_partitions_ends_by_its_bytes() -> None:
-    """Twenty partitions of 900 replicas: short pages, which together contain all partitions in order."""
     async with serving() as served:
         ids = list(range(1, 901))
         events = [

@@ -87,7 +87,6 @@ async def test_call_that_ends_while_it_waits_leaves_its_place() -> None:
 async def test_flood_is_logged_once_with_its_busiest_connection(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One line in each interval, however many calls follow."""
     monkeypatch.setattr(call_gate, "FLOOD", 3)
     now_s = 100.0
     turns = Strangers(FairQueue(), FloodWatch(), CALLS, lambda: now_s)

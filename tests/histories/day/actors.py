@@ -1,23 +1,72 @@
 """The actors of a simulated day: clients that wait, advancers that push events, an operator that cancels."""
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import grpc
 from purgatory_client import AsyncClient, Event, OperationKind, Result, ResultColumns, events
-from purgatory_client.batches import Entry
+from purgatory_client.batches import Entry, WaitBatch
 from purgatory_client.errors import ClientClosed, NotFound, PurgatoryClientError, Unavailable
+from purgatory_client.partition_names import partition_name
 
-from purgatory.engine import codes
+from purgatory.engine.kinds.operation_columns import columns_of
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
-from tests.histories.day.call_log import CallLog, SimulatedCall, now_ms
-from tests.histories.day.plan import Batch, Close, EventPlan, OperatorCancel, Passer, Plan, PlannedWait, Push, Step
+from tests.engine import plain
+from tests.engine.adapter import operation_batch
+from tests.histories.day.plan import Close, OperatorCancel, Plan, Push, Request, Step
 from tests.kit.proxy import FaultyProxy
 from tests.scripts.client_level import wait_of
+from tests.scripts.messages import Names, event_row
+
+NO_PREFIX: Final = Names("")
+
+
+def now_ms() -> float:
+    """The clock of the daemon and of all callers, including fractions of a millisecond."""
+    return time.monotonic_ns() / 1_000_000
+
+
+@dataclass
+class SimulatedCall:
+    """One call of a client. `wait` is the client's record of it, if one was created."""
+
+    client: int
+    request: Request
+    submitted_ms: float
+    session_id: str = ""
+    wait: Entry | None = None
+    ended_ms: float = -1.0
+    result: Result | ResultColumns | None = None
+    error: BaseException | None = None
+    closing: bool = False
+    """Whether its client was closed while it waited."""
+    cancelled: bool = False
+    """Whether its caller cancelled it."""
+    faults: int = 0
+    """The number of faults of its proxy until it ended. A channel needs some time to recover from each."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the caller has an answer."""
+        return self.ended_ms >= 0
+
+
+@dataclass
+class CallLog:
+    """Everything observed from outside, and complaints that follow from these observations alone."""
+
+    calls: list[SimulatedCall] = field(default_factory=list)
+    pushes: dict[str, dict[int, bool]] = field(default_factory=dict)
+    """For each advancer's key: the numbers of its pushes, and whether they were acknowledged."""
+    drained: list[SimulatedCall] = field(default_factory=list)
+    """Calls known to the daemon, over a working connection, when it was drained."""
+    complaints: list[str] = field(default_factory=list)
+
 
 CALL: Final[ContextVar[SimulatedCall]] = ContextVar("call")
 
@@ -26,7 +75,8 @@ class NotingClient(AsyncClient):
     """The real client, which also records the wait of each call, so that the checker knows the operation ids."""
 
     async def _wait(self, entry: Entry) -> Result | ResultColumns:
-        CALL.get().note(entry, self.session_id)
+        call = CALL.get()
+        call.wait, call.session_id = entry, self.session_id
         return await super()._wait(entry)
 
 
@@ -43,23 +93,19 @@ class Day:
 class ClientActor:
     """A program that waits, over its own connection."""
 
-    def __init__(self, number: int, plan: Plan, proxy: FaultyProxy, ledger: CallLog) -> None:
+    def __init__(self, number: int, plan: Plan, proxy: FaultyProxy, log: CallLog) -> None:
         self.number: Final = number
         self.proxy: Final = proxy
         self.calls: Final[list[asyncio.Task[None]]] = []
-        self.clients: Final[list[NotingClient]] = []
         self._plan = plan
-        self._ledger = ledger
-        self._new_client()
+        self._log = log
+        self._clients = 0
+        self.client = self._new_client()
 
-    @property
-    def client(self) -> NotingClient:
-        return self.clients[-1]
-
-    def _new_client(self) -> None:
-        name = f"actor-{self.number}-{len(self.clients)}"
-        client = NotingClient(self.proxy.address, name=name, give_up_after=self._plan.give_up_after)
-        self.clients.append(client)
+    def _new_client(self) -> NotingClient:
+        self._clients += 1
+        name = f"actor-{self.number}-{self._clients}"
+        return NotingClient(self.proxy.address, name=name, give_up_after=self._plan.give_up_after)
 
     async def live(self, day: Day, steps: list[Step]) -> None:
         """Make all calls of the day, each in its own task."""
@@ -67,26 +113,24 @@ class ClientActor:
             await day.until(step.at_ms)
             if isinstance(step.what, Close):
                 await self.close()
-                self._new_client()
+                self.client = self._new_client()
             else:
                 self._call(step.what)
 
     async def close(self) -> None:
         """Close the current client, which ends its calls."""
-        client = self.client
-        for call in self._ledger.calls:
+        for call in self._log.calls:
             if call.client == self.number and not call.ended:
                 call.closing = True
-        await client.close()
+        await self.client.close()
 
-    def _call(self, what: PlannedWait | Batch) -> None:
-        call = SimulatedCall(self.number, what, now_ms())
-        self._ledger.calls.append(call)
-        make = self._make(what)
-        inner = asyncio.create_task(self._await(call, make))
+    def _call(self, request: Request) -> None:
+        call = SimulatedCall(self.number, request, now_ms())
+        self._log.calls.append(call)
+        inner = asyncio.create_task(self._await(call, self.client))
         self.calls.append(inner)
-        if what.cancel_after_ms is not None:
-            self.calls.append(asyncio.create_task(self._cancel(inner, call, what.cancel_after_ms)))
+        if request.cancel_after_ms is not None:
+            self.calls.append(asyncio.create_task(self._cancel(inner, call, request.cancel_after_ms)))
 
     @staticmethod
     async def _cancel(task: asyncio.Task[None], call: SimulatedCall, after_ms: int) -> None:
@@ -95,81 +139,44 @@ class ClientActor:
             call.cancelled = True
             task.cancel()
 
-    async def _await(self, call: SimulatedCall, make: Callable[[], Awaitable[Result | ResultColumns]]) -> None:
+    async def _await(self, call: SimulatedCall, client: NotingClient) -> None:
         CALL.set(call)
         try:
-            call.result = await make()
+            if call.request.path == "columns":
+                call.result = await client._wait(batch_of(call.request.operations))
+            else:
+                wait = wait_of(call.request.operations[0])
+                call.result = await (client.wait_once if call.request.path == "unary" else client._wait)(wait)
         except (PurgatoryClientError, asyncio.CancelledError) as error:
             call.error = error
         call.ended_ms = now_ms()
         call.faults = self.proxy.faults
 
-    def _make(self, what: PlannedWait | Batch) -> Callable[[], Awaitable[Result | ResultColumns]]:
-        client = self.client
-        if isinstance(what, Batch):
-            return lambda: _many(client, what)
-        if what.once:
-            return lambda: client.wait_once(wait_of(what.operation()))
-        return lambda: client._wait(wait_of(what.operation()))
 
-
-def _many(client: AsyncClient, batch: Batch) -> Awaitable[ResultColumns]:
-    """The call for many operations of one kind, as columns."""
-    all_of = batch.operations
-    kind = OperationKind(all_of[0].kind)
-    items = [item for operation in all_of for item in operation.items]
-    timeouts_ms = [1 if operation.timeout_ms is None else operation.timeout_ms for operation in all_of]
-    counts = [len(operation.items) for operation in all_of]
-    offsets = [offset for _, offset in items]
-    if kind == OperationKind.SIGNAL:
-        keys = list(dict.fromkeys(str(key) for key, _ in items))
-        indexes = [keys.index(str(key)) for key, _ in items]
-        return client.signal_many(
-            keys,
-            indexes=indexes,
-            counts=offsets,
-            timeouts_ms=timeouts_ms,
-            item_counts=counts,
-            any=[one.any_key for one in all_of],
-            from_now=[one.from_now for one in all_of],
-        )
-    names = list(dict.fromkeys(name for name, _ in items if not isinstance(name, str)))
-    if kind == OperationKind.COMPOSITE:
-        keys = list(dict.fromkeys(name for name, _ in items if isinstance(name, str)))
-        return client.wait_many(
-            names,
-            keys,
-            indexes=[
-                len(names) + keys.index(name) if isinstance(name, str) else names.index(name) for name, _ in items
-            ],
-            offsets=offsets,
-            timeouts_ms=timeouts_ms,
-            item_counts=counts,
-            required_terms=[one.required_terms for one in all_of],
-            unless_counts=[one.unless_count for one in all_of],
-        )
-    indexes = [names.index(name) for name, _ in items if not isinstance(name, str)]
-    wait: Callable[..., Awaitable[ResultColumns]] = client.delete_records_many
-    if kind == OperationKind.PRODUCE:
-        codes = [one.local_error_code for one in all_of for _ in one.items]
-        wait = functools.partial(client.produce_many, local_error_codes=codes)
-    elif kind == OperationKind.FETCH:
-        replica_ids = [one.replica_id for one in all_of]
-        wait = functools.partial(
-            client.fetch_many, min_bytes=[one.min_bytes for one in all_of], replica_ids=replica_ids
-        )
-    return wait(names, indexes=indexes, offsets=offsets, timeouts_ms=timeouts_ms, item_counts=counts)
+def batch_of(operations: tuple[plain.Operation, ...]) -> WaitBatch:
+    """The client's batch of operations of one kind."""
+    rows, kind = operation_batch(list(operations)), operations[0].kind
+    batch = WaitBatch(
+        OperationKind(kind),
+        [*map(partition_name, rows.partitions), *rows.keys],
+        indexes=rows.item_indexes,
+        offsets=rows.offsets,
+        timeouts_ms=rows.timeouts_ms,
+        item_counts=rows.item_counts,
+    )
+    columns: dict[str, Any] = {one.wire_name: getattr(rows, one.batch_name) for one in columns_of(kind)}
+    batch.set_columns({name: values for name, values in columns.items() if name != "offset"})
+    return batch
 
 
 class Advancer:
     """A program that pushes events, over its own connection."""
 
-    def __init__(self, number: int, proxy: FaultyProxy, ledger: CallLog) -> None:
-        self._number = number
-        self._ledger = ledger
+    def __init__(self, number: int, proxy: FaultyProxy, log: CallLog) -> None:
         self.client: Final = AsyncClient(proxy.address, name=f"advancer-{number}")
-        ledger.attempted_pushes[number] = []
-        ledger.acknowledged_pushes[number] = []
+        self._key: Final = f"tally {number}"
+        """Signalled with the numbers of its pushes."""
+        self._acknowledged: Final = log.pushes.setdefault(self._key, {})
 
     async def live(self, day: Day, pushes: list[Push]) -> None:
         """Make all pushes of the day, without waiting for the previous ones."""
@@ -180,37 +187,18 @@ class Advancer:
         await asyncio.gather(*tasks)
 
     async def _push(self, push: Push) -> None:
-        batch = [event_of(event) for event in push.events]
-        batch.append(events.signalled(tally_key(self._number), push.number))
-        self._ledger.attempted_pushes[self._number].append(push.number)
+        self._acknowledged[push.number] = False
         try:
-            await self.client.advance_many(batch)
+            await self.client.advance_many([*map(event_of, push.events), events.signalled(self._key, push.number)])
         except (Unavailable, ClientClosed):
             return  # it may have been applied or not
-        self._ledger.acknowledged_pushes[self._number].append(push.number)
+        self._acknowledged[push.number] = True
 
 
-def tally_key(advancer: int) -> str:
-    """The key with which an advancer signals the numbers of its pushes."""
-    return f"tally-{advancer}"
-
-
-def event_of(event: EventPlan) -> Event:
-    name, kind = event.name, event.type
-    if isinstance(name, str):
-        return events.signalled(name, event.offset)
-    if kind == codes.LEADERSHIP:
-        return events.leadership(name, is_leader=event.flag, leader_epoch=event.epoch)
-    if kind == codes.PARTITION_REMOVED:
-        return events.removed(name, moved=event.flag)
-    if kind in {codes.STORAGE_FAILED, codes.STORAGE_ONLINE}:
-        return events.storage_failed(name) if kind == codes.STORAGE_FAILED else events.storage_online(name)
-    make = {
-        codes.HIGH_WATERMARK: events.high_watermark,
-        codes.LEADER_APPEND: events.log_end_offset,
-        codes.LOG_START_OFFSET: events.log_start_offset,
-    }[kind]
-    return make(name, event.offset)
+def event_of(event: plain.Event) -> Event:
+    """The client's form of an event, as a row."""
+    name = None if event.type == plain.KEY_SIGNALLED else partition_name(event.name)
+    return Event(event.type, name, row=event_row(event, NO_PREFIX))
 
 
 async def operate(
@@ -223,8 +211,8 @@ async def operate(
             try:
                 if isinstance(cancel.target, int):
                     await client.cancel(session_id=actors[cancel.target].client.session_id)
-                elif isinstance(cancel.target, str):
-                    await client.cancel(key=cancel.target)
+                elif cancel.target[1] < 0:
+                    await client.cancel(key=cancel.target[0])
                 else:
                     await client.cancel(partition=cancel.target)
             except (NotFound, Unavailable):
@@ -237,17 +225,17 @@ CUT_OFF: Final = "Internal error from Core"
 """gRPC's client says this if the connection breaks while the call begins. No daemon does."""
 
 
-async def pass_by(day: Day, passers: list[Passer], address: Callable[[], str], ledger: CallLog) -> None:
+async def pass_by(day: Day, times: list[int], address: Callable[[], str], log: CallLog) -> None:
     """Open one session after another and leave each at once. Only a daemon that is shutting down may refuse to open
     one.
     """
-    for passer in passers:
-        await day.until(passer.at_ms)
+    for at_ms in times:
+        await day.until(at_ms)
         async with grpc.aio.insecure_channel(address()) as channel:
             stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
-            opening = wire.SessionRequest(open=wire.OpenSession(session_id=passer.session_id))
+            opening = wire.SessionRequest(open=wire.OpenSession(session_id=f"passer-{at_ms}"))
             try:
                 await anext(aiter(stub.Session(iter([opening]))), None)
             except grpc.aio.AioRpcError as error:
                 if error.code() not in GONE and error.details() != CUT_OFF:
-                    ledger.complaints.append(f"no session for {passer}: {error.code().name}: {error.details()}")
+                    log.complaints.append(f"no session for {opening}: {error.code().name}: {error.details()}")

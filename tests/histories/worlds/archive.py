@@ -31,15 +31,13 @@ from tests.archive.archive_replay import Replay, rows_of, without
 from tests.engine import plain
 from tests.engine.adapter import event_batch, operation_batch
 from tests.histories.history import History
-from tests.histories.plan import Generator, Sketch
+from tests.histories.plan import KEYS, PARTITIONS, one_owner
 from tests.histories.tables import Seen, features_of
 from tests.kit.served_host import apply_events
 
 PATHS = ("host", "replay")
 FAULTS = ("none", "stall", "stop")
 STEPS: Final = 120
-PARTITIONS: Final = [(topic, partition) for topic in ("orders", "clicks") for partition in range(3)]
-KEYS: Final = ["paid", "shipped", "closed"]
 CLOSE_S: Final = 30.0
 SESSION_TTL_MS: Final = 200
 
@@ -82,7 +80,7 @@ class Life:
         self.host.listeners.append(self._archive)
         self._pauses: Final = [] if roomy else [self._pause]
         """A restored host counts a silence from its start, so what a pause leaves of one is not comparable there."""
-        self._plan: Final = plan_of(seed)
+        self._plan: Final = one_owner(seed, timeout_max_ms=300)
         self.seen: Final = Seen()
 
     async def live(self, steps: int) -> None:
@@ -196,15 +194,6 @@ class Life:
     async def _drop_sessions(self) -> None:
         self.clock.jump(self._random.choice((1, SESSION_TTL_MS)))
         self.host.sessions.drop_expired(self.clock.now_ms())
-
-
-def plan_of(seed: int) -> Generator:
-    """A plan on these partitions and keys, of one owner, whose waits are short."""
-    plan = Generator(seed)
-    plan.swarm.owners, plan.swarm.timeout_max_ms = 1, 300
-    plan.sketches = [Sketch(name, says_positions=True) for name in PARTITIONS]
-    plan.keys = [(key, -1) for key in KEYS]
-    return plan
 
 
 def run(history: History) -> None:

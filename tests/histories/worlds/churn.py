@@ -20,7 +20,8 @@ from purgatory_client.errors import ClientClosed, NotFound
 from tests.abuse.result import Result as Row
 from tests.abuse.result import memory_mb, open_files
 from tests.histories.judge import Broken, Judge
-from tests.histories.wire_caller import TOPICS, WireCaller, expected_outcome
+from tests.histories.wire_caller import WireCaller
+from tests.histories.wire_load import WireLoad
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import eventually
 from tests.kit.served_host import DaemonChannel
@@ -29,7 +30,6 @@ SETTINGS: Final = ("--limits-memory-bytes-max", str(512 * 1024 * 1024), "--sessi
 TTL_MS: Final = 8_000
 """Time to live of a session: longer than this machine may stall between two connections of a caller."""
 INTERVAL_S: Final = 10.0
-ADVANCE_S: Final = 0.02
 WARM_S: Final = 600.0
 """Memory must not grow after this time."""
 SPAN_S: Final = 60.0
@@ -70,7 +70,9 @@ class ChurnWorld:
         self._places: Final = places
         self._pace: Final = pace
         self._ways: Final = ways
-        self._judge: Final = Judge(expected_outcome)
+        self._judge: Final = Judge()
+        self._load: Final = WireLoad(self._judge, seed, callers=0)
+        """Pushes the marks that end the waits of sessions."""
 
     async def run(self, seconds: float, interval_s: float) -> None:
         """Run callers for `seconds`. Then the daemon must have no state of them left, and exit with code 0.
@@ -80,9 +82,8 @@ class ChurnWorld:
         """
         flags = ["--session-ttl-ms", str(round(self._pace * TTL_MS)), "--data-dir", str(self._folder / "data")]
         with DaemonProcess(self._folder / "daemon", [*SETTINGS, *flags]) as daemon:
-            async with DaemonChannel(daemon.address) as channel, AsyncClient(daemon.address, name="churn") as client:
-                await client.produce({(TOPICS[0], 0): 1}, timeout=0)  # opens the session that may be left
-                await self._load(daemon, client, seconds, interval_s)
+            async with DaemonChannel(daemon.address) as channel:
+                await self._run_callers(daemon, seconds, interval_s)
                 await self._emptied(channel)
             code = await asyncio.to_thread(daemon.stop)
             if code != 0:
@@ -99,7 +100,7 @@ class ChurnWorld:
             statistics.median(one.files for one in last) / statistics.median(one.files for one in warm),
         )
 
-    async def _load(self, daemon: DaemonProcess, client: AsyncClient, seconds: float, interval_s: float) -> None:
+    async def _run_callers(self, daemon: DaemonProcess, seconds: float, interval_s: float) -> None:
         """Run callers until the time is up and the last of them have left."""
         ended, began_s = asyncio.Event(), time.monotonic()
         lives: list[Callable[[], Awaitable[None]]] = []
@@ -113,8 +114,8 @@ class ChurnWorld:
                 await live()
                 self.tally["callers"] += 1
 
+        self._load.start(daemon.address)
         async with asyncio.TaskGroup() as group:
-            advancing = group.create_task(self._advance(client))
             callers = [group.create_task(serve(live)) for live in lives]
             while time.monotonic() < began_s + seconds or not all(self.tally[way] for way in self._ways):
                 await asyncio.sleep(interval_s)
@@ -123,18 +124,8 @@ class ChurnWorld:
                 self.samples.append(Sample(time.monotonic() - began_s, memory_mb(daemon), open_files(daemon)))
             ended.set()
             await asyncio.gather(*callers)
-            advancing.cancel()
-
-    async def _advance(self, client: AsyncClient) -> None:
-        """Push the marks that end the waits of sessions."""
-        chance, judge = random.Random(self._seed), self._judge
-        while True:
-            topic = chance.choice(TOPICS)
-            offset = judge.sent(topic) + chance.randint(0, 10)
-            judge.sending(topic, offset)
-            await client.advance((topic, 0), high_watermark=offset)
-            judge.acknowledged(topic, offset, time.monotonic())
-            await asyncio.sleep(ADVANCE_S)
+        self._load.check()
+        await self._load.end()
 
     async def _emptied(self, channel: DaemonChannel) -> None:
         """Wait until the daemon has no state of former callers left; its counts must agree."""
@@ -143,7 +134,7 @@ class ChurnWorld:
         async def is_empty() -> bool:
             status = await channel.status()
             left["pending"] = sum(kind.pending for kind in status.kinds)
-            left["sessions"] = status.sessions - 1
+            left["sessions"] = status.sessions
             left["unacknowledged results"] = status.unacknowledged_results
             return not any(left.values())
 

@@ -1,41 +1,44 @@
 """One day of a daemon, its clients and an operator: real components in one event loop, over faulty connections.
 
-Each operation must end at its caller as the oracle says that the daemon has ended it.
+Each operation must end at its caller as the engine of the daemon has ended it.
 """
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
 from contextlib import AsyncExitStack, nullcontext
+from dataclasses import replace
 from typing import Any, Final
 
+import grpc.aio
 import uvloop
-from purgatory_client import AsyncClient
 from purgatory_client.batches import WaitBatch
 from purgatory_client.waits import Wait
 
+from purgatory.clock import SystemClock
 from purgatory.engine import codes
 from purgatory.engine.calls import PassTime
-from tests.engine import plain
-from tests.histories.day.actors import Advancer, ClientActor, Day, event_of, operate, pass_by
-from tests.histories.day.call_log import CallLog, SimulatedCall, now_ms
-from tests.histories.day.checker import Checker
-from tests.histories.day.model import run_of
-from tests.histories.day.plan import Batch, Plan, PlannedWait, draw_plan, waking_events
-from tests.histories.day.served import Served
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.service.draining import drain
+from purgatory.service.host import Host
+from purgatory.service.listeners.listener import Listener
+from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
+from tests.histories.day.actors import Advancer, CallLog, ClientActor, Day, SimulatedCall, now_ms, operate, pass_by
+from tests.histories.day.checker import Checker, DaemonRecord
+from tests.histories.day.plan import Plan, draw_plan
 from tests.histories.history import History
 from tests.histories.tables import Seen, features_of
-from tests.kit.eventually import PATIENCE_S
-from tests.kit.proxy import FaultyProxy
-from tests.kit.sizes import NOT_MODELLED, all_sizes
+from tests.kit.eventually import eventually
+from tests.kit.proxy import NOBODY, FaultyProxy
+from tests.kit.served_host import start_server, with_faults
+from tests.kit.sizes import NOT_CUT, all_sizes
 
 PATHS = ("client", "columns", "unary")
 FAULTS = ("none", "cut", "kill", "listener")
-POLL_S = 0.01
-WAKE_AGAIN_S = 0.2
 SETTLED_MS = 50
 """A connection that has carried a message this long after the last fault counts as working."""
+DRAIN_S: Final = 10.0
 
 
 OF_AN_EARLIER_LOOP: Final = "RuntimeError: Event loop is closed"
@@ -60,10 +63,77 @@ class LogWatch(logging.Handler):
             self._complaints.append(f"logged by {record.name}: {text}")
 
 
+class DayClock:
+    """The machine's clock, which can be moved past the sessions' time to live after the day."""
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self.ahead_ms = 0
+
+    def now_ms(self) -> int:
+        """Milliseconds; equal to that of the actors until the day is over."""
+        return self._clock.now_ms() + self.ahead_ms
+
+    def ceiling_ms(self) -> int:
+        return self._clock.ceiling_ms() + self.ahead_ms
+
+
+class Served:
+    """The daemon: a real host and gRPC server on a free port, which can be replaced by a new one without its state."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.clock: Final = DayClock()
+        self.hosts: Final[list[Host]] = []
+        self.records: Final[list[DaemonRecord]] = []
+        """One for each daemon, in order."""
+        self.address = NOBODY
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def host(self) -> Host:
+        """The last one."""
+        return self.hosts[-1]
+
+    async def start(self) -> None:
+        plan, record = self._plan, DaemonRecord()
+        settings = HostSettings(
+            limits=LimitsSettings(
+                unacknowledged_results_max=plan.unacknowledged_results_max,
+                operations_per_batch_max=plan.operations_per_batch_max,
+                sessions_max=plan.sessions_max,
+            ),
+            session=SessionSettings(
+                heartbeat_interval_ms=plan.heartbeat_interval_ms,
+                ttl_ms=plan.session_ttl_ms,
+                finished_ttl_ms=plan.finished_ttl_ms,
+            ),
+        )
+        faulty = [with_faults(Listener())] if plan.faulty_listener else []
+        engine = Engine(EngineLimits(), self.clock.now_ms())
+        self.hosts.append(Host(engine, self.clock, settings, *faulty, record))
+        self.records.append(record)
+        self._server, port = await start_server(self.host, [("grpc.so_reuseport", 0)])
+        self.address = f"127.0.0.1:{port}"
+
+    async def drain(self) -> None:
+        """End the daemon as SIGTERM does. Call `stop` after it."""
+        await drain(self.host, DRAIN_S)
+
+    async def stop(self) -> None:
+        """Stop the daemon. Without a preceding `drain` this corresponds to a kill."""
+        self.address = NOBODY
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(0)
+            assert not any(task.done() for task in self.host._tasks), "a task of the host has ended by itself"
+            await self.host.stop()
+
+
 class SimulatedDay:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.ledger = CallLog()
+        self.log = CallLog()
         self.served = Served(plan)
         self.proxies: list[FaultyProxy] = []
         self.actors: list[ClientActor] = []
@@ -72,14 +142,14 @@ class SimulatedDay:
         """The time at which the last fault ended."""
 
     async def run(self, history: History) -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._on_loop_exception)
-        watch = LogWatch(self.ledger.complaints, faulty_listener=self.plan.faulty_listener)
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_exception)
+        watch = LogWatch(self.log.complaints, faulty_listener=self.plan.faulty_listener)
         logging.getLogger().addHandler(watch)
         try:
             async with AsyncExitStack() as stack:
+                stack.push_async_callback(self.served.stop)
                 await self.served.start()
-                for _ in range(self.plan.clients + self.plan.advancers):
+                for _ in range(len(self.plan.steps) + len(self.plan.pushes)):
                     proxy = FaultyProxy(lambda: self.served.address)
                     self.proxies.append(await stack.enter_async_context(proxy))
                 await self._live()
@@ -99,19 +169,18 @@ class SimulatedDay:
             context.get("message")
         ):
             return
-        self.ledger.complaints.append(f"uncaught: {context.get('message')} {context.get('exception')!r}")
+        self.log.complaints.append(f"uncaught: {context.get('message')} {context.get('exception')!r}")
 
     # The day.
 
     async def _live(self) -> None:
-        plan, day = self.plan, Day()
-        self.actors = [ClientActor(n, plan, self.proxies[n], self.ledger) for n in range(plan.clients)]
-        proxies = self.proxies[plan.clients :]
-        self.advancers = [Advancer(n, proxy, self.ledger) for n, proxy in enumerate(proxies)]
-        lives = [actor.live(day, plan.steps[actor.number]) for actor in self.actors]
-        lives += [advancer.live(day, plan.pushes[n]) for n, advancer in enumerate(self.advancers)]
+        plan, day, proxies = self.plan, Day(), iter(self.proxies)
+        self.actors = [ClientActor(n, plan, next(proxies), self.log) for n, _ in enumerate(plan.steps)]
+        self.advancers = [Advancer(n, next(proxies), self.log) for n, _ in enumerate(plan.pushes)]
+        lives = [actor.live(day, steps) for actor, steps in zip(self.actors, plan.steps, strict=True)]
+        lives += [advancer.live(day, pushes) for advancer, pushes in zip(self.advancers, plan.pushes, strict=True)]
         lives += [operate(day, plan.cancels, self.actors, lambda: self.served.address)]
-        lives += [pass_by(day, plan.passers, lambda: self.served.address, self.ledger)]
+        lives += [pass_by(day, plan.passers, lambda: self.served.address, self.log)]
         lives += [self._restart(day), self._inflict(day)]
         await asyncio.gather(*lives)
         for proxy in self.proxies:
@@ -139,29 +208,21 @@ class SimulatedDay:
         return [task for actor in self.actors for task in actor.calls if not task.done()]
 
     async def _end_healed(self) -> None:
-        """With all connections repaired and all marks at their final values, every wait ends, and the daemon becomes
-        empty.
-        """
-        served = self.served
-        async with AsyncClient(served.address) as waker:
-            events = [event_of(event) for event in waking_events()]
-            deadline_s = asyncio.get_running_loop().time() + PATIENCE_S
-            while (pending := self._pending_calls()) and asyncio.get_running_loop().time() < deadline_s:
-                await waker.advance_many(events)
-                await asyncio.wait(pending, timeout=WAKE_AGAIN_S)
-        for call in self.ledger.calls:
-            if not call.ended:
-                self.ledger.complaints.append(f"never ended: client {call.client} {call.what}")
-        engine = served.host.engine
-        await self._eventually(lambda: engine.pending == 0, lambda: f"{engine.pending} are pending at the end")
-        await self._eventually(self._all_acknowledged, lambda: "results stay unacknowledged")
+        """With all connections repaired every wait ends, at the latest by its timeout, and the daemon becomes empty."""
+        engine = self.served.host.engine
+        await eventually(
+            lambda: not self._pending_calls(),
+            lambda: f"all waits end: {[call for call in self.log.calls if not call.ended][:3]}",
+        )
+        await eventually(lambda: engine.pending == 0, lambda: f"nothing is pending at the end: {engine.pending}")
+        await eventually(self._all_acknowledged, "all results are acknowledged")
         for actor in self.actors:
-            await self._eventually(
+            await eventually(
                 lambda actor=actor: self._knows_its_session(actor),  # type: ignore[misc]
-                lambda actor=actor: f"client {actor.number} knows another incarnation than its session has",  # type: ignore[misc]
+                f"client {actor.number} knows the incarnation of its session",
             )
             if actor.client.pending:
-                self.ledger.complaints.append(f"client {actor.number} has {actor.client.pending} pending at the end")
+                self.log.complaints.append(f"client {actor.number} has {actor.client.pending} pending at the end")
 
     def _knows_its_session(self, actor: ClientActor) -> bool:
         """A session whose stream has just been opened may be ahead of its client, which has yet to read the answer."""
@@ -177,14 +238,12 @@ class SimulatedDay:
 
     async def _end_with_drain(self) -> None:
         """Drain the daemon while waits are pending: every caller with a working connection gets an answer."""
-        await self._eventually(self._all_connected, lambda: "clients do not come back")
-        self.ledger.drained = [call for call in self.ledger.calls if self._is_known(call)]
+        await eventually(self._all_connected, "clients come back")
+        self.log.drained = [call for call in self.log.calls if self._is_known(call)]
         await self.served.drain()
         if self.served.host.engine.pending:
-            self.ledger.complaints.append(f"{self.served.host.engine.pending} are pending after a drain")
-        await self._eventually(
-            lambda: all(call.ended for call in self.ledger.drained), lambda: "drained calls have no answer"
-        )
+            self.log.complaints.append(f"{self.served.host.engine.pending} are pending after a drain")
+        await eventually(lambda: all(call.ended for call in self.log.drained), "drained calls have an answer")
 
     def _all_connected(self) -> bool:
         """Whether every client with pending waits has a stream on which both sides recently received a message."""
@@ -219,21 +278,20 @@ class SimulatedDay:
             await advancer.client.close()
         for actor in self.actors:
             await actor.close()
-        async with asyncio.timeout(PATIENCE_S):
-            await asyncio.gather(*self._pending_calls())
-        served, sessions = self.served, self.served.host.sessions
+        await eventually(lambda: not self._pending_calls(), "closing ends all calls")
+        sessions = self.served.host.sessions
         if not self.plan.ends_with_drain:
-            await self._eventually(lambda: sessions.connected == 0, lambda: "streams stay open")
-            served.clock.ahead_ms += self.plan.session_ttl_ms + 1
-            await self._eventually(lambda: sessions.count == 0, lambda: f"{sessions.count} sessions stay")
+            await eventually(lambda: sessions.connected == 0, "all streams end")
+            self.served.clock.ahead_ms += self.plan.session_ttl_ms + 1
+            await eventually(lambda: sessions.count == 0, lambda: f"no session stays: {sessions.count}")
             self._check_empty()
-        await served.stop()
 
     def _check_empty(self) -> None:
         engine = self.served.host.engine
         next_ms = engine.next_expiration_ms()
         if next_ms >= 0:
             engine.perform(None, PassTime(1), next_ms + 60_000_000)
+        engine.check()
         left = {
             "pending": engine.pending,
             "watched": sum(engine.inspection.counts(kind).watched for kind in codes.KINDS),
@@ -241,36 +299,26 @@ class SimulatedDay:
             "timed": engine.next_expiration_ms() + 1,
         }
         if any(left.values()):
-            self.ledger.complaints.append(f"the daemon is not empty at the end: {left}")
-
-    async def _eventually(self, condition: Callable[[], bool], otherwise: Callable[[], str]) -> None:
-        deadline_s = asyncio.get_running_loop().time() + PATIENCE_S
-        while not condition():
-            if asyncio.get_running_loop().time() > deadline_s:
-                self.ledger.complaints.append(otherwise())
-                return
-            await asyncio.sleep(POLL_S)
+            self.log.complaints.append(f"the daemon is not empty at the end: {left}")
 
     # The verdict.
 
     def _judge(self, history: History) -> None:
-        runs = [run_of(tap.entries, tap.session_ids) for tap in self.served.taps]
-        checker = Checker(self.plan, self.ledger, runs)
+        records = self.served.records
+        checker = Checker(self.plan, self.log, records)
         checker.check()
-        for run, tap in zip(runs, self.served.taps, strict=True):
-            for kind, expected in run.counts.items():
-                found = plain.Counts(*(getattr(tap.inspection.counts(kind), name) for name in plain.Counts._fields))
+        for host, record in zip(self.served.hosts, records, strict=True):
+            ended = Counter((end.ended.kind, end.ended.outcome) for end in record.ends)
+            for kind in codes.KINDS:
+                counts = host.engine.inspection.counts(kind)
+                found = [counts.registered, counts.satisfied, counts.failed, counts.expired, counts.cancelled]
+                expected = [record.accepted[kind], *(ended[kind, outcome] for outcome in range(1, 5))]
                 if found != expected:
-                    checker.complaints.append(f"{codes.KIND_NAMES[kind]}: {found}, expected {expected}")
-        incarnations = Counter(name for tap in self.served.taps for name in tap.incarnations.values())
-        if len(incarnations) < incarnations.total():
-            checker.complaints.append(f"two sessions with one incarnation: {incarnations.most_common(1)}")
-        if self.served.listener.reaper_failures:
-            checker.complaints.append(f"the reaper failed {self.served.listener.reaper_failures} times")
+                    checker.complaints.append(f"{codes.KIND_NAMES[kind]}: {found} counted, {expected} reported")
         history.judge.complaints.extend(checker.complaints)
-        lost = sum(not end.told for run in runs for end in run.ends)
-        faults = sum(proxy.faults for proxy in self.proxies)
-        history.figures.update(checker.outcomes, waits=self.plan.operations, faults=faults)
+        waits = sum(len(request.operations) for request in self.plan.requests)
+        history.figures.update(checker.outcomes, waits=waits, faults=sum(proxy.faults for proxy in self.proxies))
+        lost = sum(not end.has_result for record in records for end in record.ends)
         history.figures["waits that lost their session"] += lost
 
 
@@ -278,16 +326,11 @@ def note_pairs(plan: Plan, seen: Seen) -> None:
     """The pairs of a day: each wait meets its path, and the faults of the day."""
     faults = ["cut"] * bool(plan.faults) + ["kill"] * any(not one.graceful for one in plan.restarts)
     faults += ["listener"] * plan.faulty_listener
-    for what in (step.what for steps in plan.steps for step in steps):
-        if isinstance(what, Batch):
-            for operation in what.operations:
-                seen.note(features_of_wait(operation), "columns", *(faults or ["none"]))
-        elif isinstance(what, PlannedWait):
-            seen.note(features_of_wait(what), "unary" if what.once else "client", *(faults or ["none"]))
-
-
-def features_of_wait(wait: PlannedWait) -> list[str]:
-    return [*features_of(wait.operation()), *["cancelled"] * (wait.cancel_after_ms is not None)]
+    for request in plan.requests:
+        is_cancelled = request.path != "columns" and request.cancel_after_ms is not None
+        for operation in request.operations:
+            features = [*features_of(operation), *["cancelled"] * is_cancelled]
+            seen.note(features, request.path, *(faults or ["none"]))
 
 
 def run(history: History) -> None:
@@ -300,8 +343,8 @@ def run(history: History) -> None:
     plan.faulty_listener &= "listener" in history.faults
     note_pairs(plan, history.seen)
     factory = uvloop.new_event_loop if plan.uvloop else None
-    small = all_sizes(plan.internal_size, NOT_MODELLED) if plan.internal_size else nullcontext()
+    small = all_sizes(plan.internal_size, NOT_CUT) if plan.internal_size else nullcontext()
     with small, asyncio.Runner(loop_factory=factory) as runner:
         runner.run(SimulatedDay(plan).run(history))
     if history.judge.complaints:
-        history.judge.complaints.insert(0, plan.describe())
+        history.judge.complaints.insert(0, str(replace(plan, steps=[], pushes=[], passers=[])))
