@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
 from purgatory.service.errors import RpcError
-from purgatory.service.http.connect_codecs import Gzip, MessageCodec, Ready, Undecoded, ready
+from purgatory.service.http.connect_codecs import Gzip, MessageCodec, Undecoded, ready
 from purgatory.service.http.connect_errors import connect_error, retry_after, wrong_content_type, wrong_method
 from purgatory.service.http.http_calls import HttpCall, HttpMethod, HttpMethods, WrittenAnswers
 from purgatory.service.http.http_connection import CONNECTION
@@ -43,7 +43,7 @@ class ConnectRequest:
     def __init__(self, methods: HttpMethods, method: HttpMethod, scope: Scope, head_bytes: int) -> None:
         self.call: Final = HttpCall(methods, method)
         self.scope: Final = scope
-        self.answers: WrittenAnswers[Ready] | None = None
+        self.answers: WrittenAnswers[bytes] | None = None
         """The written answers of a stream; None for a unary call."""
         self._head_bytes: Final = head_bytes
         self._is_json = False
@@ -63,7 +63,7 @@ class ConnectRequest:
 
         return await self.call.run(decode)
 
-    async def ready(self, answer: Message | bytes) -> Ready:
+    async def ready(self, answer: Message | bytes) -> bytes:
         return await ready(answer, self.call.method.answer_type, is_json=self._is_json, run=self.call.off_loop)
 
     async def write(self, answer: Message | bytes) -> None:
@@ -186,7 +186,7 @@ def _endpoint(method: HttpMethod) -> Any:  # noqa: ANN401 - of the package's own
     return Endpoint.unary(info, _answer_one) if method.is_unary else Endpoint.server_stream(info, _answer_many)
 
 
-async def _answer_one(undecoded: Undecoded, ctx: RequestContext[Any, Any]) -> Ready:
+async def _answer_one(undecoded: Undecoded, ctx: RequestContext[Any, Any]) -> bytes:
     request = REQUEST.get()
     with refusals_as_errors(ctx):
         answer = await request.run(undecoded)
@@ -194,7 +194,7 @@ async def _answer_one(undecoded: Undecoded, ctx: RequestContext[Any, Any]) -> Re
     return await request.ready(answer)
 
 
-async def _answer_many(undecoded: Undecoded, ctx: RequestContext[Any, Any]) -> AsyncGenerator[Ready]:
+async def _answer_many(undecoded: Undecoded, ctx: RequestContext[Any, Any]) -> AsyncGenerator[bytes]:
     request = REQUEST.get()
     written = request.answers = WrittenAnswers()
     with refusals_as_errors(ctx):

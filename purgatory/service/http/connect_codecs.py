@@ -224,21 +224,14 @@ def unknown_field(value: object, message: Any, path: str = "") -> RpcError | Non
     return None
 
 
-class Ready:
-    """An encoded answer."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data: Final = data
-
-
 async def ready(
     answer: Message | bytes, message_type: type[Message], *, is_json: bool, run: OffLoop = off_loop
-) -> Ready:
+) -> bytes:
     """Encode an answer in the client's format. Bytes are already encoded as protobuf."""
     if not is_json:
-        return Ready(answer if isinstance(answer, bytes) else answer.SerializeToString())
+        return answer if isinstance(answer, bytes) else answer.SerializeToString()
     message = message_type.FromString(answer) if isinstance(answer, bytes) else answer
-    return Ready((await json_text(message, run)).encode())
+    return (await json_text(message, run)).encode()
 
 
 async def json_text(message: Message, run: OffLoop = off_loop) -> str:
@@ -253,8 +246,8 @@ def json_of(message: Message) -> str:
     return MessageToJson(message, indent=None)
 
 
-class MessageCodec(Codec[Ready, Undecoded]):
-    """Protobuf, or JSON in protobuf's mapping."""
+class MessageCodec(Codec[bytes, Undecoded]):
+    """Protobuf, or JSON in protobuf's mapping. Answers are already encoded, by `ready`."""
 
     def __init__(self, bytes_max: int, *, is_json: bool) -> None:
         self._bytes_max: Final = min(bytes_max, JSON_BYTES_MAX) if is_json else bytes_max
@@ -263,8 +256,8 @@ class MessageCodec(Codec[Ready, Undecoded]):
     def name(self) -> str:
         return "json" if self._is_json else "proto"
 
-    def encode(self, message: Ready) -> bytes:
-        return message.data
+    def encode(self, message: bytes) -> bytes:
+        return message
 
     def decode(self, data: bytes | bytearray, message_class: Any) -> Undecoded:  # noqa: ANN401 - the package's type is narrower
         received = data if isinstance(data, bytes) else bytes(data)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
-from google.rpc import code_pb2
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -27,7 +26,7 @@ from uvicorn.server import ServerState
 
 from purgatory.service.budget.shares import MemoryBudget
 from purgatory.service.errors import RpcError
-from purgatory.service.http.connect_errors import wrong_method, wrong_path
+from purgatory.service.http.connect_errors import STATUSES, wrong_method, wrong_path
 from purgatory.service.http.http_connection import HttpConnection
 from purgatory.service.http.http_context import certificate_of, header_of, headers_of
 from purgatory.service.http.http_limits import HttpLimits
@@ -129,14 +128,6 @@ def is_foreign_page(scope: Scope, allowed_hosts: Sequence[str]) -> bool:
     return any(host != own and not _is_allowed(host, allowed_hosts) for host in hosts)
 
 
-def is_dns_rebinding(scope: Scope, allowed_hosts: Sequence[str]) -> bool:
-    """Return whether the Host header has a name that a foreign name server could resolve to this machine.
-
-    The page and the daemon then have the same origin, so `is_foreign_page` does not detect it.
-    """
-    return not is_own_host(header_of(scope, b"host"), allowed_hosts)
-
-
 def is_own_host(host: str | None, allowed_hosts: Sequence[str] = ()) -> bool:
     """Return whether a Host header is localhost, an address, or one of `allowed_hosts` (in lower case)."""
     if host is None:
@@ -164,13 +155,6 @@ def _is_allowed(host: str, allowed_hosts: Sequence[str]) -> bool:
 STOP_S: Final = 1.0
 """Time for requests in progress to end when the site stops."""
 MEMORY_BYTES_MAX: Final = 536_870_912
-
-HTTP_STATUSES: Final = {
-    code_pb2.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
-    code_pb2.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
-    code_pb2.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
-}
-"""HTTP status of a refused page, by gRPC code."""
 
 CheckPage = Callable[[str, str, str | None, str], None]
 """Given path, peer, authorization header and the principal of the client's certificate: raises `RpcError` if the caller
@@ -274,8 +258,12 @@ class HttpSite:
         return wrong_path(request.url.path, self._calls)
 
     def _is_dns_rebinding(self, scope: Scope, *, is_call: bool) -> bool:
-        """With TLS, the certificate would have another name. With verified tokens, the other site would need one."""
-        if self._tls is not None or not is_dns_rebinding(scope, self._allowed_hosts):
+        """Return whether the Host header has a name that a foreign name server could resolve to this machine.
+
+        The page and the daemon then have the same origin, so `is_foreign_page` does not detect it. With TLS, the
+        certificate would have another name. With verified tokens, the other site would need one.
+        """
+        if self._tls is not None or is_own_host(header_of(scope, b"host"), self._allowed_hosts):
             return False
         is_verified = self._verifies_tokens and (is_call or self._check_page is not None)
         return not is_verified or header_of(scope, b"authorization") is None
@@ -296,7 +284,7 @@ class HttpSite:
                 authorization = header_of(scope, b"authorization")
                 self._check_page(scope["path"], "" if client is None else client[0], authorization, certified)
             except RpcError as refused:
-                status = HTTP_STATUSES[refused.code]
+                status = STATUSES[refused.code]
                 headers = {"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
                 return PlainTextResponse(f"{refused.message}\n", status, headers)
         return None
