@@ -44,7 +44,6 @@ Run = Callable[[Options, Path], Result]
 
 
 def run_attack(name: str, _options: Options, folder: Path) -> Result:
-    """Attack a new daemon."""
     with Arena(folder / "attacked") as arena:
         result = attack(arena, name, ATTACKS[name].seconds)
     result.judge(is_flood=False)
@@ -52,7 +51,6 @@ def run_attack(name: str, _options: Options, folder: Path) -> Result:
 
 
 def run_call_flood(name: str, _options: Options, folder: Path, *, has_policy: bool = True) -> Result:
-    """Flood a new daemon with calls without a credential, and another one first."""
     with (
         Arena(folder / "attacked", has_policy=has_policy) as arena,
         Arena(folder / "elsewhere", has_policy=has_policy) as elsewhere,
@@ -64,7 +62,6 @@ def run_call_flood(name: str, _options: Options, folder: Path, *, has_policy: bo
 
 
 def run_flood(method: str, options: Options, folder: Path) -> Result:
-    """Flood a new daemon, and another one first."""
     with Arena(folder / "attacked") as arena, Arena(folder / "elsewhere") as elsewhere:
         rate = options.times * elsewhere.saturation(method)
         result = attack(arena, f"flood-{method}", FLOOD_S, elsewhere, rate)
@@ -77,7 +74,6 @@ def run_requests(name: str, options: Options, folder: Path) -> Result:
 
 
 def abuses() -> dict[str, Run]:
-    """Return every row of the table by name."""
     rows: dict[str, Run] = {name: partial(run_attack, name) for name in ATTACKS}
     for name in CALL_FLOODS:
         rows[name] = partial(run_call_flood, name)

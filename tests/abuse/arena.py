@@ -134,7 +134,6 @@ def attack(
 
 
 def latencies(waits: Waits, begin_s: float, end_s: float) -> tuple[float, float]:
-    """Return p50 and p99 of the waits that began in a time span."""
     found = [took for began, took in waits if begin_s <= began < end_s and not isinstance(took, str)]
     return percentile(found, 0.5), percentile(found, 0.99)
 

@@ -38,7 +38,6 @@ class Attacker:
         self.tally: Final[Tally] = Counter()
 
     async def call(self, method: str, request: Any, number: int = 0, **options: Any) -> Any:  # noqa: ANN401 - of any type
-        """Make one call and count its status."""
         stub = self.stubs[number % len(self.stubs)]
         try:
             answer = await getattr(stub, method)(request, metadata=self._metadata, timeout=30.0, **options)
@@ -66,7 +65,6 @@ def waits(ids: range, items: int = 1, timeout_ms: int = 5_000, topic: str = TOPI
 
 
 def marks(count: int, first: int = 0, topic: str = TOPIC) -> wire.AdvanceRequest:
-    """High watermarks of `count` partitions."""
     columns = event_pb2.EventColumns(
         type=[event_pb2.EVENT_TYPE_HIGH_WATERMARK] * count, offset=[1], item_index=range(count),
         partitions=[operation_pb2.TopicPartition(topic=topic, partition=first + number) for number in range(count)],

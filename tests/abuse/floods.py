@@ -60,7 +60,6 @@ def encoded_partitions() -> bytes:
 
 
 def rising_marks(number: int) -> bytes:
-    """Marks that are higher than those of the previous call."""
     moved = wire.AdvanceRequest(columns=event_pb2.EventColumns(offset=[number + 2]))
     return encoded_partitions() + moved.SerializeToString()
 
@@ -93,7 +92,6 @@ def after_registration(method: str, request: Callable[[int], bytes], timeout_ms:
 
 
 def constant(method: str, request: bytes) -> Callable[[int], Call]:
-    """The same call each time."""
     return lambda _number: (method, (request,))
 
 

@@ -96,7 +96,6 @@ def message(length: int, body: bytes = b"", *, compressed: bool = False) -> byte
 
 
 def until(deadline_s: float) -> Iterator[None]:
-    """Iterate until the deadline."""
     while time.monotonic() < deadline_s:
         yield
 

@@ -71,7 +71,6 @@ class Result:
         self.faults += [fault for fault, is_exceeded in limits.items() if is_exceeded]
 
     def row(self) -> str:
-        """Return this result as a row below `HEADER`."""
         figures = self.figures
         if self.waits:
             alone, control, under = (
@@ -103,5 +102,4 @@ def start_peak(daemon: DaemonProcess) -> int:
 
 
 def open_files(daemon: DaemonProcess) -> int:
-    """Return the number of files that a daemon has open."""
     return sum(1 for _ in Path(f"/proc/{daemon.process.pid}/fd").iterdir())

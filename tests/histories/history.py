@@ -50,7 +50,6 @@ class Report(NamedTuple):
 
 
 def world_of(name: str) -> ModuleType:
-    """The module of a world."""
     return importlib.import_module(f"tests.histories.worlds.{name}")
 
 

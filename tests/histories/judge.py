@@ -106,7 +106,6 @@ class Judge:
         self._totals: Final[defaultdict[str, _Total]] = defaultdict(_Total)
 
     def check(self) -> None:
-        """Raise `Broken` if there are complaints."""
         if self.complaints:
             raise Broken("\n".join(self.complaints[:10]))
 
@@ -148,7 +147,6 @@ class Judge:
             self._complain_if_durable(session, what)
 
     def reported(self, session: str, incarnation: str, sequence: int, result: ReportedResult, at_s: float) -> None:
-        """A result arrived."""
         seen, place = self._sessions[session], (incarnation, sequence)
         if 0 <= seen.delivered < sequence:
             if sequence > seen.delivered + 1:
@@ -245,7 +243,6 @@ class Judge:
                     self._complain_if_durable(session, f"{operation_id} was cancelled, and ended as {result}")
 
     def complain(self, where: str, what: str) -> None:
-        """Record that a rule was broken."""
         self.complaints.append(f"{where}: {what}")
 
     def _complain_if_durable(self, where: str, what: str) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from purgatory.engine import calls
 from tests.engine import plain
 from tests.engine.adapter import event_batch, operation_batch
-from tests.histories.swarm import EVENT_TYPES, STEP_NAMES, Swarm
+from tests.histories.swarm import EVENT_TYPES, Swarm
 
 ALL = 100_000
 """A limit that nothing here reaches."""
@@ -88,13 +88,13 @@ class Generator:
         swarm = self.swarm
         for fault, name in (("stall", "sleep"), ("stop", "pause")):
             if fault not in faults:
-                swarm.step_weights[STEP_NAMES.index(name)] = 0.0
+                swarm.step_weights[name] = 0.0
         names = [("orders" if i < 5 else "audit", i) for i in range(swarm.partitions)]
         self.sketches = [Sketch(name, self.rng.random() < swarm.positions) for name in names]
         self.keys = [(f"key-{i}", -1) for i in range(swarm.keys)]
         self.next_ids = [1] * swarm.owners
-        self.makers = {name: getattr(self, name) for name in STEP_NAMES}
-        self.step_table = self.rng.choices(STEP_NAMES, swarm.step_weights, k=1_024)
+        makers = [getattr(self, name) for name in swarm.step_weights]
+        self.step_table = self.rng.choices(makers, list(swarm.step_weights.values()), k=1_024)
         weights = swarm.event_weights if sum(swarm.event_weights) > 0 else None
         self.event_table = self.rng.choices(EVENT_TYPES, weights, k=1_024)
 
@@ -102,7 +102,7 @@ class Generator:
         return int(self.rng.random() * limit)
 
     def next_step(self) -> Step:
-        step: Step = self.makers[self.step_table[self.rng.getrandbits(10)]]()
+        step: Step = self.step_table[self.rng.getrandbits(10)]()
         return step
 
     def steps(self, steps_max: int) -> Iterator[Step]:
@@ -187,7 +187,6 @@ class Generator:
         return max(0, mark + (low + self.below(high - low + 1)) * self.swarm.stride)
 
     def is_nonsense(self) -> bool:
-        """Whether to draw an invalid request, now and then."""
         return self.rng.random() < self.swarm.nonsense
 
     def operation(self, owner: int, kind: int) -> plain.Operation:
@@ -389,7 +388,6 @@ class Generator:
 
 
 def one_owner(seed: int, timeout_max_ms: int) -> Generator:
-    """A generator for one owner, on `PARTITIONS` and `KEYS`."""
     generator = Generator(seed)
     generator.swarm.owners, generator.swarm.timeout_max_ms = 1, timeout_max_ms
     generator.sketches = [Sketch(name, says_positions=True) for name in PARTITIONS]

@@ -6,20 +6,6 @@ from tests.engine import plain
 
 EVENT_TYPES = tuple(range(plain.LEADER_APPEND, plain.KEY_SIGNALLED + 1))
 COMMON = {plain.LEADER_APPEND: 8.0, plain.FOLLOWER_PROGRESS: 8.0, plain.HIGH_WATERMARK: 3.0, plain.KEY_SIGNALLED: 3.0}
-STEP_NAMES = (
-    "register",
-    "apply",
-    "advance",
-    "sleep",
-    "cancel",
-    "cancel_all",
-    "cancel_name",
-    "replace_owner",
-    "shut_down",
-    "fail_stale",
-    "extend",
-    "pause",
-)
 
 
 class Swarm:
@@ -55,21 +41,20 @@ class Swarm:
         self.kinds = tuple(kind for kind in plain.KINDS if rng.random() < 0.6) or plain.KINDS
         self.event_weights = [self.event_weight(rng, event_type) for event_type in EVENT_TYPES]
         rare = (0.0, 0.002, 0.01)
-        register = rng.choice((0.3, 0.5, 0.7))
-        self.step_weights = [
-            register,
-            rng.choice((0.3, 0.6)),
-            rng.choice((0.02, 0.1, 0.3)),
-            rng.choice((0.0, 0.05)),
-            rng.choice((0.0, 0.05, 0.2)),
-            rng.choice(rare),
-            rng.choice(rare),
-            rng.choice(rare),
-            rng.choice(rare),
-            rng.choice((0.02, 0.1)) if self.stale else 0.0,
-            rng.choice((0.0, 0.02, 0.1)),
-            rng.choice((0.0, 0.05)) if self.heartbeats or self.stale else 0.0,
-        ]
+        self.step_weights = {
+            "register": rng.choice((0.3, 0.5, 0.7)),
+            "apply": rng.choice((0.3, 0.6)),
+            "advance": rng.choice((0.02, 0.1, 0.3)),
+            "sleep": rng.choice((0.0, 0.05)),
+            "cancel": rng.choice((0.0, 0.05, 0.2)),
+            "cancel_all": rng.choice(rare),
+            "cancel_name": rng.choice(rare),
+            "replace_owner": rng.choice(rare),
+            "shut_down": rng.choice(rare),
+            "fail_stale": rng.choice((0.02, 0.1)) if self.stale else 0.0,
+            "extend": rng.choice((0.0, 0.02, 0.1)),
+            "pause": rng.choice((0.0, 0.05)) if self.heartbeats or self.stale else 0.0,
+        }
 
     @staticmethod
     def event_weight(rng: random.Random, event_type: int) -> float:

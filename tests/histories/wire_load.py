@@ -93,7 +93,6 @@ class WireLoad:
         check()
 
     async def end(self) -> None:
-        """End all calls."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -60,14 +60,12 @@ class HttpCaller:
     async def unary(
         self, method: str, body: Message | bytes, answer: type[Message], codec: str = JSON, **headers: str
     ) -> Ending:
-        """Make one call with POST."""
         data = body if isinstance(body, bytes) else encoded(body, codec)
         sent = {"content-type": f"application/{codec}", **headers}
         async with self.client.post(f"{SERVICE}/{method}", data=data, headers=sent) as response:
             return ending_of(response.status, await response.read(), answer, codec)
 
     async def get(self, method: str, request: Message, answer: type[Message], codec: str = JSON) -> Ending:
-        """Make one call with GET."""
         message = base64.urlsafe_b64encode(encoded(request, codec)).decode()
         query = {"message": message, "base64": "1", "encoding": codec, "connect": "v1"}
         async with self.client.get(f"{SERVICE}/{method}", params=query) as response:
@@ -102,7 +100,6 @@ class HttpCaller:
                 answers.append(decoded(data, answer, codec))
 
     async def frames(self, method: str, request: Message, codec: str = JSON) -> AsyncGenerator[tuple[int, bytes]]:
-        """The messages of a stream, one by one."""
         data = encoded(request, codec)
         sent = {"content-type": f"application/connect+{codec}"}
         async with self.client.post(f"{SERVICE}/{method}", data=enveloped(data), headers=sent) as response:
@@ -121,7 +118,6 @@ async def serving_http(
     clock: Clock | None = None,
     listener: Listener | None = None,
 ) -> AsyncIterator[HttpCaller]:
-    """Serve a new host over gRPC and over HTTP until the block ends."""
     async with serving(settings, clock=clock, listener=listener) as served:
         host = served.host
         gate = CallGate(
@@ -143,7 +139,6 @@ async def serving_http(
 
 
 async def over_grpc(call: Any) -> Ending:  # noqa: ANN401 - a call of either sort
-    """The result of a call over gRPC."""
     answers: list[Message] = []
     try:
         if isinstance(call, grpc.aio.UnaryUnaryCall):
@@ -191,7 +186,6 @@ def status_of(error: dict[str, Any] | None) -> status_pb2.Status:
 
 
 def status_of_trailers(trailers: Mapping[str, str]) -> status_pb2.Status:
-    """The status in gRPC-Web trailers."""
     if rich := trailers.get("grpc-status-details-bin"):
         return status_pb2.Status.FromString(base64.b64decode(rich + "=" * (-len(rich) % 4)))
     return status_pb2.Status(code=int(trailers["grpc-status"]), message=unquote(trailers.get("grpc-message", "")))

@@ -167,7 +167,6 @@ async def by_grpc(caller: HttpCaller, method: str, request: Message) -> Ending:
 
 
 async def by_connect(caller: HttpCaller, method: str, request: Message, codec: str) -> Ending:
-    """Make the call with Connect."""
     descriptor = SERVICE.methods_by_name[method]
     answer = GetMessageClass(descriptor.output_type)
     call = caller.streamed if descriptor.server_streaming else caller.unary
@@ -175,7 +174,6 @@ async def by_connect(caller: HttpCaller, method: str, request: Message, codec: s
 
 
 async def by_grpc_web(caller: HttpCaller, method: str, request: Message, codec: str) -> Ending:
-    """Make the call with gRPC-Web."""
     answer = GetMessageClass(SERVICE.methods_by_name[method].output_type)
     return await closing_session(caller, method, request, caller.grpc_web(method, request, answer, codec))
 

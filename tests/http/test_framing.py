@@ -99,7 +99,6 @@ FRAMINGS = ["length", "chunked", "split", "upgrade to h2c", "upgrade to websocke
 
 
 def packets(entry: Entry, framing: str, encoding: str) -> list[bytes]:
-    """The request, packet by packet."""
     headers, body = dict(entry.headers), entry.body
     if body is not None and encoding == "gzip":
         body, headers[entry.encoding_header] = gzip.compress(body), "gzip"

@@ -21,7 +21,6 @@ from purgatory.service.settings import HttpSettings
 
 @pytest.fixture
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    """A client of a running site."""
     registry = CollectorRegistry()
     Gauge("purgatory_answer", "For the test.", registry=registry).set(42)
     routes = [*probe_routes(lambda: True), *MetricsPage(registry, 0).routes()]

@@ -79,7 +79,6 @@ class Nginx:
         return ["curl", "-sS", "--max-time", "60", *resolve, *options, f"https://{HOST}:{self.https}{path}"]
 
     def answer(self, path: str, *options: str) -> tuple[int, str]:
-        """Status and body."""
         command = self.curl(path, "-w", "\n%{http_code}", *options)
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
         body, _, status = done.stdout.rpartition("\n")

@@ -81,7 +81,6 @@ class DaemonProcess:
         self.kill()
 
     def kill(self) -> None:
-        """Send SIGKILL, as in a crash."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(PATIENCE_S)

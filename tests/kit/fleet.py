@@ -116,7 +116,6 @@ class Fleet:
         return self.members[-1]
 
     def start_pair(self) -> tuple[Member, Member]:
-        """Start a leader, and a standby that has caught up."""
         return self.start("a", "/leaderz"), self.start("b", "/readyz")
 
     def __enter__(self) -> Self:

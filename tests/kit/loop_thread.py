@@ -21,7 +21,6 @@ class LoopThread:
         return self._loop.is_closed()
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float = PATIENCE_S) -> T:
-        """Run a coroutine in the loop, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 def produce(
     operation_id: int, topic: str, required_offset: int, timeout_ms: int | None = None, partition: int = 0
 ) -> operation_pb2.Operation:
-    """A produce wait for one partition."""
     item = operation_pb2.ProducePartition(
         topic_partition=operation_pb2.TopicPartition(topic=topic, partition=partition), required_offset=required_offset
     )
@@ -36,7 +35,6 @@ def produce_columns(
 
 
 def high_watermark(topic: str, offset: int, partition: int = 0, leader_epoch: int | None = None) -> event_pb2.Event:
-    """A high watermark as a row."""
     return event_pb2.Event(
         topic_partition=operation_pb2.TopicPartition(topic=topic, partition=partition),
         leader_epoch=leader_epoch,
@@ -45,7 +43,6 @@ def high_watermark(topic: str, offset: int, partition: int = 0, leader_epoch: in
 
 
 def key_signalled(key: str, count: int | None = None, value: bytes | None = None) -> event_pb2.Event:
-    """A signal of a key as a row."""
     return event_pb2.Event(key_signalled=event_pb2.KeySignalled(key=key, count=count, value=value))
 
 
@@ -56,17 +53,14 @@ def signal(operation_id: int, key: str, timeout_ms: int | None = None) -> operat
 
 
 def register_batch(*operations: operation_pb2.Operation, batch_id: int = 0) -> wire.RegisterBatch:
-    """A batch of rows."""
     return wire.RegisterBatch(batch_id=batch_id, rows=operation_pb2.OperationRows(operations=operations))
 
 
 def advance_request(*events: event_pb2.Event) -> wire.AdvanceRequest:
-    """Events as rows."""
     return wire.AdvanceRequest(rows=event_pb2.EventRows(events=events))
 
 
 def register_request(session_id: str, *operations: operation_pb2.Operation) -> wire.RegisterRequest:
-    """A call of Register with rows."""
     return wire.RegisterRequest(session_id=session_id, batch=register_batch(*operations))
 
 
@@ -79,5 +73,4 @@ def produce_run(
 
 
 def mark_batch(offset: int, topic: str = "orders", partition: int = 0) -> EventBatch:
-    """A high watermark, as a host applies it."""
     return EventBatch([codes.HIGH_WATERMARK], partitions=[(topic, partition)], offsets=[offset])

@@ -46,8 +46,6 @@ def check_counts(status: wire.GetStatusResponse) -> None:
 
 
 class RecordingListener(Listener):
-    """Counts its notifications."""
-
     def __init__(self) -> None:
         self.outcomes: Counter[int] = Counter()
         self.accepted = 0
@@ -116,7 +114,6 @@ class DaemonChannel:
         return status
 
     async def pending(self) -> int:
-        """Pending operations of all kinds."""
         return sum(kind.pending for kind in (await self.status()).kinds)
 
 
@@ -131,7 +128,6 @@ class ServedHost(DaemonChannel):
         self.server = server
 
     async def high_watermark(self, topic: str, offset: int, partition: int = 0) -> wire.AdvanceReceipt:
-        """Push one high watermark."""
         return await self.advance(high_watermark(topic, offset, partition))
 
     async def advance(self, *events: event_pb2.Event) -> wire.AdvanceReceipt:
@@ -216,7 +212,6 @@ class Peer:
         self.opened = wire.SessionOpened()
 
     async def open(self, last_sequence: int = 0, *, columns: bool = False, incarnation: str = "") -> Peer:
-        """Send the first message and read the answer."""
         opening = wire.OpenSession(
             session_id=self._session_id, last_sequence=last_sequence, columns=columns, incarnation=incarnation
         )
@@ -227,11 +222,9 @@ class Peer:
         return self
 
     async def send(self, **message: Any) -> None:  # noqa: ANN401 - any field of SessionRequest
-        """Send one message."""
         await self._call.write(wire.SessionRequest(**message))
 
     async def register(self, *operations: operation_pb2.Operation, batch_id: int = 1) -> None:
-        """Register rows."""
         rows = operation_pb2.OperationRows(operations=operations)
         await self.send(register=wire.RegisterBatch(batch_id=batch_id, rows=rows))
 
@@ -241,7 +234,6 @@ class Peer:
         return await self.receipt()
 
     async def acknowledge(self, sequence: int) -> None:
-        """Acknowledge all results up to `sequence`."""
         await self.send(acknowledge=wire.AcknowledgeResults(sequence=sequence))
 
     async def read(self) -> wire.SessionResponse:
@@ -270,7 +262,6 @@ class Peer:
         return await asyncio.wait_for(self._call.read(), PATIENCE_S)
 
     async def half_close(self) -> None:
-        """Close the sending side."""
         await self._call.done_writing()
 
     async def code(self) -> grpc.StatusCode:
@@ -284,12 +275,10 @@ class Peer:
         return code
 
     async def details(self) -> str:
-        """Return the message of that status."""
         details: str = await asyncio.wait_for(self._call.details(), PATIENCE_S)
         return details
 
     def cancel(self) -> None:
-        """Cancel the stream."""
         self._call.cancel()
 
 

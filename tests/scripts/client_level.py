@@ -108,7 +108,6 @@ class UnaryLevel(ClientLevel):
 
 
 def wait_of(given: plain.Operation) -> waits.Wait:
-    """The wait that the client makes of an operation."""
     offsets = {item.name: item.offset for item in given.items}
     first, timeout = given.items[0], given.timeout_ms / 1_000
     epoch = None if first.epoch < 0 else first.epoch

@@ -27,7 +27,6 @@ class EngineLevel(Level):
         return level
 
     def answer(self, line: str) -> list[str]:
-        """Run one line, and return its output."""
         return self.play(Line(line, []))
 
     @property

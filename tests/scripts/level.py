@@ -79,7 +79,6 @@ class Level:
         raise NotImplementedError
 
     def cancel_name(self, name: plain.Name) -> int:
-        """Cancel all operations on a partition or key, and return their number."""
         raise NotImplementedError
 
     def cancel_session(self, session: str) -> None:
@@ -110,11 +109,9 @@ class Level:
         return f"no call for {', '.join(unknown)}" if unknown else ""
 
     def run(self, script: Script) -> list[Line]:
-        """Run a script, and return its lines with their output."""
         return [Line(line.text, self.play(line)) for line in script.lines]
 
     def play(self, line: Line) -> list[str]:
-        """Run one line, and return its output."""
         output = self._call(line)
         return output + ended_texts(self.ended())
 

@@ -323,8 +323,6 @@ class SharedDaemon:
 
 
 class GrpcLevel(MessageLevel):
-    """Calls over gRPC, with rows."""
-
     def __init__(self, daemon: SharedDaemon, prefix: str) -> None:
         super().__init__(prefix)
         self._daemon: Final = daemon
@@ -363,8 +361,6 @@ class GrpcLevel(MessageLevel):
 
 
 class ColumnsLevel(GrpcLevel):
-    """Calls over gRPC, with columns."""
-
     as_columns = True
 
     @classmethod

@@ -105,7 +105,6 @@ def limit_flags(limits: dict[str, int]) -> list[str]:
 
 
 def daemon_arguments() -> list[str]:
-    """Flags of a daemon with limits that are reached."""
     limits = limit_flags(ENGINE_LIMITS | HOST_LIMITS)
     session = ["--session-ttl-ms", str(SESSION_TTL_MS), "--session-heartbeat-interval-ms", str(HEARTBEAT_INTERVAL_MS)]
     return [*limits, *session, "--gc-tidy-interval-ms", str(TIDY_INTERVAL_MS), "--shutdown-grace-ms", "2000"]

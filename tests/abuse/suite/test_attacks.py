@@ -39,7 +39,6 @@ FLOOD_CALLS_PER_SECOND = 10_000
 
 @pytest.fixture(scope="module")
 def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
-    """A daemon for all attacks."""
     with Arena(tmp_path_factory.mktemp("attacks") / "arena") as arena:
         yield arena
 

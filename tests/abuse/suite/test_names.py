@@ -22,7 +22,6 @@ NAMES = {
 
 
 def printed(daemon: DaemonProcess, *arguments: str) -> str:
-    """The exact output of a command."""
     ended = CliRunner().invoke(app, [*arguments, "--address", daemon.address])
     return (ended.stdout_bytes + ended.stderr_bytes).decode()
 

@@ -38,8 +38,6 @@ T = TypeVar("T")
 
 
 class CountingListener(Listener):
-    """Records the size of each engine call."""
-
     def __init__(self) -> None:
         self.registered_rows: list[int] = []
         self.ended_items: list[int] = []

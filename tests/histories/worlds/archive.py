@@ -84,7 +84,6 @@ class Life:
         self.seen: Final = Seen()
 
     async def live(self, steps: int) -> None:
-        """Perform random steps."""
         deeds = [self._register] * 6 + [self._advance] * 5 + [self._pass_time] * 3
         rare = [self._cancel, self._extend, self._fail_stale, self._wait_unary, self._drop_sessions, *self._pauses]
         for _ in range(steps):

@@ -178,7 +178,6 @@ class _Outbox(Killed):
         self._process: subprocess.Popen[str] | None = None
 
     def live_on(self, daemon: DaemonProcess) -> None:
-        """Leave the process running, or kill it and start another."""
         if self._process is not None and self.random.random() < OUTBOX_KILLED:
             self.kill()
             self.kills += 1

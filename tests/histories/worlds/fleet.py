@@ -359,5 +359,4 @@ def run_seeds(seeds: range, rules: Rules | None = None) -> Counter[str]:
 
 
 def run(history: History) -> None:
-    """Run a thousand histories."""
     history.figures.update(run_seeds(range(history.seed * HISTORIES, (history.seed + 1) * HISTORIES)))

@@ -70,7 +70,6 @@ class SparkProgram:
             )  # fmt: skip
 
     def check(self) -> None:
-        """Assert that it is still running."""
         assert self.process.poll() is None, self._log.read_text()[-2_000:]
 
     def until(self, reached: Callable[[], bool]) -> None:
@@ -109,14 +108,12 @@ class StreamWorld:
         return SparkProgram(self._log, ["purgatory_pipeline.cli", *self._words, *more, *self._settings])
 
     def kill_driver(self, kills: int) -> None:
-        """Kill the whole stream repeatedly."""
         for _ in range(kills):
             program = self.start()
             self._feed(program)
             program.kill()
 
     def kill_executors(self, kills: int, cluster: Path) -> None:
-        """Kill one of two executors repeatedly."""
         program = self.start()
         for _ in range(kills):
             self._feed(program)
@@ -291,7 +288,6 @@ def result_kills(given: argparse.Namespace, folder: Path) -> tuple[str, list[str
 
 
 def main() -> int:
-    """Run one check."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("check", choices=("stream-kills", "result-kills", "stream-histories"))
     parser.add_argument("--count", type=int, default=20, help="kills, or histories")

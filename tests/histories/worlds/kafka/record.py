@@ -88,7 +88,6 @@ class Record:
         return acknowledged_s is not None
 
     def marks_on(self, topic: str) -> list[Mark]:
-        """Marks of all groups on a topic."""
         return [mark for mark in list(self.present) if mark[0].count("/") > 1 and mark[0].endswith(f"/{topic}")]
 
     def present_of(self, mark: Mark) -> int:
