@@ -36,8 +36,10 @@ Call = tuple[str, tuple[bytes, ...]]
 """A method, and the messages sent on its stream before the sending side is closed."""
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"", length: int | None = None) -> bytes:
+    """One HTTP/2 frame; `length` may differ from the payload's length."""
+    stated = len(payload) if length is None else length
+    return stated.to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
 
 
 @cache

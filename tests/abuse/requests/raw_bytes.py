@@ -5,6 +5,9 @@ import contextlib
 import random
 from typing import Final
 
+import hpack
+
+from tests.abuse.open_loop import frame
 from tests.abuse.requests.caller import Tally
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -14,22 +17,11 @@ ANSWER_S: Final = 0.05
 """Timeout for a response: most of these bytes get none."""
 
 
-def frame(kind: int, flags: int, stream_id: int, payload: bytes, length: int | None = None) -> bytes:
-    """One HTTP/2 frame; `length` may differ from the payload's length."""
-    said = len(payload) if length is None else length
-    return said.to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + payload
-
-
 def headers(path: str, content_type: str = "application/grpc", **extra: str) -> bytes:
-    """A header block that uses HPACK literals only."""
+    """A header block that does not use the connection's header table."""
     fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", "te": "trailers"}
-    fields["content-type"] = content_type
-    fields |= {name.replace("_", "-"): value for name, value in extra.items()}
-    return b"".join(b"\0" + _literal(name) + _literal(value) for name, value in fields.items())
-
-
-def _literal(text: str) -> bytes:
-    return bytes((len(text),)) + text.encode()
+    fields |= {"content-type": content_type, **{name.replace("_", "-"): value for name, value in extra.items()}}
+    return bytes(hpack.Encoder().encode([(*field, True) for field in fields.items()], huffman=False))
 
 
 def grpc_garbage(rng: random.Random) -> bytes:
