@@ -10,12 +10,15 @@ from typing import NamedTuple
 
 from tests.engine import plain
 from tests.histories.plan import one_owner
+from tests.histories.swarm import EVENT_TYPES
 
 SESSIONS_SPARE = 4
 """Sessions beyond those of the clients: one for the passer-by, and some that have not been left yet."""
 PASSER_INTERVAL_MS = 4
 INVALID = -5
 """The offset of an item that the daemon must refuse."""
+RISING = {plain.LEADER_APPEND: 6, plain.HIGH_WATERMARK: 6, plain.LOG_START_OFFSET: 2, plain.KEY_SIGNALLED: 5}
+"""The frequency of events that raise marks; others remove partitions, change leaders, fail storage."""
 FAULTS = ("drop", "cut", "hold", "swallow", "refuse", "half_close_up", "half_close_down")
 
 
@@ -137,8 +140,12 @@ def draw_plan(seed: int) -> Plan:
 
 def _draw_actions(plan: Plan, rng: random.Random) -> None:
     """Waits and events by the clock of the day, as one history in which most waits are near the marks."""
-    generator = one_owner(plan.seed, timeout_max_ms=rng.choice((20, 300, 900)))
+    generator = one_owner(plan.seed, timeout_max_ms=rng.choice((100, 300, 900)))
     generator.swarm.nonsense = generator.swarm.stale = generator.swarm.timeout_min_ms = 0
+    generator.swarm.failures /= 10  # a key that has failed once fails all later waits of the day
+    generator.swarm.epochs = rng.choice((0.0, 0.0, 0.2))
+    volatile = rng.choice((0.0, 0.02, 0.2))
+    generator.event_table = rng.choices(EVENT_TYPES, [RISING.get(one, volatile) for one in EVENT_TYPES], k=1_024)
     cancelled, once = rng.choice((0.0, 0.1, 0.5)), rng.choice((0.0, 0.1))
 
     def operation(kind: int) -> plain.Operation:
@@ -158,10 +165,10 @@ def _draw_actions(plan: Plan, rng: random.Random) -> None:
         # Several at the same instant, so that the client can combine them.
         return [Request((operation(kind),), path, after_ms) for _ in range(rng.choice((1, 1, 4)))]
 
-    for at_ms in sorted(rng.randint(0, plan.day_ms) for _ in range(rng.randint(40, 350))):
-        if rng.random() < 0.3:
+    for at_ms in sorted(rng.randint(0, plan.day_ms) for _ in range(rng.randint(60, 500))):
+        if rng.random() < 0.5:
             pushes = rng.choice(plan.pushes)
-            events = tuple(generator.event() for _ in range(rng.choice((1, 3, 10))))
+            events = tuple(generator.event() for _ in range(rng.choice((1, 3, 10, 20))))
             pushes.append(Push(at_ms, len(pushes) + 1, events))
         else:
             steps = rng.choice(plan.steps)
