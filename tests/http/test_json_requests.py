@@ -1,5 +1,6 @@
 """Requests in JSON that are refused: for unknown fields, numbers that JSON would not write so, and their size."""
 
+import io
 import json
 from base64 import b64decode
 from typing import Any
@@ -16,7 +17,7 @@ PARTITIONS = {"topicPartition": {"topic": "orders", "partition": 3}, "requiredOf
 async def posted(caller: HttpCaller, call: str, body: bytes, kind: str = "json") -> tuple[int, bytes]:
     """The status and the body of the answer."""
     sent = {"content-type": f"application/{kind}"}
-    async with caller.client.post(f"{SERVICE}/{call}", data=body, headers=sent) as response:
+    async with caller.client.post(f"{SERVICE}/{call}", data=io.BytesIO(body), headers=sent) as response:
         return response.status, await response.read()
 
 
