@@ -19,8 +19,9 @@ from tests.abuse.result import Tally
 async def run(name: str, target: Target, calls_per_second: float) -> Tally:
     if name in ATTACKS:
         attack = ATTACKS[name].attack
-        # What is no coroutine blocks.
-        return await (attack(target) if inspect.iscoroutinefunction(attack) else asyncio.to_thread(attack, target))
+        blocks = not inspect.iscoroutinefunction(attack)
+        tally: Tally = await (asyncio.to_thread(attack, target) if blocks else attack(target))
+        return tally
     await prepare(target)
     return await asyncio.to_thread(flood, target, FLOODS[name.removeprefix("flood-")], calls_per_second or None)
 

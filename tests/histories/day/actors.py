@@ -144,9 +144,10 @@ class ClientActor:
         try:
             if call.request.path == "columns":
                 call.result = await client._wait(batch_of(call.request.operations))
+            elif call.request.path == "unary":
+                call.result = await client.wait_once(wait_of(call.request.operations[0]))
             else:
-                wait = wait_of(call.request.operations[0])
-                call.result = await (client.wait_once if call.request.path == "unary" else client._wait)(wait)
+                call.result = await client._wait(wait_of(call.request.operations[0]))
         except (PurgatoryClientError, asyncio.CancelledError) as error:
             call.error = error
         call.ended_ms = now_ms()
