@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from operator import index
 from typing import Final, TypeVar
 
-from purgatory_client.base_errors import InvalidRequest
+from purgatory_client.errors import InvalidRequest
 
 T = TypeVar("T")
 

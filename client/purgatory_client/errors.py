@@ -22,38 +22,218 @@
         ├── WaitFailed
         │   ├── WaitStale
         │   └── UnlessReached
-        ├── WaitExpired
-        ├── WaitCancelled
-        └── WaitShutDown
+        └── WaitExpired
 
 A wait that expires, fails or is cancelled is an outcome, not an error: only `raise_for_outcome()` raises it.
 """
 
-# ruff: noqa: PLC0414 - exported by these aliases
+from enum import StrEnum
+from typing import Any, Final
 
-from purgatory_client.base_errors import ClientClosed as ClientClosed
-from purgatory_client.base_errors import DaemonError as DaemonError
-from purgatory_client.base_errors import InvalidRequest as InvalidRequest
-from purgatory_client.base_errors import LimitExceeded as LimitExceeded
-from purgatory_client.base_errors import NoAnswer as NoAnswer
-from purgatory_client.base_errors import NotFound as NotFound
-from purgatory_client.base_errors import OperationIdInUse as OperationIdInUse
-from purgatory_client.base_errors import OutboxError as OutboxError
-from purgatory_client.base_errors import OutboxReason as OutboxReason
-from purgatory_client.base_errors import PermissionDenied as PermissionDenied
-from purgatory_client.base_errors import ProtocolError as ProtocolError
-from purgatory_client.base_errors import PurgatoryClientError as PurgatoryClientError
-from purgatory_client.base_errors import SessionClosed as SessionClosed
-from purgatory_client.base_errors import SessionTakenOver as SessionTakenOver
-from purgatory_client.base_errors import Unauthenticated as Unauthenticated
-from purgatory_client.base_errors import Unavailable as Unavailable
-from purgatory_client.base_errors import WrongEventLoop as WrongEventLoop
-from purgatory_client.events import EventRefused as EventRefused
-from purgatory_client.events import StaleEpoch as StaleEpoch
-from purgatory_client.results import UnlessReached as UnlessReached
-from purgatory_client.results import WaitCancelled as WaitCancelled
-from purgatory_client.results import WaitError as WaitError
-from purgatory_client.results import WaitExpired as WaitExpired
-from purgatory_client.results import WaitFailed as WaitFailed
-from purgatory_client.results import WaitShutDown as WaitShutDown
-from purgatory_client.results import WaitStale as WaitStale
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+STATUS_LOST: Final = "Internal error from Core"
+"""The details that grpc.aio puts in place of the daemon's status if a stream ends while a message is being written.
+Only another stream can tell why it ended."""
+
+HTTP1: Final = "http1.x server"
+"""Part of gRPC's message if a server at the address answers in HTTP/1: most likely the daemon's HTTP port was given."""
+WRONG_PORT: Final = "this port answers HTTP/1 and not gRPC; give the daemon's gRPC address (by default port 7440)"
+
+
+class PurgatoryClientError(Exception):
+    """Base of all errors of this package."""
+
+
+class Unavailable(PurgatoryClientError):
+    """No connection to the daemon, or it cannot serve the call now. Trying again later may help.
+
+    Attributes:
+        is_answer: Whether the daemon itself sent this answer, so that it can be reached.
+        address: The daemon's address, if a unary call failed. With shards it may differ from the client's.
+    """
+
+    is_answer = False
+    address = ""
+
+
+class InvalidRequest(PurgatoryClientError):
+    """The request is invalid.
+
+    Attributes:
+        field: The invalid part, as a path in the row form of the wire ("produce.partitions[0].required_offset"), or
+            empty.
+        message: Why it is invalid.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.field: Final = field
+        self.message: Final = message
+
+
+class LimitExceeded(PurgatoryClientError):
+    """A limit of the daemon or of this client was reached; nothing was registered."""
+
+
+class NotFound(PurgatoryClientError):
+    """No such pending operation or partition."""
+
+
+class PermissionDenied(PurgatoryClientError):
+    """Not allowed. The message names the missing role and the resource."""
+
+
+class Unauthenticated(PermissionDenied):
+    """The daemon requires a token or a certificate, and received none or rejected it."""
+
+
+class EventRefused(PurgatoryClientError):
+    """An event was refused and changed nothing; the other events of the call were applied.
+
+    Attributes:
+        receipt: An `AdvanceReceipt`: the refused events with their reasons, and the effect of the others.
+    """
+
+    def __init__(self, message: str, receipt: Any) -> None:  # noqa: ANN401 - the module of its type imports this one
+        super().__init__(message)
+        self.receipt: Final = receipt
+
+
+class StaleEpoch(EventRefused):
+    """The event's leader epoch is older than the partition's (74)."""
+
+
+class SessionTakenOver(PurgatoryClientError):
+    """Another client opened the same session; this one does not reconnect."""
+
+
+class SessionClosed(PurgatoryClientError):
+    """The session was closed by another caller, which cancelled its waits. The next wait opens a new session."""
+
+
+class NoAnswer(PurgatoryClientError):
+    """The daemon is connected but did not answer a wait long after its timeout. The wait may have been registered."""
+
+
+class OperationIdInUse(PurgatoryClientError):
+    """Another client registered this operation's id in the same session first; the operation was not registered."""
+
+
+class ClientClosed(PurgatoryClientError):
+    """The client was closed before or during the call."""
+
+
+class WrongEventLoop(PurgatoryClientError):
+    """The client was used in an event loop before, and cannot move to this one: see `AsyncClient`."""
+
+
+class OutboxReason(StrEnum):
+    """Why an outbox cannot be used."""
+
+    MISSING = "missing"
+    """The client has no outbox."""
+    IN_USE = "in use"
+    """Another client has the file open."""
+    COPIED = "copied"
+    """The file is an older copy, or another program uses a copy of it. Nothing was acknowledged."""
+    DAMAGED = "damaged"
+    """The file is corrupt. It was not changed."""
+    TOO_NEW = "too new"
+    """A newer version of this package wrote the file."""
+    UNWRITABLE = "unwritable"
+    """The file cannot be created or written: disk full or broken, or no permission. Nothing was registered."""
+    FAILED = "failed"
+    """Writing failed for a reason that this package does not know."""
+
+
+class OutboxError(PurgatoryClientError):
+    """The outbox file cannot be used, or the client has none. `reason` is an `OutboxReason`."""
+
+    def __init__(self, reason: OutboxReason, message: str) -> None:
+        super().__init__(message)
+        self.reason: Final = reason
+
+
+class DaemonError(PurgatoryClientError):
+    """The daemon failed in a way that is not the caller's fault."""
+
+
+class ProtocolError(DaemonError):
+    """The daemon sent a message that this client cannot interpret."""
+
+
+class WaitError(PurgatoryClientError):
+    """A wait did not end satisfied. Raised itself if it was cancelled at the daemon, or the daemon shut down.
+
+    Attributes:
+        result: The whole `Result`; its `outcome` says how the wait ended.
+    """
+
+    def __init__(self, message: str, result: Any) -> None:  # noqa: ANN401 - the module of its type imports this one
+        super().__init__(message)
+        self.result: Final = result
+
+
+class WaitFailed(WaitError):
+    """The condition can no longer be met; the partitions' error codes give the reason."""
+
+
+class WaitStale(WaitFailed):
+    """One of the marks was stale for longer than the wait accepts (`fail_when_stale`)."""
+
+
+class UnlessReached(WaitFailed):
+    """A term of the failure arm of a composite wait became true (`unless`)."""
+
+
+class WaitExpired(WaitError):
+    """The wait timed out."""
+
+
+_BY_CODE: Final[dict[int, type[PurgatoryClientError]]] = {
+    grpc.StatusCode.CANCELLED.value[0]: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED.value[0]: Unavailable,
+    grpc.StatusCode.NOT_FOUND.value[0]: NotFound,
+    grpc.StatusCode.PERMISSION_DENIED.value[0]: PermissionDenied,
+    grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]: LimitExceeded,
+    grpc.StatusCode.UNAVAILABLE.value[0]: Unavailable,
+    grpc.StatusCode.UNAUTHENTICATED.value[0]: Unauthenticated,
+}
+_INVALID: Final = frozenset(
+    code.value[0]
+    for code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.FAILED_PRECONDITION)
+)
+
+
+def from_code(code: int, field: str, message: str) -> PurgatoryClientError:
+    """The error for a `google.rpc.Code` of a status or of a refusal."""
+    if code in _INVALID:
+        return InvalidRequest(field, message)
+    text = f"{field}: {message}" if field else message
+    return _BY_CODE.get(code, DaemonError)(text)
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError, address: str = "") -> PurgatoryClientError:
+    """The error for a failed call to `address`; the field comes from the BadRequest details, if there are any."""
+    status = rpc_status.from_call(error)
+    field = "" if status is None else _field_violated(status)
+    message = error.details() or error.code().name
+    if HTTP1 in message:
+        message = WRONG_PORT
+    made = from_code(error.code().value[0], field, message.removeprefix(f"{field}: "))
+    if isinstance(made, Unavailable):
+        made.is_answer = status is not None  # errors that gRPC itself raises have no status details
+        made.address = address
+    return made
+
+
+def _field_violated(status: status_pb2.Status) -> str:
+    """The first field named in the BadRequest details of a status, or nothing."""
+    for detail in status.details:
+        bad_request = error_details_pb2.BadRequest()
+        if detail.Is(bad_request.DESCRIPTOR) and detail.Unpack(bad_request) and bad_request.field_violations:
+            return str(bad_request.field_violations[0].field)
+    return ""

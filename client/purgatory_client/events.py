@@ -16,7 +16,7 @@ from typing import Final
 
 from purgatory.v1 import event_pb2 as wire
 from purgatory_client.argument_checks import checked_type, int32, int64, several
-from purgatory_client.base_errors import PurgatoryClientError
+from purgatory_client.errors import EventRefused, StaleEpoch
 from purgatory_client.partition_names import PartitionName, checked_key, partition_name
 from purgatory_client.waits import Name
 
@@ -88,22 +88,6 @@ class AdvanceReceipt:
             where = f"{refusal.field}: " if refusal.field else ""
             raise kind(f"event {refusal.index} refused: {where}{refusal.message}", self)
         return self
-
-
-class EventRefused(PurgatoryClientError):
-    """An event was refused and changed nothing; the other events of the call were applied.
-
-    Attributes:
-        receipt: The refused events with their reasons, and the effect of the others.
-    """
-
-    def __init__(self, message: str, receipt: AdvanceReceipt) -> None:
-        super().__init__(message)
-        self.receipt: Final = receipt
-
-
-class StaleEpoch(EventRefused):
-    """The event's leader epoch is older than the partition's (74)."""
 
 
 def log_end_offset(

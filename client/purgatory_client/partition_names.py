@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from purgatory_client.argument_checks import checked_type, integer, shown, whole_number
-from purgatory_client.base_errors import InvalidRequest
+from purgatory_client.errors import InvalidRequest
 
 PartitionName = tuple[str, int]
 """(topic, partition)."""

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
-from purgatory_client.base_errors import PurgatoryClientError
+from purgatory_client.errors import (
+    PurgatoryClientError,
+    UnlessReached,
+    WaitError,
+    WaitExpired,
+    WaitFailed,
+    WaitStale,
+)
 from purgatory_client.partition_names import format_partition
 
 MARK_STALE: Final = 1001
@@ -335,7 +342,7 @@ class Result:
             This result.
 
         Raises:
-            WaitError: WaitFailed, WaitExpired, WaitCancelled or WaitShutDown.
+            WaitError: It was cancelled, or the daemon shut down; WaitFailed or WaitExpired.
             PurgatoryClientError: The daemon refused this operation of a batch; the error is the refusal.
         """
         if self.satisfied:
@@ -349,12 +356,13 @@ class Result:
         open_items = ", ".join(map(_open_item, failed))
         name = outcome.name.lower().replace("_", " ")
         message = f"{self.kind.name.lower()} {name} after {self.waited:.3f} s"
-        error = _WAIT_ERRORS[outcome]
-        if outcome == Outcome.FAILED and any(item.error_code == MARK_STALE for item in failed):
-            error = WaitStale
-        if outcome == Outcome.FAILED and any(item.error_code == UNLESS_REACHED for item in failed):
-            error = UnlessReached
-        raise error(f"{message}; {open_items}" if open_items else message, self)
+        raise self._error_type(failed)(f"{message}; {open_items}" if open_items else message, self)
+
+    def _error_type(self, failed: list[PartitionResult]) -> type[WaitError]:
+        if self.outcome != Outcome.FAILED:
+            return WaitExpired if self.outcome == Outcome.EXPIRED else WaitError
+        codes = {item.error_code for item in failed}
+        return UnlessReached if UNLESS_REACHED in codes else WaitStale if MARK_STALE in codes else WaitFailed
 
     def _item(self, item: int) -> PartitionResult:
         columns = self._columns
@@ -391,42 +399,6 @@ class Result:
         return f"Result({self.kind.name}, {self.outcome.name}, waited={self.waited:.3f}, {self.items})"
 
 
-class WaitError(PurgatoryClientError):
-    """A wait did not end satisfied.
-
-    Attributes:
-        result: The whole result.
-    """
-
-    def __init__(self, message: str, result: Result) -> None:
-        super().__init__(message)
-        self.result: Final = result
-
-
-class WaitFailed(WaitError):
-    """The condition can no longer be met; the partitions' error codes give the reason."""
-
-
-class WaitStale(WaitFailed):
-    """One of the marks was stale for longer than the wait accepts (`fail_when_stale`)."""
-
-
-class UnlessReached(WaitFailed):
-    """A term of the failure arm of a composite wait became true (`unless`)."""
-
-
-class WaitExpired(WaitError):
-    """The wait timed out."""
-
-
-class WaitCancelled(WaitError):
-    """Cancelled at the daemon, by an operator or because the session was closed."""
-
-
-class WaitShutDown(WaitError):
-    """The daemon shut down before the wait ended."""
-
-
 def _open_item(item: PartitionResult) -> str:
     stale = "" if item.stale_for is None else f", stale for {item.stale_for:.1f} s: {item.stale_reason}"
     value = f": {value_text(item.signal_value)}" if item.signal_value else ""
@@ -442,11 +414,3 @@ def value_text(value: bytes) -> str:
 def item_columns(kind: int) -> dict[str, tuple[str, float]]:
     """The item columns in the results of this kind."""
     return FETCH_COLUMNS if kind == OperationKind.FETCH else ITEM_COLUMNS
-
-
-_WAIT_ERRORS: Final[dict[Outcome, type[WaitError]]] = {
-    Outcome.FAILED: WaitFailed,
-    Outcome.EXPIRED: WaitExpired,
-    Outcome.CANCELLED: WaitCancelled,
-    Outcome.SHUTTING_DOWN: WaitShutDown,
-}

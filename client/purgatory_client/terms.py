@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from purgatory_client.argument_checks import checked_type, int64, several
-from purgatory_client.base_errors import InvalidRequest
+from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import PartitionName, checked_key, partition_name
 
 

@@ -15,9 +15,15 @@ from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2, webho
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import views
 from purgatory_client.argument_checks import check_keywords, checked_type, int64, several
-from purgatory_client.base_errors import from_rpc_error
 from purgatory_client.batches import WaitBatch
-from purgatory_client.errors import ClientClosed, InvalidRequest, NotFound, PurgatoryClientError, Unavailable
+from purgatory_client.errors import (
+    ClientClosed,
+    InvalidRequest,
+    NotFound,
+    PurgatoryClientError,
+    Unavailable,
+    from_rpc_error,
+)
 from purgatory_client.partition_names import partition_name
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.session.addresses import check_address, pause_max

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
 from purgatory_client.argument_checks import int32, int64, milliseconds, several
-from purgatory_client.base_errors import InvalidRequest
+from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import PartitionName, checked_key, format_partition, partition_name
 from purgatory_client.results import OperationKind
 from purgatory_client.sources.source_names import KAFKA, kafka_group

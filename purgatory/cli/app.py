@@ -66,7 +66,7 @@ PLACES: Final = {
     "ready": "purgatory.cli.ready:ready",
     "mcp": "purgatory.cli.operations:mcp",
     "advance": "purgatory.cli.advance:advance",
-    "signal": "purgatory.cli.signal:signal",
+    "signal": "purgatory.cli.advance:signal",
     "status": "purgatory.cli.operations:status",
     "ls": "purgatory.cli.operations:ls",
     "show": "purgatory.cli.operations:show",
@@ -76,7 +76,7 @@ PLACES: Final = {
     "cancel": "purgatory.cli.operations:cancel",
     "extend": "purgatory.cli.operations:extend",
     "close": "purgatory.cli.operations:close",
-    "dead-letters": "purgatory.cli.dead_letters:dead_letters",
+    "dead-letters": "purgatory.cli.operations:dead_letters",
     "load": "purgatory.cli.load:load",
     "results": "purgatory.cli.load:results",
     "serve": "purgatory.cli.serve:serve",
@@ -135,12 +135,12 @@ class Commands(click.Group):
         try:
             return load(cmd_name)
         except ModuleNotFoundError as error:
-            from purgatory.cli.parsing import MissingPackage  # noqa: PLC0415 - slow
+            from purgatory.cli.parsing import exit_without  # noqa: PLC0415 - slow
 
             if cmd_name not in GROUPS[DAEMON]:
                 raise
             remedy = f", or run: uvx 'purgatory-waits[server]' {cmd_name}"
-            raise MissingPackage(cmd_name, error, "server", remedy) from error
+            exit_without(cmd_name, error, "server", remedy)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as in click
         helps = [(name, command.help or "") for name, command in self.commands.items()]

@@ -1,6 +1,7 @@
 """`purgatory caught-up`: waits for everything written so far, or before a time, without knowing the end offsets."""
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import click
@@ -45,16 +46,23 @@ async def caught_up(
     as_of: datetime | None,
     fail_when_stale: float | None,
 ) -> Exit:
-    began = time.monotonic()
     if token and fail_when_stale is not None:
         raise UsageError("--fail-when-stale cannot be combined with --token, which does not wait")
-    ends = await client.ends(marks, timeout=max(timeout, 1.0), as_of=as_of)
     if token:
-        render.token(ends)
+        render.token(await client.ends(marks, timeout=max(timeout, 1.0), as_of=as_of))
         return Exit.OK
-    result = await reached(client, ends, max(0.0, timeout - (time.monotonic() - began)), fail_when_stale)
+    result = await ends_reached(client, marks, timeout, as_of, fail_when_stale)
     render.result(result)
     return OF_OUTCOME[result.outcome]
+
+
+async def ends_reached(
+    client: AsyncClient, marks: Sequence[str], limit_s: float, as_of: datetime | None = None, stale: float | None = None
+) -> Result:
+    """Look up the ends of marks, and wait until they are reached, both within the limit."""
+    began = time.monotonic()
+    ends = await client.ends(marks, timeout=max(limit_s, 1.0), as_of=as_of)
+    return await reached(client, ends, max(0.0, limit_s - (time.monotonic() - began)), stale)
 
 
 async def reached(client: AsyncClient, positions: Positions, seconds_max: float, stale: float | None) -> Result:

@@ -24,7 +24,7 @@ from purgatory_client.views import OperationOrder, PendingOperation
 from pydantic import Field
 
 from purgatory import __version__
-from purgatory.cli.caught_up import reached
+from purgatory.cli.caught_up import ends_reached
 from purgatory.cli.parsing import UsageError, terms
 from purgatory.cli.render import item_lines, outcome_text
 
@@ -125,12 +125,8 @@ class Tools:
     ) -> Waited:
         """Wait until everything that was written before this call has been processed or replicated."""
         with _errors_for_agents(self._client.address):
-            return _waited(await _with_progress(context, self._caught_up(marks, timeout_seconds), timeout_seconds))
-
-    async def _caught_up(self, marks: Sequence[str], limit: float) -> Result:
-        began = time.monotonic()
-        ends = await self._client.ends(marks, timeout=max(limit, 1.0))
-        return await reached(self._client, ends, max(0.0, limit - (time.monotonic() - began)), None)
+            wait = ends_reached(self._client, marks, timeout_seconds)
+            return _waited(await _with_progress(context, wait, timeout_seconds))
 
 
 class Server(MCPServer[Any]):

@@ -1,4 +1,4 @@
-"""Commands that list, show and change operations, sessions and partitions, and the two with optional packages."""
+"""Commands that list, show and change operations, sessions, partitions and dead letters, and `top` and `mcp`."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ from purgatory_client.aio import AsyncClient
 from purgatory_client.errors import Unavailable
 from purgatory_client.results import OperationKind
 from purgatory_client.unary import Filters
-from purgatory_client.views import OperationOrder
+from purgatory_client.views import DeadLetter, OperationOrder
 
 from purgatory.cli import render
 from purgatory.cli.all_shards import WATCH, AllShards, merged, over_shards, shown
@@ -17,6 +17,7 @@ from purgatory.cli.completion import (
     KIND,
     choice,
     key_option,
+    letter_option,
     operations_argument,
     partition_option,
     session_option,
@@ -29,9 +30,9 @@ from purgatory.cli.exit_codes import Exit
 from purgatory.cli.parsing import (
     ORDERS,
     TIMEOUT,
-    MissingPackage,
     UsageError,
     checked_partition,
+    exit_without,
     flag,
     is_reference,
     operation_reference,
@@ -159,6 +160,45 @@ async def close(client: AsyncClient, session: str) -> Exit:
     return Exit.OK
 
 
+@client_command(WRITES)
+@letter_option("--resend", help="Resend this letter now. May be repeated.")
+@flag("--resend-all", help="Resend all letters now.")
+@letter_option("--delete", help="Delete this letter; its result is lost. May be repeated.")
+async def dead_letters(client: AsyncClient, resend: tuple[str, ...], resend_all: bool, delete: tuple[str, ...]) -> Exit:
+    """Exit code 16 if a given ID does not exist, or there is nothing to resend."""
+    if [bool(resend), resend_all, bool(delete)].count(True) > 1:
+        raise UsageError("--resend, --resend-all and --delete cannot be combined")
+    if delete:
+        return _report_letters("deleted", "deleted", *await client.delete_dead_letters(delete))
+    if resend or resend_all:
+        return _report_letters("resent", "resending", *await client.resend_dead_letters(resend or None))
+    _print_letters([letter async for letter in client.dead_letters()])
+    return Exit.OK
+
+
+def _report_letters(field: str, verb: str, count: int, unknown: tuple[str, ...]) -> Exit:
+    for one in unknown:
+        render.error_line(f"no such dead letter: {one} (it may have been delivered or deleted)")
+    done = [f"{verb} {render.counted(count, 'letter')}"] if count else []
+    counts = {field: count} | ({"unknown_webhook_ids": unknown} if unknown else {})
+    render.print_either(counts, *(done or ([] if unknown else ["no dead letters"])))
+    return Exit.OK if count and not unknown else Exit.NOT_FOUND
+
+
+def _print_letters(letters: list[DeadLetter]) -> None:
+    if render.print_as_json(letters):
+        return
+    if not letters:
+        render.print_lines("no dead letters")
+    for letter in letters:
+        operation = f"{render.escape(letter.session_id)}/{letter.operation_id}"
+        render.print_lines(
+            f"[bold]{render.escape(letter.webhook_id)}[/bold]  {operation}  {render.outcome_text(letter.outcome)}",
+            f"  to {render.escape(letter.callback_url)}",
+            f"  {render.counted(letter.attempts, 'attempt')}: {render.escape(letter.last_error)}",
+        )
+
+
 @client_command(READS)
 @WATCH
 async def status(client: AsyncClient, watch: float | None) -> Exit:
@@ -182,7 +222,7 @@ async def top(client: AsyncClient) -> Exit:
     try:
         from purgatory.cli.top import Top  # noqa: PLC0415 - optional, and slow to import
     except ModuleNotFoundError as error:
-        raise MissingPackage("top", error, "top") from error
+        exit_without("top", error, "top")
     await Top(await over_shards(client)).run_async()
     return Exit.OK
 
@@ -206,7 +246,7 @@ async def mcp(client: AsyncClient) -> Exit:
     try:
         from purgatory.cli.mcp_server import serve as serve_tools  # noqa: PLC0415 - optional, and slow to import
     except ModuleNotFoundError as error:
-        raise MissingPackage("mcp", error, "mcp") from error
+        exit_without("mcp", error, "mcp")
     await serve_tools(client)
     return Exit.OK
 

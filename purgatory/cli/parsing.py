@@ -2,11 +2,12 @@
 
 import math
 import re
+import sys
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from functools import partial
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final, NoReturn, TypeVar
 
 import click
 from purgatory_client.argument_checks import whole_number
@@ -44,14 +45,11 @@ class UsageError(click.ClickException):
         render.error_line(self.message)
 
 
-class MissingPackage(UsageError):
-    """A command needs a package that is not installed."""
-
-    exit_code = Exit.ERROR
-
-    def __init__(self, command: str, error: ModuleNotFoundError, extra: str, otherwise: str = "") -> None:
-        advice = f"install it with: pip install 'purgatory-waits[{extra}]'{otherwise}"
-        super().__init__(f"`purgatory {command}` needs {error.name}; {advice}")
+def exit_without(command: str, error: ModuleNotFoundError, extra: str, otherwise: str = "") -> NoReturn:
+    """Exit, because a command needs a package that is not installed."""
+    advice = f"install it with: pip install 'purgatory-waits[{extra}]'{otherwise}"
+    render.error_line(f"`purgatory {command}` needs {error.name}; {advice}")
+    sys.exit(Exit.ERROR)
 
 
 def seconds(text: str) -> float:

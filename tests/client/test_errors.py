@@ -3,7 +3,7 @@
 import grpc
 import pytest
 from purgatory_client import errors
-from purgatory_client.base_errors import from_code
+from purgatory_client.errors import from_code
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from purgatory_client import batches, waits
 from purgatory_client.aio import AsyncClient
-from purgatory_client.errors import InvalidRequest, WaitFailed
-from purgatory_client.events import EventRefused, signalled
+from purgatory_client.errors import EventRefused, InvalidRequest, WaitFailed
+from purgatory_client.events import signalled
 from purgatory_client.results import Outcome
 
 from purgatory.clock import PAUSE_MS_MIN, SETTLE_MS, EngineTime, ListeningTime

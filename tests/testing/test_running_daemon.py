@@ -10,8 +10,7 @@ import urllib.request
 
 import pytest
 from purgatory_client import Client, Outcome
-from purgatory_client.errors import InvalidRequest, Unavailable
-from purgatory_client.results import WaitExpired
+from purgatory_client.errors import InvalidRequest, Unavailable, WaitExpired
 
 from purgatory.extension import StartupError
 from purgatory.testing import DaemonFailed, RunningDaemon, daemon_in_process, daemon_process

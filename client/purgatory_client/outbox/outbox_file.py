@@ -200,12 +200,10 @@ class OutboxFile:
         if version == 0:
             self._make(database)
         elif int(database.execute("PRAGMA application_id").fetchone()[0]) != APPLICATION_ID:
-            raise OutboxError(
-                OutboxReason.DAMAGED, f"{self.path} is a SQLite file, but not an outbox; choose another path"
-            )
+            raise self._damaged(" is a SQLite file, but not an outbox; choose another path")
         sessions = database.execute("SELECT * FROM session").fetchall()
         if len(sessions) != 1:
-            raise OutboxError(OutboxReason.DAMAGED, f"{self.path} has {len(sessions)} sessions; expected one")
+            raise self._damaged(f" has {len(sessions)} sessions; expected one")
         session_id, next_operation_id, removed_operation_id, incarnation = sessions[0]
         self._session_id, self.incarnation = str(session_id), str(incarnation)
         self._next_operation_id, self._removed_operation_id = int(next_operation_id), int(removed_operation_id)
@@ -221,9 +219,7 @@ class OutboxFile:
 
     def _make(self, database: sqlite3.Connection) -> None:
         if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise OutboxError(
-                OutboxReason.DAMAGED, f"{self.path} is a SQLite file, but not an outbox; choose another path"
-            )
+            raise self._damaged(" is a SQLite file, but not an outbox; choose another path")
         database.executescript(
             f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION};"
         )
@@ -235,9 +231,7 @@ class OutboxFile:
         for row in database.execute("SELECT * FROM registrations ORDER BY first_operation_id"):
             registration = RegistrationRecord(row[0], row[1], bool(row[2]), row[3], row[4], row[5])
             if registration.checksum != row[6]:
-                raise OutboxError(
-                    OutboxReason.DAMAGED, f"{self.path}: operation {row[0]} is corrupt (checksum mismatch)"
-                )
+                raise self._damaged(f": operation {row[0]} is corrupt (checksum mismatch)")
             found.append(registration)
         return found
 
@@ -245,9 +239,7 @@ class OutboxFile:
         found = []
         for place, batch, checksum in database.execute("SELECT * FROM results ORDER BY place"):
             if zlib.crc32(batch) != checksum:
-                raise OutboxError(
-                    OutboxReason.DAMAGED, f"{self.path}: results row {place} is corrupt (checksum mismatch)"
-                )
+                raise self._damaged(f": results row {place} is corrupt (checksum mismatch)")
             found.append((int(place), bytes(batch)))
         return found
 
@@ -335,6 +327,9 @@ class OutboxFile:
 
     # Errors
 
+    def _damaged(self, what: str) -> OutboxError:
+        return OutboxError(OutboxReason.DAMAGED, f"{self.path}{what}")
+
     def _drop_database(self) -> None:
         database, self._database = self._database, None
         if database is not None:
@@ -349,8 +344,7 @@ class OutboxFile:
             self._drop_database()
             name = getattr(error, "sqlite_errorname", "") or ""
             if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-                message = f"{self.path} is damaged: {error}; move it away, its waits are still at the daemon"
-                raise OutboxError(OutboxReason.DAMAGED, message) from error
+                raise self._damaged(f" is damaged: {error}; move it away, its waits are still at the daemon") from error
             message = f"{self.path} cannot be written: {error} ({name}); nothing was registered"
             raise OutboxError(OutboxReason.UNWRITABLE, message) from error
         except BaseException:

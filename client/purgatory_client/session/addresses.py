@@ -18,7 +18,7 @@ from ipaddress import ip_address
 from typing import Final
 
 from purgatory_client.argument_checks import checked_type
-from purgatory_client.base_errors import InvalidRequest
+from purgatory_client.errors import InvalidRequest
 
 ADDRESS: Final = re.compile(r"(\[[^\]\s]+\]|[^:/\[\]\s]+):([0-9]{1,5})")
 DNS: Final = "dns:///"

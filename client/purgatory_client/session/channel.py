@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 from grpc_status import rpc_status
 
-from purgatory_client.base_errors import ClientClosed, InvalidRequest, WrongEventLoop
+from purgatory_client.errors import ClientClosed, InvalidRequest, WrongEventLoop
 from purgatory_client.session.addresses import is_loopback, options_of, target_of
 from purgatory_client.session.backoff import Retry
 from purgatory_client.wire import sizes

@@ -21,9 +21,9 @@ from grpc_status import rpc_status
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from purgatory_client.base_errors import HTTP1, from_rpc_error
 from purgatory_client.batches import Entry
 from purgatory_client.errors import (
+    HTTP1,
     ClientClosed,
     OperationIdInUse,
     OutboxError,
@@ -34,6 +34,7 @@ from purgatory_client.errors import (
     SessionTakenOver,
     Unavailable,
     WrongEventLoop,
+    from_rpc_error,
 )
 from purgatory_client.outbox.ticket import Ticket
 from purgatory_client.results import Result, ResultColumns

@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.event_pb2 import EventRows
-from purgatory_client.base_errors import InvalidRequest, PurgatoryClientError, Unavailable
+from purgatory_client.errors import InvalidRequest, PurgatoryClientError, Unavailable
 from purgatory_client.wire import sizes
 
 OTHER_SHARD: Final = "OTHER_SHARD"

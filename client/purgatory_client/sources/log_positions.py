@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 from purgatory_client.argument_checks import int64
-from purgatory_client.base_errors import InvalidRequest
+from purgatory_client.errors import InvalidRequest
 
 _LSN: Final = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 

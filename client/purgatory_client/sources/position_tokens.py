@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from purgatory.v1 import source_pb2
 from purgatory_client import waits
 from purgatory_client.argument_checks import checked_type
-from purgatory_client.base_errors import InvalidRequest
+from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import PartitionName, format_partition, partition_name
 from purgatory_client.waits import ByPartition, Name, Wait
 

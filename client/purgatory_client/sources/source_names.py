@@ -10,7 +10,7 @@ confused, unless the id of a consumer group begins with "share:".
 from typing import Final
 from urllib.parse import quote, unquote
 
-from purgatory_client.base_errors import InvalidRequest
+from purgatory_client.errors import InvalidRequest
 
 KAFKA: Final = "kafka"
 """The default label of a cluster."""

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from purgatory.v1 import operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory_client.base_errors import ProtocolError, PurgatoryClientError, from_code
+from purgatory_client.errors import ProtocolError, PurgatoryClientError, from_code
 from purgatory_client.results import COLUMNS, FETCH_COLUMNS, OPERATION_COLUMNS, Outcome, ResultColumns, item_columns
 from purgatory_client.wire import sizes
 

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from google.protobuf.message import Message
 from google.rpc import code_pb2
-from purgatory_client.base_errors import InvalidRequest
+from purgatory_client.errors import InvalidRequest
 from purgatory_client.sources.source_names import kafka_group, kafka_topic
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send

@@ -36,7 +36,7 @@ def test_a_command_imports_only_its_module(shared_daemon: DaemonProcess) -> None
     """`ls` imports no other command, no optional package, no outbox, and nothing that only help pages need."""
     modules = imported("ls", "--address", shared_daemon.address)
     assert {"purgatory.cli.operations", "purgatory_client.aio"} <= modules
-    others = {f"purgatory.cli.{name}" for name in ("advance", "mcp_server", "signal", "tail", "top", "wait")}
+    others = {f"purgatory.cli.{name}" for name in ("advance", "mcp_server", "tail", "top", "wait")}
     outbox = {f"purgatory_client.outbox.{name}" for name in ("outbox_file", "outbox_gate")}
     assert not (others | outbox | {"mcp", "textual", "pydantic"}) & modules
 
