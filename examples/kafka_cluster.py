@@ -79,19 +79,20 @@ def _fetch_into(folder: Path) -> None:
 class KafkaCluster:
     """Brokers 1 to `brokers`, in `folder`. `settings` are added to each broker's properties.
 
-    `listener`: the protocol for clients, as in a broker's properties: PLAINTEXT or SASL_PLAINTEXT. Java's login
-    settings for SASL belong in `settings`. Raises ClusterUnavailable.
+    `guard`: the protocol of a second listener for clients, as in a broker's properties: SASL_SSL. Java's login settings
+    belong in `settings`. Raises ClusterUnavailable.
     """
 
     def __init__(
-        self, folder: Path, brokers: int = 1, settings: Mapping[str, object] | None = None, listener: str = "PLAINTEXT"
+        self, folder: Path, brokers: int = 1, settings: Mapping[str, object] | None = None, guard: str = ""
     ) -> None:
         self._jars = kafka_jars()
         self._folder = folder.resolve()
         self._settings = dict(settings or {})
-        self._listener = listener
-        ports = free_ports(2 * brokers)
-        self._ports, self._controller_ports = ports[:brokers], ports[brokers:]
+        self._guard = guard
+        ports = free_ports(3 * brokers)
+        self._ports, self._controller_ports = ports[:brokers], ports[brokers : 2 * brokers]
+        self._guarded_ports = ports[2 * brokers :]
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._cluster_id = base64.urlsafe_b64encode(b"k" + uuid.uuid4().bytes[1:]).decode()[:22]
         self.brokers: Final = range(1, brokers + 1)
@@ -110,6 +111,11 @@ class KafkaCluster:
     @property
     def bootstrap(self) -> str:
         return ",".join(f"127.0.0.1:{port}" for port in self._ports)
+
+    @property
+    def guarded_bootstrap(self) -> str:
+        """The addresses of the second listener."""
+        return ",".join(f"127.0.0.1:{port}" for port in self._guarded_ports)
 
     def address(self, broker: int) -> str:
         return f"127.0.0.1:{self._ports[broker - 1]}"
@@ -213,17 +219,21 @@ class KafkaCluster:
         count = len(self.brokers)
         replicas = min(3, count)
         voters = (f"{one}@127.0.0.1:{port}" for one, port in zip(self.brokers, self._controller_ports, strict=True))
-        listener = f"{self._listener}://{self.address(broker)}"
+        listeners = f"PLAINTEXT://{self.address(broker)}"
+        protocols = "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT"
+        if self._guard:
+            listeners += f",{self._guard}://127.0.0.1:{self._guarded_ports[broker - 1]}"
+            protocols += f",{self._guard}:{self._guard}"
         made: dict[str, object] = {
             "process.roles": "broker,controller",
             "node.id": broker,
             "log.dirs": f"data-{broker}",
-            "listeners": f"{listener},CONTROLLER://127.0.0.1:{self._controller_ports[broker - 1]}",
-            "advertised.listeners": listener,
-            "inter.broker.listener.name": self._listener,
+            "listeners": f"{listeners},CONTROLLER://127.0.0.1:{self._controller_ports[broker - 1]}",
+            "advertised.listeners": listeners,
+            "inter.broker.listener.name": "PLAINTEXT",
             "controller.quorum.voters": ",".join(voters),
             "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,{self._listener}:{self._listener}",
+            "listener.security.protocol.map": protocols,
             "broker.heartbeat.interval.ms": 500,  # a broker that starts is admitted with one of its heartbeats
             "num.network.threads": 2,
             "num.io.threads": 4,

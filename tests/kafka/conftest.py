@@ -1,4 +1,4 @@
-"""Brokers for tests of the Kafka source: one cluster of each size for the whole run, in one worker."""
+"""Brokers for tests of the Kafka source: one cluster for the whole run, in one worker."""
 
 import uuid
 from collections.abc import Iterator
@@ -8,7 +8,9 @@ import pytest
 from purgatory_connectors.kafka import kafka_source
 
 from examples.kafka_cluster import ClusterUnavailable, KafkaCluster, kafka_jars
+from tests.kafka import guarded
 from tests.kafka.clients import ClusterClients
+from tests.kafka.guarded import GuardedBrokers
 from tests.kit.required import skip_unless_required
 from tests.quick_java import ensure_archive
 
@@ -36,15 +38,21 @@ def kafka_brokers() -> Path:
 
 
 @pytest.fixture(scope="session")
-def three_brokers(kafka_brokers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
-    """Three brokers. A test that stops one starts it again."""
+def brokers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kafka")
+
+
+@pytest.fixture(scope="session")
+def three_brokers(kafka_brokers: Path, brokers_folder: Path) -> Iterator[KafkaCluster]:
+    """Three brokers with two listeners each. A test that stops one starts it again."""
     settings: dict[str, object] = {"broker.session.timeout.ms": 3000, "offsets.topic.num.partitions": 12}
     settings |= {"offsets.retention.check.interval.ms": 500, "log.cleaner.backoff.ms": 200}
     settings |= {"auto.leader.rebalance.enable": "false"}  # a test moves the lead itself
     settings |= {"unclean.leader.election.enable": "false", "transaction.state.log.num.partitions": 4}
     settings |= {"group.share.min.heartbeat.interval.ms": 500, "group.share.heartbeat.interval.ms": 500}
     settings |= {"share.coordinator.state.topic.num.partitions": 4}
-    with KafkaCluster(tmp_path_factory.mktemp("kafka"), 3, settings) as cluster:
+    settings |= guarded.broker_settings(brokers_folder)
+    with KafkaCluster(brokers_folder, 3, settings, guard=guarded.PROTOCOL) as cluster:
         yield cluster
 
 
@@ -57,6 +65,11 @@ def frequent_reports(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def clients(three_brokers: KafkaCluster) -> ClusterClients:
     return ClusterClients(three_brokers.bootstrap)
+
+
+@pytest.fixture
+def guarded_brokers(three_brokers: KafkaCluster, brokers_folder: Path, tmp_path: Path) -> GuardedBrokers:
+    return GuardedBrokers(three_brokers, brokers_folder, tmp_path)
 
 
 @pytest.fixture

@@ -30,8 +30,6 @@ class RecordingPublisher(Publisher):
         self.replicas: dict[MarkName, SeenReplicas] = {}
         self.identities: dict[MarkName, set[str]] = {}
         self.reported: tuple[SourceState, str, Sequence[StaleMarks], int] = (SourceState.LOADING, "", (), 0)
-        self.reports: list[tuple[float, SourceState, str, Sequence[StaleMarks]]] = []
-        """Those that differ from the one before."""
         self.report_count = 0
         self._told = dict(told or {})
         self._wanted: frozenset[MarkName] = frozenset()
@@ -64,8 +62,6 @@ class RecordingPublisher(Publisher):
 
     def report(self, state: SourceState, reason: str = "", stale: Sequence[StaleMarks] = (), lag_ms: int = 0) -> None:
         self.report_count += 1
-        if (state, reason) != self.reported[:2]:
-            self.reports.append((time.monotonic(), state, reason, stale))
         self.reported = state, reason, stale, lag_ms
 
     def published(self, topic_prefix: str) -> Mapping[MarkName, PublishedMark]:

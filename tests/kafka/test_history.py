@@ -58,10 +58,9 @@ def test_wrong_answers_are_found(answer: Answer, why: str) -> None:
     ("registered_s", "answered_s", "error_code", "is_right"),
     [(29.0, 31.0, 0, True), (29.0, 40.0, 0, False), (29.0, 31.0, 74, True), (12.0, 20.0, 74, False)],
 )
-def test_waits_of_a_lineage_end_with_it(
+def test_wait_that_names_an_epoch_ends_with_its_lineage(
     registered_s: float, answered_s: float, error_code: int, is_right: bool
 ) -> None:
-    """A wait that names an epoch is not answered from a later history, and not ended while its own continues."""
     answer = ended(registered_s, answered_s, error_code)._replace(target=5, listed_s=registered_s - 0.1)
     wrong = list(wrong_lineages(HISTORY, [answer._replace(is_satisfied=not error_code)], 3.0))
     assert (wrong == []) is is_right

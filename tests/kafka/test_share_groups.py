@@ -4,12 +4,8 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import CompactArray, CompactString, Int16, Int32, Int64, Schema, TaggedFields
 from confluent_kafka import AcknowledgeType, Message, ShareConsumer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AlterConfigOpType,
@@ -18,57 +14,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 from purgatory_client.sources.source_names import kafka_share
+from purgatory_connectors.errors import SourceStale
+from purgatory_connectors.kafka import cluster_view
 from purgatory_connectors.kafka.mark_names import MarkNames, ParsedName
+from purgatory_connectors.publisher.observation import SourceState
 
 from examples.kafka_cluster import KafkaCluster
 from tests.kafka.clients import QUIET, ClusterClients
 from tests.kafka.recording_publisher import running_source
 from tests.kit.eventually import PATIENCE_S
-
-TAGS = ("tags", TaggedFields)
-TEXT = CompactString("utf-8")
-ERROR = (("error_code", Int16), ("error_message", TEXT))
-
-
-class ResetAnswer(Response):
-    API_KEY = 91
-    API_VERSION = 0
-    PARTITION = (("partition", Int32), *ERROR, TAGS)
-    TOPIC = (("topic", TEXT), ("id_high", Int64), ("id_low", Int64), ("partitions", CompactArray(*PARTITION)), TAGS)
-    SCHEMA = Schema(("throttle_time_ms", Int32), *ERROR, ("topics", CompactArray(*TOPIC)), TAGS)
-
-
-class ResetStruct(RequestStruct):
-    API_KEY = 91
-    API_VERSION = 0
-    FLEXIBLE_VERSION = True
-    RESPONSE_TYPE = ResetAnswer
-    PARTITION = (("partition", Int32), ("start_offset", Int64), TAGS)
-    TOPIC = (("topic", TEXT), ("partitions", CompactArray(*PARTITION)), TAGS)
-    SCHEMA = Schema(("group", TEXT), ("topics", CompactArray(*TOPIC)), TAGS)
-
-
-class Reset(Request[ResetStruct]):
-    """Sets the start offset of an empty share group on partition 0 of a topic."""
-
-    API_KEY = 91
-
-    def __init__(self, group: str, topic: str, offset: int) -> None:
-        self._values: Any = group, [(topic, [(0, offset, {})], {})], {}
-
-    def build(self, request_struct_class: type[ResetStruct]) -> ResetStruct:
-        return request_struct_class(*self._values)
-
-
-async def reset(bootstrap: str, group: str, topic: str, offset: int) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
-        answer: Any = await admin._send_request(Reset(group, topic, offset), await admin.find_coordinator(group))
-        assert answer.error_code == 0, answer
-        assert answer.topics[0][3][0][1] == 0, answer
-    finally:
-        await admin.close()
 
 
 class ShareReader:
@@ -101,6 +55,13 @@ class ShareReader:
         self._consumer.close()
 
 
+def reset_to_earliest(cluster: KafkaCluster, group: str, topic: str) -> None:
+    """Reset an empty share group with Kafka's tool."""
+    command = ["--bootstrap-server", cluster.bootstrap, "--group", group, "--topic", topic]
+    tool = "org.apache.kafka.tools.consumer.group.ShareGroupCommand"
+    cluster.tool(tool, *command, "--reset-offsets", "--to-earliest", "--execute")
+
+
 @contextmanager
 def reader(clients: ClusterClients, group: str, topic: str) -> Iterator[ShareReader]:
     """The only member of a group that begins with the first record."""
@@ -113,8 +74,7 @@ def reader(clients: ClusterClients, group: str, topic: str) -> Iterator[ShareRea
     made.close()
 
 
-def test_names() -> None:
-    """The names of share groups are distinct from those of consumer groups, and can be read back."""
+def test_names_of_share_groups_are_distinct_and_read_back() -> None:
     name = kafka_share("a/b", "orders")
     assert name == "kafka/share:a%2Fb/orders"
     assert MarkNames("kafka").parse(name) == ParsedName("a/b", "orders", is_share=True)
@@ -125,9 +85,11 @@ def test_names() -> None:
 
 
 @pytest.mark.slow
-async def test_a_mark_follows_acknowledgements(clients: ClusterClients, topic: str) -> None:
-    """The mark passes no record that is not done, and reaches the end once all are done. A reset sets it back, a
-    restarted source does not, and it goes with the topic.
+async def test_mark_follows_acknowledgements_until_a_reset(
+    three_brokers: KafkaCluster, clients: ClusterClients, topic: str
+) -> None:
+    """The mark passes no record that is not done, and reaches the end once all are done. A restarted source does not
+    set it back, and it goes with the topic.
     """
     group = f"share-{topic}"
     name = (kafka_share(group, topic), 0)
@@ -158,8 +120,8 @@ async def test_a_mark_follows_acknowledgements(clients: ClusterClients, topic: s
             restarted.want(name)
             await restarted.until(lambda: len(restarted.seen_of(*name)) > 3, "some polls")
             assert {(seen.offset, seen.is_set_back_to) for seen in restarted.seen_of(*name)} == {(6, False)}
-        await reset(clients.bootstrap, group, topic, 2)
-        await publisher.until(lambda: publisher.marks[name] == 2, "the reset")
+        await asyncio.to_thread(reset_to_earliest, three_brokers, group, topic)
+        await publisher.until(lambda: publisher.marks[name] == 0, "the reset")
         assert any(seen.is_set_back_to for seen in publisher.seen_of(*name))
         assert len(publisher.identities[name]) == 1
         await asyncio.to_thread(clients.delete, topic)
@@ -167,24 +129,41 @@ async def test_a_mark_follows_acknowledgements(clients: ClusterClients, topic: s
 
 
 @pytest.mark.slow
-async def test_brokers_that_hang(three_brokers: KafkaCluster, clients: ClusterClients, topic: str) -> None:
-    """While the brokers hang, the marks of a share group are stale. A group that does not exist has no marks."""
-    name, missing = (kafka_share(f"share-{topic}", topic), 0), (kafka_share("nobody", topic), 0)
-    await asyncio.to_thread(clients.produce, topic)
-    async with running_source(clients.bootstrap, f"topics={topic}") as (_, publisher):
-        publisher.want(name, missing)
+async def test_no_mark_moves_while_all_brokers_hang(
+    three_brokers: KafkaCluster, clients: ClusterClients, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ends, commits and start offsets are stale with the reason. Then they go on, and no commit is lost or reset. A
+    group that does not exist has no marks.
+    """
+    share, missing = (kafka_share(f"share-{topic}", topic), 0), (kafka_share("nobody", topic), 0)
+    ends, commits = (f"kafka/{topic}", 0), (f"kafka/billing/{topic}", 0)
+    await asyncio.to_thread(clients.produce, topic, 5)
+    await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 3})
+    async with running_source(clients.bootstrap, f"topics={topic}") as (source, feed):
+        feed.want(share, missing, ends, commits)
         with reader(clients, f"share-{topic}", topic) as member:
-            records = await asyncio.to_thread(member.read, 1)
+            records = await asyncio.to_thread(member.read, 5)
             await asyncio.to_thread(member.acknowledge, records[0])
-        await publisher.until(lambda: publisher.marks.get(name) == 1, "the record is done")
-        assert missing not in publisher.marks
-        assert not publisher.stale_reason(*name)
+        await feed.until(lambda: [feed.marks.get(one) for one in (share, ends, commits)] == [1, 5, 3])
+        assert missing not in feed.marks
+        assert not feed.stale_reason(*share)
+        marks = dict(feed.marks)
+        monkeypatch.setattr(cluster_view, "METADATA_S", 1.0)
         for broker in three_brokers.brokers:
             three_brokers.hang(broker)
         try:
             # Either the coordinator does not answer, or no broker answers at all: both are noticed, in any order.
-            await publisher.until(lambda: " answer" in publisher.stale_reason(*name), "stale")
+            await feed.until(lambda: " answer" in feed.stale_reason(*share), "stale")
+            await feed.until(lambda: feed.stale_reason(*ends) and feed.stale_reason(*commits), "all of them")
+            assert feed.reported[0] == SourceState.STALE
+            with pytest.raises(SourceStale, match=r"broker|seen"):
+                await source.ends([ends[0]])
+            assert feed.marks == marks
         finally:
             for broker in three_brokers.brokers:
                 three_brokers.wake(broker)
-        await publisher.until(lambda: not publisher.stale_reason(*name), "fresh")
+        await feed.until_live()
+        await asyncio.to_thread(clients.produce, topic)
+        await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 5})
+        await feed.until(lambda: (feed.marks[ends], feed.marks[commits]) == (6, 5), "both go on")
+        assert not [seen for seen in feed.observed if seen.is_set_back_to or seen.offset is None]

@@ -1,7 +1,6 @@
 """The Kafka source on three real brokers: commits, ends, transactions and recreated topics."""
 
 import asyncio
-import random
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -60,8 +59,7 @@ async def test_ends_are_seen_and_new_partitions_found(
         assert len(feed.identities[f"kafka/{topic}", 0]) == 1
 
 
-async def test_records_of_low_latency_topics_are_fetched(clients: ClusterClients, topic: str) -> None:
-    """Records are seen although ends are polled only every ten seconds."""
+async def test_low_latency_topics_do_not_wait_for_the_poll(clients: ClusterClients, topic: str) -> None:
     async with running_source(clients.bootstrap, options(topic, f"low-latency={topic}&poll-ms=10000")) as (_, feed):
         name = f"kafka/{topic}", 0
         feed.want(name)
@@ -90,10 +88,9 @@ async def test_a_topic_made_anew_is_another_lineage(clients: ClusterClients, top
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
-async def test_a_group_that_stops_before_a_marker_has_caught_up(
+async def test_group_that_stops_before_a_marker_has_caught_up(
     clients: ClusterClients, topic: str, is_committed: bool
 ) -> None:
-    """A group that stopped before a transaction marker and aborted records has caught up."""
     name = f"kafka/billing/{topic}", 0
     await asyncio.to_thread(clients.produce, topic, 3)
     with clients.transaction(topic, 4, name=topic) as producer:
@@ -118,8 +115,8 @@ async def test_a_group_that_stops_before_a_marker_has_caught_up(
             assert [one.offset for one in feed.seen_of(*name) if one.is_set_back_to] == [7]
 
 
-async def test_ends_begin_after_the_question(clients: ClusterClients, topic: str) -> None:
-    """Ends cover every record acknowledged before the request; deleted ranges are left out."""
+async def test_ends_cover_every_record_acknowledged_before_the_question(clients: ClusterClients, topic: str) -> None:
+    """Deleted ranges are left out."""
     async with running_source(clients.bootstrap, options(topic, "poll-ms=10000")) as (source, _):
         for end in range(1, 11):
             await asyncio.to_thread(clients.produce, topic)
@@ -146,35 +143,6 @@ async def test_a_restart_does_not_lower_a_raised_mark(clients: ClusterClients, t
         await feed.until(lambda: reset in feed.marks and raised in feed.marks)
         assert [(one.offset, one.is_set_back_to) for one in feed.seen_of(*raised)] == [(14, False)]
         assert [(one.offset, one.is_set_back_to) for one in feed.seen_of(*reset)] == [(6, True)]
-
-
-async def test_both_methods_agree(clients: ClusterClients, topic: str) -> None:
-    """After random commits, resets and deletions of 6 groups, reading and polling end with the same marks, which are
-    the last commits.
-    """
-    chance, groups = random.Random(7), [f"agree-{number}-{topic}" for number in range(6)]
-    truth: dict[tuple[str, int], int] = {}
-    # Produce first: in an empty partition, a group with waits has nothing left to read, and its mark is 0.
-    await asyncio.to_thread(clients.produce, topic, 50, 0)
-    await asyncio.to_thread(clients.produce, topic, 50, 1)
-    async with (
-        running_source(clients.bootstrap, options(topic, "commits=read")) as (_, reading),
-        running_source(clients.bootstrap, options(topic, "commits=poll")) as (_, polling),
-    ):
-        for feed in (reading, polling):
-            feed.want(*((f"kafka/{group}/{topic}", number) for group in groups for number in range(2)))
-        for _ in range(40):
-            group, number = chance.choice(groups), chance.randrange(2)
-            if chance.random() < 0.1 and any((f"kafka/{group}/{topic}", one) in truth for one in range(2)):
-                await asyncio.to_thread(clients.delete_group, group)
-                for one in range(2):
-                    truth.pop((f"kafka/{group}/{topic}", one), None)
-                continue
-            offset = chance.randrange(51)
-            await asyncio.to_thread(clients.commit, group, {(topic, number): offset})
-            truth[f"kafka/{group}/{topic}", number] = offset
-        for feed in (reading, polling):
-            await feed.until(lambda feed=feed: {k: v for k, v in feed.marks.items() if "/agree-" in k[0]} == truth)  # type: ignore[misc]
 
 
 async def test_an_open_transaction_holds_back_and_polls_make_up(clients: ClusterClients, topic: str) -> None:

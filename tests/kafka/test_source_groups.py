@@ -1,7 +1,8 @@
-"""The Kafka source with active groups: consumers that join and leave, and offsets that expire."""
+"""The Kafka source with active groups: consumers that join and leave, offsets that expire, and the test kit."""
 
 import asyncio
 import random
+import threading
 import time
 import uuid
 
@@ -9,6 +10,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.commit import OffsetCommitRequest
 from confluent_kafka import Consumer, KafkaException
 
+from purgatory.testing import daemon_process
 from tests.kafka.clients import QUIET, ClusterClients
 from tests.kafka.recording_publisher import running_source
 
@@ -133,8 +135,7 @@ async def test_both_methods_see_offsets_expire(clients: ClusterClients) -> None:
             await feed.until(lambda feed=feed: [feed.marks.get(name) for name in names] == [4, 7], "its return")  # type: ignore[misc]
 
 
-async def test_hundreds_of_partitions_and_many_groups(clients: ClusterClients) -> None:
-    """Each end and each committed offset has its mark, both those from before the start and those written later."""
+async def test_marks_of_hundreds_of_partitions_and_groups_are_complete(clients: ClusterClients) -> None:
     partitions, groups, each = 400, 40, 50
     topic = f"many-{uuid.uuid4().hex[:6]}"
     await asyncio.to_thread(clients.create, topic, partitions)
@@ -156,3 +157,32 @@ async def test_hundreds_of_partitions_and_many_groups(clients: ClusterClients) -
         await feed.until(lambda: feed.marks[f"kafka/{topic}", partitions - 1] == 3)
         assert not [seen for seen in feed.observed if seen.is_set_back_to or seen.offset is None]
     await asyncio.to_thread(clients.delete, topic)
+
+
+def test_processed_returns_once_the_group_has_committed_all_records(clients: ClusterClients, topic: str) -> None:
+    group, rows, stop = f"copies-{topic}", [], threading.Event()
+
+    def copy() -> None:
+        """Copy one record after the other into the table, and commit each after it was copied."""
+        settings = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+        consumer = Consumer({"bootstrap.servers": clients.bootstrap, **settings})
+        consumer.subscribe([topic])
+        while not stop.is_set():
+            record = consumer.poll(0.05)
+            if record is not None and record.error() is None:
+                rows.append(record.value())
+                consumer.commit(message=record, asynchronous=False)
+        consumer.close()
+
+    copying = threading.Thread(target=copy)
+    copying.start()
+    try:
+        with daemon_process("--source", f"kafka://{clients.bootstrap}?topics={topic}&groups={group}") as daemon:
+            for number in range(1, 4):
+                clients.produce(topic, 10)
+                result = daemon.processed(group, topic, timeout=60)
+                assert len(rows) == 10 * number
+                assert result.partitions[f"kafka/{group}/{topic}-0"].reached_offset == 10 * number
+    finally:
+        stop.set()
+        copying.join(60)

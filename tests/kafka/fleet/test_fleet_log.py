@@ -116,8 +116,9 @@ def test_topic_that_not_every_broker_knows_yet(three_brokers: KafkaCluster, name
         assert log._believed_s > before_s
 
 
-def test_commands_are_patient(three_brokers: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`init` tries again if the brokers do not answer at once."""
+def test_init_tries_again_if_brokers_do_not_answer(
+    three_brokers: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check, slow = KafkaLog.check, [LogUnavailable("busy")]
 
     def check_slowly(log: KafkaLog, shards: int | None) -> None:
@@ -186,8 +187,7 @@ def test_brokers_that_are_away(log: KafkaLog, three_brokers: KafkaCluster, monke
     assert reader.state.number - reign.state.number in {0, 1}
 
 
-def test_no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing listens: calls raise LogUnavailable."""
+def test_calls_without_a_broker_raise_log_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_log, "ANSWER_S", 0.2)
     away = open_log("kafka://127.0.0.1:1/fleet")
     away.begin(Entry(Kind.CLAIM, 1, b""), 0)

@@ -1,7 +1,6 @@
 """A log on brokers that require TLS, a password and permissions."""
 
 import uuid
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -10,8 +9,9 @@ from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[att
 
 from purgatory.replicated_log.errors import FleetLogError, LogTrimmed
 from purgatory.replicated_log.open_log import open_log
+from tests.kafka.clients import ClusterClients
 from tests.kafka.fleet.filling import CALM, SNAPSHOTS, until_trimmed
-from tests.kafka.test_source_rights import PASSWORD_VARIABLE, PASSWORDS, GuardedBroker, guarded_cluster
+from tests.kafka.guarded import PASSWORD_VARIABLE, PASSWORDS, GuardedBrokers
 from tests.kit.commands import fleet_command
 from tests.kit.daemon import run_to_end
 from tests.kit.eventually import wait_until
@@ -25,30 +25,24 @@ OPERATIONS = dict(zip(DOCUMENTED, (
 ), strict=True))  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def guarded(kafka_brokers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedBroker]:
-    with guarded_cluster(tmp_path_factory.mktemp("guarded"), 3) as brokers:
-        yield brokers
-
-
 @pytest.fixture
-def topics(guarded: GuardedBroker, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+def topics(guarded_brokers: GuardedBrokers, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     """The two topics of a new log, which their creator alone may use. From here on the password is the daemon's."""
     name = f"guarded-{uuid.uuid4().hex[:8]}"
     monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORDS["admin"])
-    assert fleet_command(["init", url_of(guarded, name, "admin")]) == 0
+    assert fleet_command(["init", url_of(guarded_brokers, name, "admin")]) == 0
     monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORDS["daemon"])
     return name, f"{name}-snapshots"
 
 
-def url_of(guarded: GuardedBroker, name: str, user: str = "daemon") -> str:
-    return f"kafka://{guarded.bootstrap}/{name}?{guarded.config(user, **{'sasl.username': user})}"
+def url_of(guarded_brokers: GuardedBrokers, name: str, user: str = "daemon") -> str:
+    return f"kafka://{guarded_brokers.bootstrap}/{name}?{guarded_brokers.config(user, **{'sasl.username': user})}"
 
 
-def allow(guarded: GuardedBroker, topic: str, *, but: str = "") -> None:
+def allow(clients: ClusterClients, topic: str, *, but: str = "") -> None:
     """Grant the documented permissions on a topic, except one."""
     granted = [OPERATIONS[name] for name in DOCUMENTED if name != but]
-    guarded.clients.allow("daemon", *((ResourceType.TOPIC, topic, one) for one in granted))
+    clients.allow("daemon", *((ResourceType.TOPIC, topic, one) for one in granted))
 
 
 def refusal(url: str, shards: int | None = 1) -> str:
@@ -61,11 +55,13 @@ def refusal(url: str, shards: int | None = 1) -> str:
     return ""
 
 
-def test_documented_permissions_are_enough(guarded: GuardedBroker, topics: tuple[str, str], tmp_path: Path) -> None:
+def test_documented_permissions_are_enough(
+    guarded_brokers: GuardedBrokers, clients: ClusterClients, topics: tuple[str, str], tmp_path: Path
+) -> None:
     """With them daemons lead, store snapshots, trim the log, start from a snapshot, follow, and take over."""
     for topic in topics:
-        allow(guarded, topic)
-    url = url_of(guarded, topics[0])
+        allow(clients, topic)
+    url = url_of(guarded_brokers, topics[0])
     wait_until(lambda: not refusal(url), "the brokers know the permissions")
     with Fleet(tmp_path, url, *CALM, *SNAPSHOTS) as fleet:
         first = fleet.start("a", "/leaderz", supervised=True)
@@ -81,26 +77,27 @@ def test_documented_permissions_are_enough(guarded: GuardedBroker, topics: tuple
 
 
 @pytest.mark.parametrize("missing", ["Read", "Write", "DescribeConfigs", "Delete"])
-def test_a_missing_permission_is_named(guarded: GuardedBroker, topics: tuple[str, str], missing: str) -> None:
+def test_a_missing_permission_is_named(
+    guarded_brokers: GuardedBrokers, clients: ClusterClients, topics: tuple[str, str], missing: str
+) -> None:
     """A login that lacks a permission on either topic is refused with its name. Those that only write are not needed
     to read the log.
     """
-    url = url_of(guarded, topics[0])
+    url = url_of(guarded_brokers, topics[0])
     reason = "topic {}: this daemon's login lacks permissions on it: {}"
     everything = reason.format(topics[0], "Describe, DescribeConfigs, Read, Write, Delete")
     wait_until(lambda: refusal(url) == everything, "without any permission")
-    allow(guarded, topics[0])
-    allow(guarded, topics[1], but=missing)
+    allow(clients, topics[0])
+    allow(clients, topics[1], but=missing)
     wait_until(lambda: refusal(url) == reason.format(topics[1], missing), f"without {missing}")
     assert refusal(url, None) == ("" if missing in {"Write", "Delete"} else reason.format(topics[1], missing))
 
 
-def test_a_wrong_password_is_named(
-    guarded: GuardedBroker, topics: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+def test_reason_names_a_wrong_password_without_showing_it(
+    guarded_brokers: GuardedBrokers, topics: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a wrong password the log is unavailable, and the reason says so without the password."""
     monkeypatch.setenv(PASSWORD_VARIABLE, "guessed")
-    url, refusals = url_of(guarded, topics[0]), [""]
+    url, refusals = url_of(guarded_brokers, topics[0]), [""]
 
     def is_named() -> bool:
         refusals.append(refusal(url))
@@ -110,11 +107,13 @@ def test_a_wrong_password_is_named(
     assert "guessed" not in "".join(refusals)
 
 
-def test_a_daemon_that_lacks_a_permission_ends(guarded: GuardedBroker, topics: tuple[str, str], tmp_path: Path) -> None:
-    """A daemon that could follow the log, but not lead, does not start, and says what is missing."""
-    allow(guarded, topics[0], but="Write")
-    allow(guarded, topics[1])
-    url = url_of(guarded, topics[0])
+def test_daemon_that_may_follow_and_not_lead_does_not_start(
+    guarded_brokers: GuardedBrokers, clients: ClusterClients, topics: tuple[str, str], tmp_path: Path
+) -> None:
+    """It says what is missing."""
+    allow(clients, topics[0], but="Write")
+    allow(clients, topics[1])
+    url = url_of(guarded_brokers, topics[0])
     wait_until(lambda: refusal(url).endswith(": Write"), "the brokers know the permissions")
     listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"]
     ended = run_to_end(tmp_path, [*listen, "--data-dir", str(tmp_path / "data"), "--fleet-log", url])
