@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import grpc.aio
@@ -218,7 +219,7 @@ class SimulatedDay:
         await eventually(self._all_acknowledged, "all results are acknowledged")
         for actor in self.actors:
             await eventually(
-                lambda actor=actor: self._knows_its_session(actor),  # type: ignore[misc]
+                partial(self._knows_its_session, actor),
                 f"client {actor.number} knows the incarnation of its session",
             )
             if actor.client.pending:
