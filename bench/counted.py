@@ -172,7 +172,7 @@ def translate(operations: int) -> None:
             timeout_ms=[TIMEOUT_MS],
         )
         arrived = operation_pb2.OperationColumns.FromString(columns.SerializeToString())
-        [part] = parts_from_columns(arrived, BATCH)
+        [part] = parts_from_columns(arrived)
         for run in part.runs:
             engine.perform(owner, Register(run.kind, run.batch), NOW_MS)
         engine.perform(

@@ -38,7 +38,7 @@ from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.recovery import OpenJournal, Takeover
 from purgatory.service.rpc.call import Context, Identify
 from purgatory.service.rpc.call_gate import CallGate
-from purgatory.service.rpc.grpc_options import largest_message_bytes, server_options
+from purgatory.service.rpc.grpc_options import connections_max, largest_message_bytes, server_options
 from purgatory.service.rpc.handlers import (
     SERVICE,
     Method,
@@ -93,9 +93,7 @@ class Daemon:
             clock = ContinuedClock(clock, self._journal.start_ms)
         started_ms = clock.now_ms()
         self._host: Final = make_host(settings, self._metrics, clock, started_ms)
-        self._memory_trimmer: Final = garbage.MemoryTrimmer(
-            settings.gc.tidy_interval_ms, lambda: self._host.engine.pending
-        )
+        self._memory_trimmer: Final = garbage.MemoryTrimmer(lambda: self._host.engine.pending)
         self._gate: Final = CallGate(
             self._host.fair_queue,
             settings.limits,
@@ -272,20 +270,20 @@ class Daemon:
             HttpParts(
                 probe_routes(self._is_ready, lambda: [line for one in self._extensions for line in one.readiness()])
             ),
-            HttpParts(MetricsPage(registry, settings.http.metrics_interval_ms).routes()),
+            HttpParts(MetricsPage(registry).routes()),
             HttpParts(applications=ConnectCalls(served, largest_message_bytes(settings)).applications()),
             HttpParts(applications=ServerSentEvents(served).applications()),
             *(extension.routes(served) for extension in self._extensions),
         ]
         return HttpSite(
-            settings.http,
             [route for part in parts for route in part.routes],
+            allowed_hosts=settings.http.allowed_hosts,
             calls={path: application for part in parts for path, application in part.applications.items()},
             tls=self._tls,
             check_page=None if is_loopback(settings.http.address) else self._access.check_page,
             verifies_tokens=settings.access.policy_file is not None,
             budget=self._host.shares.budget,
-            grpc_connections_max=settings.grpc.connections_max,
+            grpc_connections_max=connections_max(),
         )
 
     def _check_http_certificate(self, context: Context) -> None:

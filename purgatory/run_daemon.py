@@ -168,7 +168,7 @@ def _announce(daemon: Daemon) -> None:
         budget_bytes(daemon.settings.limits.memory_bytes_max) >> 20,
         largest_message_bytes(daemon.settings) >> 10,
     )
-    warn_of_few_files(daemon.settings.grpc.connections_max)
+    warn_of_few_files()
     if trusts_everybody(daemon.settings):
         LOGGER.warning(
             "other machines can connect, and all their callers are trusted: set access.policy_file, or "

@@ -5,7 +5,7 @@ import logging
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -69,8 +69,8 @@ def serve_daemon(caplog: pytest.LogCaptureFixture) -> Iterator[ServeDaemon]:
     caplog.set_level(logging.INFO)
     started: list[DaemonThread] = []
 
-    def serve(*arguments: str) -> DaemonThread:
-        started.append(DaemonThread(*arguments))
+    def serve(*arguments: str, constants: Mapping[str, float] | None = None) -> DaemonThread:
+        started.append(DaemonThread(*arguments, constants=constants))
         return started[-1]
 
     yield serve

@@ -34,6 +34,20 @@ OF_NO_CALLER: Final = {
     "refusal_log.SUBJECTS_MAX": "lines of the log",
 }
 
+BY_VARIABLE: Final = {
+    "archive_listener.QUEUE_ROWS_MAX",
+    "batch_limits.EVENTS_MAX",
+    "batch_limits.ITEMS_MAX",
+    "batch_limits.OPERATIONS_MAX",
+    "call_gate.CALLS_MAX",
+    "call_gate.CALLS_PER_CALLER_MAX",
+    "call_gate.CALLS_QUEUED_PER_CALLER_MAX",
+    "grpc_options.CALLS_PER_CONNECTION_MAX",
+    "grpc_options.CONNECTIONS_MAX",
+    "http_limits.CONNECTIONS_MAX",
+}
+"""Constants that are compared with a variable, or through one."""
+
 
 def table() -> dict[str, list[str]]:
     """The other cells of each row, by the names of its limits."""
@@ -58,7 +72,9 @@ def internal() -> set[str]:
     """Constants that bound what an object or a module holds, as module.NAME."""
     paths = [path for path in (ROOT / "purgatory").rglob("*.py") if not {"v1", "cli", "generic"} & set(path.parts)]
     names = ((path.stem, name) for path in paths for name in bounds(ast.parse(path.read_text("utf-8"))))
-    return {name if "." in name else f"{stem}.{name}" for stem, name in names}
+    found = {name if "." in name else f"{stem}.{name}" for stem, name in names}
+    declared = {f"{path.stem}.{name}" for path in paths for name in re.findall(r"(?m)^(\w+): Final", path.read_text())}
+    return found | BY_VARIABLE & declared
 
 
 def bounds(module: ast.Module) -> Iterator[str]:

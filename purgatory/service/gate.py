@@ -17,6 +17,7 @@ from purgatory.service.listeners.listener import Journal, Listener
 from purgatory.service.sessions.refused_ids import FULL
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import LimitsSettings
+from purgatory.service.translate import batch_limits
 from purgatory.service.translate.operations import OperationRun
 
 SHUTTING_DOWN_MESSAGE: Final = "the daemon is shutting down; try another one, or later"
@@ -52,7 +53,7 @@ class Gate:
             raise BatchRejected(FULL)
         self.check_journal_writable()
         # Refusals are results too, so a caller that never reads them must be stopped here.
-        limit = self._limits.unacknowledged_results_max + self._limits.operations_per_batch_max
+        limit = self._limits.unacknowledged_results_max + batch_limits.OPERATIONS_MAX
         unacknowledged = session.outbox.unacknowledged
         if unacknowledged >= limit:
             message = f"the session has {unacknowledged} unacknowledged results: read and acknowledge, then send again"
@@ -162,12 +163,7 @@ class Gate:
         failing = self.journal.why_closed()
         if failing is not None:
             raise from_refusal(failing, "journal")
-        calls_max = self._limits.unary_waits_max
-        refusal = None
-        if in_flight >= calls_max:
-            message = f"{calls_max} calls of Wait are in flight; allowed: {calls_max}"
-            refusal = Refusal(0, codes.RESOURCE_EXHAUSTED, "unary_waits", message)
-        refusal = refusal or self.shares.unary_wait_refusal(account, in_flight)
+        refusal = self.shares.unary_wait_refusal(account, in_flight)
         if refusal is not None:
             self._count(refusal)
             raise from_refusal(refusal, "", self.next_expiry_ms())

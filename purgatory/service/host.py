@@ -112,8 +112,8 @@ class Host:
         self.gate: Final = Gate(settings.limits, self.listeners, self.shares, engine, self.time)
         self.sources: Final = SourceTable()
         """Connector state; `stale(name, now_ms)` returns why a mark is stale."""
-        sources_max, may_add = settings.limits.sources_max, self.shares.principal_may_add
-        self.source_links: Final = SourceLinks(engine, self.sources, self.listening.now_ms, sources_max, may_add)
+        may_add = self.shares.principal_may_add
+        self.source_links: Final = SourceLinks(engine, self.sources, self.listening.now_ms, may_add)
         self.started_time: Final = time.time()
         """Start time (wall clock, seconds since the epoch). For display only."""
         self.reaper: Final = Reaper(engine, clock, self.listeners, self._expire_slice, self._tick)

@@ -150,12 +150,6 @@ class GrpcSettings(SettingsGroup):
         ge=1024,
         le=2**31 - 1,
     )
-    ping_interval_min_ms: DurationMs = setting(
-        500, "Clients may send keepalive pings this often; those that ping faster are disconnected."
-    )
-    connections_max: Count = setting(
-        4_096, "Concurrent connections, at most half of the open-file limit. Further ones are closed unread."
-    )
     connection_age_max_ms: int = setting(
         0,
         "Ask clients to reconnect after this long, to spread load. 0: never. `shutdown.grace_ms` later, open "
@@ -175,16 +169,6 @@ class HttpSettings(SettingsGroup):
         "Names of this daemon that requests without TLS may have in the Host header, separated by spaces: host, "
         "host:port, *.example.org for all names below. localhost and addresses are always allowed.",
     )
-    connections_max: Count = setting(
-        12_288,
-        "Concurrent connections, limited also by the open files that gRPC leaves free. "
-        "Requests on further ones are answered with 503, except probes.",
-    )
-    read_timeout_ms: DurationMs = setting(10_000, "Answer with 408 if a request takes longer than this to arrive.")
-    keepalive_timeout_ms: DurationMs = setting(75_000, "Close a connection this long after its last request.")
-    metrics_interval_ms: int = setting(
-        1_000, "Metrics are computed at most this often. 0: for each request.", ge=0, le=DURATION_MS_MAX
-    )
 
 
 class TlsSettings(SettingsGroup):
@@ -201,7 +185,6 @@ class TlsSettings(SettingsGroup):
     crl_file: FilePath | None = setting(
         None, "Revocation lists of those authorities (PEM): callers with a revoked certificate are refused."
     )
-    reload_interval_ms: DurationMs = setting(5_000, "Check the files for changes this often.")
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -224,7 +207,6 @@ class EngineSettings(SettingsGroup):
     """Engine."""
 
     tick_ms: int = setting(1, "Width of a bucket of the timing wheel, by which an expiry may be late.", ge=1, le=60_000)
-    wheel_size: int = setting(20, "Buckets in each timing wheel.", ge=2, le=4_096)
     strict_partitions: bool = setting(
         False, "Answer UNKNOWN_TOPIC_OR_PARTITION for partitions that no event has announced, instead of creating them."
     )
@@ -298,37 +280,11 @@ class AccessSettings(SettingsGroup):
 class LimitsSettings(EngineLimitsSettings):
     """Limits: what exceeds one is refused with RESOURCE_EXHAUSTED or INVALID_ARGUMENT."""
 
-    operations_per_batch_max: Count = setting(100_000, "Operations in one message.")
-    events_per_batch_max: Count = setting(100_000, "Events in one message.")
-    items_per_batch_max: Count = setting(
-        500_000,
-        "Values in one column of a message, and names in its dictionary: one for each partition or key of a batch.",
-    )
     memory_bytes_max: Annotated[int, AfterValidator(_checked_budget)] = setting(
         0, "Memory budget, in bytes. 0: 60 % of the memory of the machine or container.", ge=0
     )
-    unary_waits_max: Count = setting(100_000, "Concurrent calls of `Wait`, over gRPC and HTTP.")
-    calls_max: Count = setting(
-        200_000,
-        "Calls in flight, of all callers: streams, unary calls and refused calls; at most as many as fit into a "
-        "quarter of the memory budget. A sixteenth is reserved for events.",
-    )
-    calls_per_caller_max: Count = setting(
-        11_000,
-        "Calls in flight of one caller: a principal or, without a policy, a gRPC connection or an HTTP client's "
-        "address. A sixteenth is reserved for events.",
-    )
-    calls_per_connection_max: Count = setting(
-        1_000,
-        "Calls in flight on one gRPC connection, which has as many streams; reduced so that 16 times as many fit into "
-        "a quarter of the memory budget. A sixteenth is reserved for events.",
-    )
-    calls_queued_per_caller_max: Count = setting(
-        20_000, "Calls of one caller that may wait for their turn. Further ones are refused before they are read."
-    )
     calls_per_second_max: int = setting(0, "Calls per second of one principal. 0: no limit.", ge=0, le=1_000_000)
     sessions_max: Count = setting(10_000, "Open sessions.")
-    sources_max: Count = setting(32, "Attached sources of marks (docs/sources.md).")
     unacknowledged_results_max: Count = setting(
         1_000_000, "Results a session may leave unacknowledged before its registrations are refused."
     )
@@ -349,9 +305,6 @@ class SessionSettings(SettingsGroup):
         10_000, "Send a heartbeat on a stream that has been silent for this long."
     )
     ttl_ms: DurationMs = setting(600_000, "Keep a session this long after its last connection has ended.")
-    finished_ttl_ms: DurationMs = setting(
-        5_000, "The same for a session with nothing pending and all results acknowledged over a Session stream."
-    )
 
 
 class JournalSettings(SettingsGroup):
@@ -376,17 +329,6 @@ class LogSettings(SettingsGroup):
 
     level: Literal["debug", "info", "warning", "error"] = setting("info", "Lowest level to log.")
     format: Literal["text", "json"] = setting("text", "One line of text, or one JSON object, for each entry.")
-
-
-class GcSettings(SettingsGroup):
-    """Python's memory."""
-
-    tidy_interval_ms: int = setting(
-        10_000,
-        "While nothing is pending, return free memory to the system this often. 0: never.",
-        ge=0,
-        le=DURATION_MS_MAX,
-    )
 
 
 class HostSettings(NamedTuple):
@@ -430,7 +372,6 @@ class Settings(_PlainNumbers, BaseSettings):
     journal: JournalSettings = JournalSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
-    gc: GcSettings = GcSettings()
 
     @model_validator(mode="after")
     def _encrypted_beyond_loopback(self) -> Self:

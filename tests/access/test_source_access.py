@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from purgatory.service.settings import HostSettings, LimitsSettings
+from purgatory.service.sources import source_links
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import source_pb2
 from tests.access.guarded import POLICY, Caller, guarding
@@ -67,11 +67,11 @@ async def test_two_principals_with_one_name_are_two_sources(tmp_path: Path) -> N
         ]
 
 
-async def test_sources_of_one_principal_leave_room_for_another(tmp_path: Path) -> None:
+async def test_sources_of_one_principal_leave_room_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sources that the daemon runs itself have no share."""
-    settings = HostSettings(LimitsSettings(sources_max=6))
+    monkeypatch.setattr(source_links, "SOURCES_MAX", 6)
     async with (
-        guarding(tmp_path, host_settings=settings) as served,
+        guarding(tmp_path) as served,
         served.caller("advance") as caller,
         served.caller("root") as root,
     ):

@@ -112,8 +112,8 @@ class ArchivedHost:
             retry_s=0.01,
         )
         self.link: Final = ThreadLink(NOWHERE._replace(run_id=run_id), self._serve)
-        settings = ArchiveSettings(queue_rows_max=rows_max, strict=strict)
-        self.listener: Final = ArchiveListener(self.link, settings, 30_000, wall_ms)
+        settings = ArchiveSettings(strict=strict)
+        self.listener: Final = ArchiveListener(self.link, settings, 30_000, wall_ms, rows_max)
         host_settings = HostSettings(session=SessionSettings(ttl_ms=100))
         self.host: Final = Host(Engine(EngineLimits(), 1_000), self.clock, host_settings)
         self.host.listeners.append(self.listener)

@@ -97,7 +97,7 @@ def test_details_of_a_run_make_its_engine_again() -> None:
     """The marker's detail creates an engine with the same settings; fields added by newer versions are ignored."""
     limits = {name: 5 + place for place, name in enumerate(LIMIT_NAMES)}
     limits["timeout_ms_max"] = 100
-    details = RunDetails("1.2", tick_ms=3, wheel_size=4, strict_partitions=True, limits=limits, host="h", pid=1)
+    details = RunDetails("1.2", tick_ms=3, strict_partitions=True, limits=limits, host="h", pid=1)
     text = (
         details.to_json()
         .replace('"version"', '"novelty": 1, "version"')

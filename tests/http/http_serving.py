@@ -25,7 +25,7 @@ from purgatory.service.http.server_sent_events import ServerSentEvents
 from purgatory.service.http.site import HttpSite
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.call_gate import CallGate
-from purgatory.service.settings import HostSettings, HttpSettings
+from purgatory.service.settings import HostSettings
 from tests.kit.served_host import ServedHost, all_methods, serving
 
 SERVICE = "/purgatory.v1.PurgatoryService"
@@ -129,7 +129,7 @@ async def serving_http(
             lambda _method: lambda _context: host.sessions.accounts.nobody,
         )
         calls = {**ConnectCalls(methods, message_bytes_max).applications(), **ServerSentEvents(methods).applications()}
-        site = HttpSite(HttpSettings(), [], calls=calls)
+        site = HttpSite([], calls=calls)
         port = await site.start("127.0.0.1", 0)
         try:
             async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:

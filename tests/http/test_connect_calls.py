@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from purgatory.service.settings import HostSettings, LimitsSettings
+from purgatory.service.rpc import call_gate
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.http.http_serving import (
     BINARY,
@@ -70,9 +70,9 @@ async def test_messages_have_a_size(codec: str) -> None:
         assert (await caller.unary("GetStatus", wire.GetStatusRequest(), wire.GetStatusResponse)).status.code == 0
 
 
-async def test_calls_over_http_count_with_those_over_grpc() -> None:
-    settings = HostSettings(LimitsSettings(calls_max=1))
-    async with serving_http(settings) as caller:
+async def test_calls_over_http_count_with_those_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_gate, "CALLS_MAX", 1)
+    async with serving_http() as caller:
         waiting = caller.served.stub.Wait(LONG)
         await eventually(lambda: caller.host.engine.pending == 1, "the wait is registered")
         ending = await caller.unary("GetStatus", wire.GetStatusRequest(), wire.GetStatusResponse)
@@ -81,9 +81,9 @@ async def test_calls_over_http_count_with_those_over_grpc() -> None:
         waiting.cancel()
 
 
-async def test_a_refused_call_is_not_read() -> None:
-    settings = HostSettings(LimitsSettings(calls_max=1))
-    async with serving_http(settings) as caller:
+async def test_a_refused_call_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_gate, "CALLS_MAX", 1)
+    async with serving_http() as caller:
         waiting = caller.served.stub.Wait(LONG)
         await eventually(lambda: caller.host.engine.pending == 1, "the wait is registered")
         reader, writer = await asyncio.open_connection(caller.client._base_url.host, caller.client._base_url.port)  # type: ignore[union-attr]

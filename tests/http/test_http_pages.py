@@ -12,19 +12,19 @@ import uvloop
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
+from purgatory.service.http import metrics_page
 from purgatory.service.http.http_connection import HttpConnection
 from purgatory.service.http.metrics_page import MetricsPage
 from purgatory.service.http.probes import probe_routes
 from purgatory.service.http.site import HttpSite
-from purgatory.service.settings import HttpSettings
 
 
 @pytest.fixture
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
     registry = CollectorRegistry()
     Gauge("purgatory_answer", "For the test.", registry=registry).set(42)
-    routes = [*probe_routes(lambda: True), *MetricsPage(registry, 0).routes()]
-    site = HttpSite(HttpSettings(), routes)
+    routes = [*probe_routes(lambda: True), *MetricsPage(registry).routes()]
+    site = HttpSite(routes)
     port = await site.start("127.0.0.1", 0)
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
         yield client
@@ -33,7 +33,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 async def test_site_that_is_stopped_at_once_no_longer_listens() -> None:
     """Its accepting task is cancelled before its first step, so the site itself closes the sockets."""
-    site = HttpSite(HttpSettings(), [])
+    site = HttpSite([])
     port = await site.start("127.0.0.1", 0)
     await site.stop()
     with pytest.raises(ConnectionRefusedError):
@@ -72,13 +72,16 @@ async def test_the_format_is_chosen_by_weight(
     assert kind == ("application/openmetrics-text" if is_open_metrics else "text/plain")
 
 
-@pytest.mark.parametrize(("interval_ms", "answers"), [(0, [1, 2, 3]), (60_000, [1, 1, 1])])
-async def test_metrics_are_computed_at_most_once_an_interval(interval_ms: int, answers: list[int]) -> None:
-    """However often and in whichever format they are requested; with an interval of 0 they are computed each time."""
+@pytest.mark.parametrize(("interval_s", "answers"), [(0.0, [1, 2, 3]), (60.0, [1, 1, 1])])
+async def test_metrics_are_computed_at_most_once_an_interval(
+    interval_s: float, answers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often and in whichever format they are requested."""
+    monkeypatch.setattr(metrics_page, "INTERVAL_S", interval_s)
     computed = count(1)
     registry = CollectorRegistry()
     Gauge("purgatory_computed", "For the test.", registry=registry).set_function(lambda: next(computed))
-    site = HttpSite(HttpSettings(), MetricsPage(registry, interval_ms).routes())
+    site = HttpSite(MetricsPage(registry).routes())
     port = await site.start("127.0.0.1", 0)
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
         pages = [
@@ -107,7 +110,7 @@ def test_site_that_stops_while_a_connection_is_made(
     receive = HttpConnection.data_received
 
     async def check() -> None:
-        site = HttpSite(HttpSettings(), probe_routes(lambda: True))
+        site = HttpSite(probe_routes(lambda: True))
 
         def receive_and_stop(connection: HttpConnection, data: bytes) -> None:
             receive(connection, data)

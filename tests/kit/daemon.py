@@ -22,7 +22,7 @@ import pytest
 import purgatory
 from purgatory.service.access.tokens import HEAD
 from tests.kit.eventually import PATIENCE_S, wait_until
-from tests.kit.forked_daemon import ForkedDaemon
+from tests.kit.forked_daemon import TEST_CONSTANTS, ForkedDaemon, set_constants
 from tests.kit.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -32,24 +32,31 @@ T = TypeVar("T")
 PACKAGE_PARENT: Final = Path(purgatory.__file__).resolve().parent.parent
 EXECUTED: Final = frozenset({"LD_PRELOAD", "PYTHONPATH"})
 """Variables that take effect only when a program is executed, or before it imports anything."""
-LISTEN: Final = ("--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--http-metrics-interval-ms", "0")
-"""Free ports, and metrics without a cache."""
+LISTEN: Final = ("--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")
+"""Free ports."""
 StartedDaemon: TypeAlias = ForkedDaemon | subprocess.Popen[bytes]
 
 
 class DaemonProcess:
     """A daemon that serves once constructed. Its log and ready file are in `folder`; each daemon needs its own.
+    `constants` of the product are set in its process, by their full names.
 
     Raises AssertionError with the log if it does not start serving.
     """
 
-    def __init__(self, folder: Path, arguments: Sequence[str] = (), environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        arguments: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
+        constants: Mapping[str, float] | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.log_path: Final = folder / "daemon.log"
         ready_path = folder / "ready.json"
         ready_path.unlink(missing_ok=True)
         flags = [*LISTEN, "--ready-file", str(ready_path), *arguments]
-        self.process: Final = start_process(flags, folder, environment, self.log_path)
+        self.process: Final = start_process(flags, folder, environment, self.log_path, constants=constants)
         try:
             ready = self._wait_ready(ready_path)
         except BaseException:
@@ -101,10 +108,12 @@ def start_process(
     environment: Mapping[str, str] | None,
     log_path: Path,
     module: str = "purgatory",
+    constants: Mapping[str, float] | None = None,
 ) -> StartedDaemon:
     """Run the command `serve` of a module in a folder, and append its output to a log."""
     if module == "purgatory" and EXECUTED.isdisjoint(environment or ()):
-        return ForkedDaemon(arguments, folder, daemon_environment(environment), log_path)
+        return ForkedDaemon(arguments, folder, daemon_environment(environment), log_path, constants or {})
+    assert not constants, "set in forked processes only"
     with log_path.open("a", encoding="utf-8") as log:
         return subprocess.Popen(
             [sys.executable, "-m", module, "serve", *arguments],
@@ -175,8 +184,8 @@ def is_running(process_id: int) -> bool:
         return False
 
 
-async def start(*arguments: str) -> Daemon:
-    """Start a daemon on free ports with these flags."""
+async def start(*arguments: str, constants: Mapping[str, float] | None = None) -> Daemon:
+    """Start a daemon on free ports with these flags. Constants of the product are set in this process."""
     # Only tests that start a daemon in this process import it.
     from purgatory.daemon import Daemon
     from purgatory.extension import chosen
@@ -185,6 +194,7 @@ async def start(*arguments: str) -> Daemon:
 
     flags = [*LISTEN, "--shutdown-grace-ms", "100", *arguments]
     settings = read_command_line(flags, "server.py", ALL_SETTINGS).settings
+    set_constants(TEST_CONSTANTS | dict(constants or {}))
     daemon = Daemon(settings, chosen(ALL, settings))
     await daemon.start()
     return daemon
@@ -207,10 +217,10 @@ class InProcessDaemon:
 class DaemonThread:
     """A daemon in a thread with an event loop of its own, for tests that block."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, constants: Mapping[str, float] | None = None) -> None:
         self._loop: Final = LoopThread()
         try:
-            self._daemon: Final = self._loop.run(start(*arguments))
+            self._daemon: Final = self._loop.run(start(*arguments, constants=constants))
         except BaseException:
             self._loop.close()
             raise
@@ -241,7 +251,7 @@ class RunDaemon(Protocol):
 class ServeDaemon(Protocol):
     """Start a daemon with these flags in a thread."""
 
-    def __call__(self, *arguments: str) -> DaemonThread: ...
+    def __call__(self, *arguments: str, constants: Mapping[str, float] | None = None) -> DaemonThread: ...
 
 
 class StartDaemon(Protocol):

@@ -6,6 +6,7 @@ command: `purgatory.__main__.main`, in a process of its own. Signals during the 
 tests/deploy/test_startup_signals.py, which executes the command.
 """
 
+import importlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -24,13 +25,36 @@ _FORKING: Final = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload(["purgatory.cli.app", "purgatory.run_daemon", "purgatory.extensions.installed"])
 
 
-class ForkedDaemon:
-    """The part of `subprocess.Popen` that tests use."""
+WEBHOOKS: Final = "purgatory.extensions.webhooks.webhooks"
+TEST_CONSTANTS: Final = {
+    "purgatory.service.http.metrics_page.INTERVAL_S": 0.0,
+    f"{WEBHOOKS}.RETRY_FIRST_MS": 20,
+    f"{WEBHOOKS}.RETRY_LONGEST_MS": 20,
+}
+"""In all daemons of tests: metrics are computed for each request, and webhooks are repeated soon."""
 
-    def __init__(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> None:
+
+def set_constants(values: Mapping[str, float]) -> None:
+    """Set constants of modules, by their full names."""
+    for name, value in values.items():
+        module, _, constant = name.rpartition(".")
+        setattr(importlib.import_module(module), constant, value)
+
+
+class ForkedDaemon:
+    """The part of `subprocess.Popen` that tests use. `constants` are set in the new process, by their full names."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        log: Path,
+        constants: Mapping[str, float],
+    ) -> None:
         log.touch()  # tests read it from now on
         open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        given = (list(arguments), str(folder), dict(environment), str(log), open_files)
+        given = (list(arguments), str(folder), dict(environment), str(log), open_files, {**TEST_CONSTANTS, **constants})
         self._process: Final = _FORKING.Process(target=_serve, args=given)
         self._process.start()
         self._lock: Final = threading.Lock()
@@ -65,7 +89,12 @@ class ForkedDaemon:
 
 
 def _serve(
-    arguments: list[str], folder: str, environment: dict[str, str], log: str, open_files: tuple[int, int]
+    arguments: list[str],
+    folder: str,
+    environment: dict[str, str],
+    log: str,
+    open_files: tuple[int, int],
+    constants: dict[str, float],
 ) -> None:
     os.environ.clear()
     os.environ.update(environment)
@@ -74,5 +103,6 @@ def _serve(
     written = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(written, sys.stdout.fileno())
     os.dup2(written, sys.stderr.fileno())
+    set_constants(constants)
     sys.argv = ["purgatory", "serve", *arguments]
     main()

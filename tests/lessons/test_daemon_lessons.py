@@ -21,6 +21,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
 from purgatory.service.settings import HostSettings
+from purgatory.service.translate import batch_limits
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2, result_pb2
@@ -225,11 +226,10 @@ async def test_waits_of_a_killed_client_are_freed(run_daemon: RunDaemon) -> None
         await process.wait()
 
 
-async def test_a_reader_that_stops_reading_is_bounded(run_daemon: RunDaemon) -> None:
+async def test_a_reader_that_stops_reading_is_bounded(run_daemon: RunDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     limit, size, batches = 1_000, 500, 20
-    daemon = await run_daemon(
-        "--limits-unacknowledged-results-max", str(limit), "--limits-operations-per-batch-max", str(size)
-    )
+    monkeypatch.setattr(batch_limits, "OPERATIONS_MAX", size)
+    daemon = await run_daemon("--limits-unacknowledged-results-max", str(limit))
     async with DaemonChannel(daemon.address) as calls, AsyncClient(daemon.address) as other:
         await other.advance("orders-0", high_watermark=1)
         slow = await Peer(calls, "slow").open(columns=True)

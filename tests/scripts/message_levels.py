@@ -24,6 +24,7 @@ from purgatory.service.rpc.call import Call, Context
 from purgatory.service.rpc.handlers import SERVICE
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.settings import EngineLimitsSettings, HostSettings, LimitsSettings, SharesSettings
+from purgatory.service.translate import batch_limits
 from purgatory.service.translate.results import fill_batch
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -210,9 +211,15 @@ class HostLevel(MessageLevel):
         """Begin with a new host, because its settings have changed."""
         self.host = self.new_host()
 
+    def run(self, script: Script) -> list[Line]:
+        with mock.patch.dict(vars(batch_limits)):
+            return super().run(script)
+
     def do_limits(self, part: Words) -> list[str]:
-        """`limits sessions_max=3 times_free=0`: begin with these limits and shares."""
+        """`limits sessions_max=3 times_free=0 events_max=2`: begin with these limits and shares."""
         given = {name: int(value) for name, value in part.options.items()}
+        for name in given.keys() & {"operations_max", "events_max"}:
+            vars(batch_limits)[name.upper()] = given.pop(name)
         shares = SharesSettings(times_free=given.pop("times_free", 2))
         self.settings = HostSettings(LimitsSettings(**given), shares=shares)
         self.start_again()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -15,17 +16,24 @@ from purgatory.service.host import Host
 from purgatory.service.rpc import session_requests
 from purgatory.service.sessions.refused_ids import RefusedIds
 from purgatory.service.sessions.session import Session
-from purgatory.service.settings import HostSettings, LimitsSettings
+from purgatory.service.settings import HostSettings
+from purgatory.service.translate import batch_limits
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.messages import produce, register_batch
 
 BATCH_MAX = 8
-SETTINGS = HostSettings(limits=LimitsSettings(operations_per_batch_max=BATCH_MAX))
 
 Ids = st.lists(st.integers(1, 20), min_size=1, max_size=6, unique=True).map(sorted)
 Steps = st.lists(st.tuples(Ids, st.sampled_from(["columns", "rows", "short column", "refused columns"])), max_size=30)
+
+
+@pytest.fixture(autouse=True)
+def small_batches() -> Iterator[None]:
+    """A batch has at most `BATCH_MAX` operations."""
+    with mock.patch.object(batch_limits, "OPERATIONS_MAX", BATCH_MAX):
+        yield
 
 
 def register_or_refuse(host: Host, session: Session, batch: wire.RegisterBatch) -> wire.Receipt:
@@ -34,7 +42,7 @@ def register_or_refuse(host: Host, session: Session, batch: wire.RegisterBatch) 
 
 def opened() -> tuple[Host, Session]:
     clock = ManualClock()
-    host = Host(Engine(EngineLimits(), clock.now_ms()), clock, SETTINGS)
+    host = Host(Engine(EngineLimits(), clock.now_ms()), clock, HostSettings())
     return host, host.sessions.open("s", 0)[0]
 
 

@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from purgatory.engine.limits import EngineLimits
-from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.v1 import event_pb2, operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import eventually
@@ -17,9 +15,7 @@ from tests.kit.served_host import Peer, ServedHost, refused, serving
 
 @pytest.fixture
 async def served() -> AsyncIterator[ServedHost]:
-    settings = HostSettings(limits=LimitsSettings(operations_per_batch_max=100, events_per_batch_max=100))
-    engine_limits = EngineLimits(pending_operations_max=50, items_per_operation_max=5)
-    async with serving(settings, engine_limits, options=[("grpc.max_receive_message_length", 100_000)]) as served:
+    async with serving(options=[("grpc.max_receive_message_length", 100_000)]) as served:
         yield served
 
 

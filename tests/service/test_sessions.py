@@ -7,6 +7,7 @@ import pytest
 
 from purgatory.service.sessions.result_stream import Response
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
+from purgatory.service.translate import batch_limits
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2
@@ -183,9 +184,10 @@ async def test_finished_sessions_make_room() -> None:
         new.cancel()
 
 
-async def test_results_that_are_not_acknowledged_are_limited() -> None:
+async def test_results_that_are_not_acknowledged_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Past the limit registrations are refused one by one, far past it batch by batch; acknowledging makes room."""
-    settings = HostSettings(limits=LimitsSettings(unacknowledged_results_max=3, operations_per_batch_max=4))
+    monkeypatch.setattr(batch_limits, "OPERATIONS_MAX", 4)
+    settings = HostSettings(limits=LimitsSettings(unacknowledged_results_max=3))
     async with serving(settings) as served:
         await served.high_watermark("orders", 1)
         peer = await Peer(served, "s").open()

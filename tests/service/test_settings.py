@@ -39,18 +39,18 @@ def test_defaults_are_those_of_the_documentation() -> None:
     settings = load_settings({}, ALL_SETTINGS)
     assert settings.grpc.address == "127.0.0.1:7440"
     assert settings.http.address == "127.0.0.1:7441"
-    assert (settings.engine.tick_ms, settings.engine.wheel_size) == (1, 20)
+    assert settings.engine.tick_ms == 1
 
 
 def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each setting is taken from the source with the highest precedence that has it, independently of the others."""
     path = tmp_path / "purgatory.toml"
-    path.write_text("[engine]\ntick_ms = 2\nwheel_size = 30\n[limits]\npartitions_max = 7\n")
+    path.write_text("[engine]\ntick_ms = 2\nreplica_lag_time_max_ms = 30\n[limits]\npartitions_max = 7\n")
     monkeypatch.setenv("PURGATORY_ENGINE_TICK_MS", "3")
-    monkeypatch.setenv("PURGATORY_ENGINE_WHEEL_SIZE", "40")
+    monkeypatch.setenv("PURGATORY_ENGINE_REPLICA_LAG_TIME_MAX_MS", "40")
     settings = read("--config", str(path), "--engine-tick-ms", "4").settings
     assert settings.engine.tick_ms == 4
-    assert settings.engine.wheel_size == 40
+    assert settings.engine.replica_lag_time_max_ms == 40
     assert settings.limits.partitions_max == 7
     assert settings.limits.sessions_max == 10_000
 
@@ -100,7 +100,7 @@ def test_print_config_is_a_file_that_loads_to_the_same(tmp_path: Path) -> None:
     first = read("--engine-tick-ms", "5", "--no-grpc-reflection", "--log-level", "debug")
     lines = config_lines(first)
     assert "tick_ms = 5  # flag --engine-tick-ms" in lines
-    assert "wheel_size = 20  # default" in lines
+    assert "replica_lag_time_max_ms = 30000  # default" in lines
     path = tmp_path / "saved.toml"
     path.write_text("\n".join(lines))
     assert tomllib.loads(path.read_text())["grpc"]["reflection"] is False
@@ -177,6 +177,7 @@ def test_the_variable_of_a_group_is_refused(monkeypatch: pytest.MonkeyPatch, giv
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("[engine]\nwheel_size = 20\n", r"engine\.wheel_size: there is no such setting"),  # it was removed
         ("[engine]\ntik_ms = 1\n", r"engine\.tik_ms: there is no such setting"),
         ("[motor]\ntick_ms = 1\n", r"motor\.tick_ms: there is no such setting"),
         ("tick_ms = 1\n", r"tick_ms: there is no such setting"),

@@ -9,6 +9,7 @@ import pytest
 
 from examples.secure_demo.authority import Authority, Issued
 from purgatory.service.access import access
+from purgatory.service.transport import tls
 
 HOSTS = ("localhost", "127.0.0.1")
 
@@ -34,8 +35,8 @@ class TlsFolder:
         return self.authority.issue("purgatory", hosts=HOSTS)
 
     def flags(self, *, client_auth: bool = False, crl: bool = False) -> list[str]:
-        """Flags of a daemon that uses the files and checks them twenty times per second."""
-        flags = ["--tls-certificate-file", str(self.folder / "server.crt"), "--tls-reload-interval-ms", "50"]
+        """Flags of a daemon that uses the files."""
+        flags = ["--tls-certificate-file", str(self.folder / "server.crt")]
         flags += ["--tls-key-file", str(self.folder / "server.key")]
         if client_auth:
             flags += ["--tls-client-auth", "required", "--tls-client-ca-file", str(self.folder / "clients.crt")]
@@ -46,7 +47,8 @@ class TlsFolder:
 
 @pytest.fixture(autouse=True)
 def read_files_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Daemons in this process look for a changed policy or changed tokens twenty times per second."""
+    """Daemons in this process look for changed certificates, policy or tokens twenty times per second."""
+    monkeypatch.setattr(tls, "RELOAD_INTERVAL_S", 0.05)
     monkeypatch.setattr(access, "RELOAD_INTERVAL_S", 0.05)
 
 

@@ -14,6 +14,7 @@ from purgatory.v1 import webhook_pb2
 from tests.client.cli.test_commands import purgatory
 from tests.kit.daemon import DaemonThread, ServeDaemon
 from tests.kit.eventually import wait_until
+from tests.kit.forked_daemon import WEBHOOKS
 from tests.webhooks.callbacks import CallbackCaller, Lives, webhook_flags
 from tests.webhooks.receiver import DROP, HANG, WebhookReceiver
 
@@ -21,7 +22,8 @@ from tests.webhooks.receiver import DROP, HANG, WebhookReceiver
 @pytest.fixture(scope="module")
 def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonThread]:
     """One daemon that retries after 20 ms and gives up after a day."""
-    daemon = DaemonThread(*webhook_flags(tmp_path_factory.mktemp("webhooks"), "--webhooks-timeout-ms", "2000"))
+    soon = {f"{WEBHOOKS}.TIMEOUT_MS": 2_000}
+    daemon = DaemonThread(*webhook_flags(tmp_path_factory.mktemp("webhooks")), constants=soon)
     yield daemon
     daemon.stop()
 
@@ -223,7 +225,7 @@ def test_a_session_with_a_callback_lives_while_anything_waits(serve_daemon: Serv
     """While an operation is pending, it outlives its time to live, unlike a session without a reader. Once its last
     result is delivered, its time to live starts, and it is removed.
     """
-    lives = ("--session-ttl-ms", "100", "--session-finished-ttl-ms", "100", "--session-heartbeat-interval-ms", "100")
+    lives = ("--session-ttl-ms", "100", "--session-heartbeat-interval-ms", "100")
     daemon = serve_daemon(*webhook_flags(tmp_path, *lives))
     with WebhookReceiver() as receiver, CallbackCaller(daemon.address) as caller:
         caller.register("waits", receiver.url(), ["waits"])

@@ -1,6 +1,6 @@
 """Host listener that numbers the engine calls, turns them into records, and sends these to the writer process.
 
-At most `queue_rows_max` rows wait. When the queue is full, whole calls are dropped until half of it is free again: one
+At most `QUEUE_ROWS_MAX` rows wait. When the queue is full, whole calls are dropped until half of it is free again: one
 long gap is easier to work with than many short ones. With `strict` nothing is dropped; instead, `reason_to_refuse`
 reports that no new work should be accepted.
 """
@@ -48,7 +48,7 @@ from purgatory.extensions.archive.writer_link import WriterLink
 from purgatory.extensions.archive.writer_protocol import WriterConfig, WriterStatistics
 from purgatory.service.listeners.listener import Called, Completed, Listener
 from purgatory.service.sessions.session import Session
-from purgatory.service.settings import Count, DurationMs, EngineSettings, SettingsGroup, setting
+from purgatory.service.settings import DurationMs, EngineSettings, SettingsGroup, setting
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -61,9 +61,8 @@ less than one that wakes a hundred times.
 SEND_ROWS: Final = 16_384
 """Number of rows that are sent immediately; pickling and writing them takes the event loop about a millisecond."""
 
-SHARE_AT_ONCE: Final = 16
-"""Rows are sent at the latest when they fill 1/16 of the queue, so that a burst leaves room for more."""
-
+QUEUE_ROWS_MAX: Final = 4_000_000
+"""Rows that may wait in memory for the disk: 50 to 150 bytes each."""
 ROW_BYTES: Final = 100
 """Estimated memory of a row that waits to be sent."""
 
@@ -83,7 +82,6 @@ class ArchiveSettings(SettingsGroup):
         False, "If history cannot be written fast enough, refuse registrations and events instead of dropping history."
     )
     roll_ms: DurationMs = setting(60_000, "Complete files this often; a crash loses at most this much history.")
-    queue_rows_max: Count = setting(4_000_000, "Rows that may wait in memory for the disk (50 to 150 bytes each).")
 
 
 class ArchiveListener(Listener):
@@ -95,12 +93,12 @@ class ArchiveListener(Listener):
         settings: ArchiveSettings,
         timeout_ms_default: int,
         wall_ms: Callable[[], int] = wall_ms,
+        rows_max: int = QUEUE_ROWS_MAX,
     ) -> None:
         self.last_call_number = 0
         self._run_id: Final = link.run_id
         self._link: Final = link
-        self._rows_max: Final = settings.queue_rows_max
-        self._send_rows: Final = min(SEND_ROWS, settings.queue_rows_max // SHARE_AT_ONCE + 1)
+        self._rows_max: Final = rows_max
         self._is_strict: Final = settings.strict
         self._timeout_ms_default: Final = timeout_ms_default
         self._wall_ms: Final = wall_ms
@@ -242,7 +240,7 @@ class ArchiveListener(Listener):
         self._unsent_rows += rows
         # The marker follows the records of this call, although its call number is lower (see `Span`).
         self._report_gap()
-        if self._unsent_rows >= self._send_rows:
+        if self._unsent_rows >= SEND_ROWS:
             self.send()
         else:
             self._send_soon()
@@ -378,7 +376,6 @@ def writer_config(
     details = RunDetails(
         version=__version__,
         tick_ms=engine.tick_ms,
-        wheel_size=engine.wheel_size,
         strict_partitions=engine.strict_partitions,
         replica_lag_time_max_ms=engine.replica_lag_time_max_ms,
         expired_per_slice=sizes.EXPIRED_PER_SLICE,

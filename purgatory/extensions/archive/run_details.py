@@ -52,7 +52,6 @@ class RunDetails:
 
     version: str
     tick_ms: int = 1
-    wheel_size: int = 20
     strict_partitions: bool = False
     replica_lag_time_max_ms: int = 30_000
     expired_per_slice: int = 2_000
@@ -85,7 +84,6 @@ class RunDetails:
             self.engine_limits(),
             now_ms,
             tick_ms=self.tick_ms,
-            wheel_size=self.wheel_size,
             strict_partitions=self.strict_partitions,
             replica_lag_time_max_ms=self.replica_lag_time_max_ms,
         )

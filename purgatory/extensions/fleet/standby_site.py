@@ -51,7 +51,7 @@ class StandbySite:
         self._health: Final = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._server.add_generic_rpc_handlers((_RefuseCalls(self._refusal, self._topology.SerializeToString()),))
-        self._http: Final = HttpSite(settings.http, self._routes(), tls=self._tls)
+        self._http: Final = HttpSite(self._routes(), allowed_hosts=settings.http.allowed_hosts, tls=self._tls)
 
     async def start(self) -> None:
         """Raises `StartupError` if an address cannot be bound."""
@@ -93,7 +93,7 @@ class StandbySite:
             # Ready as a standby: rollouts and disruption budgets would otherwise wait for it forever.
             *probe_routes(self._is_ready, lambda: ["standby"], lambda: self._refusal().message),
             fleet_route(self._view),
-            *MetricsPage(registry, self._settings.http.metrics_interval_ms).routes(),
+            *MetricsPage(registry).routes(),
             Route("/{path:path}", refuse, methods=METHODS),
         ]
 

@@ -46,6 +46,11 @@ POSTS_MAX: Final = 64
 """POSTs in flight; at most half to new, slow or silent hosts."""
 POSTS_PER_HOST_MAX: Final = 4
 """POSTs in flight to one host; a host that is new or does not answer gets 1."""
+TIMEOUT_MS: Final = 10_000
+"""Time for a receiver to answer before the attempt fails."""
+RETRY_FIRST_MS: Final = 5_000
+"""Pause after the first failed attempt; doubles with each further one, minus a random part of up to half."""
+RETRY_LONGEST_MS: Final = 3_600_000
 RELOAD_INTERVAL_S: Final = 5.0
 MANY_PARTITIONS: Final = 50
 """Results with more partitions are encoded on a thread: one with 2,000 would block the event loop for 20 ms."""
@@ -67,7 +72,7 @@ class Webhooks(Listener, Callbacks):
         self._poster: Final = WebhookPoster(
             self._rules,
             system_addresses,
-            timeout_ms=settings.timeout_ms,
+            timeout_ms=TIMEOUT_MS,
             posts_max=POSTS_MAX,
             ssl_context=_ssl_context(settings),
             turn=self._take_turn,
@@ -77,7 +82,7 @@ class Webhooks(Listener, Callbacks):
         if settings.secret_file is not None:
             self._secrets = WatchedFile("webhook secrets", settings.secret_file, self._take_secrets)
             self._secrets.take()
-        schedule = RetrySchedule(settings.retry_first_ms, settings.retry_longest_ms, settings.give_up_ms)
+        schedule = RetrySchedule(RETRY_FIRST_MS, RETRY_LONGEST_MS, settings.give_up_ms)
         self.deliveries: Final = Deliveries(
             schedule, posts_max=POSTS_MAX, posts_per_host_max=POSTS_PER_HOST_MAX, turn=self._take_turn
         )
@@ -460,11 +465,6 @@ class WebhooksSettings(SettingsGroup):
         None, "Secrets for signing webhooks, whsec_..., one per line. Reloaded when it changes."
     )
     ca_file: FilePath | None = setting(None, "Authorities to trust for receivers (PEM). Default: those of the system.")
-    timeout_ms: DurationMs = setting(10_000, "Time for a receiver to answer before the attempt fails.")
-    retry_first_ms: DurationMs = setting(
-        5_000, "Pause after the first failed attempt; doubles with each further one, minus a random part of up to half."
-    )
-    retry_longest_ms: DurationMs = setting(3_600_000, "Longest pause between two attempts.")
     give_up_ms: DurationMs = setting(
         86_400_000, "A result that is undeliverable for this long becomes a dead letter. A restart resets this time."
     )

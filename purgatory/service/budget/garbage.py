@@ -21,6 +21,8 @@ middle one for each full one.
 YOUNG: Final = 1
 """The oldest generation collected while nothing is pending. A full collection would scan everything held."""
 
+TRIM_INTERVAL_S: Final = 10.0
+
 M_ARENA_MAX: Final = -8
 """Constant of glibc's malloc.h."""
 
@@ -69,22 +71,20 @@ class PauseWatch:
 
 
 class MemoryTrimmer:
-    """Collects young garbage and returns free memory to the system, at an interval, while `pending()` is 0.
+    """Collects young garbage and returns free memory to the system, every `TRIM_INTERVAL_S`, while `pending()` is 0.
 
     This blocks the event loop for some milliseconds, and for some tens of milliseconds after a burst of half a
     gigabyte, but no caller is waiting then.
     """
 
-    def __init__(self, interval_ms: int, pending: Callable[[], int]) -> None:
-        self._interval_s: Final = interval_ms / 1_000
+    def __init__(self, pending: Callable[[], int]) -> None:
         self._pending: Final = pending
         self._trim: Final = trim_function()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start on the running loop. An interval of 0 disables it."""
-        if self._interval_s > 0:
-            self._task = asyncio.create_task(self._run(), name="memory trimmer")
+        """Start on the running loop."""
+        self._task = asyncio.create_task(self._run(), name="memory trimmer")
 
     def stop(self) -> None:
         if self._task is not None:
@@ -92,7 +92,7 @@ class MemoryTrimmer:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(TRIM_INTERVAL_S)
             # Never under load: the pause would come on top of the latency of waits that are being served.
             if not self._pending():
                 gc.collect(YOUNG)

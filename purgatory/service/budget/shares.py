@@ -24,6 +24,8 @@ from purgatory.service.budget.memory_budget import budget_bytes
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate.result_slices import RESULT_BYTES, RESULT_ITEM_BYTES
 
+UNARY_WAITS_MAX: Final = 100_000
+"""Concurrent calls of `Wait`, over gRPC and HTTP."""
 SESSION_BYTES: Final = 3_000
 CALL_BYTES: Final = 23_000
 """Measured resident memory of a call in flight, bytes; a bare grpc.aio server takes 18,800 of it."""
@@ -205,9 +207,12 @@ class Shares:
         return Refusal(0, codes.RESOURCE_EXHAUSTED, "sessions", message)
 
     def unary_wait_refusal(self, account: Account, in_flight: int) -> Refusal | None:
-        """Return why the account may not make another call of `Wait`; None if it may."""
+        """Return why the account may not make another call of `Wait`, given the total number; None if it may."""
+        if in_flight >= UNARY_WAITS_MAX:
+            message = f"{UNARY_WAITS_MAX} calls of Wait are in flight; allowed: {UNARY_WAITS_MAX}"
+            return Refusal(0, codes.RESOURCE_EXHAUSTED, "unary_waits", message)
         own_most = account.own_shares.unary_waits_max
-        if self.may_add(account, self._limits.unary_waits_max, in_flight, account.unary_waits, own_most):
+        if self.may_add(account, UNARY_WAITS_MAX, in_flight, account.unary_waits, own_most):
             return None
         message = (
             f"you have {account.unary_waits} calls of Wait in flight, which is your current share; try again later"

@@ -24,6 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from purgatory.service.errors import shortened
+from purgatory.service.http import http_limits
 from purgatory.service.http.http_limits import HttpLimits
 from purgatory.service.transport.linear_h11 import make_h11_linear
 
@@ -147,7 +148,7 @@ class HttpConnection(H11Protocol):
         self._start: Message | None = None
         """The status and headers of the answer, if not written yet."""
         self._timer: asyncio.TimerHandle | None = None
-        self._set_timer(limits.read_timeout_s)
+        self._set_timer(http_limits.READ_TIMEOUT_S)
 
     def _set_timer(self, after_s: float | None = None) -> None:
         """Give up after this time, in place of the time that was set before; None: do not."""
@@ -173,7 +174,7 @@ class HttpConnection(H11Protocol):
             return
         self._unset_keepalive_if_required()
         if not self._received_bytes and self.conn.their_state is h11.IDLE:
-            self._set_timer(self._limits.read_timeout_s)
+            self._set_timer(http_limits.READ_TIMEOUT_S)
         self.conn.receive_data(data)
         # The rest of a body is read and dropped once its request has been answered.
         if self.conn.our_state is not h11.DONE:
@@ -183,13 +184,13 @@ class HttpConnection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._set_timer(self._limits.keepalive_timeout_s)
+        self._set_timer(http_limits.KEEPALIVE_TIMEOUT_S)
         # Counted once: the buffer does not grow before it is read, because uvicorn waits until then.
         self._limits.hold(self, self._received_bytes + self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._set_timer(None if self._is_whole() else self._limits.read_timeout_s)
+        self._set_timer(None if self._is_whole() else http_limits.READ_TIMEOUT_S)
         self._limits.hold(self, self._received_bytes)
 
     # Called by the limits and by the application.
@@ -285,9 +286,9 @@ class HttpConnection(H11Protocol):
         self.body_decoded()
         super().on_response_complete()
         if self.transport.is_closing():
-            self._set_timer(self._limits.keepalive_timeout_s)  # to read the answer
+            self._set_timer(http_limits.KEEPALIVE_TIMEOUT_S)  # to read the answer
         elif self._received_bytes:
-            self._set_timer(self._limits.read_timeout_s)
+            self._set_timer(http_limits.READ_TIMEOUT_S)
 
     # The end.
 

@@ -5,7 +5,7 @@ read it. All bytes that were received for requests in progress, or that clients 
 they have a share of the memory budget; when it is used up, the connection that holds the most of it is closed, so that
 small requests still get in.
 
-Above `connections_max`, new connections are accepted into a few extra places: there only probes are served, and other
+Above the limit on connections, new ones are accepted into a few extra places: there only probes are served, and other
 requests are answered with 503.
 """
 
@@ -21,10 +21,15 @@ from typing import Final, Protocol
 
 from purgatory.service.budget.shares import MemoryHolder
 from purgatory.service.http.probes import PROBES
-from purgatory.service.settings import HttpSettings
 
 LOGGER: Final = logging.getLogger(__name__)
 
+CONNECTIONS_MAX: Final = 12_288
+"""Concurrent connections, limited also by the open files that gRPC leaves free."""
+READ_TIMEOUT_S: Final = 10.0
+"""A request that takes longer than this to arrive is answered with 408."""
+KEEPALIVE_TIMEOUT_S: Final = 75.0
+"""A connection is closed this long after its last request."""
 STEPS_PER_LOOP_TURN: Final = 2
 """Heads of requests and parts of bodies that are parsed in one iteration of the event loop. Each takes up to half a
 millisecond, and in a long iteration the fair queue serves one call.
@@ -58,19 +63,17 @@ class Connection(Protocol):
 class HttpLimits(MemoryHolder):
     """The open connections and the bytes that they hold."""
 
-    def __init__(self, settings: HttpSettings, memory_bytes_max: int, grpc_connections_max: int) -> None:
+    def __init__(self, memory_bytes_max: int, grpc_connections_max: int) -> None:
         files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        others = min(grpc_connections_max, files_max // 2) + files_max // FILES_SHARE
-        self.connections_max: Final = max(1, min(settings.connections_max, files_max - others))
-        if self.connections_max < settings.connections_max:
+        others = grpc_connections_max + files_max // FILES_SHARE
+        self.connections_max: Final = max(1, min(CONNECTIONS_MAX, files_max - others))
+        if self.connections_max < CONNECTIONS_MAX:
             LOGGER.warning(
-                "http.connections_max is reduced from %d to %d: the process may open only %d files; raise `ulimit -n`",
-                settings.connections_max,
+                "HTTP connections are reduced from %d to %d: the process may open only %d files; raise `ulimit -n`",
+                CONNECTIONS_MAX,
                 self.connections_max,
                 files_max,
             )
-        self.read_timeout_s: Final = settings.read_timeout_ms / 1_000
-        self.keepalive_timeout_s: Final = settings.keepalive_timeout_ms / 1_000
         self.held_bytes = 0
         self._held_bytes_max: Final = memory_bytes_max // MEMORY_SHARE
         self._steps: Final[deque[Callable[[], None]]] = deque()

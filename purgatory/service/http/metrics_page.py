@@ -12,16 +12,17 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 OPEN_METRICS: Final = "application/openmetrics-text"
+INTERVAL_S: Final = 1.0
+"""Metrics are computed at most this often."""
 
 
 class MetricsPage:
-    """Computes `/metrics` at most once in `interval_ms`. It blocks the event loop for milliseconds, and four frequent
+    """Computes `/metrics` at most once in `INTERVAL_S`. It blocks the event loop for milliseconds, and four frequent
     scrapers would take most of the loop's time.
     """
 
-    def __init__(self, registry: CollectorRegistry, interval_ms: int) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._registry: Final = registry
-        self._interval_ms: Final = interval_ms
         self._computed: Final[dict[str, tuple[float, bytes]]] = {}
         """By format: time of the last computation (monotonic seconds), and the page."""
 
@@ -34,7 +35,7 @@ class MetricsPage:
         encode, content_type = choose_encoder(accepted)
         now_s = time.monotonic()
         computed_s, page = self._computed.get(accepted, (-math.inf, b""))
-        if now_s - computed_s >= self._interval_ms / 1_000:
+        if now_s - computed_s >= INTERVAL_S:
             page = encode(self._registry)
             self._computed[accepted] = now_s, page
         return Response(page, headers={"Content-Type": content_type})

@@ -26,12 +26,12 @@ from uvicorn.server import ServerState
 
 from purgatory.service.budget.shares import MemoryBudget
 from purgatory.service.errors import RpcError
+from purgatory.service.http import http_limits
 from purgatory.service.http.connect_errors import STATUSES, wrong_method, wrong_path
 from purgatory.service.http.http_connection import HttpConnection
 from purgatory.service.http.http_context import certificate_of, header_of, headers_of
 from purgatory.service.http.http_limits import HttpLimits
 from purgatory.service.http.probes import PROBES
-from purgatory.service.settings import HttpSettings
 from purgatory.service.transport.tls import Tls
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class HttpAcceptor:
             await asyncio.sleep(0)  # accept does not block while connections are queued
 
     async def _connect(self, connection: HttpConnection, accepted: socket.socket) -> None:
-        timeout_s = None if self._context is None else self._limits.read_timeout_s
+        timeout_s = None if self._context is None else http_limits.READ_TIMEOUT_S
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection, accepted, ssl=self._context, ssl_handshake_timeout=timeout_s
@@ -170,9 +170,9 @@ class HttpSite:
 
     def __init__(
         self,
-        settings: HttpSettings,
         routes: Sequence[BaseRoute],
         *,
+        allowed_hosts: str = "",
         calls: Mapping[str, ASGIApp] | None = None,
         tls: Tls | None = None,
         check_page: CheckPage | None = None,
@@ -180,8 +180,7 @@ class HttpSite:
         budget: MemoryBudget | None = None,
         grpc_connections_max: int = 0,
     ) -> None:
-        self._settings: Final = settings
-        self._allowed_hosts: Final = settings.allowed_hosts.lower().replace(":*", "").split()
+        self._allowed_hosts: Final = allowed_hosts.lower().replace(":*", "").split()
         self._tls: Final = tls
         self._check_page: Final = check_page
         self._calls: Final = {} if calls is None else calls
@@ -190,7 +189,7 @@ class HttpSite:
         self._pages: Final = Starlette(routes=routes, exception_handlers=explained)
         self._state: Final = ServerState()
         memory_bytes_max = MEMORY_BYTES_MAX if budget is None else budget.bytes_max
-        self.limits: Final = HttpLimits(settings, memory_bytes_max, grpc_connections_max)
+        self.limits: Final = HttpLimits(memory_bytes_max, grpc_connections_max)
         if budget is not None:
             budget.http = self.limits
         config = self._config()
@@ -211,7 +210,7 @@ class HttpSite:
             access_log=False,
             proxy_headers=False,
         )
-        config.timeout_keep_alive = self.limits.keepalive_timeout_s  # type: ignore[assignment]  # any number will do
+        config.timeout_keep_alive = http_limits.KEEPALIVE_TIMEOUT_S  # type: ignore[assignment]  # any number will do
         config.load()
         return config
 

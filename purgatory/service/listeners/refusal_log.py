@@ -58,7 +58,7 @@ class RefusalLog(Listener):
             return
         told = self._told.setdefault(reason, _Told())
         told.count += 1
-        told.message = f"calls were refused before they were read: see limits.{reason}_max"
+        told.message = "calls were refused before they were read: see docs/security.md"
         self.tick()
 
     def tick(self) -> None:

@@ -104,7 +104,7 @@ class Strangers:
 
     Anyone can make them, thousands on one connection. Refused at once, each would make room for the next, and all other
     calls would wait in gRPC's one queue behind those that keep arriving. At a limited rate they occupy the streams of
-    their own connection, of which there are `limits.calls_per_connection_max`.
+    their own connection, of which there are `CALLS_PER_CONNECTION_MAX`.
     """
 
     def __init__(
@@ -171,6 +171,12 @@ class Strangers:
 
 BURST_S: Final = 1.0
 """A caller may be ahead of `limits.calls_per_second` by the calls of this much time, seconds."""
+CALLS_MAX: Final = 200_000
+"""Calls in flight of all callers: streams, unary calls and refused calls."""
+CALLS_PER_CALLER_MAX: Final = 11_000
+"""Calls in flight of one caller: a principal or, without a policy, a gRPC connection or an HTTP client's address."""
+CALLS_QUEUED_PER_CALLER_MAX: Final = 20_000
+"""Calls of one caller that may wait for their turn."""
 EVENTS_SHARE: Final = 16
 """One in 16 calls in flight is reserved for events: the waiting calls may need an event to end."""
 # With half of the budget, a flood of `Wait` at 512 MB left too little for others: 3 of 3,925 honest waits were refused,
@@ -208,8 +214,8 @@ class CallGate:
         self.queue: Final = queue
         self._limits: Final = limits
         self._shares: Final = shares
-        by_memory = limits.calls_max if shares is None else shares.budget.bytes_max // CALLS_SHARE // CALL_BYTES
-        self._calls_max: Final = min(limits.calls_max, by_memory)
+        by_memory = CALLS_MAX if shares is None else shares.budget.bytes_max // CALLS_SHARE // CALL_BYTES
+        self._calls_max: Final = min(CALLS_MAX, by_memory)
         self._listeners: Final = listeners or Listener()
         self._now_s: Final = now_s
         self._next_expiry_ms: Final = next_expiry_ms
@@ -317,7 +323,7 @@ class CallGate:
         return work != EVENTS or shares.has_all(account, total // EVENTS_SHARE, self._event_calls, caller.event_calls)
 
     def _check_share(self, caller: CallerQueue, account: Account, work: int, on_connection: int) -> None:
-        limits, calls_max = self._limits, _available(self._limits.calls_per_caller_max, work)
+        calls_max = _available(CALLS_PER_CALLER_MAX, work)
         has_its_share = self._has_its_share(caller, account, work)
         # This call is counted already, by `enter`; hence the 1 less in the message.
         if caller.calls > calls_max or has_its_share:
@@ -331,7 +337,7 @@ class CallGate:
             retry_after_ms = self.queue.next_turn_ms(caller) or self._next_expiry_ms()
             refused = resource_exhausted("calls_per_connection", message, retry_after_ms)
             raise self._refused("calls_per_connection", refused)
-        queued_max = limits.calls_queued_per_caller_max
+        queued_max = CALLS_QUEUED_PER_CALLER_MAX
         # Calls that wait for their turn hold messages, which nothing counts. Once these fill the memory, those of the
         # caller that has many of them must stop before everyone's registrations are refused.
         if self._shares is not None and self._shares.budget.uncounted_bytes:
@@ -343,7 +349,7 @@ class CallGate:
                 resource_exhausted("calls_queued_per_caller", message, self.queue.expected_wait_ms(caller)),
             )
         own = account.own_shares.calls_per_second_max
-        rate = limits.calls_per_second_max if own is None else own
+        rate = self._limits.calls_per_second_max if own is None else own
         if rate:
             # Last: a call that another limit refuses must not use up the rate.
             self._check_rate(account, rate)

@@ -33,7 +33,7 @@ async def advance(host: Host, request: Request, call: Call) -> wire.AdvanceRecei
     try:
         # Before the first part is applied: a batch that cannot be read must change nothing.
         shards.check_events(request)
-        parts = event_parts(request, host.settings.limits)
+        parts = event_parts(request)
         host.gate.check_events()
         while True:
             next_part = partial(_next_part, host, parts, account, request, receipt)

@@ -12,6 +12,10 @@ from purgatory.service.settings import LimitsSettings, Settings, split_address
 
 LOGGER: Final = logging.getLogger(__name__)
 
+CONNECTIONS_MAX: Final = 4_096
+"""Concurrent connections; further ones are closed unread."""
+CALLS_PER_CONNECTION_MAX: Final = 1_000
+"""Calls in flight on one connection; fewer if the memory budget is small."""
 CALLS_UNREAD_MAX: Final = 20_000
 """Calls that gRPC's core holds before they are started; it resets further ones, of whatever connection."""
 CONNECTIONS_UNREAD: Final = 16
@@ -24,6 +28,8 @@ STREAMS_MIN: Final = 100
 """Streams on one connection, where fewer calls are allowed: those above that limit need one each to be refused on."""
 FILES_SHARE: Final = 2
 """gRPC connections may use half of the process's files. HTTP, probes, sources and the journal use the other half."""
+PING_INTERVAL_MIN_MS: Final = 500
+"""Clients may send keepalive pings this often; those that ping faster are disconnected."""
 KEEPALIVE_INTERVAL_MS: Final = 60_000
 """A silent connection is pinged this often, to notice that its peer is gone."""
 KEEPALIVE_TIMEOUT_MS: Final = 20_000
@@ -50,13 +56,13 @@ def server_options(settings: Settings, *, ages: bool = True) -> list[tuple[str, 
         ("grpc.so_reuseport", 0),
         ("grpc.server.max_pending_requests", unread_max),
         ("grpc.server.max_pending_requests_hard_limit", unread_max),
-        ("grpc.max_allowed_incoming_connections", connections_max(server.connections_max)),
+        ("grpc.max_allowed_incoming_connections", connections_max()),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         ("grpc.max_concurrent_streams", max(STREAMS_MIN, calls_per_connection_max(settings.limits))),
         ("grpc.http.overload_protection", 0),
         ("grpc.max_receive_message_length", largest_message_bytes(settings)),
         ("grpc.max_send_message_length", server.message_bytes_max),
-        ("grpc.http2.min_ping_interval_without_data_ms", server.ping_interval_min_ms),
+        ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
         ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -69,28 +75,27 @@ def server_options(settings: Settings, *, ages: bool = True) -> list[tuple[str, 
 
 
 def _calls_unread_max(limits: LimitsSettings) -> int:
-    by_memory = budget_bytes(limits.memory_bytes_max) // UNREAD_SHARE // CALL_UNREAD_BYTES
-    return min(by_memory, max(CALLS_UNREAD_MAX, CONNECTIONS_UNREAD * limits.calls_per_connection_max))
+    return min(CALLS_UNREAD_MAX, budget_bytes(limits.memory_bytes_max) // UNREAD_SHARE // CALL_UNREAD_BYTES)
 
 
 def calls_per_connection_max(limits: LimitsSettings) -> int:
-    """The limit on calls of one gRPC connection: as set, or less if the memory budget is small."""
-    return max(1, min(limits.calls_per_connection_max, _calls_unread_max(limits) // CONNECTIONS_UNREAD))
+    """The limit on calls of one gRPC connection."""
+    return max(1, min(CALLS_PER_CONNECTION_MAX, _calls_unread_max(limits) // CONNECTIONS_UNREAD))
 
 
-def connections_max(wanted: int) -> int:
-    """The limit on gRPC connections: as many as set, or as the limit on open files leaves room for."""
+def connections_max() -> int:
+    """The limit on gRPC connections, for which the limit on open files must leave room."""
     files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, min(wanted, files_max // FILES_SHARE))
+    return max(1, min(CONNECTIONS_MAX, files_max // FILES_SHARE))
 
 
-def warn_of_few_files(wanted: int) -> None:
-    """Logs when the limit on open files reduces `grpc.connections_max`."""
-    allowed = connections_max(wanted)
-    if allowed < wanted:
+def warn_of_few_files() -> None:
+    """Logs when the limit on open files reduces the limit on gRPC connections."""
+    allowed = connections_max()
+    if allowed < CONNECTIONS_MAX:
         LOGGER.warning(
-            "grpc.connections_max is reduced from %d to %d: the process may open only %d files; raise `ulimit -n`",
-            wanted, allowed, resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            "gRPC connections are reduced from %d to %d: the process may open only %d files; raise `ulimit -n`",
+            CONNECTIONS_MAX, allowed, resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )  # fmt: skip
 
 

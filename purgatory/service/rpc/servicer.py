@@ -25,6 +25,7 @@ from purgatory.service.rpc.source_calls import serve_source, source_ends
 from purgatory.service.rpc.tail_calls import list_hot_names, tail_results
 from purgatory.service.sessions import session as sessions
 from purgatory.service.sessions.result_stream import ResultStream
+from purgatory.service.translate import batch_limits
 from purgatory.service.translate.operations import NO_CONDITION, run_from_row
 from purgatory.service.translate.result_slices import ResultSlice
 from purgatory.service.translate.results import fill_row
@@ -253,7 +254,7 @@ class PurgatoryServicer(InspectionCalls):
             highest_operation_id=session.owner.highest_operation_id,
             heartbeat_interval_ms=session_settings.heartbeat_interval_ms,
             session_ttl_ms=session_settings.ttl_ms,
-            operations_per_batch_max=limits.operations_per_batch_max,
+            operations_per_batch_max=batch_limits.OPERATIONS_MAX,
             unacknowledged_results_max=limits.unacknowledged_results_max,
             timeout_ms_default=limits.timeout_ms_default,
             incarnation=session.incarnation,

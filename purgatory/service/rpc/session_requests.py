@@ -14,6 +14,7 @@ from purgatory.service.rpc.handlers import Requests
 from purgatory.service.sessions.outbox import Hold
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.sessions.session import Session
+from purgatory.service.translate import batch_limits
 from purgatory.service.translate.operations import RegistrationPart, ids_of, registration_parts
 from purgatory.service.translate.parts import size_of
 from purgatory.service.translate.results import operation_refusal, operation_refusals
@@ -31,11 +32,10 @@ async def register(
         BatchRejected: Nothing was registered.
         RpcError: The session was dropped during the registration.
     """
-    limits = host.settings.limits
     try:
         with host.holds.of("Register"):
             host.gate.check_batch(session, *size_of(batch))
-            parts = registration_parts(batch, limits, host.engine.limits.timeout_ms_default)
+            parts = registration_parts(batch, host.engine.limits.timeout_ms_default)
             part = next(parts)
             receipt = wire.Receipt(batch_id=batch.batch_id, durability=host.journal.durability)
             # The usual case, without a lock: there is no await between the check and the end of the registration.
@@ -61,7 +61,7 @@ async def _note_refused_ids(host: Host, session: Session, batch: wire.RegisterBa
     highest, refused_ids = session.owner.highest_operation_id, session.refused_ids
     count, _ = size_of(batch)
     is_sliced = count > sizes.REFUSED_IDS_PER_SLICE
-    if count > host.settings.limits.operations_per_batch_max or (is_sliced and session.registering.is_taken):
+    if count > batch_limits.OPERATIONS_MAX or (is_sliced and session.registering.is_taken):
         # Too many to read; or another batch could raise the highest id before all of them are recorded.
         # Cautious: some of these ids could be registered later, but none of them may ever count as known.
         refused_ids.add_all_above(highest)

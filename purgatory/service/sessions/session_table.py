@@ -38,6 +38,8 @@ from purgatory.service.settings import HostSettings
 from purgatory.service.translate.shards import Shards
 
 SESSION_ID_LENGTH_MAX: Final = 128
+FINISHED_TTL_MS: Final = 5_000
+"""The time to live of a session with nothing pending and all results acknowledged over a Session stream."""
 
 
 class Sessions:
@@ -60,7 +62,7 @@ class Sessions:
         self._engine: Final = engine
         self._sessions_max: Final = settings.limits.sessions_max
         self._ttl_ms: Final = settings.session.ttl_ms
-        self._finished_ttl_ms: Final = min(settings.session.finished_ttl_ms, settings.session.ttl_ms)
+        self._finished_ttl_ms: Final = min(FINISHED_TTL_MS, settings.session.ttl_ms)
         self._listeners: Final = listeners
         self._writing: Final = holds.of("results")
         self._end_pending: Final = end_pending

@@ -30,6 +30,8 @@ from purgatory.service.sources.source_table import (
 
 LOGGER: Final = logging.getLogger(__name__)
 
+SOURCES_MAX: Final = 32
+"""Attached sources of marks."""
 LOST_CHECK_S: Final = 0.5
 NAME_BYTES: Final = 200
 """Estimated maximum memory of a name that was sent to one source, bytes."""
@@ -196,9 +198,7 @@ class AttachedSource:
 
 
 class SourceLinks:
-    def __init__(
-        self, engine: Engine, table: SourceTable, now_ms: Callable[[], int], sources_max: int, may_add: MayAdd
-    ) -> None:
+    def __init__(self, engine: Engine, table: SourceTable, now_ms: Callable[[], int], may_add: MayAdd) -> None:
         self.table: Final = table
         self.demand: Final = Demand(engine)
         self.log: Final = SourceLog(table)
@@ -209,7 +209,6 @@ class SourceLinks:
         self.supervised_as = ""
         """Their principal, which has no share of sources."""
         self._now_ms: Final = now_ms
-        self._sources_max: Final = sources_max
         self._may_add: Final = may_add
         self._links: Final[list[AttachedSource]] = []
         self._watching: asyncio.Task[None] | None = None
@@ -228,10 +227,10 @@ class SourceLinks:
         """Add a source. Raises `RpcError` if there are too many, in total or of this principal."""
         if self._is_shut_down:
             raise unavailable(SHUTTING_DOWN)
-        if len(self._links) >= self._sources_max:
-            raise resource_exhausted("sources", f"{self._sources_max} sources are attached; no more are allowed", None)
+        if len(self._links) >= SOURCES_MAX:
+            raise resource_exhausted("sources", f"{SOURCES_MAX} sources are attached; no more are allowed", None)
         own = sum(link.principal == principal for link in self._links)
-        if principal != self.supervised_as and not self._may_add(principal, self._sources_max, len(self._links), own):
+        if principal != self.supervised_as and not self._may_add(principal, SOURCES_MAX, len(self._links), own):
             message = f"you have {own} sources attached, which is your current share; detach one, or try again later"
             raise resource_exhausted("sources", message, None)
         # Never reset: detached sources are remembered, and their reports take memory.

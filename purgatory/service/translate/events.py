@@ -16,7 +16,7 @@ from purgatory.engine.marks.event_checks import REPLICAS_MAX
 from purgatory.engine.marks.event_columns import EVENT_COLUMNS, row_fields
 from purgatory.engine.marks.signals import DECIDED_FLAG, FAILED_FLAG
 from purgatory.service.errors import unreadable_batch
-from purgatory.service.settings import LimitsSettings
+from purgatory.service.translate import batch_limits
 from purgatory.service.translate.parts import Dictionary, fits_one_part, given_columns, has_columns, part_of
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -67,26 +67,24 @@ class IncomingEvents:
         return Refusal(self.first + known.index, known.code, known.field, known.message, known.error_code)
 
 
-def event_parts(
-    request: wire.AdvanceRequest | wire.AdvanceStreamRequest, limits: LimitsSettings
-) -> Iterator[IncomingEvents]:
+def event_parts(request: wire.AdvanceRequest | wire.AdvanceStreamRequest) -> Iterator[IncomingEvents]:
     """Split a batch of events into parts, each translated on demand.
 
     Raises:
         BatchRejected: The batch is unreadable. Raised at once, not by the iterator.
     """
-    if has_columns(request, "type", "events", limits.events_per_batch_max):
-        return events_from_columns(request.columns, limits.items_per_batch_max)
+    if has_columns(request, "type", "events", batch_limits.EVENTS_MAX):
+        return events_from_columns(request.columns)
     return events_from_rows(request.rows.events)
 
 
-def events_from_columns(columns: event_pb2.EventColumns, values_max: int) -> Iterator[IncomingEvents]:
+def events_from_columns(columns: event_pb2.EventColumns) -> Iterator[IncomingEvents]:
     """Split a batch of columns into parts and copy them.
 
     Raises:
         BatchRejected: The batch is unreadable. Raised at once, not by the iterator.
     """
-    given = given_columns(columns, values_max)
+    given = given_columns(columns)
     if fits_one_part(given):
         types: list[int] = columns.type[:]
         batch = EventBatch(

@@ -15,8 +15,16 @@ from purgatory.engine.columns import check_length
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, ITEM, OperationColumn, columns_of
 from purgatory.service.errors import invalid_argument, unreadable_batch
-from purgatory.service.settings import LimitsSettings
-from purgatory.service.translate.parts import Dictionary, fits_one_part, given_columns, has_columns, items_of, part_of
+from purgatory.service.translate import batch_limits
+from purgatory.service.translate.parts import (
+    Dictionary,
+    check_count,
+    fits_one_part,
+    given_columns,
+    has_columns,
+    items_of,
+    part_of,
+)
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 
@@ -68,16 +76,14 @@ class RegistrationPart(NamedTuple):
     is_last: bool
 
 
-def registration_parts(
-    batch: wire.RegisterBatch, limits: LimitsSettings, timeout_ms_default: int
-) -> Iterator[RegistrationPart]:
+def registration_parts(batch: wire.RegisterBatch, timeout_ms_default: int) -> Iterator[RegistrationPart]:
     """Split a batch of registrations into parts, each translated on demand.
 
     Raises:
         BatchRejected: The batch is unreadable. Raised at once, not by the iterator.
     """
-    if has_columns(batch, "operation_id", "operations", limits.operations_per_batch_max):
-        return parts_from_columns(batch.columns, limits.items_per_batch_max)
+    if has_columns(batch, "operation_id", "operations", batch_limits.OPERATIONS_MAX):
+        return parts_from_columns(batch.columns)
     return parts_from_rows(batch.rows.operations, timeout_ms_default)
 
 
@@ -88,7 +94,7 @@ def ids_of(batch: wire.RegisterBatch, start: int, stop: int) -> Sequence[int]:
     return batch.columns.operation_id[start:stop]
 
 
-def parts_from_columns(columns: operation_pb2.OperationColumns, items_max: int) -> Iterator[RegistrationPart]:
+def parts_from_columns(columns: operation_pb2.OperationColumns) -> Iterator[RegistrationPart]:
     """Split a batch of columns into parts of one run each.
 
     Raises:
@@ -97,15 +103,12 @@ def parts_from_columns(columns: operation_pb2.OperationColumns, items_max: int) 
     kind = int(columns.kind)
     if kind not in codes.KINDS:
         raise unreadable_batch("columns.kind", f"must be one of {KINDS_SAID}, not {kind}")
-    given = given_columns(columns, items_max)
+    given = given_columns(columns)
     items = len(columns.item_index)
     if kind == codes.COMPOSITE:
         # Terms may repeat a name, so one index may stand for all items; listeners get an index for each.
         items = items_of(len(columns.operation_id), columns.item_count)
-        if items > items_max:
-            raise unreadable_batch(
-                "columns.item_count", f"has {items} items; at most {items_max} are allowed in one batch"
-            )
+        check_count("columns.item_count", items, batch_limits.ITEMS_MAX, "items")
     if items <= sizes.VALUES_PER_PART and fits_one_part(given):
         return iter([RegistrationPart([_whole_run(kind, given, items)], [], is_last=True)])
     counts: list[int] = columns.item_count[:]

@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 from purgatory import sizes
 from purgatory.engine import codes
 from purgatory.service.errors import unreadable_batch
+from purgatory.service.translate import batch_limits
 from purgatory.v1 import purgatory_service_pb2 as wire
 
 ITEM_ROW_BYTES_MIN: Final = 8
@@ -47,24 +48,29 @@ def has_columns(batch: Batch, column: str, rows: str, most: int) -> bool:
         raise unreadable_batch("shape", "is not set: set rows or columns")
     field = column if shape == "columns" else rows
     count = len(getattr(getattr(batch, shape), field))
-    if count > most:
-        raise unreadable_batch(f"{shape}.{field}", f"has {count} values; at most {most} are allowed in one batch")
+    check_count(f"{shape}.{field}", count, most)
     return shape == "columns"
 
 
-def given_columns(columns: Any, values_max: int) -> dict[str, Any]:  # noqa: ANN401 - columns of any message
+def check_count(field: str, count: int, most: int, what: str = "values") -> None:
+    """Raise `BatchRejected` if a field has more values than `most`."""
+    if count > most:
+        raise unreadable_batch(field, f"has {count} {what}; at most {most} are allowed in one batch")
+
+
+def given_columns(columns: Any) -> dict[str, Any]:  # noqa: ANN401 - columns of any message
     """The columns that have values, by name.
 
     A batch has four or five of the twenty columns; `ListFields` is faster than checking each of them.
 
     Raises:
-        BatchRejected: A column has more than `values_max` values.
+        BatchRejected: A column has more than `ITEMS_MAX` values.
     """
     given = {field.name: values for field, values in columns.ListFields()}
     given.pop("kind", None)
-    if longest(given) > values_max:
-        name, count = next((name, len(values)) for name, values in given.items() if len(values) > values_max)
-        raise unreadable_batch(f"columns.{name}", f"has {count} values; at most {values_max} are allowed in one batch")
+    if longest(given) > batch_limits.ITEMS_MAX:
+        for name, values in given.items():
+            check_count(f"columns.{name}", len(values), batch_limits.ITEMS_MAX)
     return given
 
 

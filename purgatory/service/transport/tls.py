@@ -32,6 +32,9 @@ from purgatory.service.transport.watched_file import Fingerprint, fingerprint
 
 LOGGER: Final = logging.getLogger(__name__)
 
+RELOAD_INTERVAL_S: Final = 5.0
+"""Pause between two checks of the files."""
+
 WARNED_BEFORE: Final = timedelta(days=14)
 """How long before expiry a certificate causes a warning; for a short-lived one, the last quarter of its life."""
 
@@ -100,7 +103,7 @@ class Tls(Collector):
         """Check the files periodically, until cancelled."""
         while True:
             self.warn_of_expiry()
-            await asyncio.sleep(self._settings.reload_interval_ms / 1_000)
+            await asyncio.sleep(RELOAD_INTERVAL_S)
             try:
                 self.look()
             except Exception:

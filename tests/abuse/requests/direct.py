@@ -49,7 +49,7 @@ class Direct:
         self._clock: Final = ManualClock(seed % 1_000)
         limits = EngineLimits(pending_operations_max=500, partitions_max=100, signal_keys_max=50)
         engine = Engine(limits, self._clock.now_ms(), strict_partitions=seed % 5 == 0)
-        host_limits = LimitsSettings(unacknowledged_results_max=300, operations_per_batch_max=1_000)
+        host_limits = LimitsSettings(unacknowledged_results_max=300)
         self.host: Final = Host(engine, self._clock, HostSettings(limits=host_limits))
         self._servicer: Final = PurgatoryServicer(self.host)
         self._call: Final = Call(cast(Context, mock.Mock()), self.host.sessions.accounts.nobody)

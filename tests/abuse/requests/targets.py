@@ -24,22 +24,15 @@ from tests.kit.daemon import DaemonProcess
 from tests.kit.served_host import check_counts
 
 # Low limits, so that each of them is reached, and the daemon's state reaches its maximum early in a run.
-ENGINE_LIMITS: Final = {
+DAEMON_LIMITS: Final = {
     "pending_operations_max": 100,
     "partitions_max": 50,
     "signal_keys_max": 60,
     "items_per_operation_max": 100,
-}
-HOST_LIMITS: Final = {
     "sessions_max": 24,
     "unacknowledged_results_max": 200,
-    "operations_per_batch_max": 5_000,
-    "events_per_batch_max": 5_000,
 }
 
-SESSION_TTL_MS: Final = 600
-TIDY_INTERVAL_MS: Final = 250
-HEARTBEAT_INTERVAL_MS: Final = 200
 WARM_UP_SHARE: Final = 0.3
 CROWD_SHARE: Final = 0.1
 """Share of the requests that this target gets, because it is slower; the others get all of them."""
@@ -59,17 +52,23 @@ CROWD_LIMITS: Final = {
     "signal_keys_max": 6,
     "items_per_operation_max": 4,
     "timeout_ms_max": 30_000,
-    "operations_per_batch_max": 10,
-    "events_per_batch_max": 10,
-    "items_per_batch_max": 30,
+    "purgatory.service.translate.batch_limits.OPERATIONS_MAX": 10,
+    "purgatory.service.translate.batch_limits.EVENTS_MAX": 10,
+    "purgatory.service.translate.batch_limits.ITEMS_MAX": 30,
     "memory_bytes_max": 128 * 2**20,
-    "unary_waits_max": 3,
-    "calls_max": 20,
-    "calls_per_caller_max": 2,
-    "calls_queued_per_caller_max": 1,
+    "purgatory.service.budget.shares.UNARY_WAITS_MAX": 3,
+    "purgatory.service.rpc.call_gate.CALLS_MAX": 20,
+    "purgatory.service.rpc.call_gate.CALLS_PER_CALLER_MAX": 2,
+    "purgatory.service.rpc.call_gate.CALLS_QUEUED_PER_CALLER_MAX": 1,
     "sessions_max": 16,
-    "sources_max": 1,
+    "purgatory.service.sources.source_links.SOURCES_MAX": 1,
     "unacknowledged_results_max": 10,
+}
+"""Settings, and constants by their full names."""
+DAEMON_CONSTANTS: Final = {
+    "purgatory.service.budget.garbage.TRIM_INTERVAL_S": 0.25,
+    "purgatory.service.translate.batch_limits.OPERATIONS_MAX": 5_000,
+    "purgatory.service.translate.batch_limits.EVENTS_MAX": 5_000,
 }
 
 
@@ -79,7 +78,12 @@ async def fuzz_daemon(seed: int, requests: int, tally: Tally, *, warm_up: int) -
     Returns a description of its memory use. Growth after the warm-up is a finding.
     """
     messages = RandomMessages(seed)
-    with tempfile.TemporaryDirectory() as folder, DaemonProcess(Path(folder), daemon_arguments()) as daemon:
+    flags = limit_flags(DAEMON_LIMITS)
+    flags += ["--session-ttl-ms", "600", "--session-heartbeat-interval-ms", "200", "--shutdown-grace-ms", "2000"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        DaemonProcess(Path(folder), flags, constants=DAEMON_CONSTANTS) as daemon,
+    ):
         start = memory_mb(daemon)
         if warm_up:
             await _fuzz_address(daemon, messages, tally, warm_up)
@@ -102,12 +106,6 @@ async def fuzz_daemon(seed: int, requests: int, tally: Tally, *, warm_up: int) -
 
 def limit_flags(limits: dict[str, int]) -> list[str]:
     return [flag for name, value in limits.items() for flag in (f"--limits-{name.replace('_', '-')}", str(value))]
-
-
-def daemon_arguments() -> list[str]:
-    limits = limit_flags(ENGINE_LIMITS | HOST_LIMITS)
-    session = ["--session-ttl-ms", str(SESSION_TTL_MS), "--session-heartbeat-interval-ms", str(HEARTBEAT_INTERVAL_MS)]
-    return [*limits, *session, "--gc-tidy-interval-ms", str(TIDY_INTERVAL_MS), "--shutdown-grace-ms", "2000"]
 
 
 async def _fuzz_address(daemon: DaemonProcess, messages: RandomMessages, tally: Tally, requests: int) -> None:
@@ -151,11 +149,12 @@ async def fuzz_crowd(folder: Path, seed: int, lives: int, requests: int, tally: 
         limits = {
             name: value for name, value in CROWD_LIMITS.items() if messages.rng.random() < 0.5 or name == "sessions_max"
         }
-        flags = limit_flags(limits)
-        with DaemonProcess(folder / f"life-{life}", [*arguments, *flags]) as daemon:
+        constants = {name: value for name, value in limits.items() if "." in name}
+        flags = limit_flags({name: value for name, value in limits.items() if "." not in name})
+        with DaemonProcess(folder / f"life-{life}", [*arguments, *flags], constants=constants) as daemon:
             await _live(daemon, messages, tally, requests)
         for fault in faults_in(daemon.log):
-            tally.find(f"in the log of life {life} ({' '.join(flags)}): {fault}")
+            tally.find(f"in the log of life {life} ({limits}): {fault}")
 
 
 async def _live(daemon: DaemonProcess, messages: CrowdedMessages, tally: Tally, requests: int) -> None:

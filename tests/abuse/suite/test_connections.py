@@ -11,6 +11,7 @@ from purgatory_client import AsyncClient, Client, Outcome
 from purgatory_client.errors import Unavailable
 from purgatory_client.waits import produce as produce_wait
 
+from purgatory.service.rpc import grpc_options
 from purgatory.service.transport.flood_watch import RESETS_MAX, FloodWatch, close_connection
 from tests.abuse.open_loop import ACK, GOAWAY, PING, frame
 from tests.abuse.requests.raw_bytes import PREFACE, SETTINGS
@@ -66,8 +67,8 @@ def test_open_files_limit_connections(start_daemon: StartDaemon) -> None:
     """
     with open_files_max(FILES):
         daemon = start_daemon()
-    assert f"grpc.connections_max is reduced from 4096 to {FILES // 2}" in daemon.log
-    assert "http.connections_max is reduced from 12288 to 112: the process may open only 256 files" in daemon.log
+    assert f"gRPC connections are reduced from 4096 to {FILES // 2}" in daemon.log
+    assert "HTTP connections are reduced from 12288 to 112: the process may open only 256 files" in daemon.log
     with contextlib.ExitStack() as opened:
         idle = [opened.enter_context(connect(daemon)) for _ in range(FILES)]
         assert sum(map(is_served, idle)) == FILES // 2
@@ -76,24 +77,6 @@ def test_open_files_limit_connections(start_daemon: StartDaemon) -> None:
                 assert answer.status == 200
     with Client(daemon.address) as client:
         assert wait_until(client.status, "there is room for a connection", but=Unavailable).version
-
-
-def test_connections_are_limited(serve_daemon: ServeDaemon) -> None:
-    """At the limit, a further connection is closed unread. As soon as one ends, a new one is accepted."""
-    daemon = serve_daemon("--grpc-connections-max", "3")
-    first, *others = [connect(daemon) for _ in range(3)]
-    assert all(is_served(connection) for connection in (first, *others))
-    with connect(daemon) as further:
-        assert not is_served(further)
-    first.close()
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        with connect(daemon) as further:
-            if is_served(further):
-                break
-        assert time.monotonic() < deadline, "there is no room though a connection has ended"
-    for connection in others:
-        connection.close()
 
 
 def kinds_after_pings(daemon: DaemonThread, count: int, pause_s: float) -> set[int]:
@@ -112,11 +95,14 @@ def kinds_after_pings(daemon: DaemonThread, count: int, pause_s: float) -> set[i
     return kinds
 
 
-def test_a_client_that_pings_too_often_is_disconnected(serve_daemon: ServeDaemon) -> None:
+def test_a_client_that_pings_too_often_is_disconnected(
+    serve_daemon: ServeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pings at the allowed interval are answered for as long as they come; after a few that are faster, the
     connection ends.
     """
-    daemon = serve_daemon("--grpc-ping-interval-min-ms", "50")
+    monkeypatch.setattr(grpc_options, "PING_INTERVAL_MIN_MS", 50)
+    daemon = serve_daemon()
     assert GOAWAY not in kinds_after_pings(daemon, 6, pause_s=0.06)
     assert GOAWAY in kinds_after_pings(daemon, 6, pause_s=0.0)
 

@@ -23,7 +23,7 @@ from purgatory.service.rpc.call import Call, Context
 from purgatory.service.rpc.event_calls import advance
 from purgatory.service.sessions import result_stream
 from purgatory.service.settings import HostSettings, LimitsSettings
-from purgatory.service.translate import results
+from purgatory.service.translate import batch_limits, results
 from purgatory.service.translate.events import event_parts
 from purgatory.service.translate.operations import registration_parts
 from purgatory.testing import ManualClock
@@ -32,7 +32,6 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.messages import advance_request, high_watermark
 from tests.kit.served_host import ServedHost, serving
 
-LIMITS: Final = LimitsSettings()
 ITEMS: Final = 500
 T = TypeVar("T")
 
@@ -61,6 +60,9 @@ class CountingListener(Listener):
         if self._items:
             self.ended_items.append(self._items)
         self._items = 0
+
+
+LIMITS: Final = LimitsSettings()
 
 
 class Held:
@@ -138,7 +140,7 @@ def test_a_part_has_the_names_that_it_uses() -> None:
         offset=range(5_000),
     )
     found: list[tuple[int, int, int]] = []
-    for part in registration_parts(wire.RegisterBatch(columns=columns), LIMITS, 30_000):
+    for part in registration_parts(wire.RegisterBatch(columns=columns), 30_000):
         [run] = part.runs
         assert len(run.batch.partitions) <= len(run.batch.operation_ids) <= sizes.VALUES_PER_PART
         found += zip(
@@ -150,21 +152,14 @@ def test_a_part_has_the_names_that_it_uses() -> None:
     assert found == list(zip(range(1, 5_001), places, range(5_000), strict=True))
 
 
-@pytest.mark.parametrize("field", ["partitions", "item_index"])
-def test_more_values_than_a_batch_may_have_are_refused_as_a_whole(field: str) -> None:
-    """The length of the column is checked before anything is copied; at the limit the batch is accepted."""
-    limits = LimitsSettings(items_per_batch_max=10)
-    for extra in (0, 1):
-        columns = operation_pb2.OperationColumns(kind=operation_pb2.OPERATION_KIND_PRODUCE, operation_id=[1])
-        names = [operation_pb2.TopicPartition(topic="t", partition=place) for place in range(10 + extra)]
-        columns.partitions.extend(names if field == "partitions" else names[:10])
-        columns.item_count.append(10 + extra if field == "item_index" else 10)
-        columns.item_index.extend(range(10 + extra if field == "item_index" else 10))
-        if extra:
-            with pytest.raises(BatchRejected, match="has 11 values; at most 10 are allowed in one batch"):
-                registration_parts(wire.RegisterBatch(columns=columns), limits, 30_000)
-        else:
-            assert next(registration_parts(wire.RegisterBatch(columns=columns), limits, 30_000)).is_last
+def test_dictionary_above_the_limit_refuses_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit it is accepted."""
+    monkeypatch.setattr(batch_limits, "ITEMS_MAX", 10)
+    columns = columns_of(range(1, 2), 10)
+    assert next(registration_parts(wire.RegisterBatch(columns=columns), 30_000)).is_last
+    columns.partitions.add(topic="another")
+    with pytest.raises(BatchRejected, match="has 11 values; at most 10 are allowed in one batch"):
+        registration_parts(wire.RegisterBatch(columns=columns), 30_000)
 
 
 async def test_a_short_column_refuses_all_parts() -> None:
@@ -284,7 +279,7 @@ async def test_events_of_many_replicas_go_in_slices() -> None:
         in_sync_replicas=event_pb2.InSyncReplicas(proposed_replica_ids=[1] * 1_001, leader_id=1),
     )
     request = advance_request(*[one] * 40, long)
-    assert max(len(part) for part in event_parts(request, LIMITS)) <= 6
+    assert max(len(part) for part in event_parts(request)) <= 6
     turns, receipt = await turns_of(advance(held.host, request, held.call))
     assert turns >= 7
     assert len(receipt.ended) == 41
@@ -310,7 +305,7 @@ def test_parts_of_events_mean_what_the_batch_says() -> None:
         for kind, place, offset in zip(types, places, range(7_000), strict=True)
     ]
     found: list[object] = []
-    for part in event_parts(wire.AdvanceRequest(columns=columns), LIMITS):
+    for part in event_parts(wire.AdvanceRequest(columns=columns)):
         batch = part.batch
         assert part.first == len(found)
         for kind, place, offset in zip(batch.types, batch.item_indexes, batch.offsets, strict=True):

@@ -16,7 +16,7 @@ from prometheus_client.registry import CollectorRegistry
 from purgatory.service.fair_queue import FairQueue
 from purgatory.service.rpc import call_gate
 from purgatory.service.rpc.call_gate import PAUSE_S, Strangers
-from purgatory.service.rpc.grpc_options import calls_per_connection_max, server_options
+from purgatory.service.rpc.grpc_options import CONNECTIONS_MAX, calls_per_connection_max, server_options
 from purgatory.service.settings import LimitsSettings, Settings
 from purgatory.service.transport.flood_watch import FloodWatch
 from tests.abuse.http2 import RawConnection, message
@@ -118,6 +118,7 @@ def test_few_connections_cannot_fill_the_queue_of_all(memory_mb: int, streams: i
     limits = LimitsSettings(memory_bytes_max=memory_mb << 20)
     options = dict(server_options(Settings(limits=limits)))
     assert options["grpc.max_concurrent_streams"] == streams
+    assert options["grpc.max_allowed_incoming_connections"] == CONNECTIONS_MAX
     assert calls_per_connection_max(limits) <= streams
     assert calls_per_connection_max(limits) * 16 <= options["grpc.server.max_pending_requests"]
 

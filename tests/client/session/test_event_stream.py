@@ -14,6 +14,7 @@ from purgatory_client.session.event_sender import EventSender
 from purgatory_client.session.event_stream import REOPENED_MAX, Call, EventStream
 from purgatory_client.wire import sizes
 
+from purgatory.service.translate import batch_limits
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.daemon import DaemonProcess, RunDaemon
 from tests.kit.eventually import eventually
@@ -191,8 +192,9 @@ async def test_each_message_has_its_own_time() -> None:
     await stream.exchange(MESSAGE)
 
 
-async def test_a_refused_message_fails_alone(run_daemon: RunDaemon) -> None:
-    daemon = await run_daemon("--limits-events-per-batch-max", "2")
+async def test_a_refused_message_fails_alone(run_daemon: RunDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_limits, "EVENTS_MAX", 2)
+    daemon = await run_daemon()
     async with AsyncClient(daemon.address) as client:
         before = await client.advance("orders-3", high_watermark=1)
         with pytest.raises(errors.InvalidRequest, match="at most 2 are allowed in one batch"):

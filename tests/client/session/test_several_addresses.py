@@ -14,7 +14,7 @@ from purgatory_client.session.channel import OPTIONS, channel_options, open_chan
 
 from examples.free_ports import free_port
 from purgatory.cli.exit_codes import Exit
-from purgatory.service.settings import GrpcSettings
+from purgatory.service.rpc.grpc_options import PING_INTERVAL_MIN_MS
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.client.cli.test_commands import purgatory
@@ -145,7 +145,7 @@ def test_options_and_targets() -> None:
     assert target_of("127.0.0.1:1,[::1]:2") == "ipv6:[::ffff:127.0.0.1]:1,[::1]:2"
     assert target_of("name.invalid:1,name.invalid:2") == "dns:///name.invalid:1"
     # A daemon disconnects clients that ping more often than that.
-    assert GrpcSettings().ping_interval_min_ms < PING_MS
+    assert PING_INTERVAL_MIN_MS < PING_MS
     assert dict(channel_options("a:1,b:2")).keys() - dict(channel_options("dns:///a:1")) == {"grpc.default_authority"}
 
 

@@ -54,7 +54,6 @@ class Life:
         self.clock: Final = ManualClock(self._random.randrange(1_000))
         engine_choices: dict[str, Any] = {
             "tick_ms": self._random.choice((1, 1, 7)),
-            "wheel_size": self._random.choice((2, 5, 20)),
             "strict_partitions": self._random.random() < 0.2 and not roomy,
             "replica_lag_time_max_ms": 100,
         }

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
+from unittest import mock
 
 import grpc.aio
 import uvloop
@@ -24,7 +25,9 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
+from purgatory.service.sessions import session_table
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
+from purgatory.service.translate import batch_limits
 from tests.histories.day.actors import Advancer, CallLog, ClientActor, Day, SimulatedCall, now_ms, operate, pass_by
 from tests.histories.day.checker import Checker, DaemonRecord
 from tests.histories.day.plan import Plan, draw_plan
@@ -101,13 +104,11 @@ class Served:
         settings = HostSettings(
             limits=LimitsSettings(
                 unacknowledged_results_max=plan.unacknowledged_results_max,
-                operations_per_batch_max=plan.operations_per_batch_max,
                 sessions_max=plan.sessions_max,
             ),
             session=SessionSettings(
                 heartbeat_interval_ms=plan.heartbeat_interval_ms,
                 ttl_ms=plan.session_ttl_ms,
-                finished_ttl_ms=plan.finished_ttl_ms,
             ),
         )
         faulty = [with_faults(Listener())] if plan.faulty_listener else []
@@ -345,7 +346,9 @@ def run(history: History) -> None:
     note_pairs(plan, history.seen)
     factory = uvloop.new_event_loop if plan.uvloop else None
     small = all_sizes(plan.internal_size, NOT_CUT) if plan.internal_size else nullcontext()
-    with small, asyncio.Runner(loop_factory=factory) as runner:
+    finished = mock.patch.object(session_table, "FINISHED_TTL_MS", plan.finished_ttl_ms)
+    batches = mock.patch.object(batch_limits, "OPERATIONS_MAX", plan.operations_per_batch_max)
+    with small, finished, batches, asyncio.Runner(loop_factory=factory) as runner:
         runner.run(SimulatedDay(plan).run(history))
     if history.judge.complaints:
         history.judge.complaints.insert(0, str(replace(plan, steps=[], pushes=[], passers=[])))

@@ -5,6 +5,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from purgatory.service.sessions import session_table
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -22,9 +23,10 @@ async def left_after(served: ServedHost, clock: ManualClock, ahead_ms: int, expe
     assert {name for name in ("blank", "done", "unary", "pending", "unread") if host.sessions.find(name)} == expected
 
 
-async def test_finished_sessions_go_within_seconds() -> None:
+async def test_finished_sessions_go_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions that were used by unary calls, or have anything left, are kept for their whole time to live."""
-    settings = HostSettings(session=SessionSettings(ttl_ms=60_000, finished_ttl_ms=500))
+    monkeypatch.setattr(session_table, "FINISHED_TTL_MS", 500)
+    settings = HostSettings(session=SessionSettings(ttl_ms=60_000))
     clock = ManualClock()
     async with serving(settings, clock=clock) as served:
         await served.high_watermark("orders", 1)
@@ -47,9 +49,9 @@ async def test_finished_sessions_go_within_seconds() -> None:
         await left_after(served, clock, 1_000, set())
 
 
-async def test_who_returns_to_a_finished_session_is_told_that_it_is_new() -> None:
-    settings = HostSettings(session=SessionSettings(finished_ttl_ms=1))
-    async with serving(settings) as served:
+async def test_who_returns_to_a_finished_session_is_told_that_it_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_table, "FINISHED_TTL_MS", 1)
+    async with serving() as served:
         await served.high_watermark("orders", 1)
         peer = await Peer(served, "s").open()
         await peer.registered(produce(1, "orders", 1), produce(2, "orders", 1))

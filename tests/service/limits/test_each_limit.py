@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any, Final, NamedTuple
+from unittest import mock
 
 import grpc
 import pytest
@@ -274,6 +275,12 @@ class LimitRow(NamedTuple):
 
 
 PRODUCE: Final = "operation.produce.partitions"
+SERVICE: Final = "purgatory.service"
+OPERATIONS: Final = f"{SERVICE}.translate.batch_limits.OPERATIONS_MAX"
+UNARY_WAITS: Final = f"{SERVICE}.budget.shares.UNARY_WAITS_MAX"
+CALLS: Final = f"{SERVICE}.rpc.call_gate.CALLS_MAX"
+CALLS_PER_CALLER: Final = f"{SERVICE}.rpc.call_gate.CALLS_PER_CALLER_MAX"
+CALLS_PER_CONNECTION: Final = f"{SERVICE}.rpc.grpc_options.CALLS_PER_CONNECTION_MAX"
 TABLE: Final = {
     "pending_operations_max": LimitRow(
         pending_operations, Told(EXHAUSTED, "operation.operation_id", AT_THE_NEXT_EXPIRY)
@@ -286,46 +293,52 @@ TABLE: Final = {
     "timeout_ms_max": LimitRow(timeout, Told(INVALID, "operation.timeout_ms"), limit=30_000),
     "timeout_ms_default": LimitRow(timeout_default, Told(INVALID, "timeout_ms_default")),
     "topic_length_max": LimitRow(topic_length, Told(INVALID, f"{PRODUCE}[0].topic_partition"), limit=8),
-    "operations_per_batch_max": LimitRow(operations_per_batch, Told(INVALID, "batch.columns.operation_id")),
-    "events_per_batch_max": LimitRow(events_per_batch, Told(INVALID, "rows.events")),
-    "items_per_batch_max": LimitRow(items_per_batch, Told(INVALID, "batch.columns.item_index")),
+    OPERATIONS: LimitRow(operations_per_batch, Told(INVALID, "batch.columns.operation_id")),
+    f"{SERVICE}.translate.batch_limits.EVENTS_MAX": LimitRow(events_per_batch, Told(INVALID, "rows.events")),
+    f"{SERVICE}.translate.batch_limits.ITEMS_MAX": LimitRow(items_per_batch, Told(INVALID, "batch.columns.item_index")),
     "memory_bytes_max": LimitRow(memory_bytes, Told(EXHAUSTED, "batch.memory", RETRY_AFTER_MS), limit=MEMORY_BYTES_MIN),
-    "unary_waits_max": LimitRow(unary_waits, Told(EXHAUSTED, "unary_waits", AT_THE_NEXT_EXPIRY)),
-    "calls_max": LimitRow(calls, Told(EXHAUSTED, "calls", AT_THE_NEXT_EXPIRY)),
-    "calls_per_caller_max": LimitRow(calls, Told(EXHAUSTED, "calls_per_caller", AT_THE_NEXT_EXPIRY)),
-    "calls_per_connection_max": LimitRow(calls, Told(EXHAUSTED, "calls_per_connection", AT_THE_NEXT_EXPIRY)),
-    "calls_queued_per_caller_max": LimitRow(calls_queued, Told(EXHAUSTED, "calls_queued_per_caller", 1)),
+    UNARY_WAITS: LimitRow(unary_waits, Told(EXHAUSTED, "unary_waits", AT_THE_NEXT_EXPIRY)),
+    CALLS: LimitRow(calls, Told(EXHAUSTED, "calls", AT_THE_NEXT_EXPIRY)),
+    CALLS_PER_CALLER: LimitRow(calls, Told(EXHAUSTED, "calls_per_caller", AT_THE_NEXT_EXPIRY)),
+    CALLS_PER_CONNECTION: LimitRow(calls, Told(EXHAUSTED, "calls_per_connection", AT_THE_NEXT_EXPIRY)),
+    f"{SERVICE}.rpc.call_gate.CALLS_QUEUED_PER_CALLER_MAX": LimitRow(
+        calls_queued, Told(EXHAUSTED, "calls_queued_per_caller", 1)
+    ),
     "calls_per_second_max": LimitRow(calls_per_second, Told(EXHAUSTED, "calls_per_second", 251)),
     "sessions_max": LimitRow(sessions, Told(EXHAUSTED, "sessions", 600_000)),
-    "sources_max": LimitRow(sources, Told(EXHAUSTED, "sources")),
+    f"{SERVICE}.sources.source_links.SOURCES_MAX": LimitRow(sources, Told(EXHAUSTED, "sources")),
     "unacknowledged_results_max": LimitRow(unacknowledged_results, Told(EXHAUSTED, "")),
 }
-"""Rows by name of the setting."""
+"""Rows by name of the setting, or by the full name of the constant."""
 
 
 @asynccontextmanager
 async def driving(**limits: int) -> AsyncIterator[Driven]:
     """Serve the daemon's own host with these limits. The only caller has no share: see `test_shares`."""
-    settings = Settings(limits=LimitsSettings(**limits), shares=SharesSettings(times_free=0))
+    set_limits = {name: value for name, value in limits.items() if "." not in name}
+    settings = Settings(limits=LimitsSettings(**set_limits), shares=SharesSettings(times_free=0))
     clock = ManualClock()
-    host = make_host(settings, Metrics(), clock, 0)
-    server, port = await start_server(host, now_s=lambda: 100.0)
-    served = ServedHost(host, server, port)
-    try:
-        yield Driven(served, clock, settings.limits, [])
-    finally:
-        await served.channel.close()
-        await server.stop(0)
-        await host.stop()
+    with ExitStack() as constants:
+        for name in limits.keys() - set_limits.keys():
+            constants.enter_context(mock.patch(name, limits[name]))
+        host = make_host(settings, Metrics(), clock, 0)
+        server, port = await start_server(host, now_s=lambda: 100.0)
+        served = ServedHost(host, server, port)
+        try:
+            yield Driven(served, clock, settings.limits, [])
+        finally:
+            await served.channel.close()
+            await server.stop(0)
+            await host.stop()
 
 
 def test_every_limit_is_in_the_table() -> None:
-    assert set(TABLE) == set(LimitsSettings.model_fields)
+    assert {name for name in TABLE if "." not in name} == set(LimitsSettings.model_fields)
     assert set(EngineLimitsSettings.model_fields) < set(TABLE)
 
 
 @pytest.mark.parametrize("beyond", [-1, 0, 1], ids=["below", "at", "above"])
-@pytest.mark.parametrize("name", LimitsSettings.model_fields)
+@pytest.mark.parametrize("name", TABLE)
 async def test_each_limit_holds_to_the_one(name: str, beyond: int) -> None:
     """One above it, the refusal has the code, subject and retry delay of the table."""
     row = TABLE[name]
@@ -340,7 +353,7 @@ async def test_each_limit_holds_to_the_one(name: str, beyond: int) -> None:
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.told.retry_ms == AT_THE_NEXT_EXPIRY])
 async def test_whoever_comes_again_when_told_is_served(name: str) -> None:
     """One millisecond before the end of the retry delay there is still no space."""
-    by_calls = name in ("unary_waits_max", "calls_max", "calls_per_caller_max", "calls_per_connection_max")
+    by_calls = name in (UNARY_WAITS, CALLS, CALLS_PER_CALLER, CALLS_PER_CONNECTION)
     async with driving(**{name: LIMIT}) as driven, holding_waits(driven, LIMIT if by_calls else 0):
         if name == "signal_keys_max":
             rows = [signal(number, f"key-{number}", HELD_MS) for number in range(1, LIMIT + 1)]
@@ -359,7 +372,7 @@ async def test_whoever_comes_again_when_told_is_served(name: str) -> None:
 
 async def test_a_session_that_reads_nothing_is_stopped_without_advice() -> None:
     """Refused registrations are results too, and only the session itself can make room."""
-    async with driving(unacknowledged_results_max=1, operations_per_batch_max=2) as driven:
+    async with driving(**{"unacknowledged_results_max": 1, OPERATIONS: 2}) as driven:
         await driven.served.high_watermark("orders", 9)
         for number in range(1, 4):
             await register(driven, produce_columns(range(number, number + 1)))

@@ -30,7 +30,7 @@ LIMIT = 12
 
 def make_host() -> tuple[Host, Metrics]:
     limits = {"pending_operations_max": LIMIT, "pending_items_max": LIMIT, "partitions_max": LIMIT}
-    settings = HostSettings(LimitsSettings(sessions_max=LIMIT, unary_waits_max=LIMIT, **limits))
+    settings = HostSettings(LimitsSettings(sessions_max=LIMIT, **limits))
     metrics = Metrics()
     return Host(Engine(EngineLimits(**limits), 0), ManualClock(), settings, metrics), metrics
 
@@ -195,8 +195,9 @@ def _taken(step: Callable[[int], object], first: int = 1) -> int:
 
 
 @pytest.mark.parametrize("name", [*OWN, "times_free"])
-async def test_a_policy_gives_shares_of_their_own(name: str) -> None:
+async def test_a_policy_gives_shares_of_their_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the policy no longer has a share for a principal, the default holds."""
+    monkeypatch.setattr("purgatory.service.budget.shares.UNARY_WAITS_MAX", LIMIT)
     for own, most in ((OwnShares(), None), (OwnShares.model_validate({name: OWN.get(name, 0)}), 3)):
         host, _ = make_host()
         host.shares.accounts.use_policy(lambda _: ALL, partial(_shares_of, own))
@@ -213,7 +214,7 @@ def _shares_of(ann: OwnShares, principal: str) -> OwnShares:
 
 
 def test_own_shares_are_the_names_of_limits() -> None:
-    known = {*LimitsSettings.model_fields, *SharesSettings.model_fields}
+    known = {*LimitsSettings.model_fields, *SharesSettings.model_fields, "unary_waits_max"}
     assert set(OwnShares.model_fields) <= known
     assert set(OwnShares.model_fields) == {*OWN, "times_free", "calls_per_second_max"}
 
