@@ -137,13 +137,7 @@ class FairQueue:
     # Turns.
 
     async def turn(self, caller: CallerQueue, work: int, *, is_call: bool = False) -> None:
-        """Acquire a turn for this caller.
-
-        Args:
-            caller: As returned by `enter` or `join`.
-            work: EVENTS, REGISTRATIONS or INSPECTIONS.
-            is_call: This is the first turn of a call, which `refuse_waiting` may refuse.
-        """
+        """Acquire a turn for one kind of work of a caller. `is_call`: `refuse_waiting` may refuse it."""
         now_us = self._now_us()
         if self._first_turn_us is None and not self._order:
             # Nothing waits, and nothing has run in this iteration: as below, without the calls.

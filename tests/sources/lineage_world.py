@@ -69,6 +69,35 @@ class ToldDaemon:
             self.life += 1
 
 
+def check(replicator: MarkReplicator) -> None:
+    """Assert the invariants that hold between any two calls."""
+    for name, lineage in replicator._lineages.items():
+        assert lineage.epoch >= 0, f"{name}: epoch {lineage.epoch}"
+        assert not lineage.identity or lineage.identity not in lineage.retired, (
+            f"{name}: identity {lineage.identity} is both current and retired"
+        )
+        assert not (lineage.is_gone and lineage.is_seen) or lineage.offset == -1, f"{name}: gone at {lineage.offset}"
+    for names in (replicator._unsettled, replicator.unsaved, replicator.moved):
+        assert names.keys() <= replicator._lineages.keys(), f"no lineage: {names.keys() - replicator._lineages.keys()}"
+    for daemon in replicator._daemons:
+        # `_add_mark` looks up the lineage of every due name without a default.
+        assert daemon.due.keys() <= replicator._lineages.keys(), (
+            f"no lineage: {daemon.due.keys() - replicator._lineages.keys()}"
+        )
+        for name, (epoch, offset) in daemon.known.items():
+            known = replicator._lineages.get(name)
+            assert known is not None, f"{name}: the daemon has ({epoch}, {offset}), but there is no lineage"
+            assert epoch <= known.epoch, f"{name}: the daemon has epoch {epoch}, the lineage only {known.epoch}"
+            # Every outdated value has something that leads to its publication.
+            assert (
+                (epoch, offset) >= (known.epoch, known.offset)
+                or not known.is_seen
+                or name in daemon.due
+                or name in daemon.to_look_at
+                or name in replicator._unsettled
+            ), f"{name}: the daemon has ({epoch}, {offset}) of ({known.epoch}, {known.offset}), and nothing is due"
+
+
 class ModelSource:
     """A source that reads each mark's facts in order, up to LAG_MAX_S late."""
 
@@ -83,7 +112,7 @@ class ModelSource:
 
     def connect(self, index: int) -> None:
         self.replicator.on_daemon_marks(self.links[index], self.world.daemons[index].marks, self.world.now)
-        self.replicator.check()
+        check(self.replicator)
 
     def read(self, name: MarkName, count: int) -> None:
         facts = self.world.facts[name]
@@ -110,7 +139,7 @@ class ModelSource:
             self.replicator.on_daemon_mark(link, name, daemon.marks.get(name), now)
         batch = self.replicator.next_batch(link, now)
         codes = [] if is_lost else [daemon.apply(event) for _, event in batch]
-        self.replicator.check()
+        check(self.replicator)
         if is_lost or is_cut:
             self.connect(index)
             return True
@@ -193,7 +222,7 @@ class LineageWorld:
                     overdue = [fact for fact in facts[source.read_to[name] :] if fact.time < self.now - LAG_MAX_S]
                     source.read(name, len(overdue))
                 source.replicator.tick(self.now)
-                source.replicator.check()
+                check(source.replicator)
 
     def settle(self) -> None:
         """Let every source read and publish everything."""

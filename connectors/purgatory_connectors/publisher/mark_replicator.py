@@ -305,33 +305,3 @@ class MarkReplicator:
     def is_waiting_for_time(self) -> bool:
         """Whether `tick` has work to do."""
         return bool(self._unsettled) or any(daemon.to_look_at_later for daemon in self._daemons)
-
-    def check(self) -> None:
-        """Assert the invariants that hold between any two calls. For simulators and tests: it visits every mark."""
-        for name, lineage in self._lineages.items():
-            assert lineage.epoch >= 0, f"{name}: epoch {lineage.epoch}"
-            assert not lineage.identity or lineage.identity not in lineage.retired, (
-                f"{name}: identity {lineage.identity} is both current and retired"
-            )
-            assert not (lineage.is_gone and lineage.is_seen) or lineage.offset == -1, (
-                f"{name}: gone at {lineage.offset}"
-            )
-        for names in (self._unsettled, self.unsaved, self.moved):
-            assert names.keys() <= self._lineages.keys(), f"no lineage: {names.keys() - self._lineages.keys()}"
-        for daemon in self._daemons:
-            # `_add_mark` looks up the lineage of every due name without a default.
-            assert daemon.due.keys() <= self._lineages.keys(), (
-                f"no lineage: {daemon.due.keys() - self._lineages.keys()}"
-            )
-            for name, (epoch, offset) in daemon.known.items():
-                known = self._lineages.get(name)
-                assert known is not None, f"{name}: the daemon has ({epoch}, {offset}), but there is no lineage"
-                assert epoch <= known.epoch, f"{name}: the daemon has epoch {epoch}, the lineage only {known.epoch}"
-                # Every outdated value has something that leads to its publication.
-                assert (
-                    (epoch, offset) >= (known.epoch, known.offset)
-                    or not known.is_seen
-                    or name in daemon.due
-                    or name in daemon.to_look_at
-                    or name in self._unsettled
-                ), f"{name}: the daemon has ({epoch}, {offset}) of ({known.epoch}, {known.offset}), and nothing is due"

@@ -37,9 +37,7 @@ class Outbox:
     """The unacknowledged results of one session. Sequence numbers have no gaps and are never reused."""
 
     def __init__(self, hold: Callable[[int], None] = _ignore) -> None:
-        """Args:
-        hold: Called with each change of `held_bytes`.
-        """
+        """`hold` is called with each change of `held_bytes`."""
         self._hold = hold
         self.held_bytes = 0
         """Estimated memory of all results in the outbox."""

@@ -32,9 +32,7 @@ class RefusedIds:
     """Disjoint ranges of ids. Falsy if there are none, as in most sessions."""
 
     def __init__(self, packed: bytes = b"") -> None:
-        """Args:
-        packed: Result of `to_bytes`.
-        """
+        """`packed` is the result of `to_bytes`."""
         self._firsts: Final[list[int]] = []
         self._lasts: Final[list[int]] = []
         for first, last in RANGE.iter_unpack(packed):

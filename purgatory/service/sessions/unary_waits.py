@@ -33,9 +33,7 @@ class WaitingCallers:
         """Waits that are not yet checked in this round."""
 
     def add(self, future: asyncio.Future[Any], recheck: Callable[[], None]) -> None:
-        """Args:
-        recheck: Raises `RpcError` once the caller could no longer make the call; the future then fails with it.
-        """
+        """`recheck` raises `RpcError` once the caller could no longer make the call; the future then fails with it."""
         self._rechecks[future] = recheck
 
     async def check_some(self) -> None:
@@ -65,9 +63,7 @@ class UnaryWaits:
     """
 
     def __init__(self, engine: Engine, now_ms: Callable[[], int], cancel: Callable[[list[int], Account], None]) -> None:
-        """Args:
-        cancel: Cancels operations of an account whose calls have ended.
-        """
+        """`cancel` cancels operations of an account whose calls have ended."""
         self._engine: Final = engine
         self._now_ms: Final = now_ms
         self._cancel: Final = cancel

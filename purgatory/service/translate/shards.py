@@ -83,13 +83,8 @@ class Shards(NamedTuple):
     def prepare(
         self, events: IncomingEvents, request: Request, decided: Sequence[event_pb2.Event], keys: SignalKeys
     ) -> None:
-        """Turn signals for keys of other shards into heartbeats. Refuse signals that cannot be decided or passed on.
-
-        Args:
-            events: A part of the request, in which they are changed.
-            request: The request.
-            decided: The signals of earlier parts that were decided.
-            keys: The engine's.
+        """Turn signals for keys of other shards into heartbeats, in `events`, a part of the request. Refuse signals
+        that cannot be decided or passed on. `decided` are those of earlier parts that were decided.
         """
         batch = events.batch
         if not self.are_several and not any(flag & DECIDED_FLAG for flag in batch.flags):
