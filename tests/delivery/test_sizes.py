@@ -39,6 +39,9 @@ SIZE: Final = re.compile(
     r"|(MESSAGE|PAGE|BATCH|CHUNK|PART|CALL)_BYTES_MAX"
 )
 ELSEWHERE: Final = {
+    # Limits, above which a caller is refused: crossed by service/limits.
+    "purgatory/service/rpc/call_gate.py": "CALLS_PER_CALLER_MAX CALLS_QUEUED_PER_CALLER_MAX",
+    "purgatory/service/translate/batch_limits.py": "EVENTS_MAX ITEMS_MAX",
     # The engine, whose modules are compiled. Pages of operations with 1,000 items cross it below.
     "purgatory/engine/inspection.py": "ITEMS_PER_PAGE SLOTS_PER_RESULT",
     # What is shown, and how much is looked at for it: no result depends on it.
@@ -49,7 +52,7 @@ ELSEWHERE: Final = {
     "purgatory/service/access/audit.py": "LINES_AT_ONCE_MAX",
     # Crossed by tests of their own: the archive's files and queue, ready gates, entries of a log, the write-ahead log,
     # HTTP bodies and error messages, stale waits, and what connectors read and send.
-    "purgatory/extensions/archive/archive_listener.py": "SHARE_AT_ONCE",
+    "purgatory/extensions/archive/archive_listener.py": "QUEUE_ROWS_MAX",
     "purgatory/extensions/archive/files.py": "ROWS_PER_GROUP",
     "purgatory/extensions/ready/ready_gates.py": "ENDED_AT_ONCE NAMES_PER_TURN",
     "purgatory/replicated_log/entry.py": "PART_BYTES_MAX",
