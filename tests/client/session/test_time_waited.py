@@ -13,7 +13,7 @@ from purgatory_client.session.session_core import SessionCore
 
 from tests.client.session.wire_script import many, opened, registered, results, sent
 from tests.kit.daemon import DaemonProcess
-from tests.kit.eventually import until_pending
+from tests.kit.eventually import eventually, until_pending
 from tests.kit.proxy import FaultyProxy
 
 NOW = 100.0
@@ -99,13 +99,23 @@ async def test_time_of_a_unary_wait_includes_the_time_before_it_was_sent_again(s
         FaultyProxy(shared_daemon.address) as proxy,
         AsyncClient(proxy.address) as client,
     ):
+
+        async def registered() -> int:
+            return sum(kind.registered for kind in (await direct.status()).kinds)
+
+        others = await registered()
         waiting = asyncio.create_task(client.wait_once(waits.produce({"unary-again-0": 1}, timeout=60)))
         await until_pending(direct, 1)
         began = time.monotonic()
         await asyncio.sleep(0.2)  # time that only the first call has waited
         before = time.monotonic() - began
         proxy.drop_all()
-        await until_pending(direct, 0)
+
+        async def is_sent_again() -> bool:
+            return await registered() == others + 2
+
+        # Not until nothing is pending: that may be too short to be seen.
+        await eventually(is_sent_again)
         await until_pending(direct, 1)
         await direct.advance("unary-again-0", high_watermark=1)
         assert (await waiting).waited >= before
