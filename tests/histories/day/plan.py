@@ -150,6 +150,8 @@ def _draw_actions(plan: Plan, rng: random.Random) -> None:
 
     def operation(kind: int) -> plain.Operation:
         drawn = generator.operation(0, kind)
+        if drawn.heartbeat_timeout_ms == 0:  # the client refuses it
+            drawn = drawn._replace(heartbeat_timeout_ms=1)
         if rng.random() < 0.02:
             return drawn._replace(items=tuple(item._replace(offset=INVALID) for item in drawn.items))
         return drawn
