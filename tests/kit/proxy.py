@@ -47,6 +47,7 @@ class FaultyProxy:
         self.silent = False
         """Whether bytes are read and discarded while connections stay open."""
         self._refusing = False
+        self._drops = 0
         self._passing = {way: asyncio.Event() for way in BOTH}
         self._bytes_left = -1
         self._pipes: set[_Pipe] = set()
@@ -126,6 +127,7 @@ class FaultyProxy:
     def drop_all(self) -> int:
         """Reset all connections; returns their number."""
         self.passed_bytes = 0
+        self._drops += 1
         pipes, self._pipes = self._pipes, set()
         for pipe in pipes:
             pipe.abort()
@@ -144,6 +146,7 @@ class FaultyProxy:
         connecting = asyncio.current_task()
         assert connecting is not None, "the server runs this as a task"
         self._track(connecting)
+        drops = self._drops
         target = self.target if isinstance(self.target, str) else self.target()
         host, _, port = target.rpartition(":")
         try:
@@ -154,6 +157,9 @@ class FaultyProxy:
             writer.transport.abort()
             return
         pipe = _Pipe(writer, far_writer)
+        if self._drops != drops:  # all connections were reset while this one was made, perhaps to a former target
+            pipe.abort()
+            return
         self._pipes.add(pipe)
         for way, source, sink in (("up", reader, far_writer), ("down", far_reader, writer)):
             self._track(asyncio.create_task(self._pump(source, sink, pipe, self._passing[way])))
