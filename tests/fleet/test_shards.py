@@ -1,14 +1,18 @@
-"""Shards: sessions are divided among real daemons, events reach all of them, and `--shards` runs one for each core."""
+"""Shards: sessions are divided among real daemons, events reach all of them, each decides the signals of its keys, and
+`--shards` runs one for each core.
+"""
 
 import asyncio
 import contextlib
 import itertools
 import json
+import os
 import re
+import signal
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -17,24 +21,39 @@ from urllib.request import urlopen
 import grpc
 import pytest
 from google.protobuf.message import Message
-from purgatory_client import AsyncClient, Outcome, batches, errors, waits
+from google.rpc import code_pb2
+from purgatory_client import AsyncClient, Outcome, batches, errors, events, waits
+from purgatory_client.results import Result
 from purgatory_client.session import shards as client_shards
 from purgatory_client.session.shards import shard_of
 from purgatory_client.unary import shards_of
+from purgatory_client.wire.sizes import DECISIONS_PER_MESSAGE_MAX
 
 from examples.free_ports import free_ports
 from examples.secure_demo.authority import Authority
 from purgatory.cli.exit_codes import Exit
+from purgatory.engine.limits import SIGNAL_VALUE_BYTES_MAX
 from purgatory.extension import StartupError
 from purgatory.extensions.fleet.extension import SHARD_NOTE
 from purgatory.extensions.fleet.supervisor import Supervisor
 from purgatory.journal.directory import DATABASE
+from purgatory.replicated_log.replica import MARK
 from purgatory.service.setting_sources import SettingsError
 from purgatory.service.translate import shards as daemon_shards
+from purgatory.service.translate.shards import VALUE_BYTES_MAX
+from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.client.cli.test_commands import program
-from tests.fleet.shard_daemons import client_of, first_answer, refusal_of, session_of, stand_by, start_one
-from tests.kit.daemon import StartDaemon, daemon_environment, is_running, run_to_end
+from tests.fleet.shard_daemons import (
+    client_of,
+    first_answer,
+    refusal_of,
+    session_of,
+    stand_by,
+    start_one,
+    start_shards,
+)
+from tests.kit.daemon import RunDaemon, StartDaemon, daemon_environment, is_running, run_to_end
 from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
 from tests.kit.fleet import ShardSet
 from tests.kit.messages import advance_request, high_watermark, produce, register_batch, register_request
@@ -74,49 +93,33 @@ async def test_calls_reach_the_shard_of_a_detached_session(shards: ShardSet) -> 
                 await client.close_session(session_of(shard, name="unknown"))
 
 
-CALLS: list[tuple[str, Message]] = [
-    ("Register", wire.RegisterRequest(session_id="{}")),
-    ("StreamResults", wire.StreamResultsRequest(session_id="{}")),
-    ("Acknowledge", wire.AcknowledgeRequest(session_id="{}", sequence=1)),
-    ("CloseSession", wire.CloseSessionRequest(session_id="{}")),
-    ("Cancel", wire.CancelRequest(session_id="{}")),
-    ("Extend", wire.ExtendRequest(session_id="{}", operation_ids=[1], timeout_ms=1)),
-    ("GetOperation", wire.GetOperationRequest(session_id="{}", operation_id=1)),
-    ("Session", wire.SessionRequest(open=wire.OpenSession(session_id="{}"))),
-]
+ELSEWHERE = session_of(1, name="refused")
+CALLS: dict[str, Message] = {
+    "Register": wire.RegisterRequest(session_id=ELSEWHERE),
+    "StreamResults": wire.StreamResultsRequest(session_id=ELSEWHERE),
+    "Session": wire.SessionRequest(open=wire.OpenSession(session_id=ELSEWHERE)),
+}
 
 
-@pytest.mark.parametrize(("method", "request_of"), CALLS, ids=[name for name, _ in CALLS])
-def test_session_of_another_shard_is_refused_with_that_shard(shards: ShardSet, method: str, request_of: Any) -> None:  # noqa: ANN401
-    request = type(request_of)()
-    request.CopyFrom(request_of)
-    (request.open if method == "Session" else request).session_id = session_of(1, name="refused")
+@pytest.mark.parametrize("method", CALLS)
+def test_session_of_another_shard_is_refused_with_that_shard(shards: ShardSet, method: str) -> None:
     with pytest.raises(grpc.RpcError, match="belongs to shard 1") as refused:
-        first_answer(shards.targets[0], method, request)
+        first_answer(shards.targets[0], method, CALLS[method])
     info = refusal_of(refused.value)
     assert (info.reason, dict(info.metadata)) == ("OTHER_SHARD", {"shard": "1", "target": shards.targets[1]})
-    code = grpc.StatusCode.OK
-    try:
-        first_answer(shards.targets[1], method, request)
-    except grpc.RpcError as error:
-        code = error.code()
-    assert code in {grpc.StatusCode.OK, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT}
 
 
-@pytest.mark.parametrize("method", ["Advance", "AdvanceStream"])
-def test_events_that_are_not_for_all_shards_are_refused(shards: ShardSet, method: str) -> None:
-    kind = getattr(wire, f"{method}Request")
+def test_stream_of_events_that_are_not_for_all_shards_is_refused(shards: ShardSet) -> None:
+    rows = advance_request(high_watermark("streamed", 5)).rows
     with pytest.raises(grpc.RpcError, match="send them to every target") as refused:
-        first_answer(shards.targets[1], method, kind(rows=advance_request(high_watermark(method, 5)).rows))
+        first_answer(shards.targets[1], "AdvanceStream", wire.AdvanceStreamRequest(rows=rows))
     assert refusal_of(refused.value).reason == "ALL_SHARDS_NEEDED"
-    receipt = first_answer(
-        shards.targets[1], method, kind(rows=advance_request(high_watermark(method, 5)).rows, all_shards=True)
-    ).receipt
+    request = wire.AdvanceStreamRequest(rows=rows, all_shards=True)
+    receipt = first_answer(shards.targets[1], "AdvanceStream", request).receipt
     assert (list(receipt.ended), receipt.unchanged) == ([0], 0)
 
 
-def test_topology_and_unary_waits(shards: ShardSet, start_daemon: StartDaemon) -> None:
-    """Each shard tells the number, all targets and its own number; each serves `Wait`. A single daemon is one shard."""
+def test_each_shard_knows_all_targets_and_serves_unary_waits(shards: ShardSet, start_daemon: StartDaemon) -> None:
     for shard, target in enumerate(shards.targets):
         topology = first_answer(target, "GetTopology", wire.GetTopologyRequest())
         assert (topology.shards, list(topology.targets), topology.shard) == (2, shards.targets, shard)
@@ -274,19 +277,14 @@ async def test_marks_and_status_name_the_shard_that_is_down(tmp_path: Path) -> N
             daemons[1] = await asyncio.to_thread(start_one, tmp_path / "again", targets, 1)
             waiting = asyncio.create_task(client.produce({"orders-0": 3}, timeout=600))
 
-            async def reported() -> bool:
-                try:
-                    return (await client.advance("orders-0", high_watermark=3)).ended == [0]
-                except errors.Unavailable:
-                    return False
-
-            await eventually(reported, "both shards have applied the report")
+            await eventually(lambda: client.advance("orders-0", high_watermark=3), but=errors.Unavailable)
             assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
     finally:
         for daemon in daemons:
             daemon.kill()
 
 
+LOG = ["--fleet-log", "postgresql://host/db"]
 REFUSED: dict[str, tuple[list[str], str]] = {
     "no such shard": (
         ["--fleet-targets", "a:1 b:2", "--fleet-shard", "2"],
@@ -299,7 +297,14 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ["--shards", "2", "--insecure", "--grpc-address", "0.0.0.0:7440"],
         "set fleet.address",
     ),
-    "with a log": (["--shards", "2", "--fleet-log", "postgresql://host/db"], "cannot be used with fleet.log"),
+    "with a log": (["--shards", "2", *LOG], "cannot be used with fleet.log"),
+    "a log without a folder": (LOG, "fleet.log needs journal.dir"),
+    "asynchronous answers": ([*LOG, "--data-dir", "d", "--journal-mode", "async"], "fleet.log needs journal.mode sync"),
+    "a source": (
+        [*LOG, "--data-dir", "d", "--source", "rediss://h"],
+        "run `purgatory-source redis URI --to HOST:PORT,HOST:PORT`",
+    ),
+    "a copy without its log": (["--data-dir", "copy"], "is a copy of a fleet's log"),
     "no longer shards": (["--data-dir", "sharded"], "has the journals of shards: start with --shards"),
     "another shard": (["--fleet-targets", "a:1 b:2", "--data-dir", "sharded/1"], "is the journal of shard 1 of 3, and"),
     "alone as a shard": (["--data-dir", "sharded/1"], "is the journal of shard 1 of 3, and not of a single daemon"),
@@ -315,17 +320,18 @@ REFUSED_BY_A_CHILD: dict[str, tuple[list[str], str]] = {
 
 @pytest.fixture
 def folders(tmp_path: Path) -> Path:
-    """The journals of three shards, and that of a single daemon."""
+    """The journals of three shards, that of a single daemon, and the copy of a log."""
     for shard in range(3):
         (tmp_path / "sharded" / str(shard)).mkdir(parents=True)
         (tmp_path / "sharded" / str(shard) / SHARD_NOTE).write_text(f"shard {shard} of 3")
-    (tmp_path / "single").mkdir()
-    (tmp_path / "single" / DATABASE).touch()
+    for name, file in (("single", DATABASE), ("copy", MARK)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).touch()
     return tmp_path
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_settings_that_could_lose_sessions_are_refused(
+async def test_settings_that_cannot_keep_the_promises_are_refused(
     folders: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     arguments, reason = REFUSED[case]
@@ -345,3 +351,128 @@ def test_settings_that_are_wrong_for_one_shard_end_all_of_them(folders: Path, ca
 def test_shard_that_cannot_start_ends_all_of_them(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"shard . did not start"):
         ShardSet(tmp_path, more=("--tls-certificate-file", "missing.pem", "--tls-key-file", "missing.pem"))
+
+
+# Signals: the shard of a key decides its value and failure, and the waits at all shards end alike.
+
+WAITS_S = 120.0
+KEYS = 150
+KEYS_OF_CASE = 60
+
+OWN, OTHER = (session_of(shard, name="job") for shard in range(2))
+"""Keys of shard 0 and of shard 1."""
+
+FAILURE: dict[str, Any] = {"value": b"disk full", "failed": True}
+TWO_PROGRAMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "two values": ({"value": b"a"}, {"value": b"b"}),
+    "a value and a failure": ({"value": b"ok"}, FAILURE),
+    "a count and a failure": ({}, FAILURE),
+    "a count and a value": ({}, {"value": b"ok"}),
+}
+
+
+def wait_for(readers: Sequence[AsyncClient], keys: Sequence[str]) -> list["asyncio.Task[Result]"]:
+    """Wait for each key at each shard; first all keys at the first one."""
+    return [asyncio.create_task(client.signal([key], timeout=WAITS_S)) for client in readers for key in keys]
+
+
+def different(keys: Sequence[str], results: Sequence[Result]) -> list[set[tuple[str, bytes]]]:
+    """What the waits for a key read, for those keys whose waits differ."""
+    read: dict[str, set[tuple[str, bytes]]] = {key: set() for key in keys}
+    for result in results:
+        [item] = result.partitions.values()
+        read[item.name].add((result.outcome.name, item.signal_value))
+    assert all(read.values())
+    return [found for found in read.values() if len(found) > 1]
+
+
+async def connect(
+    stack: contextlib.AsyncExitStack, targets: Sequence[str]
+) -> tuple[list[AsyncClient], list[AsyncClient]]:
+    """Readers at both shards, and two programs that signal."""
+    readers = [await client_of(shard, 2, targets[0]) for shard in range(2)]
+    programs = [AsyncClient(target, give_up_after=WAITS_S) for target in targets]
+    for client in [*readers, *programs]:
+        await stack.enter_async_context(client)
+    return readers, programs
+
+
+@pytest.mark.parametrize("case", TWO_PROGRAMS)
+async def test_waits_at_all_shards_agree_on_signals_of_two_programs(shards: ShardSet, case: str) -> None:
+    keys = [f"{case}/{number}" for number in range(KEYS_OF_CASE)]
+    async with contextlib.AsyncExitStack() as stack:
+        readers, programs = await connect(stack, shards.targets)
+        waiting = wait_for(readers, keys)
+        for target in shards.targets:
+            async with AsyncClient(target) as client:
+                await until_pending(client, KEYS_OF_CASE)
+        for key in keys:
+            signals = zip(programs, TWO_PROGRAMS[case], strict=True)
+            await asyncio.gather(*(program.signal_key(key, **signal) for program, signal in signals))
+        assert different(keys, await asyncio.gather(*waiting)) == []
+        assert different(keys, await asyncio.gather(*wait_for(readers, keys))) == []
+
+
+async def test_waits_and_late_readers_agree_after_a_shard_was_killed(shards: ShardSet) -> None:
+    keys = [f"killed/{number}" for number in range(KEYS)]
+
+    async def signal_until_answered(program: AsyncClient, key: str, value: bytes) -> None:
+        await eventually(lambda: program.signal_key(key, value=value), f"{key} is signalled", but=errors.Unavailable)
+
+    async with contextlib.AsyncExitStack() as stack:
+        readers, programs = await connect(stack, shards.targets)
+        waiting = wait_for(readers, keys)
+        for number, key in enumerate(keys):
+            signalling = [signal_until_answered(program, key, b"%d" % one) for one, program in enumerate(programs)]
+            if number == KEYS // 2:
+                killed = shards.pid_of(1)
+                os.kill(killed, signal.SIGKILL)
+            await asyncio.gather(*signalling)
+        await asyncio.to_thread(wait_until, lambda: shards.pid_of(1) != killed, "the shard is back")
+        assert different(keys, await asyncio.gather(*waiting, *wait_for(readers, keys))) == []
+    assert "shard 1 ended with -9" in shards.log
+
+
+async def test_values_of_a_receipt_are_limited(run_daemon: RunDaemon) -> None:
+    """Signals whose values would make the receipt too large are refused, also if the values are those of earlier ones,
+    and those before them are applied.
+    """
+    [daemon] = await start_shards(run_daemon, count=1)
+    most = VALUE_BYTES_MAX // SIGNAL_VALUE_BYTES_MAX
+    async with AsyncClient(daemon.address) as client:
+        with contextlib.suppress(errors.Unavailable):  # of the other shard
+            await client.signal_key(OWN, value=bytes(SIGNAL_VALUE_BYTES_MAX))
+        columns = event_pb2.EventColumns(keys=[OWN], type=[event_pb2.EVENT_TYPE_SIGNAL] * (most + 2))
+        request = wire.AdvanceRequest(columns=columns, all_shards=True, passes_on_decided=True)
+        receipt = (await client._stub().Advance(request)).receipt
+        assert list(receipt.decided_index) == list(range(most))
+        assert [(one.index, one.code) for one in receipt.refusals] == [
+            (index, code_pb2.RESOURCE_EXHAUSTED) for index in (most, most + 1)
+        ]
+
+
+async def test_many_signals_in_one_call_reach_both_shards_once(run_daemon: RunDaemon) -> None:
+    keys = [f"many/{number}" for number in range(3 * DECISIONS_PER_MESSAGE_MAX + 3)]
+    daemons = await start_shards(run_daemon)
+    async with AsyncClient(daemons[0].address) as client, AsyncClient(daemons[1].address) as other:
+        waiting = [asyncio.create_task(one.wait_once(waits.signal(keys, timeout=600))) for one in (client, other)]
+        for one in (client, other):
+            await until_pending(one, 1)
+        values = [b"value"] + [b""] * (len(keys) - 1)
+        receipt = await client.advance_many([
+            events.signalled(key, value=value) for key, value in zip(keys, values, strict=True)
+        ])  # fmt: skip
+        assert (len(receipt.ended), receipt.ended_total, receipt.refusals) == (len(keys), 2, [])
+        for result in await asyncio.gather(*waiting):
+            assert (result.satisfied, result.partitions[keys[0]].signal_value) == (True, b"value")
+
+
+async def test_signal_is_applied_nowhere_without_the_shard_of_its_key(run_daemon: RunDaemon) -> None:
+    """It raises an error while either shard is down."""
+    [daemon] = await start_shards(run_daemon, count=1)
+    async with AsyncClient(daemon.address) as client:
+        for key in (OWN, OTHER):
+            with pytest.raises(errors.Unavailable, match=r"shard 1 of 2: .*; shards that have answered: 0"):
+                await client.signal_key(key, value=b"value")
+        reached = [await client.wait_once(waits.signal([key], timeout=0)) for key in (OWN, OTHER)]
+        assert [one.satisfied for one in reached] == [True, False]

@@ -26,6 +26,7 @@ from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.settings import EngineLimitsSettings, HostSettings, LimitsSettings, SharesSettings
 from purgatory.service.translate import batch_limits
 from purgatory.service.translate.results import fill_batch
+from purgatory.service.translate.shards import Shards
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc, result_pb2
@@ -196,6 +197,7 @@ class HostLevel(MessageLevel):
         self._runner = runner
         self.clock: Final = ManualClock(START_MS)
         self.settings = HostSettings()
+        self._shards = Shards()
         self._principal = ""
         self._owners: Final[dict[str, str]] = {}
         """The principal of each session."""
@@ -205,7 +207,9 @@ class HostLevel(MessageLevel):
         limits = EngineLimits(
             **{name: getattr(self.settings.limits, name) for name in EngineLimitsSettings.model_fields}
         )
-        return Host(Engine(limits, self.clock.now_ms()), self.clock, self.settings)
+        host = Host(Engine(limits, self.clock.now_ms()), self.clock, self.settings)
+        host.sessions.shards = self._shards
+        return host
 
     def start_again(self) -> None:
         """Begin with a new host, because its settings have changed."""
@@ -222,6 +226,13 @@ class HostLevel(MessageLevel):
             vars(batch_limits)[name.upper()] = given.pop(name)
         shares = SharesSettings(times_free=given.pop("times_free", 2))
         self.settings = HostSettings(LimitsSettings(**given), shares=shares)
+        self.start_again()
+        return []
+
+    def do_shard(self, part: Words) -> list[str]:
+        """`shard 1 of 2`: begin as one of several daemons."""
+        _, number, _, count = part.words
+        self._shards = Shards([f"shard-{place}" for place in range(int(count))], shard=int(number))
         self.start_again()
         return []
 
