@@ -104,7 +104,7 @@ sim-daemon: $(STAMPS)/dev $(STAMPS)/engine ## Simulate days of daemon and client
 fleet-demo: $(STAMPS)/connectors $(STAMPS)/engine ## Two daemons over one log: one is killed, one stopped, one hands over (needs PostgreSQL; ARGS=--kafka: Java)
 	@GRPC_VERBOSITY=NONE $(BIN)/python -m examples.fleet_demo $(ARGS)
 
-fleet-crash: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/engine ## Kill, stop, hand over and cut off the daemons of a pair 200 times (ARGS="--faults 20 --seed 7 --kafka"; "--shards 4": lose hosts)
+fleet-crash: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/engine ## Kill, stop, hand over and cut off the daemons of a pair 200 times (ARGS="--faults 20 --seed 7 --kafka")
 	@GRPC_VERBOSITY=NONE $(BIN)/python -m tests.histories.worlds.pair $(ARGS)
 
 fleet-sim: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/stubs ## Run a million histories of daemons over one log, some 15 minutes (SEED=7 ARGS="--count 10" for 10,000)

@@ -1,7 +1,7 @@
 """A log in memory, whose clock is set by hand. It appends at any position, as Kafka does."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from purgatory.replicated_log.entry import Entry
@@ -19,11 +19,13 @@ class MemoryLog(ReplicatedLog):
         self.entries: Final[list[Entry]] = []
         self.before_claim: list[Entry] = []
         """Entries that arrive between a standby's last read and its claim."""
+        self.on_read: Final[dict[int, Callable[[], object]]] = {}
+        """What happens before a read, by the number of the read."""
         self.outages = 0
         """Number of reads that fail."""
         self.stored: list[tuple[int, list[bytes]]] = []
         """Snapshots, with their positions."""
-        self._first = 0
+        self._first = self._reads = 0
         self._lock: Final = threading.Lock()
 
     def put(self, *entries: Entry) -> None:
@@ -40,6 +42,8 @@ class MemoryLog(ReplicatedLog):
         return self._first + len(self.entries)
 
     def read(self, start: int, wait_s: float) -> list[Entry]:
+        self._reads += 1
+        self.on_read.get(self._reads, lambda: None)()
         if self.outages:
             self.outages -= 1
             self.now_s += 0.5

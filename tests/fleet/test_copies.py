@@ -17,7 +17,7 @@ import pytest
 from purgatory.extensions.fleet import extension
 from purgatory.extensions.fleet.settings import FleetSettings
 from purgatory.journal.directory import DATABASE
-from purgatory.journal.errors import JournalDamaged
+from purgatory.journal.errors import JournalDamaged, JournalError
 from purgatory.journal.group import Group, Moment, SessionChanges, SessionState
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.store import PAGE_BYTES
@@ -34,10 +34,10 @@ from purgatory.replicated_log.snapshots import (
     load_snapshot,
     store_snapshot,
 )
-from purgatory.replicated_log.standby import Standby
 from tests.fleet.audit import audit, rows_of_file, rows_of_log
 from tests.fleet.memory_log import MemoryLog
-from tests.fleet.test_standby import CLAIM, ORIGIN, OTHER, SILENCE_S, group, log
+from tests.fleet.test_standby import CLAIM, ORIGIN, OTHER, group, log, standby_of
+from tests.journal.kit import statements_of, store_in
 from tests.kit.eventually import wait_until
 
 __all__ = ["log"]
@@ -56,7 +56,7 @@ FILES: Final = ("journal.db", "journal.db-wal", "lock", MARK)
 
 def a_log() -> list[Entry]:
     """A claim and groups that write, change and delete rows, some of them longer than a page."""
-    builder = StatementBuilder()
+    builder, extremes = StatementBuilder(), ("é", 2**63 - 1, b"\0\xff", 1, "é")
     log = [ORIGIN.at(0, 1), CLAIM.at(1, 1)]
     for number in range(1, GROUPS + 1):
         group = Group(number, Moment(1_000 * number, 0, 0, "boot"))
@@ -65,6 +65,7 @@ def a_log() -> list[Entry]:
         group.keys.extend(
             (f"key-{place}", (number + place) % 5, b"%d" % number, 0, f"user-{place}") for place in range(9)
         )
+        group.keys.append(extremes)
         group.dead_letters.append((number, b"%d" % number * 3_000))
         group.dead_letters.append((number - 4, b""))
         content = pack_rows(builder.statements(group))
@@ -132,34 +133,25 @@ def test_damage_at_any_page_is_noticed_or_has_no_effect(tmp_path: Path, monkeypa
     assert unharmed <= free_pages
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "UPDATE log_place SET position = position - 1",
-        "UPDATE log_place SET writer = 'text'",
-        "UPDATE dead_letters SET content = x'00' WHERE letter = (SELECT max(letter) FROM dead_letters)",
-        "UPDATE changes SET content = x'00' WHERE change = 2",
-        "UPDATE moment SET engine_ms = 0",
-        "DROP TABLE keys",
-        "DROP TABLE moment",
-        "PRAGMA user_version = 0",
-        "PRAGMA user_version = 99",
-    ],
-)
-def test_file_with_another_row_table_or_version_is_fetched_again(tmp_path: Path, sql: str) -> None:
-    log = a_log()
-    follow(tmp_path, log)[0].release()
-    with closing(sqlite3.connect(tmp_path / "journal.db")) as database:
-        database.execute(sql)
-        database.commit()
-    assert opened_at(tmp_path, log) == -1
+Damage = Callable[[Path], object]
 
 
-def test_an_index_that_differs_from_its_table_is_fetched_again(tmp_path: Path) -> None:
+def altered(sql: str) -> Damage:
+    def alter(path: Path) -> None:
+        with closing(sqlite3.connect(path)) as database:
+            database.execute(sql)
+            database.commit()
+
+    return alter
+
+
+def with_byte(offset: int) -> Damage:
+    """A wrong header."""
+    return lambda path: path.write_bytes(path.read_bytes()[:offset] + b"\7" + path.read_bytes()[offset + 1 :])
+
+
+def with_other_index(path: Path) -> None:
     """With a wrong index the file would keep a row that the log changes or deletes. SQLite's quick check ignores it."""
-    log = a_log()
-    follow(tmp_path, log)[0].release()
-    path = tmp_path / "journal.db"
     with closing(sqlite3.connect(path)) as database:
         index = "SELECT rootpage FROM sqlite_master WHERE name = 'sqlite_autoindex_keys_1'"
         start = (database.execute(index).fetchone()[0] - 1) * PAGE_BYTES
@@ -168,17 +160,40 @@ def test_an_index_that_differs_from_its_table_is_fetched_again(tmp_path: Path) -
     path.write_bytes(whole[:at] + b"key-/" + whole[at + 5 :])
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("PRAGMA quick_check").fetchall() == [("ok",)]
-    assert opened_at(tmp_path, log) == -1
 
 
-@pytest.mark.parametrize("offset", [0, 18, 19], ids=["magic", "write version", "read version"])
-def test_file_with_a_wrong_header_is_fetched_again(tmp_path: Path, offset: int) -> None:
+DAMAGES: Final[dict[str, Damage]] = {
+    "position": altered("UPDATE log_place SET position = position - 1"),
+    "type of a value": altered("UPDATE log_place SET writer = 'text'"),
+    "last row": altered(
+        "UPDATE dead_letters SET content = x'00' WHERE letter = (SELECT max(letter) FROM dead_letters)"
+    ),
+    "row": altered("UPDATE changes SET content = x'00' WHERE change = 2"),
+    "moment": altered("UPDATE moment SET engine_ms = 0"),
+    "table": altered("DROP TABLE keys"),
+    "table of the moment": altered("DROP TABLE moment"),
+    "no version": altered("PRAGMA user_version = 0"),
+    "newer version": altered("PRAGMA user_version = 99"),
+    "magic": with_byte(0),
+    "write version": with_byte(18),
+    "read version": with_byte(19),
+    "index": with_other_index,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_copy_of_the_log_is_fetched_again(tmp_path: Path, damage: str) -> None:
     log = a_log()
     follow(tmp_path, log)[0].release()
-    with (tmp_path / "journal.db").open("r+b") as file:
-        file.seek(offset)
-        file.write(b"\7")
+    DAMAGES[damage](tmp_path / "journal.db")
     assert opened_at(tmp_path, log) == -1
+
+
+def test_journal_that_is_not_in_the_log_is_refused(tmp_path: Path) -> None:
+    with store_in(tmp_path) as store:
+        store.commit(statements_of(1))
+    with pytest.raises(JournalError, match="contains a journal that is not in the log"):
+        Replica(tmp_path)
 
 
 @pytest.mark.parametrize("checkpoint_at", [-1, 6, LAST], ids=["grown", "restarted", "checkpointed"])
@@ -267,32 +282,28 @@ def exited(reason: str) -> NoReturn:
     raise Exited(reason)
 
 
-def test_a_standby_that_cannot_write_does_not_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_claimed", [False, True])
+def test_standby_that_cannot_write_does_not_lead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_claimed: bool
+) -> None:
+    """It does not claim, or resigns if it cannot note its claim."""
     monkeypatch.setattr(standby_module, "exit_to_be_restarted", exited)
     log = MemoryLog()
     log.put(ORIGIN)
-    standby = Standby(tmp_path, log, SILENCE_S, "second:7440", "", now_s=lambda: log.now_s)
-    standby._replica._database.execute("PRAGMA query_only = ON")
-    with pytest.raises(Exited, match="cannot write the standby's file"):
-        standby.lead()
-    assert log.entries == [ORIGIN.at(0, log.entries[0].logged_ms)]
-
-
-def test_standby_that_cannot_note_its_claim_resigns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standby_module, "exit_to_be_restarted", exited)
-    log = MemoryLog()
-    log.put(ORIGIN)
-    standby = Standby(tmp_path, log, SILENCE_S, "second:7440", "", now_s=lambda: log.now_s)
-    begin = log.begin
+    standby, begin = standby_of(log, tmp_path), log.begin
 
     def begin_and_fill(entry: Entry, position: int) -> None:
         standby._replica._database.execute("PRAGMA query_only = ON")
         begin(entry, position)
 
-    log.begin = begin_and_fill  # type: ignore[method-assign]
+    if has_claimed:
+        log.begin = begin_and_fill  # type: ignore[method-assign]
+    else:
+        standby._replica._database.execute("PRAGMA query_only = ON")
     with pytest.raises(Exited, match="cannot write the standby's file"):
         standby.lead()
-    assert [entry.kind for entry in log.entries] == [Kind.ORIGIN, Kind.CLAIM, Kind.RESIGNATION]
+    kinds = [Kind.CLAIM, Kind.RESIGNATION] if has_claimed else []
+    assert [entry.kind for entry in log.entries] == [Kind.ORIGIN, *kinds]
 
 
 # Snapshots.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from purgatory.journal import store as stores
 from purgatory.journal.group import Moment
 from purgatory.replicated_log.entry import Entry, Kind, pack_rows
 from purgatory.replicated_log.errors import LogLost, LogRefused
@@ -37,21 +38,16 @@ def group(number: int, engine_ms: int) -> Entry:
     return Entry(Kind.GROUP, 1, OTHER, number, engine_ms, pack_rows(statements_of(number)), log_id=ORIGIN.log_id)
 
 
-def lead(log: MemoryLog, folder: Path) -> Leadership:
-    return Standby(folder, log, SILENCE_S, "second:7440", "second:7441", now_s=lambda: log.now_s).lead()
+def standby_of(log: MemoryLog, folder: Path, silence_s: float = SILENCE_S) -> Standby:
+    return Standby(folder, log, silence_s, "second:7440", "second:7441", now_s=lambda: log.now_s)
+
+
+def lead(log: MemoryLog, folder: Path, silence_s: float = SILENCE_S) -> Leadership:
+    return standby_of(log, folder, silence_s).lead()
 
 
 def test_time_that_passed_is_measured_from_the_arrival_of_the_last_group(log: MemoryLog, tmp_path: Path) -> None:
-    reads = []
-    read = log.read
-
-    def read_and_write(start: int, wait_s: float) -> list[Entry]:
-        reads.append(start)
-        if len(reads) == 5:
-            log.put(group(1, 5_000))
-        return read(start, wait_s)
-
-    log.read = read_and_write  # type: ignore[method-assign]
+    log.on_read[5] = lambda: log.put(group(1, 5_000))
     leadership = lead(log, tmp_path)
     log.now_s += 3
     assert leadership.passed_ms(LAST) == pytest.approx((SILENCE_S + 3) * 1_000, abs=300)
@@ -80,22 +76,21 @@ def test_leader_is_confirmed_for_less_than_the_silence(log: MemoryLog, tmp_path:
     """However short the silence is, a leader stops answering reads before its standby may claim, and sends three
     heartbeats in that time.
     """
-    leadership = Standby(tmp_path, log, silence_s, "", "", now_s=lambda: log.now_s).lead()
+    leadership = lead(log, tmp_path, silence_s)
     assert leadership.confirmed_ms < silence_s * 1_000
     assert 3 * leadership.heartbeat_s < silence_s
 
 
 def test_silence_counts_only_while_the_log_answers(log: MemoryLog, tmp_path: Path) -> None:
-    standby = Standby(tmp_path, log, SILENCE_S, "", "", now_s=lambda: log.now_s)
     log.put(group(1, 5_000))
     log.outages = 3
     began_s = log.now_s
-    standby.lead()
+    lead(log, tmp_path)
     assert log.now_s - began_s >= 3 * 0.5 + SILENCE_S
 
 
 def test_standby_is_not_ready_without_an_answer_and_ends_with_its_log(log: MemoryLog, tmp_path: Path) -> None:
-    standby, read, seen = Standby(tmp_path, log, SILENCE_S, "", "", now_s=lambda: log.now_s), log.read, list[bool]()
+    standby, read, seen = standby_of(log, tmp_path), log.read, list[bool]()
 
     def read_until_deleted(start: int, wait_s: float) -> list[Entry]:
         seen.append(standby.is_caught_up)
@@ -117,7 +112,7 @@ def test_lag_is_the_time_since_everything_was_read(log: MemoryLog, tmp_path: Pat
     """While the log has entries that a standby cannot read, its lag rises; once they are read it falls again, and while
     nothing is appended it does not rise.
     """
-    standby = Standby(tmp_path, log, SILENCE_S, "", "", now_s=lambda: log.now_s)
+    standby = standby_of(log, tmp_path)
     lags: list[float] = []
     entries: list[int] = []
     read = log.read
@@ -167,26 +162,32 @@ def test_last_leader_claims_first_after_a_restart(log: MemoryLog, tmp_path: Path
 
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_standby_ends_when_its_log_gets_another_history(log: MemoryLog, tmp_path: Path, epoch: int) -> None:
-    first = Entry(Kind.GROUP, 1, OTHER, 1, 5_000, group(1, 5_000).content, log_id=ORIGIN.log_id)
+    first = group(1, 5_000)
     log.put(first, *(replace(first, number=number) for number in range(2, 5)))
     if epoch == 2:
         second = replace(CLAIM, epoch=2, writer=b"p" * 16, previous_position=1, previous_writer=OTHER)
         log.put(second, replace(first, epoch=2, writer=second.writer, number=5))
-    standby = Standby(tmp_path, log, SILENCE_S, "", "", now_s=lambda: log.now_s)
-    read, reads = log.read, list[int]()
+    third = replace(CLAIM, epoch=2, writer=b"q" * 16, previous_position=1, previous_writer=OTHER)
 
-    def read_and_restore(start: int, wait_s: float) -> list[Entry]:
-        reads.append(start)
-        if len(reads) == 5:
-            del log.entries[3:]
-            third = replace(CLAIM, epoch=2, writer=b"q" * 16, previous_position=1, previous_writer=OTHER)
-            log.put(third, *(replace(first, epoch=2, writer=third.writer, number=number) for number in range(2, 12)))
-        return read(start, wait_s)
+    def restore() -> None:
+        del log.entries[3:]
+        log.put(third, *(replace(first, epoch=2, writer=third.writer, number=number) for number in range(2, 12)))
 
-    log.read = read_and_restore  # type: ignore[method-assign]
+    log.on_read[5] = restore
     with pytest.raises(LogLost):
-        standby.lead()
-    assert log.entries[-1].writer == b"q" * 16
+        lead(log, tmp_path)
+    assert log.entries[-1].writer == third.writer
+
+
+def test_file_of_a_standby_is_maintained(log: MemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "WAL_PAGES_MAX", 20)
+    monkeypatch.setattr(stores, "WAL_PAGES_KEPT", 40)
+    standby = standby_of(log, tmp_path)
+    for number in range(1, 500):
+        log.put(group(number, number))
+    standby._read()
+    assert (tmp_path / "journal.db-wal").stat().st_size < 200 * stores.PAGE_BYTES
+    standby._replica.release()
 
 
 @pytest.fixture

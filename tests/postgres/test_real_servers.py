@@ -1,41 +1,36 @@
 """A source with a real primary and two replicas: lag, restarts, staleness, other servers, and at the end a failover."""
 
+import json
 import re
 import signal
 import threading
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import psycopg
 import pytest
-from purgatory_client import Outcome
-from purgatory_client.errors import Unavailable
+from fastapi import FastAPI, Response
+from purgatory_client import AsyncClient, Outcome
+from purgatory_client.errors import InvalidRequest, Unavailable
+from purgatory_client.middleware import wrote
+from purgatory_client.middleware.asgi import ReadYourWrites
+from purgatory_client.sources.log_positions import committed, lsn_of_offset, offset_of_lsn
 from purgatory_connectors.postgres.postgres_settings import PostgresSettings
 from purgatory_connectors.postgres.server_reader import ServerReader
 from purgatory_connectors.publisher.polled_source import Unreadable
 
-from examples.local_postgres import LocalPostgres
+from examples.local_postgres import LocalPostgres, LocalServer
 from purgatory.source_uri import SourceUri
+from tests.client.middleware.web_servers import asgi_server
 from tests.kit.eventually import wait_until
 from tests.postgres.watched_servers import WatchedServers, satisfied
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = ("p", "r1", "r2", "any", "all", "quorum")
-
-
-def test_wait_for_all_completes_once_a_paused_replica_resumes(watched: WatchedServers) -> None:
-    watched.r2.query("SELECT pg_wal_replay_pause()")
-    end = watched.write()
-    later = watched.wait_later("all", end)
-    assert satisfied(watched.wait("any", end))
-    watched.assert_all_have(end, watched.r1)
-    late = watched.wait("r2", end, timeout=0.3)
-    assert late.outcome is Outcome.EXPIRED
-    assert not later.done()
-    assert watched.stale("all") == ""
-    watched.r2.query("SELECT pg_wal_replay_resume()")
-    assert satisfied(later.result())
-    watched.assert_all_have(end, watched.r1, watched.r2)
 
 
 def test_waits_reach_behind_the_header_of_a_page(watched: WatchedServers) -> None:
@@ -58,33 +53,25 @@ def test_ends_with_uncommitted_writes_are_reached_without_a_commit(watched: Watc
         open_transaction.rollback()
 
 
-def test_a_replica_that_hangs(watched: WatchedServers) -> None:
-    """A hanging replica and `all` are stale, and expired waits report it; `any` continues. It recovers by itself."""
-    watched.r2.signal_all(signal.SIGSTOP)
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGINT, signal.SIGKILL])
+def test_waits_continue_after_a_replica_hung_or_was_down(watched: WatchedServers, how: signal.Signals) -> None:
+    """Meanwhile it and `all` are stale, and expired waits report it; `any` continues."""
+    hangs = how == signal.SIGSTOP
+    watched.r2.signal_all(how) if hangs else watched.r2.stop(how)
     try:
         end = watched.write()
         assert satisfied(watched.wait("any", end))
-        wait_until(lambda: watched.stale("r2"), "the replica is stale")
-        assert watched.stale("r2") == "it does not answer"
-        assert watched.stale("all") == "r2: it does not answer"
+        later = watched.wait_later("all", end)
+        wait_until(lambda: watched.stale("all"), "all are stale")
+        assert watched.stale("all") == f"r2: {watched.stale('r2')}"
+        assert watched.stale("r2") == "it does not answer" or not hangs
         assert watched.stale("any") == ""
-        late = watched.wait("all", end, timeout=0.1)
-        assert late.outcome is Outcome.EXPIRED
+        assert watched.wait("all", end, timeout=0.1).outcome is Outcome.EXPIRED
     finally:
-        watched.r2.signal_all(signal.SIGCONT)
-    assert satisfied(watched.wait("all", end))
-    wait_until(lambda: not watched.stale("all"), "all are seen again")
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_waits_continue_after_a_replica_was_shut_down_or_crashed(watched: WatchedServers, how: signal.Signals) -> None:
-    watched.r2.stop(how)
-    end = watched.write()
-    later = watched.wait_later("all", end)
-    wait_until(lambda: watched.stale("r2"), "the replica is stale")
-    watched.r2.start()
+        watched.r2.signal_all(signal.SIGCONT) if hangs else watched.r2.start()
     assert satisfied(later.result())
     watched.assert_all_have(end, watched.r1, watched.r2)
+    wait_until(lambda: not watched.stale("all"), "all are seen again")
 
 
 def test_ends_are_unavailable_while_the_primary_restarts(watched: WatchedServers) -> None:
@@ -118,24 +105,27 @@ def test_another_system_at_the_same_address(watched: WatchedServers) -> None:
     assert satisfied(watched.wait("all", watched.write()))
 
 
-def test_slot_has_a_mark_until_it_is_dropped(watched: WatchedServers) -> None:
-    """Its confirmed position. A new slot of that name begins a new mark."""
-    watched.p.query("SELECT pg_create_logical_replication_slot('feed', 'test_decoding')")
+@contextmanager
+def slot(watched: WatchedServers, name: str) -> Iterator[None]:
+    """A replication slot, which has a mark until the end of the block."""
+    watched.p.query(f"SELECT pg_create_logical_replication_slot('{name}', 'test_decoding')")
     try:
+        wait_until(lambda: watched.mark(f"slot:{name}") > 0, "the slot has a mark")
+        yield
+    finally:
+        watched.p.query(f"SELECT pg_drop_replication_slot('{name}')")
+    wait_until(lambda: watched.mark(f"slot:{name}") == -1, "the mark is gone")
+
+
+def test_slot_has_a_mark_at_its_confirmed_position_until_it_is_dropped(watched: WatchedServers) -> None:
+    with slot(watched, "feed"):
         end = watched.write()
         later = watched.wait_later("slot:feed", end)
-        wait_until(lambda: watched.mark("slot:feed") > 0, "the slot has a mark")
         assert not later.done()
         watched.p.query(f"SELECT pg_replication_slot_advance('feed', '0/0'::pg_lsn + {end})")
         assert satisfied(later.result())
-    finally:
-        watched.p.query("SELECT pg_drop_replication_slot('feed')")
-    wait_until(lambda: watched.mark("slot:feed") == -1, "the mark is gone")
-    watched.p.query("SELECT pg_create_logical_replication_slot('feed', 'test_decoding')")
-    try:
-        wait_until(lambda: watched.mark("slot:feed") > 0, "another slot of that name has a mark again")
-    finally:
-        watched.p.query("SELECT pg_drop_replication_slot('feed')")
+    with slot(watched, "feed"):
+        pass  # another slot of that name has a mark again
 
 
 def checkpointed_status(watched: WatchedServers, slot: str) -> object:
@@ -144,26 +134,23 @@ def checkpointed_status(watched: WatchedServers, slot: str) -> object:
 
 
 def test_slot_whose_log_was_removed_is_stale_with_the_reason(watched: WatchedServers) -> None:
-    watched.p.query("SELECT pg_create_logical_replication_slot('idle', 'test_decoding')")
-    try:
-        wait_until(lambda: watched.mark("slot:idle") > 0, "the slot has a mark")
-        for setting, size in (("max_slot_wal_keep_size", "4MB"), ("wal_keep_size", "0")):
-            watched.p.query(f"ALTER SYSTEM SET {setting} = '{size}'")
-        watched.p.query("SELECT pg_reload_conf()")
-        for _ in range(8):  # segments of 1 MB
-            end = watched.write()
-            watched.p.query("SELECT pg_switch_wal()")
-            assert satisfied(watched.wait("all", end)), "the replicas' own slots must not lag"
-        wait_until(lambda: checkpointed_status(watched, "idle") == "lost", "a checkpoint with the new settings")
-        result = watched.client.produce({"pg/main/slot:idle": end}, timeout=60, fail_when_stale=0.2)
-        assert (result.outcome, result.partitions["pg/main/slot:idle"].error_code) == (Outcome.FAILED, 1001)
-        assert "invalidated (wal_removed)" in str(result.partitions["pg/main/slot:idle"].stale_reason)
-    finally:
-        for setting in ("max_slot_wal_keep_size", "wal_keep_size"):
-            watched.p.query(f"ALTER SYSTEM RESET {setting}")
-        watched.p.query("SELECT pg_reload_conf()")
-        watched.p.query("SELECT pg_drop_replication_slot('idle')")
-    wait_until(lambda: watched.mark("slot:idle") == -1, "the mark is gone")
+    with slot(watched, "idle"):
+        try:
+            for setting, size in (("max_slot_wal_keep_size", "4MB"), ("wal_keep_size", "0")):
+                watched.p.query(f"ALTER SYSTEM SET {setting} = '{size}'")
+            watched.p.query("SELECT pg_reload_conf()")
+            for _ in range(8):  # segments of 1 MB
+                end = watched.write()
+                watched.p.query("SELECT pg_switch_wal()")
+                assert satisfied(watched.wait("all", end)), "the replicas' own slots must not lag"
+            wait_until(lambda: checkpointed_status(watched, "idle") == "lost", "a checkpoint with the new settings")
+            result = watched.client.produce({"pg/main/slot:idle": end}, timeout=60, fail_when_stale=0.2)
+            assert (result.outcome, result.partitions["pg/main/slot:idle"].error_code) == (Outcome.FAILED, 1001)
+            assert "invalidated (wal_removed)" in str(result.partitions["pg/main/slot:idle"].stale_reason)
+        finally:
+            for setting in ("max_slot_wal_keep_size", "wal_keep_size"):
+                watched.p.query(f"ALTER SYSTEM RESET {setting}")
+            watched.p.query("SELECT pg_reload_conf()")
 
 
 def test_replicas_that_only_the_primary_knows(postgres: LocalPostgres, tmp_path: Path) -> None:
@@ -189,6 +176,136 @@ async def test_login_with_a_missing_role_is_refused_with_the_reason(postgres: Lo
     with pytest.raises(Unreadable, match='role "nobody" does not exist') as refused:
         await reader.read()
     assert refused.value.is_refused
+
+
+# Positions in change events: which of them a replica must have replayed before it has the row.
+
+ROW = 777_001
+CHANGES = (
+    "SELECT data FROM pg_logical_slot_get_binary_changes("
+    "'cdc', NULL, NULL, 'proto_version', '1', 'publication_names', 'cdc')"
+)
+
+
+def test_committed_is_the_offset_after_the_position() -> None:
+    assert committed("0/16B3748") == committed(offset_of_lsn("0/16B3748")) == 0x16B3749
+    assert committed("1/0") == 2**32 + 1
+
+
+@pytest.mark.parametrize("wrong", ["16B3748", "0/", "", -1, 2**63 - 1, 2**63, "FFFFFFFF/FFFFFFFF"])
+def test_other_texts_and_numbers_are_no_commit_position(wrong: str | int) -> None:
+    with pytest.raises(InvalidRequest):
+        committed(wrong)
+
+
+def set_delay(server: LocalServer, delay: str) -> None:
+    server.query(f"ALTER SYSTEM SET recovery_min_apply_delay = '{delay}'")
+    server.query("SELECT pg_reload_conf()")
+
+
+def changed_at(primary: LocalServer) -> tuple[int, int, int]:
+    """Insert a row, and return what its change event says: `Begin.final_lsn`, `Commit.commit_lsn`, `Commit.end_lsn`."""
+    primary.query(f"INSERT INTO written VALUES ({ROW})")
+    begin, commit = [data for (data,) in primary.query(CHANGES) if data[:1] in {b"B", b"C"}]
+    return int.from_bytes(begin[1:9]), int.from_bytes(commit[2:10]), int.from_bytes(commit[10:18])
+
+
+def test_a_replica_at_the_commit_position_has_no_row(watched: WatchedServers) -> None:
+    """A replica that has replayed exactly up to the LSN of the change event does not have its row. A wait for the LSN
+    is answered then, too early; a wait for `committed(lsn)` is answered when the row can be read.
+    """
+    p, r1 = watched.p, watched.r1
+
+    def has_row() -> bool:
+        return r1.query(f"SELECT 1 FROM written WHERE at = {ROW}") != []
+
+    p.query("CREATE PUBLICATION cdc FOR TABLE written")
+    p.query("SELECT pg_create_logical_replication_slot('cdc', 'pgoutput')")
+    try:
+        p.query("SELECT pg_switch_wal()")  # so that no header of a page separates the next records
+        assert satisfied(watched.wait("r1", p.position()))
+        set_delay(r1, "1h")  # a replica delays only commit records
+        final_lsn, commit_lsn, end_lsn = changed_at(p)
+        assert final_lsn == commit_lsn < committed(commit_lsn) <= end_lsn
+        wait_until(lambda: r1.position() >= commit_lsn, f"the replica is at {lsn_of_offset(commit_lsn)}")
+        assert satisfied(watched.wait("r1", commit_lsn))
+        assert r1.position() == commit_lsn
+        assert not has_row()
+        waiting = watched.wait_later("r1", committed(commit_lsn))
+        assert watched.wait("r1", committed(commit_lsn), timeout=0.2).outcome is Outcome.EXPIRED
+        set_delay(r1, "0")
+        assert satisfied(waiting.result())
+        assert has_row()
+    finally:
+        set_delay(r1, "0")
+        p.query("SELECT pg_drop_replication_slot('cdc')")
+        p.query("DROP PUBLICATION cdc")
+
+
+# The middleware in a real ASGI server whose handlers write to a primary and read from a replica that lags.
+
+TOKEN = "Purgatory-Token"
+Connection = psycopg.AsyncConnection[tuple[Any, ...]]
+
+
+def shop(primary: Connection, replica: Connection) -> FastAPI:
+    app = FastAPI()
+
+    @app.post("/rows/{row}")
+    async def write(row: int) -> None:
+        await primary.execute("INSERT INTO written VALUES (%s)", (row,))
+        found = await primary.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint")
+        [(lsn,)] = await found.fetchall()
+        wrote({"pg/main/r1": lsn})
+
+    @app.get("/rows/{row}")
+    async def read(row: int) -> Response:
+        found = await replica.execute("SELECT 1 FROM written WHERE at = %s", (row,))
+        return Response(status_code=200 if await found.fetchall() else 404)
+
+    return app
+
+
+@asynccontextmanager
+async def visiting(watched: WatchedServers, *, timeout: float) -> AsyncIterator[aiohttp.ClientSession]:  # noqa: ASYNC109
+    """Serve the shop with the middleware; yields a session that visits it."""
+    async with (
+        await psycopg.AsyncConnection.connect(watched.p.conninfo("postgres"), autocommit=True) as primary,
+        await psycopg.AsyncConnection.connect(watched.r1.conninfo("postgres"), autocommit=True) as replica,
+        AsyncClient(watched.daemon.address) as client,
+    ):
+        app = ReadYourWrites(shop(primary, replica), client, timeout=timeout)
+        async with asgi_server(app) as url, aiohttp.ClientSession(url) as session:
+            yield session
+
+
+async def read_after_write(session: aiohttp.ClientSession, row: int, *, with_token: bool) -> tuple[int, bytes]:
+    """The status and body of a read of a row that was just written."""
+    async with session.post(f"/rows/{row}") as written:
+        headers = {TOKEN: written.headers[TOKEN]} if with_token else {}
+    async with session.get(f"/rows/{row}", headers=headers) as answer:
+        return answer.status, await answer.read()
+
+
+async def test_a_paused_replica(watched: WatchedServers) -> None:
+    """While the replica is paused, a read with the token is answered with 504, and one without does not find the row.
+    After it resumes, the read waits and finds the row.
+    """
+    watched.r1.query("SELECT pg_wal_replay_pause()")
+    try:
+        async with visiting(watched, timeout=0.3) as session:
+            assert (await read_after_write(session, 880_001, with_token=False))[0] == 404
+            status, body = await read_after_write(session, 880_002, with_token=True)
+        [mark] = json.loads(body)["marks"]
+        assert (status, mark["name"]) == (504, "pg/main/r1")
+        assert mark["reached"] < mark["required"]
+    finally:
+        watched.r1.query("SELECT pg_wal_replay_resume()")
+    async with visiting(watched, timeout=60) as session:
+        assert (await read_after_write(session, 880_003, with_token=True))[0] == 200
+
+
+# The last ones, as they change the servers.
 
 
 def test_kills_of_the_source_under_load_answer_no_wait_too_early(watched: WatchedServers) -> None:

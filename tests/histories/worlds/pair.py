@@ -24,7 +24,6 @@ from purgatory.journal.crash_points import FLEET_POINTS
 from purgatory.replicated_log.leadership import EXIT_REPLACED
 from purgatory.replicated_log.open_log import open_log
 from tests.fleet.audit import check_files
-from tests.fleet.host_run import HostRun
 from tests.histories.judge import Broken, Judge
 from tests.histories.wire_load import WireLoad
 from tests.kit.commands import fleet_command
@@ -211,20 +210,14 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=random.randrange(2**31))
     parser.add_argument("--kafka", action="store_true", help="a log in three brokers; otherwise in PostgreSQL")
-    parser.add_argument(
-        "--shards", type=int, default=1, help="2 or more: pairs on two hosts, each of which is lost once"
-    )
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as name, real_log(is_kafka=given.kafka, folder=Path(name)) as url:
-        assert fleet_command(["init", url, "--shards", str(given.shards)]) == 0, "a new server accepts it"
+        assert fleet_command(["init", url]) == 0, "a new server accepts it"
         members = Path(name) / "members"
         members.mkdir()
-        if given.shards > 1:
-            tally = Counter({"groups in the log": asyncio.run(HostRun(members, url, given.shards).run())})
-        else:
-            tally = asyncio.run(PairWorld(members, url, given.seed).run(given.faults))
+        tally = asyncio.run(PairWorld(members, url, given.seed).run(given.faults))
     print(", ".join(f"{count} {what}" for what, count in tally.items()), f"; {time.monotonic() - began_s:.0f} s")
     print("lost: 0, ended twice: 0, too early: 0; all files as the log says")
 

@@ -9,8 +9,8 @@ from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[att
 
 from purgatory.replicated_log.errors import FleetLogError, LogTrimmed
 from purgatory.replicated_log.open_log import open_log
+from tests.fleet.filling import CALM, SNAPSHOTS, knows_snapshot, until_trimmed
 from tests.kafka.clients import ClusterClients
-from tests.kafka.fleet.filling import CALM, SNAPSHOTS, until_trimmed
 from tests.kafka.guarded import PASSWORD_VARIABLE, PASSWORDS, GuardedBrokers
 from tests.kit.commands import fleet_command
 from tests.kit.daemon import run_to_end
@@ -58,7 +58,9 @@ def refusal(url: str, shards: int | None = 1) -> str:
 def test_documented_permissions_are_enough(
     guarded_brokers: GuardedBrokers, clients: ClusterClients, topics: tuple[str, str], tmp_path: Path
 ) -> None:
-    """With them daemons lead, store snapshots, trim the log, start from a snapshot, follow, and take over."""
+    """With them daemons lead, store snapshots, trim the log, start from a snapshot, follow, and take over. A daemon
+    knows the age of the last snapshot as a standby and as the leader.
+    """
     for topic in topics:
         allow(clients, topic)
     url = url_of(guarded_brokers, topics[0])
@@ -70,8 +72,10 @@ def test_documented_permissions_are_enough(
             wait_until(lambda: bool(log.read(0, 1.0)), "the trimmed log is read")
         second = fleet.start("b", "/readyz", supervised=True)
         assert "loaded the snapshot" in second.log
+        wait_until(lambda: knows_snapshot(second), "the standby knows the snapshot's age")
         assert fleet_command(["handover", "--address", first.grpc_address]) == 0
         second.until("/leaderz", supervised=True)
+        wait_until(lambda: knows_snapshot(second), "so does the new leader")
         assert fleet_command(["verify", url]) == 0
         assert not [member.log for member in fleet.members if "authorization" in member.log]
 

@@ -10,7 +10,7 @@ from examples.kafka_cluster import KafkaCluster
 from purgatory.replicated_log.errors import LogTrimmed
 from purgatory.replicated_log.open_log import open_log
 from tests.fleet.audit import check_files
-from tests.kafka.fleet.filling import CALM, SNAPSHOTS, report, until_trimmed
+from tests.fleet.filling import CALM, SNAPSHOTS, report, until_trimmed
 from tests.kit.commands import fleet_command
 from tests.kit.daemon import run_to_end
 from tests.kit.eventually import wait_until

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from purgatory_client import AsyncClient
+from purgatory_client import Client
 
 from examples.local_postgres import LocalPostgres, LocalServer
 from examples.secure_demo.authority import Authority
@@ -64,6 +64,11 @@ def test_promotion_of_a_synchronous_replica_loses_nothing(tmp_path: Path) -> Non
         assert tally["groups in the log"] > 1
 
 
+def advance(member: Member, high_watermark: int) -> None:
+    with Client(member.grpc_address) as client:
+        client.advance("orders-0", high_watermark=high_watermark)
+
+
 def test_promotion_of_a_replica_that_lacks_entries_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,13 +82,13 @@ def test_promotion_of_a_replica_that_lacks_entries_is_refused(
         assert fleet_command(["init", url]) == 0
         with Fleet(tmp_path, url) as fleet:
             members = fleet.start_pair()
-            asyncio.run(_advance(members[0], 7))
+            advance(members[0], 7)
             end = primary.position()
             wait_until(lambda: replica.position() >= end, "the replica has the mark")
             replica.stop()
             with contextlib.closing(open_log(url)) as log:
                 lost = log.end()
-            asyncio.run(_advance(members[0], 8))
+            advance(members[0], 8)
             wait_until(
                 lambda: min(member.view()["position"] for member in members) >= lost,
                 "both have an entry that the replica lacks",
@@ -103,7 +108,8 @@ def test_promotion_of_a_replica_that_lacks_entries_is_refused(
             capsys.readouterr()
             assert fleet_command(["verify", url]) == 0, "what is left is consistent"
             empty = fleet.start("c", "/leaderz")
-            assert asyncio.run(_high_watermark(empty)) == 7
+            with Client(empty.grpc_address) as last:
+                assert last.partition("orders-0").high_watermark == 7
 
 
 @pytest.mark.parametrize(
@@ -155,16 +161,6 @@ def cancel_waits(primary: LocalServer, ended: threading.Event) -> None:
     with psycopg.connect(primary.conninfo("postgres"), autocommit=True) as connection:
         while not ended.wait(0.01):
             connection.execute("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
-
-
-async def _advance(member: Member, high_watermark: int) -> None:
-    async with AsyncClient(member.grpc_address) as client:
-        await client.advance("orders-0", high_watermark=high_watermark)
-
-
-async def _high_watermark(member: Member) -> int | None:
-    async with AsyncClient(member.grpc_address) as client:
-        return (await client.partition("orders-0")).high_watermark
 
 
 def test_log_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

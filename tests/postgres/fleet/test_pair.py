@@ -1,46 +1,57 @@
-"""Daemons over one log in a real PostgreSQL: a leader and its standby, and shards on two hosts."""
+"""Daemons over one log in a real PostgreSQL: a leader and its standby, whose disks fail and which are upgraded, and
+shards on two hosts.
+"""
 
 import asyncio
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+import resource
+import signal
+import sqlite3
+from collections.abc import AsyncIterator, Iterator, Sequence, Set
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import grpc
 import pytest
+import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from purgatory_client import AsyncClient, errors
+from purgatory_client.unary import shards_of
 
+from examples.free_ports import free_ports
 from examples.local_postgres import LocalPostgres
 from examples.secure_demo.authority import Authority
-from purgatory.extension import StartupError
-from purgatory.journal.errors import JournalError
-from purgatory.replicated_log.errors import LogTrimmed
+from purgatory.journal.directory import DATABASE
+from purgatory.replicated_log.entry import TABLES
 from purgatory.replicated_log.leadership import EXIT_REPLACED
 from purgatory.replicated_log.open_log import open_log
-from purgatory.replicated_log.replica import MARK
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.client.cli.test_commands import purgatory
-from tests.fleet.host_run import HostRun
-from tests.fleet.shard_daemons import stand_by
-from tests.histories.worlds.pair import ENDS, PairWorld
+from tests.deploy.test_monitoring import FLEET, answer_of, prometheus, queries, until_firing
+from tests.fleet.audit import check_files
+from tests.fleet.filling import CALM, SNAPSHOTS
+from tests.fleet.shard_daemons import client_of
+from tests.histories.judge import Judge
+from tests.histories.wire_load import WireLoad
 from tests.kit.commands import fleet_command
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
+from tests.kit.faults import Power
 from tests.kit.fleet import Fleet, Member
 from tests.postgres.conftest import new_log
 
+__all__ = ["prometheus"]  # a fixture
+
 pytestmark = pytest.mark.slow
 
-CALM = pytest.mark.parametrize("pair", [("--fleet-silence-ms", "600000")], indirect=True)
-"""A pair whose standby takes over only if the leader resigns, however busy the machine is."""
+QUICK = ("--fleet-silence-ms", "3000")
 
 
-@pytest.fixture(params=[("--fleet-snapshot-bytes", "20000")])
+@pytest.fixture(params=[CALM])
 def pair(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Iterator[tuple[Member, Member]]:
     """A leader and its standby, which has caught up."""
     with Fleet(tmp_path, url, *request.param) as fleet:
@@ -57,15 +68,6 @@ async def advance_patiently(client: AsyncClient, high_watermark: int) -> None:
     await eventually(lambda: client.advance("orders-0", high_watermark=high_watermark), but=errors.Unavailable)
 
 
-def test_no_fault_loses_repeats_or_hastens_anything(url: str, tmp_path: Path) -> None:
-    """While either daemon is killed, stopped, handed over or killed at a point of its commit, each acknowledged wait
-    ends once and not too early; afterwards each daemon's file has exactly the rows that the log says.
-    """
-    tally = asyncio.run(PairWorld(tmp_path, url, 1, ENDS).run(len(ENDS)))
-    assert min(tally["operations"], tally["groups in the log"]) > len(ENDS)
-
-
-@CALM
 def test_standby_refuses_with_the_leaders_address(
     pair: tuple[Member, Member], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,7 +116,7 @@ async def test_pair_over_tls(url: str, tmp_path: Path) -> None:
     """
     authority = Authority("The pair's authority")
     certificate, key = authority.issue("purgatory", hosts=["127.0.0.1"]).write(tmp_path, "server")
-    flags = ("--tls-certificate-file", str(certificate), "--tls-key-file", str(key), "--fleet-silence-ms", "600000")
+    flags = ("--tls-certificate-file", str(certificate), "--tls-key-file", str(key), *CALM)
     with Fleet(tmp_path, url, *flags) as fleet:
         members = fleet.members
         fleet.start("a")
@@ -135,45 +137,6 @@ async def test_pair_over_tls(url: str, tmp_path: Path) -> None:
             assert "HandOver: shutting down" in members[0].log
             await advance_patiently(client, 7)
             assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
-
-
-async def test_new_daemon_starts_from_a_snapshot(pair: tuple[Member, Member], url: str, tmp_path: Path) -> None:
-    """The leader stores snapshots and trims the log; a daemon with an empty folder starts from the last snapshot, and
-    continues all waits when it takes over. It knows the snapshot's age as a standby and as the leader.
-    """
-    leader, standby = pair
-    standby.end()
-    async with AsyncClient(f"{both(pair)},127.0.0.1:9") as client:
-        kept = asyncio.create_task(client.produce({"orders-0": 10}, timeout=600))
-        await until_pending(client, 1)
-        with contextlib.closing(open_log(url)) as log:
-            while leader.log.count("stored a snapshot") < 2:
-                await client.signal_key("busy", 1)
-                await asyncio.gather(*(client.advance(f"other-{n}", high_watermark=1) for n in range(200)))
-                await asyncio.sleep(0.2)  # a daemon looks for the need of a snapshot every few seconds
-            with pytest.raises(LogTrimmed):
-                await asyncio.to_thread(log.read, 0, 1.0)
-        assert fleet_command(["verify", url]) == 0
-        other = Member("c", tmp_path, url)
-        try:
-            await asyncio.to_thread(other.until, "/readyz")
-            assert "loaded the snapshot" in other.log
-            await asyncio.to_thread(wait_until, lambda: knows_snapshot(other), "the standby knows the snapshot's age")
-            leader.end()
-            await asyncio.to_thread(other.until, "/leaderz")
-            await asyncio.to_thread(wait_until, lambda: knows_snapshot(other), "so does the new leader")
-            assert "stored a snapshot" not in other.log
-            async with AsyncClient(other.grpc_address) as direct:
-                await until_pending(direct, 1)
-        finally:
-            other.end()
-        kept.cancel()
-
-
-def knows_snapshot(member: Member) -> bool:
-    """Whether a daemon shows the position and the age of the last snapshot."""
-    view = member.view()
-    return bool(view["snapshot_position"] >= 0 and 0 < view["snapshot_age_s"] < PATIENCE_S)
 
 
 async def test_journal_becomes_a_fleet_and_a_fleet_a_journal(log_servers: LocalPostgres, tmp_path: Path) -> None:
@@ -205,37 +168,294 @@ async def test_journal_becomes_a_fleet_and_a_fleet_a_journal(log_servers: LocalP
         await asyncio.to_thread(last.stop)
 
 
-async def test_what_cannot_keep_the_promises_is_refused(url: str, tmp_path: Path) -> None:
-    """A daemon does not start with a log and no folder, with asynchronous answers, with a journal that is not in the
-    log, or without the log with a copy of it.
+# Shards on two hosts.
+
+
+async def leader_of(members: Sequence[Member], *others: Member) -> Member:
+    """The daemon that leads a shard, once there is one that is not among the others."""
+
+    async def leads() -> list[Member]:
+        return [one for one in members if one not in others and await asyncio.to_thread(one.answers, "/leaderz")]
+
+    return (await eventually(leads, "a daemon leads the shard"))[0]
+
+
+async def supervise(members: Sequence[Member], down: Set[Member]) -> None:
+    while True:
+        for member in set(members) - down:
+            member.start_if_ended()
+        await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def pending_at(clients: Sequence[AsyncClient], offset: int) -> AsyncIterator[None]:
+    """In the block each shard has a wait, and none of them ends. After it, a mark ends them all."""
+    waiting = [asyncio.create_task(client.produce({"orders-0": offset}, timeout=600)) for client in clients]
+    for shard in await eventually(lambda: shards_of(clients[0]), but=errors.Unavailable):
+        await until_pending(shard, 1, but=errors.Unavailable)
+    yield
+    assert not any(one.done() for one in waiting)
+    await advance_patiently(clients[offset % 2], offset)
+    assert all(one.satisfied for one in await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_S))
+
+
+async def test_shards_survive_the_loss_of_either_host(log_servers: LocalPostgres, tmp_path: Path) -> None:
+    """Each of two shards is a pair of daemons, one on each host, and all of them write to one log. With all daemons of
+    a host killed, each shard continues on the other. A shard is handed over by itself; with `--balance`, the first
+    daemon of each shard leads again.
     """
-    data = tmp_path / "data"
-    listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"]
-    with_log, with_folder = ["--fleet-log", url], ["--data-dir", str(data)]
-    plain = await asyncio.to_thread(DaemonProcess, tmp_path / "plain", with_folder)
-    await asyncio.to_thread(plain.stop)
-    for arguments, refusal in (
-        (with_log, "fleet.log needs journal.dir"),
-        ([*with_log, *with_folder, "--journal-mode", "async"], "fleet.log needs journal.mode sync"),
-        ([*with_log, *with_folder], "contains a journal that is not in the log"),
-        (
-            [*with_log, *with_folder, "--source", "rediss://h"],
-            "run `purgatory-source redis URI --to HOST:PORT,HOST:PORT`",
-        ),
-    ):
-        with pytest.raises((StartupError, JournalError), match=re.escape(refusal)):
-            await stand_by(*listen, *arguments)
-    (data / MARK).touch()
-    with pytest.raises(StartupError, match="is a copy of a fleet's log"):
-        await stand_by(*listen, *with_folder)
+    url, ports = new_log(log_servers), free_ports(4)
+    assert fleet_command(["init", url, "--shards", "2"]) == 0
+    targets = [f"127.0.0.1:{first},127.0.0.1:{second}" for first, second in (ports[:2], ports[2:])]
+    shards, down = (list[Member](), list[Member]()), set[Member]()
+    async with contextlib.AsyncExitStack() as stack:
+        for host in range(2):
+            for number, members in enumerate(shards):
+                flags = (
+                    "--fleet-silence-ms",
+                    "3000",
+                    "--fleet-targets",
+                    " ".join(targets),
+                    "--fleet-shard",
+                    f"{number}",
+                )
+                address = targets[number].split(",")[host]
+                members.append(Member(f"{number}{host}", tmp_path, url, flags, grpc_address=address))
+                stack.callback(members[-1].end)
+                await asyncio.to_thread(members[-1].until, "/readyz" if host else "/leaderz")
+        both_shards = [*shards[0], *shards[1]]
+        supervisor = asyncio.create_task(supervise(both_shards, down))
+        stack.callback(supervisor.cancel)
+        # All of them know shard 0 only, before they ask.
+        found = [await client_of(number, 2, targets[0], give_up_after=None) for number in range(2)]
+        clients = [await stack.enter_async_context(client) for client in found]
+        async with pending_at(clients, 1):
+            for lost in zip(*shards, strict=True):
+                down.update(lost)
+                for member in lost:
+                    await asyncio.to_thread(member.end)
+                for members in shards:
+                    await leader_of(members)
+                down.clear()
+                for member in lost:
+                    await asyncio.to_thread(member.until, "/readyz")
+        async with pending_at(clients, 2):
+            for target, members in zip(targets, shards, strict=True):
+                leader = await leader_of(members)
+                while await asyncio.to_thread(fleet_command, ["handover", "--address", target]) != 0:
+                    leader = await leader_of(members)  # on a busy machine, the standby may just have taken over
+                await leader_of(members, leader)
+            for member in both_shards:
+                await asyncio.to_thread(member.until, "/readyz")
+            await asyncio.to_thread(fleet_command, ["handover", "--balance", "--address", targets[0]])
+            for first, _ in shards:
+                await asyncio.to_thread(first.until, "/leaderz")
+    for number, members in enumerate(shards):
+        with contextlib.closing(open_log(url, number)) as log:
+            assert check_files(log, [member.data for member in members]) > 0
 
 
-SHARDS = 2
-"""Each is two processes. `make fleet-crash ARGS="--shards 4"` runs four."""
+# Disks that fill up, damage a file, or lose what was not synced.
+
+FULL_BYTES = 16_384
+"""No file may grow beyond. Enough for the daemon's log, and for one small group in the write-ahead log."""
+
+POWER_FAILURES = 2
 
 
-def test_shards_on_two_hosts(log_servers: LocalPostgres, tmp_path: Path) -> None:
-    """Each shard survives the loss of either host, and is handed over by itself."""
-    url = new_log(log_servers)
-    assert fleet_command(["init", url, "--shards", str(SHARDS)]) == 0
-    assert asyncio.run(HostRun(tmp_path, url, SHARDS).run()) > SHARDS
+def fill(member: Member) -> None:
+    """Make the disk of a daemon full, until it ends."""
+    _, most = resource.prlimit(member.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(member.process.pid, resource.RLIMIT_FSIZE, (FULL_BYTES, most))
+
+
+def is_refused_while_full(member: Member) -> None:
+    """Start a daemon that has ended, on a full disk: it ends, and says why."""
+    member.start_if_ended()
+    fill(member)
+    assert member.process.wait(PATIENCE_S) in {1, EXIT_REPLACED}
+    assert "cannot open" in member.log.splitlines()[-1] or "cannot write" in member.log.splitlines()[-1]
+
+
+async def restart(member: Member) -> None:
+    """Start a daemon that has ended, and wait until it stands by."""
+    member.start_if_ended()
+    await asyncio.to_thread(member.until, "/readyz")
+    assert not member.answers("/leaderz")
+
+
+def audit(url: str, pair: tuple[Member, Member]) -> None:
+    """End both daemons, and compare their files with the log."""
+    for member in pair:
+        member.end(signal.SIGTERM)
+    with contextlib.closing(open_log(url)) as log:
+        assert check_files(log, [member.data for member in pair]) > 1
+
+
+@pytest.mark.parametrize("victim", [0, 1], ids=["leader", "standby"])
+async def test_full_disk_ends_no_wait(pair: tuple[Member, Member], url: str, victim: int) -> None:
+    """A leader resigns and discards its file, so that the standby leads at once; a standby exits, and callers notice
+    nothing. Neither starts until there is room again; then it stands by, and can take over.
+    """
+    full, (leader, standby) = pair[victim], pair
+    async with AsyncClient(both(pair), give_up_after=None) as client:
+        waiting = asyncio.create_task(client.produce({"orders-0": 7}, timeout=600))
+        await until_pending(client, 1)
+        fill(full)
+        assert await asyncio.to_thread(full.process.wait, PATIENCE_S) == EXIT_REPLACED
+        if full is leader:
+            assert "resigned from epoch 1" in leader.log
+            assert "cannot write the journal's file" in leader.log
+            assert not (leader.data / "journal.db").exists()
+        else:
+            assert "cannot write the standby's file" in standby.log
+        await asyncio.to_thread(is_refused_while_full, full)
+        if full is standby:
+            await client.advance("orders-0", high_watermark=6)
+            assert leader.is_running
+        await restart(full)
+        if full is standby:
+            await asyncio.to_thread(leader.end, signal.SIGTERM)
+        await advance_patiently(client, 7)
+        assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
+    assert "leading, epoch 2" in standby.log
+    await asyncio.to_thread(audit, url, pair)
+
+
+@pytest.mark.parametrize("pair", [(*CALM, *SNAPSHOTS)], indirect=True)
+async def test_damaged_files(pair: tuple[Member, Member]) -> None:
+    """Both files are damaged while the daemons run. The leader, which reads its file for a snapshot, hands over
+    instead of storing it; the standby, which reads it when it takes over, resigns. Both fetch their files again, and
+    continue all waits.
+    """
+    leader, standby = pair
+    async with AsyncClient(both(pair), give_up_after=None) as client:
+        waiting = asyncio.create_task(client.produce({"orders-0": 7}, timeout=600))
+        await until_pending(client, 1)
+        for member in pair:
+            await asyncio.to_thread(wait_until, lambda member=member: damage(member.data), "the wait is in the file")
+        async with asyncio.timeout(PATIENCE_S):
+            while leader.is_running:
+                with contextlib.suppress(errors.Unavailable):
+                    await asyncio.gather(*(client.advance(f"other-{n}", high_watermark=1) for n in range(100)))
+        assert leader.process.returncode == EXIT_REPLACED
+        assert "damaged file: shutting down" in leader.log
+        assert await asyncio.to_thread(standby.process.wait, PATIENCE_S) == EXIT_REPLACED
+        assert "resigned from epoch 2" in standby.log
+        assert not (standby.data / "journal.db").exists()
+        leader.start_if_ended()
+        await asyncio.to_thread(leader.until, "/leaderz")
+        assert "it is discarded, and fetched again" in leader.log
+        await restart(standby)
+        await advance_patiently(client, 7)
+        assert (await asyncio.wait_for(waiting, PATIENCE_S)).satisfied
+
+
+def damage(folder: Path) -> bool:
+    """Damage all registrations in the file of a running daemon. Return whether there are any."""
+    with contextlib.closing(sqlite3.connect(folder / "journal.db", timeout=PATIENCE_S)) as database:
+        changed = database.execute("UPDATE registrations SET content = zeroblob(length(content))").rowcount
+        database.commit()
+    return changed > 0
+
+
+async def test_standby_catches_up_after_each_power_failure(
+    pair: tuple[Member, Member], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, standby = pair
+    power = Power(tmp_path / "power")
+    async with AsyncClient(both(pair), give_up_after=None) as client:
+        for number in range(1, POWER_FAILURES + 1):
+            standby.end()
+            power.fail(standby.data)
+            with monkeypatch.context() as patch:
+                for name, value in power.environment(0).items():
+                    patch.setenv(name, value)
+                await restart(standby)
+            await asyncio.gather(*(client.advance(f"t-{n}", high_watermark=number) for n in range(200)))
+        await asyncio.to_thread(leader.end, signal.SIGTERM)
+        await advance_patiently(client, 7)
+    await asyncio.to_thread(audit, url, pair)
+
+
+# The upgrade by handover, under load, to a later release whose journal has a further table.
+
+NEXT_RELEASE = "tests.postgres.fleet.next_release"
+
+
+def hand_over(leader: Member, other: Member) -> None:
+    """Let the other one lead. The leader has ended afterwards."""
+    assert fleet_command(["handover", "--address", leader.grpc_address]) == 0
+    assert leader.process.wait(PATIENCE_S) == EXIT_REPLACED
+    other.until("/leaderz")
+
+
+def upgrade(standby: Member) -> None:
+    """Start the later release in place of a daemon, on the same folder; returns once it stands by."""
+    standby.end()
+    standby.module = NEXT_RELEASE
+    standby.start_if_ended()
+    standby.until("/readyz")
+
+
+async def test_upgrade_by_handover_loses_repeats_and_hastens_nothing(url: str, tmp_path: Path) -> None:
+    """The later release takes over a log of the earlier one. From then on the earlier one stops at its start and says
+    why, until it is upgraded too.
+    """
+    judge = Judge()
+    load = WireLoad(judge, seed=1)
+    with Fleet(tmp_path, url, *CALM) as fleet:
+        a, b = await asyncio.to_thread(fleet.start_pair)
+        load.start(f"ipv4:{fleet.address}")
+        try:
+            await asyncio.to_thread(upgrade, b)
+            await asyncio.to_thread(hand_over, a, b)
+            a.start_if_ended()
+            assert await asyncio.to_thread(a.process.wait, PATIENCE_S) == 1
+            assert f"has version {TABLES + 1} of the journal's tables" in a.log
+            await asyncio.to_thread(upgrade, a)
+            await asyncio.to_thread(hand_over, b, a)
+            await load.until_all_rise(lambda caller: caller.accepted_batches, load.check, "served after the upgrade")
+            await load.settle(load.check)
+        finally:
+            await load.end()
+    judge.check_end()
+    judge.check()
+    for member in (a, b):
+        with contextlib.closing(sqlite3.connect(member.data / DATABASE)) as database:
+            assert database.execute("PRAGMA user_version").fetchone() == (TABLES + 1,)
+    with contextlib.closing(open_log(url)) as log:
+        assert check_files(log, [a.data, b.data]) > 0
+
+
+# Alerts and the dashboard's row about a fleet, with a real Prometheus.
+
+
+def test_alerts_and_panels_of_a_fleet(prometheus: tuple[Path, str], url: str, tmp_path: Path) -> None:
+    """While one daemon leads and one stands by no alert fires, and each panel shows something. Without the standby, and
+    then without the leader, alerts say so.
+    """
+    targets, address = prometheus
+    alerts = (
+        "PurgatoryNoLeader",
+        "PurgatoryNoStandby",
+        "PurgatoryStandbyBehind",
+        "PurgatorySnapshotOld",
+        "PurgatoryAppendSlow",
+    )
+    with Fleet(tmp_path, url, "--fleet-silence-ms", "600000") as fleet:
+        members = fleet.start_pair()
+        targets.write_text(yaml.safe_dump([{"targets": [one.http_address for one in members]}]), "utf-8")
+        values = {"$__rate_interval": "1m", "$job": ".*", "$instance": ".*"}
+        unanswered = {re.sub(r"\$\w+", lambda found: values[found[0]], one) for one in queries() if FLEET in one}
+        assert unanswered
+        for one in sorted(unanswered):
+            wait_until(lambda: answer_of(address, one), one, but=OSError)  # noqa: B023 - called at once
+        until_firing(address, but=alerts)
+        members[1].end()
+        until_firing(address, "PurgatoryNoStandby", but=("PurgatoryNoLeader",))
+        members[1].start_if_ended()
+        until_firing(address, but=alerts)
+        members[0].end()
+        until_firing(address, "PurgatoryNoLeader", but=("PurgatoryNoStandby",))
+        assert fleet_command(["status", members[1].http_address]) == 1

@@ -1,4 +1,4 @@
-"""Load for daemons that should store snapshots soon."""
+"""Load for daemons that should store snapshots soon, and what they know of them."""
 
 import contextlib
 import time
@@ -9,7 +9,7 @@ import grpc
 
 from purgatory.v1 import event_pb2, purgatory_service_pb2_grpc
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.kit.eventually import wait_until
+from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.fleet import Member
 from tests.kit.messages import high_watermark
 
@@ -29,6 +29,12 @@ def until_trimmed(leader: Member) -> None:
         return leader.log.count("stored a snapshot") >= 2
 
     wait_until(is_trimmed, "two snapshots are stored")
+
+
+def knows_snapshot(member: Member) -> bool:
+    """Whether a daemon shows the position and the age of the last snapshot."""
+    view = member.view()
+    return bool(view["snapshot_position"] >= 0 and 0 < view["snapshot_age_s"] < PATIENCE_S)
 
 
 def report(leader: Member, count: int) -> None:
