@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from purgatory.journal.errors import JournalError, JournalLocked
+from purgatory.journal.errors import JournalError
 
 DATABASE: Final = "journal.db"
 LOCK: Final = "lock"
@@ -27,8 +27,7 @@ class Directory:
         """Lock the folder. Create it if it does not exist.
 
         Raises:
-            JournalLocked: Another process has locked it.
-            JournalError: It cannot be used.
+            JournalError: It cannot be used, or another process has locked it.
         """
         self.path: Final = path
         self.database: Final = path / DATABASE
@@ -45,7 +44,7 @@ class Directory:
         except OSError:
             holder = os.pread(self._lock, HOLDER_BYTES, 0).decode("ascii", "replace").strip() or "unknown"
             self.release()
-            raise JournalLocked(
+            raise JournalError(
                 f"{path} is in use by process {holder}: stop it first, or choose another folder"
             ) from None
         with contextlib.suppress(OSError):  # disk full: the process id is only used in error messages

@@ -7,10 +7,6 @@ class JournalError(Exception):
     """The journal cannot be used. The message is one line with the folder and the remedy."""
 
 
-class JournalLocked(JournalError):
-    """Another process is using the folder."""
-
-
 class JournalTooNew(JournalError):
     """The journal was written by a newer version of this program."""
 

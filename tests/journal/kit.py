@@ -8,8 +8,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from purgatory.engine import codes
-from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.snapshot.saved_operations import SavedOperations
@@ -24,7 +22,10 @@ from purgatory.service.host import Host
 from purgatory.service.recovery import OpenJournal
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
+from purgatory.service.translate.result_slices import ResultSlice
+from purgatory.service.translate.results import fill_batch
 from purgatory.testing import ManualClock
+from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.histories.plan import KEYS, PARTITIONS
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.messages import produce_run
@@ -36,12 +37,6 @@ COLUMNS: Final = (
 )  # fmt: skip
 """Without `removed`: items that were resolved before their partition was removed do not record it."""
 
-RESULT_COLUMNS: Final = ("operation_ids", "kinds", "outcomes", "waited_ms", "lateness_ms")
-ITEM_COLUMNS: Final = (
-    "error_codes", "required_offsets", "reached_offsets", "log_start_offsets", "estimated_remaining_ms",
-    "paces_per_second",
-)  # fmt: skip
-
 BOOT: Final = "boot-1"
 
 
@@ -51,7 +46,7 @@ def clocks_of(clock: ManualClock) -> ReadClocks:
 
 
 def statements_of(number: int) -> Statements:
-    """The statements of a group without changes, whose moment is its number on all clocks."""
+    """A group without changes, whose moment is its number on all clocks."""
     return StatementBuilder().statements(Group(number, Moment(number, number, number, "boot")))
 
 
@@ -115,7 +110,8 @@ def new_host(clock: ManualClock) -> Host:
 class JournaledHost:
     """A host with a journal in a folder, and its session `a`; `stop` it at the end."""
 
-    def __init__(self, host: Host, opened: OpenJournal, clock: ManualClock) -> None:
+    def __init__(self, folder: Path, host: Host, opened: OpenJournal, clock: ManualClock) -> None:
+        self.folder = folder
         self.host = host
         self.opened = opened
         self.clock = clock
@@ -124,11 +120,16 @@ class JournaledHost:
     async def start(cls, folder: Path) -> JournaledHost:
         clock = ManualClock(1_000)
         host = new_host(clock)
-        return cls(host, await keep(host, folder, clock), clock)
+        return cls(folder, host, await keep(host, folder, clock), clock)
 
     @property
     def session(self) -> Session:
         return self.host.sessions.open("a", self.clock.now_ms())[0]
+
+    async def register(self, offsets: dict[int, int]) -> None:
+        """Register waits durably, in the session, as the function `register` does."""
+        register(self.host, self.session, offsets)
+        await self.host.journal.durable()
 
     def resume(self, sequence: int) -> list[int]:
         """Reconnect the client with results up to `sequence`. Return the sequence numbers that it is sent."""
@@ -140,10 +141,16 @@ class JournaledHost:
         first, parts = session.outbox.take(1_000)
         return list(range(first, first + sum(len(part) for part in parts)))
 
-    async def die(self, folder: Path, copy: Path) -> None:
-        """Crash: the next host gets only the files as they are now, in `copy`."""
-        copy_files(folder, copy)
+    async def crashed(self) -> JournaledHost:
+        """Crash. Return the next host, which gets only the files as they are now."""
+        copy = self.folder.with_name(f"{self.folder.name}-copy")
+        copy_files(self.folder, copy)
         await self.stop()
+        return await self.start(copy)
+
+    async def restarted(self) -> JournaledHost:
+        await self.stop()
+        return await self.start(self.folder)
 
     async def stop(self) -> None:
         assert await self.opened.close(PATIENCE_S)
@@ -181,23 +188,11 @@ def columns_of(saved: SavedOperations) -> dict[str, list[Any]]:
     return columns
 
 
-def rows_of(part: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401 - a slice of an outbox
-    """All results of a slice, with all their columns."""
-    completions = part.completions
-    rows = []
-    item, fetched = part.item_start, part.fetched_start
-    for place in range(part.start, part.stop):
-        count = completions.item_counts[place]
-        names = [tuple(name) for name in completions.item_partitions[item : item + count]]
-        items = [list(getattr(completions, column))[item : item + count] for column in ITEM_COLUMNS]
-        reads = []
-        if part.kind == codes.FETCH and isinstance(completions, Completions):
-            reads = [
-                (one.available_bytes, one.high_watermark, one.last_stable_offset, one.diverging_epoch)
-                for one in completions.fetched[fetched : fetched + count]
-            ]
-        why = part.refusals[place].message if part.refusals else ""
-        rows.append((*(getattr(completions, column)[place] for column in RESULT_COLUMNS), names, items, reads, why))
-        item += count
-        fetched += count
-    return rows
+def rows_of(part: ResultSlice) -> list[str]:
+    """The results of a slice, as a client receives them, without the place of a refused operation in its batch."""
+    batch = wire.ResultBatch()
+    fill_batch(batch, 1, [part], columns=False)
+    for row in batch.rows.results:
+        if row.HasField("refusal"):
+            row.refusal.ClearField("index")
+    return list(map(str, batch.rows.results))

@@ -1,6 +1,7 @@
 """Disks that are full or fail, files that are removed, and faults of the journal itself: new work is refused."""
 
 import asyncio
+import os
 import resource
 import shutil
 import sqlite3
@@ -15,12 +16,13 @@ from prometheus_client import generate_latest
 from purgatory.engine import codes
 from purgatory.journal.crash_points import BEFORE_COMMIT, CrashPoints
 from purgatory.journal.directory import Directory
-from purgatory.journal.errors import JournalError, JournalLocked
+from purgatory.journal.errors import JournalError
 from purgatory.service.budget.garbage import PauseWatch
 from purgatory.service.errors import BatchRejected
 from purgatory.service.host import Host
 from purgatory.service.metrics.exposition import make_registry
 from purgatory.service.metrics.metrics import Metrics
+from purgatory.service.recovery import OpenJournal
 from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.journal.kit import JournaledHost, register
 from tests.journal.test_damage import read
@@ -68,8 +70,7 @@ async def test_pending_waits_continue_while_the_disk_fails(tmp_path: Path, code:
     disk: Any = FailingCommits()
     daemon.opened._store._crash = disk  # type: ignore[misc]
     session = daemon.session
-    register(host, session, {1: 5})
-    await host.journal.durable()
+    await daemon.register({1: 5})
     disk.code = code
     register(host, session, {2: 5})
     answered: list[str] = []
@@ -133,8 +134,7 @@ async def test_journal_that_cannot_record_a_change_closes_until_a_restart(
     """
     daemon = await JournaledHost.start(tmp_path / "data")
     host, session, answered = daemon.host, daemon.session, list[str]()
-    register(host, session, {1: 5, 2: 9})
-    await host.journal.durable()
+    await daemon.register({1: 5, 2: 9})
 
     def fault(*_: object) -> None:
         raise MemoryError("as the test wants it")
@@ -188,8 +188,7 @@ LOSSES: dict[str, Callable[[Path], None]] = {
 async def test_lost_files_refuse_new_work_also_on_an_idle_daemon(tmp_path: Path, loss: str, is_idle: bool) -> None:
     daemon = await JournaledHost.start(tmp_path / "data")
     host, session = daemon.host, daemon.session
-    register(host, session, {1: 5})
-    await host.journal.durable()
+    await daemon.register({1: 5})
     LOSSES[loss](tmp_path / "data")
     answered: list[str] = []
     if not is_idle:
@@ -203,11 +202,13 @@ async def test_lost_files_refuse_new_work_also_on_an_idle_daemon(tmp_path: Path,
     await daemon.opened.close(PATIENCE_S)
 
 
-def test_a_folder_without_its_lock_file_is_still_locked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_lock_file", [True, False])
+def test_two_daemons_cannot_share_a_folder(tmp_path: Path, has_lock_file: bool) -> None:
     directory = Directory(tmp_path)
-    (tmp_path / "lock").unlink()
-    with pytest.raises(JournalLocked, match="in use by process"):
-        Directory(tmp_path)
+    if not has_lock_file:
+        (tmp_path / "lock").unlink()
+    with pytest.raises(JournalError, match=rf"in use by process {os.getpid() if has_lock_file else 'unknown'}"):
+        OpenJournal(tmp_path, is_sync=True)
     directory.release()
     Directory(tmp_path).release()
 
