@@ -1,9 +1,10 @@
-"""An archive without a daemon: listener, link and history writer, on any filesystem and with any wall clock."""
+"""An archive without a daemon: listener, link and history writer, on a disk that may fail and with any wall clock."""
 
 import asyncio
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -93,7 +94,6 @@ class ArchivedHost:
         self,
         folder: Path,
         *,
-        filesystem: fs.FileSystem | None = None,
         rows_max: int = 100_000,
         strict: bool = False,
         wall_ms: Callable[[], int] = lambda: AT_MS,
@@ -101,7 +101,7 @@ class ArchivedHost:
     ) -> None:
         self.folder: Final = folder
         (folder / layout.WRITING).mkdir(exist_ok=True)
-        filesystem = filesystem or fs.LocalFileSystem()
+        filesystem = fs.LocalFileSystem()
         self.clock: Final = ManualClock(1_000)
         self.run: Final = RunFile.create(filesystem, str(folder), RunState(run_id, "here", 1, 0, 1_000, AT_MS))
         self._output: LineOutput | None = None
@@ -173,52 +173,12 @@ class ArchivedHost:
         return [tuple(row[name] for name in columns) for row in self.markers(schema.DROPPED)]
 
 
-LOCAL: Final = fs.LocalFileSystem()
-
-
-class FailingDisk(fs.FileSystemHandler):
-    """Forwards the archive's requests to a local filesystem, but raises OSError for the actions in `fails`.
-
-    The actions are "write" (opening a file for writing), "move" and "delete". It does not report itself as a local
-    filesystem.
-    """
-
-    get_file_info = get_file_info_selector = staticmethod(LOCAL.get_file_info)
-    open_input_stream = open_input_file = staticmethod(LOCAL.open_input_file)
-
-    def __init__(self) -> None:
-        self.fails: set[str] = set()
-
-    def filesystem(self) -> fs.FileSystem:
-        return fs.PyFileSystem(self)
-
-    def _check(self, what: str) -> None:
-        if what in self.fails:
-            raise OSError(28, "No space left on device")
-
-    def get_type_name(self) -> str:
-        return "failing"
-
-    def normalize_path(self, path: str) -> str:
-        return path
-
-    def create_dir(self, path: str, recursive: bool) -> None:
-        LOCAL.create_dir(path, recursive=recursive)
-
-    def delete_file(self, path: str) -> None:
-        self._check("delete")
-        LOCAL.delete_file(path)
-
-    def move(self, source: str, target: str) -> None:
-        self._check("move")
-        LOCAL.move(source, target)
-
-    def open_output_stream(self, path: str, metadata: Any) -> Any:  # noqa: ANN401
-        self._check("write")
-        return LOCAL.open_output_stream(path)
-
-    def _never_asked_for(self, *_: object) -> None:
-        raise NotImplementedError
-
-    copy_file = open_append_stream = _never_asked_for
-    delete_dir = delete_dir_contents = delete_root_dir_contents = _never_asked_for
+@contextlib.contextmanager
+def failing_disk(folder: Path) -> Iterator[None]:
+    """In the block nothing can be written to an archive: a file is in the place of its folder for unfinished files."""
+    writing, aside = folder / layout.WRITING, folder / "aside"
+    writing.rename(aside)
+    writing.touch()
+    yield
+    writing.unlink()
+    aside.rename(writing)

@@ -1,8 +1,14 @@
-"""The real daemon with an archive: a normal life, kills during work, and unusable locations."""
+"""The real daemon with an archive: a normal life, kills during work, and unusable locations. What the archive contains
+can be replayed, and read as the documentation says.
+"""
 
+import asyncio
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -18,10 +24,13 @@ from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.flags import read_command_line
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
+from tests.archive.archive_kit import ArchivedHost, produces
 from tests.archive.archive_replay import Replay, Row, rows_of, without
+from tests.histories.history import run_history
 from tests.kit.daemon import DaemonProcess, StartDaemon, children_of, is_running, run_to_end
 from tests.kit.eventually import PATIENCE_S, wait_until
-from tests.kit.messages import advance_request, high_watermark, produce_columns
+from tests.kit.messages import advance_request, high_watermark, mark_batch, produce_columns
+from tests.kit.served_host import apply_events
 from tests.service.test_daemon import fetch_page, sums_by_kind
 
 EACH = 50
@@ -198,3 +207,48 @@ def test_archive_is_short_for_archive_uri() -> None:
         line = read_command_line([flag, "s3://bucket/history", "--archive-strict"], "server.py", ALL_SETTINGS)
         archive = own_settings(line.settings, WithArchive).archive
         assert (archive.uri, archive.strict) == ("s3://bucket/history", True)
+
+
+# The archive contains all calls and results of a host: replayed on a new engine, every operation ends the same way.
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_fresh_engine_ends_everything_the_same_way(seed: int) -> None:
+    assert run_history("archive", seed).complaints == []
+
+
+# The examples in docs/archive.md for reading an archive.
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "archive.md"
+
+
+def examples() -> dict[str, str]:
+    """The page's Python examples, by the first word of the line before each."""
+    found = re.findall(r"\n(\w+)[^\n]*:\n\n```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    return dict(found)
+
+
+@pytest.mark.parametrize("tool", ["DuckDB", "pandas"])
+async def test_the_page_reads_an_archive(tmp_path: Path, tool: str) -> None:
+    """Run in the folder that contains `history`, the example finds both outcomes, which are in two files."""
+    pytest.importorskip(tool.lower())
+    (tmp_path / "history").mkdir()
+    kept = ArchivedHost(tmp_path / "history")
+    kept.fill(each=2)
+    kept.clock.jump(2_000)
+    kept.host.reaper.turn()
+    kept.keep_by_hand(2)
+    kept.register(produces(3))
+    await apply_events(kept.host, mark_batch(10))
+    await kept.start_and_close()
+    assert len(list((tmp_path / "history" / schema.OUTCOMES).rglob("*.parquet"))) == 2
+    ended = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", examples()[tool]], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "satisfied" in ended.stdout
+    assert "expired" in ended.stdout
+
+
+def test_the_page_shows_spark_too() -> None:
+    assert "spark.read.parquet" in examples()["Spark"]

@@ -1,12 +1,11 @@
 """A host's calls in its archive: numbers, gaps, refusals, disk failures, crashes."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, OperationBatch, Receipt, Refusal
+from purgatory.engine.batches import OperationBatch, Receipt, Refusal
 from purgatory.engine.calls import Apply, Register
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -18,10 +17,10 @@ from purgatory.service.listeners.listener import Called
 from purgatory.service.metrics.exposition import HostCollector
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.settings import HostSettings
-from tests.archive.archive_kit import AT_MS, ArchivedHost, FailingDisk, produces
+from tests.archive.archive_kit import AT_MS, ArchivedHost, failing_disk, produces
 from tests.kit.eventually import eventually
 from tests.kit.messages import mark_batch
-from tests.kit.served_host import RecordingListener, apply_events
+from tests.kit.served_host import apply_events
 
 HOUR_MS = 3_600_000
 
@@ -51,31 +50,6 @@ async def test_every_call_has_its_number_and_outcomes_that_of_the_call_that_ende
     assert (cancel["operation_ids"], cancel["ended"], cancel["session_number"]) == ([1, 2**63 - 1], 1, 1)
 
 
-@pytest.mark.parametrize("is_closed", [False, True])
-async def test_a_session_that_is_dropped_says_how_its_operations_ended(tmp_path: Path, is_closed: bool) -> None:
-    """When its time to live ends or it is closed, the archive has a cancel_all and its outcomes. Other listeners
-    receive nothing, as without an archive.
-    """
-    kept, listener = ArchivedHost(tmp_path), RecordingListener()
-    kept.host.listeners.append(listener)
-    for expected_number in (1, 2):  # opening the same id again creates another session
-        assert kept.session.number == expected_number
-        kept.register(produces(1, 3))
-        kept.clock.jump(100)
-        if is_closed:
-            assert kept.host.close_session(kept.session) == (3, 0)
-        else:
-            kept.host.sessions.drop_expired(kept.clock.now_ms())
-    await kept.start_and_close()
-    assert [(row["call"], row["session_number"], row["ended"]) for row in kept.rows(schema.CALLS)] == [
-        ("cancel_all", 1, 3),
-        ("cancel_all", 2, 3),
-    ]
-    outcomes = Counter((row["session_number"], row["outcome"]) for row in kept.rows(schema.OUTCOMES))
-    assert outcomes == {(1, "cancelled"): 3, (2, "cancelled"): 3}
-    assert not listener.outcomes
-
-
 async def test_ids_of_a_refused_batch_are_refused_in_history_too(tmp_path: Path) -> None:
     """Sent again after a later batch was accepted: one refused row each, and none for operations already known."""
     kept = ArchivedHost(tmp_path)
@@ -85,23 +59,6 @@ async def test_ids_of_a_refused_batch_are_refused_in_history_too(tmp_path: Path)
     await kept.start_and_close()
     rows = [(row["operation_id"], row["refusal_code"]) for row in kept.rows(schema.REGISTRATIONS)]
     assert sorted(rows) == [(1, 3), (2, 3), (3, 0), (4, 0)]
-
-
-async def test_unary_waits_are_session_number_0(tmp_path: Path) -> None:
-    kept = ArchivedHost(tmp_path)
-    for ends in (True, False):
-        with kept.host.unary_wait(kept.host.sessions.accounts.nobody) as (operation_id, _future):
-            kept.host.register_unary_wait(produces(operation_id), kept.host.sessions.accounts.nobody)
-            if ends:
-                await apply_events(kept.host, mark_batch(10))
-                await apply_events(kept.host, EventBatch([codes.PARTITION_REMOVED], partitions=[("orders", 0)]))
-    await kept.start_and_close()
-    owners = {(row["session_number"], row["session_id"]) for row in kept.rows(schema.OUTCOMES)}
-    assert owners == {(0, "")}
-    assert [row["outcome"] for row in kept.rows(schema.OUTCOMES)] == ["satisfied", "cancelled"]
-    assert [(row["call"], row["session_number"], row["operation_ids"]) for row in kept.rows(schema.CALLS)] == [
-        ("cancel", 0, [2])
-    ]
 
 
 async def test_what_is_refused_before_the_engine_is_history_too(tmp_path: Path) -> None:
@@ -127,27 +84,18 @@ async def test_what_does_not_fit_is_one_gap_with_a_marker(tmp_path: Path) -> Non
     assert kept.listener.rows_dropped(schema.REGISTRATIONS) == 12
 
 
-async def test_a_gap_takes_no_memory(tmp_path: Path) -> None:
+async def test_a_gap_takes_no_memory_and_is_reported_at_the_end(tmp_path: Path) -> None:
     kept = ArchivedHost(tmp_path, rows_max=4)
     kept.fill(each=4)
     for number in range(100):
         await apply_events(kept.host, mark_batch(1, "clicks", number))
     assert [record.stamp.call_number for record in kept.listener._records] == [1]
     assert list(kept.listener._names) == [("orders", 0)]
-    await kept.start_and_close()
-    assert kept.dropped() == [(schema.EVENTS, 100, 2, 101)]
-
-
-async def test_a_gap_that_lasts_to_the_end_is_reported(tmp_path: Path) -> None:
-    kept = ArchivedHost(tmp_path, rows_max=4)
-    kept.fill(calls=2, each=4)
+    kept.fill(each=4)
     await apply_events(kept.host, mark_batch(10))  # ends all operations: 8 outcomes
     await kept.start_and_close()
-    assert {table: rows for table, rows, _, _ in kept.dropped()} == {
-        schema.REGISTRATIONS: 4,
-        schema.EVENTS: 1,
-        schema.OUTCOMES: 8,
-    }
+    gap = {schema.REGISTRATIONS: 4, schema.OUTCOMES: 8, schema.EVENTS: 101}
+    assert kept.dropped() == [(table, rows, 2, 103) for table, rows in gap.items()]
     assert len(kept.rows(schema.REGISTRATIONS)) == 4
 
 
@@ -182,15 +130,13 @@ async def test_strict_refuses_rather_than_drops(tmp_path: Path) -> None:
 async def test_history_waits_for_a_disk_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A failure is logged once and counted each time. Rows that fit into the queue are kept; others have a marker."""
     caplog.set_level("INFO")
-    disk = FailingDisk()
-    kept = ArchivedHost(tmp_path, filesystem=disk.filesystem(), rows_max=10)
-    disk.fails = {"write"}
-    await kept.start()
-    kept.fill(each=4)
-    await eventually(lambda: kept.link.statistics.errors > 3, "the disk was tried several times")
-    assert [record.levelname for record in caplog.records if "cannot write" in record.message] == ["ERROR"]
-    kept.fill(calls=10, each=4)
-    disk.fails = set()
+    kept = ArchivedHost(tmp_path, rows_max=10)
+    with failing_disk(tmp_path):
+        await kept.start()
+        kept.fill(each=4)
+        await eventually(lambda: kept.link.statistics.errors > 3, "the disk was tried several times")
+        assert [record.levelname for record in caplog.records if "cannot write" in record.message] == ["ERROR"]
+        kept.fill(calls=10, each=4)
     await eventually(lambda: kept.listener.rows_waiting == 0, "the disk has followed")
     kept.fill(each=1)
     assert await kept.close()
@@ -203,14 +149,13 @@ async def test_history_waits_for_a_disk_that_fails(tmp_path: Path, caplog: pytes
 
 
 async def test_an_end_that_cannot_be_written_is_a_crash(tmp_path: Path) -> None:
-    disk = FailingDisk()
-    kept = ArchivedHost(tmp_path, filesystem=disk.filesystem())
+    kept = ArchivedHost(tmp_path)
     kept.fill(each=4)
     await kept.start()
     await eventually(lambda: kept.run.state.call_number == 1, "the first call is in its place")
-    disk.fails = {"write"}
-    kept.fill(each=4)
-    assert not await kept.close()
+    with failing_disk(tmp_path):
+        kept.fill(each=4)
+        assert not await kept.close()
     assert kept.rows(schema.MARKERS) == []
     assert kept.run.state.call_number == 1
 
@@ -246,22 +191,26 @@ async def test_files_part_at_the_hour_between_two_calls(tmp_path: Path) -> None:
     assert [row["at"].hour for row in kept.rows(schema.REGISTRATIONS)] == [1, 1, 1, 4, 4, 4, 4, 4, 4]
 
 
-async def test_rows_that_cannot_be_made_are_lost_and_reported(tmp_path: Path) -> None:
-    """A name that is not valid text loses the rows built together with it, and nothing else."""
+async def test_rows_that_cannot_be_made_or_packed_are_lost_and_reported(tmp_path: Path) -> None:
+    """A name that is not valid text loses the rows built together with it, and a number that does not fit into a column
+    those of its call, but neither the call nor others.
+    """
     kept = ArchivedHost(tmp_path)
     kept.fill(each=2)
-    batch = OperationBatch([7], partitions=[("\udc00", 0)])
-    receipt = Receipt()
-    receipt.refusals.append(Refusal(0, codes.INVALID_ARGUMENT, "", ""))
-    kept.listener.called(Called(None, "", Register(codes.PRODUCE, batch), receipt, kept.clock.now_ms()))
-    kept.listener.call_finished()
+    bad_name, bad_number = OperationBatch([7], partitions=[("\udc00", 0)]), mark_batch(2**70)
+    refused, applied = Receipt(), Receipt()
+    refused.refusals.append(Refusal(0, codes.INVALID_ARGUMENT, "", ""))
+    applied.next_index = 1
+    for call, receipt in ((Register(codes.PRODUCE, bad_name), refused), (Apply(bad_number), applied)):
+        kept.listener.called(Called(None, "", call, receipt, kept.clock.now_ms()))
+        kept.listener.call_finished()
     kept.keep_by_hand(2)
     await apply_events(kept.host, mark_batch(10))
     await kept.start_and_close()
     assert kept.rows(schema.REGISTRATIONS) == []
     assert len(kept.rows(schema.OUTCOMES)) == 2
-    assert kept.dropped() == [(schema.REGISTRATIONS, 3, 1, 2)]
-    assert kept.listener.rows_dropped(schema.REGISTRATIONS) == 3
+    assert kept.dropped() == [(schema.REGISTRATIONS, 3, 1, 2), (schema.EVENTS, 1, 3, 3)]
+    assert [kept.listener.rows_dropped(table) for table in (schema.REGISTRATIONS, schema.EVENTS)] == [3, 1]
     assert kept.listener.rows_waiting == 0
 
 
@@ -303,18 +252,3 @@ async def test_metrics_show_the_archive(tmp_path: Path) -> None:
         "purgatory_archive_files_total": 2,
     }
     assert samples(Host(Engine(EngineLimits(), 0), kept.clock, HostSettings())) == {}
-
-
-async def test_rows_that_cannot_be_packed_are_lost_and_reported(tmp_path: Path) -> None:
-    """A number that does not fit into a column loses the rows of its call, but neither the call nor later calls."""
-    kept = ArchivedHost(tmp_path)
-    batch = mark_batch(2**70)
-    receipt = Receipt()
-    receipt.next_index = 1
-    kept.listener.called(Called(None, "", Apply(batch), receipt, kept.clock.now_ms()))
-    kept.listener.call_finished()
-    kept.fill(each=2)
-    await kept.start_and_close()
-    assert len(kept.rows(schema.REGISTRATIONS)) == 2
-    assert kept.dropped() == [(schema.EVENTS, 1, 1, 1)]
-    assert kept.listener.rows_dropped(schema.EVENTS) == 1

@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, OperationBatch, Receipt, Refusal, ReplicaSets
+from purgatory.engine.batches import EventBatch, OperationBatch, Receipt, Refusal
 from purgatory.engine.calls import Apply, Cancel, CancelAll, PassTime, Register
 from purgatory.engine.completions import FETCHED_COLUMNS, RESULT_COLUMNS, RESULT_ITEM_COLUMNS, Completions
 from purgatory.engine.engine import Engine
@@ -30,129 +30,57 @@ from purgatory.extensions.archive.records import (
 )
 from purgatory.extensions.archive.rows import make_rows
 from purgatory.extensions.archive.vocabulary import CallStamp, Registrant
+from tests.engine.adapter import event_batch
+from tests.histories.plan import PARTITIONS, one_owner
+from tests.histories.worlds.archive import drawn_operations, shorten
 
 Row = dict[str, Any]
 
 WHOSE = Registrant(7, "orders-service", "alice")
-PARTITIONS = [("orders", 0), ("orders", 1), ("clicks", 0)]
-KEYS = ["paid", "shipped"]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DEFAULT_MS = 30_000
-COLUMN_CHOICES: dict[str, tuple[int, ...]] = {
-    "leader_epoch": (-1, 0, 1, 2),
-    "local_error_code": (0, 0, 0, 6),
-    "min_bytes": (1, 50, 500),
-    "replica_id": (-1, 2, 3),
-    "isolation_level": (0, 1, 2),
-    "follower_reads": (False, True),
-    "partition_max_bytes": (1_000, 20),
-    "last_fetched_epoch": (-1, 0, 1),
-    "throttled": (False, True),
-    "any_key": (False, True),
-    "from_now": (False, True),
-    "stale_timeout_ms": (-1, -1, 0, 5, 50),
-    "heartbeat_timeout_ms": (-1, -1, 0, 5, 50),
-    "required_terms": (0, 0, 1, 2),
-    "unless_count": (0, 0, 1),
-}
-"""Possible values of each column of a drawn operation, except its offset; some values are refused."""
 
 
 def stamp(call_number: int = 1, time_ms: int = 5) -> CallStamp:
     return CallStamp("run-a", call_number, time_ms, 1_700_000_000_000 + time_ms)
 
 
-def plain(rows: pa.RecordBatch) -> list[dict[str, Any]]:
+def plain(rows: pa.RecordBatch) -> list[Row]:
     assert rows.validate(full=True) is None
     return [row | {"at": (row["at"] - EPOCH) // timedelta(milliseconds=1)} for row in rows.to_pylist()]
 
 
-class Frame:
-    """Records of some calls to one table, with the names that they share."""
-
-    def __init__(self) -> None:
-        self._names: Names = {}
-        self._records: list[Record] = []
-
-    def add(self, make: Callable[..., list[Record]], *given: Any) -> "Frame":  # noqa: ANN401
-        self._records += make(self._names, *given)
-        return self
-
-    def rows(self) -> list[dict[str, Any]]:
-        if not self._records:
-            return []
-        return plain(make_rows(self._records[0].table, self._records, list(self._names)))
-
-
-def alone(make: Callable[..., list[Record]], *given: Any) -> list[dict[str, Any]]:  # noqa: ANN401
-    """The rows of one call."""
-    return Frame().add(make, *given).rows()
+def rows_of(make: Callable[..., list[Record]], *calls: tuple[Any, ...]) -> list[Row]:
+    """The rows of some calls to one table, which share their names."""
+    names: Names = {}
+    records = [record for given in calls for record in make(names, *given)]
+    return plain(make_rows(records[0].table, records, list(names))) if records else []
 
 
 class DrawnCalls:
+    """Batches as callers send them, some of which the engine refuses."""
+
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
+        self._plan = one_owner(seed, timeout_max_ms=300)
 
-    def column(self, choices: Sequence[Any], rows: int) -> list[Any]:
-        """A column: one value for each row, one for all rows, or none."""
-        return self._random.choices(choices, k=self._random.choice((0, 1, rows)))
-
-    def rows(self) -> int:
-        return self._random.choice((1, 2, 3, 6, 50))
-
-    def operations(self, kind: int, first_id: int | None = None) -> OperationBatch:
-        """A batch that an engine can read. Its operations start at `first_id`; without it, some are already known."""
-        operations = self.rows()
-        ids = sorted(self._random.choices(range(1, 31), k=operations))
-        if self._random.random() < 0.5:
-            ids[-1] = self._random.choice((0, 2**64 - 1, 2**61))
-        if first_id is not None:
-            ids = list(range(first_id, first_id + operations))
-        names = {codes.SIGNAL: len(KEYS), codes.COMPOSITE: len(PARTITIONS) + len(KEYS)}.get(kind, len(PARTITIONS))
-        counts = self.column((1, 1, 1, 2, 3, 0), operations)
-        items = sum(counts) if len(counts) > 1 else operations * (counts[0] if counts else 1)
-        indexes = self.column((*range(names), *range(names), 99), items)
-        if kind == codes.COMPOSITE and len(indexes) <= 1:  # as translated: terms may repeat a name
-            indexes = (indexes or [0]) * items
-        return OperationBatch(
-            ids,
-            partitions=PARTITIONS,
-            keys=KEYS,
-            item_counts=counts,
-            item_indexes=indexes,
-            timeouts_ms=self.column(range(1, 900), operations),
-            offsets=self.column(range(50), items),
-            **{
-                column.batch_name: self.column(
-                    COLUMN_CHOICES[column.name], operations if column.level == OPERATION else items
-                )
-                for column in COLUMNS_BY_NAME.values()
-                if column.name in COLUMN_CHOICES
-            },
-        )
+    def operations(self, kind: int) -> OperationBatch:
+        """Some ids may be known already."""
+        if self._random.random() < 0.3:
+            self._plan.next_ids[0] = max(1, self._plan.next_ids[0] - 5)
+        batch = drawn_operations(self._plan, self._random, kind, self._random.choice((1, 2, 3, 6, 50)))
+        if self._random.random() < 0.3:
+            batch.operation_ids[-1] = self._random.choice((0, 2**64 - 1))
+        return batch
 
     def events(self) -> EventBatch:
-        rows = self.rows()
-        small = range(-1, 4)
-        return EventBatch(
-            self._random.choices([*codes.EVENT_NAMES, 0, 99], k=rows),
-            partitions=PARTITIONS,
-            keys=self._random.choice(([], KEYS)),
-            item_indexes=self.column(range(4), rows),
-            offsets=self.column(range(50), rows),
-            leader_epochs=self.column(small, rows),
-            replica_ids=self.column(small, rows),
-            byte_positions=self.column(small, rows),
-            segment_base_offsets=self.column(small, rows),
-            log_start_offsets=self.column(small, rows),
-            flags=self.column(range(4), rows),
-            replica_sets=self._random.choice(([], [self._sets() for _ in range(rows)])),
-        )
-
-    def _sets(self) -> ReplicaSets | None:
-        some = [self._random.sample((1, 2, 3), self._random.randrange(4)) for _ in range(3)]
-        sets = ReplicaSets(replicas=some[0], in_sync=some[1], proposed=some[2], leader_id=self._random.randrange(-1, 4))
-        return self._random.choice((None, sets))
+        batch = event_batch([self._plan.event() for _ in range(self._random.choice((1, 2, 3, 6, 50)))])
+        if self._random.random() < 0.3:
+            batch.types[0] = self._random.choice((0, 99))
+        if self._random.random() < 0.3:
+            batch.item_indexes[0] = 99
+        shorten(batch, [one.batch_name for one in EVENT_COLUMNS if one.batch_name != "flags"], self._random)
+        return batch
 
 
 # The expected rows.
@@ -259,85 +187,62 @@ def test_registrations_are_rows_for_each_item(seed: int, kind: int) -> None:
     drawn = DrawnCalls(seed)
     engine = Engine(EngineLimits(pending_operations_max=60), 0)
     owner = engine.add_owner()
-    together = Frame()
-    expected: list[dict[str, Any]] = []
+    calls, expected = [], list[Row]()
     for number in (1, 2, 3):
         batch = drawn.operations(kind)
         known = owner.highest_operation_id
         receipt = engine.perform(owner, Register(kind, batch), number)
         rows = plain_registrations(stamp(number), WHOSE, kind, batch, receipt, known)
-        if rows:
-            given = (stamp(number), WHOSE, kind, batch, receipt, DEFAULT_MS)
-            assert in_order(alone(registration_records, *given)) == in_order(rows)
-            together.add(registration_records, *given)
-            expected += rows
-    if expected:
-        assert in_order(together.rows()) == in_order(expected)
+        calls += [(stamp(number), WHOSE, kind, batch, receipt, DEFAULT_MS)] if rows else []
+        expected += rows
+    assert in_order(rows_of(registration_records, *calls)) == in_order(expected)
 
 
-def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def in_order(rows: list[Row]) -> list[Row]:
     """Rows sorted by call; within a call the order is not specified."""
     return sorted(
         rows, key=lambda row: (row["call_number"], row["operation_id"], row["item"], str(sorted(row.items())))
     )
 
 
-def test_accepted_operations_keep_their_order() -> None:
-    batch = OperationBatch([5, 9], partitions=PARTITIONS, item_counts=[2, 1], item_indexes=[2, 0, 1], offsets=[7, 8, 9])
-    engine = Engine(EngineLimits(), 0)
-    receipt = engine.perform(engine.add_owner(), Register(codes.PRODUCE, batch), 0)
-    rows = alone(registration_records, stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS)
-    assert [(row["operation_id"], row["item"], row["topic"], row["offset"]) for row in rows] == [
-        (5, 0, "clicks", 7), (5, 1, "orders", 8), (9, 0, "orders", 9),
-    ]  # fmt: skip
-
-
 @given(st.integers(0, 2**32))
-@example(1_625_375)  # all drawn operations are refused, so nothing ends
 def test_outcomes_are_rows_for_each_item(seed: int) -> None:
     drawn = DrawnCalls(seed)
     engine = Engine(EngineLimits(), 0)
     owner = engine.add_owner()
-    together = Frame()
-    expected: list[dict[str, Any]] = []
+    calls, expected = [], list[Row]()
     for number, kind in enumerate((*codes.KINDS, codes.PRODUCE), 1):
         now_ms = number * 50
-        engine.perform(owner, Register(kind, drawn.operations(kind, owner.highest_operation_id + 1)), now_ms)
+        engine.perform(owner, Register(kind, drawn.operations(kind)), now_ms)
         engine.perform(None, Apply(drawn.events()), now_ms)
         engine.perform(None, PassTime(100), now_ms)
         if number > 4:
             engine.perform(owner, CancelAll(), now_ms)
         for completions in engine.take_completions():
-            rows = plain_outcomes(stamp(number), WHOSE, completions)
-            assert alone(completion_records, stamp(number), WHOSE, completions) == rows
-            together.add(completion_records, stamp(number), WHOSE, completions)
-            expected += rows
-    assert together.rows() == expected
+            calls.append((stamp(number), WHOSE, completions))
+            expected += plain_outcomes(*calls[-1])
+    assert rows_of(completion_records, *calls) == expected
 
 
 @given(st.integers(0, 2**32), st.integers(1, 8))
 def test_events_are_rows_of_their_slices(seed: int, limit: int) -> None:
-    """Each slice of a batch of events, added together or alone, produces the expected rows; `row` counts per slice."""
+    """In each slice of a batch, `row` counts from 0."""
     batch = DrawnCalls(seed).events()
     engine = Engine(EngineLimits(), 0)
-    together = Frame()
-    expected: list[dict[str, Any]] = []
-    start = 0
+    calls, expected, start = [], list[Row](), 0
     while start < len(batch.types):
         receipt = engine.perform(None, Apply(batch, start), 1, limit)
-        rows = plain_events(stamp(start + 1), WHOSE.principal, batch, start, receipt)
-        assert alone(event_records, stamp(start + 1), WHOSE, batch, start, receipt) == rows
-        together.add(event_records, stamp(start + 1), WHOSE, batch, start, receipt)
-        expected += rows
+        calls.append((stamp(start + 1), WHOSE, batch, start, receipt))
+        expected += plain_events(stamp(start + 1), WHOSE.principal, batch, start, receipt)
         start = receipt.next_index
-    assert together.rows() == expected
+    assert rows_of(event_records, *calls) == expected
 
 
 def test_a_batch_that_no_engine_could_read_has_bare_rows() -> None:
     receipt = Receipt()
     receipt.refusals.extend(Refusal(place, codes.UNAVAILABLE, "", "") for place in range(3))
     batch = OperationBatch([1, 2, 3], partitions=PARTITIONS, offsets=[1, 2], timeouts_ms=[5, 6])
-    rows = alone(registration_records, stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS)
+    rows = rows_of(registration_records, (stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS))
     assert [(row["operation_id"], row["refusal_code"], row["topic"], row["timeout_ms"]) for row in rows] == [
         (number, codes.UNAVAILABLE, None, DEFAULT_MS) for number in (1, 2, 3)
     ]
@@ -347,7 +252,7 @@ def test_an_operation_of_a_billion_items_has_one_row() -> None:
     engine = Engine(EngineLimits(), 0)
     batch = OperationBatch([1, 2], partitions=PARTITIONS, item_counts=[2**31])
     receipt = engine.perform(engine.add_owner(), Register(codes.PRODUCE, batch), 0)
-    rows = alone(registration_records, stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS)
+    rows = rows_of(registration_records, (stamp(), WHOSE, codes.PRODUCE, batch, receipt, DEFAULT_MS))
     assert [(row["operation_id"], row["item_count"], row["topic"]) for row in rows] == [
         (1, 2**31 - 1, None),
         (2, 2**31 - 1, None),

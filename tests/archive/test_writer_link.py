@@ -6,19 +6,24 @@ import io
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 import pytest
 
 from purgatory.engine.calls import CancelName
-from purgatory.extensions.archive import vocabulary
+from purgatory.extensions.archive import extension, vocabulary, writer_link
 from purgatory.extensions.archive.records import row_record
-from purgatory.extensions.archive.vocabulary import CallStamp
+from purgatory.extensions.archive.vocabulary import CallStamp, CannotArchive
+from purgatory.extensions.archive.writer_link import WriterLink
 from purgatory.extensions.archive.writer_process import NICENESS, LineOutput, serve
 from purgatory.extensions.archive.writer_protocol import WriterConfig, decode_frame, encode_frame, read_frame
+from purgatory.testing import daemon_in_process
 from tests.archive.archive_kit import CLOSE_S, NOWHERE, RUN, ThreadLink
-from tests.kit.eventually import eventually
+from tests.kit.daemon import run_to_end
+from tests.kit.eventually import PATIENCE_S, eventually
 
 
 class NotingProcess:
@@ -75,47 +80,30 @@ async def test_a_full_pipe_is_not_waited_for() -> None:
     assert {len(row["topic"]) for _, row in process.rows[:100]} == {50_000}
 
 
-async def test_another_process_goes_on_and_records_what_was_lost() -> None:
+async def test_what_waited_for_a_process_that_died_is_recorded_as_lost() -> None:
+    """The pipe was full when the process died: each call is either counted in a marker or sent to the next process."""
+
     def dies_at_once(frames: BinaryIO, output: LineOutput) -> bool:
         output.write({"unusable": "no room"})
         return read_frame(frames) is None
 
-    first, second = NotingProcess(dies_after=2), NotingProcess()
-    for process in (first, second):
-        process.may_read.set()
-    link = ThreadLink(NOWHERE, first.serve, dies_at_once, second.serve)
-    await link.start()
-    send(link, 1)
-    send(link, 2)
-    await eventually(lambda: link.errors == 2, "the first has died, and another one could not open the archive")
-    assert not link.is_up
-    await eventually(lambda: link.is_up, "another one goes on")
-    assert second.config is not None
-    assert second.config.is_continued
-    send(link, 3)
-    send(link, 4)
-    assert await link.close(CLOSE_S, nothing)
-    (marked, marker), *others = second.rows
-    assert (marked, marker["marker"], marker["table"], marker["rows"]) == (1, vocabulary.DROPPED, vocabulary.CALLS, 2)
-    assert marker["last_call_number"] == 2
-    assert [number for number, _ in others] == [3, 4]
-    assert link.rows_lost[vocabulary.CALLS] == 2
-
-
-async def test_what_waited_for_a_process_that_died_is_recorded_as_lost() -> None:
-    """The pipe was full when the process died: each call is either counted in a marker or sent to the next process."""
     first, second = NotingProcess(dies_after=1), NotingProcess()
     second.may_read.set()
-    link = await linked(first, second)
+    link = ThreadLink(NOWHERE, first.serve, dies_at_once, second.serve)
+    await link.start()
     for number in range(1, 201):
         send(link, number, size=50_000)
     first.may_read.set()
-    await eventually(lambda: bool(second.rows), "another one goes on")
+    await eventually(lambda: bool(second.rows), "another one goes on, after one that could not open the archive")
+    assert second.config is not None
+    assert second.config.is_continued
     send(link, 201)
     assert await link.close(CLOSE_S, nothing)
     (first_lost, marker), *others = second.rows
-    assert (first_lost, marker["last_call_number"], marker["rows"]) == (1, 200, 200)
+    assert (first_lost, marker["marker"], marker["table"]) == (1, vocabulary.DROPPED, vocabulary.CALLS)
+    assert (marker["last_call_number"], marker["rows"]) == (200, 200)
     assert [number for number, _ in others] == [201]
+    assert (link.errors, link.rows_lost[vocabulary.CALLS]) == (2, 200)
 
 
 async def test_an_end_that_takes_too_long_is_given_up() -> None:
@@ -156,3 +144,97 @@ def test_a_frame_that_was_cut_is_the_end(kept: int) -> None:
     assert frame is not None
     assert decode_frame(frame) == ["first", {"a": 1}]
     assert read_frame(stream) is None
+
+
+# An object store that stops responding must not delay the start or the end of the daemon for long.
+
+CREDENTIALS: Final = {
+    "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"
+}  # fmt: skip
+LISTING: Final = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
+UPLOAD: Final = b"<InitiateMultipartUploadResult><UploadId>one</UploadId></InitiateMultipartUploadResult>"
+
+
+class Store:
+    """The parts of S3 that writing an archive needs. Stops responding once `silent` is set."""
+
+    def __init__(self) -> None:
+        self.silent = threading.Event()
+        self.ended = threading.Event()
+        self.loses_objects = False
+        """Whether objects that were written are reported as not found."""
+        store = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                self.rfile.read(int(self.headers.get("content-length") or 0))
+                if store.silent.is_set():
+                    store.ended.wait(PATIENCE_S)
+                body = LISTING if self.command == "GET" else UPLOAD if "uploads" in self.path else b""
+                is_lost = store.loses_objects and self.command == "HEAD" and self.path.count("/") > 1
+                self.send_response(404 if is_lost else 200)
+                self.send_header("etag", '"tag"')
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer  # noqa: N815 - as the base class calls them
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server: Final = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    @property
+    def uri(self) -> str:
+        return f"s3://bucket/a?endpoint_override=127.0.0.1:{self.server.server_port}&scheme=http&region=x"
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    started = Store()
+    yield started
+    started.ended.set()
+    started.server.shutdown()
+    started.server.server_close()
+
+
+async def test_a_store_that_does_not_answer_at_the_start(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(writer_link, "OPEN_S", 0.5)
+    store.silent.set()
+    link = WriterLink(NOWHERE._replace(place=store.uri))
+    with pytest.raises(CannotArchive, match=r"did not answer within 0\.5 s"):
+        await link.start()
+    assert link._process.returncode is not None
+
+
+def test_a_store_that_falls_silent_does_not_keep_the_daemon(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The end of the history is lost, which is logged. The daemon ends long before the store's client gives up."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(extension, "CLOSE_S_MIN", 0.5)
+    with daemon_in_process("--archive-uri", store.uri, "--shutdown-grace-ms", "100"):
+        store.silent.set()
+    assert "the end of the history could not be written" in caplog.text
+
+
+@pytest.mark.slow  # starts a daemon that loads the store's client
+def test_what_the_stores_client_prints_is_not_taken_for_the_protocol(store: Store, tmp_path: Path) -> None:
+    """The client logs to standard output, also the channel to the daemon. Startup still fails with one line."""
+    store.loses_objects = True
+    ended = run_to_end(
+        tmp_path,
+        ["--archive-uri", store.uri, "--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"],
+        CREDENTIALS,
+    )
+    assert ended.returncode == 1
+    assert "cannot write an archive to" in ended.stderr
+    assert "Traceback" not in ended.stderr

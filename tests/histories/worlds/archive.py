@@ -10,10 +10,11 @@ import asyncio
 import random
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-from purgatory.engine.batches import OperationBatch
+from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.kinds.operation_columns import columns_of
 from purgatory.engine.limits import EngineLimits
@@ -31,9 +32,10 @@ from tests.archive.archive_replay import Replay, rows_of, without
 from tests.engine import plain
 from tests.engine.adapter import event_batch, operation_batch
 from tests.histories.history import History
-from tests.histories.plan import KEYS, PARTITIONS, one_owner
+from tests.histories.plan import KEYS, PARTITIONS, Generator, one_owner
 from tests.histories.tables import Seen, features_of
 from tests.kit.served_host import apply_events
+from tests.kit.sizes import all_sizes
 
 PATHS = ("host", "replay")
 FAULTS = ("none", "stall", "stop")
@@ -115,23 +117,8 @@ class Life:
 
     def _run(self, operations_max: int = 5) -> OperationRun:
         kind = self._random.choice(plain.KINDS)
-        rows = [self._plan.operation(0, kind) for _ in range(self._random.randint(1, operations_max))]
-        if self._random.random() < 0.1:  # sent again, or invalid
-            rows = [row._replace(operation_id=max(0, row.operation_id - 4)) for row in rows]
-        if self._random.random() < 0.1:
-            rows[0] = rows[0]._replace(items=())
-        for row in rows:
-            self.seen.note(features_of(row), "host", "replay", "none")
-        batch = operation_batch(rows)
-        if batch.item_indexes and self._random.random() < 0.1:
-            batch.item_indexes[0] = 99
-        self._shorten(batch, kind)
+        batch = drawn_operations(self._plan, self._random, kind, self._random.randint(1, operations_max), self.seen)
         return OperationRun(kind, batch)
-
-    def _shorten(self, batch: OperationBatch, kind: int) -> None:
-        """Columns often have one value for all rows, or none: the default."""
-        for name in ("timeouts_ms", *(column.batch_name for column in columns_of(kind))):
-            del getattr(batch, name)[self._random.choice((0, 1, 100_000, 100_000)) :]
 
     async def _advance(self) -> None:
         batch = event_batch([self._plan.event() for _ in range(self._random.randint(0, 6))])
@@ -194,6 +181,31 @@ class Life:
         self.host.sessions.drop_expired(self.clock.now_ms())
 
 
+def drawn_operations(
+    plan: Generator, chance: random.Random, kind: int, count: int, seen: Seen | None = None
+) -> OperationBatch:
+    """A batch as a caller sends it: sometimes sent again, or invalid."""
+    rows = [plan.operation(0, kind) for _ in range(count)]
+    if chance.random() < 0.1:  # sent again, or invalid
+        rows = [row._replace(operation_id=max(0, row.operation_id - 4)) for row in rows]
+    if chance.random() < 0.1:
+        rows[0] = rows[0]._replace(items=())
+    if seen is not None:
+        for row in rows:
+            seen.note(features_of(row), "host", "replay", "none")
+    batch = operation_batch(rows)
+    if batch.item_indexes and chance.random() < 0.1:
+        batch.item_indexes[0] = 99
+    shorten(batch, ["timeouts_ms", *(column.batch_name for column in columns_of(kind))], chance)
+    return batch
+
+
+def shorten(batch: OperationBatch | EventBatch, names: Sequence[str], chance: random.Random) -> None:
+    """Columns often have one value for all rows, or none: the default."""
+    for name in names:
+        del getattr(batch, name)[chance.choice((0, 1, 100_000, 100_000)) :]
+
+
 def run(history: History) -> None:
     """Live, and compare the outcomes, row by row, with those of the archive's calls on a new engine."""
 
@@ -203,7 +215,8 @@ def run(history: History) -> None:
         await life.end()
         history.seen.pairs.update(life.seen.pairs)
 
-    with tempfile.TemporaryDirectory() as name:
+    # In half of the lives, calls are cut into slices all the time.
+    with tempfile.TemporaryDirectory() as name, nullcontext() if history.seed % 2 else all_sizes(2):
         asyncio.run(live(Path(name)))
         outcomes = rows_of(Path(name), schema.OUTCOMES)
         history.figures.update(outcomes=len(outcomes))
