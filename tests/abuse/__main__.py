@@ -2,9 +2,8 @@
 
 Attacks and floods: an honest client waits 200 times per second before, during and after each. It shares the machine
 with the attacker, so for floods it is first measured while the same flood hits another, idle daemon; p99 under attack
-is relative to that.  Requests: fuzzed messages and bytes,
-`--requests` per target. Stops: daemons that are stopped for seconds while workers send heartbeats. Churn: callers that
-come and go for `--minutes`. Exit code 1 if a row fails.
+is relative to that. Requests: fuzzed messages and bytes, `--requests` per target. Stops: daemons that are stopped for
+seconds while workers send heartbeats. Churn: callers that come and go for `--minutes`. Exit code 1 if a row fails.
 """
 
 import argparse
@@ -43,29 +42,18 @@ FLOOD_S: Final = 4
 Run = Callable[[Options, Path], Result]
 
 
-def run_attack(name: str, _options: Options, folder: Path) -> Result:
-    with Arena(folder / "attacked") as arena:
-        result = attack(arena, name, ATTACKS[name].seconds)
-    result.judge(is_flood=False)
-    return result
-
-
-def run_call_flood(name: str, _options: Options, folder: Path, *, has_policy: bool = True) -> Result:
+def run_attack(name: str, options: Options, folder: Path, *, has_policy: bool = True) -> Result:
+    """One attack, or a flood of a method. Floods hit another, idle daemon first."""
+    is_flood = name not in ATTACKS
     with (
         Arena(folder / "attacked", has_policy=has_policy) as arena,
         Arena(folder / "elsewhere", has_policy=has_policy) as elsewhere,
     ):
-        result = attack(arena, name, ATTACKS[name].seconds, elsewhere)
+        rate = options.times * elsewhere.saturation(name) if is_flood else 0.0
+        seconds = FLOOD_S if is_flood else ATTACKS[name].seconds
+        result = attack(arena, name, seconds, elsewhere if is_flood or name in CALL_FLOODS else None, rate)
     result.name += "" if has_policy else "-no-policy"
-    result.judge(is_flood=False)
-    return result
-
-
-def run_flood(method: str, options: Options, folder: Path) -> Result:
-    with Arena(folder / "attacked") as arena, Arena(folder / "elsewhere") as elsewhere:
-        rate = options.times * elsewhere.saturation(method)
-        result = attack(arena, f"flood-{method}", FLOOD_S, elsewhere, rate)
-    result.judge(is_flood=True)
+    result.judge(is_flood=is_flood)
     return result
 
 
@@ -75,10 +63,8 @@ def run_requests(name: str, options: Options, folder: Path) -> Result:
 
 def abuses() -> dict[str, Run]:
     rows: dict[str, Run] = {name: partial(run_attack, name) for name in ATTACKS}
-    for name in CALL_FLOODS:
-        rows[name] = partial(run_call_flood, name)
-        rows[f"{name}-no-policy"] = partial(run_call_flood, name, has_policy=False)
-    rows |= {f"flood-{method}": partial(run_flood, method) for method in FLOODS}
+    rows |= {f"{name}-no-policy": partial(run_attack, name, has_policy=False) for name in CALL_FLOODS}
+    rows |= {f"flood-{method}": partial(run_attack, f"flood-{method}") for method in FLOODS}
     rows |= {name: partial(run_requests, name) for name in TARGETS}
     rows["stops"] = lambda options, folder: stops(folder, options.seed, options.stops)
     rows["churn"] = lambda options, folder: churn(folder, options.seed, options.minutes * 60)

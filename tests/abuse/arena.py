@@ -1,18 +1,22 @@
 """One attack on a real daemon, with an honest client before, during and after it."""
 
-import json
-import subprocess
-import sys
+import asyncio
+import inspect
+import multiprocessing
+import os
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Final, Self
 
 from purgatory.service.access.tokens import add_token
-from tests.abuse.attacks import CALL_FLOODS
-from tests.abuse.honest import percentile
-from tests.abuse.http2 import Target
+from tests.abuse import honest
+from tests.abuse.attacks import ATTACKS, CALL_FLOODS
+from tests.abuse.floods import FLOODS, prepare
+from tests.abuse.honest import NICENESS, Seen, percentile
+from tests.abuse.http2 import Target, flood
 from tests.abuse.result import Result, Tally, memory_mb, start_peak
-from tests.kit.daemon import DaemonProcess, daemon_environment
+from tests.kit.daemon import DaemonProcess
 
 BUDGET_BYTES: Final = 512 * 1024 * 1024
 POLICY: Final = """
@@ -38,8 +42,25 @@ CALM: Final = 3.0
 """The daemon has recovered at the first second whose honest p99 is at most this many times the p99 before."""
 CALM_MS_MIN: Final = 20.0
 
-Waits = list[tuple[float, float | str]]
-"""Honest waits: start on the monotonic clock, and latency in milliseconds or error."""
+SPAWN: Final = multiprocessing.get_context("spawn")
+
+
+async def run_attacker(name: str, target: Target, calls_per_second: float) -> Tally:
+    """Run it for the target's time, and return its tally. The rate applies to floods only.
+
+    With rate 0, a flood starts a call for each one that ends, which measures the capacity of the daemon.
+    """
+    if name in ATTACKS:
+        attack = ATTACKS[name].attack
+        blocks = not inspect.iscoroutinefunction(attack)
+        tally: Tally = await (asyncio.to_thread(attack, target) if blocks else attack(target))
+        return tally
+    await prepare(target)
+    return await asyncio.to_thread(flood, target, FLOODS[name.removeprefix("flood-")], calls_per_second or None)
+
+
+def run_to_end(name: str, target: Target, calls_per_second: float) -> Tally:
+    return asyncio.run(run_attacker(name, target, calls_per_second))
 
 
 class Arena:
@@ -62,32 +83,16 @@ class Arena:
 
     def run_attacker(self, name: str, seconds: float, calls_per_second: float = 0) -> Tally:
         """Run an attacker in its own process until it ends, and return its tally."""
-        daemon = self.daemon
-        process = start_program(
-            "tests.abuse.attacker", name, daemon.address, str(seconds), self.token, str(calls_per_second)
-        )
-        output, _ = process.communicate()
-        assert process.returncode == 0, f"the attacker {name} failed with {process.returncode}"
-        return Tally(json.loads(output))
+        with ProcessPoolExecutor(1, SPAWN, os.nice, (NICENESS,)) as pool:
+            return pool.submit(run_to_end, name, self.target(seconds), calls_per_second).result()
 
     def target(self, seconds: float) -> Target:
         return Target(self.daemon.address, seconds, self.token)
 
-    def saturation(self, method: str) -> float:
+    def saturation(self, name: str) -> float:
         """Return how many calls of a flood per second the idle daemon serves, with the attacker on the same machine."""
-        served = self.run_attacker(f"flood-{method}", SATURATION_S).get("OK", 0)
+        served = self.run_attacker(name, SATURATION_S).get("OK", 0)
         return max(1.0, served / SATURATION_S)
-
-
-def start_program(*arguments: str) -> subprocess.Popen[str]:
-    """Start a Python module as a process with a lower priority than the daemon."""
-    return subprocess.Popen(
-        ["nice", "-n", "10", sys.executable, "-m", *arguments],
-        env=daemon_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
 
 
 def attack(
@@ -101,10 +106,12 @@ def attack(
         AssertionError: The daemon did not survive.
     """
     result = Result(name)
-    calls = ["calls"] if name in CALL_FLOODS else []
-    honest = start_program("tests.abuse.honest", arena.daemon.address, arena.honest_token, *calls)
-    assert honest.stdout is not None
-    assert honest.stdout.readline() == "ready\n", "the honest client could not begin"
+    pipe, theirs = SPAWN.Pipe()
+    arguments = (arena.daemon.address, arena.honest_token, name in CALL_FLOODS, theirs)
+    process = SPAWN.Process(target=honest.run, args=arguments)
+    process.start()
+    theirs.close()
+    assert pipe.recv() == "ready", "the honest client could not begin"
     try:
         time.sleep(WARM_UP_S)
         alone_s = time.monotonic()
@@ -119,9 +126,10 @@ def attack(
         time.sleep(SETTLE_S)
         result.memory_peak_mb = round(memory_mb(arena.daemon, "VmHWM"))
     finally:
-        output, _ = honest.communicate()
+        pipe.send("end")
+        waits: list[Seen] = pipe.recv()
+        process.join()
     assert arena.daemon.process.poll() is None, f"the daemon has ended:\n{arena.daemon.log[-3_000:]}"
-    waits: Waits = json.loads(output)
     result.waits = len(waits)
     result.failed_waits = [error for _, error in waits if isinstance(error, str)]
     result.alone_ms = latencies(waits, alone_s, control_s)
@@ -133,12 +141,12 @@ def attack(
     return result
 
 
-def latencies(waits: Waits, begin_s: float, end_s: float) -> tuple[float, float]:
+def latencies(waits: list[Seen], begin_s: float, end_s: float) -> tuple[float, float]:
     found = [took for began, took in waits if begin_s <= began < end_s and not isinstance(took, str)]
     return percentile(found, 0.5), percentile(found, 0.99)
 
 
-def recovery_s(waits: Waits, end_s: float, calm_ms: float) -> float:
+def recovery_s(waits: list[Seen], end_s: float, calm_ms: float) -> float:
     """Return how long after the attack the first second with a calm p99 began; `SETTLE_S` if there was none."""
     starts_s = [end_s + STEP_S * step for step in range(int((SETTLE_S - WINDOW_S) / STEP_S) + 1)]
     calm_s = [start_s for start_s in starts_s if latencies(waits, start_s, start_s + WINDOW_S)[1] <= calm_ms]

@@ -7,13 +7,14 @@ encoded only once: the concatenation of two encoded messages is one message with
 
 from collections.abc import Callable
 from functools import cache
-from typing import Final
+from typing import Any, Final
+
+from google.protobuf.message import Message
 
 from purgatory.v1 import event_pb2, operation_pb2, source_pb2, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.abuse.attacks import TOPIC, Attacker, marks, one_wait, waits
-from tests.abuse.http2 import Target
-from tests.abuse.open_loop import Call
+from tests.abuse.http2 import Call, Target
 
 BATCH: Final = 500
 SESSIONS: Final = 64
@@ -81,45 +82,33 @@ def session(number: int) -> Call:
     return "Session", (opened_session(number), session_batch(number // SESSIONS))
 
 
-def after_registration(method: str, request: Callable[[int], bytes], timeout_ms: int = 5_000) -> Callable[[int], Call]:
+def after_registration(
+    method: str, request: Callable[[int], Message], timeout_ms: int = 5_000
+) -> Callable[[int], Call]:
     """Registrations that alternate with calls that depend on them; `request` receives the number of the pair."""
 
     def call(number: int) -> Call:
         pair = number // 2
-        return (method, (request(pair),)) if number % 2 else register(pair, timeout_ms)
+        return (method, (request(pair).SerializeToString(),)) if number % 2 else register(pair, timeout_ms)
 
     return call
 
 
-def constant(method: str, request: bytes) -> Callable[[int], Call]:
-    return lambda _number: (method, (request,))
+def constant(method: str, request: Message) -> Callable[[int], Call]:
+    encoded = request.SerializeToString()
+    return lambda _number: (method, (encoded,))
 
 
-def acknowledged(pair: int) -> bytes:
+def acknowledged(pair: int) -> wire.AcknowledgeRequest:
     """Acknowledge all but the latest registration of the session, whose results may not have arrived yet."""
-    return wire.AcknowledgeRequest(
-        session_id=session_of(pair), sequence=max(0, pair // SESSIONS - 1) * BATCH
-    ).SerializeToString()
+    sequence = max(0, pair // SESSIONS - 1) * BATCH
+    return wire.AcknowledgeRequest(session_id=session_of(pair), sequence=sequence)
 
 
-def streamed(pair: int) -> bytes:
-    return wire.StreamResultsRequest(session_id=session_of(pair), columns=True).SerializeToString()
-
-
-def closed(pair: int) -> bytes:
-    return wire.CloseSessionRequest(session_id=session_of(pair)).SerializeToString()
-
-
-def cancelled(pair: int) -> bytes:
-    return wire.CancelRequest(session_id=session_of(pair)).SerializeToString()
-
-
-def extended(pair: int) -> bytes:
+def extended(pair: int) -> wire.ExtendRequest:
     """Extend the operations of the registration before."""
     first = 1 + BATCH * (pair // SESSIONS)
-    return wire.ExtendRequest(
-        session_id=session_of(pair), operation_ids=range(first, first + BATCH), timeout_ms=5_000
-    ).SerializeToString()
+    return wire.ExtendRequest(session_id=session_of(pair), operation_ids=range(first, first + BATCH), timeout_ms=5_000)
 
 
 def asked_operation(number: int) -> Call:
@@ -148,38 +137,39 @@ def asked_ends(number: int) -> Call:
     return ("GetSourceEnds", (request.SerializeToString(),)) if number % 2 else attached_source(number // 2 % SESSIONS)
 
 
+WEBHOOKS: Final[dict[str, Any]] = {"webhook_ids": [f"{number}" for number in range(1_000)]}
+CONSTANT: Final[dict[str, Message]] = {
+    "Wait": one_wait(10),
+    "ListOperations": wire.ListOperationsRequest(page_size=1_000),
+    "ListPartitions": wire.ListPartitionsRequest(page_size=1_000),
+    "ListDeadLetters": webhook_pb2.ListDeadLettersRequest(page_size=1_000),
+    "ResendDeadLetters": webhook_pb2.ResendDeadLettersRequest(**WEBHOOKS),
+    "DeleteDeadLetters": webhook_pb2.DeleteDeadLettersRequest(**WEBHOOKS),
+    "HandOver": wire.HandOverRequest(),
+    "ListHotNames": wire.ListHotNamesRequest(limit=1_000),
+    "TailResults": wire.TailResultsRequest(),
+    "GetTopology": wire.GetTopologyRequest(),
+    "GetStatus": wire.GetStatusRequest(remaining_time=True),
+}
+"""Methods whose calls are all the same."""
 FLOODS: Final[dict[str, Callable[[int], Call]]] = {
-    "Wait": constant("Wait", one_wait(10).SerializeToString()),
+    **{method: constant(method, request) for method, request in CONSTANT.items()},
     "Session": session,
     "Register": register,
-    "StreamResults": after_registration("StreamResults", streamed, timeout_ms=0),
+    "StreamResults": after_registration(
+        "StreamResults", lambda pair: wire.StreamResultsRequest(session_id=session_of(pair), columns=True), timeout_ms=0
+    ),
     "Acknowledge": after_registration("Acknowledge", acknowledged, timeout_ms=0),
-    "CloseSession": after_registration("CloseSession", closed),
+    "CloseSession": after_registration(
+        "CloseSession", lambda pair: wire.CloseSessionRequest(session_id=session_of(pair))
+    ),
     "Advance": lambda number: ("Advance", (rising_marks(number),)),
     "AdvanceStream": lambda number: ("AdvanceStream", (rising_marks(2 * number), rising_marks(2 * number + 1))),
     "AttachSource": lambda number: attached_source(number % SESSIONS),
     "GetSourceEnds": asked_ends,
-    "Cancel": after_registration("Cancel", cancelled),
+    "Cancel": after_registration("Cancel", lambda pair: wire.CancelRequest(session_id=session_of(pair))),
     "Extend": after_registration("Extend", extended),
     "GetOperation": asked_operation,
-    "ListOperations": constant("ListOperations", wire.ListOperationsRequest(page_size=1_000).SerializeToString()),
     "GetPartition": asked_partition,
-    "ListPartitions": constant("ListPartitions", wire.ListPartitionsRequest(page_size=1_000).SerializeToString()),
-    "ListDeadLetters": constant(
-        "ListDeadLetters", webhook_pb2.ListDeadLettersRequest(page_size=1_000).SerializeToString()
-    ),
-    "ResendDeadLetters": constant(
-        "ResendDeadLetters",
-        webhook_pb2.ResendDeadLettersRequest(webhook_ids=[f"{number}" for number in range(1_000)]).SerializeToString(),
-    ),
-    "DeleteDeadLetters": constant(
-        "DeleteDeadLetters",
-        webhook_pb2.DeleteDeadLettersRequest(webhook_ids=[f"{number}" for number in range(1_000)]).SerializeToString(),
-    ),
-    "HandOver": constant("HandOver", b""),
-    "ListHotNames": constant("ListHotNames", wire.ListHotNamesRequest(limit=1_000).SerializeToString()),
-    "TailResults": constant("TailResults", wire.TailResultsRequest().SerializeToString()),
-    "GetTopology": constant("GetTopology", b""),
-    "GetStatus": constant("GetStatus", wire.GetStatusRequest(remaining_time=True).SerializeToString()),
 }
 """For each method, its n-th call."""

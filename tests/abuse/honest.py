@@ -1,15 +1,12 @@
 """The client that judges a daemon under attack: 200 waits per second, each satisfied by an event of its own and, with
 `makes_calls`, followed by a unary call that is never repeated.
-
-`python -m tests.abuse.honest ADDRESS TOKEN [calls]` runs until its standard input closes. Then it prints a line of
-JSON: for each wait its start (seconds on the monotonic clock, which all processes share) and its latency or error.
 """
 
 import asyncio
-import json
-import sys
+import os
 import time
 from collections.abc import Awaitable, Callable
+from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import grpc
@@ -19,10 +16,13 @@ from purgatory.v1 import purgatory_service_pb2, purgatory_service_pb2_grpc
 
 WAITS_PER_SECOND: Final = 200
 PARTITIONS: Final = 10
+NICENESS: Final = 10
+"""Attacker and honest client have a lower priority than the daemon."""
 TIMEOUT_S: Final = 20.0
 """A wait that is not satisfied by then is lost: its event was pushed immediately."""
 
 Seen = tuple[float, float | str]
+"""A wait: its start (seconds on the monotonic clock, which all processes share), and its latency in ms or error."""
 Call = Callable[[], Awaitable[object]]
 
 
@@ -82,11 +82,12 @@ def percentile(latencies_ms: list[float], share: float) -> float:
     return sorted(latencies_ms)[int(len(latencies_ms) * share)] if latencies_ms else 0.0
 
 
-async def main(address: str, token: str, *calls: str) -> None:
-    ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    seen = await judge(address, token, lambda: print("ready", flush=True), ended, makes_calls=bool(calls))
-    print(json.dumps(seen), flush=True)
+def run(address: str, token: str, makes_calls: bool, pipe: Connection) -> None:
+    """Judge until something is sent to the pipe. It gets a message when this begins, and what was seen at the end."""
+    os.nice(NICENESS)
 
+    async def judged() -> list[Seen]:
+        ended = asyncio.get_running_loop().run_in_executor(None, pipe.recv)
+        return await judge(address, token, lambda: pipe.send("ready"), ended, makes_calls=makes_calls)
 
-if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    pipe.send(asyncio.run(judged()))

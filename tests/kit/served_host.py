@@ -50,6 +50,8 @@ class RecordingListener(Listener):
         self.outcomes: Counter[int] = Counter()
         self.accepted = 0
         self.refusals: Counter[int] = Counter()
+        self.refused_calls: Counter[str] = Counter()
+        """By reason."""
         self.event_slices: list[tuple[int, int]] = []
         self.lags: list[float] = []
         self.reaper_failures = 0
@@ -61,6 +63,9 @@ class RecordingListener(Listener):
 
     def refused(self, refusals: Sequence[Refusal]) -> None:
         self.refusals.update(refusal.code for refusal in refusals)
+
+    def call_refused(self, reason: str) -> None:
+        self.refused_calls[reason] += 1
 
     def completed(self, event: Completed) -> None:
         self.outcomes.update(event.completions.outcomes)

@@ -5,18 +5,17 @@ The latency of honest callers under attack is measured by `make abuse`.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
 
 from purgatory.v1 import purgatory_service_pb2
-from tests.abuse import attacker
-from tests.abuse.arena import Arena
+from tests.abuse.arena import Arena, run_attacker
 from tests.abuse.floods import FLOODS, prepare
 from tests.abuse.honest import judge
-from tests.abuse.http2 import SERVICE, Target
-from tests.abuse.open_loop import Call, flood
+from tests.abuse.http2 import SERVICE, Call, Target, flood
 from tests.abuse.result import MEMORY_MB_MAX, memory_mb, start_peak
 from tests.kit.eventually import PATIENCE_S
 
@@ -59,24 +58,16 @@ def target(arena: Arena) -> Target:
 async def first_answer(target: Target, call: Call) -> grpc.StatusCode:
     """Return OK if the call was answered or ended without error, and its status otherwise."""
     method, bodies = call
-
-    async def messages() -> AsyncIterator[bytes]:
-        for body in bodies:
-            yield body
-
     async with grpc.aio.insecure_channel(target.grpc) as channel:
-        metadata = (("authorization", f"Bearer {target.token}"),)
-        made: AsyncIterable[bytes]
         # A stream that is refused while a message is being written ends with INTERNAL at gRPC's client.
-        if len(bodies) == 1:
-            one: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(SERVICE + method)
-            made = one(bodies[0], metadata=metadata, timeout=30.0)
-        else:
-            many: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(SERVICE + method)
-            made = many(messages(), metadata=metadata, timeout=30.0)
+        make: Any = (channel.unary_stream if len(bodies) == 1 else channel.stream_stream)(SERVICE + method)
+        made = make(
+            bodies[0] if len(bodies) == 1 else iter(bodies),
+            metadata=(("authorization", f"Bearer {target.token}"),),
+            timeout=30.0,
+        )
         try:
-            async for _ in made:
-                break
+            await made.read()
         except grpc.aio.AioRpcError as error:
             return error.code()
     return grpc.StatusCode.OK
@@ -115,7 +106,7 @@ async def test_honest_callers_lose_nothing(arena: Arena, name: str) -> None:
     tally = Counter[str]()
     async with asyncio.timeout(PATIENCE_S):
         while not tally.keys() >= ANSWERS[name]:  # on a busy machine, half a second may be too short
-            tally += await attacker.run(name, arena.target(SECONDS), FLOOD_CALLS_PER_SECOND)
+            tally += await run_attacker(name, arena.target(SECONDS), FLOOD_CALLS_PER_SECOND)
     ended.set_result(None)
     waits = await honest
     assert arena.daemon.process.poll() is None, arena.daemon.log[-3_000:]

@@ -14,6 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client import CollectorRegistry
 
 from purgatory.service.access.account import Accounts
 from purgatory.service.errors import RpcError
@@ -26,60 +27,17 @@ from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.settings import LimitsSettings
 from purgatory.v1 import event_pb2, operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.abuse.requests.verdict import faults_in
+from tests.abuse.requests.daemon_checks import faults_in
 from tests.kit.daemon import RunDaemon
 from tests.kit.eventually import eventually
-from tests.kit.messages import produce, signal
-from tests.kit.served_host import Peer, serving
+from tests.kit.served_host import Peer, refused, serving
 
-WIDE_IDS = (2**63 - 1, 2**63, 2**64 - 1)
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
 NO_MESSAGE = b"\xff"
-
-
-async def code_of(call: Any) -> grpc.StatusCode:  # noqa: ANN401 - the stubs' calls have no common type
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    code: grpc.StatusCode = caught.value.code()
-    return code
 
 
 def token(*parts: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode()
-
-
-@pytest.mark.parametrize("operation_id", WIDE_IDS)
-async def test_ids_wider_than_the_engines_are_not_pending(operation_id: int) -> None:
-    """An id that no operation can have is NOT_FOUND, or reported as not pending by a cancellation."""
-    async with serving() as served:
-        peer = await Peer(served, "s").open()
-        await peer.registered(produce(1, "orders", 5))
-        get = served.stub.GetOperation(wire.GetOperationRequest(session_id="s", operation_id=operation_id))
-        assert await code_of(get) is grpc.StatusCode.NOT_FOUND
-        cancelled = await served.stub.Cancel(wire.CancelRequest(session_id="s", operation_ids=[operation_id, 1]))
-        assert cancelled.cancelled == 1
-        assert list(cancelled.not_pending_operation_ids) == [operation_id]
-        await peer.send(cancel=wire.CancelOperations(operation_ids=[operation_id]))
-        results = await peer.results()
-        assert [result.operation_id for result in results.rows.results] == [1]
-        message = await peer.read()
-        assert list(message.cancelled.not_pending_operation_ids) == [operation_id]
-
-
-async def test_negative_partition_does_not_name_a_key() -> None:
-    """The engine's name of a key is (key, -1). A partition of this number must not reach the waits on the key, on which
-    the caller may have no role.
-    """
-    async with serving() as served:
-        peer = await Peer(served, "s").open()
-        await peer.registered(signal(1, "job"))
-        name = operation_pb2.TopicPartition(topic="job", partition=-1)
-        for call in (
-            served.stub.Cancel(wire.CancelRequest(topic_partition=name)),
-            served.stub.ListOperations(wire.ListOperationsRequest(topic_partition=name)),
-            served.stub.GetPartition(wire.GetPartitionRequest(topic_partition=name)),
-        ):
-            assert await code_of(call) is grpc.StatusCode.INVALID_ARGUMENT
-        assert await served.pending() == 1
 
 
 DIGEST = binascii.crc32(b"operations '' '' 0 None ''")
@@ -93,62 +51,32 @@ async def test_forged_page_tokens_are_refused(page_token: str) -> None:
     async with serving() as served:
         genuine = served.stub.ListOperations(wire.ListOperationsRequest(page_token=token(DIGEST, 0)))
         assert list((await genuine).operations) == []
-        operations = served.stub.ListOperations(wire.ListOperationsRequest(page_token=page_token))
-        assert await code_of(operations) is grpc.StatusCode.INVALID_ARGUMENT
-        partitions = served.stub.ListPartitions(wire.ListPartitionsRequest(page_token=page_token))
-        assert await code_of(partitions) is grpc.StatusCode.INVALID_ARGUMENT
+        with refused(INVALID):
+            await served.stub.ListOperations(wire.ListOperationsRequest(page_token=page_token))
+        with refused(INVALID):
+            await served.stub.ListPartitions(wire.ListPartitionsRequest(page_token=page_token))
 
 
 async def test_standard_services_refuse_what_does_not_decode(run_daemon: RunDaemon) -> None:
+    """They go on, and nothing is logged as a fault."""
     daemon = await run_daemon()
     async with grpc.aio.insecure_channel(daemon.address) as channel:
-        check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
-        assert await code_of(check(NO_MESSAGE)) is grpc.StatusCode.INVALID_ARGUMENT
-        watch: Any = channel.unary_stream("/grpc.health.v1.Health/Watch")
-        assert await code_of(watch(NO_MESSAGE).read()) is grpc.StatusCode.INVALID_ARGUMENT
-        reflect: Any = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
-        assert await code_of(reflect(iter([NO_MESSAGE])).read()) is grpc.StatusCode.INVALID_ARGUMENT
+        reflection = "reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+        for method in ("health.v1.Health/Check", "health.v1.Health/Watch", reflection):
+            call: Any = channel.stream_stream(f"/grpc.{method}")
+            with refused(INVALID):
+                await call(iter([NO_MESSAGE])).read()
         health = health_pb2_grpc.HealthStub(channel)
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == 1
-        unknown = health.Check(health_pb2.HealthCheckRequest(service="x"))
-        assert await code_of(unknown) is grpc.StatusCode.NOT_FOUND
-        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
-        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-        names = {service.name for service in (await call.read()).list_services_response.service}
-        assert {"purgatory.v1.PurgatoryService", "grpc.health.v1.Health"} < names
-        call.cancel()
+        listing = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+        await listing.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        assert len((await listing.read()).list_services_response.service) > 2
+        listing.cancel()
     await daemon.stop()
     assert faults_in(daemon.log) == []
 
 
-async def test_pages_of_huge_operations_end_early() -> None:
-    names = [operation_pb2.TopicPartition(topic="t", partition=partition) for partition in range(1_000)]
-    columns = operation_pb2.OperationColumns(
-        kind=operation_pb2.OPERATION_KIND_PRODUCE,
-        partitions=names,
-        operation_id=range(1, 26),
-        item_count=[len(names)],
-        item_index=list(range(len(names))) * 25,
-        offset=[5],
-    )
-    async with serving() as served:
-        batch = wire.RegisterBatch(columns=columns)
-        answer = await served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
-        assert answer.receipt.accepted == 25
-        seen: list[int] = []
-        page = await served.stub.ListOperations(wire.ListOperationsRequest(page_size=25))
-        while True:
-            assert sum(len(operation.partitions) for operation in page.operations) <= 12_000
-            seen.extend(operation.operation_id for operation in page.operations)
-            if not page.next_page_token:
-                break
-            request = wire.ListOperationsRequest(page_size=25, page_token=page.next_page_token)
-            page = await served.stub.ListOperations(request)
-        assert seen == list(range(1, 26))
-
-
 async def test_replicas_of_a_partition_are_bounded() -> None:
-    """Followers that were never assigned do not accumulate without bound."""
     columns = event_pb2.EventColumns(
         partitions=[operation_pb2.TopicPartition(topic="t")],
         type=[event_pb2.EVENT_TYPE_FOLLOWER_PROGRESS] * 10_000,
@@ -185,11 +113,11 @@ async def nothing_left_of(*kinds: type) -> AsyncIterator[None]:
 async def test_refused_calls_leave_nothing_to_the_garbage_collector() -> None:
     async with serving() as served, nothing_left_of(RpcError, ResultStream):
         for _ in range(3):
-            get = served.stub.GetPartition(wire.GetPartitionRequest())
-            assert await code_of(get) is grpc.StatusCode.NOT_FOUND
+            with refused(grpc.StatusCode.NOT_FOUND):
+                await served.stub.GetPartition(wire.GetPartitionRequest())
             peer = await Peer(served, "s").open()
             await peer.send(open=wire.OpenSession(session_id="again"))
-            assert await peer.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert await peer.code() is INVALID
 
 
 async def test_refused_streams_leave_no_message_behind() -> None:
@@ -198,7 +126,7 @@ async def test_refused_streams_leave_no_message_behind() -> None:
         for _ in range(3):
             call = served.stub.AdvanceStream()
             await call.write(wire.AdvanceStreamRequest(columns=unreadable))
-            assert await asyncio.wait_for(call.code(), 60) is grpc.StatusCode.INVALID_ARGUMENT
+            assert await asyncio.wait_for(call.code(), 60) is INVALID
             del call
 
 
@@ -235,20 +163,20 @@ async def test_callers_that_go_cancel_no_read() -> None:
 
 
 async def test_callers_that_send_no_request_are_refused() -> None:
-    """For a method with one request and many responses, the error says that the request is missing."""
     async with serving() as served:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = served.channel.stream_stream(
             "/purgatory.v1.PurgatoryService/StreamResults"
         )()
         await call.done_writing()
-        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await call.code() is INVALID
         assert await call.details() == "request: was not sent"
 
 
-async def test_aborted_health_checks_leave_no_request_behind() -> None:
-    server = grpc.aio.server()
+async def test_aborted_health_checks_leave_no_request_behind_and_are_counted() -> None:
+    server, gate, registry = grpc.aio.server(), CallGate(FairQueue(), LimitsSettings()), CollectorRegistry()
+    registry.register(gate.counts)
     service = health_pb2.DESCRIPTOR.services_by_name["Health"]
-    add_standard_service(health.aio.HealthServicer(), server, CallGate(FairQueue(), LimitsSettings()), service)
+    add_standard_service(health.aio.HealthServicer(), server, gate, service)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with (
@@ -256,11 +184,14 @@ async def test_aborted_health_checks_leave_no_request_behind() -> None:
         nothing_left_of(health_pb2.HealthCheckRequest),
     ):
         stub = health_pb2_grpc.HealthStub(channel)
-        for _ in range(3):
-            check = stub.Check(health_pb2.HealthCheckRequest(service="nobody"))
-            assert await check.code() is grpc.StatusCode.NOT_FOUND
+        for name, code in (("nobody", "NOT_FOUND"), ("", "OK"), ("nobody", "NOT_FOUND")):
+            check = stub.Check(health_pb2.HealthCheckRequest(service=name))
+            assert (await check.code()).name == code
             del check
     await server.stop(0)
+    for code, count in (("OK", 1), ("NOT_FOUND", 2)):
+        labels = {"method": "Health/Check", "code": code}
+        assert registry.get_sample_value("purgatory_calls_ended_total", labels) == count
 
 
 def test_callers_that_go_while_they_are_answered_are_no_fault() -> None:

@@ -1,12 +1,10 @@
 """Attacks on the HTTP site, which can also affect gRPC callers: they share files and the event loop."""
 
-import asyncio
 import gzip
 import json
 import resource
 import select
 import struct
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from urllib.parse import unquote
@@ -16,9 +14,9 @@ from purgatory_client import Client
 
 from purgatory.service.http import http_limits
 from tests.abuse.result import memory_mb, open_files
-from tests.http.raw_http import RawConnection, chunked, request
+from tests.http.raw_http import Answer, RawConnection, chunked, request
 from tests.kit.daemon import DaemonProcess, DaemonThread, ServeDaemon, StartDaemon
-from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.eventually import wait_until
 
 HALF_OPEN = 400
 HALF_A_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: "
@@ -28,9 +26,11 @@ STATUS = f"{SERVICE}/GetStatus"
 WATCH = request("GET", "/v1/watch")
 
 
-def healthz(daemon: DaemonProcess | DaemonThread) -> int:
-    with urllib.request.urlopen(f"http://{daemon.http_address}/healthz", timeout=PATIENCE_S) as answer:
-        return int(answer.status)
+def answer_of(daemon: DaemonProcess | DaemonThread, path: str) -> Answer:
+    """The answer to a request on a new connection."""
+    with RawConnection(daemon.http_address) as connection:
+        connection.send(request("GET", path))
+        return connection.answer()
 
 
 def test_half_a_request_is_not_waited_for(serve_daemon: ServeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def test_half_a_request_is_not_waited_for(serve_daemon: ServeDaemon, monkeypatch
         while not select.select([slow.socket], [], [], 0.02)[0]:
             slow.send(b"x")
         assert slow.answer().status == 408
-    assert healthz(daemon) == 200
+    assert answer_of(daemon, "/healthz").status == 200
 
 
 def test_connections_are_limited(serve_daemon: ServeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,24 +63,20 @@ def test_connections_are_limited(serve_daemon: ServeDaemon, monkeypatch: pytest.
             held.send(WATCH)
             assert held.answer(only_first_bytes=True).status == 200
         for _ in range(100):
-            with RawConnection(daemon.http_address) as further:
-                further.send(request("GET", "/metrics"))
-                answer = further.answer()
-                assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-                assert json.loads(answer.body)["code"] == "unavailable"
-                assert further.is_closed()
+            answer = answer_of(daemon, "/metrics")
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+            assert json.loads(answer.body)["code"] == "unavailable"
+        with RawConnection(daemon.http_address) as further:
+            further.send(request("GET", "/metrics"))
+            assert further.answer().status == 503
+            assert further.is_closed()
         with RawConnection(daemon.http_address) as probe:
             for path in ("/healthz", "/readyz", "/healthz"):
                 probe.send(request("GET", path))
                 assert probe.answer().status == 200
         first.socket.close()
 
-        async def has_room() -> bool:
-            with RawConnection(daemon.http_address) as third:
-                third.send(request("GET", "/metrics"))
-                return third.answer().status == 200
-
-        asyncio.run(eventually(has_room, "there is room"))
+        wait_until(lambda: answer_of(daemon, "/metrics").status == 200, "there is room")
 
 
 def test_probes_are_served_while_hundreds_of_connections_never_send_a_request(
@@ -96,13 +92,10 @@ def test_probes_are_served_while_hundreds_of_connections_never_send_a_request(
             with suppress(OSError):  # the daemon may have closed it already
                 connection.send(HALF_A_REQUEST)
         for path in ("/readyz", "/healthz") * 5:
-            with RawConnection(daemon.http_address) as probe:
-                probe.send(request("GET", path))
-                assert probe.answer().status == 200
+            assert answer_of(daemon, path).status == 200
 
 
 def test_the_first_connection_may_come_while_there_are_no_files(start_daemon: StartDaemon) -> None:
-    """Connections are accepted again as soon as files can be opened."""
     daemon = start_daemon()
     pid = daemon.process.pid
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
@@ -127,7 +120,7 @@ def test_unread_answers_to_pipelined_requests_take_no_memory(small: DaemonProces
     """Two connections send requests until no more are accepted, read nothing, and close. Few of the requests have been
     answered, and new callers are served.
     """
-    assert healthz(small) == 200
+    assert answer_of(small, "/healthz").status == 200
     before_mb = memory_mb(small)
     pipelined = request("GET", "/healthz") * 10_000
     with ExitStack() as connections:
@@ -136,7 +129,7 @@ def test_unread_answers_to_pipelined_requests_take_no_memory(small: DaemonProces
             sender.setblocking(False)
             while select.select([], [sender], [], 0.2)[1]:
                 sender.send(pipelined)
-        assert healthz(small) == 200
+        assert answer_of(small, "/healthz").status == 200
         assert memory_mb(small) - before_mb < 16
     with Client(small.address) as client:
         client.advance("orders-3", high_watermark=42)
@@ -159,12 +152,9 @@ def test_unfinished_bodies_have_a_share_of_the_memory(small: DaemonProcess) -> N
                     assert honest.answer("POST").status == 200
         assert memory_mb(small) - before_mb < (BUDGET_BYTES >> 20) // 8 + 48
         sockets = {body.socket: body for body in bodies}
-
-        def most_are_refused() -> bool:
-            return len(select.select(sockets, [], [], 0)[0]) > len(bodies) // 2
-
-        asyncio.run(eventually(most_are_refused, "most bodies are refused"))
-        answer = sockets[select.select(sockets, [], [], 0)[0][0]].answer("POST")
+        half = len(bodies) // 2
+        refused = wait_until(lambda: select.select(sockets, [], [], 0)[0][half:], "most bodies are refused")
+        answer = sockets[refused[0]].answer("POST")
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
 
 
@@ -192,7 +182,6 @@ def test_hostile_gzip(shared_daemon: DaemonProcess, kind: str, deflated: bytes, 
 
 
 def test_a_body_of_tiny_chunks_does_not_hold_the_loop(shared_daemon: DaemonProcess) -> None:
-    """A body in chunks of one byte each: others are served between them, and it is answered."""
     body = chunked(b"{" + b" " * 50_000 + b"}", 1)
     headers = {"content-type": "application/json", "transfer-encoding": "chunked"}
     with RawConnection(shared_daemon.http_address) as connection:

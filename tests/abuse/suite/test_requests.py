@@ -10,27 +10,21 @@ from tests.abuse.requests.targets import fuzz_crowd, fuzz_daemon
 
 
 @pytest.mark.slow
-async def test_daemon_survives_fuzzed_requests_and_bytes() -> None:
-    """Every RPC answers fuzzed requests, among raw bytes at both ports, with a status that does not indicate a bug; the
-    counts agree, and the log has no errors.
-    """
+async def test_daemon_survives_fuzzed_requests_of_all_calls(tmp_path: Path) -> None:
     tally = Tally()
-    await fuzz_daemon(3, 1_000, tally, warm_up=0)
+    await fuzz_daemon(tmp_path, 3, 1_000, tally, warm_up=0)
     assert tally.findings == [], "\n".join(tally.findings)
-    expected = {method.name for method in SERVICE.methods} | {"bytes at the gRPC port", "bytes at the HTTP port"}
-    assert expected < {rpc for rpc, _ in tally.requests}
+    assert {method.name for method in SERVICE.methods} < {rpc for rpc, _ in tally.requests}
 
 
 @pytest.mark.slow
 async def test_daemon_survives_a_crowd_at_tiny_limits(tmp_path: Path) -> None:
-    """Ten callers at once reach every limit across restarts: no error indicates a bug, and the counts agree."""
     tally = Tally()
     await fuzz_crowd(tmp_path, 1, 2, 600, tally, "sync")
     assert tally.findings == [], "\n".join(tally.findings)
     assert {method.name for method in SERVICE.methods} == {rpc for rpc, _ in tally.requests}
 
 
-async def test_host_survives_changed_bytes() -> None:
-    """No message, whatever its bytes, makes translation, host or engine raise; every operation ends and is counted."""
-    tried = await fuzz_direct(1, 8_000)
-    assert all(tried[f"{name}: {end}"] for name in ("Register", "Advance", "Cancel") for end in ("served", "refused"))
+def test_host_survives_changed_bytes() -> None:
+    tried = fuzz_direct(1, 8_000)
+    assert all(tried[name, end] for name in ("Register", "Advance", "Cancel") for end in ("served", "refused"))
