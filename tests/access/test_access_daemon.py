@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -64,67 +63,54 @@ async def test_a_sighup_reads_the_files_again(start_daemon: StartDaemon, tmp_pat
     assert daemon.stop() == 0
 
 
-@pytest.mark.parametrize("fault", ["policy", "empty policy", "no policy", "tokens", "empty tokens", "keys"])
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("policy.toml", '[[grant]]\nto = ["a"]\nroles = ["wiat"]\ntopics = ["*"]', "grant 1, roles 1"),
+        ("policy.toml", 'loopback_principal = "root"\n', r"contains no \[\[grant\]\]"),
+        ("policy.toml", None, "set policy_file"),
+        ("tokens", "nonsense\n", "line 1"),
+        ("tokens", "\n", "is empty"),
+        ("keys", None, "no key set"),
+    ],
+)
 async def test_daemon_does_not_start_with_unusable_access_files(
-    run_daemon: RunDaemon, tmp_path: Path, fault: str
+    run_daemon: RunDaemon, tmp_path: Path, file: str, content: str | None, said: str
 ) -> None:
     flags = access_flags(tmp_path, POLICY)
-    if fault == "policy":
-        (tmp_path / "policy.toml").write_text('[[grant]]\nto = ["a"]\nroles = ["wiat"]\ntopics = ["*"]', "utf-8")
-    elif fault == "empty policy":
-        (tmp_path / "policy.toml").write_text('loopback_principal = "root"\n', "utf-8")
-    elif fault == "no policy":
-        flags = flags[2:]
-    elif fault == "tokens":
-        (tmp_path / "tokens").write_text("nonsense\n", "utf-8")
-    elif fault == "empty tokens":
-        (tmp_path / "tokens").write_text("\n", "utf-8")
-    else:
+    if content is not None:
+        (tmp_path / file).write_text(content, "utf-8")
+    elif file == "keys":
         flags += ["--access-jwt-keys", str(tmp_path / "absent")]
         flags += ["--access-jwt-issuer", "issuer", "--access-jwt-audience", "audience"]
-    said = {
-        "policy": "grant 1, roles 1", "empty policy": "contains no [[grant]]", "no policy": "set policy_file",
-        "tokens": "line 1", "empty tokens": "is empty", "keys": "no key set",
-    }  # fmt: skip
-    with pytest.raises((AccessError, SettingsError)) as raised:
+    else:
+        flags = flags[2:]
+    with pytest.raises((AccessError, SettingsError), match=said):
         await run_daemon(*flags)
-    assert said[fault] in str(raised.value)
-
-
-async def registered(daemon: InProcessDaemon, token: str) -> wire.Receipt:
-    async with Caller(daemon.address, f"Bearer {token}") as caller:
-        operations = [produce(1, "mine-1", 9), produce(2, "yours-1", 9)]
-        request = register_request("s", *operations)
-        answer = await caller.call("Register", request)
-    receipt: wire.Receipt = answer.receipt
-    return receipt
 
 
 async def test_archive_has_the_principals_of_waits_and_events(run_daemon: RunDaemon, tmp_path: Path) -> None:
     flags = access_flags(tmp_path, POLICY)
-    token = add_token(tmp_path / "tokens", "wait")
+    tokens = {name: add_token(tmp_path / "tokens", name) for name in ("root", "wait")}
     daemon = await run_daemon(*flags, "--archive", str(tmp_path / "archive"))
-    assert [one.operation_id for one in (await registered(daemon, token)).refusals] == [2]
-    for name in ("root", "wait"):
-        async with Caller(daemon.address, f"Bearer {add_token(tmp_path / 'tokens', name)}") as caller:
-            status = partial(caller.call, "GetStatus", wire.GetStatusRequest())
-            await eventually(status, "the new token is known", but=grpc.aio.AioRpcError)
+    for name, token in tokens.items():
+        async with Caller(daemon.address, f"Bearer {token}") as caller:
             if name == "root":
                 await caller.call("Advance", wire.AdvanceRequest(rows={"events": [high_watermark("mine-2", 5)]}))
             await caller.call("Wait", wire.WaitRequest(operation=produce(1, "mine-2", 1)))
+            if name == "wait":
+                request = register_request("s", produce(1, "mine-1", 9), produce(2, "yours-1", 9))
+                assert (await caller.call("Register", request)).receipt.accepted == 1
     await daemon.stop()
+    tables = {name: rows_of(tmp_path / "archive", name) for name in ("registrations", "outcomes", "events")}
     waits, ended = (
-        [(row["principal"], row["topic"]) for row in rows_of(tmp_path / "archive", table) if not row["session_number"]]
+        [(row["principal"], row["topic"]) for row in tables[table] if not row["session_number"]]
         for table in ("registrations", "outcomes")
     )
     assert waits == ended == [("root", "mine-2"), ("wait", "mine-2")]
-    assert [row["principal"] for row in rows_of(tmp_path / "archive", "events")] == ["root"]
-    rows = rows_of(tmp_path / "archive", "registrations")
-    kept = {
-        (row["operation_id"], row["topic"], row["principal"], row["refusal_code"])
-        for row in rows
-        if row["session_number"]
-    }
+    assert [row["principal"] for row in tables["events"]] == ["root"]
+    names = ("operation_id", "topic", "principal", "refusal_code")
+    kept = {tuple(row[name] for name in names) for row in tables["registrations"] if row["session_number"]}
     assert kept == {(1, "mine-1", "wait", 0), (2, "yours-1", "wait", PERMISSION_DENIED)}
 
 

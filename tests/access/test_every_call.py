@@ -25,7 +25,7 @@ from purgatory.v1 import event_pb2, operation_pb2, source_pb2, webhook_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import NOBODY, ROLES, Caller, guarding
 from tests.kit.eventually import PATIENCE_S
-from tests.kit.messages import advance_request, high_watermark, produce, register_batch, register_request
+from tests.kit.messages import advance_request, high_watermark, produce, register_batch, register_request, signal
 
 OK = "ok"
 WITHHELD = "one refused with 7"
@@ -102,26 +102,31 @@ def both(rpc: str, door: str, may: str, otherwise: str) -> Callable[[Callable[[C
     return add
 
 
-def item(refusals: object, count: int = 1) -> str:
-    """Return the outcome of the only item of a batch, or of all of its `count` items."""
-    told = list(refusals)  # type: ignore[call-overload]
-    if not told:
+def right(_answer: object) -> bool:
+    return True
+
+
+async def ask(caller: Caller, rpc: str, request: object, is_right: Callable[[Any], bool] = right, but: str = "") -> str:
+    """Make a unary call. Its answer must be right, unless the call ends with the status `but`, after the check."""
+    try:
+        answer = await caller.call(rpc, request)
+    except grpc.aio.AioRpcError as error:
+        if error.code().name != but:
+            raise
         return OK
-    assert [one.code for one in told] == [codes_of_denied()] * count
-    return WITHHELD
+    assert is_right(answer), answer
+    return withheld(answer.receipt) if hasattr(answer, "receipt") else OK
 
 
-def codes_of_denied() -> int:
-    return int(grpc.StatusCode.PERMISSION_DENIED.value[0])
+def withheld(receipt: Any) -> str:  # noqa: ANN401 - of registrations or events
+    """Return the outcome of all items of a batch, which is the same."""
+    codes_told = {refusal.code for refusal in receipt.refusals}
+    assert codes_told <= {grpc.StatusCode.PERMISSION_DENIED.value[0]}
+    return WITHHELD if codes_told else OK
 
 
 def topic(name: str) -> operation_pb2.TopicPartition:
     return operation_pb2.TopicPartition(topic=f"{name}-1", partition=0)
-
-
-def signal(operation_id: int, name: str) -> operation_pb2.Operation:
-    keys = [operation_pb2.SignalKey(key=f"{name}/1")]
-    return operation_pb2.Operation(operation_id=operation_id, timeout_ms=0, signal=operation_pb2.Signal(keys=keys))
 
 
 def batch(name: str) -> wire.RegisterBatch:
@@ -134,35 +139,40 @@ def events(name: str) -> event_pb2.EventRows:
 
 @both("Wait", "wait", "wait", DENIED)
 async def _wait(caller: Caller, name: str) -> str:
-    await caller.call("Wait", wire.WaitRequest(operation=produce(0, f"{name}-1", 9, timeout_ms=0)))
-    await caller.call("Wait", wire.WaitRequest(operation=signal(0, name)))
+    for operation in (produce(0, f"{name}-1", 9, timeout_ms=0), signal(0, f"{name}/1", timeout_ms=0)):
+        await ask(caller, "Wait", wire.WaitRequest(operation=operation))
     return OK
+
+
+async def first(stream: Any) -> Any:  # noqa: ANN401 - a call and its message
+    """Return the next message of a stream. Raises AioRpcError if it was refused."""
+    message = await asyncio.wait_for(stream.read(), PATIENCE_S)
+    assert message is not grpc.aio.EOF
+    return message
 
 
 @both("Session", "wait", "wait", WITHHELD)
 async def _session(caller: Caller, name: str) -> str:
     stream = caller.stream("Session")
     await stream.write(wire.SessionRequest(open=wire.OpenSession(session_id="s", last_sequence=1)))
-    assert (await asyncio.wait_for(stream.read(), PATIENCE_S)).opened.resumed
+    assert (await first(stream)).opened.resumed
     await stream.write(wire.SessionRequest(register=batch(name)))
-    message = await asyncio.wait_for(stream.read(), PATIENCE_S)
-    return item(message.receipt.refusals)
+    return withheld((await first(stream)).receipt)
 
 
 @case("Session", "foreign session", "wait", "wait root")
 async def _session_foreign(caller: Caller) -> str:
     stream = caller.stream("Session")
     await stream.write(wire.SessionRequest(open=wire.OpenSession(session_id="theirs")))
-    message = await asyncio.wait_for(stream.read(), PATIENCE_S)
+    opened = (await first(stream)).opened
     # A new session of its own, even if another principal has one with the same id.
-    assert (message.opened.resumed, message.opened.highest_operation_id) == (False, 0)
+    assert (opened.resumed, opened.highest_operation_id) == (False, 0)
     return OK
 
 
 @both("Register", "wait", "wait", WITHHELD)
 async def _register(caller: Caller, name: str) -> str:
-    answer = await caller.call("Register", wire.RegisterRequest(session_id="s", batch=batch(name)))
-    return item(answer.receipt.refusals)
+    return await ask(caller, "Register", wire.RegisterRequest(session_id="s", batch=batch(name)))
 
 
 @both("Register", "wait", "wait", WITHHELD)
@@ -170,29 +180,25 @@ async def _register_composites(caller: Caller, name: str) -> str:
     """The role is needed for each topic and each key, in both arms."""
     operations = []
     for place in range(4):
-        first, second, third, fourth = (name if at == place else "mine" for at in range(4))
-        composite = operation_pb2.Composite(
-            terms=[mark_term(first), key_term(second)], unless=[mark_term(third), key_term(fourth)]
-        )
+        names = [name if at == place else "mine" for at in range(4)]
+        terms = [
+            operation_pb2.Term(mark=operation_pb2.MarkTerm(topic_partition=topic(one), required_offset=9))
+            if at % 2 == 0
+            else operation_pb2.Term(signal=operation_pb2.SignalKey(key=f"{one}/1"))
+            for at, one in enumerate(names)
+        ]
+        composite = operation_pb2.Composite(terms=terms[:2], unless=terms[2:])
         operations.append(operation_pb2.Operation(operation_id=100 + place, timeout_ms=0, composite=composite))
-    answer = await caller.call("Register", register_request("s", *operations))
-    return item(answer.receipt.refusals, 4)
-
-
-def mark_term(name: str) -> operation_pb2.Term:
-    return operation_pb2.Term(mark=operation_pb2.MarkTerm(topic_partition=topic(name), required_offset=9))
-
-
-def key_term(name: str) -> operation_pb2.Term:
-    return operation_pb2.Term(signal=operation_pb2.SignalKey(key=f"{name}/1"))
+    return await ask(
+        caller, "Register", register_request("s", *operations), lambda answer: len(answer.receipt.refusals) in (0, 4)
+    )
 
 
 @case("StreamResults", "own session", "wait", "wait root")
 async def _stream_results(caller: Caller) -> str:
     stream = caller.stream("StreamResults", wire.StreamResultsRequest(session_id="s"))
-    assert (await asyncio.wait_for(stream.read(), PATIENCE_S)).HasField("opened")
-    message = await asyncio.wait_for(stream.read(), PATIENCE_S)
-    assert [one.operation_id for one in message.results.rows.results] == [3]
+    assert (await first(stream)).HasField("opened")
+    assert [one.operation_id for one in (await first(stream)).results.rows.results] == [3]
     return OK
 
 
@@ -200,70 +206,75 @@ async def _stream_results(caller: Caller) -> str:
 async def _stream_results_foreign(caller: Caller) -> str:
     stream = caller.stream("StreamResults", wire.StreamResultsRequest(session_id="theirs"))
     # Before the next call: that one must not be refused while this one still is.
-    assert (await asyncio.wait_for(stream.read(), PATIENCE_S)).HasField("opened")
+    assert (await first(stream)).HasField("opened")
     await caller.call("Register", wire.RegisterRequest(session_id="theirs", batch=batch("mine")))
-    message = await asyncio.wait_for(stream.read(), PATIENCE_S)
     # Not operation 3 of the other session "theirs".
-    assert [one.operation_id for one in message.results.rows.results] == [100]
+    assert [one.operation_id for one in (await first(stream)).results.rows.results] == [100]
     return OK
 
 
 @both("Advance", "advance", "advance", WITHHELD)
 async def _advance(caller: Caller, name: str) -> str:
-    answer = await caller.call("Advance", wire.AdvanceRequest(rows=events(name)))
-    return item(answer.receipt.refusals)
+    return await ask(caller, "Advance", wire.AdvanceRequest(rows=events(name)))
 
 
 @both("Advance", "advance", "advance", WITHHELD)
 async def _advance_keys(caller: Caller, name: str) -> str:
     """A heartbeat, a signal with a value, and one that fails."""
-    key = f"{name}/1"
-    signals = (
-        event_pb2.KeySignalled(key=key, count=0),
-        event_pb2.KeySignalled(key=key, value=b"done"),
-        event_pb2.KeySignalled(key=key, failed=True),
-    )
-    rows = [event_pb2.Event(key_signalled=one) for one in signals]
-    answer = await caller.call("Advance", advance_request(*rows))
-    return item(answer.receipt.refusals, 3)
+    options: list[dict[str, Any]] = [{"count": 0}, {"value": b"done"}, {"failed": True}]
+    signals = [event_pb2.KeySignalled(key=f"{name}/1", **one) for one in options]
+    request = advance_request(*(event_pb2.Event(key_signalled=one) for one in signals))
+    return await ask(caller, "Advance", request, lambda answer: len(answer.receipt.refusals) in (0, 3))
 
 
 @both("AdvanceStream", "advance", "advance", WITHHELD)
 async def _advance_stream(caller: Caller, name: str) -> str:
     stream = caller.stream("AdvanceStream")
     await stream.write(wire.AdvanceStreamRequest(rows=events(name)))
-    message = await asyncio.wait_for(stream.read(), PATIENCE_S)
-    return item(message.receipt.refusals)
+    return withheld((await first(stream)).receipt)
 
 
 @both("Cancel", "wait admin", "admin", DENIED)
 async def _cancel_partition(caller: Caller, name: str) -> str:
-    answer = await caller.call("Cancel", wire.CancelRequest(topic_partition=topic(name)))
-    assert answer.cancelled == len(CALLERS) + 2
-    await caller.call("Cancel", wire.CancelRequest(key=f"{name}/1"))
-    return OK
+    request = wire.CancelRequest(topic_partition=topic(name))
+    await ask(caller, "Cancel", request, lambda answer: answer.cancelled == len(CALLERS) + 2)
+    return await ask(caller, "Cancel", wire.CancelRequest(key=f"{name}/1"))
+
+
+def check_seen(operations: Any) -> None:  # noqa: ANN401 - the operations of a listing, or of a tail
+    """A caller sees its own operations; an administrator also those on its names, and root all."""
+    found = {(one.principal, one.session_id, one.operation_id) for one in operations}
+    on_foreign_names = {principal for principal, session_id, number in found if (session_id, number) == ("s", 2)}
+    if len(found) == 2:
+        assert on_foreign_names == {"wait"}
+    elif len(found) == len(CALLERS) + 3:
+        assert on_foreign_names == {"admin"}
+    else:
+        assert len(found) == PENDING
+        assert "root" in on_foreign_names
 
 
 @case("ListOperations", "everything", "wait admin", "wait admin root")
 async def _list_operations(caller: Caller) -> str:
-    answer = await caller.call("ListOperations", wire.ListOperationsRequest(page_size=1_000))
-    found = {(one.principal, one.session_id, one.operation_id) for one in answer.operations}
-    me = {principal for principal, session_id, operation_id in found if (session_id, operation_id) == ("s", 2)}
-    if len(found) == 2:
-        assert me == {"wait"}
-    elif len(found) == len(CALLERS) + 3:
-        assert me == {"admin"}
-    else:
-        assert len(found) == 2 * (len(CALLERS) + 2)
-        assert "root" in me
+    check_seen((await caller.call("ListOperations", wire.ListOperationsRequest(page_size=1_000))).operations)
+    return OK
+
+
+@case("TailResults", "everything", "wait admin", "wait admin root")
+async def _tail_results(caller: Caller) -> str:
+    stream = caller.stream("TailResults", wire.TailResultsRequest())
+    assert not (await first(stream)).operations
+    assert caller.host is not None
+    for name in ("mine-1", "yours-1"):
+        await caller.host.cancel_waits((name, 0))
+    check_seen((await first(stream)).operations)
     return OK
 
 
 @both("GetPartition", "observe", "observe", DENIED)
 async def _get_partition(caller: Caller, name: str) -> str:
-    answer = await caller.call("GetPartition", wire.GetPartitionRequest(topic_partition=topic(name)))
-    assert answer.partition.topic_partition == topic(name)
-    return OK
+    request = wire.GetPartitionRequest(topic_partition=topic(name))
+    return await ask(caller, "GetPartition", request, lambda answer: answer.partition.topic_partition == topic(name))
 
 
 @case("ListPartitions", "everything", "observe", "observe root")
@@ -276,96 +287,52 @@ async def _list_partitions(caller: Caller) -> str:
     return OK
 
 
-@case("ListHotNames", "everything", "observe", "observe root")
-async def _list_hot_names(caller: Caller) -> str:
-    answer = await caller.call("ListHotNames", wire.ListHotNamesRequest())
-    found = {one.topic_partition.topic: one.watched for one in answer.names}
-    # One operation of each session waits on each.
-    sessions = len(CALLERS) + 2
-    assert found in ({"mine-1": sessions}, {"mine-1": sessions, "yours-1": sessions})
-    return OK
-
-
-@case("TailResults", "everything", "wait admin", "wait admin root")
-async def _tail_results(caller: Caller) -> str:
-    stream = caller.stream("TailResults", wire.TailResultsRequest())
-    assert not (await asyncio.wait_for(stream.read(), PATIENCE_S)).operations
-    assert caller.host is not None
-    for name in ("mine-1", "yours-1"):
-        await caller.host.cancel_waits((name, 0))
-    told = (await asyncio.wait_for(stream.read(), PATIENCE_S)).operations
-    found = {(one.principal, one.session_id, one.operation_id) for one in told}
-    if len(found) == 2:
-        assert {(principal, number) for principal, _, number in found} == {("wait", 1), ("wait", 2)}
-    elif len(found) == len(CALLERS) + 3:
-        assert {principal for principal, _, number in found if number == 2} == {"admin"}
-    else:
-        assert len(found) == 2 * (len(CALLERS) + 2)
-    return OK
+async def attach(caller: Caller, *prefixes: str) -> list[str]:
+    """Attach a source, and return the topics for which there is demand."""
+    stream = caller.stream("AttachSource")
+    hello = source_pb2.SourceHello(name="a source", topic_prefixes=prefixes)
+    await stream.write(source_pb2.AttachSourceRequest(hello=hello))
+    return [one.topic for one in (await first(stream)).demand.gained]
 
 
 @both("AttachSource", "advance", "advance", DENIED)
 async def _attach_source(caller: Caller, name: str) -> str:
-    stream = caller.stream("AttachSource")
-    hello = source_pb2.SourceHello(name="a source", topic_prefixes=[f"{name}-"])
-    await stream.write(source_pb2.AttachSourceRequest(hello=hello))
-    message = await asyncio.wait_for(stream.read(), PATIENCE_S)
-    if message is grpc.aio.EOF:
-        return str((await stream.code()).name)
-    assert [one.topic for one in message.demand.gained] == [f"{name}-1"]
+    assert await attach(caller, f"{name}-") == [f"{name}-1"]
     return OK
 
 
 @case("AttachSource", "own name and more", "advance", "root")
 async def _attach_wider_source(caller: Caller) -> str:
-    stream = caller.stream("AttachSource")
-    hello = source_pb2.SourceHello(name="a source", topic_prefixes=["mine-1", "mine"])
-    await stream.write(source_pb2.AttachSourceRequest(hello=hello))
-    if await asyncio.wait_for(stream.read(), PATIENCE_S) is grpc.aio.EOF:
-        return str((await stream.code()).name)
+    await attach(caller, "mine-1", "mine")
     return OK
 
 
 @both("GetSourceEnds", "wait", "wait", DENIED)
 async def _source_ends(caller: Caller, name: str) -> str:
-    try:
-        await caller.call("GetSourceEnds", source_pb2.GetSourceEndsRequest(topics=[f"{name}-1"]))
-    except grpc.aio.AioRpcError as error:
-        if error.code() is not grpc.StatusCode.UNAVAILABLE:  # no source is attached
-            raise
-    return OK
-
-
-@case("HandOver", "the daemon", "admin", "root")
-async def _hand_over(caller: Caller) -> str:
-    try:
-        await caller.call("HandOver", wire.HandOverRequest())
-    except grpc.aio.AioRpcError as error:
-        if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:  # there is no log
-            raise
-    return OK
+    request = source_pb2.GetSourceEndsRequest(topics=[f"{name}-1"])
+    return await ask(caller, "GetSourceEnds", request, but="UNAVAILABLE")  # no source is attached
 
 
 def asks(
-    rpc: str, on: str, door: str, may: str, request: object,
-    is_right: Callable[[Any], bool] = lambda _: True, otherwise: str = DENIED,
+    rpc: str, on: str, door: str, may: str, request: object, is_right: Callable[[Any], bool] = right,
+    otherwise: str = DENIED, but: str = "",
 ) -> None:  # fmt: skip
-    """Add a case of a unary call, whose answer must be right."""
-
-    async def act(caller: Caller) -> str:
-        answer = await caller.call(rpc, request)
-        assert is_right(answer), answer
-        return OK
-
-    case(rpc, on, door, may, otherwise)(act)
+    """Add a case of a unary call, see `ask`."""
+    case(rpc, on, door, may, otherwise)(lambda caller: ask(caller, rpc, request, is_right, but))
 
 
 EVERY_ROLE = " ".join(ROLES)
 PENDING = 2 * (len(CALLERS) + 2)
 """Operations in all sessions together."""
+HOT = [("mine-1", len(CALLERS) + 2), ("yours-1", len(CALLERS) + 2)]
+"""One operation of each session waits on each."""
 MINUTES: dict[str, Any] = {"operation_ids": [1, 3], "timeout_ms": 600_000}
 OTHERS: dict[str, Any] = {"session_id": "theirs", "principal": OTHER}
 NONE_KNOWN = {"webhook_ids": ["nobody's"]}
+asks("HandOver", "the daemon", "admin", "root", wire.HandOverRequest(), but="FAILED_PRECONDITION")  # there is no log
+asks("ListHotNames", "everything", "observe", "observe root", wire.ListHotNamesRequest(),
+     lambda answer: sorted((one.topic_partition.topic, one.watched) for one in answer.names) in (HOT[:1], HOT)
+)  # fmt: skip
 asks("CloseSession", "own session", "wait", "wait root", wire.CloseSessionRequest(session_id="s"),
      lambda answer: (answer.cancelled, answer.results_dropped) == (2, 1))  # fmt: skip
 asks("Cancel", "own operation", "wait admin", "wait admin root",

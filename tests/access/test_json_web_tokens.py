@@ -1,13 +1,19 @@
-"""JSON web tokens: accepted signatures, principals and expiry."""
+"""JSON web tokens: accepted signatures, principals and expiry; and their keys over HTTPS.
+
+An issuer's server is untrusted until its certificate is verified, and limited even then.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hmac
 import json
+import ssl
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +22,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from joserfc import jwt
-from joserfc.jwk import ECKey, KeySet, OKPKey, RSAKey
+from joserfc.jwk import ECKey, KeySet, OctKey, OKPKey, RSAKey
 
+from examples.secure_demo.authority import Authority
+from purgatory.service.access import json_web_tokens
 from purgatory.service.access.errors import BadToken
-from purgatory.service.access.json_web_tokens import FETCH_AGAIN_S, LEEWAY_S, JsonWebTokens, KeySetError
+from purgatory.service.access.json_web_tokens import (
+    FETCH_AGAIN_S,
+    KEY_SET_BYTES_MAX,
+    LEEWAY_S,
+    JsonWebTokens,
+    KeySetError,
+)
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.access.guarded import Caller, Guarded, guarding
+from tests.access.guarded import POLICY, Caller, Guarded, guarding
+from tests.kit.daemon import RunDaemon
 from tests.kit.eventually import eventually
 from tests.kit.served_host import refused
 
@@ -54,8 +69,12 @@ def in_base64(part: bytes) -> str:
     return base64.urlsafe_b64encode(part).rstrip(b"=").decode()
 
 
+def key_set(*keys: Any) -> bytes:  # noqa: ANN401 - any key
+    return json.dumps(KeySet(list(keys)).as_dict(private=False)).encode()
+
+
 def write_keys(path: Path, *keys: Any) -> Path:  # noqa: ANN401 - any key
-    path.write_text(json.dumps(KeySet(list(keys)).as_dict(private=False)), "utf-8")
+    path.write_bytes(key_set(*keys))
     return path
 
 
@@ -229,3 +248,188 @@ async def test_principals_of_both_sorts_of_token_are_the_same(tmp_path: Path) ->
         async with opaque, Caller(served.address, f"Bearer {signed(claims())}") as verified:
             await opaque.call("Register", registered)
             await verified.call("CloseSession", wire.CloseSessionRequest(session_id="s"))
+
+
+# Key sets over HTTPS.
+
+
+Serve = Callable[[asyncio.StreamWriter], Coroutine[Any, Any, None]]
+"""Answers one request, whose head has been read."""
+
+
+def response(status: str, body: bytes = b"", *headers: str) -> bytes:
+    head = "\r\n".join([f"HTTP/1.1 {status}", f"content-length: {len(body)}", *headers])
+    return f"{head}\r\n\r\n".encode() + body
+
+
+def says(answer: bytes) -> Serve:
+    async def serve(writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        await writer.drain()
+
+    return serve
+
+
+async def drips(writer: asyncio.StreamWriter) -> None:
+    """Send a byte every 50 ms, so that no single read takes long."""
+    for byte in response("200 OK", b" " * 1_000):
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def serving_keys(context: ssl.SSLContext | None, serve: Serve) -> AsyncIterator[int]:
+    """Serve on a free port of loopback, and yield it. Without a context: plain HTTP."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            await serve(writer)
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=context)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """A server's context for 127.0.0.1, whose authority is trusted."""
+    authority = Authority("An authority for key sets")
+    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    served.load_cert_chain(*authority.issue("issuer", hosts=["127.0.0.1"]).write(tmp_path, "issuer"))
+    (tmp_path / "trusted.crt").write_bytes(authority.certificate_pem)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "trusted.crt"))
+    return served
+
+
+def tokens_from(port: int) -> JsonWebTokens:
+    return JsonWebTokens(f"https://127.0.0.1:{port}/keys", ISSUER, AUDIENCE, "sub")
+
+
+async def test_keys_from_a_trusted_server_verify_tokens(context: ssl.SSLContext) -> None:
+    async with serving_keys(context, says(response("200 OK", key_set(EC)))) as port:
+        tokens = tokens_from(port)
+        assert await tokens.load()
+        assert not await tokens.load(), "the same content is not a new set"
+    assert tokens.verify(signed(claims(), key=EC))[0] == "root"
+
+
+async def test_an_unknown_authority_is_refused(context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE")
+    async with serving_keys(context, says(response("200 OK", key_set(EC)))) as port:
+        with pytest.raises(KeySetError, match="CERTIFICATE_VERIFY_FAILED"):
+            await tokens_from(port).load()
+
+
+@pytest.mark.parametrize("scheme", ["https", "http"])
+async def test_redirects_are_not_followed(context: ssl.SSLContext, scheme: str) -> None:
+    visited: list[int] = []
+
+    async def serve_other(writer: asyncio.StreamWriter) -> None:
+        visited.append(1)
+        writer.write(response("200 OK", key_set(STRANGER)))
+
+    async with serving_keys(context if scheme == "https" else None, serve_other) as other:
+        place = f"location: {scheme}://127.0.0.1:{other}/keys"
+        for status in ("301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"):
+            async with serving_keys(context, says(response(status, b"", place))) as port:
+                tokens = tokens_from(port)
+                with pytest.raises(KeySetError, match=r"not followed; set access\.jwt_keys to the final URL"):
+                    await tokens.load()
+    assert (visited, list(tokens.keys)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("serve", "said"),
+    [
+        (drips, "no answer within"),
+        (says(response("200 OK", b" " * KEY_SET_BYTES_MAX)), f"more than {KEY_SET_BYTES_MAX} bytes"),
+        (says(response("500 Oops")), "HTTP 500"),
+        (says(response("200 OK", b"[" * 100_000)), "RecursionError|recursion"),
+        (says(b"SSH-2.0-OpenSSH\r\n"), "RemoteProtocolError"),
+        (says(b""), "disconnected"),
+    ],
+    ids=["drip", "long", "500", "nested", "no http", "nothing"],
+)
+async def test_previous_keys_are_kept_if_the_exchange_fails(
+    context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, serve: Serve, said: str
+) -> None:
+    """Webhooks are sent by the same client, and their tests have all of its limits."""
+    monkeypatch.setattr(json_web_tokens, "FETCH_TIMEOUT_S", 0.3 if serve is drips else 300.0)
+    async with serving_keys(context, serve) as port:
+        tokens = tokens_from(port)
+        tokens.keys = KeySet([EC])
+        with pytest.raises(KeySetError, match=said):
+            await tokens.load()
+    assert tokens.verify(signed(claims(), key=EC))
+
+
+UNUSABLE = {
+    "symmetric": OctKey.generate_key(256),
+    "for encryption": RSAKey.import_key(RSA.as_dict() | {"use": "enc"}),
+    "of another algorithm": RSAKey.import_key(RSA.as_dict() | {"alg": "RSA-OAEP"}),
+    "not for verifying": ECKey.generate_key("P-256", {"key_ops": ["sign"]}),
+    "of an unsupported curve": ECKey.generate_key("secp256k1"),
+    "for key agreement": OKPKey.generate_key("X25519"),
+}
+
+
+@pytest.mark.parametrize("why", UNUSABLE)
+async def test_set_without_a_usable_key_changes_nothing(tmp_path: Path, why: str) -> None:
+    """With it every caller would be refused. If another key is usable, the unusable one is ignored."""
+    path = tmp_path / "keys.json"
+    path.write_bytes(key_set(EC))
+    tokens = JsonWebTokens(str(path), ISSUER, AUDIENCE, "sub")
+    await tokens.load_first()
+    path.write_bytes(key_set(UNUSABLE[why]))
+    for load in (tokens.load, JsonWebTokens(str(path), ISSUER, AUDIENCE, "sub").load_first):
+        with pytest.raises(KeySetError, match="none of its 1 keys can verify"):
+            await load()
+    assert tokens.verify(signed(claims(), key=EC))
+    path.write_bytes(key_set(UNUSABLE[why], EC))
+    assert await tokens.load()
+    assert [key.kid for key in tokens.keys] == ["ec"]
+
+
+async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.extend((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n"))
+        writer.close()
+
+    proxy = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with proxy:
+        address = f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        for variable in (f"http://us%65r:secret@{address}", address):
+            asked.clear()
+            monkeypatch.setenv("https_proxy", variable)
+            with pytest.raises(KeySetError):
+                await JsonWebTokens("https://issuer.invalid/keys", ISSUER, AUDIENCE, "sub").load()
+            assert asked[0] == b"CONNECT issuer.invalid:443 HTTP/1.1"
+            credential = b"Proxy-Authorization: Basic " + base64.b64encode(b"user:secret")
+            assert (credential in asked) == ("secret" in variable)
+        asked.clear()
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        with pytest.raises(KeySetError, match="ConnectError"):
+            await tokens_from(1).load()
+    assert not asked
+
+
+async def test_a_dripping_issuer_delays_neither_readiness_nor_the_end(
+    run_daemon: RunDaemon, context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(json_web_tokens, "FETCH_TIMEOUT_S", 0.3)
+    (tmp_path / "policy.toml").write_text(POLICY, "utf-8")
+    async with serving_keys(context, drips) as port:
+        daemon = await run_daemon(
+            "--access-policy-file", str(tmp_path / "policy.toml"),
+            "--access-jwt-keys", f"https://127.0.0.1:{port}/keys",
+            "--access-jwt-issuer", ISSUER, "--access-jwt-audience", AUDIENCE,
+        )  # fmt: skip
+        assert "no answer within" in daemon.log
+        await daemon.stop()

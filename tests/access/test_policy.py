@@ -1,9 +1,11 @@
-"""The policy: how a file is interpreted, and the effect of changes on calls and waits while the daemon serves."""
+"""The policy: how a file is interpreted, and what changes do to calls, waits and sources while the daemon serves."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -14,11 +16,12 @@ from purgatory.service.access.access_policy import PolicyError, read_policy
 from purgatory.service.access.roles import ROLES, Names
 from purgatory.service.access.tokens import add_token
 from purgatory.service.settings import HostSettings, SessionSettings
-from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.service.sources import source_links
+from purgatory.v1 import operation_pb2, source_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.access.guarded import POLICY, Guarded, guarding
+from tests.access.guarded import POLICY, Caller, Guarded, guarding
 from tests.kit.eventually import PATIENCE_S, eventually
-from tests.kit.messages import advance_request, high_watermark, produce, register_batch
+from tests.kit.messages import advance_request, high_watermark, produce, register_request
 from tests.kit.served_host import refused
 
 WORDS = st.text("ab*", min_size=1, max_size=4).filter(lambda word: "*" not in word[:-1])
@@ -164,38 +167,29 @@ async def test_a_changed_file_is_taken_once_it_is_whole(tmp_path: Path) -> None:
 @pytest.mark.slow  # a hundred policies, one after another
 async def test_no_message_is_judged_by_half_a_policy(tmp_path: Path) -> None:
     """One policy allows the first topic, the next one the second: each message has exactly one refusal."""
-    first, second = POLICY.replace("mine-*", "first"), POLICY.replace("mine-*", "second")
-    async with guarding(tmp_path, first) as served, served.caller("advance") as pusher, served.caller("wait") as waiter:
-        stop, judged = asyncio.Event(), [0, 0]
+    names, judged, stop = ("first", "second"), [0, 0], asyncio.Event()
+    policies = [POLICY.replace("mine-*", name) for name in names]
+    async with (
+        guarding(tmp_path, policies[0]) as served,
+        served.caller("advance") as pusher,
+        served.caller("wait") as waiter,
+    ):
 
-        def is_one(refusals: list[int]) -> None:
-            assert len(refusals) == 1, refusals
-            judged[refusals[0]] += 1
-
-        async def push() -> None:
-            stream = pusher.stream("AdvanceStream")
-            events = [high_watermark(name, 1) for name in ("first", "second")]
+        async def call(caller: Caller, session_id: str = "") -> None:
+            ids = itertools.count(1)
             while not stop.is_set():
-                await stream.write(wire.AdvanceStreamRequest(rows=event_pb2.EventRows(events=events)))
-                is_one([one.index for one in (await stream.read()).receipt.refusals])
-            stream.cancel()
+                if session_id:
+                    operations = [produce(next(ids), name, 9) for name in names]
+                    answer = await caller.call("Register", register_request(session_id, *operations))
+                else:
+                    answer = await caller.call("Advance", advance_request(*(high_watermark(name, 1) for name in names)))
+                [refusal] = answer.receipt.refusals
+                judged[refusal.index] += 1
 
-        async def wait(session_id: str) -> None:
-            stream = waiter.stream("Session")
-            await stream.write(wire.SessionRequest(open=wire.OpenSession(session_id=session_id)))
-            next_id = 1
-            while not stop.is_set():
-                operations = [produce(next_id + n, name, 9) for n, name in enumerate(("first", "second"))]
-                await stream.write(wire.SessionRequest(register=register_batch(*operations, batch_id=1)))
-                next_id += 2
-                while not (message := await stream.read()).HasField("receipt"):
-                    pass
-                is_one([one.index for one in message.receipt.refusals])
-            stream.cancel()
-
-        tasks = [asyncio.create_task(one) for one in (push(), push(), wait("a"), wait("b"))]
+        tasks = [asyncio.create_task(call(pusher)) for _ in range(2)]
+        tasks += [asyncio.create_task(call(waiter, session_id)) for session_id in "ab"]
         for turn in range(100):
-            served.use_policy(second if turn % 2 == 0 else first)
+            served.use_policy(policies[turn % 2 - 1])
             before = sum(judged)
             await eventually(lambda: sum(judged) >= before + 4 and not any(task.done() for task in tasks))  # noqa: B023 - awaited here
         stop.set()
@@ -232,3 +226,76 @@ async def test_a_pending_wait_ends_when_its_caller_is_refused(tmp_path: Path, lo
             assert engine.pending == 1
             await other.call("Advance", wire.AdvanceRequest(rows={"events": [high_watermark("mine-1", 1)]}))
             await kept
+
+
+# Sources under a policy.
+
+
+REPORT = source_pb2.AttachSourceRequest(report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_LIVE))
+
+
+async def attach(caller: Caller) -> Any:  # noqa: ANN401 - a call
+    """Attach a source that feeds `mine`, and read its first demand."""
+    stream = caller.stream("AttachSource")
+    hello = source_pb2.SourceHello(name="a source", topic_prefixes=["mine-"])
+    await stream.write(source_pb2.AttachSourceRequest(hello=hello))
+    await asyncio.wait_for(stream.read(), PATIENCE_S)
+    await stream.write(REPORT)
+    return stream
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        POLICY.replace('topics = ["mine-*"]', 'topics = ["mine-1"]'),
+        POLICY.replace('to = ["advance"]', 'to = ["nobody else"]'),
+    ],
+    ids=["narrower", "none"],
+)
+async def test_a_role_that_is_withdrawn_ends_the_stream(policy: str, tmp_path: Path) -> None:
+    async with guarding(tmp_path) as served, served.caller("advance") as caller:
+        stream = await attach(caller)
+        served.use_policy(policy)
+        await stream.write(REPORT)
+        with refused(grpc.StatusCode.PERMISSION_DENIED, "needs the role advance"):
+            await asyncio.wait_for(stream.read(), PATIENCE_S)
+        await eventually(lambda: not served.host.sources.attached, "the source is gone")
+
+
+async def test_status_tells_of_sources_to_those_who_may_observe_what_they_feed(tmp_path: Path) -> None:
+    async with guarding(tmp_path) as served, served.caller("advance") as caller:
+        await attach(caller)
+        for principal, sees in (("observe", True), ("root", True), ("wait", False), ("advance", False)):
+            async with served.caller(principal) as other:
+                status = await other.call("GetStatus", wire.GetStatusRequest())
+                assert [one.principal for one in status.sources] == (["advance"] if sees else [])
+
+
+async def test_two_principals_with_one_name_are_two_sources(tmp_path: Path) -> None:
+    async with guarding(tmp_path) as served, served.caller("advance") as caller, served.caller("root") as root:
+        await attach(caller)
+        await attach(root)
+        status = await root.call("GetStatus", wire.GetStatusRequest())
+        assert sorted((one.name, one.principal) for one in status.sources) == [
+            ("a source", "advance"),
+            ("a source", "root"),
+        ]
+
+
+async def test_sources_of_one_principal_leave_room_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sources that the daemon runs itself have no share."""
+    monkeypatch.setattr(source_links, "SOURCES_MAX", 6)
+    async with (
+        guarding(tmp_path) as served,
+        served.caller("advance") as caller,
+        served.caller("root") as root,
+    ):
+        streams = [await attach(caller) for _ in range(4)]
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "you have 4 sources attached"):
+            await attach(caller)
+        streams.append(await attach(root))
+        served.host.source_links.supervised_as = "advance"
+        streams.append(await attach(caller))
+        assert served.host.sources.attached == 6
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "6 sources are attached"):
+            await attach(root)

@@ -65,7 +65,6 @@ def test_what_is_no_regular_file_is_refused(reader: str, no_regular_file: Path) 
 
 
 def test_links_to_a_regular_file_are_followed(tmp_path: Path) -> None:
-    """Links are followed, as in a volume that Kubernetes creates for a secret."""
     (tmp_path / "..2026").mkdir()
     (tmp_path / "..2026" / "key").write_bytes(b"content")
     (tmp_path / "..data").symlink_to("..2026")

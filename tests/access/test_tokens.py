@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import stat
@@ -20,16 +21,13 @@ from tests.kit.commands import policy_command, token_command
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.served_host import refused
 
-STATUS = wire.GetStatusRequest()
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 
 
-async def asks(served: Guarded, authorization: str | None) -> Caller:
+async def asks(served: Guarded, authorization: str | None) -> None:
     """Make one call with this authorization header."""
-    caller = Caller(served.address, authorization)
-    async with caller:
-        await caller.call("GetStatus", STATUS)
-    return caller
+    async with Caller(served.address, authorization) as caller:
+        await caller.call("GetStatus", wire.GetStatusRequest())
 
 
 async def test_a_token_is_kept_as_a_hash_only(tmp_path: Path) -> None:
@@ -133,46 +131,35 @@ async def test_an_empty_file_revokes_nothing(tmp_path: Path, caplog: pytest.LogC
             await asks(served, f"Bearer {token}")
 
 
-async def test_a_token_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
-    """At their next message, and silent ones soon after."""
+@pytest.mark.parametrize(("becomes", "code"), [("", UNAUTHENTICATED), (" advance ", grpc.StatusCode.PERMISSION_DENIED)])
+async def test_token_that_is_no_longer_the_callers_ends_streams(
+    tmp_path: Path, becomes: str, code: grpc.StatusCode
+) -> None:
+    """At their next message, and silent ones soon after. The next owner may advance, but not wait."""
     often = HostSettings(session=SessionSettings(heartbeat_interval_ms=800))
-    async with guarding(tmp_path, host_settings=often) as served:
-        caller = served.caller("root")
-        async with caller:
-            streams = [caller.stream("Session") for _ in range(2)]
-            for number, stream in enumerate(streams):
-                await stream.write(wire.SessionRequest(open=wire.OpenSession(session_id=f"s{number}")))
-                assert (await stream.read()).HasField("opened")
-            served.tokens_file.write_text(HEAD, "utf-8")
-            served.access.reload()
-            await streams[0].write(wire.SessionRequest(heartbeat=wire.Heartbeat()))
-            for stream in streams:
-                assert await asyncio.wait_for(stream.code(), PATIENCE_S) == UNAUTHENTICATED
-            assert served.host.sessions.count == 2, "the sessions wait for their owner to come back"
-
-
-async def test_a_token_that_becomes_somebody_elses_ends_streams(tmp_path: Path) -> None:
-    async with guarding(tmp_path) as served:
-        caller = served.caller("root")
-        async with caller:
-            stream = caller.stream("AdvanceStream")
-            await stream.write(wire.AdvanceStreamRequest(rows={}))
-            assert (await stream.read()).HasField("receipt")
-            served.tokens_file.write_text(served.tokens_file.read_text().replace(" root ", " advance "))
-            served.access.reload()
-            await stream.write(wire.AdvanceStreamRequest(rows={}))
-            assert await asyncio.wait_for(stream.code(), PATIENCE_S) == UNAUTHENTICATED
+    async with guarding(tmp_path, host_settings=often) as served, served.caller("root") as caller:
+        streams = [caller.stream("Session"), caller.stream("Session"), caller.stream("AdvanceStream")]
+        for number, stream in enumerate(streams[:2]):
+            await stream.write(wire.SessionRequest(open=wire.OpenSession(session_id=f"s{number}")))
+        await streams[2].write(wire.AdvanceStreamRequest(rows={}))
+        for stream, field in zip(streams, ("opened", "opened", "receipt"), strict=True):
+            assert (await stream.read()).HasField(field)
+        tokens = served.tokens_file.read_text("utf-8")
+        served.tokens_file.write_text(tokens.replace(" root ", becomes) if becomes else HEAD, "utf-8")
+        served.access.reload()
+        await streams[0].write(wire.SessionRequest(heartbeat=wire.Heartbeat()))
+        await streams[2].write(wire.AdvanceStreamRequest(rows={}))
+        codes = [await asyncio.wait_for(stream.code(), PATIENCE_S) for stream in streams]
+        assert codes == [code, code, UNAUTHENTICATED]
+        assert served.host.sessions.count == 2, "the sessions wait for their owner to come back"
 
 
 @pytest.mark.parametrize("policy", ['loopback_principal = "root"', ""])
 async def test_caller_without_credential_on_loopback_is_its_principal_or_refused(tmp_path: Path, policy: str) -> None:
     grants = '[[grant]]\nto = ["root"]\nroles = ["observe"]\ntopics = ["*"]\n'
     async with guarding(tmp_path, f"{policy}\n{grants}") as served:
-        if policy:
+        with contextlib.nullcontext() if policy else refused(UNAUTHENTICATED):
             await asks(served, None)
-        else:
-            with refused(UNAUTHENTICATED):
-                await asks(served, None)
         with refused(UNAUTHENTICATED, "not known"):
             await asks(served, "Bearer nonsense")
 
