@@ -2,12 +2,9 @@
 
 from collections import Counter
 
-import grpc
 import pytest
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 
 from purgatory.engine.batches import EventBatch, OperationBatch, Receipt, Refusal
 from purgatory.engine.calls import Apply, Register
@@ -24,14 +21,10 @@ from purgatory.engine.codes import (
     SATISFIED,
 )
 from purgatory.engine.completions import Completions
-from purgatory.service.fair_queue import FairQueue
 from purgatory.service.histogram import Histogram
 from purgatory.service.listeners.listener import Called, Completed
 from purgatory.service.listeners.refusal_log import INTERVAL_MS, SUBJECTS_MAX, RefusalLog
 from purgatory.service.metrics.metrics import Metrics
-from purgatory.service.rpc.call_gate import CallGate
-from purgatory.service.rpc.handlers import add_standard_service
-from purgatory.service.settings import LimitsSettings
 from purgatory.testing import ManualClock
 
 End = tuple[int, int, int, int, list[int]]
@@ -122,7 +115,6 @@ def test_refusals_are_counted_by_code_and_repeats_by_kind() -> None:
 
 
 def test_bounds_are_inclusive_and_cumulative() -> None:
-    """A value on a bound counts under it; the last row counts all values."""
     histogram = Histogram((0, 1, 10))
     for value_ms in (0, 1, 2, 10, 11):
         histogram.observe(value_ms)
@@ -154,21 +146,3 @@ def test_reached_limits_are_logged_now_and_then(caplog: pytest.LogCaptureFixture
     caplog.clear()
     log.refused([Refusal(0, 8, f"field_{place}", "x") for place in range(100)])
     assert len(caplog.records) <= SUBJECTS_MAX
-
-
-async def test_a_call_that_a_standard_service_aborts() -> None:
-    server, gate, registry = grpc.aio.server(), CallGate(FairQueue(), LimitsSettings()), CollectorRegistry()
-    service = health_pb2.DESCRIPTOR.services_by_name["Health"]
-    add_standard_service(health.aio.HealthServicer(), server, gate, service)
-    registry.register(gate.counts)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError):
-            await stub.Check(health_pb2.HealthCheckRequest(service="unknown"))
-        await stub.Check(health_pb2.HealthCheckRequest())
-    await server.stop(0)
-    for code in ("OK", "NOT_FOUND"):
-        labels = {"method": "Health/Check", "code": code}
-        assert registry.get_sample_value("purgatory_calls_ended_total", labels) == 1, code
