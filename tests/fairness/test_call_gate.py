@@ -1,15 +1,20 @@
-"""Calls that are refused before their request is read: over a limit, past their deadline, or during shutdown."""
+"""Calls that are refused before their request is read: over a limit, past their deadline, or during shutdown.
+
+And the fair queue, whose clock tests move by hand, so that the order of turns is exact.
+"""
 
 import asyncio
+import contextlib
 import itertools
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import grpc
 import pytest
 from google.rpc import code_pb2
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from purgatory.engine.calls import Apply
 from purgatory.engine.engine import Engine
@@ -18,7 +23,14 @@ from purgatory.service.access.account import Account, Accounts
 from purgatory.service.budget.shares import CALL_BYTES, Shares
 from purgatory.service.draining import drain
 from purgatory.service.errors import RpcError
-from purgatory.service.fair_queue import EVENTS, LOOP_TURN_US_MAX, REGISTRATIONS, CallerQueue, FairQueue
+from purgatory.service.fair_queue import (
+    EVENTS,
+    INSPECTIONS,
+    LOOP_TURN_US_MAX,
+    REGISTRATIONS,
+    CallerQueue,
+    FairQueue,
+)
 from purgatory.service.listeners.listener import Called
 from purgatory.service.listeners.refusal_log import RefusalLog
 from purgatory.service.rpc import call_gate, grpc_options
@@ -34,17 +46,6 @@ HELD = wire.WaitRequest(operation=produce(1, "held", 1, timeout_ms=60_000))
 MET = wire.WaitRequest(operation=produce(1, "met", 1, timeout_ms=0))
 
 
-class CallRefusals(RecordingListener):
-    """Counts refused calls by reason."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reasons: Counter[str] = Counter()
-
-    def call_refused(self, reason: str) -> None:
-        self.reasons[reason] += 1
-
-
 async def hold(served: DaemonChannel, host: ServedHost, count: int) -> list[asyncio.Task[wire.WaitResponse]]:
     """Start `count` calls of Wait that stay pending."""
     before = host.host.fair_queue.calls
@@ -55,7 +56,7 @@ async def hold(served: DaemonChannel, host: ServedHost, count: int) -> list[asyn
 
 @pytest.mark.parametrize("name", ["calls", "calls_per_caller", "calls_per_connection"])
 async def test_calls_in_flight_are_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = CallRefusals()
+    heard = RecordingListener()
     module = grpc_options if name == "calls_per_connection" else call_gate
     monkeypatch.setattr(module, f"{name.upper()}_MAX", 3)
     settings = HostSettings(shares=SharesSettings(times_free=0))
@@ -65,7 +66,7 @@ async def test_calls_in_flight_are_limited(name: str, monkeypatch: pytest.Monkey
         waits += await hold(served, served, 1)
         with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "allowed: 3"):
             await served.stub.Wait(MET)
-        assert heard.reasons == {name: 1}
+        assert heard.refused_calls == {name: 1}
         async with DaemonChannel(served.address) as other:
             if name == "calls":
                 with refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
@@ -79,28 +80,10 @@ async def test_calls_in_flight_are_limited(name: str, monkeypatch: pytest.Monkey
             wait.cancel()
 
 
-async def test_calls_of_a_connection_are_limited_for_each_principal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A principal with two connections may use both up; a sixteenth of each is left to events."""
-    monkeypatch.setattr(grpc_options, "CALLS_PER_CONNECTION_MAX", 16)
-    gate = CallGate(FairQueue(), LimitsSettings())
-    account, context = Accounts().of("a"), Context()
-    enter = partial(gate.enter, context, account, is_unary=True)  # type: ignore[arg-type]
-    entered = [(enter(work=REGISTRATIONS, connection=one), one) for one in ("ipv4:1", "ipv4:2") for _ in range(15)]
-    with pytest.raises(RpcError, match="15 calls are in flight on one connection; allowed: 15"):
-        enter(work=REGISTRATIONS, connection="ipv4:1")
-    entered.append((enter(work=EVENTS, connection="ipv4:1"), "ipv4:1"))
-    with pytest.raises(RpcError, match="allowed: 16"):
-        enter(work=EVENTS, connection="ipv4:1")
-    entered.append((enter(work=REGISTRATIONS), ""))  # over HTTP, a call has a connection of its own
-    for caller, connection in entered:
-        gate.leave(caller, is_unary=True, connection=connection)
-    enter(work=REGISTRATIONS, connection="ipv4:1")
-
-
 class Context:
     """The parts of gRPC's context that the gate uses."""
 
-    def __init__(self, remaining_s: float | None = None, peer: str = "ipv4:1") -> None:
+    def __init__(self, peer: str = "ipv4:1", remaining_s: float | None = None) -> None:
         self.remaining_s = remaining_s
         self._peer = peer
 
@@ -111,12 +94,47 @@ class Context:
         return self._peer
 
 
+class Gate(CallGate):
+    """A gate, at which unary calls arrive."""
+
+    def arrive(
+        self,
+        context: Context | None = None,
+        account: Account | None = None,
+        work: int = REGISTRATIONS,
+        connection: str = "",
+    ) -> CallerQueue:
+        given: Any = context or Context()
+        return self.enter(given, account or Accounts().nobody, work, is_unary=True, connection=connection)
+
+    def pass_through(self, context: Context | None = None) -> None:
+        """A call that ends at once."""
+        self.leave(self.arrive(context), is_unary=True)
+
+
+async def test_calls_of_a_connection_are_limited_for_each_principal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A principal with two connections may use both up; a sixteenth of each is left to events."""
+    monkeypatch.setattr(grpc_options, "CALLS_PER_CONNECTION_MAX", 16)
+    gate = Gate(FairQueue(), LimitsSettings())
+    enter = partial(gate.arrive, Context(), Accounts().of("a"))
+    entered = [(enter(connection=one), one) for one in ("ipv4:1", "ipv4:2") for _ in range(15)]
+    with pytest.raises(RpcError, match="15 calls are in flight on one connection; allowed: 15"):
+        enter(connection="ipv4:1")
+    entered.append((enter(EVENTS, "ipv4:1"), "ipv4:1"))
+    with pytest.raises(RpcError, match="allowed: 16"):
+        enter(EVENTS, "ipv4:1")
+    entered.append((enter(), ""))  # over HTTP, a call has a connection of its own
+    for caller, connection in entered:
+        gate.leave(caller, is_unary=True, connection=connection)
+    enter(connection="ipv4:1")
+
+
 @pytest.mark.parametrize("principals", [["bob", "ann", "eve"], ["", "", ""]], ids=["principals", "connections"])
 def test_calls_of_one_caller_leave_room_for_others(principals: list[str]) -> None:
     """Two thirds of those that fit into the budget; the next one two thirds of the rest. Events have a reserve."""
     shares = Shares(HostSettings(), Engine(EngineLimits(), 0))
     shares.budget.bytes_max = 32 * CALL_BYTES * call_gate.CALLS_SHARE
-    gate = CallGate(FairQueue(), LimitsSettings(), shares=shares)
+    gate = Gate(FairQueue(), LimitsSettings(), shares=shares)
 
     def taken(place: int, work: int = REGISTRATIONS) -> int:
         """The calls that a caller gets."""
@@ -125,7 +143,7 @@ def test_calls_of_one_caller_leave_room_for_others(principals: list[str]) -> Non
             peers[1] = "ipv4:another"
         for number in range(100):
             try:
-                gate.enter(Context(peer=peers[number % 2]), account, work, is_unary=True)  # type: ignore[arg-type]
+                gate.arrive(Context(peers[number % 2]), account, work)
             except RpcError:
                 return number
         raise AssertionError("no call was refused")
@@ -149,58 +167,50 @@ async def test_calls_that_wait_for_a_turn_are_limited(
     shares = Shares(HostSettings(), Engine(EngineLimits(), 0))
     shares.budget.uncounted_bytes = int(is_filling)
     monkeypatch.setattr(call_gate, "CALLS_QUEUED_PER_CALLER_MAX", 1_000 if is_filling else 2)
-    gate = CallGate(FairQueue(now_us=slow_clock()), LimitsSettings(), shares=shares)
-    account, context = Accounts().nobody, Context()
-    others = [gate.enter(Context(peer="ipv4:2"), account, REGISTRATIONS, is_unary=True)]  # type: ignore[arg-type]
-    caller = gate.enter(context, account, REGISTRATIONS, is_unary=True)  # type: ignore[arg-type]
+    gate = Gate(FairQueue(now_us=slow_clock()), LimitsSettings(), shares=shares)
+    mine, others = Context(), Context("ipv4:2")
+    entered = [gate.arrive(mine), gate.arrive(others)]
     # The first call takes the whole iteration of the loop.
-    turns = [asyncio.ensure_future(gate.call_turn(context, caller, REGISTRATIONS)) for _ in range(1 + queued)]  # type: ignore[arg-type]
+    call_turn = partial(gate.call_turn, cast(Any, mine), entered[0], REGISTRATIONS)
+    turns = [asyncio.ensure_future(call_turn()) for _ in range(1 + queued)]
     await asyncio.sleep(0)
-    assert caller.waiting == queued
-    if queued < 2:
-        gate.leave(gate.enter(context, account, REGISTRATIONS, is_unary=True), is_unary=True)  # type: ignore[arg-type]
-    else:
-        with pytest.raises(RpcError, match="wait for their turn"):
-            gate.enter(context, account, REGISTRATIONS, is_unary=True)  # type: ignore[arg-type]
-    gate.leave(gate.enter(Context(peer="ipv4:2"), account, REGISTRATIONS, is_unary=True), is_unary=True)  # type: ignore[arg-type]
+    assert entered[0].waiting == queued
+    with contextlib.nullcontext() if queued < 2 else pytest.raises(RpcError, match="wait for their turn"):
+        gate.pass_through(mine)
+    gate.pass_through(others)
     await asyncio.gather(*turns)
-    gate.leave(gate.enter(context, account, REGISTRATIONS, is_unary=True), is_unary=True)  # type: ignore[arg-type]
-    for one in [*others, caller]:
+    gate.pass_through(mine)
+    for one in entered:
         gate.leave(one, is_unary=True)
 
 
 async def test_the_rate_of_calls_is_limited() -> None:
     now_s = 100.0
-    gate = CallGate(FairQueue(), LimitsSettings(calls_per_second_max=10), now_s=lambda: now_s)
-    account, context = Accounts().nobody, Context()
-
-    def call() -> None:
-        gate.leave(gate.enter(context, account, REGISTRATIONS, is_unary=True), is_unary=True)  # type: ignore[arg-type]
-
+    gate = Gate(FairQueue(), LimitsSettings(calls_per_second_max=10), now_s=lambda: now_s)
+    account = Accounts().nobody
     for _ in range(10):
-        call()
+        gate.arrive(None, account)
     with pytest.raises(RpcError, match="10 calls a second") as error:
-        call()
+        gate.arrive(None, account)
     assert any(str(detail).strip() == "retry_delay {\n  nanos: 101000000\n}" for detail in error.value.details)
     now_s += 0.101
-    call()
+    gate.arrive(None, account)
     with pytest.raises(RpcError):
-        call()
+        gate.arrive(None, account)
 
 
 async def test_calls_past_their_deadline_are_not_served() -> None:
-    heard = CallRefusals()
-    gate = CallGate(FairQueue(), LimitsSettings(), heard)
-    account = Accounts().nobody
+    heard = RecordingListener()
+    gate = Gate(FairQueue(), LimitsSettings(), heard)
     with pytest.raises(RpcError, match="deadline"):
-        gate.enter(Context(0.0), account, REGISTRATIONS, is_unary=True)  # type: ignore[arg-type]
-    context = Context(1.0)
-    caller = gate.enter(context, account, REGISTRATIONS, is_unary=True)  # type: ignore[arg-type]
-    await gate.call_turn(context, caller, REGISTRATIONS)  # type: ignore[arg-type]
+        gate.arrive(Context(remaining_s=0.0))
+    context: Any = Context(remaining_s=1.0)
+    caller = gate.arrive(context)
+    await gate.call_turn(context, caller, REGISTRATIONS)
     context.remaining_s = 0.0
     with pytest.raises(RpcError, match="deadline"):
-        await gate.call_turn(context, caller, REGISTRATIONS)  # type: ignore[arg-type]
-    assert heard.reasons == {"deadline": 2}
+        await gate.call_turn(context, caller, REGISTRATIONS)
+    assert heard.refused_calls == {"deadline": 2}
 
 
 async def test_calls_that_wait_at_shutdown_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,13 +281,12 @@ async def test_refused_events_are_reported_for_their_account(
     """Those that arrive after their deadline and those over a limit, and no other calls."""
     reported: list[Account] = []
     monkeypatch.setattr(call_gate, "CALLS_PER_CALLER_MAX", 1)
-    gate = CallGate(FairQueue(), LimitsSettings(), on_events_refused=reported.append)
-    account = Accounts().nobody
+    gate, account = Gate(FairQueue(), LimitsSettings(), on_events_refused=reported.append), Accounts().nobody
     with pytest.raises(RpcError):
-        gate.enter(Context(0.0), account, work, is_unary=True)  # type: ignore[arg-type]
-    gate.enter(Context(), account, work, is_unary=True)  # type: ignore[arg-type]
+        gate.arrive(Context(remaining_s=0.0), account, work)
+    gate.arrive(None, account, work)
     with pytest.raises(RpcError):
-        gate.enter(Context(), account, work, is_unary=True)  # type: ignore[arg-type]
+        gate.arrive(None, account, work)
     assert reported == [account] * heard
 
 
@@ -285,7 +294,157 @@ async def test_refused_events_are_reported_for_their_account(
 def test_ends_of_event_calls_are_reported_by_their_code(is_unary: bool) -> None:
     """A stream that is cancelled has been left by its caller; a call, before it had its answer."""
     reported: list[int] = []
-    gate = CallGate(FairQueue(), LimitsSettings(), on_events_refused=lambda _account: reported.append(code))
+    gate = Gate(FairQueue(), LimitsSettings(), on_events_refused=lambda _account: reported.append(code))
     for code in (code_pb2.OK, code_pb2.INVALID_ARGUMENT, code_pb2.UNAVAILABLE, code_pb2.CANCELLED):
         gate.note_end(Accounts().nobody, EVENTS, code, is_unary=is_unary)
     assert reported == ([code_pb2.UNAVAILABLE, code_pb2.CANCELLED] if is_unary else [code_pb2.UNAVAILABLE])
+
+
+# The fair queue.
+
+
+class Queue(FairQueue):
+    """A queue whose clock is moved by the work that runs; `done` is the order in which it ran."""
+
+    def __init__(self) -> None:
+        self.time_us = 1_000_000
+        self.waits: list[tuple[int, int]] = []
+        self.done: list[Any] = []
+        super().__init__(lambda work, us: self.waits.append((work, us)), lambda: self.time_us)
+
+    async def work(self, caller: CallerQueue, label: object, *, work: int = REGISTRATIONS, cost_us: int = 100) -> None:
+        """Acquire a turn, then run for `cost_us`."""
+        await self.turn(caller, work)
+        self.time_us += cost_us
+        self.done.append(label)
+
+
+def start(*works: Coroutine[Any, Any, None]) -> list[asyncio.Task[None]]:
+    """Start tasks that arrive in this order, in one loop iteration."""
+    return [asyncio.ensure_future(work) for work in works]
+
+
+async def test_an_idle_loop_grants_a_turn_immediately() -> None:
+    queue = Queue()
+    caller = queue.enter("a")
+    with pytest.raises(StopIteration):
+        queue.turn(caller, REGISTRATIONS).send(None)
+    assert not queue.waits
+    queue.leave(caller)
+
+
+async def test_work_beyond_the_time_of_an_iteration_is_deferred() -> None:
+    queue = Queue()
+    caller = queue.enter("a")
+    half_us = LOOP_TURN_US_MAX // 2
+    await asyncio.gather(*start(*(queue.work(caller, number, cost_us=half_us) for number in range(4))))
+    assert queue.done == [0, 1, 2, 3]
+    assert [work for work, _ in queue.waits] == [REGISTRATIONS] * 2
+
+
+async def test_callers_share_by_time_and_not_by_number_of_turns() -> None:
+    queue = Queue()
+    callers = {name: queue.enter(name) for name in ("long", "short")}
+    works = start(
+        *(queue.work(callers["long"], "long", cost_us=4_000) for _ in range(40)),
+        *(queue.work(callers["short"], "short", cost_us=1_000) for _ in range(40)),
+    )
+    await asyncio.gather(*works)
+    long_turns = queue.done[: len(queue.done) - queue.done[::-1].index("short")].count("long")
+    assert 9 <= long_turns <= 12
+
+
+async def test_each_turn_is_charged_its_own_time() -> None:
+    queue = Queue()
+    heavy, light = queue.enter("heavy"), queue.enter("light")
+    await asyncio.gather(*start(queue.work(heavy, "heavy", cost_us=600), queue.work(light, "light", cost_us=100)))
+    await asyncio.sleep(0)  # the iteration ends, and the last turn is charged
+    assert (heavy.start_us, light.start_us) == (600, 100)
+
+
+async def test_events_run_before_registrations_before_inspections() -> None:
+    queue = Queue()
+    caller = queue.enter("a")
+    kinds = {INSPECTIONS: "inspection", REGISTRATIONS: "registration", EVENTS: "event"}
+    first = start(queue.work(caller, "first", cost_us=LOOP_TURN_US_MAX))
+    works = start(*(queue.work(caller, f"{name} {n}", work=kind) for n in range(2) for kind, name in kinds.items()))
+    await asyncio.gather(*first, *works)
+    assert queue.done[1:] == [
+        "event 0", "event 1", "registration 0", "registration 1", "inspection 0", "inspection 1",
+    ]  # fmt: skip
+
+
+async def test_a_cancelled_waiter_is_skipped() -> None:
+    queue = Queue()
+    one, other = queue.enter("one"), queue.enter("other")
+    works = start(
+        queue.work(one, "first", cost_us=LOOP_TURN_US_MAX), *(queue.work(one, number) for number in range(3)),
+        queue.work(other, "other"),
+    )  # fmt: skip
+    await asyncio.sleep(0)
+    for work in works[1:3]:
+        work.cancel()
+    await asyncio.gather(*works, return_exceptions=True)
+    assert sorted(map(str, queue.done)) == ["2", "first", "other"]
+    queue.leave(one)
+    queue.leave(other)
+    assert not queue.calls
+    assert queue.enter("one") is not one
+
+
+async def test_the_expected_wait_follows_recent_turns() -> None:
+    queue = Queue()
+    caller = queue.enter("a")
+    works = start(*(queue.work(caller, number, cost_us=2_000) for number in range(200)))
+    await works[179]
+    assert 30 <= queue.expected_wait_ms(caller) <= 50
+    await asyncio.gather(*works)
+
+
+class Arrival(NamedTuple):
+    """A unit of work of a caller that arrives after this many loop iterations."""
+
+    caller: int
+    after: int
+
+
+@pytest.mark.slow  # each example runs an event loop of its own
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.builds(Arrival, st.integers(0, 4), st.integers(0, 6)), min_size=1, max_size=60),
+    st.sampled_from([50, 400, LOOP_TURN_US_MAX]),
+)
+def test_a_waiter_waits_for_at_most_one_turn_of_each_other_caller(arrivals: list[Arrival], cost_us: int) -> None:
+    history: list[tuple[str, int]] = []
+
+    async def play() -> None:
+        queue = Queue()
+        callers = [queue.enter(str(number)) for number in range(5)]
+
+        async def work(caller: int) -> None:
+            history.append(("arrived", caller))
+            await queue.work(callers[caller], None, cost_us=cost_us)
+            history.append(("served", caller))
+
+        tasks = []
+        for iteration in range(7):
+            tasks += start(*(work(arrival.caller) for arrival in arrivals if arrival.after == iteration))
+            await asyncio.sleep(0)
+        await asyncio.wait_for(asyncio.gather(*tasks), 60)
+
+    asyncio.run(play())
+    check_turns(history, immediate=LOOP_TURN_US_MAX // cost_us + 1)
+    assert sum(kind == "served" for kind, _ in history) == len(arrivals), "work was lost"
+
+
+def check_turns(history: list[tuple[str, int]], immediate: int) -> None:
+    """Assert the rule above for a history. The `immediate` turns that fit in one iteration go to any caller."""
+    for own in {caller for _, caller in history}:
+        waiting, others = 0, dict.fromkeys(range(5), 0)
+        for kind, caller in history:
+            if caller == own:
+                waiting += 1 if kind == "arrived" else -1
+                others = dict.fromkeys(range(5), 0)
+            elif kind == "served" and waiting:
+                others[caller] += 1
+                assert others[caller] <= 1 + immediate, f"caller {own} waits while {caller} has turns: {history}"

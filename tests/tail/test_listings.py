@@ -1,22 +1,30 @@
-"""Listings: the names with the most waits, rankings and searches of operations, and answers that callers share."""
+"""Listings: names with the most waits, searches and pages of operations, and what the live page shows of waits."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Iterable
-from typing import Any
 
 import pytest
 from prometheus_client import Metric
 from prometheus_client.core import HistogramMetricFamily
+from purgatory_client import AsyncClient, events
+from purgatory_client.batches import produce
+from purgatory_client.sources.source_link import SourceState
 
 from purgatory import sizes
+from purgatory.clock import SystemClock
 from purgatory.engine import codes
 from purgatory.engine.batches import OperationBatch
-from purgatory.extensions.page import ranked_waits
-from purgatory.extensions.page.daemon_views import DaemonViews
-from purgatory.extensions.page.ranked_waits import RankedWaits, WaitsQuery
+from purgatory.engine.ranking import WheelRing
+from purgatory.extensions.page import daemon_views, last_hour, ranked_waits
+from purgatory.extensions.page.daemon_views import COUNTED_AT_ONCE, BucketCounts, DaemonViews
+from purgatory.extensions.page.last_hour import SAMPLES_MAX, LastHour
+from purgatory.extensions.page.operation_view import detailed_fields
+from purgatory.extensions.page.ranked_waits import KEPT_S, RankedWaits, WaitsQuery
+from purgatory.extensions.page.session_view import session_details
 from purgatory.service.access.account import AS_FOR_ALL
 from purgatory.service.access.roles import NONE
 from purgatory.service.errors import RpcError
@@ -28,7 +36,16 @@ from purgatory.service.translate.operations import OperationRun
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import eventually
+from tests.kit.messages import produce_columns, signal
 from tests.kit.served_host import ServedHost, serving
+from tests.scripts.engine_level import EngineLevel
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[ServedHost]:
+    """A host without limits that matter here."""
+    async with serving() as host:
+        yield host
 
 
 def watch(served: ServedHost, counts: dict[tuple[str, int], int]) -> None:
@@ -77,64 +94,25 @@ async def test_most_watched_names_come_first_for_any_slice_size(seed: int, monke
         assert names[0] not in {name for _, name in await hot_names(served, 1_000)}
 
 
-async def test_listing_has_20_names_unless_asked_for_more() -> None:
-    async with serving() as served:
-        watch(served, {("t", number): 1 for number in range(30)})
-        assert len(await hot_names(served)) == 20
-
-
 HOUR_MS = 3_600_000
-ALL = wire.OperationOrder
 
 
-@pytest.fixture
-async def served() -> AsyncIterator[ServedHost]:
-    """A host without limits that matter here."""
-    async with serving() as host:
-        yield host
+async def test_listing_has_20_names_unless_asked_for_more(served: ServedHost) -> None:
+    watch(served, {("t", number): 1 for number in range(30)})
+    assert len(await hot_names(served)) == 20
 
 
-async def register(served: ServedHost, ids: range, topic: str, timeout_ms: int) -> None:
+async def register(served: ServedHost, ids: range, topic: str) -> None:
     """Register waits of one session for an offset that is never reached."""
     for start in range(ids.start, ids.stop, 10_000):
-        part = range(start, min(start + 10_000, ids.stop))
-        columns = operation_pb2.OperationColumns(
-            kind=operation_pb2.OPERATION_KIND_PRODUCE, operation_id=part, timeout_ms=[timeout_ms], offset=[1 << 40],
-            partitions=[operation_pb2.TopicPartition(topic=topic, partition=0)],
-        )  # fmt: skip
-        batch = wire.RegisterBatch(columns=columns)
+        batch = produce_columns(range(start, min(start + 10_000, ids.stop)), topic, offset=1 << 40, timeout_ms=HOUR_MS)
         answer = await served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
-        assert answer.receipt.accepted == len(part), answer
-
-
-async def ids_of(served: ServedHost, **request: Any) -> tuple[list[int], int]:  # noqa: ANN401 - fields of a message
-    answer = await served.stub.ListOperations(wire.ListOperationsRequest(**request))
-    assert not answer.next_page_token
-    return [one.operation_id for one in answer.operations], answer.matching
-
-
-async def test_orders_rank_everything_that_is_pending(served: ServedHost) -> None:
-    await register(served, range(1, 4_001), "orders", HOUR_MS)
-    await register(served, range(4_001, 4_006), "urgent-payments", 60_000)
-    least, longest = ALL.Value("OPERATION_ORDER_LEAST_REMAINING"), ALL.Value("OPERATION_ORDER_LONGEST_WAITED")
-    most, shortest = ALL.Value("OPERATION_ORDER_MOST_REMAINING"), ALL.Value("OPERATION_ORDER_SHORTEST_WAITED")
-    urgent = set(range(4_001, 4_006))
-    found, matching = await ids_of(served, order=least, page_size=5)
-    assert (set(found), matching) == (urgent, 4_005)
-    found, matching = await ids_of(served, order=shortest, search="URGENT-payments-0")
-    assert (set(found), matching) == (urgent, 5)
-    found, matching = await ids_of(served, order=longest, page_size=1_000)
-    assert (len(found), matching) == (1_000, 4_005)
-    assert not urgent & set(found)
-    assert not urgent & set((await ids_of(served, order=most, page_size=1_000))[0])
-    other = operation_pb2.TopicPartition(topic="urgent-payments", partition=0)
-    assert set((await ids_of(served, order=most, topic_partition=other))[0]) == urgent
-    assert await ids_of(served, order=most, key="none") == ([], 0)
+        assert not answer.receipt.refusals, answer
 
 
 async def test_a_page_is_filled_wherever_the_matches_are(served: ServedHost) -> None:
-    await register(served, range(1, 60_001), "orders", HOUR_MS)
-    await register(served, range(60_001, 60_201), "rare", HOUR_MS)
+    await register(served, range(1, 60_001), "orders")
+    await register(served, range(60_001, 60_201), "rare")
     rare = operation_pb2.TopicPartition(topic="rare", partition=0)
     page = await served.stub.ListOperations(wire.ListOperationsRequest(topic_partition=rare, page_size=100))
     assert len(page.operations) == 100
@@ -144,12 +122,12 @@ async def test_a_page_is_filled_wherever_the_matches_are(served: ServedHost) -> 
     assert (len(rest.operations), rest.next_page_token) == (100, "")
 
 
-async def test_the_page_shows_waits_as_long_as_there_are_any(served: ServedHost) -> None:
+async def test_page_shows_waits_as_long_as_there_are_any(served: ServedHost) -> None:
     ranked, account = RankedWaits(served.host), served.host.sessions.accounts.nobody
-    await register(served, range(1, 151), "orders", HOUR_MS)
+    await register(served, range(1, 151), "orders")
     assert len((await ranked.show(account, WaitsQuery()))["rows"]) == 50
     for first in (151, 301):
-        await register(served, range(first, first + 150), "orders", HOUR_MS)
+        await register(served, range(first, first + 150), "orders")
         await served.stub.Cancel(wire.CancelRequest(session_id="s", operation_ids=range(first - 150, first)))
         for order in ("left", "-waited"):
             rows = (await ranked.show(account, WaitsQuery(order=order)))["rows"]
@@ -236,3 +214,168 @@ async def test_a_failed_computation_is_not_reused() -> None:
     with pytest.raises(ValueError, match="a fault"):
         await shared.get()
     assert await shared.get() == 7
+
+
+# The live page.
+
+
+NAME = ("orders", 3)
+TIMEOUT = [600_000]
+
+
+async def reasons(served: ServedHost) -> list[str]:
+    """The reasons of all pending operations."""
+    account = served.host.sessions.accounts.nobody
+    return [row["held_back_by"] for row in (await RankedWaits(served.host).show(account, WaitsQuery()))["rows"]]
+
+
+PRODUCE = produce([NAME], offsets=[50], timeouts_ms=TIMEOUT)
+
+
+async def test_a_connector_that_holds_a_wait_back_is_named(served: ServedHost) -> None:
+    """Whether it has reported nothing, has reported a lower mark, or sees nothing."""
+    async with AsyncClient(served.address) as client:
+        await client.register("s", 1, PRODUCE)
+        async with client.attach_source("billing", ["orders"]) as link:
+            await eventually(lambda: bool(served.host.sources.attached), "the source is attached")
+            await link.report(SourceState.LIVE)
+            await eventually(lambda: served.host.sources.stale(NAME, served.host.time.now_ms()) is None, "it is live")
+            assert await reasons(served) == ["nothing has been reported by connector billing for orders-3 yet"]
+            await client.advance_many([events.high_watermark(NAME, 20)])
+            assert await reasons(served) == ["connector billing has reported 20 so far"]
+            await link.report(SourceState.STALE, "no broker answers")
+            await eventually(
+                lambda: served.host.sources.stale(NAME, served.host.time.now_ms()) is not None, "it is stale"
+            )
+            (reason,) = await reasons(served)
+            assert reason.startswith("connector billing: the mark has been stale for ")
+            assert reason.endswith("no broker answers")
+
+
+async def test_a_search_finds_operations_and_sessions_by_id(served: ServedHost) -> None:
+    """By session and id, by id alone, and by part of a session's id, in any case. Each operation is found once."""
+    account, ranked = served.host.sessions.accounts.nobody, RankedWaits(served.host)
+    async with AsyncClient(served.address) as client:
+        for session in ("Checkout-A", "checkout-b", "other"):
+            await client.register(
+                session, 7, produce([NAME], offsets=[50, 60], indexes=[0, 0], timeouts_ms=TIMEOUT * 2)
+            )
+
+        async def found(search: str) -> tuple[list[tuple[str, int]], int, int]:
+            shown = await ranked.show(account, WaitsQuery(search))
+            rows = sorted((str(row["session"]), int(row["id"])) for row in shown["rows"])
+            return rows, shown["operations"], shown["session_count"]
+
+        assert await found("checkout-a / 8") == ([("Checkout-A", 8)], 1, 0)
+        assert await found("CHECKOUT/7") == ([("Checkout-A", 7), ("checkout-b", 7)], 2, 0)
+        assert await found("8") == ([("Checkout-A", 8), ("checkout-b", 8), ("other", 8)], 3, 0)
+        assert await found("checkout") == (
+            [("Checkout-A", 7), ("Checkout-A", 8), ("checkout-b", 7), ("checkout-b", 8)], 4, 2
+        )  # fmt: skip
+        everything, count, _ = await found("Orders-3")
+        assert (len(everything), count) == (6, 6)
+        assert await found("9") == ([], 0, 0)
+        used_s = time.thread_time()
+        assert await found("a" + " " * 60_000 + "b") == ([], 0, 0)
+        assert time.thread_time() - used_s < 20, "the time must not grow with the square of the length"
+        call = served.stub.Wait(wire.WaitRequest(operation=signal(0, "job", timeout_ms=600_000)))
+        await eventually(lambda: served.host.engine.pending == 7, "the call waits")
+        assert await found("call 1") == ([("", 1)], 1, 0)
+        call.cancel()
+
+
+async def test_searches_that_are_over_are_forgotten(served: ServedHost) -> None:
+    """A ranking without viewers is dropped at the next picture of another one, because each delays the others."""
+    account, ranked = served.host.sessions.accounts.nobody, RankedWaits(served.host)
+    for search in ("c", "ch", "che"):
+        await ranked.show(account, WaitsQuery(search))
+    assert len(ranked._kept) == 3
+    for kept in ranked._kept.values():
+        kept.shown_s -= 2 * KEPT_S
+    await ranked.show(account, WaitsQuery("che"))
+    assert [search for _, search, *_ in ranked._kept] == ["che"]
+
+
+async def test_the_failure_arm_holds_nothing_back() -> None:
+    """Each item of the success arm has a reason, those of the failure arm have none. Time goes on during a picture."""
+    async with serving(clock=_Restless()) as served:
+        partitions = [operation_pb2.TopicPartition(topic="orders", partition=place) for place in range(3)]
+        columns = operation_pb2.OperationColumns(
+            kind=operation_pb2.OPERATION_KIND_COMPOSITE, partitions=partitions, operation_id=[1, 2], item_count=[3],
+            item_index=[0, 1, 2] * 2, offset=[50], unless_count=[1], timeout_ms=[600_000],
+        )  # fmt: skip
+        batch = wire.RegisterBatch(columns=columns)
+        answer = await served.stub.Register(wire.RegisterRequest(session_id="s", batch=batch))
+        assert answer.receipt.accepted == 2, answer
+        (session,) = served.host.sessions
+        view = served.host.engine.inspection.describe(session.owner, 1)
+        assert view is not None
+        held = [item.get("held_back_by", "") for item in detailed_fields(served.host, view)["items"]]
+        assert held == [*(f"nothing has been reported for orders-{place} yet" for place in range(2)), ""]
+        assert [row["id"] for row in session_details(served.host, session, session.account)["waits"]] == [2, 1]
+
+
+class _Restless(SystemClock):
+    """A clock that shows a later time whenever it is read."""
+
+    reads = 0
+
+    def now_ms(self) -> int:
+        self.reads += 1
+        return super().now_ms() + self.reads
+
+    def ceiling_ms(self) -> int:
+        return self.now_ms() + 1
+
+
+async def test_samples_become_rates_and_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever happens to the wall clock; percentiles cover the interval between two samples only."""
+    async with serving() as served:
+        metrics = Metrics()
+        hour = LastHour(served.host, metrics)
+        assert hour.picture() == {}
+        hour.sample(1_000.0)
+        metrics.waits[1, 1].observe(3, 90)
+        metrics.waits[1, 1].observe(9_999_999, 10)
+        metrics.lateness[1].observe(0, 7)
+        metrics.event_results["high_watermark", "applied"] += 500
+        hour.sample(1_010.0)
+        monkeypatch.setattr(last_hour, "wall_ms", lambda: 5_000_000)
+        hour.sample(1_020.0)
+        picture = hour.picture()
+        assert picture["at"][1] - picture["at"][0] == pytest.approx(10)
+        assert picture["at"][1] == pytest.approx(5_000 - time.monotonic() + 1_020, abs=60)
+        assert picture["events"] == [50.0, 0.0]
+        assert (picture["wait_p50"], picture["wait_p95"]) == ([5, None], [1_800_000, None])
+        assert picture["late_p99"] == [0, None]
+        assert {len(column) for name, column in picture.items() if name != "bounds"} == {2}
+        assert hour.picture() is picture
+
+
+async def test_samples_are_an_hour_at_most() -> None:
+    async with serving() as served:
+        hour = LastHour(served.host, Metrics())
+        for number in range(SAMPLES_MAX + 50):
+            hour.sample(float(number))
+        at = hour.picture()["at"]
+        assert (len(at), at[-1] - at[0]) == (SAMPLES_MAX - 1, pytest.approx(SAMPLES_MAX - 2))
+
+
+def held(rings: list[WheelRing]) -> int:
+    return sum(sum(ring.counts) for ring in rings)
+
+
+def test_large_buckets_are_counted_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without time for it, a large bucket has a lower bound until a later picture."""
+    level = EngineLevel.played(f"produce 1..{3 * COUNTED_AT_ONCE} orders-0@5 timeout=9000")
+    buckets = BucketCounts(level.engine)
+    monkeypatch.setattr(daemon_views, "COUNT_S", -1.0)
+    rings = buckets.count()
+    assert held(rings) == COUNTED_AT_ONCE
+    assert [buckets.is_cut(ring, place) for ring in rings for place in range(20)].count(True) == 1
+    monkeypatch.setattr(daemon_views, "COUNT_S", 60.0)
+    rings = buckets.count()
+    assert held(rings) == 3 * COUNTED_AT_ONCE
+    assert not any(buckets.is_cut(ring, place) for ring in rings for place in range(20))
+    level.pass_time(10_000)
+    assert held(buckets.count()) == 0

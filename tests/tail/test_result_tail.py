@@ -26,7 +26,8 @@ from tests.kit.served_host import refused, serving
 Row = tuple[int, int, list[tuple[str, int]]]
 """Kind, outcome and names of an operation."""
 
-KINDS = (codes.PRODUCE, codes.SIGNAL, codes.COMPOSITE)
+PARTITIONS = {codes.PRODUCE: (0,), codes.SIGNAL: (-1,), codes.COMPOSITE: (0, -1)}
+"""By kind; -1 is that of a key."""
 OUTCOMES = (codes.SATISFIED, codes.EXPIRED)
 
 
@@ -46,17 +47,11 @@ def completions_of(rows: list[Row]) -> Completions:
     return completions
 
 
-def drawn(seeded: random.Random, count: int, *, uniform: bool) -> list[Row]:
-    """Operations with one to twelve names each, or all alike."""
-
-    def row(kind: int, outcome: int, names: int) -> Row:
-        on = {codes.PRODUCE: (0,), codes.SIGNAL: (-1,), codes.COMPOSITE: (0, -1)}[kind]
-        return kind, outcome, [(seeded.choice(("mine", "yours")), seeded.choice(on)) for _ in range(names)]
-
-    if uniform:
-        kind, outcome = seeded.choice(KINDS), seeded.choice(OUTCOMES)
-        return [row(kind, outcome, 1) for _ in range(count)]
-    return [row(seeded.choice(KINDS), seeded.choice(OUTCOMES), seeded.randrange(1, 13)) for _ in range(count)]
+def drawn(seeded: random.Random) -> Row:
+    """An operation with one to twelve names."""
+    kind, names = seeded.choice(list(PARTITIONS)), seeded.randrange(1, 13)
+    items = [(seeded.choice(("mine", "yours")), seeded.choice(PARTITIONS[kind])) for _ in range(names)]
+    return kind, seeded.choice(OUTCOMES), items
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -64,8 +59,8 @@ def test_a_follower_is_told_what_it_wants_and_may_see(seed: int, monkeypatch: py
     """Compared with a simple loop over the operations: for all filters, for callers with all kinds of roles."""
     seeded = random.Random(seed)
     monkeypatch.setattr(sizes, "TAIL_ROWS_MAX", 20)
-    rows = drawn(seeded, seeded.randrange(1, 40), uniform=seeded.random() < 0.5)
-    kind, outcomes = seeded.choice((0, *KINDS)), seeded.choice(((), (codes.EXPIRED,), OUTCOMES))
+    rows = [drawn(seeded) for _ in range(seeded.randrange(1, 40))]
+    kind, outcomes = seeded.choice((0, *PARTITIONS)), seeded.choice(((), (codes.EXPIRED,), OUTCOMES))
     mine = {"admin": Names(["mine"])}
     grants = seeded.choice((ALL, NONE, Grants(mine, mine), Grants(mine, {})))  # type: ignore[arg-type]
     is_own = seeded.random() < 0.3
@@ -114,17 +109,6 @@ def plain(one: wire.EndedOperation) -> tuple[int, int, int, list[tuple[str, int]
     return one.waited_ms, one.kind, one.outcome, names, one.partitions_left_out
 
 
-def test_it_listens_only_while_somebody_follows() -> None:
-    listeners = Listeners()
-    tail = ResultTail(listeners)
-    one, two = (tail.follow(account("", ALL), (), 0) for _ in range(2))
-    assert list(listeners) == [one, two]
-    tail.unfollow(one)
-    assert list(listeners) == [two]
-    tail.unfollow(two)
-    assert list(listeners) == []
-
-
 def test_followers_are_few_of_each_principal_and_in_all() -> None:
     tail = ResultTail(listeners := Listeners())
     me = account("me", NONE)
@@ -137,7 +121,7 @@ def test_followers_are_few_of_each_principal_and_in_all() -> None:
     with pytest.raises(RpcError, match="the limit is 32") as caught:
         tail.follow(account("", ALL), (), 0)
     assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-    listeners.completed(Completed(None, "me", completions_of(drawn(random.Random(1), 9, uniform=True))))
+    listeners.completed(Completed(None, "me", completions_of([drawn(random.Random(1))] * 9)))
     assert listeners.held_bytes() == result_tail.SUBSCRIBERS_MAX * 9 * result_tail.ROW_BYTES
 
 
@@ -166,7 +150,6 @@ async def test_what_ends_is_told_over_the_wire() -> None:
     [wire.TailResultsRequest(kind=9), wire.TailResultsRequest(outcomes=[0]), wire.TailResultsRequest(outcomes=[3, 6])],
 )
 async def test_unknown_filters_are_refused(request_: wire.TailResultsRequest) -> None:
-    """They are refused instead of matching nothing forever."""
     async with serving() as served:
         with refused(grpc.StatusCode.INVALID_ARGUMENT, "kind|outcomes"):
             await served.stub.TailResults(request_).read()

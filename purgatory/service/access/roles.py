@@ -16,31 +16,17 @@ OBSERVE: Final = "observe"
 ADMIN: Final = "admin"
 ROLES: Final[tuple[Role, ...]] = (WAIT, ADVANCE, OBSERVE, ADMIN)
 
+_ADMITTED: Final[Mapping[str, tuple[Role, ...]]] = {
+    "Wait Session Register StreamResults Acknowledge CloseSession GetSourceEnds": (WAIT,),
+    "Advance AdvanceStream AttachSource": (ADVANCE,),
+    "GetPartition ListPartitions ListHotNames": (OBSERVE,),
+    "Cancel Extend GetOperation ListOperations TailResults": (WAIT, ADMIN),
+    "ListDeadLetters ResendDeadLetters DeleteDeadLetters": (WAIT, ADMIN),
+    "HandOver": (ADMIN,),
+    "GetStatus GetTopology": ROLES,
+}
 CALLS: Final[Mapping[str, frozenset[Role]]] = {
-    "Wait": frozenset({WAIT}),
-    "Session": frozenset({WAIT}),
-    "Register": frozenset({WAIT}),
-    "StreamResults": frozenset({WAIT}),
-    "Acknowledge": frozenset({WAIT}),
-    "CloseSession": frozenset({WAIT}),
-    "Advance": frozenset({ADVANCE}),
-    "AdvanceStream": frozenset({ADVANCE}),
-    "Cancel": frozenset({WAIT, ADMIN}),
-    "Extend": frozenset({WAIT, ADMIN}),
-    "GetOperation": frozenset({WAIT, ADMIN}),
-    "ListOperations": frozenset({WAIT, ADMIN}),
-    "GetPartition": frozenset({OBSERVE}),
-    "ListPartitions": frozenset({OBSERVE}),
-    "GetStatus": frozenset(ROLES),
-    "GetTopology": frozenset(ROLES),
-    "ListHotNames": frozenset({OBSERVE}),
-    "TailResults": frozenset({WAIT, ADMIN}),
-    "AttachSource": frozenset({ADVANCE}),
-    "GetSourceEnds": frozenset({WAIT}),
-    "ListDeadLetters": frozenset({WAIT, ADMIN}),
-    "ResendDeadLetters": frozenset({WAIT, ADMIN}),
-    "DeleteDeadLetters": frozenset({WAIT, ADMIN}),
-    "HandOver": frozenset({ADMIN}),
+    method: frozenset(roles) for methods, roles in _ADMITTED.items() for method in methods.split()
 }
 """Roles by method: a caller with none of these roles on any name is refused before its request is read."""
 

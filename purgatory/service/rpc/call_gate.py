@@ -252,8 +252,7 @@ class CallGate:
         queue, calls_max = self.queue, _available(self._calls_max, work)
         if queue.calls >= calls_max:
             message = f"{queue.calls} calls are in flight; allowed: {calls_max}"
-            retry_after_ms = queue.next_turn_ms() or self._next_expiry_ms()
-            raise self._refused("calls", resource_exhausted("calls", message, retry_after_ms))
+            raise self._exhausted("calls", message, queue.next_turn_ms() or self._next_expiry_ms())
         # Without a policy all callers are one account, but each connection takes turns of its own.
         caller = queue.enter(account.principal or context.peer())
         try:
@@ -329,14 +328,11 @@ class CallGate:
         if caller.calls > calls_max or has_its_share:
             allowed = "its current share" if has_its_share else calls_max
             message = f"{caller.calls - 1} calls of one caller are in flight; allowed: {allowed}"
-            retry_after_ms = self.queue.next_turn_ms(caller) or self._next_expiry_ms()
-            raise self._refused("calls_per_caller", resource_exhausted("calls_per_caller", message, retry_after_ms))
+            raise self._exhausted("calls_per_caller", message, self._next_end_ms(caller))
         calls_max = _available(self._calls_per_connection_max, work)
         if on_connection >= calls_max:
             message = f"{on_connection} calls are in flight on one connection; allowed: {calls_max}"
-            retry_after_ms = self.queue.next_turn_ms(caller) or self._next_expiry_ms()
-            refused = resource_exhausted("calls_per_connection", message, retry_after_ms)
-            raise self._refused("calls_per_connection", refused)
+            raise self._exhausted("calls_per_connection", message, self._next_end_ms(caller))
         queued_max = CALLS_QUEUED_PER_CALLER_MAX
         # Calls that wait for their turn hold messages, which nothing counts. Once these fill the memory, those of the
         # caller that has many of them must stop before everyone's registrations are refused.
@@ -344,10 +340,7 @@ class CallGate:
             queued_max = min(queued_max, QUEUED_WHEN_FILLING_MAX)
         if caller.waiting >= queued_max:
             message = f"{caller.waiting} calls of this caller wait for their turn; allowed: {queued_max}"
-            raise self._refused(
-                "calls_queued_per_caller",
-                resource_exhausted("calls_queued_per_caller", message, self.queue.expected_wait_ms(caller)),
-            )
+            raise self._exhausted("calls_queued_per_caller", message, self.queue.expected_wait_ms(caller))
         own = account.own_shares.calls_per_second_max
         rate = self._limits.calls_per_second_max if own is None else own
         if rate:
@@ -361,10 +354,15 @@ class CallGate:
         ahead_s = due_s - now_s - max(BURST_S, interval_s)
         if ahead_s > 0:
             message = f"more than {calls_per_second} calls a second by one principal"
-            raise self._refused(
-                "calls_per_second", resource_exhausted("calls_per_second", message, round(ahead_s * 1_000) + 1)
-            )
+            raise self._exhausted("calls_per_second", message, round(ahead_s * 1_000) + 1)
         account.calls_due_s = due_s
+
+    def _next_end_ms(self, caller: CallerQueue) -> int:
+        """Estimate when a call of this caller ends: after its turn, or when an operation expires."""
+        return self.queue.next_turn_ms(caller) or self._next_expiry_ms()
+
+    def _exhausted(self, limit: str, message: str, retry_after_ms: int) -> RpcError:
+        return self._refused(limit, resource_exhausted(limit, message, retry_after_ms))
 
     def _refused(self, reason: str, refused: RpcError) -> RpcError:
         # Refused at once. To answer refusals only in spare time, so that they keep the streams of their caller
