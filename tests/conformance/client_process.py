@@ -11,11 +11,14 @@ from typing import Final
 
 from tests.conformance.scripted_daemon import DEADLINE_S, CaseFailed
 
+TIMEOUT_MS: Final = 60_000
+
 
 class ClientProcess:
     """One process, for any number of cases one after another. It is started again after `kill`."""
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
+        self.folder: Final = folder
         self._command: Final = command
         self._process: subprocess.Popen[str] | None = None
         self._arrived: Final = threading.Condition()
@@ -31,15 +34,12 @@ class ClientProcess:
         self._lines.clear()
         self._send("open", address, *(f"{name}={value}" for name, value in options.items()))
 
-    def wait(self, *, timeout_ms: int = 60_000, topic: str = "", partitions: int = 1) -> str:
+    def wait(self, *, timeout_ms: int = TIMEOUT_MS, topic: str = "", partitions: int = 1) -> str:
         """Make a wait; returns its name, which is also the topic if none is given."""
         self._issued += 1
         name = f"w{self._issued}"
         self._send("wait", name, str(timeout_ms), topic or name, str(partitions))
         return name
-
-    def waits(self, count: int) -> list[str]:
-        return [self.wait() for _ in range(count)]
 
     def cancel(self, name: str) -> None:
         self._send("cancel", name)

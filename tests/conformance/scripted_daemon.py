@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -68,17 +69,11 @@ class ScriptedSession:
 class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
     """Use it in `async with`. `address` leads to it through a proxy that can cut connections."""
 
-    def __init__(
-        self,
-        *,
-        bytes_stated: int = UNLIMITED_BYTES,
-        bytes_enforced: int = UNLIMITED_BYTES,
-        heartbeat_interval_ms: int = 10_000,
-        credentials: grpc.ServerCredentials | None = None,
-    ) -> None:
+    def __init__(self, bytes_enforced: int, credentials: grpc.ServerCredentials | None) -> None:
         # The script.
-        self._bytes_stated: Final = bytes_stated
-        self._heartbeat_interval_ms: Final = heartbeat_interval_ms
+        self.message_bytes_max = UNLIMITED_BYTES
+        """What the daemon says; `bytes_enforced` is the limit."""
+        self.heartbeat_interval_ms = 10_000
         self.sends_heartbeats = True
         self.answers_openings = True
         self.claims_to_resume = False
@@ -102,10 +97,11 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         self._changed: Final = asyncio.Event()
         self._target = NOWHERE
         self._proxy: Final = FaultyProxy(NOWHERE)
+        self._bytes_enforced: Final = bytes_enforced
         self._credentials: Final = credentials
-        self._server: Final = grpc.aio.server(options=[("grpc.max_receive_message_length", bytes_enforced)])
 
     async def __aenter__(self) -> ScriptedDaemon:
+        self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", self._bytes_enforced)])
         purgatory_service_pb2_grpc.add_PurgatoryServiceServicer_to_server(self, self._server)
         if self._credentials is None:
             port = self._server.add_insecure_port("127.0.0.1:0")
@@ -120,13 +116,29 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         await self._proxy.__aexit__()
         await self._server.stop(0)
 
-    def __str__(self) -> str:
-        return (
-            f"{self.attempts} attempts, {len(self.openings)} openings, batches of {self.batches} operations, cancelled "
-            f"{self.cancelled}, closed {self.closed}"
-        )
-
     # For the cases
+
+    def facts(self) -> dict[str, object]:
+        """What has happened, for the script and for messages."""
+        first, last = (self.openings or [wire.OpenSession()])[0], (self.openings or [wire.OpenSession()])[-1]
+        incarnations = {session_id: session.incarnation for session_id, session in self.sessions.items()}
+        resumes = last.session_id == first.session_id and last.incarnation == incarnations.get(last.session_id)
+        return {
+            "attempts": self.attempts,
+            "openings": len(self.openings),
+            "resumed_from": last.last_sequence if resumes else None,
+            "operations": len(self.operations),
+            "ids": [one.operation_id for one in self.operations],
+            "batches": len(self.batches),
+            "batches_lost": self.batches_lost,
+            "acknowledged": [session.acknowledged for session in self.sessions.values()],
+            "cancelled": len(self.cancelled),
+            "cancels_lost": self.cancels_lost,
+            "closed": [session_id == first.session_id for session_id in self.closed],
+            # A client that calls StreamResults sends none.
+            "heartbeats": math.inf if self.is_unary else self.heartbeats,
+            "tokens": sorted(self.authorizations),
+        }
 
     @property
     def address(self) -> str:
@@ -145,16 +157,12 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise CaseFailed(f"expected: {expected}; after {DEADLINE_S:.0f} s: {self}") from None
+            raise CaseFailed(f"expected: {expected}; after {DEADLINE_S:.0f} s: {self.facts()}") from None
 
     async def registered(self, count: int) -> list[Registered]:
         """Wait until this many operations are registered, and return them."""
         await self.until(lambda: len(self.operations) >= count, f"{count} registered operations")
         return self.operations
-
-    async def opened(self, count: int) -> None:
-        """Wait until the client has opened a stream this many times."""
-        await self.until(lambda: len(self.openings) >= count, f"{count} openings")
 
     def complete(self, *topics: str, padding_bytes: int = 0) -> None:
         """Satisfy the waits for these topics (none given: all). Results are sent now, or when the client connects."""
@@ -180,10 +188,10 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         for session_id, session in self.sessions.items():
             self._send(session_id, session.results_after(0))
 
-    def end_streams(self, status: grpc.StatusCode, reason: wire.GoingAway.Reason | None = None) -> None:
+    def end_streams(self, status: grpc.StatusCode, reason: str = "") -> None:
         """End the streams with a status, and before that with `going_away` if there is a reason."""
         for session_id in list(self._streams):
-            if reason is not None:
+            if reason:
                 self._send(session_id, {"going_away": wire.GoingAway(reason=reason)})
             self._send(session_id, status)
 
@@ -231,7 +239,7 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
     async def _next(self, stream: asyncio.Queue[Outgoing]) -> Outgoing:
         while True:
             try:
-                async with asyncio.timeout(self._heartbeat_interval_ms / 1_000):
+                async with asyncio.timeout(self.heartbeat_interval_ms / 1_000):
                     return await stream.get()
             except TimeoutError:
                 if self.sends_heartbeats:
@@ -246,12 +254,12 @@ class ScriptedDaemon(purgatory_service_pb2_grpc.PurgatoryServiceServicer):
         opened = wire.SessionOpened(
             resumed=resumed or self.claims_to_resume,
             highest_operation_id=session.highest_id,
-            heartbeat_interval_ms=self._heartbeat_interval_ms,
+            heartbeat_interval_ms=self.heartbeat_interval_ms,
             operations_per_batch_max=100_000,
             unacknowledged_results_max=100_000,
             timeout_ms_default=30_000,
             incarnation=session.incarnation,
-            message_bytes_max=self._bytes_stated,
+            message_bytes_max=self.message_bytes_max,
         )
         stream: asyncio.Queue[Outgoing] = asyncio.Queue()
         stream.put_nowait({"opened": opened})

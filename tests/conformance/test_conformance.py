@@ -73,7 +73,7 @@ async def test_clients_keep_to_the_message_size_of_the_real_daemon(
     """Waits that together are larger than `grpc.message_bytes_max` are all registered; one that is larger alone is
     refused.
     """
-    daemon = start_daemon("--grpc-message-bytes-max", str(cases.SMALL_BYTES))
+    daemon = start_daemon("--grpc-message-bytes-max", str(64 << 10))
     async with grpc.aio.insecure_channel(daemon.address) as channel:
         stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
 
