@@ -16,8 +16,7 @@ from playwright.sync_api import Browser
 from purgatory_client.blocking import Client
 
 from tests.kit.daemon import DaemonProcess
-from tests.page.page_kit import call, register_crowd, size_of, watched_page
-from tests.page.steady_load import steady_load
+from tests.page.page_kit import call, register_crowd, size_of, steady_load, watched_page
 from tests.pipeline.page.browser import chromium_path, running_browser
 
 VIEWS: Final = ("now", "wheel", "waits", "ends", "hour")

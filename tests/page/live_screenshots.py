@@ -12,8 +12,7 @@ from typing import Literal
 from purgatory_client.blocking import Client
 
 from tests.kit.daemon import DaemonProcess
-from tests.page.page_kit import register_waits, tell_marks, watched_page
-from tests.page.steady_load import steady_load
+from tests.page.page_kit import register_waits, steady_load, tell_marks, watched_page
 from tests.pipeline.page.browser import chromium_path, running_browser
 
 BYTES_MAX = 200_000

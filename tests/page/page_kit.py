@@ -1,6 +1,9 @@
 """The live page of a real daemon in a real browser, calls as the page makes them, and waits of every kind to show."""
 
+import asyncio
 import json
+import random
+import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from playwright.sync_api import Browser, Page, ViewportSize
-from purgatory_client import batches, events
+from purgatory_client import AsyncClient, batches, events
 from purgatory_client.blocking import Client
 
 from tests.kit.daemon import DaemonProcess
+from tests.kit.eventually import PATIENCE_S
 
 TIMEOUT_MS = 30_000
 STICKING_OUT = """() => {
@@ -34,7 +38,6 @@ class WatchedPage:
     """A page, its console messages, and the hosts that it contacted."""
 
     page: Page
-    origin: str
     complaints: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
@@ -50,18 +53,20 @@ class WatchedPage:
             arg=[selector, text],
         )
 
+    def wait_for_figure(self, name: str, value: str) -> None:
+        """Wait until the figure with this name has this value."""
+        self.page.wait_for_function(
+            """([name, value]) => [...document.querySelectorAll(".figure")].some((one) =>
+              one.querySelector("dt").textContent === name && one.querySelector("dd span").textContent === value)""",
+            arg=[name, value],
+        )
+
     def wait_live(self) -> None:
         self.page.wait_for_selector('#state[data-state="live"]')
 
     def sticking_out(self) -> list[str]:
         out: list[str] = self.page.evaluate(STICKING_OUT)
         return out
-
-    def check(self, *expected: str) -> None:
-        """Check that each console message contains an `expected` text, and that no other host was contacted."""
-        unexpected = [said for said in self.complaints if not any(one in said for one in expected)]
-        assert unexpected == []
-        assert [request for request in self.requests if not request.startswith(self.origin + "/")] == []
 
 
 def size_of(page: Page) -> tuple[int, int]:
@@ -84,14 +89,18 @@ def watched_page(
     scheme: Literal["light", "dark"] = "light",
     address: str = "#/now",
     is_let_in: bool = True,
+    expected: Sequence[str] = (),
 ) -> Iterator[WatchedPage]:
-    """Open the page in its own window. Returns once it is live, or earlier if it is expected to be refused at first."""
+    """Open the page in its own window; once it is live, or earlier if it is expected to be refused at first.
+
+    At the end, each console message must contain an `expected` text, and no other host may have been contacted.
+    """
     viewport: ViewportSize = {"width": width, "height": height}
     context = browser.new_context(viewport=viewport, color_scheme=scheme)
     try:
         page = context.new_page()
         origin = f"http://{http_address}"
-        seen = WatchedPage(page, origin)
+        seen = WatchedPage(page)
         page.on("console", lambda message: seen.complaints.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: seen.complaints.append(f"error: {error}"))
         page.on("request", lambda request: seen.requests.append(request.url))
@@ -100,6 +109,8 @@ def watched_page(
         if is_let_in:
             seen.wait_live()
         yield seen
+        assert [said for said in seen.complaints if not any(one in said for one in expected)] == []
+        assert [request for request in seen.requests if not request.startswith(origin + "/")] == []
     finally:
         context.close()
 
@@ -118,11 +129,11 @@ def call(daemon: DaemonProcess, method: str, request: dict[str, Any]) -> Any:  #
         return json.load(answer)
 
 
-def register(daemon: DaemonProcess, session: str, kind: str, ids: Sequence[int] = (1,), **columns: Any) -> None:  # noqa: ANN401
+def register(daemon: DaemonProcess, session: str, kind: str, **columns: Any) -> None:  # noqa: ANN401
     """Register operations of a kind in a session: columns of the request in JSON."""
-    common = {"kind": f"OPERATION_KIND_{kind}", "operationId": [*ids], "timeoutMs": [600_000]}
-    answer = call(daemon, "Register", {"sessionId": session, "batch": {"columns": common | columns}})
-    assert answer["receipt"].get("accepted") == len(ids), answer
+    batch = {"kind": f"OPERATION_KIND_{kind}", "operationId": [1], "timeoutMs": [600_000]} | columns
+    answer = call(daemon, "Register", {"sessionId": session, "batch": {"columns": batch}})
+    assert answer["receipt"].get("accepted") == len(batch["operationId"]), answer
 
 
 def register_one(
@@ -132,9 +143,9 @@ def register_one(
     register(daemon, session, "PRODUCE", partitions=[{"topic": topic}], offset=[offset], timeoutMs=[timeout_ms])
 
 
-def report(daemon: DaemonProcess, offset: int, partition: int = 0) -> None:
-    """Report the high watermark of a partition of `TOPIC_OF_ITS_OWN`."""
-    mark = {"topicPartition": {"topic": TOPIC_OF_ITS_OWN, "partition": partition}, "highWatermark": {"offset": offset}}
+def report(daemon: DaemonProcess, offset: int, partition: int = 0, topic: str = TOPIC_OF_ITS_OWN) -> None:
+    """Report the high watermark of a partition."""
+    mark = {"topicPartition": {"topic": topic, "partition": partition}, "highWatermark": {"offset": offset}}
     call(daemon, "Advance", {"rows": {"events": [mark]}})
 
 
@@ -158,34 +169,33 @@ URGENT: Final = 5
 URGENT_SESSION: Final = "3f2a90cc81b74d6e9a55e01b7c64d8f0"
 
 
-def register_waits(client: Client, *, count: int = WAITS) -> None:
-    """Register `count` waits in one session, a quarter of each kind, for minutes to hours. Some have hostile names."""
-    each, last = count // 4, count // 4 - 1
+def register_waits(client: Client) -> None:
+    """Register `WAITS` waits in one session, a quarter of each kind, for minutes to hours. The last produce and signal
+    waits have hostile names. A few partitions have most of the waits.
+    """
+    each = WAITS // 4
     numbers = range(each)
+    timeouts_ms = [600_000 + number * 20_000 for number in numbers]
+    skewed = [number % PARTITIONS if number % 3 == 0 else number % 3 for number in numbers[:-1]]
     made = [
         batches.produce(
             [*((HOT_TOPIC, partition) for partition in range(PARTITIONS)), (HOSTILE_TOPIC, 0)],
-            indexes=[*(skewed(number) for number in numbers[:last]), PARTITIONS],
+            indexes=[*skewed, PARTITIONS],
             offsets=[10_000 + 4 * number for number in numbers],
-            timeouts_ms=[900_000 + number * 7_000 for number in numbers],
+            timeouts_ms=timeouts_ms,
         ),
         batches.fetch(
-            [("payments", partition) for partition in range(8)],
-            indexes=[number % 8 for number in numbers],
+            [("payments", 0)],
+            indexes=[0] * each,
             offsets=[500] * each,
             min_bytes=[1_000_000] * each,
-            timeouts_ms=[600_000 + number * 1_000 for number in numbers],
+            timeouts_ms=timeouts_ms,
         ),
-        batches.delete_records(
-            [("audit", partition) for partition in range(3)],
-            indexes=[number % 3 for number in numbers],
-            offsets=[900] * each,
-            timeouts_ms=[600_000 + number * 60_000 for number in numbers],
-        ),
+        batches.delete_records([("audit", 0)], indexes=[0] * each, offsets=[900] * each, timeouts_ms=timeouts_ms),
         batches.signal(
             [*(f"nightly-{number}" for number in range(40)), HOSTILE_KEY],
-            indexes=[*(number % 40 for number in numbers[:last]), 40],
-            timeouts_ms=[7_200_000 + number * 1_000 for number in numbers],
+            indexes=[*(number % 40 for number in numbers[:-1]), 40],
+            timeouts_ms=timeouts_ms,
         ),
     ]
     for place, batch in enumerate(made):
@@ -206,11 +216,6 @@ def register_crowd(client: Client, count: int = CROWD) -> None:
     client.register(URGENT_SESSION, 1, urgent)
 
 
-def skewed(number: int) -> int:
-    """A skewed distribution: a few partitions have most of the waits."""
-    return number % PARTITIONS if number % 3 == 0 else number % 3
-
-
 def tell_marks(client: Client, step: int = 0) -> None:
     """Push the marks of the partitions, further ahead with a larger `step`. One replica of orders lags behind."""
     told = []
@@ -224,3 +229,37 @@ def tell_marks(client: Client, step: int = 0) -> None:
         told.append(events.follower_progress(name, 2, end + 1_900))
         told.append(events.follower_progress(name, 3, end))
     client.advance_many(told).raise_for_refusals()
+
+
+@contextmanager
+def steady_load(address: str) -> Iterator[None]:
+    """Load the daemon until the block ends: most waits are satisfied, some expire, in a constant proportion."""
+    ending = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(load(address, ending)))
+    thread.start()
+    try:
+        yield
+        assert thread.is_alive(), "the load ended by itself"
+    finally:
+        ending.set()
+        thread.join(PATIENCE_S)
+
+
+async def load(address: str, ending: threading.Event) -> None:
+    """Register 300 waits a second, up to 2.5 s ahead of the marks, with timeouts of 0.3 s to a minute."""
+    chance, mark = random.Random(42), 10_000
+    partitions = [("clicks", partition) for partition in range(12)]
+    waits = set[asyncio.Task[object]]()
+    async with AsyncClient(address, name="storefront") as client:
+        while not ending.is_set():
+            mark += 8
+            places = [min(int(chance.expovariate(0.4)), len(partitions) - 1) for _ in range(12)]
+            offsets = [mark + chance.randint(1, 500) for _ in places]
+            timeouts_ms = [round(300 * 200 ** chance.random()) for _ in places]
+            batch = client.produce_many(partitions, indexes=places, offsets=offsets, timeouts_ms=timeouts_ms)
+            wait: asyncio.Task[object] = asyncio.create_task(batch)
+            waits.add(wait)
+            wait.add_done_callback(waits.discard)
+            await client.advance_many([events.high_watermark(partition, mark) for partition in partitions])
+            await asyncio.sleep(0.04)
+    await asyncio.gather(*waits, return_exceptions=True)

@@ -4,7 +4,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import grpc
@@ -18,6 +18,7 @@ from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.kit.daemon import DaemonThread, ServeDaemon, StartDaemon
 from tests.kit.eventually import wait_until
 from tests.kit.messages import advance_request, high_watermark, produce, register_request
+from tests.kit.post_server import PostServer
 
 collector = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 
@@ -35,64 +36,38 @@ def environment(port: int) -> dict[str, str]:
     return {"PURGATORY_TRACING_ENABLED": "true", "OTEL_BSP_SCHEDULE_DELAY": "50", **endpoint}
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Reads a request to `/v1/traces`, and answers with 200."""
-
-    def do_POST(self) -> None:
-        assert self.headers.get("content-encoding") is None, "it was not asked for"
-        self.take(self.rfile.read(int(self.headers["content-length"])))
-        self.send_response(200)
-        self.end_headers()
-        self.answer()
-
-    def take(self, _body: bytes) -> None:
-        """Called with the request."""
-
-    def answer(self) -> None:
-        """Write the body of the answer."""
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-class Receiver:
+class Receiver(PostServer):
     """Accepts spans."""
 
     def __init__(self) -> None:
+        super().__init__(self._take)
         self.spans: list[Any] = []
-        receiver = self
 
-        class Keeping(Handler):
-            def take(self, body: bytes) -> None:
-                request = collector.ExportTraceServiceRequest.FromString(body)
-                scopes = [scope for resource in request.resource_spans for scope in resource.scope_spans]
-                receiver.spans += [span for scope in scopes for span in scope.spans]
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Keeping)
-        self.port = self._server.server_port
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+    def _take(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        assert request.headers.get("content-encoding") is None, "it was not asked for"
+        sent = collector.ExportTraceServiceRequest.FromString(body)
+        scopes = [scope for resource in sent.resource_spans for scope in resource.scope_spans]
+        self.spans += [span for scope in scopes for span in scope.spans]
+        request.send_response(200)
+        request.send_header("content-length", "0")
+        request.end_headers()
 
     def wait(self, count: int) -> list[Any]:
         """Wait for `count` spans and return them."""
         wait_until(lambda: len(self.spans) >= count, lambda: f"{len(self.spans)} of {count} spans are there")
         return self.spans
 
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
 
 @pytest.fixture(scope="module")
 def traced() -> Iterator[tuple[Receiver, DaemonThread]]:
     """A daemon that sends its spans to a receiver."""
-    receiver = Receiver()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment(receiver.port).items():
-            patch.setenv(name, value)
-        daemon = DaemonThread()
-    yield receiver, daemon
-    daemon.stop()
-    receiver.close()
+    with Receiver() as receiver:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment(receiver.port).items():
+                patch.setenv(name, value)
+            daemon = DaemonThread()
+        yield receiver, daemon
+        daemon.stop()
 
 
 @pytest.fixture
@@ -170,25 +145,24 @@ def test_a_receiver_that_does_not_answer_does_not_keep_the_daemon(start_daemon: 
 def test_an_answer_without_end_is_not_read(serve_daemon: ServeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     written, ended = [0], threading.Event()
 
-    class Endless(Handler):
-        def answer(self) -> None:
-            try:
-                for _ in range(256):  # megabytes
-                    self.wfile.write(b"x" * 1024 * 1024)
-                    written[0] += 1
-            except OSError:
-                ended.set()
+    def answer_without_end(request: BaseHTTPRequestHandler, _body: bytes) -> None:
+        request.send_response(200)
+        request.end_headers()
+        try:
+            for _ in range(256):  # megabytes
+                request.wfile.write(b"x" * 1024 * 1024)
+                written[0] += 1
+        except OSError:
+            ended.set()
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        for name, value in environment(server.server_port).items():
+    with PostServer(answer_without_end) as server:
+        for name, value in environment(server.port).items():
             monkeypatch.setenv(name, value)
         daemon = serve_daemon()
         with grpc.insecure_channel(daemon.address) as channel:
             request = wire.WaitRequest(operation=produce(1, "orders", 5, 0))
             PurgatoryServiceStub(channel).Wait(request, timeout=WAIT_S, metadata=[RECORDED])
         assert ended.wait(WAIT_S)
-        server.shutdown()
     assert written[0] < 64
 
 

@@ -8,10 +8,7 @@ import grpc
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc, webhook_pb2
-from tests.journal.kit import copy_files
 from tests.kit import messages
-from tests.kit.daemon import DaemonThread, ServeDaemon
-from tests.kit.forked_daemon import WEBHOOKS
 from tests.kit.messages import advance_request, key_signalled, register_batch
 from tests.webhooks.receiver import SECRET
 
@@ -26,26 +23,6 @@ def webhook_flags(folder: Path, *more: str, hosts: str = "127.0.0.1:* localhost:
         "--webhooks-allowed-hosts", hosts, "--webhooks-allow-http", "--webhooks-allow-private",
         "--webhooks-secret-file", str(secret_file), *more,
     ]  # fmt: skip
-
-
-class Lives:
-    """Daemons with webhooks, one after another on one journal."""
-
-    def __init__(self, serve_daemon: ServeDaemon, folder: Path, *flags: str, retry_ms: int = 20) -> None:
-        self._serve: Final = serve_daemon
-        self._flags: Final = webhook_flags(folder, *flags)
-        self._constants: Final = {f"{WEBHOOKS}.RETRY_FIRST_MS": retry_ms, f"{WEBHOOKS}.RETRY_LONGEST_MS": retry_ms}
-        self._journals: Final = [folder / "life-1"]
-
-    def start(self) -> DaemonThread:
-        """Start a daemon on what the last one has left."""
-        return self._serve(*self._flags, "--data-dir", str(self._journals[-1]), constants=self._constants)
-
-    def kill(self, daemon: DaemonThread) -> None:
-        """Leave the next daemon the files as they are now: nothing that this one does afterwards counts."""
-        self._journals.append(self._journals[0].with_name(f"life-{len(self._journals) + 1}"))
-        copy_files(self._journals[-2], self._journals[-1])
-        daemon.stop()
 
 
 class CallbackCaller:

@@ -4,12 +4,13 @@ import json
 import ssl
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final, NamedTuple, Self
+from http.server import BaseHTTPRequestHandler
+from typing import Any, Final, NamedTuple
 
 from standardwebhooks import Webhook
 
 from tests.kit.eventually import PATIENCE_S, wait_until
+from tests.kit.post_server import PostServer
 
 SECRET: Final = "whsec_" + "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 HANG, DROP = 0, -1
@@ -32,79 +33,47 @@ Answer = Callable[[Received], int]
 """A status code, HANG or DROP."""
 
 
-class WebhookReceiver:
-    """Serves on a free port of loopback until the block ends. `answer` may be replaced at any time.
-
-    `secret` is the senders' signing secret; with `tls`, the server uses HTTPS.
-    """
+class WebhookReceiver(PostServer):
+    """`answer` may be replaced at any time. `secret` is the senders' signing secret."""
 
     def __init__(
-        self,
-        answer: Answer = lambda _received: 204,
-        port: int = 0,
-        *,
-        secret: str = SECRET,
-        tls: ssl.SSLContext | None = None,
+        self, answer: Answer = lambda _received: 204, *, secret: str = SECRET, tls: ssl.SSLContext | None = None
     ) -> None:
+        super().__init__(self._respond, tls)
         self.answer = answer
         self._webhook: Final = Webhook(secret)
-        self._scheme: Final = "http" if tls is None else "https"
         self.received: Final[list[Received]] = []
         self.unsigned: Final[list[str]] = []
         """The errors of requests without a valid signature."""
         self._ending: Final = threading.Event()
-        receiver = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                status = receiver._take(self)
-                if status == HANG:
-                    receiver._ending.wait(PATIENCE_S)
-                if status in (HANG, DROP):
-                    self.close_connection = True
-                    return
-                self.send_response(status)
-                if 300 <= status < 400:
-                    self.send_header("location", "/redirected")
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server: Final = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self._server.daemon_threads = True
-        if tls is not None:
-            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
-        self._thread: Final = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ending.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(PATIENCE_S)
-
-    @property
-    def port(self) -> int:
-        return int(self._server.server_address[1])
+        super().__exit__(*error)
 
     def url(self, path: str = "/hook") -> str:
-        return f"{self._scheme}://127.0.0.1:{self.port}{path}"
+        return self.origin + path
 
-    def _take(self, handler: BaseHTTPRequestHandler) -> int:
-        body = handler.rfile.read(int(handler.headers["content-length"]))
+    def _respond(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        status = self._take(request, body)
+        if status == HANG:
+            self._ending.wait(PATIENCE_S)
+        if status in (HANG, DROP):
+            request.close_connection = True
+            return
+        request.send_response(status)
+        if 300 <= status < 400:
+            request.send_header("location", "/redirected")
+        request.send_header("content-length", "0")
+        request.end_headers()
+
+    def _take(self, request: BaseHTTPRequestHandler, body: bytes) -> int:
         try:
-            self._webhook.verify(body, dict(handler.headers.items()))
+            self._webhook.verify(body, dict(request.headers.items()))
         except Exception as error:  # noqa: BLE001 - the test examines every error
             self.unsigned.append(repr(error))
             return 500
-        received = Received(handler.path, handler.headers["webhook-id"], json.loads(body))
+        received = Received(request.path, request.headers["webhook-id"], json.loads(body))
         self.received.append(received)
         return self.answer(received)
 

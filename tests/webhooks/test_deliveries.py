@@ -62,6 +62,14 @@ class TriedPosts:
         self.deliveries.add(sent)
         return sent
 
+    def add_many(self, host: str, count: int, sender: str = "s") -> None:
+        """Add webhooks that are called by their host and number."""
+        for number in range(count):
+            self.add(host, sender, f"{host} {number}")
+
+    async def close(self) -> None:
+        await self.deliveries.close(0.0, start_more=False)
+
 
 class Sent:
     def __init__(self, world: TriedPosts, host: str, sender: str, name: str) -> None:
@@ -117,8 +125,7 @@ async def test_hosts_have_places_and_senders_take_turns() -> None:
     world.add("a", "first", "first")
     await until(lambda: len(world.ended) == 1)
     world.gates["a"] = asyncio.Event()
-    for number in range(100):
-        world.add("a", "many", f"many {number}")
+    world.add_many("a", 100, "many")
     world.add("a", "few", "few")
     await until(lambda: len(world.tried) == 3)
     world.gates["a"].set()
@@ -130,10 +137,8 @@ async def test_hosts_have_places_and_senders_take_turns() -> None:
 async def test_a_silent_host_has_one_place_and_others_have_theirs() -> None:
     world = TriedPosts(posts_max=8, posts_per_host_max=4, schedule=RetrySchedule(1_000, 8_000, 10**9))
     world.gates["hanging"] = asyncio.Event()
-    for number in range(1_000):
-        world.add("hanging", "h", f"hanging {number}")
-    for number in range(100):
-        world.add("honest", "s", f"honest {number}")
+    world.add_many("hanging", 1_000, "h")
+    world.add_many("honest", 100)
     await until(lambda: len(world.ended) == 100)
     assert (world.most["hanging"], world.most["honest"]) == (1, 4)
     world.answer = lambda _host: Attempt(UNREACHABLE)
@@ -143,7 +148,7 @@ async def test_a_silent_host_has_one_place_and_others_have_theirs() -> None:
     before = len(world.tried)
     await until(lambda: len(world.tried) > before + 50)
     assert world.most["hanging"] == 1
-    await world.deliveries.close(0.0, start_more=False)
+    await world.close()
 
 
 async def test_a_silent_host_rests_after_an_attempt() -> None:
@@ -151,11 +156,10 @@ async def test_a_silent_host_rests_after_an_attempt() -> None:
     world = TriedPosts()
     world.answer = lambda _host: Attempt(UNREACHABLE)
     world.awake.clear()
-    for number in range(3):
-        world.add("a", "s", f"{number}")
+    world.add_many("a", 3)
     await until(lambda: len(world.pauses) == 2)
-    assert world.tried == ["0"]
-    await world.deliveries.close(0.0, start_more=False)
+    assert world.tried == ["a 0"]
+    await world.close()
 
 
 async def test_silent_hosts_have_half_of_the_places() -> None:
@@ -168,11 +172,9 @@ async def test_silent_hosts_have_half_of_the_places() -> None:
     silent = [f"silent {number}" for number in range(70)]
     for host in silent:
         world.gates[host] = asyncio.Event()
-        for number in range(3):
-            world.add(host, "h", f"{host}: {number}")
+        world.add_many(host, 3, "h")
     await until(lambda: sum(world.in_flight.values()) == 32)
-    for number in range(200):
-        world.add("known", "s", f"known {number}")
+    world.add_many("known", 200)
     await until(lambda: sum(name.startswith("known") for name in world.ended) == 201)
     assert world.most["known"] == 4
     assert sum(world.in_flight[host] for host in silent) == 32
@@ -182,7 +184,7 @@ async def test_silent_hosts_have_half_of_the_places() -> None:
     next(world.gates[host] for host in silent if world.in_flight[host]).set()
     await until(lambda: "new" in world.ended)
     assert world.deliveries.in_flight <= 32
-    await world.deliveries.close(0.0, start_more=False)
+    await world.close()
 
 
 async def test_new_host_gets_the_slot_of_one_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,18 +207,13 @@ async def test_new_host_gets_the_slot_of_one_that_does_not_answer(monkeypatch: p
 
 async def test_a_slow_host_is_not_prompt_until_it_is() -> None:
     world = TriedPosts(posts_max=8, posts_per_host_max=4)
-    world.took_s = 2.0
-    for number in range(20):
+    for took_s, most in ((2.0, 4), (0.5, 8)):
+        world.took_s = took_s
+        world.ended.clear()
         for host in ("a", "b", "c"):
-            world.add(host, "s", f"{host} {number}")
-    await until(lambda: len(world.ended) == 60)
-    assert world.most_of_all == 4
-    world.took_s = 0.5
-    for number in range(20):
-        for host in ("a", "b", "c"):
-            world.add(host, "s", f"{host} {number} again")
-    await until(lambda: len(world.ended) == 120)
-    assert world.most_of_all == 8
+            world.add_many(host, 20)
+        await until(lambda: len(world.ended) == 60)
+        assert world.most_of_all == most
 
 
 async def test_busy_prompt_hosts_do_not_starve_others() -> None:
@@ -224,9 +221,8 @@ async def test_busy_prompt_hosts_do_not_starve_others() -> None:
     for host in "abcd":
         world.add(host, "s", f"{host} first")
     await until(lambda: len(world.ended) == 4)
-    for number in range(50):
-        for host in "abcd":
-            world.add(host, "s", f"{host} {number}")
+    for host in "abcd":
+        world.add_many(host, 50)
     world.add("new", "s", "new")
     await until(lambda: "new" in world.ended)
     assert len(world.ended) < 100
@@ -293,8 +289,7 @@ async def test_the_oldest_delivery_is_open_and_wanted() -> None:
 async def test_a_host_that_answers_again_has_all_its_places() -> None:
     world = TriedPosts(posts_per_host_max=4, schedule=RetrySchedule(1_000, 8_000, 10**9))
     world.answer = lambda _host: Attempt(UNREACHABLE)
-    for number in range(50):
-        world.add("a", "s", f"{number}")
+    world.add_many("a", 50)
     await until(lambda: len(world.tried) > 60 and world.in_flight["a"] <= 1)
     world.most.clear()
     world.answer = lambda _host: Attempt(DELIVERED)
@@ -305,8 +300,7 @@ async def test_a_host_that_answers_again_has_all_its_places() -> None:
 async def test_closing_leaves_what_waits() -> None:
     for start_more, delivered in ((False, 1), (True, 3)):
         world = TriedPosts(posts_per_host_max=1)
-        for number in range(3):
-            world.add("a", "s", f"{number}")
+        world.add_many("a", 3)
         await until(lambda: len(world.tried) == 1)  # noqa: B023 - awaited here
         await world.deliveries.close(5.0, start_more=start_more)
         assert len(world.ended) == delivered
@@ -322,10 +316,9 @@ async def test_an_attempt_that_raises_is_retried() -> None:
         return Attempt(DELIVERED)
 
     world.answer = answer
-    world.add("a", "s", "1")
-    world.add("a", "s", "2")
+    world.add_many("a", 2)
     await until(lambda: len(world.ended) == 2)
-    assert world.ended == {"1": DELIVERED, "2": DELIVERED}
+    assert world.ended == {"a 0": DELIVERED, "a 1": DELIVERED}
     assert world.pauses == [1.0]
 
 
@@ -340,10 +333,10 @@ def listed(letters: DeadLetters) -> list[str]:
 @given(st.lists(st.sampled_from(["a", "b", "c", "d", "-a", "-b"]), min_size=8, max_size=40), st.integers(1, 3))
 @example(["a", "b", "a", "c"], 2)
 def test_the_list_is_a_bounded_dictionary(steps: list[str], most: int) -> None:
-    """Compared with a dictionary: the oldest letters are dropped, and a letter added again keeps its position. The
-    journal's rows match the list, and a list restored from them is equal.
+    """Compared with a dictionary: the oldest letters are dropped, and a letter added again keeps its position, with the
+    new error. The journal's rows match the list, and a list restored from them is equal.
     """
-    rows, oracle = dict[int, bytes](), dict[str, None]()
+    rows, oracle = dict[int, bytes](), dict[str, str]()
 
     def changed(number: int, content: bytes) -> None:
         rows[number] = content
@@ -351,16 +344,17 @@ def test_the_list_is_a_bounded_dictionary(steps: list[str], most: int) -> None:
             del rows[number]
 
     letters = DeadLetters(most, changed)
-    for step in steps:
+    for number, step in enumerate(steps):
         webhook_id = step.removeprefix("-")
         if step == webhook_id:
-            letters.add(letter(webhook_id))
-            oracle[webhook_id] = None
+            oracle[webhook_id] = f"error {number}"
+            letters.add(letter(webhook_id, oracle[webhook_id]))
             if len(oracle) > most:
                 del oracle[next(iter(oracle))]
         else:
             letters.remove(webhook_id)
             oracle.pop(webhook_id, None)
+        assert {one.webhook_id: one.last_error for _, one in letters.above(0)} == oracle
         assert listed(letters) == list(oracle)
         assert len(rows) == len(letters) == len(oracle)
         assert letters.held_bytes == sum(map(len, rows.values()))
@@ -373,7 +367,12 @@ def test_the_list_is_a_bounded_dictionary(steps: list[str], most: int) -> None:
     assert listed(again)[-1] == "new"
 
 
-def test_large_letters_go_by_their_bytes() -> None:
+def test_large_letters_go_by_their_bytes_and_leave_those_of_others() -> None:
+    letters = DeadLetters(1_000, lambda _number, _content: None)
+    letters.add(letter("small", principal="a"))
+    for number in range(5):
+        letters.add(letter(f"{number}", "x" * (deliveries.LETTERS_BYTES_MAX // 3), principal="b"))
+    assert listed(letters) == ["small", "3", "4"]
     letters = DeadLetters(1_000, lambda _number, _content: None)
     for number in range(5):
         letters.add(letter(f"{number}", "x" * (deliveries.LETTERS_BYTES_MAX // 3)))
@@ -403,20 +402,3 @@ def test_no_principal_pushes_out_letters_of_one_with_fewer(principals: list[str]
         kept = [one for one in listed(letters) if one.startswith(principal)]
         assert kept == added[len(added) - len(kept) :]
         assert len(kept) >= min(2, len(added))
-
-
-def test_large_letters_of_one_principal_leave_those_of_others() -> None:
-    letters = DeadLetters(1_000, lambda _number, _content: None)
-    letters.add(letter("small", principal="a"))
-    for number in range(5):
-        letters.add(letter(f"{number}", "x" * (deliveries.LETTERS_BYTES_MAX // 3), principal="b"))
-    assert listed(letters) == ["small", "3", "4"]
-
-
-def test_a_letter_that_fails_again_is_the_same_letter() -> None:
-    letters = DeadLetters(10, lambda _number, _content: None)
-    letters.add(letter("a"))
-    letters.add(letter("b"))
-    letters.add(letter("a", "no answer"))
-    assert listed(letters) == ["a", "b"]
-    assert next(found for _, found in letters.above(0)).last_error == "no answer"

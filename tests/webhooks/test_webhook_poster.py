@@ -2,10 +2,11 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from typing import Any
 
 import h11
 import pytest
@@ -20,6 +21,7 @@ from purgatory.extensions.webhooks.webhook_poster import (
     NOT_ALLOWED,
     REFUSED,
     UNREACHABLE,
+    Attempt,
     WebhookPoster,
     retry_after_s,
 )
@@ -34,69 +36,68 @@ def signed() -> list[tuple[bytes, bytes]]:
     return WebhookSigner([SECRET]).headers("id.1", BODY)
 
 
-class ChangingNames:
-    """A resolver that returns its answers one after the other, then repeats the last one."""
-
-    def __init__(self, *answers: list[str]) -> None:
-        self.answers = list(answers)
-        self.asked = 0
-
-    async def __call__(self, host: str, port: int) -> list[str]:
-        del host, port
-        self.asked += 1
-        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-
-
-MakePoster = Callable[..., WebhookPoster]
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
 @asynccontextmanager
-async def served_by(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-) -> AsyncIterator[str]:
-    """The URL of a server that handles each connection in this way."""
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
+async def served_by(serve: Serve) -> AsyncIterator[str]:
+    """The URL of a server that handles each connection in this way, until the clients have closed them."""
+    serving: list[asyncio.Task[None]] = []
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.append(asyncio.ensure_future(serve(reader, writer)))
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
         yield f"http://a.example:{server.sockets[0].getsockname()[1]}/"
+        await asyncio.gather(*serving)
 
 
-@pytest.fixture
-async def make_poster() -> AsyncIterator[MakePoster]:
-    """Posters for a.example and loopback, closed at the end."""
-    made: list[WebhookPoster] = []
+@asynccontextmanager
+async def poster(
+    *resolved: list[str], allow_private: bool = True, timeout_ms: int = 5_000
+) -> AsyncIterator[tuple[WebhookPoster, list[str]]]:
+    """A poster for a.example, which has these addresses at the first look-up, at the second, …, and the list of what
+    was looked up. An empty list: the name is not known.
+    """
+    asked: list[str] = []
 
-    def make(names: ChangingNames, *, allow_private: bool = True, timeout_ms: int = 5_000) -> WebhookPoster:
-        rules = CallbackRules(["a.example:*"], allow_http=True, allow_private=allow_private)
-        context = ssl.create_default_context()
-        made.append(WebhookPoster(rules, names, timeout_ms=timeout_ms, posts_max=4, ssl_context=context))
-        return made[-1]
+    async def resolve(host: str, _port: int) -> list[str]:
+        asked.append(host)
+        found = resolved[min(len(asked), len(resolved)) - 1]
+        if not found:
+            raise OSError("no such name")
+        return found
 
-    yield make
-    for poster in made:
-        await poster.close()
+    rules = CallbackRules(["a.example:*"], allow_http=True, allow_private=allow_private)
+    made = WebhookPoster(rules, resolve, timeout_ms=timeout_ms, posts_max=4, ssl_context=ssl.create_default_context())
+    yield made, asked
+    await made.close()
 
 
-async def test_name_is_resolved_once_for_a_connection_and_sent_as_host(make_poster: MakePoster) -> None:
-    names = ChangingNames(["127.0.0.1"], ["192.0.2.1"])
+async def posted(url: str, *resolved: list[str], **options: Any) -> tuple[Attempt, list[str]]:  # noqa: ANN401
+    """One attempt, and what was looked up."""
+    async with poster(*resolved or (["127.0.0.1"],), **options) as (made, asked):
+        return await made.post(url, signed(), BODY.encode()), asked
+
+
+@pytest.mark.parametrize(
+    ("resolved", "allow_private", "end", "reason"),
+    [
+        ([["127.0.0.1"], ["192.0.2.1"]], True, DELIVERED, ""),  # looked up once: the name is sent as Host
+        ([["127.0.0.2", "127.0.0.1"]], True, DELIVERED, ""),  # the first one refuses connections
+        ([["127.0.0.1"]], False, NOT_ALLOWED, "127.0.0.1"),
+        ([[]], True, UNREACHABLE, "has no address"),
+    ],
+    ids=["changing name", "several addresses", "private", "unknown name"],
+)
+async def test_addresses_of_a_name_are_looked_up_once_and_tried_in_turn(
+    resolved: list[list[str]], allow_private: bool, end: str, reason: str
+) -> None:
     with WebhookReceiver() as receiver:
-        attempt = await make_poster(names).post(f"http://a.example:{receiver.port}/", signed(), BODY.encode())
-        assert (attempt.end, names.asked, len(receiver.received)) == (DELIVERED, 1, 1)
-
-
-async def test_a_name_that_turns_private_is_not_connected_to(make_poster: MakePoster) -> None:
-    names = ChangingNames(["127.0.0.1"])
-    with WebhookReceiver() as receiver:
-        poster = make_poster(names, allow_private=False)
-        attempt = await poster.post(f"http://a.example:{receiver.port}/", signed(), BODY.encode())
-        assert (attempt.end, names.asked, receiver.received) == (NOT_ALLOWED, 1, [])
-    assert "127.0.0.1" in attempt.reason
-
-
-async def test_next_address_is_tried_if_one_refuses_connections(make_poster: MakePoster) -> None:
-    names = ChangingNames(["127.0.0.2", "127.0.0.1"])
-    with WebhookReceiver() as receiver:
-        attempt = await make_poster(names).post(f"http://a.example:{receiver.port}/", signed(), BODY.encode())
-    assert attempt.end == DELIVERED
+        url = f"http://a.example:{receiver.port}/"
+        attempt, asked = await posted(url, *resolved, allow_private=allow_private)
+        assert (attempt.end, asked, len(receiver.received)) == (end, ["a.example"], end == DELIVERED)
+    assert reason in attempt.reason
 
 
 @pytest.mark.parametrize(
@@ -110,29 +111,32 @@ async def test_next_address_is_tried_if_one_refuses_connections(make_poster: Mak
         (HANG, UNREACHABLE, "no answer within"),
     ],
 )
-async def test_status_or_silence_ends_an_attempt(make_poster: MakePoster, answer: int, end: str, reason: str) -> None:
+async def test_status_or_silence_ends_an_attempt(answer: int, end: str, reason: str) -> None:
     with WebhookReceiver(lambda _received: answer) as receiver:
-        poster = make_poster(ChangingNames(["127.0.0.1"]), timeout_ms=300 if answer == HANG else 5_000)
-        attempt = await poster.post(f"http://a.example:{receiver.port}/", signed(), BODY.encode())
+        url = f"http://a.example:{receiver.port}/"
+        attempt, _ = await posted(url, timeout_ms=300 if answer == HANG else 5_000)
         receiver.wait_for(lambda all_: len(all_) == 1)
-    assert attempt.end == end
+    assert (attempt.end, attempt.is_final) == (end, answer == 410)
     assert reason in attempt.reason
-    assert attempt.is_final == (answer == 410)
 
 
-async def test_name_without_an_address_ends_the_attempt(make_poster: MakePoster) -> None:
-    class NoNames(ChangingNames):
-        async def __call__(self, host: str, port: int) -> list[str]:
-            raise OSError(host, port)
+def writing(head: bytes, part: bytes = b"") -> Serve:
+    """Answer with a head and then parts until the client closes the connection; without a part, close it."""
 
-    attempt = await make_poster(NoNames([])).post("http://a.example:1/", signed(), b"{}")
-    assert (attempt.end, "has no address" in attempt.reason) == (UNREACHABLE, True)
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head)
+        with suppress(ConnectionError):
+            while part:
+                writer.write(part)
+                await writer.drain()
+        writer.close()
+
+    return serve
 
 
 @pytest.mark.parametrize("status", [100, 102, 103, 199])
-async def test_interim_responses_without_end(
-    make_poster: MakePoster, monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
+async def test_interim_responses_without_end(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     """A receiver that streams interim responses is unreachable once they exceed the size limit, long before the
     deadline. The parser receives only small parts at a time, so that the event loop is free in between.
     """
@@ -144,42 +148,44 @@ async def test_interim_responses_without_end(
         receive_data(connection, data)
 
     monkeypatch.setattr(h11.Connection, "receive_data", noted)
-    interim = f"HTTP/1.1 {status} Wait\r\n\r\n".encode()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        with suppress(ConnectionError):
-            for _ in range(10_000):
-                writer.write(interim * 100)
-                await writer.drain()
-        writer.close()
-
-    async with served_by(serve) as url:
-        poster = make_poster(ChangingNames(["127.0.0.1"]), timeout_ms=60_000)
-        attempt = await poster.post(url, signed(), b"{}")
+    async with served_by(writing(b"", f"HTTP/1.1 {status} Wait\r\n\r\n".encode() * 100)) as url:
+        attempt, _ = await posted(url, timeout_ms=60_000)
     assert (attempt.end, f"more than {ANSWER_BYTES_MAX} bytes" in attempt.reason) == (UNREACHABLE, True)
     assert sum(parts) <= ANSWER_BYTES_MAX + READ_BYTES
     assert max(parts) <= READ_BYTES
 
 
-async def test_a_kept_connection_has_the_limit_for_each_answer(make_poster: MakePoster) -> None:
+async def test_an_answer_without_end_is_not_read() -> None:
+    chunks = writing(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", b"1000\r\n" + b"x" * 4_096 + b"\r\n")
+    async with served_by(chunks) as url:
+        assert (await posted(url))[0].end == DELIVERED
+
+
+async def test_a_date_after_which_to_try_again_is_honoured() -> None:
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=600), usegmt=True)
+    head = f"HTTP/1.1 429 Slow\r\nRetry-After: {date}\r\ncontent-length: 0\r\n\r\n"
+    async with served_by(writing(head.encode())) as url:
+        attempt, _ = await posted(url)
+    assert attempt.end == REFUSED
+    assert 300 < attempt.retry_after_s <= 600
+
+
+async def test_a_kept_connection_has_the_limit_for_each_answer() -> None:
     body = b"x" * (ANSWER_BYTES_MAX // 2)
     connections: list[int] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(1)
         with suppress(asyncio.IncompleteReadError):
-            while await reader.readuntil(b"{}"):
+            while await reader.readuntil(BODY.encode()):
                 writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
         writer.close()
 
-    async with served_by(serve) as url:
-        poster = make_poster(ChangingNames(["127.0.0.1"]))
+    async with served_by(serve) as url, poster(["127.0.0.1"]) as (made, _):
         for _ in range(5):
-            attempt = await poster.post(url, signed(), b"{}")
+            attempt = await made.post(url, signed(), BODY.encode())
             assert attempt.end == DELIVERED, attempt.reason
         assert len(connections) == 1
-        await poster.close()
 
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
@@ -214,33 +220,3 @@ def test_when_a_receiver_asks_to_be_called_again(value: bytes, seconds: int) -> 
 @given(st.binary(max_size=40) | st.text().map(lambda text: f"Wed, {text} GMT".encode()))
 def test_any_value_is_a_pause_or_none(value: bytes) -> None:
     assert 0 <= retry_after_s(value, NOON) <= 3_600
-
-
-async def test_a_date_after_which_to_try_again_is_honoured(make_poster: MakePoster) -> None:
-    date = format_datetime(datetime.now(UTC) + timedelta(seconds=600), usegmt=True)
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(f"HTTP/1.1 429 Slow\r\nRetry-After: {date}\r\ncontent-length: 0\r\n\r\n".encode())
-        writer.close()
-
-    async with served_by(serve) as url:
-        attempt = await make_poster(ChangingNames(["127.0.0.1"])).post(url, signed(), b"{}")
-    assert attempt.end == REFUSED
-    assert 300 < attempt.retry_after_s <= 600
-
-
-async def test_an_answer_without_end_is_not_read(make_poster: MakePoster) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-        try:
-            while True:
-                writer.write(b"1000\r\n" + b"x" * 4_096 + b"\r\n")
-                await writer.drain()
-        except ConnectionError:
-            writer.close()
-
-    async with served_by(serve) as url:
-        attempt = await make_poster(ChangingNames(["127.0.0.1"])).post(url, signed(), b"{}")
-    assert attempt.end == DELIVERED

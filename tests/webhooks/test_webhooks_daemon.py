@@ -1,7 +1,11 @@
-"""Webhooks end to end: a whole daemon, and real HTTP servers that accept, refuse, redirect, hang or die."""
+"""Webhooks end to end: a whole daemon, and real HTTP servers that accept, refuse, redirect, hang or die; and as an
+operator sees them: `purgatory status`, dead letters, certificate authorities, replaced secrets.
+"""
 
 import json
 import re
+import signal
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,14 +13,17 @@ from typing import Any
 import grpc
 import pytest
 
+from examples.secure_demo.authority import Authority
+from purgatory.extension import StartupError
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import webhook_pb2
 from tests.client.cli.test_commands import purgatory
-from tests.kit.daemon import DaemonThread, ServeDaemon
+from tests.client.cli.test_completion import completed
+from tests.kit.daemon import DaemonProcess, DaemonThread, ServeDaemon, StartDaemon
 from tests.kit.eventually import wait_until
 from tests.kit.forked_daemon import WEBHOOKS
-from tests.webhooks.callbacks import CallbackCaller, Lives, webhook_flags
-from tests.webhooks.receiver import DROP, HANG, WebhookReceiver
+from tests.webhooks.callbacks import CallbackCaller, webhook_flags
+from tests.webhooks.receiver import DROP, HANG, SECRET, WebhookReceiver
 
 
 @pytest.fixture(scope="module")
@@ -69,17 +76,6 @@ def test_what_fails_is_sent_again_with_the_same_id(caller: CallbackCaller) -> No
         wait_until(lambda: caller.unacknowledged() == 0)
     assert {one.path for one in received} == {"/hook"}
     assert len({one.webhook_id for one in received}) == 1
-
-
-def test_one_refused_result_does_not_hold_others_back(caller: CallbackCaller) -> None:
-    with WebhookReceiver(lambda one: 500 if one.operation_id == 1 else 200) as receiver:
-        keys = [f"poison-{number}" for number in range(40)]
-        caller.register("poison", receiver.url(), keys)
-        caller.signal(*keys)
-        receiver.wait_for(lambda all_: len({one.operation_id for one in all_}) == 40)
-        assert caller.unacknowledged() == 40
-        receiver.answer = lambda _one: 200
-        wait_until(lambda: caller.unacknowledged() == 0)
 
 
 def test_url_that_is_not_allowed_is_refused_with_nothing_registered(caller: CallbackCaller) -> None:
@@ -136,20 +132,25 @@ def test_a_refused_registration_is_posted_too(caller: CallbackCaller) -> None:
     assert received.payload["data"]["result"]["outcome"] == "OUTCOME_REFUSED"
 
 
-def test_results_survive_a_kill_between_end_and_delivery(serve_daemon: ServeDaemon, tmp_path: Path) -> None:
-    lives = Lives(serve_daemon, tmp_path)
+def durable_flags(folder: Path, *more: str) -> list[str]:
+    """Flags of daemons with webhooks, one after another on one journal."""
+    return webhook_flags(folder, "--data-dir", str(folder / "data"), *more)
+
+
+def test_results_survive_a_kill_between_end_and_delivery(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    flags = durable_flags(tmp_path)
     keys = [f"kill-{number}" for number in range(30)]
     with WebhookReceiver(lambda _received: 503) as receiver:
-        first = lives.start()
+        first = start_daemon(*flags)
         with CallbackCaller(first.address) as caller:
             caller.register("kill", receiver.url(), keys)
             caller.signal(*keys[:20])
             receiver.wait_for(lambda all_: len({one.operation_id for one in all_}) == 20)
-        lives.kill(first)
+        first.kill()
         before = {one.operation_id: one.webhook_id for one in receiver.received}
         receiver.received.clear()
         receiver.answer = lambda _received: 200
-        second = lives.start()
+        second = start_daemon(*flags)
         receiver.wait_for(lambda all_: len({one.operation_id for one in all_}) == 20)
         with CallbackCaller(second.address) as caller:
             caller.signal(*keys[20:])
@@ -160,45 +161,47 @@ def test_results_survive_a_kill_between_end_and_delivery(serve_daemon: ServeDaem
     assert {number: after[number] for number in before} == before
 
 
-def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(
-    serve_daemon: ServeDaemon, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An undelivered result is listed with the reason, also after a kill, until it is finally delivered."""
-    lives = Lives(serve_daemon, tmp_path, "--webhooks-give-up-ms", "1")
-    with WebhookReceiver(lambda _received: 500) as receiver:
-        first = lives.start()
+def test_what_is_given_up_is_a_dead_letter_and_can_be_sent_again(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """A refused result is listed with the reason and the number of all attempts, also after a kill, until it is finally
+    delivered.
+    """
+    flags = durable_flags(tmp_path)
+    with WebhookReceiver(lambda _received: 410) as receiver:
+        first = start_daemon(*flags)
         with CallbackCaller(first.address) as caller:
             caller.register("dead", receiver.url(), ["dead-1", "dead-2", "dead-3"])
             caller.signal("dead-1", "dead-2", "dead-3")
-            wait_until(lambda: len(caller.dead_letters()) == 3)
+            wait_until(lambda: [letter.attempts for letter in caller.dead_letters()] == [1, 1, 1])
             assert caller.unacknowledged() == 0
+            assert purgatory("dead-letters", "--resend-all", address=first.address).returncode == 0
+            wait_until(lambda: [letter.attempts for letter in caller.dead_letters()] == [2, 2, 2])
             caller.signal("durable")  # its response waits for the disk, which then also has everything before it
-        lives.kill(first)
-        second = lives.start()
+        first.kill()
+        second = start_daemon(*flags)
         with CallbackCaller(second.address) as caller:
             letters = caller.dead_letters()
             assert {letter.result.operation_id for letter in letters} == {1, 2, 3}
             assert {(letter.session_id, letter.callback_url) for letter in letters} == {("dead", receiver.url())}
-            assert all("HTTP 500" in letter.last_error and letter.attempts for letter in letters)
+            assert {(letter.attempts, letter.last_error) for letter in letters} == {(2, "HTTP 410")}
+            assert purgatory("dead-letters", address=second.address).stdout.count("2 attempts: HTTP 410") == 3
             receiver.answer = lambda _received: 200
             receiver.received.clear()
-            some = webhook_pb2.ResendDeadLettersRequest(webhook_ids=[letters[0].webhook_id, "nobody"])
-            answer = caller.stub.ResendDeadLetters(some)
-            assert (answer.resent, list(answer.unknown_webhook_ids)) == (1, ["nobody"])
+            some = ("--resend", letters[0].webhook_id, "--resend", "nobody")
+            by_command = purgatory("dead-letters", *some, "--json", address=second.address)
+            assert json.loads(by_command.stdout) == {"resent": 1, "unknown_webhook_ids": ["nobody"]}
             wait_until(lambda: len(caller.dead_letters()) == 2)
-            by_command = purgatory("dead-letters", "--resend-all", "--json", address=second.address)
-            assert json.loads(by_command.stdout) == {"resent": 2}
+            assert caller.stub.ResendDeadLetters(webhook_pb2.ResendDeadLettersRequest()).resent == 2
             wait_until(lambda: not caller.dead_letters())
         received = receiver.wait_for(lambda all_: len(all_) == 3)
     assert {one.webhook_id for one in received} == {letter.webhook_id for letter in letters}
-    assert "was given up after" in caplog.text
+    assert "was given up after 2 attempts" in first.log
 
 
-def test_a_deleted_dead_letter_is_never_sent_again(serve_daemon: ServeDaemon, tmp_path: Path) -> None:
+def test_a_deleted_dead_letter_is_never_sent_again(start_daemon: StartDaemon, tmp_path: Path) -> None:
     """Neither a redelivery that has begun nor a daemon that is killed and restarted sends it; others are unaffected."""
-    lives = Lives(serve_daemon, tmp_path, "--webhooks-give-up-ms", "2000", retry_ms=200)
+    flags = durable_flags(tmp_path, "--webhooks-give-up-ms", "2000")
     with WebhookReceiver(lambda _received: 410) as receiver:
-        first = lives.start()
+        first = start_daemon(*flags)
         with CallbackCaller(first.address) as caller:
             caller.register("deleted", receiver.url(), ["deleted-1", "deleted-2"])
             caller.signal("deleted-1", "deleted-2")
@@ -211,10 +214,10 @@ def test_a_deleted_dead_letter_is_never_sent_again(serve_daemon: ServeDaemon, tm
             request = webhook_pb2.DeleteDeadLettersRequest(webhook_ids=[one, "nobody"])
             answer = caller.stub.DeleteDeadLetters(request)
             assert (answer.deleted, list(answer.unknown_webhook_ids)) == (1, ["nobody"])
-        lives.kill(first)
+        first.kill()
         receiver.answer = lambda _received: 200
         receiver.received.clear()
-        with CallbackCaller(lives.start().address) as caller:
+        with CallbackCaller(start_daemon(*flags).address) as caller:
             assert [letter.webhook_id for letter in caller.dead_letters()] == [other]
             caller.stub.ResendDeadLetters(webhook_pb2.ResendDeadLettersRequest())
             wait_until(lambda: not caller.dead_letters())
@@ -250,3 +253,141 @@ def test_a_private_address_is_refused_at_the_connection(serve_daemon: ServeDaemo
         wait_until(lambda: len(caller.dead_letters()) == 1)
         assert "not public" in caller.dead_letters()[0].last_error
         assert not receiver.received
+
+
+MANY = 100
+"""More results than a session may have open at a time."""
+
+
+def webhooks_of(address: str) -> dict[str, Any]:
+    """The webhooks in `purgatory status --json`."""
+    answer = purgatory("status", "--json", address=address)
+    assert answer.returncode == 0, answer.stderr
+    found: dict[str, Any] = json.loads(answer.stdout)["webhooks"]
+    return found
+
+
+def test_status_counts_webhooks(tmp_path: Path) -> None:
+    """Every undelivered result counts, also those that are queued and those restored after a kill; results that were
+    delivered, given up or dropped with their session do not.
+    """
+    idle = {"undelivered": 0, "paused": 0, "dead_letters": 0, "oldest": None}
+    keys = [f"key-{number}" for number in range(MANY)]
+
+    def start(name: str) -> DaemonProcess:
+        constants = {f"{WEBHOOKS}.RETRY_{which}_MS": 200 for which in ("FIRST", "LONGEST")}
+        return DaemonProcess(tmp_path / name, durable_flags(tmp_path), constants=constants)
+
+    with WebhookReceiver(lambda _received: 500) as receiver:
+        with start("first") as first, CallbackCaller(first.address) as caller:
+            assert webhooks_of(first.address) == idle
+            shown = purgatory("status", address=first.address).stdout
+            assert "webhooks: 0 undelivered, 0 waiting for a retry, 0 dead letters\n" in shown
+            caller.register("many", receiver.url(), keys)
+            caller.register("closed", receiver.url(), ["closed"])
+            caller.signal("closed", *keys)
+            wait_until(lambda: webhooks_of(first.address)["undelivered"] == MANY + 1)
+            assert webhooks_of(first.address)["oldest"] is not None
+            purgatory("close", "closed", address=first.address)
+            assert webhooks_of(first.address)["undelivered"] == MANY
+            # Delivered behind results that fail: these are acknowledged later, but are not undelivered.
+            receiver.answer = lambda received: 204 if received.operation_id % 2 == 0 else 500
+            wait_until(lambda: webhooks_of(first.address)["undelivered"] < MANY)
+            receiver.answer = lambda _received: 500
+            left = webhooks_of(first.address)["undelivered"]
+            assert caller.unacknowledged() >= left
+            caller.signal("durable")  # its response waits for the disk, which then also has everything before it
+        with start("second") as second, CallbackCaller(second.address) as caller:
+            wait_until(lambda: webhooks_of(second.address)["undelivered"] == caller.unacknowledged() > 0)
+            receiver.answer = lambda received: 410 if received.operation_id == MANY else 204
+            wait_until(lambda: webhooks_of(second.address) == idle | {"dead_letters": 1})
+            assert "0 waiting for a retry, 1 dead letter\n" in purgatory("status", address=second.address).stdout
+
+
+def test_letters_are_resent_and_deleted_by_command(serve_daemon: ServeDaemon, tmp_path: Path) -> None:
+    """The shell completes ids. An id of no letter is reported on stderr with exit code 16; the others are deleted."""
+    daemon = serve_daemon(*webhook_flags(tmp_path))
+    with WebhookReceiver(lambda _received: 410) as receiver, CallbackCaller(daemon.address) as caller:
+        caller.register("dead", receiver.url(), ["dead-1", "dead-2", "dead-3"])
+        caller.signal("dead-1", "dead-2", "dead-3")
+        wait_until(lambda: len(caller.dead_letters()) == 3)
+        one, two, three = sorted(letter.webhook_id for letter in caller.dead_letters())
+        for option in ("--resend", "--delete"):  # on a busy machine, completion gives up before the daemon answers
+            wait_until(lambda: completed(f"dead-letters {option} ", daemon.address) == [one, two, three])  # noqa: B023
+
+        listed = purgatory("dead-letters", address=daemon.address)
+        assert (listed.returncode, all(letter in listed.stdout for letter in (one, two, three))) == (0, True)
+        resent = purgatory("dead-letters", "--resend", "nobody", address=daemon.address)
+        assert (resent.returncode, resent.stdout) == (16, "")
+        assert "no such dead letter: nobody" in resent.stderr
+        deleted = purgatory("dead-letters", "--delete", one, "--delete", "no[b]ody", address=daemon.address)
+        assert (deleted.returncode, deleted.stdout) == (16, "deleted 1 letter\n")
+        assert "no such dead letter: no[b]ody" in deleted.stderr
+        deleted = purgatory("dead-letters", "--delete", two, "--delete", three, "--json", address=daemon.address)
+        assert (deleted.returncode, json.loads(deleted.stdout)) == (0, {"deleted": 2})
+        assert purgatory("dead-letters", address=daemon.address).stdout == "no dead letters\n"
+        nothing = purgatory("dead-letters", "--resend-all", address=daemon.address)
+        assert (nothing.returncode, nothing.stdout) == (16, "no dead letters\n")
+        assert len(receiver.received) == 3
+
+
+OF_URLS = "whsec_" + "_" * 43
+"""`secrets.token_urlsafe(32)` may return this: receivers drop characters outside the standard alphabet."""
+OTHER_SECRET = "whsec_" + "Zm9ydHktdHdvIG9yZGVycyBhbmQgdGhyZWU="
+
+
+def test_receiver_of_a_private_authority_needs_the_authority(serve_daemon: ServeDaemon, tmp_path: Path) -> None:
+    authority = Authority("A private authority")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue("receiver", hosts=["127.0.0.1"]).write(tmp_path, "receiver"))
+    ca_file = tmp_path / "authority.crt"
+    ca_file.write_bytes(authority.certificate_pem)
+    daemon = serve_daemon(*webhook_flags(tmp_path, "--webhooks-ca-file", str(ca_file)))
+    with WebhookReceiver(tls=context) as receiver, CallbackCaller(daemon.address) as caller:
+        caller.register("known", receiver.url(), ["known"])
+        caller.signal("known")
+        received = receiver.wait_for(lambda all_: len(all_) == 1)
+        wait_until(lambda: caller.unacknowledged() == 0)
+        assert received[0].operation_id == 1
+        stranger = serve_daemon(*webhook_flags(tmp_path, "--webhooks-give-up-ms", "50"))
+        with CallbackCaller(stranger.address) as other:
+            other.register("unknown", receiver.url(), ["unknown"])
+            other.signal("unknown")
+            wait_until(lambda: bool(other.dead_letters()))
+            assert "certificate" in other.dead_letters()[0].last_error
+        assert len(receiver.received) == 1
+        assert not receiver.unsigned
+
+
+def test_a_secret_is_replaced_while_the_daemon_runs(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """After SIGHUP, webhooks are signed with the new secret, and so are retries of earlier ones. A file that cannot be
+    used changes nothing and is named in the log.
+    """
+    daemon = start_daemon(*webhook_flags(tmp_path))
+    secret_file = tmp_path / "webhook-secrets"
+    with CallbackCaller(daemon.address) as caller:
+
+        def delivers(session_id: str, secret: str) -> None:
+            with WebhookReceiver(secret=secret) as receiver:
+                caller.register(session_id, receiver.url(), [session_id])
+                caller.signal(session_id)
+                receiver.wait_for(lambda all_: len(all_) == 1)
+                wait_until(lambda: caller.unacknowledged() == 0)
+
+        delivers("before", SECRET)
+        secret_file.write_text(OTHER_SECRET, "utf-8")
+        daemon.process.send_signal(signal.SIGHUP)
+        delivers("after", OTHER_SECRET)
+        for count, broken in enumerate(("no secret", OF_URLS), 1):
+            secret_file.write_text(broken, "utf-8")
+            daemon.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: daemon.log.count("still using the previous secrets") >= count)  # noqa: B023
+            delivers(f"later-{count}", OTHER_SECRET)
+
+
+def test_a_daemon_does_not_start_with_unusable_secrets(serve_daemon: ServeDaemon, tmp_path: Path) -> None:
+    flags = webhook_flags(tmp_path)
+    (tmp_path / "webhook-secrets").write_text(OF_URLS, "utf-8")
+    with pytest.raises(StartupError, match=r"webhooks\.secret_file") as raised:
+        serve_daemon(*flags)
+    assert "_____" not in str(raised.value)
