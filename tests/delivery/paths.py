@@ -1,7 +1,6 @@
 """The ways in which a session's results are read: rows and columns over gRPC, and server-sent events with JSON."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Iterator
 from typing import Final, NamedTuple
 
@@ -13,6 +12,7 @@ from purgatory_client.wire.decode_results import arrived_batch
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
+from tests.http.http_serving import EventReader
 from tests.kit.eventually import PATIENCE_S
 
 PATHS: Final = ("rows", "columns", "server-sent events")
@@ -41,18 +41,15 @@ async def read_results(
             aiohttp.ClientSession(f"http://{http_address}", read_bufsize=1 << 23) as http,
             http.get(f"/v1/results?session={session}", headers=headers) as answer,
         ):
-            fields: dict[str, str] = {}
-            while line := (await asyncio.wait_for(answer.content.readline(), PATIENCE_S)).decode():
-                name, _, text = line.rstrip("\n").partition(": ")
-                fields[name] = text
-                if not name and "event" not in fields and "data" in fields:
+            reader = EventReader(answer)
+            while True:
+                event = await reader.next()
+                if event.name == "message":
                     batch = wire.ResultBatch()
-                    json_format.ParseDict(json.loads(fields["data"]), batch.rows.results.add())
-                    incarnation, _, sequence = fields["id"].rpartition("-")
+                    json_format.ParseDict(event.data, batch.rows.results.add())
+                    incarnation, _, sequence = event.number.rpartition("-")
                     for found in _results_in(batch, incarnation, int(sequence)):
                         yield found
-                fields = fields if name else {}
-        return
     async with grpc.aio.insecure_channel(address) as channel:
         request = wire.StreamResultsRequest(
             session_id=session, last_sequence=int(sequence), columns=path == "columns", incarnation=incarnation

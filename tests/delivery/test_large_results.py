@@ -93,15 +93,6 @@ async def test_unary_wait_returns_as_much(run_daemon: RunDaemon) -> None:
 
 
 @BY_EACH_PATH
-async def test_many_results_with_values_are_cut_into_messages(run_daemon: RunDaemon, path: str) -> None:
-    daemon = await run_daemon()
-    await signal_all(daemon)
-    await register(daemon, *(signal(place, key, timeout_ms=0) for place, key in enumerate(KEYS, 1)))
-    for place, found in enumerate(await read(daemon, path, len(KEYS))):
-        assert (found.operation_id, found.items[0].signal_value) == (place + 1, VALUES[KEYS[place]])
-
-
-@BY_EACH_PATH
 async def test_reasons_of_a_source_do_not_make_a_result_unreadable(run_daemon: RunDaemon, path: str) -> None:
     """Reasons that do not fit are left out, the times are not."""
     daemon = await run_daemon()

@@ -1,7 +1,7 @@
 """Every internal size at one less, itself, and one more, with a small result behind the large one.
 
 Each result arrives once and in order: by rows, columns, server-sent events, unary calls and the client, although
-connections are cut, and although the daemon is killed.
+connections are cut.
 """
 
 import ast
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import aclosing
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from purgatory_client import events
@@ -25,8 +25,8 @@ from purgatory import sizes
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.delivery.paths import PATHS, ReadResult, read_results
-from tests.kit.daemon import DaemonProcess, InProcessDaemon, RunDaemon, StartDaemon
-from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.daemon import InProcessDaemon, RunDaemon
+from tests.kit.eventually import PATIENCE_S, until_pending
 from tests.kit.messages import produce, register_request, signal
 from tests.kit.served_host import DaemonChannel, Peer, serving
 from tests.kit.sizes import all_sizes
@@ -102,38 +102,29 @@ def small_sizes() -> Iterator[None]:
 
 def large_operations(size: int) -> list[operation_pb2.Operation]:
     """An operation of each kind with `size` items, each with a small one behind it."""
+    names = [{"topic": "t", "partition": item} for item in range(size)]
+    waits: list[dict[str, Any]] = [
+        {"signal": {"keys": [{"key": f"k{item}"} for item in range(size)]}},
+        {"produce": {"partitions": [{"topic_partition": name, "required_offset": 1} for name in names]}},
+        {"fetch": {"partitions": [{"topic_partition": name} for name in names]}},
+        {"composite": {"terms": [{"mark": {"topic_partition": name, "required_offset": 1}} for name in names]}},
+        {"delete_records": {"partitions": [{"topic_partition": name, "offset": 1} for name in names]}},
+    ]
     operations = []
-    for number in range(5):
-        large = operation_pb2.Operation(operation_id=2 * number + 1, timeout_ms=0)
-        for item in range(size):
-            name = operation_pb2.TopicPartition(topic="t", partition=item)
-            if number == 0:
-                large.signal.keys.add(key=f"k{item}")
-            elif number == 1:
-                large.produce.partitions.add(topic_partition=name, required_offset=1)
-            elif number == 2:
-                large.fetch.partitions.add(topic_partition=name)
-            elif number == 3:
-                large.composite.terms.add().mark.CopyFrom(
-                    operation_pb2.MarkTerm(topic_partition=name, required_offset=1)
-                )
-            else:
-                large.delete_records.partitions.add(topic_partition=name, offset=1)
-        operations += [large, signal(2 * number + 2, "small", timeout_ms=0)]
+    for number, wait in enumerate(waits):
+        operations.append(operation_pb2.Operation(operation_id=2 * number + 1, timeout_ms=0, **wait))
+        operations.append(signal(2 * number + 2, "small", timeout_ms=0))
     return operations
 
 
-async def read_with_cuts(
-    daemon: InProcessDaemon | DaemonProcess, path: str, session: str, count_: int, last: str = "-0", cut: int = 0
-) -> list[ReadResult]:
-    """Read `count_` results behind `last`. The connection is cut after each `cut` results."""
+async def read_with_cuts(daemon: InProcessDaemon, path: str, count_: int) -> list[ReadResult]:
+    """Read this many results of the session `s`. The connection is cut after every seven, in the middle of messages."""
     found: list[ReadResult] = []
     while len(found) < count_:
-        results = read_results(daemon.address, daemon.http_address, path, session, last)
+        last = found[-1].cursor if found else "-0"
+        results = read_results(daemon.address, daemon.http_address, path, "s", last)
         async with asyncio.timeout(60), aclosing(results):
-            for _ in range(min(cut or count_, count_ - len(found))):
-                found.append(await anext(results))  # noqa: PERF401 - kept if the next one does not arrive
-        last = found[-1].cursor
+            found += [await anext(results) for _ in range(min(7, count_ - len(found)))]
     return found
 
 
@@ -144,7 +135,6 @@ async def read_with_cuts(
 async def test_results_around_each_size_are_delivered_once_in_order(
     run_daemon: RunDaemon, tmp_path: Path, path: str, size: int
 ) -> None:
-    """The connection is cut after every seven results, in the middle of messages."""
     daemon = await run_daemon("--data-dir", str(tmp_path / "data"))
     operations, ids = large_operations(size), count(100)
     waits = [produce(next(ids), "later", 1, timeout_ms=60_000) for _ in range(size)]
@@ -165,7 +155,7 @@ async def test_results_around_each_size_are_delivered_once_in_order(
         await client.advance(("later", 0), high_watermark=1)
     ends = [one.operation_id for one in (*operations, *refused)] + [next(ids) - 1, *ids_cancelled]
     ends += [one.operation_id for one in waits]
-    found = await read_with_cuts(daemon, path, "s", len(ends), cut=7)
+    found = await read_with_cuts(daemon, path, len(ends))
     assert [one.operation_id for one in found] == ends
     assert [int(one.cursor.rpartition("-")[2]) for one in found] == list(range(1, len(ends) + 1))
     assert [len(one.items) for one in found[:10]] == [size, 1] * 5
@@ -185,7 +175,7 @@ async def test_client_and_unary_calls_around_each_size(run_daemon: RunDaemon, si
         ids = range(1, size + 1)
         batch = asyncio.ensure_future(client.produce_many(["t-0"], offsets=ids, timeouts_ms=[60_000] * size))
         unary = [asyncio.ensure_future(client.wait_once(one_wait({("t", 0): 1}, timeout=60))) for _ in ids]
-        await eventually(lambda: is_pending(channel, 4 * size + 1), "everything is registered")
+        await until_pending(client, 4 * size + 1)
         marks = [events.high_watermark(("t", number), size) for number in range(size)]
         receipt = await client.advance_many(marks)
         assert (sum(receipt.ended), receipt.refusals) == (3 * size + 1, [])
@@ -194,58 +184,13 @@ async def test_client_and_unary_calls_around_each_size(run_daemon: RunDaemon, si
         assert (await batch).outcomes == [Outcome.SATISFIED] * size
         for one in never:
             one.cancel()
-        await eventually(lambda: is_pending(channel, 0), "the cancels have arrived")
+        await until_pending(client, 0)
         told = 0
         while told < 4 * size + 1:
             message = await asyncio.wait_for(tail.read(), PATIENCE_S)
             told += len(message.operations) + message.left_out
         assert told == 4 * size + 1
         tail.cancel()
-
-
-async def is_pending(channel: DaemonChannel, count_: int) -> bool:
-    return await channel.pending() == count_
-
-
-@pytest.mark.slow  # 30,000 results, and a daemon that is killed
-@pytest.mark.parametrize(
-    ("path", "size_max"),
-    [
-        ("rows", sizes.ROW_RESULTS_MAX),
-        ("columns", sizes.COLUMN_RESULTS_MAX),
-        ("server-sent events", sizes.ROW_RESULTS_MAX),
-    ],
-)
-async def test_results_around_the_real_sizes_survive_a_kill(
-    start_daemon: StartDaemon, tmp_path: Path, path: str, size_max: int
-) -> None:
-    """The next daemon continues with the same numbers."""
-    flags = ["--limits-items-per-operation-max", "5100", "--limits-topic-length-max", "99"]
-    flags += ["--data-dir", str(tmp_path / "data")]
-    daemon = start_daemon(*flags)
-    for size in (size_max - 1, size_max, size_max + 1):
-        columns = operation_pb2.OperationColumns(
-            kind=operation_pb2.OPERATION_KIND_SIGNAL,
-            keys=[f"k{item}" for item in range(size)],
-            operation_id=range(1, size + 4),
-            timeout_ms=[0],
-            item_count=[size, *[1] * (size + 2)],
-            item_index=[*range(size), *[0] * (size + 2)],
-        )
-        async with DaemonChannel(daemon.address) as channel:
-            batch = wire.RegisterBatch(columns=columns)
-            await channel.stub.Register(wire.RegisterRequest(session_id=f"s{size}", batch=batch))
-    read: dict[int, list[ReadResult]] = {}
-    for size in (size_max - 1, size_max, size_max + 1):
-        read[size] = await read_with_cuts(daemon, path, f"s{size}", size // 2)
-    daemon.kill()
-    daemon = start_daemon(*flags)
-    for size, before in read.items():
-        left = size + 3 - len(before)
-        found = before + await read_with_cuts(daemon, path, f"s{size}", left, before[-1].cursor)
-        assert [one.operation_id for one in found] == list(range(1, size + 4))
-        assert [int(one.cursor.rpartition("-")[2]) for one in found] == list(range(1, size + 4))
-        assert [len(one.items) for one in found[:3]] == [size, 1, 1]
 
 
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import struct
@@ -26,6 +27,8 @@ from purgatory.service.http.site import HttpSite
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.settings import HostSettings
+from tests.http.raw_http import enveloped
+from tests.kit.eventually import PATIENCE_S
 from tests.kit.served_host import ServedHost, all_methods, serving
 
 SERVICE = "/purgatory.v1.PurgatoryService"
@@ -34,6 +37,33 @@ CODECS = (JSON, BINARY)
 END_OF_STREAM = 2
 GRPC_WEB_TRAILERS = 0x80
 MESSAGE_BYTES_MAX = 262_144
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event as a browser sees it."""
+
+    name: str
+    number: str
+    data: Any
+
+
+class EventReader:
+    """Reads events and skips comments."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.response = response
+
+    async def next(self) -> Event:
+        fields: dict[str, str] = {}
+        while True:
+            line = (await asyncio.wait_for(self.response.content.readline(), PATIENCE_S)).decode()
+            assert line, "the stream has ended"
+            if line == "\n" and fields:
+                return Event(fields.get("event", "message"), fields.get("id", ""), json.loads(fields["data"]))
+            name, _, value = line.rstrip("\n").partition(": ")
+            if name:
+                fields[name] = value
 
 
 @dataclass(frozen=True)
@@ -48,14 +78,15 @@ class HttpCaller:
     """Makes calls with Connect; `served` is the same host over gRPC."""
 
     def __init__(
-        self, served: ServedHost, gate: CallGate, client: aiohttp.ClientSession, methods: HttpMethods, site: HttpSite
+        self, served: ServedHost, client: aiohttp.ClientSession, methods: HttpMethods, site: HttpSite, port: int
     ) -> None:
         self.served = served
-        self.methods = methods
-        self.site = site
         self.host = served.host
-        self.gate = gate
         self.client = client
+        self.methods = methods
+        self.gate = methods.gate
+        self.site = site
+        self.port = port
 
     async def unary(
         self, method: str, body: Message | bytes, answer: type[Message], codec: str = JSON, **headers: str
@@ -71,44 +102,41 @@ class HttpCaller:
         async with self.client.get(f"{SERVICE}/{method}", params=query) as response:
             return ending_of(response.status, await response.read(), answer, codec)
 
-    async def streamed(self, method: str, request: Message, answer: type[Message], codec: str = JSON) -> Ending:
-        """All responses of a stream until it ends."""
+    async def streamed(
+        self, method: str, request: Message, answer: type[Message], codec: str = JSON, protocol: str = "connect"
+    ) -> Ending:
+        """All responses of a call in frames, until it ends."""
         answers: list[Message] = []
-        async for flags, data in self.frames(method, request, codec):
+        async for flags, data in self.frames(method, request, codec, protocol):
             if flags & END_OF_STREAM:
                 return Ending(answers, status_of(json.loads(data).get("error")))
+            if flags & GRPC_WEB_TRAILERS:
+                trailers = (line.partition(": ") for line in data.decode().splitlines())
+                return Ending(answers, status_of_trailers({name: value for name, _, value in trailers}))
             answers.append(decoded(data, answer, codec))
         raise AssertionError("the stream has no end")
 
     async def grpc_web(self, method: str, request: Message, answer: type[Message], codec: str = BINARY) -> Ending:
-        """Make a call with gRPC-Web. Its status is in the last frame, or in the headers if there is no response."""
-        sent = {"content-type": f"application/grpc-web+{codec}"}
-        answers: list[Message] = []
-        async with self.client.post(
-            f"{SERVICE}/{method}", data=enveloped(encoded(request, codec)), headers=sent
-        ) as response:
+        return await self.streamed(method, request, answer, codec, "grpc-web")
+
+    async def frames(
+        self, method: str, request: Message, codec: str = JSON, protocol: str = "connect"
+    ) -> AsyncGenerator[tuple[int, bytes]]:
+        """Yield the frames of an answer. A gRPC-Web call without a response has its trailers in the headers."""
+        kind = "grpc-web" if (protocol, codec) == ("grpc-web", BINARY) else f"{protocol}+{codec}"
+        sent = {"content-type": f"application/{kind}"}
+        data = enveloped(encoded(request, codec))
+        async with self.client.post(f"{SERVICE}/{method}", data=data, headers=sent) as response:
             assert response.status == 200
             if "grpc-status" in response.headers:
                 assert await response.read() == b""
-                return Ending(answers, status_of_trailers(response.headers))
-            while True:
-                flags, length = struct.unpack(">BI", await response.content.readexactly(5))
-                data = await response.content.readexactly(length)
-                if flags & GRPC_WEB_TRAILERS:
-                    trailers = (line.partition(": ") for line in data.decode().splitlines())
-                    return Ending(answers, status_of_trailers({name: value for name, _, value in trailers}))
-                answers.append(decoded(data, answer, codec))
-
-    async def frames(self, method: str, request: Message, codec: str = JSON) -> AsyncGenerator[tuple[int, bytes]]:
-        data = encoded(request, codec)
-        sent = {"content-type": f"application/connect+{codec}"}
-        async with self.client.post(f"{SERVICE}/{method}", data=enveloped(data), headers=sent) as response:
-            assert response.status == 200
-            while True:
+                headers = "\n".join(f"{name.lower()}: {value}" for name, value in response.headers.items())
+                yield GRPC_WEB_TRAILERS, headers.encode()
+                return
+            flags = 0
+            while not flags & (END_OF_STREAM | GRPC_WEB_TRAILERS):
                 flags, length = struct.unpack(">BI", await response.content.readexactly(5))
                 yield flags, await response.content.readexactly(length)
-                if flags & END_OF_STREAM:
-                    return
 
 
 @asynccontextmanager
@@ -123,17 +151,13 @@ async def serving_http(
         gate = CallGate(
             host.fair_queue, host.settings.limits, host.listeners, on_events_refused=host.note_refused_events
         )
-        methods = HttpMethods(
-            all_methods(host),
-            gate,
-            lambda _method: lambda _context: host.sessions.accounts.nobody,
-        )
+        methods = HttpMethods(all_methods(host), gate, lambda _method: lambda _context: host.sessions.accounts.nobody)
         calls = {**ConnectCalls(methods, message_bytes_max).applications(), **ServerSentEvents(methods).applications()}
         site = HttpSite([], calls=calls)
         port = await site.start("127.0.0.1", 0)
         try:
             async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
-                yield HttpCaller(served, gate, client, methods, site)
+                yield HttpCaller(served, client, methods, site, port)
         finally:
             await site.stop()
 
@@ -152,11 +176,6 @@ async def over_grpc(call: Any) -> Ending:  # noqa: ANN401 - a call of either sor
             return Ending(answers, status_pb2.Status.FromString(rich))
         return Ending(answers, status_pb2.Status(code=error.code().value[0], message=error.details()))
     return Ending(answers, status_pb2.Status())
-
-
-def enveloped(data: bytes) -> bytes:
-    """A message with an envelope that contains only its length."""
-    return struct.pack(">BI", 0, len(data)) + data
 
 
 def encoded(message: Message, codec: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Mapping
 from typing import Final, NamedTuple, Self
 
@@ -83,6 +84,11 @@ def request(
         given.setdefault("content-length", str(len(body)))
     lines = [f"{method} {path} HTTP/{version}", *(f"{name}: {value}" for name, value in given.items()), "", ""]
     return "\r\n".join(lines).encode() + (body or b"")
+
+
+def enveloped(data: bytes, flags: int = 0) -> bytes:
+    """A message in a frame of Connect or gRPC-Web."""
+    return struct.pack(">BI", flags, len(data)) + data
 
 
 def chunked(body: bytes, size: int) -> bytes:

@@ -18,7 +18,7 @@ from examples.free_ports import free_port
 from examples.secure_demo.authority import Authority
 from tests.docs.pages import texts
 from tests.kit.daemon import DaemonProcess
-from tests.kit.eventually import eventually, wait_until
+from tests.kit.eventually import until_pending, wait_until
 from tests.kit.required import skip_unless_required
 
 pytestmark = pytest.mark.xdist_group("nginx")
@@ -39,20 +39,16 @@ class Nginx:
         self.https, self.grpc = free_port(), free_port()
         authority = Authority("The test's authority")
         issued = authority.issue("purgatory", hosts=(HOST, "127.0.0.1"))
+        certificate, key = issued.write(folder, "nginx")
         self.ca = folder / "ca.crt"
-        for name, content in {
-            "ca.crt": authority.certificate_pem,
-            "nginx.crt": issued.certificate_pem,
-            "nginx.key": issued.key_pem,
-        }.items():
-            (folder / name).write_bytes(content)
+        self.ca.write_bytes(authority.certificate_pem)
         for found, put in {
             "listen 443 ": f"listen 127.0.0.1:{self.https} ",
             "listen 8443 ": f"listen 127.0.0.1:{self.grpc} ",
             "http://127.0.0.1:7441": f"http://{daemon.http_address}",
             "grpc://127.0.0.1:7440": f"grpc://{daemon.address}",
-            "/etc/ssl/purgatory.crt": str(folder / "nginx.crt"),
-            "/etc/ssl/purgatory.key": str(folder / "nginx.key"),
+            "/etc/ssl/purgatory.crt": str(certificate),
+            "/etc/ssl/purgatory.key": str(key),
         }.items():
             assert found in page, found
             page = page.replace(found, put)
@@ -140,10 +136,6 @@ async def test_grpc_through_nginx(nginx: Nginx) -> None:
         for _ in range(2):
             ended = await client.produce_many(topics, offsets=[1] * TOPICS, indexes=indexes, timeouts_ms=[1] * TOPICS)
             assert set(ended.outcomes) == {Outcome.EXPIRED}
-
-        async def all_wait() -> bool:
-            return sum(kind.pending for kind in (await client.status()).kinds) == CALLS
-
-        await eventually(all_wait, "all calls have reached the daemon")
+        await until_pending(client, CALLS)
         await client.signal_key("go")
         assert {result.outcome for result in await asyncio.gather(*once)} == {Outcome.SATISFIED}

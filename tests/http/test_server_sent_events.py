@@ -3,51 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from urllib.parse import quote
 
-import aiohttp
 import pytest
 from google.protobuf.message import Message
 
 from purgatory.service.http import server_sent_events
 from purgatory.service.http.connect_codecs import json_text
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.http.http_serving import HttpCaller, serving_http
-from tests.kit.eventually import PATIENCE_S, eventually
+from tests.http.http_serving import Event, EventReader, HttpCaller, serving_http
+from tests.kit.eventually import eventually
 from tests.kit.messages import register_batch, register_request, signal
 
 JSON_TEXT = "purgatory.service.http.server_sent_events.json_text"
-
-
-@dataclass(frozen=True)
-class Event:
-    """One event as a browser sees it."""
-
-    name: str
-    number: str
-    data: object
-
-
-class EventReader:
-    """Reads events and skips comments."""
-
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self.response = response
-
-    async def next(self) -> Event:
-        fields: dict[str, str] = {}
-        while True:
-            line = (await asyncio.wait_for(self.response.content.readline(), PATIENCE_S)).decode()
-            assert line, "the stream has ended"
-            if line == "\n" and fields:
-                return Event(fields.get("event", "message"), fields.get("id", ""), json.loads(fields["data"]))
-            name, _, value = line.rstrip("\n").partition(": ")
-            if name:
-                fields[name] = value
 
 
 @asynccontextmanager
@@ -72,12 +42,16 @@ async def close_session(caller: HttpCaller) -> None:
 
 async def test_results_are_numbered_and_resumed() -> None:
     """Each result is sent once, with the session's incarnation and its sequence number. A client that reconnects with
-    the last id acknowledges the results up to it.
+    the last id acknowledges the results up to it. The first event says what the session is.
     """
     async with serving_http() as caller:
+        async with events(caller, "/v1/results?session=nigthly") as reader:
+            mistyped = await reader.next()
+            assert (mistyped.name, mistyped.data["resumed"], mistyped.data["pending"]) == ("opened", False, 0)
         incarnation = await register_expired(caller, 1, 2)
+        await caller.served.stub.Register(register_request("s", signal(3, "k2")))
         async with events(caller, "/v1/results?session=s") as reader:
-            opened = {"resumed": True, "pending": 0, "incarnation": incarnation}
+            opened = {"resumed": True, "pending": 1, "incarnation": incarnation}
             assert await reader.next() == Event("opened", f"{incarnation}-0", opened)
             first, second = await reader.next(), await reader.next()
             assert (first.number, second.number) == (f"{incarnation}-1", f"{incarnation}-2")
@@ -87,7 +61,7 @@ async def test_results_are_numbered_and_resumed() -> None:
                 "outcome": "OUTCOME_EXPIRED",
                 "partitions": [{"key": "k", "errorCode": 7, "requiredOffset": "1", "logStartOffset": "-1"}],
             }
-            await register_expired(caller, 3)
+            await register_expired(caller, 4)
             assert (await reader.next()).number == f"{incarnation}-3"
         session = caller.host.sessions.get("s", caller.host.sessions.accounts.nobody)
         assert session.outbox.unacknowledged == 3
@@ -116,28 +90,9 @@ async def test_an_id_of_another_incarnation_acknowledges_nothing(cursor: str) ->
         assert session.outbox.unacknowledged == 5
 
 
-async def test_the_first_event_says_what_the_session_is() -> None:
-    """A session that was mistyped or is gone is not resumed; for an existing one, the event has the pending count."""
-    async with serving_http() as caller:
-        async with events(caller, "/v1/results?session=nigthly") as reader:
-            event = await reader.next()
-            assert isinstance(event.data, dict)
-            assert (event.name, event.data["resumed"], event.data["pending"]) == ("opened", False, 0)
-        await caller.served.stub.Register(register_request("s", signal(1, "k"), signal(2, "k")))
-        async with events(caller, "/v1/results?session=s") as reader:
-            event = await reader.next()
-            assert isinstance(event.data, dict)
-            assert (event.name, event.data["resumed"], event.data["pending"]) == ("opened", True, 2)
-        await close_session(caller)
-        async with events(caller, "/v1/results?session=s", **{"Last-Event-ID": event.number}) as reader:
-            event = await reader.next()
-            assert isinstance(event.data, dict)
-            assert (event.name, event.data["resumed"], event.data["pending"]) == ("opened", False, 0)
-
-
-async def test_a_stream_that_lost_its_session_is_told_to_stop() -> None:
+async def test_stream_that_lost_its_session_is_told_to_stop() -> None:
     """Its last event has an id for which the browser's automatic reconnect gets status 204: no stream is opened, and
-    the stream that took the session over keeps it.
+    the stream that took the session over keeps it. An extension is an event of its own, which has no id.
     """
     async with (
         serving_http() as caller,
@@ -153,25 +108,17 @@ async def test_a_stream_that_lost_its_session_is_told_to_stop() -> None:
             assert (response.status, await response.read()) == (204, b"")
         await register_expired(caller, 1)
         assert [(await second.next()).name for _ in range(2)] == ["opened", "message"]
+        await caller.served.stub.Register(register_request("s", signal(2, "k")))
+        await caller.served.stub.Extend(wire.ExtendRequest(session_id="s", operation_ids=[2], timeout_ms=600_000))
+        assert await second.next() == Event("extended", "", {"operationIds": ["2"], "timeoutMs": "600000"})
         await close_session(caller)
         assert await second.next() == Event("going_away", "", {"reason": "REASON_SESSION_CLOSED"})
         assert await second.response.content.read() == b""
 
 
-async def test_stream_reports_an_extension() -> None:
-    """With an event of its own name, which has no id: it is not a result."""
-    async with serving_http() as caller, events(caller, "/v1/results?session=s") as reader:
-        await reader.next()
-        await caller.served.stub.Register(register_request("s", signal(1, "k")))
-        await caller.served.stub.Extend(wire.ExtendRequest(session_id="s", operation_ids=[1], timeout_ms=600_000))
-        data = {"operationIds": ["1"], "timeoutMs": "600000"}
-        assert await reader.next() == Event("extended", "", data)
-
-
 def partitions_of(event: Event) -> list[tuple[str, str]]:
     """(topic and partition, high watermark) of each partition of a listing."""
     assert event.name == "partitions"
-    assert isinstance(event.data, dict)
     named = [(one["topicPartition"], one.get("highWatermark", "0")) for one in event.data["partitions"]]
     return [(f"{name['topic']}-{name.get('partition', 0)}", offset) for name, offset in named]
 
@@ -199,11 +146,9 @@ async def test_more_partitions_than_a_page(monkeypatch: pytest.MonkeyPatch) -> N
             await caller.served.high_watermark(f"t{number:03}", 5)
         async with events(caller, "/v1/watch?topic_prefix=t") as first:
             event = await first.next()
-            assert isinstance(event.data, dict)
             token = quote(event.data["nextPageToken"])
             async with events(caller, f"/v1/watch?topic_prefix=t&page_token={token}") as second:
                 rest = await second.next()
-                assert isinstance(rest.data, dict)
                 assert "nextPageToken" not in rest.data
                 assert partitions_of(event) + partitions_of(rest) == [(f"t{one:03}-0", "5") for one in range(150)]
                 await caller.served.high_watermark("t149", 6)
@@ -261,45 +206,33 @@ async def watched_once(caller: HttpCaller) -> Event:
         return await reader.next()
 
 
+BY_HEADER = "send the id of the last event in the header Last-Event-ID"
+
+
 @pytest.mark.parametrize(
-    ("path", "status", "code"),
+    ("path", "cursor", "message"),
     [
-        ("/v1/results", 400, "invalid_argument"),
-        (f"/v1/results?session={'x' * 129}", 400, "invalid_argument"),
-        ("/v1/results?session=s&last_sequence=1", 400, "invalid_argument"),
-        ("/v1/results?session=s&sesion=s", 400, "invalid_argument"),
-        ("/v1/results?session=s&session=t", 400, "invalid_argument"),
-        ("/v1/results?session=%ff", 400, "invalid_argument"),
-        ("/v1/watch?page_size=5000", 400, "invalid_argument"),
-        ("/v1/watch?page_token=forged", 400, "invalid_argument"),
+        ("/v1/results", "", "session_id"),
+        (f"/v1/results?session={'x' * 129}", "", "session_id"),
+        ("/v1/results?session=s&last_sequence=3", "", BY_HEADER),  # any page may link to it, even as an image
+        ("/v1/results?session=s&sesion=s", "", "'sesion'"),
+        ("/v1/results?session=s&session=t", "", "'session'"),
+        ("/v1/results?session=%ff", "", "query"),
+        ("/v1/results?session=s", "x", "Last-Event-ID"),
+        ("/v1/results?session=s", "0123456789abcdef-x", "Last-Event-ID"),
+        ("/v1/results?session=s", "0123456789abcdef-99999999999999999999", "Last-Event-ID"),
+        ("/v1/results?session=s", "{own}-4", "sequence: 4 was never sent"),
+        ("/v1/watch?page_size=5000", "", "page_size"),
+        ("/v1/watch?page_token=forged", "", "page_token"),
     ],
 )
-async def test_what_cannot_be_served_is_an_error(path: str, status: int, code: str) -> None:
-    """It has the status, code and details of the same error with Connect, and leaves nothing behind."""
-    async with serving_http() as caller:
-        async with caller.client.get(path) as response:
-            assert (response.status, (await response.json())["code"]) == (status, code)
-        async with caller.client.post(path) as response:
-            assert response.status == 405
-        assert caller.host.fair_queue.calls == 0
-
-
-@pytest.mark.parametrize("cursor", ["x", "0123456789abcdef-x", "0123456789abcdef-99999999999999999999", "{own}-4"])
-async def test_an_id_that_was_never_sent_is_an_error(cursor: str) -> None:
-    """It gets 400, and nothing is acknowledged."""
+async def test_request_that_cannot_be_served_is_an_error_and_acknowledges_nothing(
+    path: str, cursor: str, message: str
+) -> None:
     async with serving_http() as caller:
         own = await register_expired(caller, 1, 2, 3)
-        headers = {"Last-Event-ID": cursor.format(own=own)}
-        async with caller.client.get("/v1/results?session=s", headers=headers) as response:
-            assert (response.status, (await response.json())["code"]) == (400, "invalid_argument")
+        async with caller.client.get(path, headers={"Last-Event-ID": cursor.format(own=own)}) as response:
+            error = await response.json()
+        assert (response.status, error["code"], message in error["message"]) == (400, "invalid_argument", True), error
         assert caller.host.sessions.get("s").outbox.unacknowledged == 3
-
-
-async def test_an_address_acknowledges_nothing() -> None:
-    """Any page may link to such a URL, even as an image: the refusal explains how results are acknowledged."""
-    async with serving_http() as caller:
-        await register_expired(caller, 1, 2, 3)
-        async with caller.client.get("/v1/results?session=s&last_sequence=3") as response:
-            assert response.status == 400
-            assert "Last-Event-ID" in (await response.json())["message"]
-        assert caller.host.sessions.get("s").outbox.unacknowledged == 3
+        assert caller.host.fair_queue.calls == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import aiohttp
@@ -14,6 +13,7 @@ from purgatory_client.events import high_watermark, truncation
 from purgatory_client.sources.source_link import EndsWanted, MarkEnd, SourceLink, SourceState, StaleMarks
 
 from tests.kit.eventually import eventually
+from tests.played_source import until_live
 
 TOPIC = "kafka/billing/orders"
 
@@ -75,15 +75,11 @@ async def log_source(address: str, *ends: int, epoch: int | None = None) -> Asyn
         source = LogSource(client, link, dict(enumerate(ends)), epoch)
         running = asyncio.create_task(source.run())
         try:
-            await eventually(partial(_is_live, client), "the source is attached and has reported")
+            await until_live(client)
             yield source
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)  # it has failed if the daemon was killed
-
-
-async def _is_live(client: AsyncClient) -> bool:
-    return [one.state for one in (await client.status()).sources] == ["live"]
 
 
 async def until(http_address: str, condition: Callable[[int, Any], bool], **parameters: str) -> Any:  # noqa: ANN401 - JSON

@@ -1,81 +1,41 @@
 """The ten-minute tutorial of docs/security.md works as written."""
 
-from __future__ import annotations
-
-import os
 import re
 import shlex
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 
 import pytest
-from click.testing import CliRunner
 
-from purgatory.cli.app import app
 from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.service.setting_sources import setting_names
+from tests.docs.pages import ROOT, shell, texts
 from tests.kit.daemon import ServeDaemon
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
-PURGATORY = """
-purgatory() {
-  { printf '%q ' "PURGATORY_TLS_CA=${PURGATORY_TLS_CA:-}" "$@"; echo; } > asked
-  { read -r code; cat; } < answered
-  return "$code"
-}
-"""
-"""Has the command run by `answering`: a new Python for each one takes half a second."""
+PAGE = ROOT / "docs" / "security.md"
 
 
-@contextmanager
-def answering(address: str) -> Iterator[None]:
-    """Run commands of this tree in a thread, against the daemon at `address`."""
-
-    def answer() -> None:
-        while line := Path("asked").read_text("utf-8"):
-            trust, *arguments = shlex.split(line)
-            environment = {"PURGATORY_ADDRESS": address, **dict([trust.split("=", 1)])}
-            done = CliRunner().invoke(app, arguments, env=environment)
-            Path("answered").write_text(f"{done.exit_code}\n{done.stdout}", "utf-8")
-
-    for name in ("asked", "answered"):
-        os.mkfifo(name)
-    thread = Thread(target=answer, daemon=True)
-    thread.start()
-    yield
-    Path("asked").write_text("", "utf-8")
-    thread.join()
-    for name in ("asked", "answered"):
-        Path(name).unlink()
-
-
-def run(script: str, address: str = "") -> str:
-    """Run the commands and return their output. `purgatory` is this tree's, and its daemon is the one at `address`."""
-    with answering(address):
-        done = subprocess.run(
-            ["bash", "-euc", PURGATORY + script], capture_output=True, text=True, timeout=120, check=False
-        )
+def run(script: str, folder: Path, address: str = "") -> str:
+    """Run the commands and return their output. The daemon of `purgatory` is the one at `address`."""
+    done = shell(f"set -eu\n{script}", folder, {"PURGATORY_ADDRESS": address})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
+@pytest.mark.slow  # seven commands, each a new Python
 def test_tutorial_of_the_security_page_works_as_written(
     serve_daemon: ServeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made, served, called, certificates = re.findall(r"```sh\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    assert run(made).endswith("yes\n")
+    made, served, called, certificates = texts("docs/security.md", "sh")
+    assert run(made, tmp_path).endswith("yes\n")
     words = shlex.split(served.replace("\\\n", " "), comments=True)
     assert words[:2] == ["purgatory", "serve"]
     daemon = serve_daemon(*words[2:])
-    answers = run(called, daemon.address)
+    answers = run(called, tmp_path, daemon.address)
     assert "satisfied" in answers
     assert answers.endswith("refused: exit code 17\n")
     [new_key] = re.findall(r"^new_key=.*\n", made, re.MULTILINE)
-    run(new_key + certificates)
+    run(new_key + certificates, tmp_path)
     assert (tmp_path / "billing.crt").exists()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +13,25 @@ from purgatory_client import AsyncClient, Client
 from purgatory_client.errors import InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
 from purgatory_client.session.channel import ChannelSecurity, Token, open_channel
 
-from examples.secure_demo.authority import Authority
+from examples.secure_demo.authority import Authority, Issued
 from purgatory.cli.app import SUMMARIES, app, load
-from purgatory.service.access.tokens import HEAD, add_token
-from tests.kit.daemon import RunDaemon, ServeDaemon
+from purgatory.service.access.tokens import add_token
+from tests.kit.daemon import RunDaemon, ServeDaemon, access_flags
 from tests.kit.eventually import eventually
 from tests.transport.conftest import TlsFolder
 
-POLICY = """
-[[grant]]
-to = ["orders"]
-roles = ["wait", "advance", "observe"]
-topics = ["orders"]
-"""
+POLICY = '[[grant]]\nto = ["orders"]\nroles = ["wait", "advance", "observe"]\ntopics = ["orders"]\n'
 
 
 @pytest.fixture
 def access(tmp_path: Path) -> list[str]:
     """Flags of a policy by which the principal "orders" may use its topic, with no tokens yet."""
-    (tmp_path / "policy.toml").write_text(POLICY)
-    (tmp_path / "tokens").write_text(HEAD)
-    return ["--access-policy-file", str(tmp_path / "policy.toml"), "--access-tokens-file", str(tmp_path / "tokens")]
+    return access_flags(tmp_path, POLICY)
+
+
+def pems(issued: Issued) -> dict[str, Any]:
+    """A client certificate as arguments of a client."""
+    return {"tls_certificate": issued.certificate_pem, "tls_key": issued.key_pem}
 
 
 async def use(client: AsyncClient) -> None:
@@ -44,41 +41,22 @@ async def use(client: AsyncClient) -> None:
     assert (await client.status()).version
 
 
-async def test_certificates_as_paths_and_as_bytes(
+async def test_certificates_as_paths_and_as_bytes_at_any_of_several_addresses(
     run_daemon: RunDaemon, tls_folder: TlsFolder, access: list[str]
 ) -> None:
-    """Paths and contents of certificates are equivalent; the certificate's common name is the principal."""
+    """The common name is the principal. The certificate of the daemon must be valid for the first address of a list."""
     daemon = await run_daemon(*tls_folder.flags(client_auth=True), *access)
-    issued = tls_folder.authority.issue("orders")
-    certificate, key = issued.write(tls_folder.folder, "orders")
-    authority = tls_folder.folder / "clients.crt"
-    async with AsyncClient(
-        daemon.address,
-        tls_ca=tls_folder.authority.certificate_pem,
-        tls_certificate=issued.certificate_pem,
-        tls_key=issued.key_pem,
-    ) as client:
-        await use(client)
-    async with AsyncClient(
-        daemon.address, tls_ca=authority, tls_certificate=str(certificate), tls_key=str(key)
-    ) as client:
-        await use(client)
-    other = tls_folder.authority.issue("payments")
-    async with AsyncClient(
-        daemon.address, tls_ca=authority, tls_certificate=other.certificate_pem, tls_key=other.key_pem
-    ) as client:
+    issued, other = tls_folder.authority.issue("orders"), tls_folder.authority.issue("payments")
+    certificate, key = map(str, issued.write(tls_folder.folder, "orders"))
+    by_path = {"tls_ca": tls_folder.folder / "clients.crt", "tls_certificate": certificate, "tls_key": key}
+    by_content = {"tls_ca": tls_folder.authority.certificate_pem, **pems(issued)}
+    for address, security in ((daemon.address, by_path), (f"localhost:1,{daemon.address}", by_content)):
+        async with AsyncClient(address, **security) as client:
+            await use(client)
+    async with AsyncClient(daemon.address, **by_content | pems(other)) as client:
         with pytest.raises(PermissionDenied):
             await client.advance("orders-1", high_watermark=8)
-
-
-async def test_several_addresses(run_daemon: RunDaemon, tls_folder: TlsFolder, access: list[str]) -> None:
-    """The certificate of the daemon that serves must be valid for the first address of the list."""
-    daemon = await run_daemon(*tls_folder.flags(client_auth=True), *access)
-    issued, authority = tls_folder.authority.issue("orders"), tls_folder.authority.certificate_pem
-    open_client = partial(AsyncClient, tls_ca=authority, tls_certificate=issued.certificate_pem, tls_key=issued.key_pem)
-    async with open_client(f"localhost:1,{daemon.address}") as client:
-        await use(client)
-    async with open_client(f"127.0.0.9:1,{daemon.address}") as client:
+    async with AsyncClient(f"127.0.0.9:1,{daemon.address}", **by_content) as client:
         # The error is that of the address that was tried last.
         with pytest.raises(Unavailable, match=r"Hostname Verification Check failed|Connection refused"):
             await client.status()
@@ -114,8 +92,7 @@ async def test_every_call_sends_the_token_that_is_read_for_it(
 
 async def test_daemon_that_cannot_be_trusted(run_daemon: RunDaemon, tls_folder: TlsFolder) -> None:
     daemon = await run_daemon(*tls_folder.flags(client_auth=True))
-    issued = tls_folder.authority.issue("orders")
-    own = {"tls_certificate": issued.certificate_pem, "tls_key": issued.key_pem}
+    own = pems(tls_folder.authority.issue("orders"))
     untrusted: list[dict[str, Any]] = [
         {"tls_ca": Authority("Another").certificate_pem, **own},
         {"tls_ca": tls_folder.authority.certificate_pem},

@@ -1,0 +1,238 @@
+"""The HTTP site: the response of each path, metrics, and its end. On loopback, pages of other sites are refused,
+whichever way they send requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import uvloop
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.parser import text_string_to_metric_families
+
+from purgatory.service.access.tokens import add_token
+from purgatory.service.http import metrics_page
+from purgatory.service.http.http_connection import HttpConnection
+from purgatory.service.http.metrics_page import MetricsPage
+from purgatory.service.http.probes import probe_routes
+from purgatory.service.http.site import HttpSite, is_own_host
+from tests.http.http_serving import SERVICE, serving_http
+from tests.http.raw_http import RawConnection, request
+from tests.kit.daemon import DaemonProcess, ServeDaemon, access_flags
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    registry = CollectorRegistry()
+    Gauge("purgatory_answer", "For the test.", registry=registry).set(42)
+    routes = [*probe_routes(lambda: True), *MetricsPage(registry).routes()]
+    site = HttpSite(routes)
+    port = await site.start("127.0.0.1", 0)
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
+        yield client
+    await site.stop()
+
+
+async def test_site_that_is_stopped_at_once_no_longer_listens() -> None:
+    """Its accepting task is cancelled before its first step, so the site itself closes the sockets."""
+    site = HttpSite([])
+    port = await site.start("127.0.0.1", 0)
+    await site.stop()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_open_metrics"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5,*/*;q=0.1", True),
+        ("text/plain;q=1, application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=0", False),
+        ("text/plain, application/openmetrics-text; q=0.9", False),
+        ("text/plain;q=0.2, Application/OpenMetrics-Text; Q=0.3", True),
+        ("application/openmetrics-text;q=much", False),
+    ],
+)
+async def test_the_format_of_metrics_is_chosen_by_weight(
+    session: aiohttp.ClientSession, accept: str, is_open_metrics: bool
+) -> None:
+    """OpenMetrics, if it is accepted with a weight above 0 and not below the weight of the classic text format."""
+    async with session.get("/metrics", headers={"Accept": accept}) as response:
+        kind = response.headers["Content-Type"]
+        families = list(text_string_to_metric_families(await response.text()))
+    assert kind.startswith("application/openmetrics-text" if is_open_metrics else "text/plain; version=0.0.4")
+    assert [(family.name, family.samples[0].value) for family in families] == [("purgatory_answer", 42)]
+
+
+@pytest.mark.parametrize(("interval_s", "answers"), [(0.0, [1, 2, 3]), (60.0, [1, 1, 1])])
+async def test_metrics_are_computed_at_most_once_an_interval(
+    interval_s: float, answers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often and in whichever format they are requested."""
+    monkeypatch.setattr(metrics_page, "INTERVAL_S", interval_s)
+    computed = count(1)
+    registry = CollectorRegistry()
+    Gauge("purgatory_computed", "For the test.", registry=registry).set_function(lambda: next(computed))
+    site = HttpSite(MetricsPage(registry).routes())
+    port = await site.start("127.0.0.1", 0)
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
+        pages = [
+            await (await client.get("/metrics", headers={"Accept": f"text/plain; version=1.0.{place}"})).text()
+            for place, _ in enumerate(answers)
+        ]
+    await site.stop()
+    assert [next(iter(text_string_to_metric_families(page))).samples[0].value for page in pages] == answers
+
+
+async def test_other_paths_and_methods_are_refused(session: aiohttp.ClientSession) -> None:
+    async with session.get("/nothing") as response:
+        assert (response.status, (await response.json())["code"]) == (404, "unimplemented")
+    async with session.post("/metrics") as response:
+        assert response.status == 405
+        assert "POST is not served at /metrics; send" in (await response.json())["message"]
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_site_that_stops_while_a_connection_is_made(
+    run: Callable[[Coroutine[Any, Any, None]], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request that has arrived already is answered or given up, without an error."""
+    stopping: list[asyncio.Task[None]] = []
+    arrived = asyncio.Event()
+    receive = HttpConnection.data_received
+
+    async def check() -> None:
+        site = HttpSite(probe_routes(lambda: True))
+
+        def receive_and_stop(connection: HttpConnection, data: bytes) -> None:
+            receive(connection, data)
+            stopping.append(asyncio.create_task(site.stop()))
+            arrived.set()
+
+        monkeypatch.setattr(HttpConnection, "data_received", receive_and_stop)
+        port = await site.start("127.0.0.1", 0)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            await arrived.wait()
+            await asyncio.gather(*stopping)
+
+    run(check())
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "LOCALHOST"}, 200),
+        ({"Host": "evil.example"}, 421),
+        ({"Host": "evil.example", "Authorization": "Bearer x"}, 421),
+        ({"Host": "evil.example", "Authorization": ""}, 421),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "localhost:1", "Origin": "http://localhost:1"}, 200),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+    ],
+)
+async def test_who_may_ask(headers: dict[str, str], status: int) -> None:
+    """Programs, pages of the daemon itself and typed addresses are served. Pages of other sites are refused, and so are
+    other host names, which an attacker may have pointed to this machine. A token that is not verified makes no
+    difference.
+    """
+    sent = {"content-type": "application/json", **headers}
+    async with serving_http() as caller:
+        async with caller.client.post(f"{SERVICE}/GetStatus", data=b"{}", headers=sent) as response:
+            assert response.status == status
+        async with caller.client.get("/v1/watch", headers=headers) as response:
+            assert response.status == status
+
+
+OWN = [
+    "localhost", "localhost:7441", "app.localhost:7441", "127.0.0.1", "127.0.0.1:7441", "[::1]:7441", "[::1]", None,
+    "LocalHost:7441", "purgatory.example.org:7441", "Purgatory.Example.org", "a.b.example.net",
+]  # fmt: skip
+FOREIGN = [
+    "example.net", "badexample.net", "example.com", "localhost.example.com:80", "127.0.0.1.example.com", "", ":",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("host", "is_own"), [*((one, True) for one in OWN), *((one, False) for one in FOREIGN)])
+def test_own_hosts_are_those_of_the_settings_and_of_no_name_server(host: str | None, is_own: bool) -> None:
+    assert is_own_host(host, ["purgatory.example.org", "*.example.net"]) == is_own
+
+
+POLICY = '[[grant]]\nto = ["caller"]\nroles = ["observe", "wait"]\ntopics = ["*"]\n'
+
+
+@pytest.mark.parametrize("is_insecure", [False, True])
+def test_a_token_counts_where_a_policy_verifies_it(
+    serve_daemon: ServeDaemon, tmp_path: Path, is_insecure: bool
+) -> None:
+    """With a wrong Host header, a call with a valid token is served. A page is served with a token only if pages
+    require tokens, which they do not on loopback. A wrong token is refused.
+    """
+    flags = access_flags(tmp_path, POLICY)
+    token = add_token(tmp_path / "tokens", "caller")
+    public = ("--http-address", "127.1:0", "--insecure") if is_insecure else ()
+    daemon = serve_daemon(*flags, *public)
+    call, headers = f"{SERVICE}/GetStatus", {"content-type": "application/json"}
+    for host, authorization, path, status in [
+        ("localhost", f"Bearer {token}", call, 200),
+        ("evil.example", f"Bearer {token}", call, 200),
+        ("evil.example", "Bearer wrong", call, 401),
+        ("evil.example", None, call, 421),
+        ("evil.example", f"Bearer {token}", "/metrics", 200 if is_insecure else 421),
+        ("evil.example", "", "/metrics", 401 if is_insecure else 421),
+        ("evil.example", None, "/healthz", 200),
+    ]:
+        given = headers | {"host": host} | ({} if authorization is None else {"authorization": authorization})
+        is_call = path == call
+        with RawConnection(daemon.http_address.replace("127.1:", "127.0.0.1:")) as connection:
+            connection.send(request("POST" if is_call else "GET", path, given, b"{}" if is_call else None))
+            assert connection.answer().status == status, (host, authorization, path)
+
+
+def test_names_of_the_daemon_behind_a_proxy(serve_daemon: ServeDaemon) -> None:
+    """Without TLS the guard also applies to a public address. `http.allowed_hosts` allows names in the Host header and
+    in the Origin header of a page.
+    """
+    daemon = serve_daemon(
+        "--http-address", "127.1:0", "--insecure", "--http-allowed-hosts", "purgatory.example.org *.internal"
+    )
+    for headers, status in [
+        ({"host": "evil.example"}, 421),
+        ({"host": "evil.example", "authorization": "Bearer x"}, 421),
+        ({"host": "purgatory.example.org"}, 200),
+        ({"host": "a.internal:80"}, 200),
+        ({"host": "127.0.0.1:7441", "origin": "https://purgatory.example.org"}, 200),
+        ({"host": "127.0.0.1:7441", "origin": "https://evil.example"}, 403),
+        ({"host": "a.internal", "origin": "http://localhost"}, 403),
+    ]:
+        with RawConnection(daemon.http_address.replace("127.1:", "127.0.0.1:")) as connection:
+            connection.send(request("GET", "/", headers))
+            assert connection.answer().status == status, headers
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [b"Sec-Fetch-Site: Cross-Site", b"Sec-Fetch-Site: same-origin\r\nSec-Fetch-Site: same-site",
+     b"Origin: http://localhost\r\nOrigin: http://evil.example"],
+)  # fmt: skip
+def test_foreign_page_is_refused_by_any_of_its_headers(shared_daemon: DaemonProcess, headers: bytes) -> None:
+    """However the browser spells it, and also if the first header of that name is harmless."""
+    with RawConnection(shared_daemon.http_address) as connection:
+        connection.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n\r\n")
+        assert connection.answer().status == 403
