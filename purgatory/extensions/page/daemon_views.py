@@ -1,6 +1,7 @@
 """Views of the daemon as a whole: current figures, timing wheel, sessions. Computed only for viewers."""
 
 import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, metadata
 from itertools import islice
 from typing import Any, Final
@@ -137,16 +138,17 @@ class DaemonViews:
             ],
         }
 
-    def sessions(self, account: Account, search: str) -> dict[str, Any]:
+    def sessions(self, account: Account, asked: Mapping[str, str]) -> dict[str, Any]:
         """The most recent matching sessions of an account; with the role admin on everything, of all accounts."""
         host, sees_all = self._host, ADMIN in account.grants.everywhere
+        search = asked.get("search", "").lower()
         rows: list[dict[str, Any]] = []
         looked_at = 0
         for session in islice(host.sessions, SESSIONS_LOOKED_AT):
             looked_at += 1
             if len(rows) == SESSIONS_SHOWN:
                 break
-            if (sees_all or session.account is account) and search.lower() in session.session_id.lower():
+            if (sees_all or session.account is account) and search in session.session_id.lower():
                 rows.append(session_fields(host, session))
         return {
             "sessions": rows,

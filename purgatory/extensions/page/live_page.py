@@ -34,12 +34,12 @@ from purgatory.extensions.page.recent_ends import RecentEnds
 from purgatory.extensions.page.session_view import session_details
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
-from purgatory.service.errors import invalid_argument, not_found, unavailable
+from purgatory.service.errors import not_found, unavailable
 from purgatory.service.host import Host
 from purgatory.service.http.connect_codecs import Undecoded, json_text
-from purgatory.service.http.http_calls import HttpCall, HttpMethod, HttpMethods, already_decoded
+from purgatory.service.http.http_calls import HttpCall, HttpMethod, HttpMethods, already_decoded, entered
 from purgatory.service.http.http_context import HttpContext
-from purgatory.service.http.server_sent_events import COMMENT, event_bytes, parameters_of, serve_events
+from purgatory.service.http.server_sent_events import COMMENT, event_bytes, number_of, parameters_of, serve_events
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.rpc.call import Call
 from purgatory.service.visibility import may_see
@@ -74,7 +74,7 @@ HEADERS: Final = {
 
 
 Picture = Callable[[], dict[str, Any]]
-Show = Callable[[dict[str, str], Account], Awaitable[dict[str, Any]]]
+Show = Callable[[dict[str, str], Account], dict[str, Any] | Awaitable[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -108,16 +108,17 @@ class LivePage:
 
     def applications(self) -> dict[str, ASGIApp]:
         """The streams, by path."""
+        daemon = self._daemon
         views = {
-            "now": View("GetStatus", FAST_S, (), partial(self._shared, self._daemon.now)),
-            "wheel": View("GetStatus", SLOW_S / 2, (), partial(self._shared, self._daemon.wheel)),
+            "now": View("GetStatus", FAST_S, (), partial(self._shared, daemon.now)),
+            "wheel": View("GetStatus", SLOW_S / 2, (), partial(self._shared, daemon.wheel)),
             "waits": View("ListOperations", SLOW_S, WAITS_PARAMETERS, self._waits),
             "operation": View("GetOperation", SLOW_S / 2, ("session", "principal", "id"), self._operation),
             "ends": View("ListOperations", SLOW_S, (), self._recent),
-            "sessions": View("ListOperations", SLOW_S, ("search",), self._sessions),
+            "sessions": View("ListOperations", SLOW_S, ("search",), lambda asked, who: daemon.sessions(who, asked)),
             "session": View("ListOperations", SLOW_S, ("session", "principal"), self._session),
-            "hour": View("GetStatus", SAMPLE_S / 2, (), self._hour),
-            "webhooks": View("ListOperations", SLOW_S, (), self._webhooks),
+            "hour": View("GetStatus", SAMPLE_S / 2, (), lambda _asked, _who: self.hour.picture()),
+            "webhooks": View("ListOperations", SLOW_S, (), lambda _asked, who: daemon.webhooks(who)),
         }
         found: dict[str, ASGIApp] = {
             f"/page/live/{name}": partial(serve_events, partial(self._pictures_of, view))
@@ -137,7 +138,9 @@ class LivePage:
 
         async def serve(_asked: object, call: Call) -> None:
             nonlocal text
-            text = json.dumps(await view.show(parameters, call.account), separators=(",", ":"))
+            with self._host.holds.of("page"):
+                shown = view.show(parameters, call.account)
+            text = json.dumps(shown if isinstance(shown, dict) else await shown, separators=(",", ":"))
 
         async def picture(call: HttpCall) -> str:
             await call.run(already_decoded(None))
@@ -169,82 +172,67 @@ class LivePage:
         self, method: HttpMethod, scope: Scope, interval_s: float, picture: Callable[[HttpCall], Awaitable[str]]
     ) -> AsyncGenerator[bytes]:
         """Yield each picture that differs from the one before, until the daemon shuts down."""
-        call, context = HttpCall(self._methods, method), HttpContext(scope)
+        context = HttpContext(scope)
         told, told_s = "", time.monotonic()
         self.ends.viewers += 1
         try:
-            await call.enter(context)
-            yield event_bytes(json.dumps({"run": self._run}), name="run")
-            while not self._methods.is_ending:
-                data = await picture(call)
-                if data != told:
-                    told, told_s = data, time.monotonic()
-                    yield event_bytes(data)
-                elif time.monotonic() - told_s > SILENT_S_MAX:
-                    told_s = time.monotonic()
-                    yield COMMENT
-                context.done()
-                await asyncio.sleep(interval_s)
-            raise unavailable("the daemon is shutting down")
+            async with entered(self._methods, method, context) as call:
+                yield event_bytes(json.dumps({"run": self._run}), name="run")
+                while not self._methods.is_ending:
+                    data = await picture(call)
+                    if data != told:
+                        told, told_s = data, time.monotonic()
+                        yield event_bytes(data)
+                    elif time.monotonic() - told_s > SILENT_S_MAX:
+                        told_s = time.monotonic()
+                        yield COMMENT
+                    context.done()
+                    await asyncio.sleep(interval_s)
+                raise unavailable("the daemon is shutting down")
         finally:
             self.ends.viewers -= 1
             if not self.ends.viewers:
                 self._daemon.forget()
                 self._pictures.clear()
-            context.done()
-            call.leave()
 
     def _follow(self, view: View, parameters: dict[str, str]) -> tuple[str, str, int] | None:
         if view.method != "GetOperation":
             return None
-        operation = (parameters.get("principal", ""), parameters.get("session", ""), _number(parameters, "id", ID_MAX))
+        operation_id = number_of(parameters.get("id", ""), "id", ID_MAX)
+        operation = parameters.get("principal", ""), parameters.get("session", ""), operation_id
         self.ends.follow(operation)
         return operation
 
     # Views.
 
-    async def _shared(self, show: Picture, _parameters: dict[str, str], _account: Account) -> dict[str, Any]:
+    def _shared(self, show: Picture, _parameters: dict[str, str], _account: Account) -> dict[str, Any]:
         """A view that is the same for all viewers, computed at most once per interval."""
         made_s, picture = self._pictures.get(show, (0.0, {}))
         if time.monotonic() - made_s >= FAST_S * 0.8:
-            with self._host.holds.of("page"):
-                picture = show()
+            picture = show()
             self._pictures[show] = time.monotonic(), picture
         return picture
 
-    async def _waits(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
-        query = WaitsQuery.of(parameters, _number(parameters, "partition", PARTITION_MAX))
-        return await self._ranked.show(account, query)
+    def _waits(self, parameters: dict[str, str], account: Account) -> Awaitable[dict[str, Any]]:
+        partition = number_of(parameters.get("partition", ""), "partition", PARTITION_MAX)
+        return self._ranked.show(account, WaitsQuery.of(parameters, partition))
 
-    async def _sessions(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
-        with self._host.holds.of("page"):
-            return self._daemon.sessions(account, parameters.get("search", ""))
-
-    async def _session(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
+    def _session(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
         """A session of the account; with the role admin on everything, of any account."""
         host, session_id = self._host, parameters.get("session", "")
         session = host.sessions.find(session_id, host.sessions.accounts.find(parameters.get("principal", "")))
         if session is None or not (session.account is account or ADMIN in account.grants.everywhere):
             raise not_found("session", session_id)
-        with host.holds.of("page"):
-            return session_details(host, session, account)
+        return session_details(host, session, account)
 
-    async def _hour(self, _parameters: dict[str, str], _account: Account) -> dict[str, Any]:
-        with self._host.holds.of("page"):
-            return self.hour.picture()
-
-    async def _webhooks(self, _parameters: dict[str, str], account: Account) -> dict[str, Any]:
-        with self._host.holds.of("page"):
-            return self._daemon.webhooks(account)
-
-    async def _recent(self, _parameters: dict[str, str], account: Account) -> dict[str, Any]:
+    def _recent(self, _parameters: dict[str, str], account: Account) -> dict[str, Any]:
         sees_all = ADMIN in account.grants.everywhere
         visible = (end for end in self.ends if sees_all or end.principal == account.principal)
         return {"ends": [ended_fields(end) for end in islice(visible, ENDS_SHOWN)]}
 
-    async def _operation(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
+    def _operation(self, parameters: dict[str, str], account: Account) -> dict[str, Any]:
         """A pending operation, or how it ended."""
-        host, operation_id = self._host, _number(parameters, "id", ID_MAX)
+        host, operation_id = self._host, number_of(parameters.get("id", ""), "id", ID_MAX)
         principal, session_id = parameters.get("principal", ""), parameters.get("session", "")
         owner: Account | None = host.sessions.accounts.find(principal)
         if session_id:
@@ -255,8 +243,7 @@ class LivePage:
             owned = None if owner is None else host.unary_waits.owner_of(owner)
             view = None if owned is None else host.engine.inspection.describe(owned, operation_id)
         if view is not None and may_see(account, owner, view):
-            with host.holds.of("page"):
-                return {"state": "pending", **detailed_fields(host, view)}
+            return {"state": "pending", **detailed_fields(host, view)}
         end = self.ends.outcome_of((principal, session_id, operation_id))
         if end is not None and (account.principal == principal or ADMIN in account.grants.everywhere):
             return {"state": "ended", **ended_fields(end)}
@@ -278,10 +265,3 @@ def _file(name: str) -> Response:
     if media_type is None or "/" in name or "\\" in name or not path.is_file():
         return PlainTextResponse("file not found\n", HTTPStatus.NOT_FOUND, HEADERS)
     return Response(path.read_bytes(), headers={**HEADERS, "Content-Type": media_type})
-
-
-def _number(parameters: dict[str, str], name: str, largest: int) -> int:
-    text = parameters.get(name, "0")
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(largest)) and int(text) <= largest):
-        raise invalid_argument(name, f"must be an integer from 0 to {largest}")
-    return int(text)

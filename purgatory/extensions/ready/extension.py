@@ -19,7 +19,7 @@ from purgatory.extension import Core, Extension, HttpParts
 from purgatory.extensions.ready.ready_gates import LOOKUP_S, GateState, ReadyGates
 from purgatory.service.errors import RpcError, invalid_argument
 from purgatory.service.http.connect_errors import error_response, wrong_method
-from purgatory.service.http.http_calls import HttpCall, HttpMethods, already_decoded
+from purgatory.service.http.http_calls import HttpMethods, already_decoded, entered
 from purgatory.service.http.http_context import HttpContext, certificate_of, header_of
 from purgatory.service.http.server_sent_events import parameters_of
 from purgatory.service.rpc.call import Call
@@ -113,13 +113,8 @@ class ReadyPage:
             return None
 
         method = replace(self._methods.by_name["GetSourceEnds"], serve=look)
-        call, context = HttpCall(self._methods, method), HttpContext(scope)
-        try:
-            await call.enter(context)
+        async with entered(self._methods, method, HttpContext(scope)) as call:
             await call.run(already_decoded(None))
-        finally:
-            context.done()
-            call.leave()
         gates = [{"name": name, **states[name]} for name in names]
         is_ready = all(state["ready"] for state in states.values())
         content = {"ready": is_ready, "gates": gates} if "names" in parameters else gates[0]

@@ -5,6 +5,7 @@ A call is admitted before its body is read, and its request is decoded in its tu
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar, cast
 
@@ -132,6 +133,18 @@ class HttpCall:
     def _entered(self) -> Admission:
         assert self._admission is not None, "a call is served that did not enter"
         return self._admission
+
+
+@asynccontextmanager
+async def entered(methods: HttpMethods, method: HttpMethod, context: HttpContext) -> AsyncGenerator[HttpCall]:
+    """A call that has entered, until the block ends. Raises `RpcError` if a limit refuses it."""
+    call = HttpCall(methods, method)
+    try:
+        await call.enter(context)
+        yield call
+    finally:
+        context.done()
+        call.leave()
 
 
 def already_decoded(request: Message | None) -> Callable[[], Awaitable[Message | None]]:

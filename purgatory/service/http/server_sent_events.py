@@ -21,7 +21,7 @@ from purgatory.service.access.account import Account
 from purgatory.service.errors import RpcError, invalid_argument, quoted
 from purgatory.service.http.connect_codecs import MESSAGE_BYTES_MAX, json_of, json_text, off_loop
 from purgatory.service.http.connect_errors import error_response, wrong_method
-from purgatory.service.http.http_calls import HttpCall, HttpMethods, WrittenAnswers, already_decoded
+from purgatory.service.http.http_calls import HttpCall, HttpMethods, WrittenAnswers, already_decoded, entered
 from purgatory.service.http.http_connection import CONNECTION
 from purgatory.service.http.http_context import HttpContext, drop_head, header_of
 
@@ -82,7 +82,7 @@ class ServerSentEvents:
         """Yield `opened`, then an event for each result. Event ids are the session's incarnation and the sequence
         number.
         """
-        call, answers = HttpCall(self._methods, self._results), WrittenAnswers[Message | bytes]()
+        answers = WrittenAnswers[Message | bytes]()
         decode = self._results.answer_type.FromString
         parameters = parameters_of(scope, "session", "last_sequence")
         if "last_sequence" in parameters:
@@ -92,18 +92,17 @@ class ServerSentEvents:
         request = self._results.request_type(
             session_id=parameters.get("session", ""), last_sequence=sequence, incarnation=incarnation
         )
-        try:
-            await call.enter(HttpContext(scope, answers.write))
-            async with aclosing(answers.of(partial(call.run, already_decoded(request)))) as written:
-                async for answer in written:
-                    message: Any = decode(answer) if isinstance(answer, bytes) else answer
-                    if message.HasField("opened"):
-                        incarnation = message.opened.incarnation
-                        yield _opened_event(message.opened, sequence)
-                    else:
-                        yield await self._result_event(message, incarnation)
-        finally:
-            call.leave()
+        async with (
+            entered(self._methods, self._results, HttpContext(scope, answers.write)) as call,
+            aclosing(answers.of(partial(call.run, already_decoded(request)))) as written,
+        ):
+            async for answer in written:
+                message: Any = decode(answer) if isinstance(answer, bytes) else answer
+                if message.HasField("opened"):
+                    incarnation = message.opened.incarnation
+                    yield _opened_event(message.opened, sequence)
+                else:
+                    yield await self._result_event(message, incarnation)
 
     async def _result_event(self, message: Any, incarnation: str) -> bytes:  # noqa: ANN401 - of the method's own type
         if message.HasField("heartbeat"):
@@ -126,33 +125,31 @@ class ServerSentEvents:
 
     async def _watch_events(self, scope: Scope) -> Events:
         """Yield a page of the listing, and again each time that it has changed."""
-        call = HttpCall(self._methods, self._partitions)
         parameters = parameters_of(scope, "topic_prefix", "page_size", "page_token")
         request: Any = self._partitions.request_type(
             topic_prefix=parameters.get("topic_prefix", ""),
-            page_size=_number(parameters.get("page_size", ""), "page_size", PAGE_SIZE_MAX),
+            page_size=number_of(parameters.get("page_size", ""), "page_size", PAGE_SIZE_MAX),
             page_token=parameters.get("page_token", ""),
         )
         context = HttpContext(scope)
         key: ListingKey | None = None
         told, same_times = b"", 0
         try:
-            await call.enter(context)
-            while True:
-                key = (call.check(), request.topic_prefix, request.page_size, request.page_token)
-                listing = await self._shared_listing(key, partial(_list_once, call, context, request))
-                if listing.event != told:
-                    told, same_times = listing.event, 0
-                    yield told
-                else:
-                    same_times += 1
-                    if same_times % SILENT_TIMES_MAX == 0:
-                        yield COMMENT
-                await asyncio.sleep(max(0.0, listing.until_s - asyncio.get_running_loop().time()))
+            async with entered(self._methods, self._partitions, context) as call:
+                while True:
+                    key = (call.check(), request.topic_prefix, request.page_size, request.page_token)
+                    listing = await self._shared_listing(key, partial(_list_once, call, context, request))
+                    if listing.event != told:
+                        told, same_times = listing.event, 0
+                        yield told
+                    else:
+                        same_times += 1
+                        if same_times % SILENT_TIMES_MAX == 0:
+                            yield COMMENT
+                    await asyncio.sleep(max(0.0, listing.until_s - asyncio.get_running_loop().time()))
         finally:
             if key is not None:
                 self._listings.pop(key, None)  # the next client that watches it computes it again
-            call.leave()
 
     async def _shared_listing(self, key: ListingKey, make: Callable[[], Coroutine[Any, Any, Listing]]) -> Listing:
         """Return the current listing. One of its watchers computes it, and stops when its own call ends."""
@@ -198,7 +195,7 @@ def _opened_event(opened: Any, sequence: int) -> bytes:  # noqa: ANN401 - `Sessi
 def _cursor(event_id: str) -> tuple[str, int]:
     """Parse an event id into incarnation and sequence number; empty and 0 if none was sent. Raises `RpcError`."""
     incarnation, _, sequence = event_id.rpartition("-")
-    return incarnation or (event_id and NO_INCARNATION), _number(sequence, "Last-Event-ID", SEQUENCE_MAX)
+    return incarnation or (event_id and NO_INCARNATION), number_of(sequence, "Last-Event-ID", SEQUENCE_MAX)
 
 
 async def serve_events(events_of: Callable[[Scope], Events], scope: Scope, receive: Receive, send: Send) -> None:
@@ -263,7 +260,8 @@ def parameters_of(scope: Scope, *names: str) -> dict[str, str]:
     return {name: given[0] for name, given in values.items()}
 
 
-def _number(text: str, field: str, largest: int) -> int:
+def number_of(text: str, field: str, largest: int) -> int:
+    """Parse a query parameter, 0 if it is empty. Raises `RpcError`."""
     if not text:
         return 0
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX else -1
