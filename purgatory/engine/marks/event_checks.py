@@ -34,7 +34,7 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.names import cut
 
-__all__ = ["Event", "EventChecks", "Fault", "check_columns", "event_at", "no_memory"]
+__all__ = ["Event", "EventChecks", "Fault", "check_columns", "no_memory"]
 
 INT32_MAX: Final = 2**31 - 1
 POSITION_MAX: Final = OFFSET_MAX // 4
@@ -47,29 +47,19 @@ NO_SETS: Final = ReplicaSets()
 
 
 class Event:
-    """One event, read from its columns. -1: not present."""
+    """One event, read from a row of a batch whose columns were checked. -1: not present."""
 
-    def __init__(
-        self,
-        kind: int,
-        leader_epoch: int,
-        offset: int,
-        replica_id: int,
-        byte_position: int,
-        segment_base_offset: int,
-        log_start_offset: int,
-        flags: int,
-        sets: ReplicaSets,
-    ) -> None:
-        self.kind: Final = kind
-        self.leader_epoch: Final = leader_epoch
-        self.offset: Final = offset
-        self.replica_id: Final = replica_id
-        self.byte_position: Final = byte_position
-        self.segment_base_offset: Final = segment_base_offset
-        self.log_start_offset: Final = log_start_offset
-        self.flags: Final = flags
-        self.sets: Final = sets
+    def __init__(self, batch: EventBatch, row: int) -> None:
+        sets = batch.replica_sets[row] if batch.replica_sets else None
+        self.kind: Final = batch.types[row]
+        self.leader_epoch: Final = value_at(batch.leader_epochs, row, -1)
+        self.offset: Final = value_at(batch.offsets, row, -1)
+        self.replica_id: Final = value_at(batch.replica_ids, row, -1)
+        self.byte_position: Final = value_at(batch.byte_positions, row, -1)
+        self.segment_base_offset: Final = value_at(batch.segment_base_offsets, row, -1)
+        self.log_start_offset: Final = value_at(batch.log_start_offsets, row, -1)
+        self.flags: Final = value_at(batch.flags, row, 0)
+        self.sets: Final = NO_SETS if sets is None else sets
 
 
 def check_columns(batch: EventBatch) -> None:
@@ -87,22 +77,6 @@ def check_columns(batch: EventBatch) -> None:
         raise InvalidBatch("values", f"has {len(batch.values)} values; it takes {rows} or none")
     if len(batch.replica_sets) not in (0, rows):
         raise InvalidBatch("replica_sets", f"has {len(batch.replica_sets)} values; it takes {rows} or none")
-
-
-def event_at(batch: EventBatch, row: int) -> Event:
-    """The event in a row of a batch whose columns were checked."""
-    sets = batch.replica_sets[row] if batch.replica_sets else None
-    return Event(
-        batch.types[row],
-        value_at(batch.leader_epochs, row, -1),
-        value_at(batch.offsets, row, -1),
-        value_at(batch.replica_ids, row, -1),
-        value_at(batch.byte_positions, row, -1),
-        value_at(batch.segment_base_offsets, row, -1),
-        value_at(batch.log_start_offsets, row, -1),
-        value_at(batch.flags, row, 0),
-        sets if sets is not None else NO_SETS,
-    )
 
 
 class Fault:

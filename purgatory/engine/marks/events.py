@@ -39,7 +39,6 @@ from purgatory.engine.marks.event_checks import (
     EventChecks,
     Fault,
     check_columns,
-    event_at,
 )
 from purgatory.engine.marks.partition import Partition
 from purgatory.engine.marks.registry import NamedPartitions, Partitions, SignalKeys
@@ -133,7 +132,7 @@ class Events:
             return Fault(INVALID_ARGUMENT, "item_index", f"{place} is outside the dictionary of {names}")
         if kind == KEY_SIGNALLED:
             return self._signals.apply(batch, row, batch.keys[place], now_ms, self._account, self.checks.is_full)
-        return self._apply_event(batch.partitions[place], event_at(batch, row), now_ms, receipt)
+        return self._apply_event(batch.partitions[place], Event(batch, row), now_ms, receipt)
 
     def _apply_plain(
         self, batch: EventBatch, kind: int, row: int, partition: Partition, now_ms: i64, receipt: Receipt

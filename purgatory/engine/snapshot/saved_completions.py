@@ -1,6 +1,5 @@
 """Serialization of ended operations."""
 
-from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from purgatory.engine.batches import AsGiven
@@ -12,6 +11,7 @@ from purgatory.engine.completions import (
     Completions,
     FetchedPartition,
 )
+from purgatory.engine.names import places_of
 from purgatory.engine.snapshot.codec import ColumnReader, ColumnWriter
 from purgatory.engine.snapshot.saved_operations import add_names, read_names
 
@@ -22,14 +22,7 @@ def completions_to(completions: Completions) -> bytes:
     """Serialize ended operations."""
     writer = ColumnWriter()
     names: dict[AsGiven, int] = {}
-    places: vec[i64] = vec[i64]()
-    last: AsGiven = None
-    place: i64 = 0
-    for name in completions.item_partitions:
-        if name is not last:  # mostly it is the same one again
-            place = i64(names.setdefault(name, len(names)))
-            last = name
-        places = append(places, place)
+    places = places_of(completions.item_partitions, names)
     add_names(writer, list(names))
     for column in RESULT_COLUMNS:
         writer.add(getattr(completions, column.attribute))

@@ -13,6 +13,18 @@ from purgatory.engine.snapshot.codec import ColumnReader, ColumnWriter
 
 __all__ = ["SavedOperations", "SavedPlace", "add_names", "read_names"]
 
+COLUMNS: Final = (
+    "operation_ids", "kinds", "registered_ms", "deadlines_ms", "items_left", "item_counts",
+    "places", "required", "marks", "epochs", "error_codes", "removed", "log_starts",
+)  # fmt: skip
+"""In the order of their bytes, which are stored in journals: columns are recognised by their position."""
+
+FETCH_COLUMNS: Final = (
+    "min_bytes", "replica_ids", "read_committed", "leader_only",
+    "max_bytes", "leader_epochs", "last_fetched_epochs", "throttled", "start_segments", "start_reaches",
+)  # fmt: skip
+"""Likewise."""
+
 
 class SavedOperations:
     """Operations, their items, and the additional state of fetches and their items. Times are the engine's own."""
@@ -125,32 +137,11 @@ class SavedOperations:
         """Serialize everything."""
         writer = ColumnWriter()
         add_names(writer, self.names)
-        writer.add(self.operation_ids)
-        writer.add(self.kinds)
-        writer.add(self.registered_ms)
-        writer.add(self.deadlines_ms)
-        writer.add(self.items_left)
-        writer.add(self.item_counts)
-        writer.add(self.places)
-        writer.add(self.required)
-        writer.add(self.marks)
-        writer.add(self.epochs)
-        writer.add(self.error_codes)
-        writer.add(self.removed)
-        writer.add(self.log_starts)
+        add_columns(writer, self, COLUMNS)
         # Groups are recognised by their position: the group of fetches is written, if empty, whenever another one
         # follows. Absent groups at the end cost nothing, which is the common case.
         if len(self.min_bytes) or self.stale_timeouts_ms or self.heartbeat_timeouts_ms:
-            writer.add(self.min_bytes)
-            writer.add(self.replica_ids)
-            writer.add(self.read_committed)
-            writer.add(self.leader_only)
-            writer.add(self.max_bytes)
-            writer.add(self.leader_epochs)
-            writer.add(self.last_fetched_epochs)
-            writer.add(self.throttled)
-            writer.add(self.start_segments)
-            writer.add(self.start_reaches)
+            add_columns(writer, self, FETCH_COLUMNS)
         if self.stale_timeouts_ms or self.heartbeat_timeouts_ms:
             add_by_row(writer, self.stale_timeouts_ms)
         if self.heartbeat_timeouts_ms:
@@ -164,30 +155,9 @@ class SavedOperations:
         saved = SavedOperations()
         # `_places` stays empty, so nothing may be added to this object: names would get a second index.
         saved.names.extend(read_names(reader))
-        saved.operation_ids = reader.column()
-        saved.kinds = reader.column()
-        saved.registered_ms = reader.column()
-        saved.deadlines_ms = reader.column()
-        saved.items_left = reader.column()
-        saved.item_counts = reader.column()
-        saved.places = reader.column()
-        saved.required = reader.column()
-        saved.marks = reader.column()
-        saved.epochs = reader.column()
-        saved.error_codes = reader.column()
-        saved.removed = reader.column()
-        saved.log_starts = reader.column()
+        read_columns(reader, saved, COLUMNS)
         if not reader.is_done:
-            saved.min_bytes = reader.column()
-            saved.replica_ids = reader.column()
-            saved.read_committed = reader.column()
-            saved.leader_only = reader.column()
-            saved.max_bytes = reader.column()
-            saved.leader_epochs = reader.column()
-            saved.last_fetched_epochs = reader.column()
-            saved.throttled = reader.column()
-            saved.start_segments = reader.column()
-            saved.start_reaches = reader.column()
+            read_columns(reader, saved, FETCH_COLUMNS)
         if not reader.is_done:
             read_by_row(reader, saved.stale_timeouts_ms)
         if not reader.is_done:
@@ -212,6 +182,16 @@ class SavedPlace:
             self.fetch_item += items
         self.item += items
         self.row += 1
+
+
+def add_columns(writer: ColumnWriter, saved: SavedOperations, names: tuple[str, ...]) -> None:
+    for name in names:
+        writer.add(getattr(saved, name))
+
+
+def read_columns(reader: ColumnReader, saved: SavedOperations, names: tuple[str, ...]) -> None:
+    for name in names:
+        setattr(saved, name, reader.column())
 
 
 def add_by_row(writer: ColumnWriter, values: dict[int, int]) -> None:
