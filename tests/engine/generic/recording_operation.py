@@ -143,5 +143,4 @@ def run_all(*bodies: Callable[[], object]) -> None:
 
 
 def threads_of(name: str) -> list[threading.Thread]:
-    """The running threads of a purgatory or timer with this name."""
     return [thread for thread in threading.enumerate() if f"-{name}" in thread.name]

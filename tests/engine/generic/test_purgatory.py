@@ -1,13 +1,20 @@
-"""The generic purgatory: effects, error handlers, re-entry, slices and leaks. Histories are in test_histories.py."""
+"""The generic purgatory: effects, error handlers, re-entry and leaks; then bad arguments, keys and return values, and
+interrupts. Histories are in test_histories.py.
+"""
 
+# ruff: noqa: ANN401 - values that are invalid on purpose have no type
+import asyncio
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
+import numpy as np
 import pytest
 
+from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine.codes import CANCELLED, PENDING, SATISFIED, SHUTTING_DOWN
-from purgatory.engine.errors import PurgatoryFull, ReentrantCall
+from purgatory.engine.errors import OperationEnded, ReentrantCall
 from purgatory.engine.generic.operation import GenericOperation
 from tests.engine.generic.recording_operation import (
     Errors,
@@ -16,18 +23,8 @@ from tests.engine.generic.recording_operation import (
     assert_empty,
     fail,
     register,
+    threads_of,
 )
-
-
-def test_case_39_without_timers_nothing_expires() -> None:
-    purgatory = ManualPurgatory(timer_enabled=False)
-    (operation,) = register(purgatory, "k", timeout_ms=1)
-    assert (purgatory.num_delayed, purgatory.next_expiration_ms()) == (0, -1)
-    purgatory.clock.jump(10_000)
-    assert purgatory.advance_clock() == 0
-    operation.is_met = True
-    assert purgatory.check_and_complete("k") == 1
-    assert_empty(purgatory)
 
 
 def test_case_45_effects_may_call_back_in() -> None:
@@ -77,45 +74,11 @@ def test_case_97_successor_registered_by_an_expiring_operation() -> None:
     assert successor.effects == ["complete", "expire"]
 
 
-def test_slice_of_expiries_is_bounded_and_begins_with_overdue_ones() -> None:
-    purgatory, log = ManualPurgatory(), list[str]()
-    for name, timeout_ms in (("a", 5), ("b", 0), ("c", 7), ("d", -1)):
-        assert not purgatory.try_complete_else_watch(RecordingOperation(timeout_ms, name, log), ["k"])
-    purgatory.clock.jump(10)
-    assert (purgatory.advance_clock(3), log) == (3, ["b", "d", "a"])
-    assert purgatory.next_expiration_ms() <= purgatory.clock.now_ms()
-    assert (purgatory.advance_clock(3), log) == (1, ["b", "d", "a", "c"])
-    assert_empty(purgatory)
-
-
 def test_shut_down_ends_a_bounded_number_at_a_time() -> None:
     purgatory = ManualPurgatory()
     operations = register(purgatory, "a", "b", count=10) + register(purgatory, "c", timeout_ms=0)
     assert [purgatory.core.shut_down(4) for _ in range(4)] == [4, 4, 3, 0]
     assert {operation.outcome for operation in operations} == {SHUTTING_DOWN}
-
-
-def test_an_operation_of_another_purgatory_is_not_cancelled() -> None:
-    purgatory, other = ManualPurgatory(), ManualPurgatory()
-    (operation,) = register(purgatory, "k")
-    assert not other.cancel(operation)
-    assert operation.outcome == PENDING
-    with pytest.raises(ValueError, match="pending in a purgatory already"):
-        other.try_complete_else_watch(operation, ["k"])
-
-
-def test_operation_over_pending_max_is_refused_until_there_is_room() -> None:
-    purgatory, late, met = ManualPurgatory(pending_max=2), RecordingOperation(), RecordingOperation()
-    first, _ = register(purgatory, "k", count=2)
-    with pytest.raises(PurgatoryFull, match="2 operations are pending"):
-        purgatory.try_complete_else_watch(late, ["k"])
-    met.is_met = True
-    assert purgatory.try_complete_else_watch(met, ["k"])
-    assert (late.outcome, late.effects, purgatory.pending, purgatory.watched) == (PENDING, [], 2, 2)
-    assert purgatory.cancel(first)
-    assert not purgatory.try_complete_else_watch(late, ["k"])
-    late.is_met = True
-    assert purgatory.check_and_complete("k") == 1
 
 
 def test_shut_down_by_on_error_while_registering_answers_the_operation() -> None:
@@ -259,3 +222,215 @@ def test_an_operation_forced_while_it_is_registered_leaves_nothing(evaluation: i
     purgatory.advance_clock()
     assert operation.effects == ["complete"]
     assert (purgatory.watched, purgatory.num_delayed, purgatory.next_expiration_ms()) == (0, 0, -1)
+
+
+# Misuse.
+
+interrupts = pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+
+
+class Key:
+    """A key whose hash depends on how often it was computed before."""
+
+    def __init__(self, hashed: Callable[[int], int]) -> None:
+        self.asked = 0
+        self._hashed = hashed
+
+    def __hash__(self) -> int:
+        self.asked += 1
+        return self._hashed(self.asked - 1)
+
+
+def failing_at(time: int, error: BaseException) -> Key:
+    def hashed(asked: int) -> int:
+        if asked == time:
+            raise error
+        return 7
+
+    return Key(hashed)
+
+
+@pytest.mark.parametrize(
+    ("make_keys", "error", "says"),
+    [
+        (lambda: ["a", ["b"]], TypeError, "keys: unhashable type: 'list'"),
+        (lambda: ["a", failing_at(0, ArithmeticError("hash"))], ArithmeticError, "hash"),
+        (lambda: ["a", failing_at(1, ArithmeticError("hash"))], ArithmeticError, "hash"),
+        (lambda: "orders-3", TypeError, "keys: one string, 'orders-3'"),
+        (lambda: b"orders-3", TypeError, "keys: one string"),
+        (lambda: 7, TypeError, "keys: 'int' object is not iterable"),
+        (lambda: iter(()), ValueError, "keys is empty"),
+    ],
+)
+def test_case_25_a_bad_key_takes_no_slot(make_keys: Callable[[], Any], error: type[Exception], says: str) -> None:
+    purgatory, operation = ManualPurgatory(), RecordingOperation()
+    (other,) = register(purgatory, "a")
+    with pytest.raises(error, match=says):
+        purgatory.try_complete_else_watch(operation, make_keys())
+    assert (purgatory.pending, purgatory.watched, purgatory.num_delayed) == (1, 1, 1)
+    assert not purgatory.try_complete_else_watch(operation, ["a"])
+    assert (purgatory.close(), purgatory.close()) == (2, 0)
+    assert {operation.outcome, other.outcome} == {SHUTTING_DOWN}
+    assert_empty(purgatory)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [Key(lambda asked: asked), failing_at(3, ArithmeticError("hash"))],
+    ids=["changes its hash", "raises at last"],
+)
+def test_operation_of_a_key_that_cannot_be_found_again_ends(key: Key) -> None:
+    errors, log = Errors(), list[str]()
+    purgatory = ManualPurgatory(errors)
+    operations = [RecordingOperation(name=name, log=log) for name in "abcd"]
+    keys: list[Iterable[Any]] = [["k"], ["k", key, "l"], ["l"]]
+    for operation, on in zip(operations, keys, strict=False):
+        assert not purgatory.try_complete_else_watch(operation, on)
+    assert operations[1].force_complete()
+    assert errors.operations == [operations[1]]
+    purgatory.try_complete_else_watch(operations[3], ["l"])
+    for operation in operations:
+        operation.is_met = True
+    assert [purgatory.check_and_complete("k"), purgatory.check_and_complete("l")] == [1, 2]
+    assert log == ["b", "a", "c", "d"]
+    assert purgatory.watched == purgatory.num_delayed == purgatory.pending == 0
+    assert not any(purgatory.core._operations)
+
+
+@interrupts
+@pytest.mark.parametrize("evaluation", [1, 2])
+def test_an_interrupt_at_registration_leaves_nothing(interrupt: type[BaseException], evaluation: int) -> None:
+    purgatory, operation = ManualPurgatory(), RecordingOperation(5)
+
+    def interrupt_once() -> None:
+        if operation.evaluations == evaluation:
+            raise interrupt
+
+    operation.when_evaluated = interrupt_once
+    with pytest.raises(interrupt):
+        purgatory.try_complete_else_watch(operation, ["k"])
+    assert_empty(purgatory)
+    assert not purgatory.is_registered(operation)
+    operation.when_evaluated = None
+    assert not purgatory.try_complete_else_watch(operation, ["k"])
+    assert purgatory.is_registered(operation)
+    purgatory.clock.jump(5)
+    assert purgatory.advance_clock() == 1
+    assert operation.effects == ["complete", "expire"]
+
+
+def test_an_interrupt_after_the_end_leaves_it_ended() -> None:
+    purgatory, operation = ManualPurgatory(), RecordingOperation()
+
+    def end_and_interrupt() -> None:
+        operation.force_complete()
+        raise KeyboardInterrupt
+
+    operation.when_evaluated = end_and_interrupt
+    with pytest.raises(KeyboardInterrupt):
+        purgatory.try_complete_else_watch(operation, ["k"])
+    assert operation.effects == ["complete"]
+    assert_empty(purgatory)
+    with pytest.raises(OperationEnded):
+        purgatory.try_complete_else_watch(operation, ["k"])
+
+
+@interrupts
+def test_an_interrupt_in_a_check_skips_nobody(interrupt: type[BaseException]) -> None:
+    purgatory = ManualPurgatory()
+    operations = register(purgatory, "k", count=5, timeout_ms=5)
+
+    def raise_it() -> None:
+        raise interrupt
+
+    for operation in operations:
+        operation.is_met = True
+    operations[1].when_evaluated = operations[3].when_evaluated = raise_it
+    with pytest.raises(interrupt) as raised:
+        purgatory.check_and_complete("k")
+    assert isinstance(raised.value.__context__, interrupt)
+    assert [operation.effects for operation in operations] == [["complete"], [], ["complete"], [], ["complete"]]
+    purgatory.clock.jump(5)
+    assert purgatory.advance_clock() == 2
+    assert operations[1].effects == operations[3].effects == ["complete", "expire"]
+    assert_empty(purgatory)
+
+
+def test_an_interrupt_at_expiry_costs_the_others_nothing() -> None:
+    purgatory = ManualPurgatory()
+    operations = [RecordingOperation(5) for _ in range(3)]
+    for operation, key in zip(operations, ["k", failing_at(3, KeyboardInterrupt()), "k"], strict=True):
+        purgatory.try_complete_else_watch(operation, [key])
+    purgatory.clock.jump(5)
+    with pytest.raises(KeyboardInterrupt):
+        purgatory.advance_clock()
+    assert purgatory.next_expiration_ms() <= purgatory.clock.now_ms()
+    assert purgatory.advance_clock() == 1
+    assert [operation.effects for operation in operations] == [["complete", "expire"]] * 3
+    assert (purgatory.pending, purgatory.num_delayed) == (0, 0)
+
+
+class Answering(RecordingOperation):
+    """Its `try_complete` returns the result of a function."""
+
+    def __init__(self, answer: Callable[[], object]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def try_complete(self) -> Any:
+        return self._answer()
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_met"),
+    [(None, False), (0, False), ([], False), (np.False_, False), (1, True), (["x"], True), (np.True_, True)],
+)
+def test_answers_are_read_by_their_truth(answer: object, is_met: bool) -> None:
+    operation = Answering(lambda: answer)
+    assert ManualPurgatory().try_complete_else_watch(operation, ["k"]) is is_met
+    assert operation.outcome == (SATISFIED if is_met else PENDING)
+
+
+async def look() -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "says"),
+    [(look, TypeError, "try_complete is a coroutine function"), (lambda: np.zeros(2), ValueError, "ambiguous")],
+)
+def test_answers_without_a_truth_are_errors(answer: Callable[[], object], error: type[Exception], says: str) -> None:
+    errors = Errors()
+    assert not ManualPurgatory(errors).try_complete_else_watch(Answering(answer), ["k"])
+    assert [type(one) for _, one in errors.reported] == [error, error]
+    assert says in str(errors.reported[0][1])
+
+
+WRONG: Any = "wrong"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: EmbeddedPurgatory("bad", tick_ms=0), ValueError, r"tick_ms: 0 is not in 1\.\."),
+        (lambda: EmbeddedPurgatory("bad", tick_ms=10**30), ValueError, "tick_ms"),
+        (lambda: EmbeddedPurgatory("bad", tick_ms=WRONG), TypeError, "tick_ms: a whole number is expected"),
+        (lambda: EmbeddedPurgatory("bad", wheel_size=1), ValueError, r"wheel_size: 1 is not in 2\.\."),
+        (lambda: EmbeddedPurgatory("bad", wheel_size=WRONG), TypeError, "wheel_size"),
+        (lambda: EmbeddedPurgatory("bad", pending_max=0), ValueError, "pending_max: 0"),
+        (lambda: EmbeddedPurgatory("bad", pending_max=WRONG), TypeError, "pending_max"),
+        (lambda: EmbeddedPurgatory("bad", on_error=WRONG), TypeError, "on_error: a function of an operation"),
+        (lambda: EmbeddedPurgatory("bad", clock=WRONG), TypeError, r"clock: something with now_ms\(\)"),
+        (lambda: RecordingOperation(WRONG), TypeError, "timeout_ms: a whole number is expected"),
+        (lambda: RecordingOperation(1.5), TypeError, "timeout_ms: a whole number is expected"),  # type: ignore[arg-type]
+        (lambda: ManualPurgatory().advance_clock(WRONG), TypeError, "limit: a whole number is expected"),
+        (lambda: ManualPurgatory().try_complete_else_watch(WRONG, ["k"]), TypeError, "operation: a DelayedOperation"),
+        (lambda: ManualPurgatory().cancel(WRONG), TypeError, "operation: a DelayedOperation is expected, not 'wrong'"),
+        (lambda: ManualPurgatory().is_registered(WRONG), TypeError, "operation: a DelayedOperation is expected"),
+        (lambda: ManualPurgatory().wait(WRONG, 1), TypeError, "operation: a DelayedOperation is expected"),
+    ],
+)
+def test_arguments_are_checked_by_name(call: Callable[[], object], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        call()
+    assert threads_of("bad") == []

@@ -1,27 +1,127 @@
-"""The embedded purgatory under misuse: interrupts, signals, forks, two owners; and waiting for an operation."""
+"""The embedded purgatory: two threads that meet at a certain point (cases 21, 33, 41 of docs/semantics.md), clocks,
+interrupts, signals, forks, two owners; and waiting for an operation.
+"""
 
 import asyncio
 import logging
 import signal
 import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import new_class
 
 import pytest
 
+from purgatory.clock import OFFSET_MS_MAX, SystemClock
 from purgatory.embedded import DelayedOperation, EmbeddedPurgatory, PurgatoryClosed, ReentrantCall
 from purgatory.engine.codes import EXPIRED, PENDING, SATISFIED, SHUTTING_DOWN
 from purgatory.engine.generic.operation import GenericOperation
+from purgatory.testing import ManualClock
 from tests.engine.generic.recording_operation import (
     DEADLINE_S,
     FineClock,
     Gate,
     RecordingOperation,
+    assert_empty,
     fail,
     never_called,
     register,
+    run_all,
     threads_of,
 )
 from tests.timer.test_clock_threads import run_forking
+
+
+@pytest.fixture
+def purgatory() -> Iterator[EmbeddedPurgatory]:
+    with EmbeddedPurgatory("test", never_called) as embedded:
+        yield embedded
+
+
+def test_case_21_effects_of_expiries_run_one_after_the_other(purgatory: EmbeddedPurgatory) -> None:
+    log: list[str] = []
+    slow, fast, gate = RecordingOperation(5, "slow", log), RecordingOperation(5, "fast", log), Gate()
+    slow.when_expired = gate
+    purgatory.try_complete_else_watch(slow, ["k"])
+    purgatory.try_complete_else_watch(fast, ["k"])
+    gate.wait_until_reached()
+    assert not fast.effects
+    gate.is_open.set()
+    assert fast.answered.wait(DEADLINE_S)
+    assert log == ["slow", "fast"]
+    assert slow.answered_on == fast.answered_on == "ExpirationReaper-test"
+
+
+def test_case_33_check_returns_while_the_timer_is_inside_on_complete(purgatory: EmbeddedPurgatory) -> None:
+    operation, gate = RecordingOperation(5), Gate()
+    operation.when_completed = gate
+    purgatory.try_complete_else_watch(operation, ["k"])
+    gate.wait_until_reached()
+    evaluations = operation.evaluations
+    operation.is_met = True
+    assert purgatory.check_and_complete("k") == 0
+    assert not operation.force_complete()
+    assert operation.is_completed
+    assert operation.evaluations == evaluations
+    assert_empty(purgatory)
+    gate.is_open.set()
+    assert operation.answered.wait(DEADLINE_S)
+
+
+def test_case_41_check_waits_for_an_evaluation_elsewhere(purgatory: EmbeddedPurgatory) -> None:
+    (operation,) = register(purgatory, "k")
+    operation.when_evaluated = gate = Gate()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(purgatory.check_and_complete, "k")
+        gate.wait_until_reached()
+        second = pool.submit(purgatory.check_and_complete, "k")
+        assert not second.done()
+        operation.is_met = True
+        gate.is_open.set()
+        assert sorted([first.result(DEADLINE_S), second.result(DEADLINE_S)]) == [0, 1]
+    assert operation.effects == ["complete"]
+
+
+def test_on_error_is_called_outside_the_lock() -> None:
+    counts: list[int] = []
+
+    def on_error(_operation: GenericOperation, _error: Exception) -> None:
+        run_all(lambda: counts.append(embedded.check_and_complete("other")))
+
+    with EmbeddedPurgatory("errors", on_error) as embedded:
+        operation = RecordingOperation()
+        operation.when_evaluated = fail
+        embedded.try_complete_else_watch(operation, ["k"])
+        assert counts == [0, 0]
+
+
+@pytest.mark.parametrize("at_evaluation", [1, 2])
+def test_state_that_changes_while_it_is_looked_at(at_evaluation: int) -> None:
+    """A change and check by another thread right after an evaluation read "not yet" completes the operation."""
+    with EmbeddedPurgatory("missed-wakeups", never_called) as purgatory:
+        others: list[threading.Thread] = []
+
+        def change_and_check(operation: RecordingOperation) -> None:
+            operation.is_met = True
+            purgatory.check_and_complete("k")
+
+        class LookedAt(RecordingOperation):
+            def try_complete(self) -> bool:
+                self.evaluations += 1
+                if self.evaluations == at_evaluation:
+                    # The state was read as "not met"; the event happens before that result is used.
+                    others.append(threading.Thread(target=change_and_check, args=(self,)))
+                    others[0].start()
+                    return False
+                return self.force_complete() if self.is_met else False
+
+        operation = LookedAt()
+        purgatory.try_complete_else_watch(operation, ["k"])
+        others[0].join(DEADLINE_S)
+        assert operation.outcome == SATISFIED
+        assert operation.effects == ["complete"]
+        assert purgatory.pending == purgatory.watched == 0
 
 
 @pytest.mark.parametrize("reaper_enabled", [True, False])
@@ -269,3 +369,30 @@ def test_an_operation_outlives_the_loop_that_awaits_it() -> None:
         assert operation.purgatory_is_answered
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         waiting.close()
+
+
+# Clocks.
+
+
+def test_manual_clock_moves_only_forward() -> None:
+    clock = ManualClock(5)
+    assert clock.now_ms() == clock.now_ms() == 5
+    assert clock.jump(10) == clock.now_ms() == 15
+    assert clock.jump(0) == 15
+    with pytest.raises(ValueError, match=r"jump\(-1\)"):
+        clock.jump(-1)
+
+
+def test_system_clock_is_monotonic(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SystemClock()
+    before = clock.now_ms()
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert before <= clock.now_ms() <= before + DEADLINE_S * 1000
+    assert abs(clock.now_ms() - time.monotonic_ns() // 1_000_000) <= DEADLINE_S * 1000
+
+
+def test_debug_clocks_have_offsets_of_their_own() -> None:
+    clocks = [SystemClock(debug=True) for _ in range(3)]
+    offsets = {clock.now_ms() // 1000 for clock in clocks}
+    assert len(offsets) == 3
+    assert all(0 <= clock._offset_ms < OFFSET_MS_MAX for clock in clocks)
