@@ -12,9 +12,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purgatory.engine.calls import Cancel
+from purgatory.engine.calls import Apply, Cancel, PassTime
 from tests.engine import plain
-from tests.engine.adapter import EngineUnderTest
+from tests.engine.adapter import EngineUnderTest, event_batch, registration
 from tests.parsing import parsed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -103,12 +103,13 @@ def test_model_behaves_like_the_engine(steps: list[tuple[str, object, object]]) 
             assert isinstance(second, int)
             operation_id += 1
             items = tuple(plain.Item((mark, 0), value) for mark, value in first.items())
-            engine.register(owner, [plain.Operation(plain.PRODUCE, operation_id, second, items)])
+            engine.perform(owner, registration([plain.Operation(plain.PRODUCE, operation_id, second, items)]))
             model.register("app", operation_id, first, engine.now_ms + second)
         elif step == "advance":
             assert isinstance(second, int)
             value = model.marks.get(first, -1) + second
-            engine.apply([plain.Event(plain.HIGH_WATERMARK, (str(first), 0), value)])
+            event = plain.Event(plain.HIGH_WATERMARK, (str(first), 0), value)
+            engine.perform(owner, Apply(event_batch([event])))
             model.advance(first, value)
         elif step == "cancel":
             assert isinstance(first, int)
@@ -116,7 +117,8 @@ def test_model_behaves_like_the_engine(steps: list[tuple[str, object, object]]) 
             model.cancel("app", first)
         else:
             assert isinstance(first, int)
-            engine.advance(first)
+            engine.now_ms += first
+            engine.perform(owner, PassTime(1_000))
             model.expire(engine.now_ms)
         ended |= {row.operation_id: plain.OUTCOME_WORDS[row.outcome] for row in engine.take_ended()}
     results = model.results("app", 0).values() if "app" in model.sessions else ()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
 from purgatory.engine.calls import Apply, Call, CancelName, FailStale, PassTime, Pause, Register, ShutDown
 from purgatory.engine.completions import FETCHED_COLUMNS, RESULT_ITEM_COLUMNS
 from purgatory.engine.engine import Engine
+from purgatory.engine.kinds.operation_columns import ITEM, columns_of
 from purgatory.engine.limits import EngineLimits
+from purgatory.engine.waiting.wakeups import UNLIMITED
 from tests.engine import plain
 
 if TYPE_CHECKING:
-    from purgatory.engine.batches import Receipt, Refusal
+    from collections.abc import Sequence
+
+    from purgatory.engine.account_usage import AccountUsage
+    from purgatory.engine.batches import Receipt
     from purgatory.engine.completions import Completions
     from purgatory.engine.views import PartitionView, PendingView
     from purgatory.engine.waiting.tables import Owner
@@ -20,7 +25,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NOTHING_READ: tuple[int, ...] = (-1, -1, -1, -1, -1)
+NOTHING_READ: Final = (-1, -1, -1, -1, -1)
+OF_ALL_OWNERS: Final = (Apply, CancelName, PassTime, Pause, ShutDown)
+"""The calls that the tests make for all owners."""
 
 
 def unless_all(values: list[T], default: T) -> list[T]:
@@ -28,40 +35,36 @@ def unless_all(values: list[T], default: T) -> list[T]:
     return [] if all(value == default for value in values) else values
 
 
-def operation_batch(operations: list[plain.Operation]) -> OperationBatch:
+FIELDS: Final = {
+    "offsets": "offset", "local_error_codes": "local_error", "leader_epochs": "epoch", "min_bytes": "min_bytes",
+    "replica_ids": "replica_id", "isolation_levels": "isolation", "follower_reads": "follower_reads",
+    "partition_max_bytes": "max_bytes", "last_fetched_epochs": "last_epoch", "throttled": "throttled",
+    "any_key": "any_key", "from_now": "from_now", "heartbeat_timeouts_ms": "heartbeat_timeout_ms",
+    "stale_timeouts_ms": "stale_timeout_ms", "required_terms": "required_terms", "unless_counts": "unless_count",
+}  # fmt: skip
+"""The field of a `plain.Operation`, or of its items, for each column of a batch."""
+
+
+def operation_batch(operations: Sequence[plain.Operation]) -> OperationBatch:
     """Operations of one kind as columns."""
     kind = operations[0].kind
-    signals = kind == plain.SIGNAL
-    fetches = kind == plain.FETCH
-    composites = kind == plain.COMPOSITE
     items = [item for operation in operations for item in operation.items]
-    partitions = list(dict.fromkeys([item.name for item in items if item.name[1] >= 0 and not signals]))
-    keys = list(dict.fromkeys([item.name for item in items if item.name[1] < 0 or signals]))
+    partitions = list(dict.fromkeys([item.name for item in items if item.name[1] >= 0 and kind != plain.SIGNAL]))
+    keys = list(dict.fromkeys([item.name for item in items if item.name[1] < 0 or kind == plain.SIGNAL]))
     dictionary = {name: place for place, name in enumerate([*partitions, *keys])}
-    indexes = [dictionary[item.name] for item in items]
+    columns: dict[str, Any] = {}
+    for column in columns_of(kind):
+        rows: Sequence[Any] = items if column.level == ITEM else operations
+        values = [getattr(row, FIELDS[column.batch_name]) for row in rows]
+        columns[column.batch_name] = unless_all(values, column.default)
     return OperationBatch(
         [operation.operation_id for operation in operations],
         partitions=partitions,
         keys=[name[0] for name in keys],
         timeouts_ms=[operation.timeout_ms for operation in operations],
         item_counts=unless_all([len(operation.items) for operation in operations], 1),
-        item_indexes=indexes,
-        offsets=[item.offset for item in items],
-        local_error_codes=unless_all([item.local_error for item in items], 0),
-        leader_epochs=unless_all([item.epoch for item in items], -1),
-        min_bytes=[operation.min_bytes for operation in operations] if fetches else [],
-        replica_ids=[operation.replica_id for operation in operations] if fetches else [],
-        isolation_levels=[operation.isolation for operation in operations] if fetches else [],
-        follower_reads=[operation.follower_reads for operation in operations] if fetches else [],
-        partition_max_bytes=[item.max_bytes for item in items] if fetches else [],
-        last_fetched_epochs=[item.last_epoch for item in items] if fetches else [],
-        throttled=[item.throttled for item in items] if fetches else [],
-        any_key=[operation.any_key for operation in operations] if signals else [],
-        from_now=[operation.from_now for operation in operations] if signals else [],
-        stale_timeouts_ms=unless_all([operation.stale_timeout_ms for operation in operations], -1),
-        heartbeat_timeouts_ms=unless_all([operation.heartbeat_timeout_ms for operation in operations], -1),
-        required_terms=[operation.required_terms for operation in operations] if composites else [],
-        unless_counts=unless_all([operation.unless_count for operation in operations], 0),
+        item_indexes=[dictionary[item.name] for item in items],
+        **columns,
     )
 
 
@@ -75,7 +78,6 @@ def number_of(value: bytes) -> int:
 
 
 def replica_sets(event: plain.Event) -> ReplicaSets | None:
-    """The lists of an event that has lists."""
     if event.type not in {plain.IN_SYNC_REPLICAS, plain.LEADERSHIP}:
         return None
     return ReplicaSets(
@@ -87,7 +89,11 @@ def replica_sets(event: plain.Event) -> ReplicaSets | None:
     )
 
 
-def event_batch(events: list[plain.Event]) -> EventBatch:
+def registration(operations: Sequence[plain.Operation]) -> Register:
+    return Register(operations[0].kind, operation_batch(operations))
+
+
+def event_batch(events: Sequence[plain.Event]) -> EventBatch:
     partitions: dict[plain.Name, int] = {}
     keys: dict[str, int] = {}
     indexes = []
@@ -150,12 +156,12 @@ def pending_of(view: PendingView) -> plain.Pending:
 
 
 class EngineUnderTest:
-    """An engine with an interface of plain data, and its clock."""
+    """An engine and its clock. Owners are named by their ids."""
 
-    def __init__(self, settings: plain.Settings = plain.DEFAULTS) -> None:
+    def __init__(self, settings: plain.Settings = plain.DEFAULTS, limits: EngineLimits | None = None) -> None:
         self.now_ms = settings.now_ms
         self.engine = Engine(
-            EngineLimits(timeout_ms_max=settings.timeout_ms_max),
+            limits or EngineLimits(timeout_ms_max=settings.timeout_ms_max),
             settings.now_ms,
             tick_ms=settings.tick_ms,
             wheel_size=settings.wheel_size,
@@ -163,38 +169,27 @@ class EngineUnderTest:
             replica_lag_time_max_ms=settings.lag_max_ms,
         )
         self.owners: dict[int, Owner] = {}
-        self.last_refusals: list[Refusal] = []
-        """Of the last batch of operations or slice of events."""
 
-    def add_owner(self) -> int:
-        owner = self.engine.add_owner()
+    def add_owner(self, usage: AccountUsage | None = None) -> int:
+        owner = self.engine.add_owner(usage)
         self.owners[owner.owner_id] = owner
         return owner.owner_id
 
     def remove_owner(self, owner_id: int) -> None:
         self.engine.remove_owner(self.owners.pop(owner_id), self.now_ms)
 
-    def register(self, owner_id: int, operations: list[plain.Operation]) -> Receipt:
-        """Register a batch of one kind."""
-        call = Register(operations[0].kind, operation_batch(operations))
-        receipt = self.engine.perform(self.owners[owner_id], call, self.now_ms)
-        self.last_refusals = receipt.refusals
+    def perform(self, owner_id: int, call: Call, rows: Sequence[Any] = (), work_max: int = UNLIMITED) -> Receipt:
+        """Perform a call, a batch of events slice by slice. Only an oracle needs its rows."""
+        owner = None if isinstance(call, OF_ALL_OWNERS) else self.owners[owner_id]
+        receipt = self.engine.perform(owner, call, self.now_ms, work_max)
+        while isinstance(call, Apply) and receipt.next_index < len(call.batch.types):
+            more = self.engine.perform(None, Apply(call.batch, receipt.next_index), self.now_ms, work_max)
+            receipt.next_index = more.next_index
+            receipt.ended += more.ended
+            receipt.unchanged += more.unchanged
+            receipt.refusals.extend(more.refusals)
+            receipt.ended_by_event.extend(more.ended_by_event)
         return receipt
-
-    def apply(self, events: list[plain.Event], limit: int = 100_000) -> list[plain.EventAnswer]:
-        """Apply a batch, slice by slice."""
-        batch = event_batch(events)
-        answers: list[plain.EventAnswer] = []
-        while len(answers) < len(events):
-            receipt = self.engine.perform(None, Apply(batch, len(answers)), self.now_ms, limit)
-            self.last_refusals = receipt.refusals
-            answers += answers_of(receipt, len(answers))
-        return answers
-
-    def perform(self, owner_id: int, call: Call) -> Receipt:
-        """Perform a call without rows. Calls on a name, and pauses, are for all owners."""
-        owner = None if isinstance(call, CancelName | Pause) else self.owners[owner_id]
-        return self.engine.perform(owner, call, self.now_ms)
 
     def fail_stale(self, stale_ms: dict[plain.Name, int]) -> int:
         """End the operations that have waited out their stale timeout for a mark that was stale as long."""
@@ -205,18 +200,9 @@ class EngineUnderTest:
         due = waits.due(slots, known, self.now_ms)
         whose = [(waits.owner_id(slot), waits.operation_id(slot)) for slot in due]
         for owner_id, operation_id in whose:
-            assert engine.perform(
-                self.owners[owner_id], FailStale([operation_id], set(stale_ms)), self.now_ms
-            ).were_pending == [True]
+            call = FailStale([operation_id], set(stale_ms))
+            assert engine.perform(self.owners[owner_id], call, self.now_ms).were_pending == [True]
         return len(due)
-
-    def advance(self, ms: int, limit: int = 100_000) -> int:
-        """Advance the time, with one call of `PassTime`."""
-        self.now_ms += ms
-        return self.engine.perform(None, PassTime(limit), self.now_ms).ended
-
-    def shut_down(self, limit: int) -> int:
-        return self.engine.perform(None, ShutDown(limit), self.now_ms).ended
 
     def take_ended(self) -> list[plain.Ended]:
         return [row for completions in self.engine.take_completions() for row in ended_of(completions)]
@@ -230,22 +216,9 @@ class EngineUnderTest:
         return plain.Counts(*[getattr(counts, field) for field in plain.Counts._fields])
 
     def all_pending(self) -> list[PendingView]:
-        """Every pending operation, page by page."""
         found: list[PendingView] = []
         start = 0
         while start >= 0:
             page, start = self.engine.inspection.list_pending(start, 100)
             found += page
         return found
-
-
-def answers_of(receipt: Receipt, start: int) -> list[plain.EventAnswer]:
-    """One answer per event of a slice. The receipt only has the sum of `unchanged`; it is set on the last answer."""
-    refused = {refusal.index: (refusal.code, refusal.error_code) for refusal in receipt.refusals}
-    answers = []
-    for i, ended in enumerate(receipt.ended_by_event):
-        answers.append(plain.EventAnswer(ended, False, refused.get(start + i)))
-    assert receipt.next_index == start + len(answers), f"{receipt.next_index} after {start} + {len(answers)}"
-    if len(answers) == 1:
-        return [answers[0]._replace(unchanged=receipt.unchanged == 1)]
-    return answers

@@ -104,7 +104,8 @@ class Event(NamedTuple):
     segment: int = -1
     log_start: int = -1
     flag: int = 0
-    """LEADERSHIP: is leader. PARTITION_REMOVED: moved. REPLICA_STATE: dead (1), fenced (2). KEY_SIGNALLED: failed."""
+    """LEADERSHIP: is leader. PARTITION_REMOVED: moved. REPLICA_STATE: dead (1), fenced (2). KEY_SIGNALLED: failed (1),
+    decided by another shard (2; not in the oracle)."""
     in_sync: tuple[int, ...] = ()
     proposed: tuple[int, ...] = ()
     replicas: tuple[int, ...] = ()
@@ -120,13 +121,6 @@ class EventAnswer(NamedTuple):
     ended: int = 0
     unchanged: bool = False
     refused: tuple[int, int] | None = None
-
-
-class RegisterAnswer(NamedTuple):
-    """The result of one registration. `refused` is a google.rpc.Code, or 0."""
-
-    accepted: bool
-    refused: int = 0
 
 
 class EndedItem(NamedTuple):

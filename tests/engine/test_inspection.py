@@ -42,7 +42,6 @@ def test_filters_of_a_listing_are_combined() -> None:
 
 
 def test_time_left_is_counted_by_bounds_and_in_slices() -> None:
-    """Each pending operation is counted under the first bound that it does not exceed, however the slots are sliced."""
     timeouts_ms = (5, 10, 11, 100, 101, 5_000, 50)
     waits = [f"produce {place} orders-0@10 timeout={ms}" for place, ms in enumerate(timeouts_ms, 1)]
     inspection = EngineLevel.played(*waits, "cancel 7").engine.inspection
@@ -62,7 +61,6 @@ def test_time_left_is_counted_by_bounds_and_in_slices() -> None:
 
 
 def test_a_ranking_has_what_stands_out() -> None:
-    """A ranking has the longest waits, the soonest deadlines and the waits per name, however it is sliced."""
     level = EngineLevel()
     for number in range(50):
         names = f"orders-0@10 orders-{1 + number % 2}@10"
@@ -107,7 +105,6 @@ def test_rings_show_where_the_wheel_has_everything() -> None:
 
 
 def test_hottest_names_have_the_most_waits() -> None:
-    """Partitions and keys with more than a number of waits are found, however the indexes are sliced."""
     level = EngineLevel.played("produce 1..4 orders-0@5", "produce 5 orders-1@9", "await 6 a b", "await 7 a@2")
     inspection = level.engine.inspection
     for limit in (1, 2, 100):

@@ -153,7 +153,6 @@ def test_a_tape_does_what_its_calls_do(seed: int) -> None:
 
 
 def one_wait(operation_id: int = 1, timeout_ms: int = 10) -> OperationBatch:
-    """A produce on orders-0 for offset 5."""
     return OperationBatch([operation_id], partitions=[ORDERS], offsets=[5], timeouts_ms=[timeout_ms])
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from purgatory.engine import calls
 from tests.engine import plain
-from tests.engine.adapter import event_batch, operation_batch
+from tests.engine.adapter import event_batch, registration
 from tests.histories.swarm import EVENT_TYPES, Swarm
 
 ALL = 100_000
@@ -55,12 +55,12 @@ class Step(NamedTuple):
 
 def register(owner: int, operations: tuple[plain.Operation, ...]) -> Step:
     """A registration of operations of one kind."""
-    return Step(calls.Register(operations[0].kind, operation_batch(list(operations))), owner, rows=operations)
+    return Step(registration(operations), owner, rows=operations)
 
 
 def apply(events: tuple[plain.Event, ...], work_max: int = ALL) -> Step:
     """A batch of events, in slices of this much work."""
-    return Step(calls.Apply(event_batch(list(events))), work_max=work_max, rows=events)
+    return Step(calls.Apply(event_batch(events)), work_max=work_max, rows=events)
 
 
 def advance(ms: int, limit: int = ALL) -> Step:

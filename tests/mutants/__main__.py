@@ -56,7 +56,6 @@ def copy_tree() -> None:
 
 
 def mutmut(*arguments: str, check: bool = True) -> str:
-    """Run mutmut in the copy; returns its output."""
     command = [str(Path(sys.executable).with_name("mutmut")), *arguments]
     done = subprocess.run(command, cwd=WORK, capture_output=True, text=True, check=False)
     if check and done.returncode:
@@ -65,7 +64,6 @@ def mutmut(*arguments: str, check: bool = True) -> str:
 
 
 def statuses() -> dict[str, str]:
-    """Mutmut's status of each mutant."""
     return dict(re.findall(r"^    (\S+): (.+)$", mutmut("results", "--all", "true"), re.MULTILINE))
 
 

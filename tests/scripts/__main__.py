@@ -23,7 +23,6 @@ def recorded(script: Script) -> Script:
 
 
 def print_levels() -> None:
-    """Print the number of scripts of each level, and those that it cannot express by reason."""
     from tests.scripts.test_scripts import LEVELS
 
     scripts = all_scripts()

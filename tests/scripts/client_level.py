@@ -2,17 +2,17 @@
 
 import asyncio
 import re
-from typing import Any, Final
+from typing import Final
 
 from purgatory_client import AsyncClient, Result, at_least, mark, signal, waits
 from purgatory_client.terms import Term
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.engine import plain
-from tests.engine.adapter import number_of
 from tests.kit.eventually import eventually
-from tests.scripts.language import WAITS, Line, Script, name_of, numbers_of
+from tests.scripts.language import WAITS, Line, Script, numbers_of
 from tests.scripts.message_levels import GrpcLevel, SharedDaemon
+from tests.scripts.messages import ended_row
 
 
 class ClientLevel(GrpcLevel):
@@ -137,26 +137,3 @@ def wait_of(given: plain.Operation) -> waits.Wait:
 
 def term_of(item: plain.Item) -> Term:
     return signal(item.name[0], item.offset) if item.name[1] < 0 else mark(item.name, item.offset)
-
-
-def ended_row(number: int, result: Result, prefix: str = "") -> plain.Ended:
-    """A result of the client, without the prefix of its names."""
-    items = tuple(_ended_item(one, prefix) for one in result.items)
-    times = (round(result.waited * 1_000), round(result.lateness * 1_000))
-    return plain.Ended(0, number, result.kind, result.outcome, *times, items)
-
-
-def _ended_item(item: Any, prefix: str) -> plain.EndedItem:  # noqa: ANN401 - a result of the client
-    name, read = name_of(item.name.removeprefix(prefix)), item.fetched
-    pace = (-1, -1.0)
-    if item.pace_per_second is not None:
-        pace = (round(item.estimated_remaining * 1_000), item.pace_per_second)
-    marks = (item.required_offset, item.reached_offset, item.log_start_offset)
-    row = plain.EndedItem(name, item.error_code, *marks, *pace)._replace(value=number_of(item.signal_value))
-    if read is None:
-        return row
-    diverging = (-1, -1) if read.diverging_epoch is None else (read.diverging_epoch, read.diverging_end_offset)
-    return row._replace(
-        available_bytes=read.available_bytes, high_watermark=read.high_watermark,
-        last_stable=read.last_stable_offset, diverging_epoch=diverging[0], diverging_end=diverging[1],
-    )  # fmt: skip

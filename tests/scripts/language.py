@@ -42,7 +42,7 @@ EVENTS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "signal": (plain.KEY_SIGNALLED, ("offset",)),
 }
 """The type of event, and the fields that the words after the name set."""
-FLAGS: Final = {"moved": 1, "dead": 1, "fenced": 2, "failed": 1}
+FLAGS: Final = {"moved": 1, "dead": 1, "fenced": 2, "failed": 1, "decided": 2}
 """Flags of events, as bits of `plain.Event.flag`."""
 LISTS: Final = {"in_sync", "proposed", "replicas"}
 OUTCOMES: Final = {**plain.OUTCOME_WORDS, plain.SHUTTING_DOWN: "shut down"}
@@ -102,7 +102,6 @@ def write_scripts(path: Path, scripts: list[Script]) -> None:
 
 
 def all_scripts() -> dict[str, Script]:
-    """Every script by "file: name"."""
     paths = sorted(FOLDER.glob("*.txt"))
     return {f"{path.stem}: {script.name}": script for path in paths for script in read_scripts(path)}
 
@@ -190,7 +189,8 @@ def events_of(part: Words) -> list[plain.Event]:
     values = [word for word in words if word not in FLAGS]
     given = dict(part.options) | dict(zip(positional, values, strict=False))
     for name, value in given.items():
-        fields[name] = tuple(map(int, value.split(","))) if name in LISTS else int(value)
+        numbers = [number for word in value.split(",") for number in numbers_of(word)]
+        fields[name] = tuple(numbers) if name in LISTS else numbers[0]
     for word in set(words) & set(FLAGS):
         fields["flag"] += FLAGS[word]
     is_key = event_type == plain.KEY_SIGNALLED

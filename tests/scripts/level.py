@@ -2,8 +2,9 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from purgatory.engine.calls import Call, Cancel, CancelAll, CancelName, Extend
 from tests.engine import plain
 from tests.scripts.language import (
     EVENTS,
@@ -57,6 +58,13 @@ def not_pending(ids: Sequence[int]) -> list[str]:
     return [f"not pending: {' '.join('..'.join(map(str, one)) for one in ranges)}"] if ids else []
 
 
+class Changed(NamedTuple):
+    """What a call on operations has done: the ids that were not pending, and how many it cancelled."""
+
+    not_pending: Sequence[int]
+    cancelled: int = 0
+
+
 class Level:
     """Runs one script. A verb that is neither a wait nor an event is a method `do_VERB`."""
 
@@ -70,18 +78,8 @@ class Level:
         """Apply a batch of events. Returns what was refused, and how many changed nothing."""
         raise NotImplementedError
 
-    def cancel(self, session: str, ids: list[int]) -> Sequence[int]:
-        """Cancel operations, and return those that were not pending."""
-        raise NotImplementedError
-
-    def extend(self, session: str, ids: list[int], timeout_ms: int) -> Sequence[int]:
-        """Give operations more time, and return those that were not pending."""
-        raise NotImplementedError
-
-    def cancel_name(self, name: plain.Name) -> int:
-        raise NotImplementedError
-
-    def cancel_session(self, session: str) -> None:
+    def change(self, session: str, call: Call) -> Changed:
+        """Cancel or extend operations: some or all of a session, or those on a name."""
         raise NotImplementedError
 
     def close_session(self, session: str) -> int:
@@ -129,19 +127,21 @@ class Level:
         return found
 
     def do_cancel(self, part: Words) -> list[str]:
-        return not_pending(self.cancel(*ids_of(*part.words[1:])))
+        session, ids = ids_of(*part.words[1:])
+        return not_pending(self.change(session, Cancel(ids)).not_pending)
 
     def do_extend(self, part: Words) -> list[str]:
-        return not_pending(self.extend(*ids_of(*part.words[1:]), int(part.options["timeout"])))
+        session, ids = ids_of(*part.words[1:])
+        return not_pending(self.change(session, Extend(ids, int(part.options["timeout"]))).not_pending)
 
     def do_cancel_partition(self, part: Words) -> list[str]:
-        return counted("cancelled", self.cancel_name(name_of(part.words[1])))
+        return counted("cancelled", self.change("", CancelName(name_of(part.words[1]))).cancelled)
 
     def do_cancel_key(self, part: Words) -> list[str]:
-        return counted("cancelled", self.cancel_name((part.words[1], -1)))
+        return counted("cancelled", self.change("", CancelName((part.words[1], -1))).cancelled)
 
     def do_cancel_all(self, part: Words) -> list[str]:
-        self.cancel_session(part.words[1])
+        self.change(part.words[1], CancelAll())
         return []
 
     def do_close(self, part: Words) -> list[str]:

@@ -5,7 +5,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 from unittest import mock
@@ -15,6 +15,8 @@ from google.protobuf import json_format, text_format
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from purgatory.engine.calls import Call as EngineCall
+from purgatory.engine.calls import Cancel, CancelName, Extend
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.errors import RpcError
@@ -36,7 +38,7 @@ from tests.kit.daemon import DaemonThread
 from tests.kit.eventually import PATIENCE_S
 from tests.scripts import messages
 from tests.scripts.language import WAITS, Line, Script, Words, ids_of, operations_of, parts_of
-from tests.scripts.level import Level, Refused
+from tests.scripts.level import Changed, Level, Refused
 
 START_MS: Final = 1_000
 NOT_FOUND: Final = 5
@@ -144,25 +146,20 @@ class MessageLevel(Level):
         receipt = self.call("Advance", request).receipt
         return [(one.code, one.error_code) for one in receipt.refusals], receipt.unchanged
 
-    def cancel(self, session: str, ids: list[int]) -> Sequence[int]:
-        return self._cancel(session_id=self.session_id(session), operation_ids=ids).not_pending_operation_ids
-
-    def extend(self, session: str, ids: list[int], timeout_ms: int) -> Sequence[int]:
-        request = wire.ExtendRequest(session_id=self.session_id(session), operation_ids=ids, timeout_ms=timeout_ms)
-        found: Sequence[int] = self.call("Extend", request).not_pending_operation_ids
-        return found
-
-    def cancel_name(self, name: plain.Name) -> int:
-        if name[1] < 0:
-            return self._cancel(key=self.names.prefix + name[0]).cancelled
-        return self._cancel(topic_partition=self.names.partition(name)).cancelled
-
-    def cancel_session(self, session: str) -> None:
-        self._cancel(session_id=self.session_id(session))
-
-    def _cancel(self, **fields: Any) -> wire.CancelResponse:  # noqa: ANN401 - those of the request
-        answer: wire.CancelResponse = self.call("Cancel", wire.CancelRequest(**fields))
-        return answer
+    def change(self, session: str, call: EngineCall) -> Changed:
+        request: dict[str, Any] = {"session_id": self.session_id(session)}
+        match call:
+            case Extend(operation_ids=ids, timeout_ms=timeout_ms):
+                request |= {"operation_ids": ids, "timeout_ms": timeout_ms}
+                return Changed(self.call("Extend", wire.ExtendRequest(**request)).not_pending_operation_ids)
+            case Cancel(operation_ids=ids):
+                request["operation_ids"] = ids
+            case CancelName(name=(key, -1)):
+                request = {"key": self.names.prefix + key}
+            case CancelName(name=name):
+                request = {"topic_partition": self.names.partition(name)}
+        answer = self.call("Cancel", wire.CancelRequest(**request))
+        return Changed(answer.not_pending_operation_ids, answer.cancelled)
 
     def close_session(self, session: str) -> int:
         del self.read[session]

@@ -108,24 +108,24 @@ def outputs(level: Level, lines: list[str]) -> list[list[str]]:
     return [level.play(Line(line, [])) for line in lines]
 
 
-@pytest.mark.parametrize(
-    ("lines", "end"), list(races("event", "removal", "expiry", "cancel", "disconnect", "shutdown"))
-)
+BY_SESSION: Final = list(races("event", "removal", "expiry", "cancel", "disconnect", "shutdown"))
+BY_CALL: Final = list(races("event", "removal", "expiry", "operator", "disconnect", "shutdown", kinds=["produce"]))
+
+
+def check(level: type[RacingHost], lines: list[str], end: str) -> None:
+    expected = outputs(EngineLevel(), lines)
+    assert end in "\n".join(expected[-3])
+    with asyncio.Runner() as runner:
+        assert outputs(level(runner), lines) == expected
+
+
+@pytest.mark.parametrize(("lines", "end"), BY_SESSION)
 def test_first_cause_decides(lines: list[str], end: str) -> None:
     """Of a session's wait: it ends once, with the outcome of the table, as on the engine."""
-    expected = outputs(EngineLevel(), lines)
-    assert end in "\n".join(expected[-3])
-    with asyncio.Runner() as runner:
-        assert outputs(RacingHost(runner), lines) == expected
+    check(RacingHost, lines, end)
 
 
-BY_CALL: Final = ("event", "removal", "expiry", "operator", "disconnect", "shutdown")
-
-
-@pytest.mark.parametrize(("lines", "end"), list(races(*BY_CALL, kinds=["produce"])))
+@pytest.mark.parametrize(("lines", "end"), BY_CALL)
 def test_first_cause_decides_a_unary_wait(lines: list[str], end: str) -> None:
     """Of a call of Wait: it is answered once, or the call has ended."""
-    expected = outputs(EngineLevel(), lines)
-    assert end in "\n".join(expected[-3])
-    with asyncio.Runner() as runner:
-        assert outputs(RacingCall(runner), lines) == expected
+    check(RacingCall, lines, end)

@@ -54,7 +54,6 @@ class Waiting:
 
     @property
     def key(self) -> tuple[int, int]:
-        """The identity of the operation: (owner, operation id)."""
         return (self.owner_id, self.operation.operation_id)
 
 
@@ -159,7 +158,6 @@ def is_complete(waiting: Waiting, world: OracleState) -> bool:
 
 
 def is_key(operation: plain.Operation, item: WaitingItem) -> bool:
-    """Whether an item is a key."""
     return operation.kind == plain.SIGNAL or (operation.kind == plain.COMPOSITE and item.name[1] < 0)
 
 
@@ -170,7 +168,6 @@ def arms(waiting: Waiting) -> tuple[list[WaitingItem], list[WaitingItem]]:
 
 
 def required_terms(waiting: Waiting) -> int:
-    """How many terms of a composite must be true."""
     return waiting.operation.required_terms or len(arms(waiting)[0])
 
 
@@ -292,7 +289,6 @@ def can_count(operation: plain.Operation, item: WaitingItem, partition: Partitio
 
 
 def failed_read(item: plain.Item, error: int) -> plain.EndedItem:
-    """The result of a read that fails."""
     return plain.EndedItem(item.name, error, item.offset, -1, available_bytes=0)
 
 

@@ -4,14 +4,15 @@ The order among operations that are due or shut down at the same time is the eng
 operations that the engine ended. The oracle knows which are due and checks that none is early.
 """
 
+from collections.abc import Sequence
+
 from tests.engine import plain
 from tests.engine.oracle import operations, refusals
 from tests.engine.oracle.operations import OracleState, Waiting, WaitingItem
 from tests.engine.oracle.partition import Partition
 
-ACCEPTED = plain.RegisterAnswer(True)
-KNOWN = plain.RegisterAnswer(False)
-REFUSED = plain.RegisterAnswer(False, plain.INVALID_ARGUMENT)
+ACCEPTED, KNOWN, REFUSED = 0, -1, plain.INVALID_ARGUMENT
+"""Answers to a registration: a google.rpc.Code if it is refused."""
 NEVER_MS = 2**62
 MAKES_KNOWN = (plain.LEADERSHIP, plain.LEADER_APPEND, plain.PARTITION_REMOVED)
 
@@ -59,14 +60,14 @@ class Oracle:
 
     # Registration.
 
-    def register(self, owner_id: int, batch: list[plain.Operation], now_ms: int) -> list[plain.RegisterAnswer]:
+    def register(self, owner_id: int, batch: Sequence[plain.Operation], now_ms: int) -> list[int]:
         """Register operations. Ids known before the batch are repeats; within the batch, ids must be ascending."""
         known = self.highest_ids[owner_id]
         answers = [self.register_one(owner_id, operation, known, now_ms) for operation in batch]
         self.forget_mentioned_only()
         return answers
 
-    def register_one(self, owner_id: int, operation: plain.Operation, known: int, now_ms: int) -> plain.RegisterAnswer:
+    def register_one(self, owner_id: int, operation: plain.Operation, known: int, now_ms: int) -> int:
         if operation.operation_id < 1:
             return REFUSED
         if operation.operation_id <= known:
@@ -275,7 +276,6 @@ class Oracle:
         return ended
 
     def counts(self, kind: int) -> plain.Counts:
-        """Counts of one kind by outcome."""
         registered, *outcomes = self.tally[kind]
         pending = sum(waiting.operation.kind == kind for waiting in self.pending.values())
         return plain.Counts(registered, pending, *outcomes)

@@ -1,8 +1,7 @@
 """The refusals of the oracle and their codes. A refused item changes nothing."""
 
 from tests.engine import plain
-from tests.engine.oracle.partition import Partition
-from tests.engine.oracle.positions import Index
+from tests.engine.oracle.partition import Index, Partition
 
 OFFSET_MAX = 2**62
 REACH_MAX = 2**61

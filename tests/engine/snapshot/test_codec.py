@@ -1,7 +1,5 @@
 """The codec of columns: values are read back as written, in the documented form. Journals hold these bytes."""
 
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,38 +79,26 @@ def test_column_takes_the_shortest_form_that_holds_it(values: list[int], size: i
     assert list(ColumnReader(octets).column()) == values
 
 
-def test_bits_cross_off_the_first_ids() -> None:
-    """The lowest bit of the first byte is the first id; missing bits remove nothing."""
-    live = LiveSet(vec[i64]([10, 11, 15, 20, 21, 22, 23, 24, 40]), b"\x06")
-    assert (live.first, live.last, live.left) == (10, 40, 7)
-    assert live.remaining() == [10, 20, 21, 22, 23, 24, 40]
-    assert live.gone() == b"\x06\x00"
-    assert LiveSet(vec[i64](range(8)), b"").gone() == b"\x00"
-    assert LiveSet(vec[i64]([10, 11]), b"\xff").remaining() == []
+IDS = st.lists(st.integers(10, 60), min_size=1, max_size=40, unique=True).map(sorted)
+
+
+@given(IDS, st.lists(st.lists(st.integers(0, 70), max_size=5), max_size=20))
+def test_live_set_equals_a_set_of_ids(ids: list[int], removals: list[list[int]]) -> None:
+    """It removes ids until one is outside its range. The lowest bit of the first byte is the first id."""
+    live, left = LiveSet(vec[i64](ids), b""), set(ids)
+    for removed in removals:
+        start = len(removed) % 2
+        stop = next((i for i, one in enumerate(removed) if i >= start and not ids[0] <= one <= ids[-1]), len(removed))
+        assert live.remove(vec[i64](removed), start) == stop
+        left -= set(removed[start:stop])
+        assert (live.first, live.last, live.left, live.remaining()) == (ids[0], ids[-1], len(left), sorted(left))
+    bits = sum(1 << place for place, one in enumerate(ids) if one not in left)
+    assert live.gone() == bits.to_bytes((len(ids) + 7) // 8, "little")
+    for gone in (live.gone(), live.gone().rstrip(b"\0"), live.gone() + b"\xff"):
+        again = LiveSet(vec[i64](ids), gone)
+        assert (again.left, again.remaining()) == (len(left), sorted(left)), "missing bits remove nothing"
+
+
+def test_live_set_without_ids_is_an_assertion() -> None:
     with pytest.raises(AssertionError, match="a live set needs at least one id"):
         LiveSet(vec[i64](), b"")
-
-
-def test_strike_stops_at_an_id_outside() -> None:
-    """`remove` removes the ids within range, skips unknown ones, and returns where it stopped."""
-    live = LiveSet(vec[i64]([10, 20, 30]), b"")
-    assert live.remove(vec[i64]([5, 20]), 0) == 0
-    assert live.remove(vec[i64]([5, 20, 25, 30, 31, 10]), 1) == 4
-    assert live.remaining() == [10]
-    assert live.remove(vec[i64]([10, 10]), 0) == 2
-    assert (live.left, live.remaining()) == (0, [])
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_live_set_equals_a_set_of_ids(seed: int) -> None:
-    rng = random.Random(seed)
-    ids = sorted(rng.sample(range(1, 300), rng.randint(1, 60)))
-    live, left = LiveSet(vec[i64](ids), b""), set(ids)
-    for _ in range(20):
-        struck = [rng.randint(ids[0], ids[-1]) for _ in range(rng.randint(0, 5))]
-        assert live.remove(vec[i64](struck), 0) == len(struck)
-        left -= set(struck)
-        assert live.left == len(left)
-        assert live.remaining() == sorted(left)
-    again = LiveSet(vec[i64](ids), live.gone())
-    assert (again.left, again.remaining(), again.gone()) == (len(left), sorted(left), live.gone())

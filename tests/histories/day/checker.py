@@ -20,7 +20,7 @@ from tests.engine import plain
 from tests.engine.adapter import ended_of
 from tests.histories.day.actors import CallLog, SimulatedCall
 from tests.histories.day.plan import INVALID, Plan
-from tests.scripts.client_level import ended_row
+from tests.scripts.messages import ended_row
 
 CLOCK_MS = 1.0
 """The daemon counts whole milliseconds and rounds up on registration, so its times may be ahead by this much."""

@@ -43,26 +43,15 @@ class Owners:
         self.ids = [world.add_owner() for _ in range(swarm.owners)]
 
     def perform(self, step: Step) -> None:
-        world, rows = self.world, list(step.rows)
+        self.world.now_ms += step.pass_ms
         owner_id = self.ids[step.owner]
-        if not isinstance(step.call, calls.PassTime):
-            world.now_ms += step.pass_ms
-        match step.call:
-            case calls.Register():
-                world.register(owner_id, rows)  # type: ignore[arg-type]
-            case calls.Apply():
-                world.apply(rows, step.work_max)  # type: ignore[arg-type]
-            case calls.PassTime(limit=limit):
-                world.advance(step.pass_ms, limit)
-            case calls.FailStale():
-                world.fail_stale(dict(rows))  # type: ignore[arg-type]
-            case Leave():
-                world.remove_owner(owner_id)
-                self.ids[step.owner] = world.add_owner()
-            case calls.ShutDown(limit=limit):
-                world.shut_down(limit)
-            case calls.Call() as call:
-                world.perform(owner_id, call)
+        if isinstance(step.call, Leave):
+            self.world.remove_owner(owner_id)
+            self.ids[step.owner] = self.world.add_owner()
+        elif isinstance(step.call, calls.FailStale):
+            self.world.fail_stale(dict(step.rows))  # type: ignore[arg-type]
+        elif step.call is not None:
+            self.world.perform(owner_id, step.call, step.rows, step.work_max)
 
 
 class Run:

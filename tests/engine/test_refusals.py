@@ -1,26 +1,41 @@
-"""Refused operations and limits: each rule with the values on both sides of its limit, and the error."""
+"""Refused operations and events: values on both sides of each range, and the error. tests/scripts has more."""
 
 from typing import Any
 
 import pytest
 
-from purgatory.engine.batches import EventBatch, OperationBatch, Receipt
+from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.calls import Apply, Register
-from purgatory.engine.codes import COMPOSITE, DELETE_RECORDS, FETCH, KEY_SIGNALLED, KINDS, PRODUCE, SIGNAL
+from purgatory.engine.codes import (
+    COMPOSITE,
+    DELETE_RECORDS,
+    FETCH,
+    HIGH_WATERMARK,
+    KEY_SIGNALLED,
+    KINDS,
+    PARTITION_REMOVED,
+    PRODUCE,
+    SIGNAL,
+    STORAGE_ONLINE,
+    UNKNOWN_TOPIC_OR_PARTITION,
+)
 from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, OPERATION_COLUMNS, OperationColumn, columns_of
 from purgatory.engine.limits import EngineLimits
+from purgatory.engine.marks.event_columns import EVENT_COLUMNS
 from purgatory.extensions.archive.run_details import LIMIT_NAMES
 from purgatory.v1 import operation_pb2
+from tests.scripts.engine_level import EngineLevel
 
 INT32_MAX = 2**31 - 1
 OFFSET_MAX = 2**61 - 1
-INVALID, EXHAUSTED = 3, 8
+POSITION_MAX = 2**59 - 1
+INVALID = 3
+NAMES = [("orders", 0)]
 HOLDERS = {
     PRODUCE: "produce", FETCH: "fetch", DELETE_RECORDS: "delete_records", SIGNAL: "signal", COMPOSITE: "composite",
 }  # fmt: skip
-ITEMS = {PRODUCE: "partitions", FETCH: "partitions", DELETE_RECORDS: "partitions", SIGNAL: "keys", COMPOSITE: "terms"}
 
 Refused = list[tuple[int, int, str, str]]
 
@@ -28,14 +43,10 @@ Refused = list[tuple[int, int, str, str]]
 def register(kind: int, engine: Engine | None = None, **columns: Any) -> Refused:  # noqa: ANN401 - columns of the batch
     """(index, code, field, message) of each refusal of a batch; by default of operation 1 on one partition or key."""
     engine = engine or Engine(EngineLimits(), 0)
-    names: dict[str, Any] = {"keys": ["a"]} if kind == SIGNAL else {"partitions": [("orders", 0)]}
+    names: dict[str, Any] = {"keys": ["a"]} if kind == SIGNAL else {"partitions": NAMES}
     batch = OperationBatch(columns.pop("operation_ids", [1]), **(names | columns))
     receipt = engine.perform(engine.add_owner(), Register(kind, batch), 0)
     return [(refusal.index, refusal.code, refusal.field, refusal.message) for refusal in receipt.refusals]
-
-
-def signal(engine: Engine, key: str, count: int = -1) -> Receipt:
-    return engine.perform(None, Apply(EventBatch([KEY_SIGNALLED], keys=[key], offsets=[count])), 0)
 
 
 RANGES = [
@@ -58,6 +69,8 @@ RANGES = [
     (FETCH, "throttled", "fetch.partitions[0].throttled", 0, 1),
     (SIGNAL, "any_key", "signal.any", 0, 1),
     (SIGNAL, "from_now", "signal.from_now", 0, 1),
+    *[(kind, "timeouts_ms", "timeout_ms", 0, INT32_MAX) for kind in KINDS],
+    *[(kind, "operation_ids", "operation_id", 1, OFFSET_MAX) for kind in KINDS],
 ]
 NOT_GIVEN = {"leader_epochs": -1, "last_fetched_epochs": -1, "replica_ids": -1}
 """Values below the range that mean "missing". So is -1 as the offset of a composite."""
@@ -73,35 +86,13 @@ def test_values_beyond_the_ends_of_a_range_are_refused(
         columns: dict[str, Any] = {column: [value]}
         return register(kind, **columns)
 
-    allowed_below = -1 if kind == COMPOSITE else NOT_GIVEN.get(column, lowest)
+    allowed_below = -1 if (kind, column) == (COMPOSITE, "offsets") else NOT_GIVEN.get(column, lowest)
     for value in {lowest, greatest, allowed_below}:
         assert registered(value) == []
     for value in (allowed_below - 1, greatest + 1, 2**64):
         assert registered(value) == [(0, INVALID, field, f"{value} is not in {lowest}..{greatest}")]
     for other in set(KINDS) - {row[0] for row in RANGES if row[1] == column}:
         assert registered(greatest + 1, other) == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_huge_or_negative_timeout_is_refused(kind: int) -> None:
-    for timeout_ms in (0, 1, INT32_MAX):
-        assert register(kind, timeouts_ms=[timeout_ms]) == []
-    for timeout_ms in (-1, 2**31, 2**63 - 1, 10**30):
-        message = f"{timeout_ms} is not in 0..{INT32_MAX}"
-        assert register(kind, timeouts_ms=[timeout_ms]) == [(0, INVALID, "timeout_ms", message)]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_operation_has_1_item_up_to_the_limit(kind: int) -> None:
-    engine = Engine(EngineLimits(items_per_operation_max=2), 0)
-    field = f"{HOLDERS[kind]}.{ITEMS[kind]}"
-    names: dict[str, Any] = (
-        {"keys": ["a", "b", "c"]} if kind == SIGNAL else {"partitions": [("a", 0), ("a", 1), ("a", 2)]}
-    )
-    assert register(kind, engine, item_counts=[2], item_indexes=[0, 1], **names) == []
-    assert register(kind, engine, item_counts=[0], **names) == [(0, INVALID, field, "is empty; give at least one")]
-    three = register(kind, engine, item_counts=[3], item_indexes=[0, 1, 2], **names)
-    assert three == [(0, INVALID, field, "3 are over the limit of 2")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,57 +118,6 @@ def test_names(kind: int) -> None:
     for index in (-1, 2):
         outside = f"{index} is outside the dictionary of 2"
         assert named("a", "b", indexes=(index,)) == [(0, INVALID, "item_index", outside)]
-
-
-def test_partition_numbers_beyond_31_bits_are_refused() -> None:
-    assert register(PRODUCE, partitions=[("orders", INT32_MAX)]) == []
-    for partition in (-1, 2**31):
-        message = f"partition {partition} is not in 0..{INT32_MAX}"
-        refused = [(0, INVALID, "produce.partitions[0].topic_partition", message)]
-        assert register(PRODUCE, partitions=[("orders", partition)]) == refused
-
-
-def test_operation_over_the_limit_of_pending_ones_is_refused() -> None:
-    engine = Engine(EngineLimits(pending_operations_max=2), 0)
-    message = "the limit of 2 pending operations is reached; try again later"
-    assert register(PRODUCE, engine, operation_ids=[1, 2, 3], offsets=[5]) == [(2, EXHAUSTED, "operation_id", message)]
-    assert engine.pending == 2
-
-
-def test_number_of_partitions() -> None:
-    """An operation that would create too many partitions is refused as a whole; known partitions are still accepted."""
-    engine = Engine(EngineLimits(partitions_max=2), 0)
-    assert register(PRODUCE, engine, partitions=[("a", 0)], offsets=[5]) == []
-    two_more = register(
-        PRODUCE, engine, partitions=[("b", 0), ("c", 0)], item_counts=[2], item_indexes=[0, 1], offsets=[5]
-    )
-    assert two_more == [(0, EXHAUSTED, "produce.partitions", "the limit of 2 known partitions is reached")]
-    assert engine.partition_count == 1
-    both = {"partitions": [("a", 0), ("b", 0)], "item_counts": [2], "item_indexes": [0, 1], "offsets": [5]}
-    assert register(PRODUCE, engine, **both) == []
-    assert register(PRODUCE, engine, **both) == []
-    assert register(PRODUCE, engine, partitions=[("c", 0)], offsets=[5]) == two_more
-
-
-def test_number_of_keys() -> None:
-    """Idle keys make room for new ones, except keys that the same operation names."""
-    engine = Engine(EngineLimits(signal_keys_max=2), 0)
-    assert register(SIGNAL, engine, keys=["a"]) == []
-    signal(engine, "idle")
-    full = [(0, EXHAUSTED, "signal.keys", "the limit of 2 keys with waits is reached")]
-    with_idle = {"item_counts": [2], "item_indexes": [0, 1]}
-    assert register(SIGNAL, engine, keys=["idle", "new"], offsets=[5], **with_idle) == full
-    assert register(SIGNAL, engine, keys=["a", "new"], offsets=[5], **with_idle) == []
-    assert register(SIGNAL, engine, keys=["b"]) == full
-    assert register(SIGNAL, engine, keys=["a"]) == []
-    assert [refusal.code for refusal in signal(engine, "b").refusals] == [EXHAUSTED]
-    for key in ("a", "new"):
-        signal(engine, key, 5)
-    assert register(SIGNAL, engine, keys=["b"]) == [], "nobody waits for them any more"
-    one_place = Engine(EngineLimits(signal_keys_max=1), 0)
-    signal(one_place, "a")
-    assert register(SIGNAL, one_place, keys=["a"]) == []
-    assert (one_place.pending, signal(one_place, "b").refusals) == (0, []), "the wait for `a` ended at once"
 
 
 MIXED: dict[str, Any] = {
@@ -215,30 +155,6 @@ def test_terms(columns: dict[str, Any], field: str, message: str, known: bool) -
     assert register(COMPOSITE, engine, required_terms=[2], offsets=[-1, 1, 1], **MIXED) == []
 
 
-def test_room_for_terms() -> None:
-    """A composite needs room for its new partitions and for its new keys, each counted once however often named."""
-    engine = Engine(EngineLimits(partitions_max=2, signal_keys_max=2), 0)
-    names: dict[str, Any] = {"partitions": [("a", 0), ("b", 0), ("c", 0)], "keys": ["x", "y", "z"], "offsets": [9]}
-
-    def of(*indexes: int) -> Refused:
-        return register(COMPOSITE, engine, item_counts=[len(indexes)], item_indexes=list(indexes), **names)
-
-    partitions = (0, EXHAUSTED, "composite.terms", "the limit of 2 known partitions is reached")
-    keys = (0, EXHAUSTED, "composite.terms", "the limit of 2 keys with waits is reached")
-    assert (of(0, 1, 2), of(3, 4, 5)) == ([partitions], [keys])
-    assert of(0, 0, 0, 3, 3, 3) == []
-    assert of(1, 1, 4, 4, 0, 3) == []
-    assert (of(2, 3), of(0, 5), of(0, 3)) == ([partitions], [keys], [])
-
-
-@pytest.mark.parametrize("operation_id", [0, -1, 2**61, 2**64])
-def test_operation_ids_beyond_61_bits_are_refused(operation_id: int) -> None:
-    assert register(PRODUCE, operation_ids=[2**61 - 1]) == []
-    [(index, code, field, message)] = register(PRODUCE, operation_ids=[operation_id])
-    assert (index, code, field) == (0, INVALID, "operation_id")
-    assert message == f"{operation_id} is not in 1..{2**61 - 1}"
-
-
 def broken(kind: int, **columns: Any) -> tuple[str, str]:  # noqa: ANN401 - columns of the batch
     """Field and message of the error that refuses a whole batch, before anything has changed."""
     engine = Engine(EngineLimits(), 0)
@@ -248,14 +164,14 @@ def broken(kind: int, **columns: Any) -> tuple[str, str]:  # noqa: ANN401 - colu
     return refused.value.field, str(refused.value)
 
 
-SINGULARS = {"min_bytes": "min_bytes", "partition_max_bytes": "partition_max_bytes", "follower_reads": "follower_reads"}
-SINGULARS |= {"timeouts_ms": "timeout_ms", "item_indexes": "item_index", "any_key": "any"}
+WIRE_NAMES = {column.batch_name: column.wire_name for column in OPERATION_COLUMNS}
+WIRE_NAMES |= {"timeouts_ms": "timeout_ms", "item_counts": "item_count", "item_indexes": "item_index"}
 
 
-@pytest.mark.parametrize("column", sorted({row[1] for row in RANGES} | {"timeouts_ms", "item_counts", "item_indexes"}))
+@pytest.mark.parametrize("column", WIRE_NAMES)
 def test_column_of_the_wrong_length_refuses_the_batch(column: str) -> None:
     field, message = broken(FETCH, operation_ids=[1, 2, 3], **{column: [1, 1]})
-    assert field == SINGULARS.get(column, column.removesuffix("s"))
+    assert field == WIRE_NAMES[column]
     assert message.endswith("has 2 values; it takes 3 (one for each row), 1 (for all) or none")
 
 
@@ -293,6 +209,116 @@ def test_the_default_timeout_is_within_the_limit() -> None:
     assert EngineLimits(timeout_ms_max=5, timeout_ms_default=5).timeout_ms_default == 5
     with pytest.raises(ValueError, match=r"^timeout_ms_default 6 is over timeout_ms_max 5$"):
         EngineLimits(timeout_ms_max=5, timeout_ms_default=6)
+
+
+# Events.
+
+EVENT_RANGES = {
+    # the field, and a line with a value in it, the lowest and the greatest value, and whether -1 means "missing"
+    "leader_append.log_end_offset": ("append orders-0 {}", 0, OFFSET_MAX, False),
+    "follower_progress.log_end_offset": ("follower orders-0 2 {}", 0, OFFSET_MAX, False),
+    "high_watermark.offset": ("high-watermark orders-0 {}", 0, OFFSET_MAX, False),
+    "log_start_offset.offset": ("log-start orders-0 {}", 0, OFFSET_MAX, False),
+    "truncation.offset": ("truncate orders-0 {}", 0, OFFSET_MAX, False),
+    "last_stable_offset.offset": ("last-stable orders-0 {}", 0, OFFSET_MAX, True),
+    "leadership.epoch_start_offset": ("lead orders-0 1 offset={} replicas=1,2 leader_id=1", 0, OFFSET_MAX, True),
+    "leader_epoch": ("high-watermark orders-0 5 epoch={}", 0, INT32_MAX, True),
+    "follower_progress.replica_id": ("follower orders-0 {} 5", 0, INT32_MAX, False),
+    "replica_state.replica_id": ("replica orders-0 {}", 0, INT32_MAX, False),
+    "follower_progress.log_start_offset": ("follower orders-0 2 5 log_start={}", 0, OFFSET_MAX, True),
+    "leader_append.byte_position": ("append orders-0 5 position={} segment=0", 0, POSITION_MAX, True),
+    "leader_append.segment_base_offset": ("append orders-0 5 position=0 segment={}", 0, 5, True),
+    "in_sync_replicas.replica_ids": ("in-sync orders-0 1,{} leader_id=1", 0, INT32_MAX, False),
+    "in_sync_replicas.proposed_replica_ids": ("in-sync orders-0 1 proposed={} leader_id=1", 0, INT32_MAX, False),
+    "in_sync_replicas.min_in_sync_replicas": ("in-sync orders-0 1 min_in_sync={} leader_id=1", 1, INT32_MAX, True),
+    "leadership.replica_ids": ("lead orders-0 1 replicas={} leader_id=1", 0, INT32_MAX, False),
+    "leadership.leader_id": ("lead orders-0 1 replicas=1,2 leader_id={}", 0, INT32_MAX, True),
+    "key_signalled.count": ("signal job {}", 0, OFFSET_MAX, True),
+}
+
+
+@pytest.mark.parametrize("field", EVENT_RANGES)
+@pytest.mark.parametrize("before", [[], ["lead orders-0 1 leader_id=1 replicas=1,2"]], ids=["new", "known"])
+def test_values_beyond_the_ends_of_a_range_of_events_are_refused(field: str, before: list[str]) -> None:
+    line, lowest, greatest, may_lack = EVENT_RANGES[field]
+    accepted = {lowest, greatest} | ({-1} if may_lack else set())
+    for value in accepted | {-2, lowest - 1, greatest + 1}:
+        level = EngineLevel.played("limits partitions_max=10", *before)
+        answer = level.answer(line.format(value))
+        if value not in accepted:
+            why = ", the log end offset" if field == "leader_append.segment_base_offset" else ""
+            assert answer == [f"refused with code {INVALID}: 0"]
+            assert level.answer("details") == [f"{field}: {value} is not in {lowest}..{greatest}{why}"]
+        elif not before:
+            assert not any("refused" in text for text in answer)
+
+
+def fault(batch: EventBatch) -> tuple[int, str, str] | None:
+    """Code, field and message of the refusal of a batch's event, or None, by a new engine."""
+    refusals = Engine(EngineLimits(), 0).perform(None, Apply(batch), 0).refusals
+    return (refusals[0].code, refusals[0].field, refusals[0].message) if refusals else None
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (("x", 0), ""),
+        (("x" * 249, INT32_MAX), ""),
+        (("", 0), "the topic is missing"),
+        (("x" * 250, 0), "the topic has 250 characters; at most 249 are allowed"),
+        (("orders", -1), f"partition -1 is not in 0..{INT32_MAX}"),
+        (("orders", 2**31), f"partition {2**31} is not in 0..{INT32_MAX}"),
+    ],
+)
+def test_topic_has_1_to_249_characters_and_partition_31_bits(name: tuple[str, int], message: str) -> None:
+    refused = (INVALID, "topic_partition", message) if message else None
+    assert fault(EventBatch([HIGH_WATERMARK], partitions=[name], offsets=[5])) == refused
+
+
+def test_key_has_1_to_249_characters() -> None:
+    """As a topic."""
+    for key, message in (("x" * 249, ""), ("", "the key is missing"), ("x" * 250, "the key has 250 characters")):
+        found = fault(EventBatch([KEY_SIGNALLED], keys=[key]))
+        assert (found or (INVALID, "key_signalled.key", ""))[:2] == (INVALID, "key_signalled.key")
+        assert ((found or (0, "", ""))[2]).partition(";")[0] == message
+
+
+def test_event_of_an_unknown_type_or_place_is_refused() -> None:
+    assert fault(EventBatch([99], partitions=NAMES)) == (INVALID, "event", "type 99 is not known; set one event")
+    for index in (-1, 1):
+        refused = (INVALID, "item_index", f"{index} is outside the dictionary of 1")
+        assert fault(EventBatch([HIGH_WATERMARK], partitions=NAMES, item_indexes=[index], offsets=[5])) == refused
+        assert fault(EventBatch([KEY_SIGNALLED], keys=["job"], item_indexes=[index])) == refused
+
+
+EVENT_COLUMN_NAMES = {column.batch_name: column.name for column in EVENT_COLUMNS} | {"item_indexes": "item_index"}
+
+
+@pytest.mark.parametrize("column", [*EVENT_COLUMN_NAMES, "replica_sets"])
+def test_column_of_the_wrong_length_refuses_the_batch_of_events(column: str) -> None:
+    columns: Any = {column: [None, None] if column == "replica_sets" else [0, 0]}
+    with pytest.raises(InvalidBatch) as refused:
+        fault(EventBatch([STORAGE_ONLINE] * 3, partitions=NAMES, **columns))
+    assert refused.value.field == EVENT_COLUMN_NAMES.get(column, column)
+    takes = "3 or none" if column == "replica_sets" else "3 (one for each row), 1 (for all) or none"
+    assert str(refused.value).endswith(f"has 2 values; it takes {takes}")
+
+
+def test_partition_that_is_removed_without_flags_has_not_moved() -> None:
+    engine = Engine(EngineLimits(), 0)
+    assert register(PRODUCE, engine, offsets=[9]) == []
+    engine.perform(None, Apply(EventBatch([PARTITION_REMOVED], partitions=NAMES)), 0)
+    (completions,) = engine.take_completions()
+    assert list(completions.error_codes) == [UNKNOWN_TOPIC_OR_PARTITION]
+
+
+def test_a_batch_to_fill_has_columns_of_its_own() -> None:
+    first, second = OperationBatch.to_fill(), OperationBatch.to_fill()
+    columns = [name for name in dir(first) if isinstance(getattr(first, name), list)]
+    assert len(columns) > 10
+    for name in columns:
+        assert getattr(first, name) == []
+        assert getattr(first, name) is not getattr(second, name), name
 
 
 # The table of columns agrees with the batch and the wire.
