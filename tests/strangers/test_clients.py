@@ -1,5 +1,6 @@
-"""The clients in Go, Java and TypeScript at the real daemon: over connections that are cut, and by a daemon that has
-forgotten the session. Single cases are tested in tests/conformance.
+"""The clients in Go, Java and TypeScript at the real daemon: over connections that are cut, and next to a daemon that
+stands by; TypeScript also in a real browser, by Connect over the HTTP port. Single cases are tested in
+tests/conformance.
 """
 
 import re
@@ -13,13 +14,15 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from playwright.sync_api import Page
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.kit.daemon import DaemonProcess
 from tests.kit.messages import advance_request, high_watermark
 from tests.kit.proxy import proxy_thread
-from tests.strangers.client_builds import BUILT, build_go, build_java, build_typescript
+from tests.pipeline.page.browser import chromium_path, running_browser
+from tests.strangers.client_builds import BUILT, CLIENTS, build_go, build_java, build_typescript, bundle_typescript
 
 pytestmark = pytest.mark.xdist_group("strangers")
 
@@ -41,13 +44,6 @@ def client(request: pytest.FixtureRequest) -> list[str]:
 def topic(request: pytest.FixtureRequest) -> str:
     """A topic that no other test uses."""
     return re.sub(r"\W+", "-", request.node.name)
-
-
-@pytest.fixture(scope="module")
-def other_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
-    """A daemon that knows nothing of the sessions of the shared one."""
-    with DaemonProcess(tmp_path_factory.mktemp("other")) as process:
-        yield process
 
 
 @contextmanager
@@ -119,23 +115,6 @@ def test_each_wait_ends_exactly_once_over_a_connection_that_is_cut(
     assert operations_of(shared_daemon) - before == Counter(registered=WAITS, satisfied=WAITS)
 
 
-def test_a_daemon_that_has_forgotten_the_session_is_told_of_what_is_pending(
-    client: list[str], shared_daemon: DaemonProcess, other_daemon: DaemonProcess, topic: str, tmp_path: Path
-) -> None:
-    """As after a restart without a journal: what had no result is registered again, and ends once."""
-    with (
-        proxy_thread(shared_daemon.address) as (proxy, thread),
-        started(client, proxy.address, WAITS, tmp_path, topic) as ended,
-    ):
-        advance(shared_daemon, topic, WAITS // 2)
-        thread.run(proxy.drop_after(500))
-        proxy.target = other_daemon.address
-        thread.run(proxy.drop_after(0))  # if it has connected again already
-        advance(other_daemon, topic, WAITS)
-        lines = ended()
-    assert as_expected(lines) == expected_lines(WAITS)
-
-
 class Standby(grpc.GenericRpcHandler):
     """A daemon that stands by: its health is NOT_SERVING, and it refuses calls. Those are kept in `calls`."""
 
@@ -174,3 +153,75 @@ def test_of_several_daemons_the_one_that_serves_is_used(
     finally:
         standby.stop()
     assert set(standby.calls) == ({"StreamResults"} if client[0] == "node" else set())
+
+
+# TypeScript.
+
+
+START = """([url, count, topic]) => {
+  const session = purgatory.openSession(url);
+  const wait = async (offset) => {
+    const partitions = [{ topicPartition: { topic }, requiredOffset: BigInt(offset) }];
+    const result = await session.wait({ timeoutMs: 600_000n, condition: { case: "produce", value: { partitions } } });
+    const outcome = result.outcome === 1 ? "SATISFIED" : `outcome ${result.outcome}`;
+    return [`${result.operationId}`, outcome, `${result.partitions[0].requiredOffset}`];
+  };
+  const waits = Array.from({ length: count }, (_, index) => wait(index + 1));
+  window.ended = Promise.all(waits).then(async (lines) => { await session.close(); return lines; });
+}"""
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    """An empty page."""
+    with running_browser(chromium_path()) as browser:
+        yield browser.new_page()
+
+
+def test_a_browser_resumes_a_session_over_a_connection_that_is_cut(page: Page, shared_daemon: DaemonProcess) -> None:
+    bundle = bundle_typescript()
+    before = operations_of(shared_daemon)
+    with proxy_thread(shared_daemon.http_address) as (proxy, thread):
+        url = f"http://{proxy.address}"
+        page.route(f"{url}/waits.html", lambda route: route.fulfill(body="<!doctype html>", content_type="text/html"))
+        page.goto(f"{url}/waits.html")
+        page.add_script_tag(content=bundle.read_text("utf-8"))
+        page.evaluate(START, [url, WAITS, "browser"])
+        advance_and_cut(lambda count: thread.run(proxy.drop_after(count)), shared_daemon, "browser")
+        lines: list[list[str]] = page.evaluate("() => window.ended")
+    assert as_expected(lines) == expected_lines(WAITS)
+    assert operations_of(shared_daemon) - before == Counter(registered=WAITS, satisfied=WAITS)
+
+
+PROGRAM = """
+import { getEventListeners } from "node:events";
+import { createGrpcTransport } from "@connectrpc/connect-node";
+import { Session } from "./dist/session.js";
+
+const warnings = [];
+process.on("warning", ({ name }) => warnings.push(name));
+const session = new Session(createGrpcTransport({ baseUrl: `http://${process.argv[1]}` }), crypto.randomUUID());
+const user = new AbortController();
+const wait = (timeoutMs) =>
+  session.wait({ timeoutMs, condition: { case: "signal", value: { keys: [{ key: "never" }] } } }, user.signal);
+for (let round = 0; round < 20; round++) await wait(1n);
+const listeners = () => [user.signal, session.connection.signal].map((one) => getEventListeners(one, "abort").length);
+const [ofUser, ofConnection] = listeners();
+const waits = Array.from({ length: 100 }, () => wait(600_000n).catch((reason) => reason));
+const [shared] = listeners();
+user.abort("enough");
+const reasons = new Set(await Promise.all(waits));
+await session.close();
+await new Promise((resolve) => setImmediate(resolve)); // warnings are emitted in the next tick
+console.log(ofUser, ofConnection < 5, shared, [...reasons].join(), warnings.join());
+process.exit(0);
+"""
+
+
+def test_listeners_do_not_accumulate(shared_daemon: DaemonProcess) -> None:
+    """A hundred waits share one listener, all are cancelled by it, and Node warns of nothing."""
+    BUILT.mkdir(parents=True, exist_ok=True)
+    build_typescript()
+    command = ["node", "--input-type=module", "-e", PROGRAM, shared_daemon.address]
+    ran = subprocess.run(command, cwd=CLIENTS / "typescript", capture_output=True, text=True, check=False, timeout=120)
+    assert (ran.stdout, ran.stderr) == ("0 true 1 enough \n", "")

@@ -21,16 +21,17 @@ def channel(shared_daemon: DaemonProcess) -> Iterator[grpc.Channel]:
         yield opened
 
 
-def ask(
-    channel: grpc.Channel, version: str, *requests: messages.ServerReflectionRequest
-) -> list[messages.ServerReflectionResponse]:
-    """The answers of one version of reflection: they are equal on the wire."""
+def ask(channel: grpc.Channel, version: str, **requests: str) -> list[messages.ServerReflectionResponse]:
+    """The answers of one version of reflection to these requests: they are equal on the wire."""
     call = channel.stream_stream(
         f"/{version}/ServerReflectionInfo",
         messages.ServerReflectionRequest.SerializeToString,
         messages.ServerReflectionResponse.FromString,
     )
-    return list(call(iter(requests), timeout=PATIENCE_S))
+    sent = [messages.ServerReflectionRequest(**{field: value}) for field, value in requests.items()]
+    answers = list(call(iter(sent), timeout=PATIENCE_S))
+    assert [answer.original_request for answer in answers] == sent
+    return answers
 
 
 def files_of(answer: messages.ServerReflectionResponse) -> dict[str, descriptor_pb2.FileDescriptorProto]:
@@ -40,56 +41,39 @@ def files_of(answer: messages.ServerReflectionResponse) -> dict[str, descriptor_
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize(
-    "symbol",
-    [
-        SERVICE,
-        f"{SERVICE}.Wait",
-        f"{SERVICE}.StreamResults",
-        "purgatory.v1.Receipt",
-        "purgatory.v1.Receipt.batch_id",
-        "purgatory.v1.GoingAway.Reason",
-    ],
-)
+@pytest.mark.parametrize("symbol", ["", ".Wait", ".StreamResults", "Receipt", "Receipt.batch_id", "GoingAway.Reason"])
 def test_every_kind_of_symbol_leads_to_its_file_with_all_that_it_imports(
     channel: grpc.Channel, version: str, symbol: str
 ) -> None:
-    request = messages.ServerReflectionRequest(file_containing_symbol=symbol)
-    (answer,) = ask(channel, version, request)
+    name = f"purgatory.v1.{symbol}" if symbol[:1].isalpha() else f"{SERVICE}{symbol}"
+    [answer] = ask(channel, version, file_containing_symbol=name)
     files = files_of(answer)
     assert SERVICE_FILE in files
     assert {name for file in files.values() for name in file.dependency} <= set(files)
-    assert answer.original_request == request
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("symbol", [f"{SERVICE}.Nothing", "purgatory.v1.Nothing.Wait", "Wait", ".", ""])
-def test_an_unknown_symbol_is_not_found_and_the_stream_goes_on(
-    channel: grpc.Channel, version: str, symbol: str
-) -> None:
-    unknown = messages.ServerReflectionRequest(file_containing_symbol=symbol)
-    known = messages.ServerReflectionRequest(file_containing_symbol=SERVICE)
-    first, second = ask(channel, version, unknown, known)
+def test_unknown_symbol_is_not_found_and_the_stream_goes_on(channel: grpc.Channel, version: str, symbol: str) -> None:
+    first, second = ask(channel, version, file_containing_symbol=symbol, file_by_filename=SERVICE_FILE)
     assert first.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
     assert SERVICE_FILE in files_of(second)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_each_listed_service_can_be_described(channel: grpc.Channel, version: str) -> None:
-    (listed,) = ask(channel, version, messages.ServerReflectionRequest(list_services=""))
+    [listed] = ask(channel, version, list_services="")
     names = [service.name for service in listed.list_services_response.service]
     assert set(names) == {SERVICE, "grpc.health.v1.Health", *VERSIONS}
-    answers = ask(channel, version, *(messages.ServerReflectionRequest(file_containing_symbol=name) for name in names))
-    for name, answer in zip(names, answers, strict=True):
-        defined = {f"{file.package}.{service.name}" for file in files_of(answer).values() for service in file.service}
-        assert name in defined
+    for name in names:
+        [answer] = ask(channel, version, file_containing_symbol=name)
+        assert name in {
+            f"{file.package}.{service.name}" for file in files_of(answer).values() for service in file.service
+        }
 
 
 def test_files_say_where_generated_code_goes(channel: grpc.Channel) -> None:
-    (answer,) = ask(channel, VERSIONS[0], messages.ServerReflectionRequest(file_by_filename=SERVICE_FILE))
-    ours = [file for name, file in files_of(answer).items() if name.startswith("purgatory/")]
+    [answer] = ask(channel, VERSIONS[0], file_by_filename=SERVICE_FILE)
+    ours = [file.options for name, file in files_of(answer).items() if name.startswith("purgatory/")]
     assert ours
-    for file in ours:
-        assert file.options.go_package
-        assert file.options.java_package
-        assert file.options.java_multiple_files
+    assert all(one.go_package and one.java_package and one.java_multiple_files for one in ours)
