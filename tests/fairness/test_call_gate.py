@@ -39,7 +39,7 @@ from purgatory.service.settings import HostSettings, LimitsSettings, SharesSetti
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import eventually
-from tests.kit.messages import high_watermark, produce, produce_columns
+from tests.kit.messages import high_watermark, produce, produce_columns, register_request
 from tests.kit.served_host import DaemonChannel, RecordingListener, ServedHost, refused, serving
 
 HELD = wire.WaitRequest(operation=produce(1, "held", 1, timeout_ms=60_000))
@@ -225,6 +225,15 @@ async def test_calls_that_wait_at_shutdown_are_refused(monkeypatch: pytest.Monke
         told = [answer for answer in answers if isinstance(answer, RpcError)]
         assert len(told) >= 100
         assert {answer.message for answer in told} == {"the daemon is shutting down; try another one, or later"}
+
+
+async def test_refused_session_is_reported_as_a_reached_limit() -> None:
+    heard = RecordingListener()
+    async with serving(HostSettings(limits=LimitsSettings(sessions_max=1)), listener=heard) as served:
+        await served.stub.Register(register_request("one", produce(1, "held", 1)))
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
+            await served.stub.Register(register_request("two", produce(1, "held", 1)))
+    assert heard.refusals == {code_pb2.RESOURCE_EXHAUSTED: 1}
 
 
 def test_the_operator_is_told_which_limit_refuses_calls(caplog: pytest.LogCaptureFixture) -> None:
