@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -36,60 +36,43 @@ class LoggedRecord(NamedTuple):
     settled_s: float = 0.0
 
 
-class CommittedOffset(NamedTuple):
-    """A record of `__consumer_offsets`. `offset` GONE: a tombstone."""
-
-    mark: Mark
-    offset: int
-    at_s: float
-
-
 class BrokerLogs(NamedTuple):
-    """`records`: by mark of the topic and its incarnation. `commits`: those of each mark in order."""
+    """`records`: by mark of the topic and its incarnation. `commits`: the steps of each group's mark, in order."""
 
     records: dict[tuple[Mark, int], list[LoggedRecord]]
-    commits: list[CommittedOffset]
+    commits: list[RecordedStep]
 
 
 def read_logs(cluster: KafkaCluster, folder: Path, topics: Collection[str], clock_s: float) -> BrokerLogs:
     """Read the longest replica of each partition. `clock_s` converts the brokers' time to the recorder's."""
-    replicas: defaultdict[tuple[str, int], list[list[Path]]] = defaultdict(list)
-    for place in folder.glob("data-*/*-*"):
-        matched = FOLDER.fullmatch(place.name)
-        if matched and matched[1] in {*topics, OFFSETS_TOPIC}:
-            replicas[matched[1], int(matched[2])].append(sorted(place.glob("*.log")))
-    kept, offsets = [], []
-    for (topic, _), logs in replicas.items():
-        if topic == OFFSETS_TOPIC:
-            offsets.append(max(logs, key=lambda segments: sum(one.stat().st_size for one in segments)))
-        else:
-            kept += logs
     records: dict[tuple[Mark, int], list[LoggedRecord]] = {}
-    for segments, lines in _dumped(cluster, kept):
+    for topic, number, lines in _dumped(cluster, folder, topics):
         log = list(records_of(lines, clock_s))
         incarnation = next((int(one.value) for one in log if one.value), 0)
-        topic, _, number = segments[0].parent.name.partition(".")[0].rpartition("-")
-        name = (f"kafka/{topic}", int(number)), incarnation
+        name = (f"kafka/{topic}", number), incarnation
         records[name] = max(records.get(name, []), log, key=len)
-    commits = [one for _, lines in _dumped(cluster, offsets, "--offsets-decoder") for one in commits_of(lines, clock_s)]
-    return BrokerLogs(records, commits)
+    commits: dict[int, list[RecordedStep]] = {}
+    for _, number, lines in _dumped(cluster, folder, [OFFSETS_TOPIC], "--offsets-decoder"):
+        commits[number] = max(commits.get(number, []), list(commits_of(lines, clock_s)), key=len)
+    return BrokerLogs(records, [one for of_partition in commits.values() for one in of_partition])
 
 
 def _dumped(
-    cluster: KafkaCluster, logs: Iterable[Sequence[Path]], *options: str
-) -> Iterator[tuple[Sequence[Path], list[str]]]:
-    """The tool's output for the segments of each of these logs."""
-    logs = [log for log in logs if log]
-    files = ",".join(str(segment) for log in logs for segment in log)
-    lines: defaultdict[str, list[str]] = defaultdict(list)
-    segment = ""
+    cluster: KafkaCluster, folder: Path, topics: Collection[str], *options: str
+) -> Iterator[tuple[str, int, list[str]]]:
+    """Topic and number of each replica of these topics, and the tool's output for its segments."""
+    matched = {place: FOLDER.fullmatch(place.name) for place in folder.glob("data-*/*-*")}
+    names = {place: (one[1], int(one[2])) for place, one in matched.items() if one and one[1] in topics}
+    files = ",".join(str(segment) for place in names for segment in sorted(place.glob("*.log")))
+    lines: defaultdict[Path, list[str]] = defaultdict(list)
+    place = folder
     for line in cluster.tool(DUMP, *options, "--print-data-log", "--files", files).splitlines():
         if line.startswith("Dumping "):
-            segment = line.removeprefix("Dumping ")
+            place = Path(line.removeprefix("Dumping ")).parent
         else:
-            lines[segment].append(line)
-    for log in logs:
-        yield log, [line for one in log for line in lines[str(one)]]
+            lines[place].append(line)
+    for place, name in names.items():
+        yield *name, lines[place]
 
 
 def records_of(lines: Iterable[str], clock_s: float) -> Iterator[LoggedRecord]:
@@ -117,20 +100,19 @@ def records_of(lines: Iterable[str], clock_s: float) -> Iterator[LoggedRecord]:
             yield unsettled.pop(0)[1]
 
 
-def commits_of(lines: Iterable[str], clock_s: float) -> Iterator[CommittedOffset]:
+def commits_of(lines: Iterable[str], clock_s: float) -> Iterator[RecordedStep]:
+    """The committed offsets; GONE for a tombstone."""
     for line in lines:
         parsed = RECORD.match(line)
         if parsed is None or "payload: " not in line:
             continue
         key_text, _, value_text = parsed[3].partition("key: ")[2].partition(" payload: ")
         key = json.loads(key_text)
-        if str(key["type"]) != OFFSET_KEY:
-            continue
-        name = key["data"]
-        offset = GONE if value_text == "<DELETE>" else int(json.loads(value_text)["data"]["offset"])
-        yield CommittedOffset(
-            (f"kafka/{name['group']}/{name['topic']}", int(name["partition"])), offset, int(parsed[2]) / 1000 + clock_s
-        )
+        if str(key["type"]) == OFFSET_KEY:
+            name = key["data"]
+            mark = f"kafka/{name['group']}/{name['topic']}", int(name["partition"])
+            offset = GONE if value_text == "<DELETE>" else int(json.loads(value_text)["data"]["offset"])
+            yield RecordedStep(mark, offset, int(parsed[2]) / 1000 + clock_s - CLOCK_S, None)
 
 
 def steps_of_logs(logs: BrokerLogs) -> list[RecordedStep]:
@@ -140,7 +122,7 @@ def steps_of_logs(logs: BrokerLogs) -> list[RecordedStep]:
         for (mark, _), records in logs.records.items()
         for one in records
     ]
-    return steps + [RecordedStep(one.mark, one.offset, one.at_s - CLOCK_S, None) for one in logs.commits]
+    return steps + logs.commits
 
 
 def raised_steps(steps: Iterable[RecordedStep], logs: BrokerLogs, topics: Collection[str]) -> list[RecordedStep]:
@@ -172,9 +154,7 @@ def marks_at_the_end(logs: BrokerLogs, incarnations: Mapping[str, int]) -> dict[
     for (mark, incarnation), records in logs.records.items():
         if records and incarnation == incarnations[mark[0].removeprefix("kafka/")]:
             ends[mark] = (records[-1].offset + 1,) * 2
-    committed: dict[Mark, int] = {}
-    for commit in logs.commits:
-        committed[commit.mark] = commit.offset
+    committed = {commit.mark: commit.offset for commit in logs.commits}
     for mark, offset in committed.items():
         topic = _topic_of(mark)
         log = {one.offset: one for one in logs.records.get((topic, incarnations[topic[0].removeprefix("kafka/")]), ())}

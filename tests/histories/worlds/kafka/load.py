@@ -1,16 +1,24 @@
-"""The load of the history check: records and commits of groups, with each writer in a thread."""
+"""The load of the history check: records and commits of groups, with each writer in a thread, and the record of what
+each of them did.
+"""
 
+import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Self
 
+import aiokafka.errors
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.admin import DeleteGroupsRequest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from tests.histories.worlds.kafka.judge import GONE, Mark
-from tests.histories.worlds.kafka.record import Record, admin_call, group_mark, topic_mark
+from tests.histories.worlds.kafka.judge import GONE, Mark, RecordedStep
 
 ORDERS: Final = "orders"
 PAYMENTS: Final = "payments"
@@ -19,16 +27,14 @@ GROWING: Final = "growing"
 """A topic that gains partitions."""
 VOLATILE: Final = "volatile"
 """A topic that is deleted and recreated."""
-LOSSY: Final = "lossy"
-"""A topic with two replicas and unclean elections."""
-PARTITIONS: Final = {ORDERS: 4, PAYMENTS: 2, GROWING: 1, VOLATILE: 2, LOSSY: 2}
+PARTITIONS: Final = {ORDERS: 4, PAYMENTS: 2, GROWING: 1, VOLATILE: 2}
 TOPICS_OF: Final = {
     "group0": (ORDERS, VOLATILE),
     "group1": (ORDERS, VOLATILE),
     "group2": (ORDERS, GROWING),
     "group3": (ORDERS, PAYMENTS),
-    "group4": (ORDERS, LOSSY),
-    "group5": (LOSSY, GROWING),
+    "group4": (PAYMENTS, VOLATILE),
+    "group5": (ORDERS, GROWING),
 }
 """Groups that commit without members."""
 LIVE: Final = "live"
@@ -36,13 +42,69 @@ LIVE: Final = "live"
 LIVE_TOPICS: Final = (ORDERS, PAYMENTS)
 QUIET: Final = {"log_level": 0, "socket.timeout.ms": 4000, "topic.metadata.refresh.interval.ms": 2000}
 FLUSH_S: Final = 60.0
-WITHIN_A_BURST: Final = {
-    VOLATILE: {"acks": "all", "retries": 20},
-    LOSSY: {"acks": "all", "retries": 20, "max.in.flight.requests.per.connection": 1},
-}
-"""Topics whose records are all acknowledged before another thread may change them. Without idempotence, because its
-sequence numbers survive neither a recreated topic nor a truncated log.
-"""
+UNCERTAIN: Final = (KafkaException, aiokafka.errors.KafkaError, OSError, TimeoutError, AssertionError)
+"""Errors of a change that may have happened nevertheless."""
+Work = Callable[[random.Random], None]
+
+
+def topic_mark(topic: str, number: int) -> Mark:
+    return f"kafka/{topic}", number
+
+
+def group_mark(group: str, topic: str, number: int) -> Mark:
+    return f"kafka/{group}/{topic}", number
+
+
+class Record:
+    """All changes to a cluster, shared by threads. `present`: each mark's current value, GONE after its removal.
+
+    `partitions`: partition counts of topics. `incarnations`: how often each topic was created. `tally`: acknowledged
+    and uncertain changes, by kind.
+    """
+
+    def __init__(self) -> None:
+        self.changes: Final[list[RecordedStep]] = []
+        self.present: Final[dict[Mark, int]] = {}
+        self.partitions: Final = dict(PARTITIONS)
+        self.incarnations: Final = Counter(PARTITIONS.keys())
+        self.tally: Final[Counter[str]] = Counter()
+        self.volatile: Final = threading.Lock()
+        """Held while the volatile topic is recreated, and by one thread at a time that uses it."""
+        for topic, count in PARTITIONS.items():
+            for number in range(count):
+                self.step(topic_mark(topic, number), 0, 0.0, 0.0)
+
+    def step(self, mark: Mark, offset: int, begun_s: float, acknowledged_s: float | None) -> None:
+        self.changes.append(RecordedStep(mark, offset, begun_s, acknowledged_s))
+        if acknowledged_s is not None:
+            self.present[mark] = offset
+
+    def change(self, what: str, offsets: Mapping[Mark, int], change: Callable[[], object]) -> None:
+        """Make a change. If it fails, it is unknown whether it took effect."""
+        begun_s, acknowledged_s = time.monotonic(), None
+        try:
+            change()
+            acknowledged_s = time.monotonic()
+        except UNCERTAIN:
+            pass
+        self.tally[what if acknowledged_s is not None else f"{what}, unknown"] += 1
+        for mark, offset in offsets.items():
+            self.step(mark, offset, begun_s, acknowledged_s)
+
+    @contextmanager
+    def using(self, *topics: str) -> Iterator[bool]:
+        """Use these topics in the block; yields whether that is possible now."""
+        needs_lock = VOLATILE in topics
+        is_free = not needs_lock or self.volatile.acquire(blocking=False)
+        try:
+            yield is_free
+        finally:
+            if needs_lock and is_free:
+                self.volatile.release()
+
+    def present_of(self, mark: Mark) -> int:
+        """The current value; 0 if there is none."""
+        return max(0, self.present.get(mark, GONE))
 
 
 class Load:
@@ -54,48 +116,38 @@ class Load:
     def __init__(self, bootstrap: str, seed: int, record: Record) -> None:
         self.record: Final = record
         self._bootstrap: Final = bootstrap
+        self._seed: Final = seed * 100
         self._stopping: Final = threading.Event()
         self._is_dry: Final = threading.Event()
-        self._failures: Final[list[Exception]] = []
-        writes: list[Callable[[random.Random], None]] = [
-            partial(self._produce, (ORDERS, GROWING), {"acks": "all", "enable.idempotence": True, "linger.ms": 0}),
-            *(partial(self._produce, (topic,), settings) for topic, settings in WITHIN_A_BURST.items()),
+        self._writes: Final[list[Work]] = [
+            partial(self._produce, (ORDERS, GROWING), 0.02),
+            partial(self._produce, (VOLATILE,), 0.12),
             self._transact,
         ]
-        reads: list[Callable[[random.Random], None]] = [
+        self._reads: Final[list[Work]] = [
             *(partial(self._commit, group, topics) for group, topics in TOPICS_OF.items()),
             self._live,
             self._live,
         ]
-        self._writers: Final = self._threads(writes, seed * 100)
-        self._readers: Final = self._threads(reads, seed * 100 + 50)
+        self._threads: Final = ThreadPoolExecutor(len(self._writes) + len(self._reads))
+        self._running: Final[list[Future[None]]] = []
 
     def __enter__(self) -> Self:
-        for thread in [*self._writers, *self._readers]:
-            thread.start()
+        for number, work in enumerate([*self._writes, *self._reads]):
+            self._running.append(self._threads.submit(work, random.Random(self._seed + number)))
         return self
 
     def __exit__(self, *_: object) -> None:
         self.run_dry()
         self._stopping.set()
-        _join(self._readers)
-        if self._failures:
-            raise self._failures[0]
+        self._threads.shutdown()
+        for one in self._running:
+            one.result()
 
     def run_dry(self) -> None:
         """Stop producing, with all transactions ended."""
         self._is_dry.set()
-        _join(self._writers)
-
-    def _threads(self, calls: Iterable[Callable[[random.Random], None]], seed: int) -> list[threading.Thread]:
-        chances = enumerate(calls, seed)
-        return [threading.Thread(target=self._guarded, args=(call, random.Random(one))) for one, call in chances]
-
-    def _guarded(self, call: Callable[[random.Random], None], chance: random.Random) -> None:
-        try:
-            call(chance)
-        except Exception as error:  # noqa: BLE001 - raised when the load ends; a thread would only print it
-            self._failures.append(error)
+        wait(self._running[: len(self._writes)])
 
     def _producer(self, settings: dict[str, Any]) -> Producer:
         return Producer({"bootstrap.servers": self._bootstrap, **settings, **QUIET})
@@ -119,21 +171,22 @@ class Load:
         else:
             self.record.step(mark, offset + 1, begun_s, time.monotonic())
 
-    def _produce(self, topics: tuple[str, ...], settings: dict[str, Any], chance: random.Random) -> None:
+    def _produce(self, topics: tuple[str, ...], pause_s: float, chance: random.Random) -> None:
+        # Without idempotence for the topic that is recreated, because its sequence numbers would not survive that.
+        settings = {"acks": "all", "enable.idempotence": VOLATILE not in topics, "linger.ms": 0}
         record = self.record
         producer, incarnation = self._producer(settings), 1
-        while not self._is_dry.wait(0.02):
+        while not self._is_dry.wait(pause_s):
             topic = chance.choice(topics)
-            with record.gates[topic].used() as is_open:
-                if not is_open:
+            with record.using(topic) as is_free:
+                if not is_free:
                     continue
                 if incarnation != record.incarnations[topic]:  # the old producer finds the new topic late
                     producer, incarnation = self._producer(settings), record.incarnations[topic]
                 for _ in range(chance.randint(0, 6)):
                     self._send(producer, topic, chance.randrange(record.partitions[topic]))
-                if topic in WITHIN_A_BURST:
+                if topic == VOLATILE:  # all are acknowledged before another thread may recreate it
                     producer.flush(FLUSH_S)
-                    time.sleep(0.1)
             producer.poll(0)
         producer.flush(FLUSH_S)
 
@@ -168,38 +221,33 @@ class Load:
                 time.sleep(0.5)
 
     def _commit(self, group: str, topics: tuple[str, ...], chance: random.Random) -> None:
-        consumer = self._consumer(group)
+        """Commit offsets of a group forward and, rarely, back, and delete it at times."""
+        record, consumer = self.record, self._consumer(group)
         try:
             while not self._stopping.wait(chance.uniform(0.01, 0.06)):
                 if chance.random() < 0.003:
                     self._delete_group(group, topics)
                     continue
                 topic = chance.choice(topics)
-                with self.record.gates[topic].used() as is_open:
-                    if is_open:
+                with record.using(topic) as is_free:
+                    if is_free:
                         self._commit_on(group, topic, consumer, chance)
         finally:
             consumer.close()
 
     def _commit_on(self, group: str, topic: str, consumer: Consumer, chance: random.Random) -> None:
-        record, dice = self.record, chance.random()
-        number = chance.randrange(record.partitions[topic])
+        record, number = self.record, chance.randrange(self.record.partitions[topic])
         mark, end = group_mark(group, topic, number), record.present_of(topic_mark(topic, number))
-        step = -chance.randint(1, 80) if dice < 0.02 or dice > 0.997 else chance.randint(0, 20)
+        step = -chance.randint(1, 80) if chance.random() < 0.023 else chance.randint(0, 20)
         offset = min(end, max(0, record.present_of(mark) + step))
-        if dice > 0.993:
-            altering = partial(admin_call, self._bootstrap, "alter", group, topic, number, offset)
-            record.change("offsets altered", {mark: offset}, altering)
-        else:
-            place = TopicPartition(topic, number, offset)
-            record.change("offsets committed", {mark: offset}, partial(_committed, consumer, [place]))
+        committing = partial(_committed, consumer, [TopicPartition(topic, number, offset)])
+        record.change("offsets committed", {mark: offset}, committing)
 
     def _delete_group(self, group: str, topics: tuple[str, ...]) -> None:
-        gates = [self.record.gates[topic] for topic in topics]
-        with gates[0].used() as first, gates[1].used() as second:
-            if first and second:
+        with self.record.using(*topics) as is_free:
+            if is_free:
                 gone = {mark: GONE for mark in list(self.record.present) if mark[0].startswith(f"kafka/{group}/")}
-                self.record.change("groups deleted", gone, partial(admin_call, self._bootstrap, "delete", group))
+                self.record.change("groups deleted", gone, lambda: asyncio.run(delete_group(self._bootstrap, group)))
 
     def _live(self, chance: random.Random) -> None:
         """Run a member of a group repeatedly, for some seconds each time."""
@@ -228,12 +276,20 @@ class Load:
             self.record.change("offsets committed by members", offsets, committing)
 
 
-def _committed(consumer: Consumer, places: list[TopicPartition]) -> None:
-    for one in consumer.commit(offsets=places, asynchronous=False) or []:
+def _committed(consumer: Consumer, places: Iterable[TopicPartition]) -> None:
+    for one in consumer.commit(offsets=list(places), asynchronous=False) or []:
         if one.error is not None:
             raise KafkaException(one.error)
 
 
-def _join(threads: Iterable[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join()
+async def delete_group(bootstrap: str, group: str) -> None:
+    """Delete a group with aiokafka, because librdkafka's client aborts its process if a coordinator dies."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap.split(","), request_timeout_ms=8_000)
+    try:
+        await admin.start()
+        coordinator = await admin.find_coordinator(group)
+        [(_, code)] = (await admin._send_request(DeleteGroupsRequest([group]), coordinator)).results
+        if code:
+            raise aiokafka.errors.for_code(code)
+    finally:
+        await admin.close()

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 from purgatory_client import AsyncClient, batches
-from purgatory_client.errors import PurgatoryClientError
 from purgatory_client.results import Outcome
 
 from examples.kafka_cluster import KafkaCluster
@@ -27,18 +26,22 @@ from tests.histories.worlds.kafka.broker_logs import (
 )
 from tests.histories.worlds.kafka.faults import FAULTS, Faults, Programs
 from tests.histories.worlds.kafka.judge import (
-    FENCED,
     GONE,
-    UNKNOWN_PARTITION,
     Answer,
     Mark,
-    RecordedStep,
-    Wrong,
     wrong_answers,
     wrong_lineages,
 )
-from tests.histories.worlds.kafka.load import LIVE, LIVE_TOPICS, LOSSY, PARTITIONS, PAYMENTS, TOPICS_OF, Load
-from tests.histories.worlds.kafka.record import Record, topic_mark
+from tests.histories.worlds.kafka.load import (
+    LIVE,
+    LIVE_TOPICS,
+    PARTITIONS,
+    PAYMENTS,
+    TOPICS_OF,
+    Load,
+    Record,
+    topic_mark,
+)
 from tests.kafka.clients import ClusterClients
 
 SETTLE_S: Final = 5.0
@@ -69,13 +72,12 @@ SETTINGS: Final[dict[str, object]] = {
 
 
 class KafkaWorld:
-    """One run. `figures` counts actions, faults and results; the lists have what is wrong."""
+    """One run. `figures` counts actions, faults and results; `complaints` has what is wrong."""
 
     def __init__(self, waits: int, seed: int) -> None:
         self.figures: Final[Counter[str]] = Counter()
-        self.wrong: Final[list[Wrong]] = []
-        self.wrong_marks: Final[list[str]] = []
-        self.record: Final = Record(PARTITIONS)
+        self.complaints: Final[list[str]] = []
+        self._record: Final = Record()
         self._seed: Final = seed
         self._random: Final = random.Random(seed)
         self._rounds: Final = iter(range(-(-waits // BATCH)))
@@ -86,20 +88,13 @@ class KafkaWorld:
         self._down: list[tuple[float, float]] = []
         self._stall_s = 0.0
 
-    @property
-    def is_right(self) -> bool:
-        return not (self.wrong or self.wrong_marks)
-
     def run(self, folder: Path, faults: tuple[str, ...] = FAULTS) -> None:
         """Run the check. Everything it starts has ended when it returns. Raises ClusterUnavailable."""
         clock_s = time.monotonic() - time.time()
         with KafkaCluster(folder / "brokers", 3, SETTINGS) as cluster:
             clients = ClusterClients(cluster.bootstrap)
             for topic, count in PARTITIONS.items():
-                if topic == LOSSY:
-                    clients.create(topic, count, 2, {"unclean.leader.election.enable": "true"})
-                else:
-                    clients.create(topic, count, 3)
+                clients.create(topic, count, 3)
             asyncio.run(self._observe(folder, cluster, faults))
             cluster.kill(*cluster.brokers)
             self._judge(read_logs(cluster, folder / "brokers", PARTITIONS, clock_s))
@@ -107,10 +102,10 @@ class KafkaWorld:
     async def _observe(self, folder: Path, cluster: KafkaCluster, kinds: tuple[str, ...]) -> None:
         with Programs(folder, cluster.bootstrap) as programs:
             async with AsyncClient(programs.address, give_up_after=60.0) as client:
-                with Load(cluster.bootstrap, self._seed, self.record) as load:
+                with Load(cluster.bootstrap, self._seed, self._record) as load:
                     await self._until_fed(client)
-                    faults = Faults(cluster, programs, self.record, self._seed)
-                    breaking = asyncio.create_task(faults.run(kinds))
+                    faults = Faults(cluster, programs, self._record, self._seed)
+                    breaking = asyncio.create_task(asyncio.to_thread(faults.run, kinds))
                     measuring = asyncio.create_task(self._measure_stalls())
                     try:
                         async with asyncio.TaskGroup() as sessions:
@@ -118,14 +113,20 @@ class KafkaWorld:
                                 sessions.create_task(self._wait(client))
                     finally:
                         measuring.cancel()
-                        faults.is_ending = True
+                        faults.ending.set()
                         await breaking
                     await asyncio.to_thread(load.run_dry)
-                    await self._check_caught_up(client)
-                await self._read_marks(client)
+                    # Members must reach the end, past the leftovers of transactions; nothing is written any more.
+                    if not (await client.caught_up(LIVE, LIVE_TOPICS, timeout=END_S)).satisfied:
+                        self.complaints.append(f"group {LIVE} was not caught up in {END_S:.0f} s")
+                # Without a wait on each mark, ends of topics are polled only every 10 s.
+                never = {mark: 1 << 40 for mark, offset in self._record.present.items() if offset != GONE}
+                await client.produce(never, timeout=SETTLE_S)
+                async for one in client.partitions(prefix="kafka/", page_size=10_000):
+                    self._marks[one.topic, one.partition] = one.high_watermark
             self._down = programs.down
         self.figures.update({f"fault: {kind}": count for kind, count in faults.counts.items()})
-        self.figures.update(self.record.tally)
+        self.figures.update(self._record.tally)
 
     async def _measure_stalls(self) -> None:
         """Keep by how much the latest of short sleeps was late."""
@@ -135,34 +136,17 @@ class KafkaWorld:
             self._stall_s = max(self._stall_s, time.monotonic() - begun_s - 0.05)
 
     async def _until_fed(self, client: AsyncClient) -> None:
-        """Wait until each group has committed and the source has published a mark of it."""
-        present, groups = self.record.present, {f"kafka/{group}/" for group in (*TOPICS_OF, LIVE)}
+        """Wait until each group has committed and a source has published a mark."""
+
+        def has_committed(group: str) -> bool:
+            marks = list(self._record.present.items())
+            return any(name.startswith(f"kafka/{group}/") and offset > 0 for (name, _), offset in marks)
+
         async with asyncio.timeout(START_S):
-            while True:
-                try:
-                    if (await client.produce({topic_mark("orders", 0): 1}, timeout=1)).satisfied and all(
-                        any(name.startswith(group) and offset > 0 for (name, _), offset in list(present.items()))
-                        for group in groups
-                    ):
-                        return
-                except PurgatoryClientError:  # the daemon is still starting
-                    await asyncio.sleep(0.1)
-
-    async def _check_caught_up(self, client: AsyncClient) -> None:
-        """Members must reach the end, past the leftovers of transactions; nothing is written any more."""
-        try:
-            is_caught_up = (await client.caught_up(LIVE, LIVE_TOPICS, timeout=END_S)).satisfied
-        except PurgatoryClientError:
-            is_caught_up = False
-        if not is_caught_up:
-            self.wrong_marks.append(f"group {LIVE} was not caught up in {END_S:.0f} s")
-
-    async def _read_marks(self, client: AsyncClient) -> None:
-        # Without a wait on each mark, ends of topics are polled only every 10 s.
-        never = {mark: 1 << 40 for mark, offset in self.record.present.items() if offset != GONE}
-        await client.produce(never, timeout=SETTLE_S)
-        async for one in client.partitions(prefix="kafka/", page_size=10_000):
-            self._marks[one.topic, one.partition] = one.high_watermark
+            while not (await client.produce({topic_mark("orders", 0): 1}, timeout=1)).satisfied:
+                pass
+            while not all(map(has_committed, (*TOPICS_OF, LIVE))):  # noqa: ASYNC110 - changed by threads
+                await asyncio.sleep(0.1)
 
     async def _wait(self, client: AsyncClient) -> None:
         """Register rounds of waits near the current values of all marks."""
@@ -170,10 +154,10 @@ class KafkaWorld:
             await self._round(client, f"history-{number}")
 
     async def _round(self, client: AsyncClient, session_id: str) -> None:
-        chance, marks = self._random, list(self.record.present)
+        chance, marks = self._random, list(self._record.present)
         indexes = [chance.randrange(len(marks)) for _ in range(BATCH)]
         ahead = [chance.choice((chance.randint(-60, 0), chance.randint(1, 150))) for _ in indexes]
-        targets = [max(1, self.record.present_of(marks[one]) + more) for one, more in zip(indexes, ahead, strict=True)]
+        targets = [max(1, self._record.present_of(marks[one]) + more) for one, more in zip(indexes, ahead, strict=True)]
         timeouts_ms = [chance.choice((chance.randint(100, 3000), chance.randint(7000, 12_000))) for _ in indexes]
         listed_s = time.monotonic()
         known = {(one.topic, one.partition): one.leader_epoch async for one in client.partitions(prefix="kafka/")}
@@ -182,71 +166,52 @@ class KafkaWorld:
         registered_s = time.monotonic()
         await client.register(session_id, 1, batch)
         accepted_s = time.monotonic()
-        seen: set[int] = set()
+        answers: dict[int, Answer] = {}
         async for collected in client.results(session_id):
             answered_s, results = time.monotonic(), collected.results
             for place, operation_id in enumerate(collected.operation_ids):
-                if operation_id in seen:
-                    continue
-                seen.add(operation_id)
-                wait, stale_ms = operation_id - 1, results.stale_ms[place]
-                outcome = Outcome(results.outcomes[place])
+                wait, stale_ms, outcome = operation_id - 1, results.stale_ms[place], Outcome(results.outcomes[place])
                 is_over = outcome in (Outcome.SATISFIED, Outcome.EXPIRED)
                 # Measured by the daemon, because its answer may have been delayed in transit.
                 ended_s = accepted_s + results.waited_ms[place] / 1000 + 0.01
-                self.figures[f"waits {outcome.name.lower()}"] += 1
-                self._answers.append(
-                    Answer(
-                        marks[indexes[wait]], targets[wait], registered_s, accepted_s, timeouts_ms[wait] / 1000,
-                        min(answered_s, ended_s), outcome == Outcome.SATISFIED,
-                        stale_ms / 1000 if stale_ms >= 0 else None,
-                        0 if is_over else results.error_codes[place] or -outcome,
-                        None if epochs[wait] == NO_EPOCH else listed_s,
-                    )
+                answer = Answer(
+                    marks[indexes[wait]], targets[wait], registered_s, accepted_s, timeouts_ms[wait] / 1000,
+                    min(answered_s, ended_s), outcome == Outcome.SATISFIED,
+                    stale_ms / 1000 if stale_ms >= 0 else None,
+                    0 if is_over else results.error_codes[place] or -outcome,
+                    None if epochs[wait] == NO_EPOCH else listed_s,
                 )  # fmt: skip
-        assert len(seen) == BATCH, f"{session_id}: {BATCH - len(seen)} waits were never answered"
+                answers.setdefault(operation_id, answer)
+        assert len(answers) == BATCH, f"{session_id}: {BATCH - len(answers)} waits were never answered"
+        self._answers.extend(answers.values())
 
     def _judge(self, logs: BrokerLogs) -> None:
-        record, answers = self.record, self._answers
+        changes, answers = self._record.changes, self._answers
         logged = steps_of_logs(logs)
         settle_s = SETTLE_S + HOPS * self._stall_s
-        raised = raised_steps([*record.changes, *logged], logs, {PAYMENTS})
-        cut = [step for step in record.changes if step.mark[0] == f"kafka/{LOSSY}"]
+        raised = raised_steps([*changes, *logged], logs, {PAYMENTS})
         # Only the logs contain transaction markers, and records whose outcome their writer does not know.
         wrong = [
-            *wrong_answers([*record.changes, *logged, *raised], answers, settle_s, self._down),
-            *wrong_answers([*logged, *raised, *cut], answers, settle_s, self._down),
-            *wrong_lineages(record.changes, answers, settle_s, self._down),
+            *wrong_answers([*changes, *logged, *raised], answers, settle_s, self._down),
+            *wrong_answers([*logged, *raised], answers, settle_s, self._down),
+            *wrong_lineages(changes, answers, settle_s, self._down),
         ]
-        self.wrong.extend(dict.fromkeys(wrong))  # most errors are found by both
-        ends = marks_at_the_end(logs, record.incarnations)
+        for one in dict.fromkeys(wrong):  # most errors are found by both
+            of_mark = [step for step in changes if step.mark == one.answer.mark]
+            around = [step for step in of_mark if abs(step.begun_s - one.answer.registered_s) < AROUND_S]
+            self.complaints.append("\n    ".join(map(str, [one, *around])))
+        ends = marks_at_the_end(logs, self._record.incarnations)
         for mark in ends.keys() | self._marks.keys():
             lowest, highest = ends.get(mark, (GONE, 0))
             if not lowest <= self._marks.get(mark, GONE) <= highest:
-                self.wrong_marks.append(f"{mark} is {self._marks.get(mark)} at the end, not {lowest} to {highest}")
-        self.figures.update(
-            {
-                "waits with a stale mark": sum(answer.stale_s is not None for answer in answers),
-                "ended with their marks (3)": sum(answer.error_code == UNKNOWN_PARTITION for answer in answers),
-                "ended with their lineage (74)": sum(answer.error_code == FENCED for answer in answers),
-                "steps recorded by writers": len(record.changes),
-                "steps in the brokers' logs": len(logged),
-                "milliseconds allowed for an answer": round(settle_s * 1000),
-            }
-        )
-
-    def print(self) -> None:
-        """Print the figures, and what is wrong with the steps around it."""
-        for wrong in self.wrong[:20]:
-            print(wrong, *self._around(wrong.answer), sep="\n    ")
-        print(*self.wrong_marks[:20], sep="\n")
-        for what, count in sorted(self.figures.items()):
-            print(f"| {what:<45} | {count:>8} |")
-        print(f"wrong answers: {len(self.wrong)}, wrong marks at the end: {len(self.wrong_marks)}")
-
-    def _around(self, answer: Answer) -> list[RecordedStep]:
-        of_mark = [step for step in self.record.changes if step.mark == answer.mark]
-        return [step for step in of_mark if abs(step.begun_s - answer.registered_s) < AROUND_S]
+                self.complaints.append(f"{mark} is {self._marks.get(mark)} at the end, not {lowest} to {highest}")
+        for answer in answers:
+            way = f"ended with {answer.error_code}" if answer.error_code else "expired"
+            self.figures[f"waits {'satisfied' if answer.is_satisfied else way}"] += 1
+            self.figures["waits with a stale mark"] += answer.stale_s is not None
+        self.figures["steps recorded by writers"] = len(changes)
+        self.figures["steps in the brokers' logs"] = len(logged)
+        self.figures["milliseconds allowed for an answer"] = round(settle_s * 1000)
 
 
 def main() -> int:
@@ -258,8 +223,11 @@ def main() -> int:
     world = KafkaWorld(given.waits, given.seed)
     with tempfile.TemporaryDirectory(prefix="history-") as folder:
         world.run(given.folder or Path(folder))
-    world.print()
-    return 0 if world.is_right else 1
+    print(*world.complaints[:20], sep="\n")
+    for what, count in sorted(world.figures.items()):
+        print(f"| {what:<45} | {count:>8} |")
+    print(f"wrong answers and marks: {len(world.complaints)}")
+    return 1 if world.complaints else 0
 
 
 if __name__ == "__main__":
