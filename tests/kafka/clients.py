@@ -1,7 +1,7 @@
 """Test clients of a cluster: topics, records, transactions, commits of groups."""
 
-import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourcePatternType,
     ResourceType,
 )
-from confluent_kafka.cimpl import NewPartitions, NewTopic
+from confluent_kafka.cimpl import NewTopic
+
+from tests.kit.eventually import wait_until
 
 QUIET = {"log_level": 0, "socket.timeout.ms": 30_000, "reconnect.backoff.max.ms": 500}
 
@@ -31,32 +33,27 @@ class ClusterClients:
 
     def create(self, topic: str, partitions: int = 1, replicas: int = 1, config: dict[str, str] | None = None) -> None:
         new = NewTopic(topic, partitions, replicas, config=config or {})
-        deadline = time.monotonic() + 60
-        is_again = False
-        while True:
+
+        def is_created() -> bool:
             try:
-                self.admin.create_topics([new], operation_timeout=60, request_timeout=60)[topic].result()
-                break
+                _wait_for(self.admin.create_topics([new], operation_timeout=60, request_timeout=60))
             except KafkaException as error:
+                # The client drops a broker that is fenced for a moment, as on a busy machine. Its requests fail, and
+                # may have arrived.
                 code = error.args[0].code()
-                if is_again and code == KafkaError.TOPIC_ALREADY_EXISTS:
-                    break
-                # The client drops a broker that is fenced for a moment, as on a busy machine, and its requests fail.
-                if code != KafkaError._DESTROY_BROKER or time.monotonic() > deadline:
+                if code not in {KafkaError._DESTROY_BROKER, KafkaError.TOPIC_ALREADY_EXISTS}:
                     raise
-                is_again = True
-        deadline = time.monotonic() + 60
-        while len(self.admin.list_topics(topic, timeout=10).topics[topic].partitions) < partitions:
-            assert time.monotonic() < deadline, f"{topic} did not get {partitions} partitions"
-            time.sleep(0.05)
+                return bool(code == KafkaError.TOPIC_ALREADY_EXISTS)
+            return True
 
-    def delete(self, topic: str) -> None:
-        for future in self.admin.delete_topics([topic], operation_timeout=60, request_timeout=60).values():
-            future.result()
+        def is_complete() -> bool:
+            return len(self.admin.list_topics(topic, timeout=10).topics[topic].partitions) == partitions
 
-    def grow(self, topic: str, partitions: int) -> None:
-        for future in self.admin.create_partitions([NewPartitions(topic, partitions)]).values():
-            future.result()
+        wait_until(is_created, f"{topic} is created")
+        wait_until(is_complete, f"{topic} has {partitions} partitions")
+
+    def delete(self, *topics: str) -> None:
+        _wait_for(self.admin.delete_topics(list(topics), operation_timeout=60, request_timeout=60))
 
     def produce(self, topic: str, count: int = 1, partition: int = 0) -> None:
         for number in range(count):
@@ -78,57 +75,43 @@ class ClusterClients:
         """Commit without members, as an operator's tool or a consumer with `assign` does."""
         consumer = Consumer({**self._common, "group.id": group})
         wanted = [TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
-        deadline = time.monotonic() + 30
-        try:
-            while True:
-                try:
-                    done = consumer.commit(offsets=wanted, asynchronous=False)
-                    break
-                except KafkaException:  # no coordinator yet, as for a cluster's first group
-                    assert time.monotonic() < deadline, f"{group} could not commit"
-                    time.sleep(0.1)
-            assert not [one.error for one in done or [] if one.error is not None]
-        finally:
-            consumer.close()
 
-    def committed(self, group: str, topic: str, partitions: int) -> dict[int, int]:
-        """A group's committed offset of each of these partitions, from its coordinator."""
-        consumer = Consumer({**self._common, "group.id": group})
-        try:
-            found = consumer.committed([TopicPartition(topic, number) for number in range(partitions)], timeout=30)
-            return {at.partition: at.offset for at in found if at.offset >= 0}
+        def is_committed() -> bool:
+            done = consumer.commit(offsets=wanted, asynchronous=False)
+            assert not [one.error for one in done or [] if one.error is not None]
+            return True
+
+        try:  # a cluster's first group has no coordinator yet
+            wait_until(is_committed, f"{group} has committed", but=KafkaException)
         finally:
             consumer.close()
 
     def allow(self, principal: str, *rights: tuple[ResourceType, str, AclOperation]) -> None:
         """Grant rights on resources by name; "*": all resources of the type."""
-        for future in self.admin.create_acls([_access(principal, *right) for right in rights]).values():
-            future.result()
+        pattern, anybody, allowed = ResourcePatternType.LITERAL, "*", AclPermissionType.ALLOW
+        given = [(kind, name, pattern, f"User:{principal}", anybody, how, allowed) for kind, name, how in rights]
+        _wait_for(self.admin.create_acls([AclBinding(*one) for one in given]))
 
     def revoke(self, principal: str, kind: ResourceType, name: str, operation: AclOperation) -> None:
         pattern, anybody, allowed = ResourcePatternType.LITERAL, "*", AclPermissionType.ALLOW
         one = AclBindingFilter(kind, name, pattern, f"User:{principal}", anybody, operation, allowed)
-        for future in self.admin.delete_acls([one]).values():
-            assert future.result(), "there was no such right"
+        assert all(_wait_for(self.admin.delete_acls([one]))), "there was no such right"
 
     def delete_group(self, group: str) -> None:
-        for future in self.admin.delete_consumer_groups([group]).values():
-            future.result()
+        _wait_for(self.admin.delete_consumer_groups([group]))
 
     def reset(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Set an idle group's offsets, as kafka-consumer-groups --reset-offsets does."""
         wanted = [TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
-        for future in self.admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, wanted)]).values():
-            future.result()
+        _wait_for(self.admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, wanted)]))
 
     def leader(self, topic: str, partition: int = 0) -> int:
         return int(self.admin.list_topics(topic, timeout=10).topics[topic].partitions[partition].leader)
 
     def delete_records(self, topic: str, before: int, partition: int = 0) -> None:
-        for future in self.admin.delete_records([TopicPartition(topic, partition, before)]).values():
-            future.result()
+        _wait_for(self.admin.delete_records([TopicPartition(topic, partition, before)]))
 
 
-def _access(principal: str, kind: ResourceType, name: str, operation: AclOperation) -> AclBinding:
-    pattern, anybody, allowed = ResourcePatternType.LITERAL, "*", AclPermissionType.ALLOW
-    return AclBinding(kind, name, pattern, f"User:{principal}", anybody, operation, allowed)
+def _wait_for(futures: Mapping[Any, Future[Any]]) -> list[Any]:
+    """The results of calls of an admin client."""
+    return [future.result() for future in futures.values()]

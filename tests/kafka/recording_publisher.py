@@ -28,20 +28,15 @@ class RecordingPublisher(Publisher):
         self.marks: dict[MarkName, int] = {}
         self.observed: list[Observation] = []
         self.replicas: dict[MarkName, SeenReplicas] = {}
-        self.identities: dict[MarkName, set[str]] = {}
         self.reported: tuple[SourceState, str, Sequence[StaleMarks], int] = (SourceState.LOADING, "", (), 0)
         self.report_count = 0
         self._told = dict(told or {})
-        self._wanted: frozenset[MarkName] = frozenset()
+        self._demand: frozenset[MarkName] = frozenset()
         self._demand_changed = asyncio.Event()
-
-    @property
-    def demand(self) -> frozenset[MarkName]:
-        return self._wanted
 
     def want(self, *names: MarkName) -> None:
         """Set the demand."""
-        self._wanted = frozenset(names)
+        self._demand = frozenset(names)
         self._demand_changed.set()
         self._demand_changed = asyncio.Event()
 
@@ -52,8 +47,6 @@ class RecordingPublisher(Publisher):
             if seen.offset is None:
                 self.marks.pop(name, None)
                 continue
-            if seen.identity:
-                self.identities.setdefault(name, set()).add(seen.identity)
             if seen.offset >= self.marks.get(name, -1) or seen.is_set_back_to:
                 self.marks[name] = seen.offset
 
@@ -70,6 +63,9 @@ class RecordingPublisher(Publisher):
 
     def seen_of(self, topic: str, partition: int) -> list[Observation]:
         return [seen for seen in self.observed if (seen.topic, seen.partition) == (topic, partition)]
+
+    def identities_of(self, topic: str, partition: int) -> set[str]:
+        return {seen.identity for seen in self.seen_of(topic, partition)} - {""}
 
     async def until(self, condition: Callable[[], object], what: str = "") -> float:
         """Wait until the condition holds. Returns the elapsed time."""

@@ -1,23 +1,18 @@
 """Ends as of a time, on real brokers: timestamps out of order, gaps, aborted transactions; and through a daemon."""
 
 import asyncio
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
-from purgatory_client import AsyncClient
-from purgatory_client.errors import Unavailable
 from purgatory_connectors.errors import SourceStale
 
 from tests.kafka.clients import ClusterClients
 from tests.kafka.recording_publisher import running_source
-from tests.kit.daemon import StartDaemon, daemon_environment
+from tests.kit.daemon import StartDaemon
 from tests.kit.eventually import PATIENCE_S
-from tests.ready.gate_kit import ask, until
+from tests.sources.publishing import publishing, until_mark
 
 HOUR_MS = 3_600_000
 
@@ -104,70 +99,22 @@ async def test_a_log_with_gaps(clients: ClusterClients, topic: str, noon_ms: int
     await asyncio.to_thread(write, clients, compacted, [noon_ms - 9, *[noon_ms - 8] * 5], keys)
     # Only closed segments are compacted, and a segment closes when a younger record arrives.
     await asyncio.to_thread(write, clients, compacted, [noon_ms + 1_000, noon_ms + 2_000], ["b", "c"])
-    deadline = time.monotonic() + PATIENCE_S
-    while (found := await asyncio.to_thread(offsets_in, clients, compacted)) != [0, 6, 7]:
-        assert time.monotonic() < deadline, f"the log was not compacted: {found}"
-        await asyncio.sleep(0.1)
     name = f"kafka/billing/{compacted}", 0
     await asyncio.to_thread(clients.commit, "billing", {(compacted, 0): 1})
     async with running_source(clients.bootstrap, f"topics={compacted}") as (source, feed):
         assert [end.offset for end in await source.ends_at([name[0]], noon_ms)] == [6]
         feed.want(name)
-        await feed.until(lambda: feed.marks.get(name) == 6, "the gap has nothing to read")
+        await feed.until(lambda: feed.marks.get(name) == 6, "compaction, after which the gap has nothing to read")
 
 
-def offsets_in(clients: ClusterClients, topic: str) -> list[int]:
-    """The offsets of the records in partition 0."""
-    consumer = Consumer({"bootstrap.servers": clients.bootstrap, "group.id": "look", "enable.partition.eof": True})
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    offsets: list[int] = []
-    try:
-        while True:
-            message = consumer.poll(30)
-            assert message is not None, "the broker does not answer"
-            if message.error() is not None:
-                return offsets
-            offset = message.offset()
-            assert offset is not None
-            offsets.append(offset)
-    finally:
-        consumer.close()
-
-
-@pytest.mark.slow
-async def test_at_a_daemon(clients: ClusterClients, topic: str, start_daemon: StartDaemon, noon_ms: int) -> None:
-    """`caught-up --as-of` waits for the records before the time, not for later ones; a gate on the same group waits for
-    all that were there at its first request.
-    """
+async def test_caught_up_as_of_a_time_needs_older_records_only(
+    clients: ClusterClients, topic: str, start_daemon: StartDaemon, noon_ms: int
+) -> None:
     await asyncio.to_thread(write, clients, topic, [noon_ms - 2, noon_ms - 1, noon_ms, noon_ms + 1])
-    await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 1})
-    daemon = start_daemon("--source", f"kafka://{clients.bootstrap}?topics={topic}")
-    noon = datetime.fromtimestamp(noon_ms / 1_000, UTC)
-
-    async def caught_up() -> int:
-        command = [sys.executable, "-m", "purgatory", "caught-up", f"kafka/billing/{topic}", "--timeout", "500ms"]
-        command += ["--as-of", noon.isoformat(), "--address", daemon.address]
-        return (await asyncio.to_thread(subprocess.run, command, env=daemon_environment(), check=False)).returncode
-
-    async with AsyncClient(daemon.address) as client:
-
-        async def has_source() -> bool:
-            try:
-                return bool(await client.ends([f"kafka/{topic}"]))
-            except Unavailable:
-                return False
-
-        async with asyncio.timeout(PATIENCE_S):
-            while not await has_source():  # noqa: ASYNC110 - another process
-                await asyncio.sleep(0.05)
-        gate = {"query": f"group=billing&topics={topic}"}
-        await until(daemon.http_address, lambda _, state: state.get("lag") == 3, **gate)
-        assert await caught_up() == 11
-        waiting = asyncio.create_task(client.caught_up("billing", [topic], timeout=PATIENCE_S, as_of=noon))
-        await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 2})
-        assert (await waiting).partitions[f"kafka/billing/{topic}-0"].required_offset == 2
-        assert await caught_up() == 0
-        assert (await ask(daemon.http_address, **gate))[0] == 503
-        await asyncio.to_thread(write, clients, topic, [noon_ms + 2])
-        await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 4})
-        await until(daemon.http_address, lambda status, _: status == 200, **gate)
+    await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 2})
+    async with publishing(start_daemon(), f"kafka://{clients.bootstrap}?topics={topic}") as client:
+        await until_mark(client, f"kafka/billing/{topic}", lambda mark: mark.high_watermark == 2)
+        noon = datetime.fromtimestamp(noon_ms / 1_000, UTC)
+        result = await client.caught_up("billing", [topic], timeout=PATIENCE_S, as_of=noon)
+        assert result.partitions[f"kafka/billing/{topic}-0"].required_offset == 2
+        assert list((await client.ends([f"kafka/billing/{topic}"])).offsets.values()) == [4]

@@ -13,25 +13,21 @@ PARTITIONS = 4
 RECORDS = 43
 UNTIL_KNOWN = "until purgatory caught-up kafka/billing/orders > /dev/null 2>&1; do sleep 0.1; done"
 """The brokers may not know the end of a new topic yet."""
-BROKER = """
+PROJECT = """
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
+from tests.kafka.clients import ClusterClients
+
+clients, billed, Order = ClusterClients({address!r}), [], SimpleNamespace
+
 
 @pytest.fixture(scope="session")
 def broker():
-    return SimpleNamespace(address={!r})
-
-
-"""
-SERVICE = """
-import threading
-from types import SimpleNamespace as Order
-
-from tests.kafka.clients import ClusterClients
-
-clients, billed = ClusterClients({!r}), []
+    return SimpleNamespace(address=clients.bootstrap)
 
 
 def publish(order):
@@ -40,8 +36,9 @@ def publish(order):
 
 
 def bill(order):
+    time.sleep(0.5)
     billed.append(order.id)
-    clients.commit("billing", {{("orders", 0): {}}})
+    clients.commit("billing", {{("orders", 0): {offset}}})
 
 
 def bills():
@@ -81,8 +78,8 @@ def run_the_test_kit(clients: ClusterClients, folder: Path) -> None:
     """Run the test and the first fixture of the page in a project whose service bills orders in a thread."""
     test, arguments, own_daemon = texts("docs/test-kit.md", "python")
     compile(own_daemon, "test-kit.md", "exec")  # tests/testing/test_pytest_plugin.py uses one like it
-    (folder / "conftest.py").write_text(BROKER.format(clients.bootstrap) + arguments)
-    (folder / "test_bills.py").write_text(SERVICE.format(clients.bootstrap, RECORDS + 1) + test)
+    project = PROJECT.format(address=clients.bootstrap, offset=RECORDS + 1)
+    (folder / "test_bills.py").write_text(project + arguments + test)
     environment = daemon_environment({"PYTHONPATH": os.pathsep.join(sys.path)})
     environment = {name: text for name, text in environment.items() if not name.startswith("PYTEST_")}
     run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

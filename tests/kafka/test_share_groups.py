@@ -14,10 +14,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 from purgatory_client.sources.source_names import kafka_share
-from purgatory_connectors.errors import SourceStale
-from purgatory_connectors.kafka import cluster_view
 from purgatory_connectors.kafka.mark_names import MarkNames, ParsedName
-from purgatory_connectors.publisher.observation import SourceState
 
 from examples.kafka_cluster import KafkaCluster
 from tests.kafka.clients import QUIET, ClusterClients
@@ -30,8 +27,8 @@ class ShareReader:
 
     def __init__(self, bootstrap: str, group: str, topic: str) -> None:
         settings = {"bootstrap.servers": bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit"}
-        self._consumer = ShareConsumer({**settings, **QUIET})
-        self._consumer.subscribe([topic])
+        self.consumer = ShareConsumer({**settings, **QUIET})
+        self.consumer.subscribe([topic])
 
     def read(self, count: int) -> dict[int, Message]:
         """The next records, by offset. All of them are acquired and none is acknowledged."""
@@ -39,7 +36,7 @@ class ShareReader:
         deadline = time.monotonic() + PATIENCE_S
         while len(found) < count:
             assert time.monotonic() < deadline, f"{len(found)} of {count} records were read"
-            for message in self._consumer.poll(0.2):
+            for message in self.consumer.poll(0.2):
                 assert message.error() is None
                 offset = message.offset()
                 assert offset is not None
@@ -47,12 +44,9 @@ class ShareReader:
         return found
 
     def acknowledge(self, message: Message, how: AcknowledgeType = AcknowledgeType.ACCEPT) -> None:
-        self._consumer.acknowledge(message, how)
-        for error in self._consumer.commit_sync(30.0).values():
+        self.consumer.acknowledge(message, how)
+        for error in self.consumer.commit_sync(30.0).values():
             assert error is None
-
-    def close(self) -> None:
-        self._consumer.close()
 
 
 def reset_to_earliest(cluster: KafkaCluster, group: str, topic: str) -> None:
@@ -71,7 +65,7 @@ def reader(clients: ClusterClients, group: str, topic: str) -> Iterator[ShareRea
         future.result()
     made = ShareReader(clients.bootstrap, group, topic)
     yield made
-    made.close()
+    made.consumer.close()
 
 
 def test_names_of_share_groups_are_distinct_and_read_back() -> None:
@@ -123,47 +117,6 @@ async def test_mark_follows_acknowledgements_until_a_reset(
         await asyncio.to_thread(reset_to_earliest, three_brokers, group, topic)
         await publisher.until(lambda: publisher.marks[name] == 0, "the reset")
         assert any(seen.is_set_back_to for seen in publisher.seen_of(*name))
-        assert len(publisher.identities[name]) == 1
+        assert len(publisher.identities_of(*name)) == 1
         await asyncio.to_thread(clients.delete, topic)
         await publisher.until(lambda: name not in publisher.marks, "the topic is gone")
-
-
-@pytest.mark.slow
-async def test_no_mark_moves_while_all_brokers_hang(
-    three_brokers: KafkaCluster, clients: ClusterClients, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ends, commits and start offsets are stale with the reason. Then they go on, and no commit is lost or reset. A
-    group that does not exist has no marks.
-    """
-    share, missing = (kafka_share(f"share-{topic}", topic), 0), (kafka_share("nobody", topic), 0)
-    ends, commits = (f"kafka/{topic}", 0), (f"kafka/billing/{topic}", 0)
-    await asyncio.to_thread(clients.produce, topic, 5)
-    await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 3})
-    async with running_source(clients.bootstrap, f"topics={topic}") as (source, feed):
-        feed.want(share, missing, ends, commits)
-        with reader(clients, f"share-{topic}", topic) as member:
-            records = await asyncio.to_thread(member.read, 5)
-            await asyncio.to_thread(member.acknowledge, records[0])
-        await feed.until(lambda: [feed.marks.get(one) for one in (share, ends, commits)] == [1, 5, 3])
-        assert missing not in feed.marks
-        assert not feed.stale_reason(*share)
-        marks = dict(feed.marks)
-        monkeypatch.setattr(cluster_view, "METADATA_S", 1.0)
-        for broker in three_brokers.brokers:
-            three_brokers.hang(broker)
-        try:
-            # Either the coordinator does not answer, or no broker answers at all: both are noticed, in any order.
-            await feed.until(lambda: " answer" in feed.stale_reason(*share), "stale")
-            await feed.until(lambda: feed.stale_reason(*ends) and feed.stale_reason(*commits), "all of them")
-            assert feed.reported[0] == SourceState.STALE
-            with pytest.raises(SourceStale, match=r"broker|seen"):
-                await source.ends([ends[0]])
-            assert feed.marks == marks
-        finally:
-            for broker in three_brokers.brokers:
-                three_brokers.wake(broker)
-        await feed.until_live()
-        await asyncio.to_thread(clients.produce, topic)
-        await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 5})
-        await feed.until(lambda: (feed.marks[ends], feed.marks[commits]) == (6, 5), "both go on")
-        assert not [seen for seen in feed.observed if seen.is_set_back_to or seen.offset is None]

@@ -1,13 +1,16 @@
-"""The Kafka source on three real brokers: commits, ends, transactions and recreated topics."""
+"""The Kafka source on three real brokers: commits, ends, transactions, recreated topics, and brokers that are down."""
 
 import asyncio
+import uuid
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from purgatory_client.sources.source_names import kafka_share
 from purgatory_connectors.errors import SourceStale
-from purgatory_connectors.kafka import topic_watch
+from purgatory_connectors.kafka import cluster_view
 from purgatory_connectors.publisher.observation import SourceState
 
+from examples.kafka_cluster import KafkaCluster
 from tests.kafka.clients import ClusterClients
 from tests.kafka.recording_publisher import running_source
 
@@ -44,21 +47,6 @@ async def test_commits_resets_and_deletions(clients: ClusterClients, topic: str,
         await feed.until(lambda: feed.marks.get(name) == 3, "the group that came back")
 
 
-async def test_ends_are_seen_and_new_partitions_found(
-    clients: ClusterClients, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each partition has its high watermark and the topic's id; added partitions are found without a restart."""
-    monkeypatch.setattr(topic_watch, "IDLE_S", 1.0)
-    async with running_source(clients.bootstrap, options(topic)) as (_, feed):
-        await feed.until(lambda: feed.marks.get((f"kafka/{topic}", 1)) == 0, "empty partitions are at 0")
-        feed.want((f"kafka/{topic}", 0))
-        await asyncio.to_thread(clients.produce, topic, 5)
-        await feed.until(lambda: feed.marks.get((f"kafka/{topic}", 0)) == 5)
-        await asyncio.to_thread(clients.grow, topic, 3)
-        await feed.until(lambda: feed.marks.get((f"kafka/{topic}", 2)) == 0, "the third partition")
-        assert len(feed.identities[f"kafka/{topic}", 0]) == 1
-
-
 async def test_low_latency_topics_do_not_wait_for_the_poll(clients: ClusterClients, topic: str) -> None:
     async with running_source(clients.bootstrap, options(topic, f"low-latency={topic}&poll-ms=10000")) as (_, feed):
         name = f"kafka/{topic}", 0
@@ -80,7 +68,7 @@ async def test_a_topic_made_anew_is_another_lineage(clients: ClusterClients, top
         await asyncio.to_thread(clients.delete, topic)
         await asyncio.to_thread(clients.create, topic, 2, 3)
         await asyncio.to_thread(clients.produce, topic, 12)
-        await feed.until(lambda: len(feed.identities[ends]) == 2, "the new topic's id")
+        await feed.until(lambda: len(feed.identities_of(*ends)) == 2, "the new topic's id")
         await feed.until(lambda: feed.marks.get(ends) == 12)
         assert feed.marks.get(commits, 0) == 0  # the new topic is empty, so the group has nothing left to read
         await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 3})
@@ -188,3 +176,160 @@ async def test_a_last_stable_offset_waits_for_the_transaction(
             await asyncio.to_thread(producer.commit_transaction if is_committed else producer.abort_transaction, 30)
             await feed.until(lambda: feed.marks[stable] == 10, "the last stable offset behind the marker")
         assert not [one for one in feed.seen_of(*stable) if one.is_set_back_to]
+
+
+async def test_marks_of_hundreds_of_partitions_and_groups_are_complete(clients: ClusterClients) -> None:
+    partitions, groups, each = 400, 40, 50
+    topic = f"many-{uuid.uuid4().hex[:6]}"
+    await asyncio.to_thread(clients.create, topic, partitions)
+    truth = {(f"kafka/{topic}", number): 0 for number in range(partitions)}
+
+    def commit(chosen: range) -> None:
+        for group in chosen:
+            offsets = {(topic, (group * 7 + number) % partitions): group + number for number in range(each)}
+            clients.commit(f"many-{group}", offsets)
+            truth.update({(f"kafka/many-{group}/{topic}", number): offset for (_, number), offset in offsets.items()})
+
+    await asyncio.to_thread(commit, range(groups // 2))
+    async with running_source(clients.bootstrap, f"topics={topic}") as (_, feed):
+        await feed.until(lambda: feed.marks == truth, "what was there")
+        await asyncio.to_thread(commit, range(groups // 2, groups))
+        await feed.until(lambda: feed.marks == truth, "what has come")
+        feed.want(*truth)
+        await asyncio.to_thread(clients.produce, topic, 3, partitions - 1)
+        await feed.until(lambda: feed.marks[f"kafka/{topic}", partitions - 1] == 3)
+        assert not [seen for seen in feed.observed if seen.is_set_back_to or seen.offset is None]
+    await asyncio.to_thread(clients.delete, topic)
+
+
+async def test_a_leader_that_is_killed_and_comes_back(three_brokers: KafkaCluster, clients: ClusterClients) -> None:
+    """Two topics are on the killed broker, and one of them has no other replica: only this one is stale until the
+    broker is back. The marks of the other continue under a new leader, nothing moves back, and commits are seen the
+    whole time. Each change of leader and in-sync set is published.
+    """
+    everybody = (1, 2, 3)
+    alone, many = f"alone-{uuid.uuid4().hex[:6]}", f"many-{uuid.uuid4().hex[:6]}"
+    await asyncio.to_thread(clients.create, many, 1, 3)
+    await asyncio.to_thread(clients.create, alone, 3, 1)
+    group = f"group-{many}"
+    names = [(f"kafka/{many}", 0), (f"kafka/{group}/{many}", 0), *((f"kafka/{alone}", number) for number in range(3))]
+    await asyncio.to_thread(clients.produce, many, 5)
+    async with running_source(clients.bootstrap, f"topics={alone},{many}") as (_, feed):
+        feed.want(*names)
+        await feed.until(lambda: feed.marks.get(names[0]) == 5)
+        victim = clients.leader(many)
+        assert feed.replicas[names[0]] == (victim, everybody, everybody)
+        lost = [number for number in range(3) if clients.leader(alone, number) == victim]
+        await asyncio.to_thread(three_brokers.kill, victim)
+        try:
+            await asyncio.to_thread(clients.produce, many, 5)
+            await asyncio.to_thread(clients.commit, group, {(many, 0): 7})
+            await feed.until(lambda: feed.marks.get(names[0]) == 10, "the end under the new leader")
+            await feed.until(lambda: feed.marks.get(names[1]) == 7, "a commit while the broker is away")
+            others = tuple(one for one in everybody if one != victim)
+            await feed.until(lambda: feed.replicas[names[0]][1:] == (everybody, others), "the smaller set")
+            assert feed.replicas[names[0]].leader_id in others
+            if lost:
+                await feed.until(lambda: feed.stale_reason(f"kafka/{alone}", lost[0]), "stale marks")
+                assert feed.reported[0] == SourceState.STALE
+                stale = next(entry for entry in feed.reported[2] if entry.topic_prefix == f"kafka/{alone}")
+                assert list(stale.partitions) == lost
+            await feed.until(lambda: not feed.stale_reason(f"kafka/{many}"))
+        finally:
+            await asyncio.to_thread(three_brokers.start, victim)
+        await feed.until_live()
+        await feed.until(lambda: feed.replicas[names[0]][1:] == (everybody, everybody), "all three in sync")
+        for number in range(3):
+            await asyncio.to_thread(clients.produce, alone, 2, number)
+        await feed.until(lambda: all(feed.marks.get((f"kafka/{alone}", number)) == 2 for number in range(3)))
+        assert not [seen for seen in feed.observed if seen.is_set_back_to or seen.offset is None]
+
+
+async def test_no_mark_moves_while_brokers_hang(three_brokers: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one broker keeps its connections and answers nothing, its partitions are seen again under their new
+    leaders. While all hang, all marks are stale with the reason. Then they go on, and no commit is lost or reset.
+    """
+    monkeypatch.setattr(cluster_view, "METADATA_S", 1.0)
+    # Each request of the producer that is sent to the hanging broker costs it this timeout, one after another.
+    clients = ClusterClients(three_brokers.bootstrap, {"socket.timeout.ms": "5000"})
+    topic = f"hung-{uuid.uuid4().hex[:6]}"
+    ends = [(f"kafka/{topic}", number) for number in range(6)]
+    commits, missing = (f"kafka/billing/{topic}", 0), (kafka_share("nobody", topic), 0)
+    await asyncio.to_thread(clients.create, topic, 6, 3)
+    async with running_source(clients.bootstrap, f"topics={topic}") as (source, feed):
+
+        async def until_each_has(offset: int) -> None:
+            """Write to each partition, and wait until all are seen there."""
+            for number in range(6):
+                await asyncio.to_thread(clients.produce, topic, 3, number)
+            await feed.until(lambda: all(feed.marks.get(name) == offset for name in ends), "the ends")
+
+        feed.want(*ends, commits, missing)
+        await until_each_has(3)  # the producer gets its id and its connections before the broker hangs
+        hung = clients.leader(topic)
+        three_brokers.hang(hung)
+        try:
+            await feed.until(lambda: feed.stale_reason(*ends[0]) or feed.reported[0] == SourceState.STALE, "stale")
+            await until_each_has(6)
+        finally:
+            three_brokers.wake(hung)
+        await feed.until_live()
+        await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 3})
+        await feed.until(lambda: feed.marks.get(commits) == 3)
+        marks = dict(feed.marks)
+        for broker in three_brokers.brokers:
+            three_brokers.hang(broker)
+        try:
+            # Either the coordinator does not answer, or no broker answers at all: both are noticed, in any order.
+            await feed.until(lambda: " answer" in feed.stale_reason(*missing), "stale")
+            await feed.until(lambda: feed.stale_reason(*ends[0]) and feed.stale_reason(*commits), "all of them")
+            with pytest.raises(SourceStale, match=r"broker|seen"):
+                await source.ends([ends[0][0]])
+            assert feed.marks == marks
+        finally:
+            for broker in three_brokers.brokers:
+                three_brokers.wake(broker)
+        await feed.until_live()
+        await until_each_has(9)
+        await asyncio.to_thread(clients.commit, "billing", {(topic, 0): 5})
+        await feed.until(lambda: feed.marks[commits] == 5, "the group goes on")
+        assert missing not in feed.marks
+        assert not [seen for seen in feed.observed if seen.is_set_back_to or seen.offset is None]
+
+
+async def test_an_unclean_election_cuts_topic_and_group(three_brokers: KafkaCluster, clients: ClusterClients) -> None:
+    """A replica without the last records becomes the leader. The topic's mark moves back to its end, and so does the
+    mark of the group, whose committed offset belongs to lost records: each with one break. The last stable offset also
+    moves back, and is 0 until it has been polled again.
+    """
+    topic = f"cut-{uuid.uuid4().hex[:6]}"
+    config = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
+    await asyncio.to_thread(clients.create, topic, 1, 2, config)
+    first, second = clients.admin.list_topics(topic, timeout=10).topics[topic].partitions[0].replicas
+    ends, commits = (f"kafka/{topic}", 0), (f"kafka/group-{topic}/{topic}", 0)
+    stable = f"kafka/stable:{topic}", 0
+    async with running_source(clients.bootstrap, f"topics={topic}") as (_, feed):
+        feed.want(ends, commits, stable)
+        await asyncio.to_thread(clients.produce, topic, 10)
+        await feed.until(lambda: (feed.marks.get(ends), feed.marks.get(stable)) == (10, 10))
+        try:
+            await asyncio.to_thread(three_brokers.kill, second)
+            await asyncio.to_thread(clients.produce, topic, 15)
+            await asyncio.to_thread(clients.commit, f"group-{topic}", {(topic, 0): 25})
+            await feed.until(lambda: (feed.marks.get(ends), feed.marks.get(commits)) == (25, 25), "more by one replica")
+            await asyncio.to_thread(three_brokers.kill, first)
+            # Two of three are down, so the controllers lack a quorum. The replica without the records starts first.
+            await asyncio.to_thread(three_brokers.start, second)
+            await feed.until(lambda: feed.marks.get(ends) == 10, "the topic's cut")
+            await feed.until(lambda: feed.marks.get(commits) == 10, "the group's cut")
+            await feed.until(lambda: feed.marks.get(stable) == 10, "the stable offset's cut")
+        finally:
+            await asyncio.to_thread(three_brokers.start, first, second)
+        assert [seen.offset for seen in feed.seen_of(*ends) if seen.is_set_back_to] == [10]
+        assert [seen.offset for seen in feed.seen_of(*commits) if seen.is_set_back_to] == [10]
+        assert {seen.offset for seen in feed.seen_of(*stable) if seen.is_set_back_to} <= {0, 10}
+        await feed.until_live()
+        # A new producer: to the idempotent one, the truncation is a gap in its sequence numbers.
+        await asyncio.to_thread(ClusterClients(clients.bootstrap).produce, topic, 5)
+        await asyncio.to_thread(clients.commit, f"group-{topic}", {(topic, 0): 12})
+        await feed.until(lambda: (feed.marks[ends], feed.marks[commits]) == (15, 12), "both go on")

@@ -49,12 +49,8 @@ async def test_marks_without_rights_are_stale_until_these_are_granted(
     clients.produce(secret, 5)
     clients.commit("closed", {(topic, 0): 3})
     clients.allow("watcher", (TOPIC, topic, DESCRIBE), (GROUP, "billing", DESCRIBE))
-    ends, commits, hidden, closed = (
-        f"kafka/{topic}",
-        f"kafka/billing/{topic}",
-        f"kafka/{secret}",
-        f"kafka/closed/{topic}",
-    )
+    ends, commits = f"kafka/{topic}", f"kafka/billing/{topic}"
+    hidden, closed = f"kafka/{secret}", f"kafka/closed/{topic}"
     with caplog.at_level(logging.WARNING):
         async with running_source(guarded_brokers.bootstrap, guarded_brokers.config("polls")) as (_, feed):
 

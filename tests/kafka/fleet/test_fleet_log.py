@@ -11,21 +11,16 @@ import pytest
 from examples.kafka_cluster import KafkaCluster
 from purgatory.replicated_log import kafka_log
 from purgatory.replicated_log.entry import Entry, Kind
-from purgatory.replicated_log.errors import CutOff, LogLost, LogRefused, LogUnavailable
+from purgatory.replicated_log.errors import LogLost, LogRefused, LogUnavailable
 from purgatory.replicated_log.kafka_log import KafkaLog
-from purgatory.replicated_log.log_writer import LogWriter
 from purgatory.replicated_log.open_log import open_log
-from purgatory.replicated_log.reign import Reign
 from purgatory.replicated_log.standby import Standby
-from tests.fleet.log_contract import PATIENT_S, LogContract, OpenShard, catch_up, new_writer, patient
+from tests.fleet.log_contract import PATIENT_S, LogContract, OpenShard, new_writer, patient
 from tests.kafka.clients import ClusterClients
 from tests.kit.commands import fleet_command
 from tests.kit.eventually import wait_until
 
 pytestmark = pytest.mark.slow
-
-
-def ignore(entry: Entry) -> None: ...
 
 
 @pytest.fixture
@@ -79,8 +74,7 @@ def test_topics_that_were_made_again(
     url, topics = f"kafka://{three_brokers.bootstrap}/{name}", [name, f"{name}-snapshots"]
     assert fleet_command(["init", url]) == 0
     lead(tmp_path / "old", url)
-    for future in clients.admin.delete_topics(topics).values():
-        future.result()
+    clients.delete(*topics)
     wait_until(lambda: not clients.admin.list_topics(timeout=10).topics.keys() & {*topics}, "they are gone")
     assert fleet_command(["init", url]) == 0
     with closing(open_log(url)) as log:
@@ -157,34 +151,6 @@ def test_garbage_and_old_snapshots(log: KafkaLog, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(log, "_bounds", lambda topic: before.pop() if before else bounds(topic))
     found = patient(log.last_snapshot)
     assert (found and found.position, before) == (positions[3], [])
-
-
-def append_for_ever(writer: LogWriter, ran: list[int]) -> None:
-    while True:
-        pending = writer.begin(Kind.GROUP, 0, b"late")
-        ran.append(1)
-        pending.finish()
-
-
-def test_brokers_that_are_away(log: KafkaLog, three_brokers: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one broker of three nothing can be appended: the append is cut off, and may count once they are back."""
-    reign, ran = Reign(), list[int]()
-    writer = LogWriter(log, reign, ignore, PATIENT_S)
-    patient(lambda: catch_up(writer, log))
-    writer.claim(0)
-    monkeypatch.setattr(writer, "_cut_off_s", 3)
-    three_brokers.kill(2, 3)
-    try:
-        with pytest.raises(CutOff, match=r"no answer for 3 s"):
-            append_for_ever(writer, ran)
-        with pytest.raises(CutOff, match="restart this daemon"):
-            writer.append(Kind.GROUP, 0, b"another")
-    finally:
-        three_brokers.start(2, 3)
-    assert len(ran) == reign.state.number + 1
-    reader = Reign()
-    patient(lambda: catch_up(LogWriter(log, reader, ignore), log))
-    assert reader.state.number - reign.state.number in {0, 1}
 
 
 def test_calls_without_a_broker_raise_log_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
