@@ -33,22 +33,24 @@ from purgatory_connectors.publisher.publisher import Publisher, Source
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 
+REPEATED_S: Final = 30.0
+LINES_MAX: Final = 1_000
+
+
 class NoRepetitions(logging.Filter):
-    """Passes each line at most once per `seconds`, ignoring differences in numbers. Client libraries log an unavailable
-    broker hundreds of times at once.
+    """Passes each line at most once per `REPEATED_S`, ignoring differences in numbers. Client libraries log an
+    unavailable broker hundreds of times at once.
     """
 
-    def __init__(self, seconds: float = 30.0, lines_max: int = 1_000) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._seconds: Final = seconds
-        self._lines_max: Final = lines_max
         self._passed: Final[dict[tuple[str, int, str], float]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         line = (record.name, record.levelno, re.sub(r"\d+", "", record.getMessage()))
-        if record.created - self._passed.get(line, 0.0) < self._seconds:
+        if record.created - self._passed.get(line, 0.0) < REPEATED_S:
             return False
-        if len(self._passed) >= self._lines_max:
+        if len(self._passed) >= LINES_MAX:
             self._passed.clear()
         self._passed[line] = record.created
         return True

@@ -57,7 +57,7 @@ from tests.kit.daemon import RunDaemon, StartDaemon, daemon_environment, is_runn
 from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
 from tests.kit.fleet import ShardSet
 from tests.kit.messages import advance_request, high_watermark, produce, register_batch, register_request
-from tests.sources.file_source import FileSourceProcess, write_positions
+from tests.sources.publishing import DictSource, running
 
 pytestmark = pytest.mark.slow
 
@@ -180,21 +180,16 @@ def test_tail_shows_what_ends_at_any_shard(shards: ShardSet, tmp_path: Path) -> 
         tail.wait(PATIENCE_S)
 
 
-async def test_sources_feed_each_shard(shards: ShardSet, tmp_path: Path) -> None:
+async def test_sources_feed_each_shard(shards: ShardSet, caplog: pytest.LogCaptureFixture) -> None:
     """A source that is given every shard ends waits at all of them; one that misses a shard logs a warning."""
-    write_positions(tmp_path / "positions", {"t/fed": (5, "a")})
-    sources = [FileSourceProcess(tmp_path / "positions", tmp_path / "all", shards.targets)]
-    try:
+    async with running(DictSource({"t/fed": (5, "a")}), shards.targets):
         for target in shards.targets:
             async with AsyncClient(target) as client:
                 assert (await client.wait_once(waits.produce({"t/fed-0": 5}, timeout=PATIENCE_S))).satisfied
-        assert "shards" not in sources[0].log.read_text("utf-8")
-        sources.append(FileSourceProcess(tmp_path / "positions", tmp_path / "one", shards.targets[:1]))
+    assert "shards" not in caplog.text
+    async with running(DictSource({}), shards.targets[:1]):
         warning = f"the daemon at {shards.targets[0]} is one of 2 shards"
-        await eventually(lambda: warning in sources[1].log.read_text("utf-8"), "the source warns")
-    finally:
-        for source in sources:
-            source.kill()
+        await eventually(lambda: warning in caplog.text, "the source warns")
 
 
 async def test_shards_over_tls(tmp_path: Path) -> None:

@@ -1,18 +1,22 @@
-"""A source that publishes to a daemon, waits for its marks, and a page with numbers to poll."""
+"""Sources that publish to daemons in the test's event loop, waits for their marks, and a page with numbers to poll."""
 
 import asyncio
 import json
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 from purgatory_client import AsyncClient
-from purgatory_client.errors import NotFound
+from purgatory_client.errors import NotFound, Unavailable
 from purgatory_client.views import Partition
 from purgatory_connectors.cli import open_source
-from purgatory_connectors.publisher.publisher import Publisher
+from purgatory_connectors.publisher.lineage_store import LineageStore
+from purgatory_connectors.publisher.observation import End, Observation, SourceState
+from purgatory_connectors.publisher.publisher import Publisher, Source
 
 from purgatory.source_uri import SourceUri
 from tests.kit.daemon import DaemonProcess
@@ -20,16 +24,44 @@ from tests.kit.eventually import eventually
 
 
 @asynccontextmanager
-async def publishing(daemon: DaemonProcess, uri: str) -> AsyncIterator[AsyncClient]:
-    """A client of the daemon, while the source of this address publishes to it."""
-    publisher = Publisher(open_source(SourceUri.parse(uri)), {daemon.address: lambda: AsyncClient(daemon.address)})
+async def running(source: Source, addresses: Sequence[str], folder: Path | None = None) -> AsyncIterator[Publisher]:
+    """Run a source that publishes to these daemons, with what an earlier one has stored in the folder."""
+    clients = {address: partial(AsyncClient, address, name="source") for address in addresses}
+    publisher = Publisher(source, clients, LineageStore(folder))
     running = asyncio.create_task(publisher.run())
     try:
-        async with AsyncClient(daemon.address) as client:
-            yield client
+        yield publisher
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+@asynccontextmanager
+async def publishing(daemon: DaemonProcess, uri: str) -> AsyncIterator[AsyncClient]:
+    """A client of the daemon, while the source of this address publishes to it."""
+    async with running(open_source(SourceUri.parse(uri)), [daemon.address]), AsyncClient(daemon.address) as client:
+        yield client
+
+
+class DictSource(Source):
+    """Publishes `positions`, by topic: offset and identity."""
+
+    name = "dict://"
+    topic_prefixes: tuple[str, ...] = ("t/",)
+
+    def __init__(self, positions: dict[str, tuple[int, str]]) -> None:
+        self.positions = positions
+
+    async def run(self, publisher: Publisher) -> None:
+        while True:
+            gone = [name for name in publisher.published("t/") if name[0] not in self.positions]
+            publisher.observe(Observation(topic, 0, *at) for topic, at in self.positions.items())
+            publisher.observe(Observation(*name, None) for name in gone)
+            publisher.report(SourceState.LIVE)
+            await asyncio.sleep(0.01)
+
+    async def ends(self, names: Sequence[str]) -> list[End]:
+        return [End(name, 0, self.positions[name][0]) for name in names]
 
 
 async def until_mark(client: AsyncClient, topic: str, fits: Callable[[Partition], object]) -> Partition:
@@ -39,7 +71,7 @@ async def until_mark(client: AsyncClient, topic: str, fits: Callable[[Partition]
         mark = await client.partition((topic, 0))
         return mark if fits(mark) else None
 
-    mark = await eventually(found, f"{topic} is as expected", but=NotFound)
+    mark = await eventually(found, f"{topic} is as expected", but=(NotFound, Unavailable))
     assert mark is not None
     return mark
 

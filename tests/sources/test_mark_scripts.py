@@ -1,14 +1,296 @@
-"""Rules by which readings become marks: scripts, and random histories of servers and of a group."""
+"""Rules by which readings become marks: scripts (`mark_scripts/*.txt`), and random histories of servers and of a group.
+
+The scripts have readings of servers of PostgreSQL and Redis, of groups of Kafka, and what sources publish to a daemon.
+The verbs are in `play` of each class. Below each line is what it changed; `python -m tests.sources.test_mark_scripts`
+records that again.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from purgatory_connectors.kafka.group_marks import GroupMarks, GroupMove
-from purgatory_connectors.postgres.observations import LogPages
+from purgatory_connectors.kafka.group_marks import NO_COMMIT, GroupMarks, GroupMove, UncertainOffset
+from purgatory_connectors.kafka.offset_records import CommitName
+from purgatory_connectors.postgres.observations import FoundReplica, LogPages, ServerObservation
+from purgatory_connectors.postgres.server_group import GroupSettings, ServerGroup
 from purgatory_connectors.postgres.timelines import Timelines, forks_of, newest_identity
-from purgatory_connectors.publisher.mark_rules import ALL, ANY, QUORUM, CountedReplica, derive
+from purgatory_connectors.publisher.mark_replicator import DaemonMark
+from purgatory_connectors.publisher.mark_rules import ALL, ANY, QUORUM
+from purgatory_connectors.publisher.observation import MarkName, Observation, StaleMarks
+from purgatory_connectors.redis.replica_group import ReplicaGroup, ServerState
 
-from tests.sources.scripted_marks import KafkaMarks, PostgresMarks, mark_scripts, played
+from tests.scripts.language import Script, parts_of, read_scripts, write_scripts
+from tests.sources.test_mark_replicator import LineageWorld
+
+FOLDER: Final = Path(__file__).with_name("mark_scripts")
+
+
+class ServerMarks:
+    """The published marks of a primary "p" and its replicas."""
+
+    group: ServerGroup | ReplicaGroup
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.marks: dict[str, int | None] = {}
+        self._identities: dict[str, str] = {}
+        self._shown: dict[str, str] = {}
+        self._primary: str | None = None
+
+    @property
+    def identity(self) -> str:
+        """The newest one."""
+        return list(self._identities.values())[-1] if self._identities else ""
+
+    def published(self) -> dict[str, int]:
+        return {mark: position for mark, position in self.marks.items() if position is not None}
+
+    def show(self, changes: Iterable[Observation], stale: dict[str, str]) -> Iterator[str]:
+        """Publish changes, and show these and the marks that have become stale or fresh."""
+        moved: dict[str, list[str]] = {}
+        for mark, _, position, identity, is_set_back in changes:
+            before = self.marks.get(mark)
+            if position is not None and before is not None and position < before and not is_set_back:
+                assert self._identities[mark] != identity, (mark, position, before)
+            self.marks[mark] = position
+            self._identities.pop(mark, None)
+            self._identities[mark] = identity
+            how = "gone" if position is None else f"{identity} set back" if is_set_back else identity
+            moved.setdefault(how, []).append(mark if position is None else f"{mark}={position}")
+        yield from (f"{how}: {' '.join(sorted(marks))}" for how, marks in moved.items())
+        reasons: dict[str, list[str]] = {}
+        for mark, why in stale.items():
+            if self._shown.get(mark) != why:
+                reasons.setdefault(why, []).append(mark)
+        yield from (f"stale {' '.join(sorted(marks))}: {why}" for why, marks in reasons.items())
+        if fresh := self._shown.keys() - stale.keys():
+            yield f"fresh: {' '.join(sorted(fresh))}"
+        if self.group.primary != self._primary:
+            yield f"primary: {self.group.primary or 'unknown'}"
+        self._shown, self._primary = stale, self.group.primary
+
+
+class PostgresMarks(ServerMarks):
+    group: ServerGroup
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self._restart(GroupSettings(names or ("p", "r1", "r2")))
+
+    def _restart(self, settings: GroupSettings) -> None:
+        """Start the source, again with what it has published."""
+        self.group = ServerGroup(settings, self.published(), self.identity, self.now)
+
+    def stale(self) -> dict[str, str]:
+        return {f"{one.mark}*" if one.is_prefix else one.mark: one.reason for one in self.group.stale_marks()}
+
+    def play(self, words: Sequence[str], options: Mapping[str, str]) -> None:
+        self.now += 1
+        match words:
+            case ["source", *names]:
+                flags = {"lossless", "alone"}
+                settings = GroupSettings(
+                    tuple(name for name in names if name not in flags),
+                    finds_replicas="alone" not in names,
+                    lossless_promotion="lossless" in names,
+                    system_id=int(options["system"]) if "system" in options else None,
+                    forget_after_s=float(options.get("forget", 3600)),
+                )
+                self._restart(settings)
+            case ["seconds", count]:
+                self.now += int(count)
+            case ["end", position]:
+                self.group.note_end(int(position))
+            case [name, "down", *reason]:
+                self.group.mark_stale(name, " ".join(reason) or "down", self.now)
+            case [name, position, *role]:
+                self._observe(name, int(position), "primary" in role or (name == "p" and not role), options)
+            case _:
+                raise ValueError(words)
+
+    def _observe(self, name: str, position: int, is_primary: bool, options: Mapping[str, str]) -> None:
+        system, timeline = int(options.get("system", 7)), int(options.get("timeline", 1))
+        seen = ServerObservation(system, timeline, is_primary, position)
+        if "forks" in options:
+            seen.forks = {int(name): at for name, at in _pairs(options["forks"])}
+        if is_primary:
+            seen.found = tuple(FoundReplica(*one) for one in _pairs(options.get("found", "")))
+        if "slots" in options:
+            seen.slots = dict(_pairs(options["slots"]))
+            seen.invalidated_slots = {slot: "wal_removed" for slot, at in seen.slots.items() if at < 0}
+        self.group.observe(name, seen, self.now)
+
+    def output(self) -> Iterator[str]:
+        return self.show(self.group.drain_changes(), self.stale())
+
+
+class RedisMarks(ServerMarks):
+    group: ReplicaGroup
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._histories: list[str] = []
+        self._changes: list[Observation] = []
+        self._ages: list[str] = []
+        self._restart(None)
+
+    def _restart(self, quorum: int | None) -> None:
+        self.group = ReplicaGroup(("p", "r1", "r2"), quorum, self.published(), self._histories, self.now)
+
+    def play(self, words: Sequence[str], options: Mapping[str, str]) -> None:
+        self.now += 1
+        match words:
+            case ["source"]:
+                self._restart(int(options["quorum"]) if "quorum" in options else None)
+            case ["ages"]:
+                ages = {mark: self.now - seen_at for mark, (seen_at, _) in self.group.stale().items()}
+                self._ages = [f"{mark} was last seen {age:.0f} s ago" for mark, age in ages.items()]
+            case [name, "down"]:
+                self._changes += self.group.mark_stale(name, "it does not answer", self.now)
+            case [name, ("primary" | "replica") as role, history, position]:
+                [(earlier, fork)] = _pairs(options.get("after", ":0"))
+                state = ServerState(role == "primary", history, int(position), earlier, fork)
+                self._changes += self.group.observe(name, state, self.now)
+            case _:
+                raise ValueError(words)
+
+    def output(self) -> Iterator[str]:
+        changes, self._changes = self._changes, []
+        stale = {mark: why for mark, (_, why) in self.group.stale().items()}
+        yield from self.show(changes, stale)
+        if self.group.history not in {"", *self._histories[-1:]}:
+            self._histories.append(self.group.history)
+        yield from self._ages
+        self._ages = []
+
+
+class KafkaMarks:
+    """The mark of one group, whose cluster has one partition of `__consumer_offsets`."""
+
+    NAME: Final[CommitName] = ("billing", "orders", 0)
+
+    def __init__(self) -> None:
+        self.marks = GroupMarks(1)
+        self._moves: list[GroupMove] = []
+        self._doubts: list[UncertainOffset] = []
+        self._now = 0
+
+    def play(self, words: Sequence[str], options: Mapping[str, str]) -> None:
+        self._now += 1
+        verb, *rest = words
+        offset = int(rest[0]) if rest and rest[0] not in {"none", "drained"} else None
+        values = {} if offset is None else {self.NAME: offset}
+        match verb:
+            case "unread":
+                self.marks = GroupMarks()
+            case "published":
+                self.marks.remember_published(values)
+            case "loaded":
+                moves, self._doubts = self.marks.loaded(0, values, 100, self._now)
+                self._moves += moves
+            case "committed":
+                self._moves += self.marks.committed(0, {self.NAME: offset}, self._now)
+            case "polled":
+                self._moves += self.marks.polled("billing", values, None, self._now)
+            case "proved":
+                committed = NO_COMMIT if offset is None else offset
+                self._moves += self.marks.prove(self.NAME, committed, int(rest[1]))
+            case "settled":
+                doubt = UncertainOffset(self.NAME, int(options["committed"]), int(options["published"]))
+                self._moves += self.marks.settled(doubt, is_drained="drained" in rest, now=self._now)
+            case "cut":
+                assert offset is not None, words
+                self._moves += self.marks.cut("orders", 0, offset, self._now)
+            case _:
+                raise ValueError(words)
+
+    def output(self) -> Iterator[str]:
+        moves, self._moves = self._moves, []
+        doubts, self._doubts = self._doubts, []
+        for _, offset, is_set_back in moves:
+            yield "gone" if offset is None else f"set back to {offset}" if is_set_back else str(offset)
+        yield from (f"uncertain: {one.committed} is committed, {one.published} published" for one in doubts)
+
+
+class DaemonMarks:
+    """The marks 0 and 1 of a daemon to which the sources 0 and 1 publish what they read in a model world."""
+
+    def __init__(self) -> None:
+        self._world = LineageWorld(2, 1, 2)
+        self._shown: dict[MarkName, DaemonMark] = {}
+        self._more: list[str] = []
+
+    def play(self, words: Sequence[str], options: Mapping[str, str]) -> None:
+        world, (verb, *rest) = self._world, words
+        numbers = [int(word) for word in rest]
+        match verb, numbers:
+            case (("move" | "break"), [mark, offset]):
+                world.move(("t/x", mark), offset, is_break=verb == "break")
+            case "read", [source, mark, count]:
+                world.sources[source].read(("t/x", mark), count)
+            case "exchange", [source]:
+                self._more = [] if world.sources[source].exchange(0) else ["nothing is due"]
+            case "publish", [source]:
+                while world.sources[source].exchange(0):
+                    pass
+            case "restart", [source]:
+                world.restart(source)
+            case "lower", [mark]:  # later readings return the first value again
+                world.facts["t/x", mark][-1] = world.facts["t/x", mark][0]
+            case "foreign", [mark]:
+                world.daemons[0].marks["t/x", mark] = DaemonMark(int(options["epoch"]), int(options["offset"]))
+                world.sources[0].connect(0)
+            case "stale", _:
+                stale = [StaleMarks("t/x", exact=True, partitions=numbers)] if numbers else []
+                world.sources[0].replicator.set_health(world.now, sees=False, stale=stale)
+            case "sees", []:
+                world.sources[0].replicator.set_health(world.now, sees=True)
+            case "seconds", [seconds]:
+                world.pass_time(seconds)
+            case "end", [source]:
+                del world.sources[source]
+                world.settle()
+                assert all(len(lineages) == 1 for lineages in world.lineages_told().values())
+            case _:
+                raise ValueError(words)
+
+    def output(self) -> Iterator[str]:
+        marks = self._world.daemons[0].marks
+        for name, mark in marks.items():
+            if self._shown.get(name) != mark:
+                yield f"{name[1]} is at {mark.offset} in epoch {mark.epoch}"
+        self._shown = dict(marks)
+        yield from self._more
+        self._more = []
+
+
+WORLDS: Final = {"postgres": PostgresMarks, "redis": RedisMarks, "kafka": KafkaMarks, "daemon": DaemonMarks}
+
+
+def mark_scripts() -> dict[str, tuple[str, Script]]:
+    """The kind and the script, by "kind: name"."""
+    return {f"{kind}: {one.name}": (kind, one) for kind in WORLDS for one in read_scripts(FOLDER / f"{kind}.txt")}
+
+
+def played(kind: str, script: Script) -> Script:
+    """The script with the output that it gives now."""
+    marks = WORLDS[kind]()
+    lines = []
+    for line in script.lines:
+        for part in parts_of(line.text):
+            marks.play(part.words, part.options)
+        lines.append(line._replace(output=list(marks.output())))
+    return script._replace(lines=lines)
+
+
+def _pairs(text: str) -> list[tuple[str, int]]:
+    """`a:1,b:2`."""
+    pairs = (one.rpartition(":") for one in text.split(",") if one)
+    return [(name, int(number)) for name, _, number in pairs]
+
 
 SCRIPTS = mark_scripts()
 
@@ -113,15 +395,6 @@ def test_partition_of_a_group_is_that_of_javas_hash(group: str, code: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "quorum", "expected"),
-    [(ANY, None, 30), (ALL, None, 10), (QUORUM, None, 20), (QUORUM, 1, 30), (QUORUM, 3, 10)],
-)
-def test_quorum_is_the_kth_replica_or_the_majority(kind: str, quorum: int | None, expected: int) -> None:
-    members = [CountedReplica(f"r{position}", position, 0.0, "") for position in (10, 30, 20)]
-    assert derive(kind, members, quorum)[:2] == (expected, "")
-
-
-@pytest.mark.parametrize(
     ("position", "expected"),
     [(0, 0), (100, 100), (8191, 8191), (8192, 8216), (8193, 8193), (8216, 8216), (1 << 20, (1 << 20) + 40)],
 )
@@ -133,13 +406,6 @@ def test_position_moves_past_the_header_of_a_page(position: int, expected: int) 
 def test_history_file_has_the_end_of_each_timeline() -> None:
     history = "1\t0/5000000\tno recovery target specified\n\n# a comment\n2\t1/A0\tbefore 2026-01-01\n"
     assert forks_of(history) == {1: 0x5000000, 2: 0x1000000A0}
-
-
-def test_older_timelines_count_up_to_the_fork() -> None:
-    """Positions on the newest timeline count in full, on its ancestors up to the fork, on unknown ones not at all."""
-    lineage = Timelines(7, 3)
-    lineage.learn_forks({1: 100, 2: 200})
-    assert [lineage.shared(*one) for one in ((3, 999), (2, 150), (2, 250), (1, 250), (4, 1))] == [999, 150, 200, 100, 0]
 
 
 def test_identity_of_a_break_never_comes_back() -> None:
@@ -157,3 +423,9 @@ def test_identity_of_a_break_never_comes_back() -> None:
     assert seen == ["7/1", "7/1.1", "7/1.2", "7/2", "7/2.1", "7/5"]
     assert Timelines.of_identity("7") is None
     assert newest_identity(["7/1.3", "", "7/2#4", "7/1#1", "none"]) == "7/2"
+
+
+if __name__ == "__main__":
+    for kind in WORLDS:
+        path = FOLDER / f"{kind}.txt"
+        write_scripts(path, [played(kind, script) for script in read_scripts(path)])

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,8 +11,7 @@ from decimal import Decimal
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from purgatory_client.errors import NotFound
-from purgatory_client.views import Partition
+from purgatory_client import Client
 from purgatory_connectors.cli import open_source
 from purgatory_connectors.errors import SourceStale
 from purgatory_connectors.poll.poll_source import HttpReader, PollSource, positions_of
@@ -20,7 +20,7 @@ from purgatory_connectors.publisher.polled_source import Unreadable
 
 from purgatory.source_uri import SourceUri, SourceUriInvalid
 from tests.kafka.recording_publisher import RecordingPublisher
-from tests.kit.daemon import DaemonProcess, StartDaemon
+from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import eventually
 from tests.sources.publishing import Status, publishing, status_page, until_mark
 
@@ -36,13 +36,17 @@ def status() -> Iterator[Status]:
 async def test_wait_ends_when_the_number_at_the_pointer_is_reached(
     shared_daemon: DaemonProcess, status: Status
 ) -> None:
-    """The path and the rest of the query reach the server."""
+    """The path and the rest of the query reach the server. An error moves nothing and is named."""
     status.say({"log": {"position": 41}})
     uri = f"poll+http://{status.address}/a/status?pointer=/log/position&name=one&level=full&{FAST}"
     async with publishing(shared_daemon, uri) as client:
         pending = asyncio.create_task(client.produce({("poll/one/position", 0): 42}, timeout=60))
         await until_mark(client, "poll/one/position", lambda mark: mark.watched == 1 and mark.high_watermark == 41)
+        status.status = 503
+        stale = await until_mark(client, "poll/one/position", lambda mark: mark.stale_reason)
+        assert (stale.high_watermark, stale.stale_reason) == (41, "it answers with status 503 instead of 200")
         assert not pending.done()
+        status.status = 200
         status.say({"log": {"position": "42"}})
         assert (await pending).satisfied
     assert {path for path, _ in status.requests} == {"/a/status?level=full"}
@@ -127,8 +131,7 @@ async def test_a_cancelled_request_leaves_its_pool(status: Status) -> None:
     await source.close()
 
 
-LIES = [
-    (503, b"6", "status 503"),
+WRONG_ANSWERS = [
     (302, b"6", "status 302"),
     (200, b"<html>", "not JSON"),
     (200, b'{"position": "six"}', "not a whole number"),
@@ -145,52 +148,16 @@ LIES = [
 ]
 
 
-def is_seen_at(mark: Partition, position: int) -> bool:
-    return mark.high_watermark == position and not mark.stale_reason
-
-
-async def test_answer_without_a_position_moves_nothing_and_is_named(
-    shared_daemon: DaemonProcess, status: Status
+@pytest.mark.parametrize(("code", "body", "said"), WRONG_ANSWERS, ids=[said for _, _, said in WRONG_ANSWERS])
+async def test_answer_without_a_position_is_unreadable_with_the_reason(
+    status: Status, code: int, body: bytes, said: str
 ) -> None:
-    topic, position = "poll/lies/position", 5
-    status.say(position)
-    async with publishing(shared_daemon, f"poll+http://{status.address}/?name=lies&{FAST}") as client:
-        await until_mark(client, topic, lambda mark: mark.high_watermark == 5)
-        for code, body, said in LIES:
-            status.status, status.body = code, body
-            await until_mark(client, topic, lambda mark, said=said: said in mark.stale_reason)  # type: ignore[misc]
-            assert (await client.partition((topic, 0))).high_watermark == position, body[:20]
-            position += 1
-            status.status, status.body = 200, str(position).encode()
-            await until_mark(client, topic, lambda mark, at=position: is_seen_at(mark, at))  # type: ignore[misc]
-
-
-async def test_a_server_that_goes_back(shared_daemon: DaemonProcess, status: Status) -> None:
-    """A number that is lower twice begins a new lineage: waits that name the old epoch fail with 74, others stay."""
-    name = ("poll/back/position", 0)
-    status.say(50)
-    async with publishing(shared_daemon, f"poll+http://{status.address}/?name=back&{FAST}") as client:
-        await until_mark(client, name[0], lambda mark: mark.high_watermark == 50)
-        epoch = (await client.partition(name)).leader_epoch
-        bound = asyncio.create_task(client.produce({name: 60}, leader_epochs=epoch, timeout=60))
-        loose = asyncio.create_task(client.produce({name: 60}, timeout=60))
-        await until_mark(client, name[0], lambda mark: mark.watched == 2)
-        status.say(20)
-        assert [one.error_code for one in (await bound).partitions.values()] == [74]
-        await until_mark(client, name[0], lambda mark: (mark.leader_epoch, mark.high_watermark) == (epoch + 1, 20))
-        assert not loose.done()
-        status.say(60)
-        assert (await loose).satisfied
-        status.say(None)
-
-        async def is_gone() -> bool:
-            try:
-                await client.partition(name)
-            except NotFound:
-                return True
-            return False
-
-        await eventually(is_gone)
+    status.status, status.body = code, body
+    source = open_source(SourceUri.parse(f"poll+http://{status.address}/"))
+    assert isinstance(source, PollSource)
+    with pytest.raises(Unreadable, match=re.escape(said)):
+        await source.asked("")
+    await source.close()
 
 
 def readings_of(*readings: object) -> list[tuple[str, int | None, bool]]:
@@ -247,23 +214,6 @@ async def test_a_header_that_cannot_be_sent(status: Status, monkeypatch: pytest.
     assert "s3c" not in str(refused.value)
 
 
-async def test_end_is_the_number_at_its_pointer(
-    start_daemon: StartDaemon, status: Status, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Headers come from the environment."""
-    monkeypatch.setenv("PURGATORY_POLL_HEADER_AUTHORIZATION", "Bearer s3cret")
-    status.say({"applied": 3, "head": 5})
-    uri = f"poll+http://{status.address}/?pointer=/applied&end=/head&{FAST}"
-    async with publishing(start_daemon(), uri) as client:
-        await until_mark(client, "poll/main/position", lambda mark: mark.high_watermark == 3)
-        ends = await client.ends(["poll/main/position"])
-        pending = asyncio.create_task(client.wait_for(ends, timeout=60))
-        await until_mark(client, "poll/main/position", lambda mark: mark.watched == 1)
-        status.say({"applied": 5, "head": 9})
-        assert (await pending).satisfied
-    assert {header for _, header in status.requests} == {"Bearer s3cret"}
-
-
 async def test_name_without_an_end_has_nothing_to_wait_for(status: Status) -> None:
     """A name that has no position either is unknown: a wait for nothing would be satisfied at once. Without the option
     `end`, a request for ends names it.
@@ -277,18 +227,14 @@ async def test_name_without_an_end_has_nothing_to_wait_for(status: Status) -> No
         await open_source(SourceUri.parse(f"poll+http://{status.address}/")).ends(["poll/main/position"])
 
 
-def test_the_command_and_the_daemon_start_it(start_daemon: StartDaemon, status: Status) -> None:
-    """`serve --source` starts the source. `purgatory-source poll` takes options with spaces and signs as they are."""
+def test_options_of_the_command_are_taken_as_they_are(shared_daemon: DaemonProcess, status: Status) -> None:
+    """With spaces and signs that mean something in an address."""
     status.say({"a & b": 7})
-    daemon = start_daemon("--source", f"poll+http://{status.address}/?pointer=/a+%26+b&{FAST}")
-    wait = [sys.executable, "-m", "purgatory", "wait", "poll/main/position@7", "--timeout", "60s"]
-    subprocess.run([*wait, "--address", daemon.address], check=True, capture_output=True)
     command = [sys.executable, "-m", "purgatory_connectors", "poll", f"poll+http://{status.address}/", "-o", "name=cli"]
-    command += ["-o", "pointer=/a & b", "--to", daemon.address]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+    command += ["-o", "pointer=/a & b", "--to", shared_daemon.address]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process, Client(shared_daemon.address) as client:
         try:
-            wait[4] = "poll/cli/position@7"
-            subprocess.run([*wait, "--address", daemon.address], check=True, capture_output=True)
+            assert client.produce({("poll/cli/position", 0): 7}, timeout=60).satisfied
         finally:
             process.terminate()
             assert process.wait(30) == 0

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import grpc
@@ -22,15 +21,10 @@ from purgatory_connectors.cli import NoRepetitions, app
 from purgatory.extensions.connectors.supervised_sources import SupervisedSource
 from tests.kit.daemon import DaemonProcess, StartDaemon, children_of, is_running
 from tests.kit.eventually import eventually
+from tests.service.test_daemon import fetch_page
 
 NOWHERE = "poll+http://127.0.0.1:9"
 """An address without a server: the source is stale at once and keeps retrying."""
-
-
-def fetch_page(daemon: DaemonProcess, path: str) -> tuple[int, str]:
-    """Status and body of a page."""
-    with urllib.request.urlopen(f"http://{daemon.http_address}{path}", timeout=10) as answer:
-        return answer.status, answer.read().decode()
 
 
 async def child_of(daemon: DaemonProcess, *, other_than: int = 0) -> int:
@@ -64,14 +58,12 @@ async def test_the_daemons_own_source_outlives_the_age_of_connections(start_daem
     age = ("--grpc-connection-age-max-ms", "200", "--shutdown-grace-ms", "100")
     daemon = start_daemon("--source", NOWHERE, *age)
     await eventually(lambda: fetch_page(daemon, "/readyz") == (200, "ready\nsource 1: stale\n"))
-    cuts = 0
     async with grpc.aio.insecure_channel(daemon.address) as channel:
-        while cuts < 3:
+        for _ in range(3):
             watch = HealthStub(channel).Watch(HealthCheckRequest(), wait_for_ready=True)
             with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
                 async for _ in watch:
                     pass
-            cuts += 1
     _, page = fetch_page(daemon, "/metrics")
     ended = [line for line in page.splitlines() if line.startswith("purgatory_calls_ended_total{code")]
     of_source = [line for line in ended if 'method="AttachSource"' in line]
@@ -154,6 +146,7 @@ async def test_source_that_exits_at_once_is_in_status_with_the_reason(start_daem
         (("kafka", "me:hunter2@h:9092"), "an address must have no user or password"),
         (("kafka", "h:9092", "-o", "label"), "write it as NAME=VALUE"),
         (("kafka", "h:9092", "--log-format", "xml"), "--log-format xml: must be text or json"),
+        (("kafka", "h:9092", "--supervised"), "--supervised is for `purgatory serve --source`"),
     ],
 )
 def test_error_of_the_program_is_one_line_without_secrets(arguments: tuple[str, ...], said: str) -> None:
@@ -162,13 +155,6 @@ def test_error_of_the_program_is_one_line_without_secrets(arguments: tuple[str, 
     assert said in ended.stderr
     assert ended.stderr.count("\n") == 1
     assert "hunter2" not in ended.stderr
-
-
-def test_supervised_program_without_a_token_is_refused() -> None:
-    command = [sys.executable, "-m", "purgatory_connectors", "kafka", "h:9092", "--supervised"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    assert ended.returncode == 2
-    assert "--supervised is for `purgatory serve --source`" in ended.stderr
 
 
 def test_program_without_a_daemon_retries_until_sigterm(tmp_path: Path) -> None:

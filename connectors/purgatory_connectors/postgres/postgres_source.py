@@ -53,9 +53,7 @@ class PostgresSource(PolledSource[ServerObservation]):
         else:
             self._group.observe(target, reading, now)
         return [
-            Observation(
-                self.prefix + one.mark, 0, one.position, self._identity(one.mark, one.identity), one.is_set_back
-            )
+            one._replace(topic=self.prefix + one.topic, identity=self._identity(one.topic, one.identity))
             for one in self._group.drain_changes()
         ]
 

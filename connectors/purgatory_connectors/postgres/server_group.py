@@ -24,20 +24,12 @@ from purgatory_connectors.publisher.mark_rules import (
     StaleMark,
     derive,
 )
+from purgatory_connectors.publisher.observation import Observation
 
 SLOT: Final = "slot:"
 """Prefix of the marks of logical slots."""
 _UNSEEN: Final = "it has not answered yet"
 _NAME_LENGTH_MAX: Final = 200
-
-
-class MarkChange(NamedTuple):
-    """A change of a mark to publish. `mark` is the name without "pg/NAME/"; position None: the mark is gone."""
-
-    mark: str
-    position: int | None
-    identity: str
-    is_set_back: bool
 
 
 class GroupSettings(NamedTuple):
@@ -159,14 +151,14 @@ class ServerGroup:
 
     # Results.
 
-    def drain_changes(self) -> list[MarkChange]:
-        """The changes since the last call."""
+    def drain_changes(self) -> list[Observation]:
+        """The changes since the last call, with the marks (without "pg/NAME/") as topics."""
         identity = self.lineage.identity if self.lineage is not None else ""
         changes = []
         for mark in sorted(self._dirty):
             position = self._position(mark)
             if position is None or position >= 0:
-                changes.append(MarkChange(mark, position, identity, mark in self._set_back))
+                changes.append(Observation(mark, 0, position, identity, mark in self._set_back))
         self._dirty.clear()
         self._set_back.clear()
         return changes
