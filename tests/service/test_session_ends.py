@@ -1,4 +1,8 @@
-"""Ends of sessions: by a call, soon after they are finished, or when their time to live has passed."""
+"""Ends of sessions: by a call, soon after they are finished, or when their time to live has passed. A cursor
+acknowledges results only of the incarnation in which it was issued.
+"""
+
+from collections.abc import Awaitable, Callable
 
 import grpc
 import pytest
@@ -10,9 +14,65 @@ from purgatory.service.settings import HostSettings, LimitsSettings, SessionSett
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import eventually
-from tests.kit.messages import produce, register_batch, register_request, signal
+from tests.kit.messages import produce, register_request, signal
 from tests.kit.served_host import Peer, ServedHost, refused, serving
-from tests.service.test_sessions import ids_and_sequences
+from tests.service.test_sessions import drained, ids_and_sequences
+
+TTL_MS = 5_000
+
+
+async def close(served: ServedHost, session_id: str = "s") -> tuple[int, int]:
+    answer = await served.stub.CloseSession(wire.CloseSessionRequest(session_id=session_id))
+    return answer.cancelled, answer.results_dropped
+
+
+async def register(served: ServedHost, *operation_ids: int) -> str:
+    """Register operations that are satisfied at once; returns the session's incarnation."""
+    request = register_request("s", *(produce(operation_id, "orders", 1) for operation_id in operation_ids))
+    return str((await served.stub.Register(request)).incarnation)
+
+
+async def run_out(served: ServedHost) -> None:
+    """Let the session's time to live pass."""
+    assert isinstance(served.clock, ManualClock)
+    served.clock.jump(TTL_MS)
+    await eventually(lambda: served.host.sessions.find("s") is None, "the session is dropped")
+
+
+@pytest.mark.parametrize("end", [close, run_out])
+async def test_a_cursor_of_an_earlier_incarnation_acknowledges_nothing(
+    end: Callable[[ServedHost], Awaitable[object]],
+) -> None:
+    settings = HostSettings(session=SessionSettings(ttl_ms=TTL_MS, heartbeat_interval_ms=40))
+    async with serving(settings, clock=ManualClock(1_000)) as served:
+        await served.high_watermark("orders", 1)
+        old = await register(served, 1, 2, 3)
+        await end(served)
+        new = await register(served, 1, 2, 3, 4, 5)
+        assert len(bytes.fromhex(old)) == len(bytes.fromhex(new)) == 8
+        assert old != new
+        for columns in (False, True):
+            peer = await Peer(served, "s").open(3, incarnation=old, columns=columns)
+            opened = peer.opened
+            assert (opened.resumed, opened.incarnation, opened.highest_operation_id) == (False, new, 5)
+            assert ids_and_sequences(await peer.results()) == [(place, place) for place in range(1, 6)]
+            peer.cancel()
+            await drained(served, "s")
+        request = wire.StreamResultsRequest(session_id="s", last_sequence=3, incarnation=old)
+        stream = served.stub.StreamResults(request)
+        opened = (await stream.read()).opened
+        assert (opened.resumed, opened.incarnation, opened.newest_sequence) == (False, new, 5)
+        assert ids_and_sequences((await stream.read()).results)[0] == (1, 1)
+        stream.cancel()
+        session = served.host.sessions.get("s")
+        assert (session.outbox.unacknowledged, session.owner.highest_operation_id) == (5, 5)
+
+
+async def test_the_opening_states_what_is_pending_and_the_largest_message() -> None:
+    async with serving() as served:
+        await register(served, 1)
+        peer = await Peer(served, "s").open()
+        assert (peer.opened.pending, peer.opened.message_bytes_max) == (1, 4_194_304)
 
 
 async def left_after(served: ServedHost, clock: ManualClock, ahead_ms: int, expected: set[str]) -> None:
@@ -49,28 +109,6 @@ async def test_finished_sessions_go_within_seconds(monkeypatch: pytest.MonkeyPat
         await left_after(served, clock, 1_000, set())
 
 
-async def test_who_returns_to_a_finished_session_is_told_that_it_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_table, "FINISHED_TTL_MS", 1)
-    async with serving() as served:
-        await served.high_watermark("orders", 1)
-        peer = await Peer(served, "s").open()
-        await peer.registered(produce(1, "orders", 1), produce(2, "orders", 1))
-        assert ids_and_sequences(await peer.results()) == [(1, 1), (2, 2)]
-        await peer.acknowledge(2)
-        await eventually(lambda: served.host.sessions.unacknowledged_results == 0, "acknowledged")
-        peer.cancel()
-        await eventually(lambda: served.host.sessions.count == 0, "the finished session is gone")
-        again = await Peer(served, "s").open(last_sequence=2)
-        assert (again.opened.resumed, again.opened.highest_operation_id) == (False, 0)
-        assert (await again.registered(produce(3, "orders", 1))).accepted == 1
-        assert ids_and_sequences(await again.results()) == [(1, 3)]
-
-
-async def close(served: ServedHost, session_id: str) -> tuple[int, int]:
-    answer = await served.stub.CloseSession(wire.CloseSessionRequest(session_id=session_id))
-    return answer.cancelled, answer.results_dropped
-
-
 async def test_a_closed_session_is_gone_at_once() -> None:
     """Its operations end without a result, and its stream with the reason."""
     async with serving() as served:
@@ -78,27 +116,26 @@ async def test_a_closed_session_is_gone_at_once() -> None:
         peer = await Peer(served, "s").open()
         await peer.registered(produce(1, "orders", 1), produce(2, "orders", 9), signal(3, "k"))
         await peer.results()
-        assert await close(served, "s") == (2, 1)
+        assert await close(served) == (2, 1)
         assert (await peer.read()).going_away.reason == wire.GoingAway.REASON_SESSION_CLOSED
         assert await peer.read_raw() is grpc.aio.EOF
         assert served.host.engine.pending == 0
         assert (await served.status()).sessions == 0
         with refused(grpc.StatusCode.NOT_FOUND, "session"):
-            await close(served, "s")
+            await close(served)
         again = await Peer(served, "s").open()
         assert not again.opened.resumed
-        assert await close(served, "s") == (0, 0)
+        assert await close(served) == (0, 0)
 
 
 async def test_who_finds_no_room_is_told_when_there_will_be() -> None:
     settings = HostSettings(LimitsSettings(sessions_max=1), SessionSettings(ttl_ms=60_000))
     clock = ManualClock()
     async with serving(settings, clock=clock) as served:
-        batch = register_batch(produce(1, "orders", 1))
-        await served.stub.Register(wire.RegisterRequest(session_id="a", batch=batch))
+        await served.stub.Register(register_request("a", produce(1, "orders", 1)))
         clock.jump(20_000)
         with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await served.stub.Register(wire.RegisterRequest(session_id="b", batch=batch))
+            await served.stub.Register(register_request("b", produce(1, "orders", 1)))
         status = rpc_status.from_call(failed.value)
         assert status is not None
         advice = error_details_pb2.RetryInfo()

@@ -1,16 +1,15 @@
-"""Composites through the Python client and the command line, on the real daemon."""
+"""Composites through the Python client on the real daemon, and between wire and engine."""
 
 import asyncio
-import json
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf import text_format
 from purgatory_client import (
     AsyncClient,
-    Client,
     OperationKind,
     Outcome,
     Result,
@@ -25,11 +24,10 @@ from purgatory_client import (
 )
 from purgatory_client.results import UNLESS_REACHED
 
-from purgatory.engine import codes
-from purgatory.engine.views import ItemView, PendingView
-from purgatory.service.access.account import Accounts
-from purgatory.service.access.roles import Grants, Names
-from purgatory.service.visibility import may_see
+from purgatory.service.errors import BatchRejected
+from purgatory.service.translate import batch_limits
+from purgatory.service.translate.operations import parts_from_columns, parts_from_rows
+from purgatory.v1 import operation_pb2
 from tests.client.cli.test_commands import purgatory
 from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.kit.eventually import until_pending
@@ -49,27 +47,29 @@ def decided(result: Result) -> list[tuple[str, int, int]]:
     return [(one.name, one.error_code, one.reached_offset) for one in result.decided_by]
 
 
-async def test_each_outcome(client: AsyncClient) -> None:
-    """The result names the terms that decided and what each reached; the failure arm has an error of its own."""
+async def test_result_names_the_terms_that_decided(client: AsyncClient) -> None:
+    """And what each reached. The failure arm has an error of its own, unlike a term that was lost."""
     condition = at_least(2, mark("each-3", 42), mark("pg/each/r1", 7), signal("each-job"))
-    calls = [asyncio.create_task(client.wait(condition, unless=signal("each-no"), timeout=LONG)) for _ in range(2)]
-    await until_pending(client, 2)
-    assert (await client.advance("each-3", high_watermark=50)).ended == [0]
-    await client.cancel([1])
+    waiting = asyncio.create_task(client.wait(condition, unless=signal("each-no"), timeout=LONG))
+    failing = asyncio.create_task(client.wait(mark("each-3", 51), unless=[signal("each-no", 2)], timeout=LONG))
+    losing = asyncio.create_task(client.wait(all_of(mark("lost-0", 9), signal("each-job")), timeout=LONG))
+    await until_pending(client, 3)
+    await client.advance("each-3", high_watermark=50)
     assert (await client.signal_key("each-job")).ended == [1]
-    cancelled, satisfied = await asyncio.gather(*calls)
-    assert satisfied.raise_for_outcome().kind is OperationKind.COMPOSITE
+    satisfied = (await waiting).raise_for_outcome()
+    assert satisfied.kind is OperationKind.COMPOSITE
     assert decided(satisfied) == [("each-3", 0, 50), ("each-job", 0, 1)]
     assert [(one.name, one.error_code) for one in satisfied.items[1::2]] == [("pg/each/r1", 7), ("each-no", 7)]
-    assert (cancelled.outcome, decided(cancelled)) == (Outcome.CANCELLED, [])
-
-    failing = asyncio.create_task(client.wait(mark("each-3", 51), unless=[signal("each-no", 2)], timeout=LONG))
-    await until_pending(client, 1)
-    assert (await client.signal_key("each-no", 2)).ended == [1]
+    await client.signal_key("each-no", 2)
     with pytest.raises(errors.UnlessReached, match=r"composite failed.*each-no: 2 of 2 \(error 1002\)") as failed:
         (await failing).raise_for_outcome()
     assert isinstance(failed.value, errors.WaitFailed)
     assert decided(failed.value.result) == [("each-no", UNLESS_REACHED, 2)]
+    await client.advance("lost-0", removed=True)
+    with pytest.raises(errors.WaitFailed) as lost:
+        (await losing).raise_for_outcome()
+    assert not isinstance(lost.value, errors.UnlessReached)
+    assert [one[:2] for one in decided(lost.value.result)] == [("lost-0", 3)]
 
 
 async def test_an_expired_wait_names_only_what_was_missing(client: AsyncClient) -> None:
@@ -82,23 +82,7 @@ async def test_an_expired_wait_names_only_what_was_missing(client: AsyncClient) 
             expired.raise_for_outcome()
 
 
-async def test_lost_terms(client: AsyncClient) -> None:
-    """A removed partition fails a wait that needs it, with its error; one that can spare it goes on."""
-    needs = asyncio.create_task(client.wait(all_of(mark("lost-0", 9), signal("lost-job")), timeout=LONG))
-    spares = asyncio.create_task(client.wait(any_of(mark("lost-0", 9), signal("lost-job")), timeout=LONG))
-    await until_pending(client, 2)
-    await client.advance("lost-0", removed=True)
-    result = await needs
-    assert (result.outcome, [one[:2] for one in decided(result)]) == (Outcome.FAILED, [("lost-0", 3)])
-    with pytest.raises(errors.WaitFailed) as failed:
-        result.raise_for_outcome()
-    assert not isinstance(failed.value, errors.UnlessReached)
-    await client.signal_key("lost-job")
-    assert decided(await spares) == [("lost-job", 0, 1)]
-
-
-async def test_many_in_columns(client: AsyncClient) -> None:
-    """A batch mixes arms and counts; its results are in the order of the operations, with the names of their items."""
+async def test_results_of_many_have_the_names_of_their_items_in_order(client: AsyncClient) -> None:
     await client.advance("many-1", high_watermark=4)
     await client.signal_key("many-k", 2)
     answer = await client.wait_many(
@@ -111,9 +95,7 @@ async def test_many_in_columns(client: AsyncClient) -> None:
         unless_counts=[0, 0, 0, 1],
         timeouts_ms=[30],
     )
-    assert [result.outcome for result in answer] == [
-        Outcome.SATISFIED, Outcome.SATISFIED, Outcome.SATISFIED, Outcome.FAILED,
-    ]  # fmt: skip
+    assert [result.outcome for result in answer] == [*[Outcome.SATISFIED] * 3, Outcome.FAILED]
     assert [[item.name for item in result.items] for result in answer] == [
         ["many-1", "many-never"], ["many-2", "many-1", "many-k"], ["many-1"], ["many-k", "many-k"],
     ]  # fmt: skip
@@ -166,13 +148,6 @@ async def test_a_wait_survives_in_the_outbox_and_in_the_journal(start_daemon: St
         assert [result.outcome for result in answer] == [Outcome.FAILED, Outcome.SATISFIED]
 
 
-def test_the_blocking_client_waits_too(shared_daemon: DaemonProcess) -> None:
-    with Client(shared_daemon.address) as client:
-        client.signal_key("blocking")
-        assert client.wait(any_of(signal("blocking"), mark("blocking-0", 1)), timeout=0).satisfied
-        assert client.wait_many([], ["blocking"], offsets=[1], timeouts_ms=[0]).satisfied
-
-
 @pytest.mark.parametrize(
     ("make", "field"),
     [
@@ -180,7 +155,6 @@ def test_the_blocking_client_waits_too(shared_daemon: DaemonProcess) -> None:
         (lambda: at_least(0, signal("k")), "composite.required_terms"),
         (lambda: at_least(2, signal("k")), "composite.required_terms"),
         (lambda: all_of(any_of(signal("k"))), "composite.terms[0]"),  # type: ignore[arg-type]
-        (lambda: waits.wait("orders-3@42"), "composite.terms"),  # type: ignore[arg-type]
         (lambda: waits.wait(signal("k"), unless=any_of(signal("l"))), "composite.unless"),  # type: ignore[arg-type]
         (lambda: mark("orders", 1), "topic_partition"),
         (lambda: mark("orders-3", 2**64), "mark.required_offset"),
@@ -192,77 +166,50 @@ def test_invalid_terms_are_refused_at_once(make: object, field: str) -> None:
     assert refused.value.field == field
 
 
-def test_others_see_it_only_with_the_role_on_every_name() -> None:
-    items = [ItemView(name, 7, 1, 0, -1) for name in (("orders", 3), ("job", -1))]
-    view = PendingView(1, 1, codes.COMPOSITE, 0, 9, -1, items, 1, 0)
-    admin = {"admin": Names(["orders", "job"])}
-    seen = []
-    for topics, keys in ((admin, {}), ({}, admin), (admin, admin)):
-        account = Accounts().of("me")
-        account.grants = Grants(topics, keys)  # type: ignore[arg-type]
-        seen.append(may_see(account, None, view))
-    assert seen == [False, False, True]
-
-
-def test_the_command_line_shows_each_outcome(shared_daemon: DaemonProcess) -> None:
-    address = shared_daemon.address
-    with Client(address) as client:
-        client.advance("cli-3", high_watermark=42)
-        client.signal_key("cli/failed")
-    command = ("wait", "cli-3@42", "signal:cli/job")
-    satisfied = purgatory(*command, "--any", "--unless", "signal:cli/no", address=address)
-    assert satisfied.returncode == 0
-    lines = satisfied.stdout.splitlines()
-    assert lines[1:] == [
-        "  cli-3: reached 42 of 42",
-        "  cli/job: reached 0 of 1",
-        "  unless cli/no: reached 0 of 1",
-        "  decided by cli-3",
-    ]
-    failed = purgatory(*command, "--unless", "signal:cli/no", "--unless", "signal:cli/failed", address=address)
-    assert failed.returncode == 10
-    assert "unless cli/failed: reached 1 of 1, error 1002 UNLESS_REACHED" in failed.stdout
-    assert failed.stdout.endswith("decided by cli/failed\n")
-    expired = purgatory(*command, "cli-3@50", "--at-least", "2", "--timeout", "50ms", "--json", address=address)
-    assert expired.returncode == 11
-    document = json.loads(expired.stdout)
-    assert [(one["name"], one["error_code"]) for one in document["terms"]] == [
-        ("cli-3", 0),
-        ("cli/job", 7),
-        ("cli-3", 7),
-    ]
-    assert document["decided_by"] == []
-    late = purgatory(*command, "cli-3@50", "--unless", "signal:cli/no", "--timeout", "0", address=address)
-    assert late.stdout.splitlines()[1:] == [
-        "  cli-3: reached 42 of 42",
-        "  cli/job: reached 0 of 1, error 7 REQUEST_TIMED_OUT",
-        "  cli-3: reached 42 of 50, error 7 REQUEST_TIMED_OUT, no estimate: no progress was measured",
-        "  unless cli/no: reached 0 of 1",
-    ]
-    record = purgatory("wait", "cli-3@41", "signal:cli/failed", "--record", "--timeout", "0", address=address)
-    assert record.returncode == 0
-    for wrong in (["--fetch"], ["--signal"], ["--any", "--at-least", "2"]):
-        assert purgatory(*command, "--unless", "signal:x", *wrong, address=address).returncode == 2
-    assert purgatory("wait", "signal:a", "nonsense", address=address).returncode == 2
-
-
-async def test_pending_composites_are_listed_with_both_arms(shared_daemon: DaemonProcess, client: AsyncClient) -> None:
-    address = shared_daemon.address
-    condition = at_least(2, mark("list-3", 42), signal("list"), mark("list-4", 1))
-    once = asyncio.create_task(client.wait_once(waits.wait(condition, unless=signal("list/no"), timeout=LONG)))
+async def test_pending_composite_is_shown_with_both_arms(shared_daemon: DaemonProcess, client: AsyncClient) -> None:
     batch = batches.wait(["list-3"], ["list"], offsets=[42, 1], indexes=[0, 1], item_counts=[2], unless_counts=[1])
     await client.register("listed", 1, batch)
-    await until_pending(client, 2)
-    listed = await asyncio.to_thread(purgatory, "ls", "--kind", "composite", address=address)
-    assert "2 of list-3@42, list@1, list-4@1 unless list/no@1" in listed.stdout
-    shown = (await asyncio.to_thread(purgatory, "show", "listed/1", address=address)).stdout.splitlines()
-    assert shown[3:] == [
+    listed = await asyncio.to_thread(purgatory, "ls", "--kind", "composite", address=shared_daemon.address)
+    assert "list-3@42 unless list@1" in listed.stdout
+    shown = await asyncio.to_thread(purgatory, "show", "listed/1", address=shared_daemon.address)
+    assert shown.stdout.splitlines()[3:] == [
         "  until 1 of these 1 are true:", "  list-3: no mark reported of 42, waiting",
         "    held back: nothing has been reported for list-3 yet",
         "  unless one of these is true:", "  list: 0 of 1, waiting",
     ]  # fmt: skip
     [one] = [one async for one in client.operations(session_id="listed")]
     assert (one.required_terms, one.unless_count) == (1, 1)
-    assert await client.cancel(key="list") == 2
-    assert (await once).outcome is Outcome.CANCELLED
     await client.close_session("listed")
+
+
+def test_number_that_is_not_given_is_the_same_in_rows_and_columns() -> None:
+    """-1, which the engine reads as 0 for a partition and 1 for a key."""
+    mark, key = 'mark { topic_partition { topic: "a" } }', 'signal { key: "a" }'
+    row = text_format.Parse(
+        f"operation_id: 1 timeout_ms: 50 composite {{ terms {{ {mark} }} terms {{ {key} }} unless {{ {key} }} }}",
+        operation_pb2.Operation(),
+    )
+    columns = operation_pb2.OperationColumns(
+        kind=operation_pb2.OPERATION_KIND_COMPOSITE, partitions=[operation_pb2.TopicPartition(topic="a")], keys=["a"],
+        operation_id=[1], timeout_ms=[50], item_count=[3], item_index=[0, 1, 1], offset=[-1, -1, -1], unless_count=[1],
+    )  # fmt: skip
+    [([by_row], refused, _)] = parts_from_rows([row], 30_000)
+    [([by_column], _, _)] = parts_from_columns(columns)
+    assert refused == []
+    for batch in (by_row.batch, by_column.batch):
+        assert (batch.partitions, batch.keys, batch.item_indexes) == ([("a", 0)], ["a"], [0, 1, 1])
+        assert (batch.item_counts, batch.unless_counts) == ([3], [1])
+        assert [max(offset, least) for offset, least in zip(batch.offsets, [0, 1, 1], strict=True)] == [0, 1, 1]
+
+
+def test_one_index_may_stand_for_all_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine and its listeners get an index for each item, and the batch is split by the number of its items."""
+    columns = operation_pb2.OperationColumns(
+        kind=operation_pb2.OPERATION_KIND_COMPOSITE, keys=["k"], operation_id=[1, 2, 3], item_count=[1_500], offset=[4]
+    )
+    parts = list(parts_from_columns(columns))
+    assert [run.batch.item_indexes for runs, _, _ in parts for run in runs] == [[0] * 1_500] * 3
+    monkeypatch.setattr(batch_limits, "ITEMS_MAX", 4_000)
+    with pytest.raises(BatchRejected, match="4500 items; at most 4000 are allowed") as raised:
+        parts_from_columns(columns)
+    assert raised.value.refusal.field == "columns.item_count"
