@@ -165,3 +165,16 @@ def test_stale_entries_are_bounded_by_compaction() -> None:
 def test_forget_without_a_live_entry() -> None:
     with pytest.raises(AssertionError, match="forget without a live entry"):
         WatchList().forget()
+
+
+def test_equal_thresholds_keep_their_order() -> None:
+    oldest, latest = make_ref(0, 0), make_ref(SHIFT_MAX + 2, 0)
+    for first in ("pop", "drain", "compact"):
+        watches = WatchList()
+        watches.add(5, oldest)
+        for item in range(1, SHIFT_MAX + 2):
+            watches.add(9, make_ref(item, 0))
+        watches.add(5, latest)
+        if first == "compact":
+            assert watches.compact(generations_of(SHIFT_MAX + 3)) == 0
+        assert (watches.drain()[:2] if first == "drain" else pop_all(watches, 5)) == [oldest, latest]
