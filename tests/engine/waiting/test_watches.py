@@ -178,3 +178,15 @@ def test_equal_thresholds_keep_their_order() -> None:
         if first == "compact":
             assert watches.compact(generations_of(SHIFT_MAX + 3)) == 0
         assert (watches.drain()[:2] if first == "drain" else pop_all(watches, 5)) == [oldest, latest]
+
+
+def test_compaction_beside_an_overflow_keeps_the_order_of_equal_thresholds() -> None:
+    watches, generations = WatchList(), generations_of(SHIFT_MAX + 4)
+    watches.add(5, make_ref(0, 0))
+    for item in range(1, SHIFT_MAX + 2):
+        watches.add(9, make_ref(item, 0))
+        generations[item] = 1
+    watches.add(5, make_ref(SHIFT_MAX + 2, 0))
+    watches.compact(generations)
+    watches.add(5, make_ref(SHIFT_MAX + 3, 0))
+    assert [ref_item(ref) for ref in pop_all(watches, 5)] == [0, SHIFT_MAX + 2, SHIFT_MAX + 3]
