@@ -74,6 +74,17 @@ def test_case_97_successor_registered_by_an_expiring_operation() -> None:
     assert successor.effects == ["complete", "expire"]
 
 
+def test_slice_of_expiries_is_bounded_and_begins_with_overdue_ones() -> None:
+    purgatory, log = ManualPurgatory(), list[str]()
+    for name, timeout_ms in (("a", 5), ("b", 0), ("c", 7), ("d", -1)):
+        assert not purgatory.try_complete_else_watch(RecordingOperation(timeout_ms, name, log), ["k"])
+    purgatory.clock.jump(10)
+    assert (purgatory.advance_clock(3), log) == (3, ["b", "d", "a"])
+    assert purgatory.next_expiration_ms() <= purgatory.clock.now_ms()
+    assert (purgatory.advance_clock(3), log) == (1, ["b", "d", "a", "c"])
+    assert_empty(purgatory)
+
+
 def test_shut_down_ends_a_bounded_number_at_a_time() -> None:
     purgatory = ManualPurgatory()
     operations = register(purgatory, "a", "b", count=10) + register(purgatory, "c", timeout_ms=0)
