@@ -31,7 +31,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 import grpc
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 if TYPE_CHECKING:  # these modules import this one
@@ -198,26 +198,25 @@ class WaitExpired(WaitError):
 
 
 _BY_CODE: Final[dict[int, type[PurgatoryClientError]]] = {
-    grpc.StatusCode.CANCELLED.value[0]: Unavailable,
-    grpc.StatusCode.DEADLINE_EXCEEDED.value[0]: Unavailable,
-    grpc.StatusCode.NOT_FOUND.value[0]: NotFound,
-    grpc.StatusCode.PERMISSION_DENIED.value[0]: PermissionDenied,
-    grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]: LimitExceeded,
-    grpc.StatusCode.UNAVAILABLE.value[0]: Unavailable,
-    grpc.StatusCode.UNAUTHENTICATED.value[0]: Unauthenticated,
+    code_pb2.CANCELLED: Unavailable,
+    code_pb2.DEADLINE_EXCEEDED: Unavailable,
+    code_pb2.UNAVAILABLE: Unavailable,
+    code_pb2.INVALID_ARGUMENT: InvalidRequest,
+    code_pb2.OUT_OF_RANGE: InvalidRequest,
+    code_pb2.FAILED_PRECONDITION: InvalidRequest,
+    code_pb2.NOT_FOUND: NotFound,
+    code_pb2.PERMISSION_DENIED: PermissionDenied,
+    code_pb2.UNAUTHENTICATED: Unauthenticated,
+    code_pb2.RESOURCE_EXHAUSTED: LimitExceeded,
 }
-_INVALID: Final = frozenset(
-    code.value[0]
-    for code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.FAILED_PRECONDITION)
-)
 
 
 def from_code(code: int, field: str, message: str) -> PurgatoryClientError:
     """The error for a `google.rpc.Code` of a status or of a refusal."""
-    if code in _INVALID:
+    kind = _BY_CODE.get(code, DaemonError)
+    if kind is InvalidRequest:
         return InvalidRequest(field, message)
-    text = f"{field}: {message}" if field else message
-    return _BY_CODE.get(code, DaemonError)(text)
+    return kind(f"{field}: {message}" if field else message)
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError, address: str = "") -> PurgatoryClientError:

@@ -41,7 +41,7 @@ from purgatory_client.results import OperationKind
 from purgatory_client.session.pending_waits import Ended, settle
 from purgatory_client.session.session_core import SessionCore
 from purgatory_client.waits import ITEM_DEFAULTS, Wait
-from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
+from purgatory_client.wire.encode_waits import columns_of
 
 Done = Callable[[Sequence[Record], PurgatoryClientError | None], None]
 
@@ -171,7 +171,6 @@ def _filled(column: Iterable[int], count: int) -> list[int]:
 T = TypeVar("T")
 
 TICKET: Final = "give a ticket from submit or recovered"
-NEVER_LOST: Final = float("-inf")
 
 
 class OutboxGate:
@@ -406,12 +405,7 @@ class OutboxGate:
 
 
 def _registration(entry: Entry, tag: str) -> RegistrationRecord:
-    columns = operation_pb2.OperationColumns()
-    if isinstance(entry, WaitBatch):
-        fill_with_many(columns, entry, range(entry.count), NEVER_LOST, 0.0)
-    else:
-        fill_with_waits(columns, [entry], NEVER_LOST, 0.0)
-    is_batch, encoded = isinstance(entry, WaitBatch), columns.SerializeToString()
+    is_batch, encoded = isinstance(entry, WaitBatch), columns_of(entry).SerializeToString()
     return RegistrationRecord(entry.operation_id, entry.count, is_batch, tag, _wall_time(entry), encoded)
 
 

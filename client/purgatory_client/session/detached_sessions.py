@@ -18,11 +18,10 @@ from purgatory_client.errors import NotFound, ProtocolError, PurgatoryClientErro
 from purgatory_client.results import ResultColumns
 from purgatory_client.session.backoff import Retry
 from purgatory_client.wire.decode_results import ResultsArrived, refusal_error
-from purgatory_client.wire.encode_waits import fill_with_many
+from purgatory_client.wire.encode_waits import columns_of
 
 CALL_TIMEOUT: Final = 30.0
 """Timeout of one attempt, in seconds."""
-NEVER_LOST: Final = -1.0
 SILENCE_MAX: Final = 30.0
 """Seconds without a message, including heartbeats, after which a connection is replaced."""
 
@@ -65,7 +64,7 @@ async def register(
     """Register the batch, whose ids begin with `batch.operation_id`. With `incarnation`, only in that incarnation."""
     request = wire.RegisterRequest(session_id=session_id, incarnation=incarnation)
     request.batch.batch_id = 1
-    fill_with_many(request.batch.columns, batch, batch.pending_positions(), NEVER_LOST, 0.0)
+    request.batch.columns.CopyFrom(columns_of(batch))
     retry = Retry(give_up_after)
     while True:
         try:

@@ -24,9 +24,20 @@ _OFFSET_FIELDS: Final = {
 """Names of an item's offset in rows, by kind."""
 _FETCH_FIELDS: Final = {"leader_epoch": "current_leader_epoch"}
 """Fields of a fetch row whose names differ from their columns."""
+_NEVER_LOST: Final = float("-inf")
 _ABSENT_BELOW_0: Final = frozenset(
     ("replica_id", "leader_epoch", "current_leader_epoch", "last_fetched_epoch", "heartbeat_timeout_ms")
 )
+
+
+def columns_of(entry: Entry) -> wire.OperationColumns:
+    """Encode a wait or a whole batch, which is sent with its whole timeout."""
+    columns = wire.OperationColumns()
+    if isinstance(entry, WaitBatch):
+        fill_with_many(columns, entry, range(entry.count), _NEVER_LOST, 0.0)
+    else:
+        fill_with_waits(columns, [entry], _NEVER_LOST, 0.0)
+    return columns
 
 
 def fill_with_waits(columns: wire.OperationColumns, waits: Sequence[Wait], lost_at: float, now: float) -> None:
