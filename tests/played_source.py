@@ -10,30 +10,23 @@ from purgatory_client.sources.source_link import EndsWanted, MarkEnd, SourceLink
 from tests.kit.eventually import eventually
 
 
-async def until_live(client: AsyncClient) -> None:
-    """Wait until the daemon has read that a source is live: a report returns once it has been sent."""
-
-    async def is_live() -> bool:
-        return any(source.state == "live" for source in (await client.status()).sources)
-
-    await eventually(is_live, "a source is live")
-
-
 @contextlib.asynccontextmanager
-async def played_source(address: str, end: int) -> AsyncIterator[AsyncClient]:
-    """A source for all names below kafka/, whose topics have one partition and end at this offset."""
+async def played_source(address: str, end: int, partitions: int = 1) -> AsyncIterator[AsyncClient]:
+    """A source for all names below kafka/, whose topics have these partitions and end at this offset."""
 
     async def answer(link: SourceLink) -> None:
         async for asked in link:
             if isinstance(asked, EndsWanted):
                 await link.report(SourceState.LIVE)  # its reports must not be older than three seconds
-                await link.answer_ends(
-                    asked.ask_id, [MarkEnd(name, 0, end) for name in asked.topics], as_of_ms=asked.as_of_ms
-                )
+                ends = [MarkEnd(name, number, end) for name in asked.topics for number in range(partitions)]
+                await link.answer_ends(asked.ask_id, ends, as_of_ms=asked.as_of_ms)
+
+    async def is_live() -> bool:
+        return any(source.state == "live" for source in (await client.status()).sources)
 
     async with AsyncClient(address) as client, client.attach_source("played", ["kafka/"]) as link:
         answering = asyncio.create_task(answer(link))
         await link.report(SourceState.LIVE)
-        await until_live(client)
+        await eventually(is_live, "the daemon has read the report: it returns once it has been sent")
         yield client
         answering.cancel()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from purgatory_client import AsyncClient, Client, batches, mark, signal, waits
-from purgatory_client.argument_checks import int32, int64, int_column, milliseconds, squeeze, take, whole_number
+from purgatory_client.argument_checks import int32, int64, int_column, milliseconds, whole_number
 from purgatory_client.batches import WaitBatch, partition_columns
 from purgatory_client.errors import InvalidRequest
 from purgatory_client.partition_names import checked_key, partition_name
@@ -61,16 +61,6 @@ def test_a_number_too_long_for_python_to_format_is_refused_like_others() -> None
 def test_whole_numbers_are_ascii_digits_only() -> None:
     assert [whole_number(text) for text in ("0", "007", "0" * 5_000 + "42", "9" * 5_000)] == [0, 7, 42, 10**40 - 1]
     assert [whole_number(text) for text in ("", "1_0", "\u0663", "-1", "+1", " 1", "1.0")] == [None] * 7
-
-
-def test_take_and_squeeze() -> None:
-    """A column of one value or none applies to all entries; equal values become one."""
-    assert take([7], [0, 5]) == [7]
-    assert take([], range(3)) == []
-    assert take([1, 2, 3, 4], range(1, 3)) == [2, 3]
-    assert take([1, 2, 3, 4], [0, 3]) == [1, 4]
-    assert squeeze([4, 4, 4]) == [4]
-    assert squeeze([4, 5]) == [4, 5]
 
 
 def batch(**columns: list[int]) -> WaitBatch:

@@ -2,59 +2,39 @@
 
 import inspect
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from purgatory_client import AsyncClient, Client, Outcome, errors, events
 
 from tests.kit.daemon import DaemonProcess, daemon_environment
+from tests.kit.eventually import wait_until
 from tests.kit.programs import run_program
 
 
 def test_the_same_calls_without_await(shared_daemon: DaemonProcess) -> None:
     with Client(shared_daemon.address) as client:
-        assert client.advance("blocking-1", high_watermark=10).ended_total == 0
-        assert client.produce({"blocking-1": 10}, timeout=5).satisfied
-        assert client.produce({"blocking-1": 11}, timeout=0.05).outcome is Outcome.EXPIRED
+        client.advance_many([events.high_watermark("blocking-1", 10), events.high_watermark("blocking-2", 1)])
         answer = client.produce_many(["blocking-1"], offsets=[1, 11], timeouts_ms=[50])
         assert answer.outcomes == [Outcome.SATISFIED, Outcome.EXPIRED]
-        client.advance_many([events.high_watermark("blocking-2", 1)])
         found = client.partitions(prefix="blocking", page_size=1)
         assert [one.name for one in found] == ["blocking-1", "blocking-2"]
-        assert client.partition("blocking-1").high_watermark == 10
-        assert client.status().version
         with pytest.raises(errors.InvalidRequest):
             client.produce({"no partition": 1})
     with pytest.raises(errors.ClientClosed):
         client.produce({"blocking-1": 10})
 
 
-def test_one_client_serves_many_threads(shared_daemon: DaemonProcess) -> None:
-    with Client(shared_daemon.address) as client, ThreadPoolExecutor(20) as pool:
-        waits = [pool.submit(client.produce, {f"threads-{i}": 1}, timeout=30) for i in range(20)]
-        for i in range(20):
-            client.advance(f"threads-{i}", high_watermark=1)
-        assert all(wait.result(30).satisfied for wait in waits)
-
-
-def test_closing_ends_the_waits_of_other_threads(shared_daemon: DaemonProcess) -> None:
+def test_one_client_serves_many_threads_until_it_is_closed(shared_daemon: DaemonProcess) -> None:
     client = Client(shared_daemon.address)
-    caught: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            client.signal(["never-signalled"], timeout=60)
-        except errors.ClientClosed as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    while not list(client.operations(key="never-signalled")):
-        pass
-    client.close()
-    thread.join(30)
-    assert len(caught) == 1
+    with ThreadPoolExecutor(20) as pool:
+        waits = [pool.submit(client.produce, {f"threads-{i}": 1}, timeout=60) for i in range(20)]
+        for i in range(10):
+            client.advance(f"threads-{i}", high_watermark=1)
+        assert all(wait.result(60).satisfied for wait in waits[:10])
+        wait_until(lambda: client.pending == 10)
+        client.close()
+        assert all(isinstance(wait.exception(60), errors.ClientClosed) for wait in waits[10:])
 
 
 def test_every_public_method_has_its_blocking_form() -> None:

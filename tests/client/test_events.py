@@ -1,13 +1,15 @@
 """Events on the wire: columns if possible, otherwise rows, in a safe order."""
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 from purgatory_client import events
-from purgatory_client.errors import InvalidRequest
+from purgatory_client.errors import InvalidRequest, ProtocolError
 from purgatory_client.events import Event
 from purgatory_client.marks import Marks, events_of
 from purgatory_client.session.event_sender import EventSender, advance_request
+from purgatory_client.wire import sizes
 
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -74,6 +76,24 @@ async def test_columns_and_rows_travel_in_messages_of_their_own() -> None:
     assert [len(request.rows.events) or -len(request.columns.type) for request in sent] == [1, -2, 1]
     assert (receipt.ended, receipt.unchanged) == ([0, 0, 1, 0], 3)
     assert [refusal.index for refusal in receipt.refusals] == [0, 2, 3]
+
+
+async def test_a_fault_of_this_client_is_not_taken_for_its_closing() -> None:
+    answers: list[wire.AdvanceReceipt | None] = [None, wire.AdvanceReceipt(ended=[3])]
+
+    async def send(_request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
+        answer = answers.pop(0)
+        if answer is None:
+            raise RuntimeError("a fault")
+        return answer
+
+    sender = EventSender(send)
+    full = [events.signalled("key")] * sizes.EVENTS_PER_MESSAGE_MAX
+    hit, served = (asyncio.create_task(sender.send(batch)) for batch in (full, full[:1]))
+    with pytest.raises(ProtocolError, match="internal error in this client: RuntimeError") as failed:
+        await hit
+    assert isinstance(failed.value.__cause__, RuntimeError)
+    assert (await served).ended == [3]
 
 
 def test_marks_become_events_in_a_safe_order() -> None:

@@ -30,6 +30,5 @@ def run(shared_daemon: DaemonProcess) -> Run:
 
 @pytest.fixture
 def looking(shared_daemon: DaemonProcess) -> Iterator[Client]:
-    """A client for inspecting the shared daemon."""
     with Client(shared_daemon.address) as client:
         yield client

@@ -9,13 +9,15 @@ import subprocess
 import sys
 from base64 import b64encode
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 from click.testing import CliRunner
-from purgatory_client import AsyncClient, Client, batches
-from purgatory_client.sources.source_link import EndsWanted, SourceLink, SourceState
+from purgatory_client import Client, batches
+from purgatory_client.waits import produce
+from purgatory_client.waits import signal as signal_wait
 
 from purgatory.cli.app import app
 from purgatory.cli.exit_codes import Exit
@@ -23,7 +25,7 @@ from tests.client.test_blocking import environment
 from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.programs import run_program
-from tests.played_source import until_live
+from tests.played_source import played_source
 
 PROGRAM = [sys.executable, "-m", "purgatory"]
 Answer = subprocess.CompletedProcess[str]
@@ -113,17 +115,7 @@ def test_wait_says_that_its_daemon_shuts_down_or_is_away(start_daemon: StartDaem
 async def test_caught_up_with_empty_topics(start_daemon: StartDaemon, run: Run) -> None:
     """A topic without records is satisfied at once, with exit code 0, through every entry point."""
     daemon = start_daemon()
-
-    async def answer(link: SourceLink) -> None:
-        async for asked in link:
-            if isinstance(asked, EndsWanted):
-                await link.report(SourceState.LIVE)  # its reports must not be older than three seconds
-                await link.answer_ends(asked.ask_id, [])
-
-    async with AsyncClient(daemon.address) as client, client.attach_source("kafka", ["kafka/"]) as link:
-        answering = asyncio.create_task(answer(link))
-        await link.report(SourceState.LIVE)
-        await until_live(client)
+    async with played_source(daemon.address, end=0, partitions=0) as client:
         by_topic = await asyncio.to_thread(run, "caught-up", "kafka/quiet", "--json", address=daemon.address)
         assert by_topic.returncode == 0, by_topic.stderr
         assert json.loads(by_topic.stdout) == {
@@ -136,7 +128,6 @@ async def test_caught_up_with_empty_topics(start_daemon: StartDaemon, run: Run) 
         assert (by_token.returncode, by_token.stdout) == (0, "satisfied after 0.000 s\n"), by_token.stderr
         assert (await client.caught_up("g", ["quiet"], timeout=PATIENCE_S)).satisfied
         assert (await client.wait_for(token)).partitions == {}
-        answering.cancel()
 
 
 def test_show_explains_why_a_wait_is_pending(run: Run, looking: Client) -> None:
@@ -159,19 +150,6 @@ def test_show_explains_why_a_wait_is_pending(run: Run, looking: Client) -> None:
     assert looking.cancel(session_id="paced") == 2
 
 
-def test_listings_are_plain_off_a_terminal(run: Run, looking: Client) -> None:
-    name = "a-very-long-topic-name-" * 8 + "-1"
-    looking.advance(name, high_watermark=5)
-    listed = run("ls", "--partitions")
-    assert name in listed.stdout
-    assert "\x1b" not in listed.stdout
-    lines = run("ls", "--partitions", "--json").stdout.splitlines()
-    assert name in {json.loads(line)["name"] for line in lines}
-    status = run("status", "--json")
-    assert json.loads(status.stdout)["kinds"][0]["kind"] == "produce"
-    assert "registered" in run("status").stdout
-
-
 def test_help_of_serve_is_that_of_the_daemon() -> None:
     assert "--grpc-address" in program("serve", "--help").stdout
 
@@ -182,13 +160,6 @@ def test_serve_without_the_server_packages_says_what_to_install(tmp_path: Path) 
     assert answer.returncode == 1
     remedy = "install it with: pip install 'purgatory-waits[server]', or run: uvx 'purgatory-waits[server]' serve"
     assert answer.stderr == f"purgatory: `purgatory serve` needs uvloop; {remedy}\n"
-
-
-def test_value_that_begins_with_an_at_sign_is_itself(run: Run, looking: Client, tmp_path: Path) -> None:
-    """A text that another program chose is never taken for the name of a file."""
-    (tmp_path / "secret").write_text("secret", "utf-8")
-    assert run("signal", "cli/at", "--value", f"@{tmp_path / 'secret'}").returncode == 0
-    assert looking.signal(["cli/at"], timeout=0).partitions["cli/at"].signal_value == f"@{tmp_path / 'secret'}".encode()
 
 
 def test_value_that_is_not_plain_text_is_escaped_or_base64(run: Run, looking: Client, tmp_path: Path) -> None:
@@ -224,3 +195,66 @@ def test_an_interrupted_load_says_what_it_leaves(shared_daemon: DaemonProcess, r
     assert (code, error) == (130, f"purgatory: interrupted; {advice}\n")
     assert re.search(r"time left: 10 up to 10m; first expires in (9m \d+s|10m), last in", run("status").stdout)
     assert looking.cancel(session_id="stopped") == 10
+
+
+# Commands that follow what happens.
+
+
+EVIL = "evil:key:\x1b[31m\u202e[red]"  # ":key:" is an emoji to rich
+SHOWN = "evil:key:\\x1b[31m\\u202e[red]"
+
+
+def followed(daemon: DaemonProcess, client: Client, *arguments: str) -> Answer:
+    """Run `purgatory tail -n 1` while waits end one after another, until it prints a matching one."""
+    client.advance("tailed-0", high_watermark=1)
+    with ThreadPoolExecutor(1) as thread:
+        tail = thread.submit(purgatory, "tail", "--count", "1", *arguments, address=daemon.address)
+        while not tail.done():
+            client.wait_once(signal_wait({EVIL: 1}, timeout=0.02))
+            client.wait_once(produce({"tailed-0": 0}, timeout=1))
+        return tail.result()
+
+
+def test_tail_prints_one_escaped_line_for_a_result(shared_daemon: DaemonProcess, looking: Client) -> None:
+    answer = followed(shared_daemon, looking, "--outcome", "expired")
+    assert (answer.returncode, answer.stderr) == (Exit.OK, "")
+    assert answer.stdout.count("\n") == 1
+    assert re.search(r"expired +signal +after \d+\.\d+ s", answer.stdout)
+    assert SHOWN in answer.stdout
+    assert "\x1b" not in answer.stdout
+    assert "\u202e" not in answer.stdout
+
+
+def test_tail_as_json_has_only_the_chosen_kind(shared_daemon: DaemonProcess, looking: Client) -> None:
+    told = json.loads(followed(shared_daemon, looking, "--kind", "produce", "--json").stdout)
+    assert (told["kind"], told["outcome"], told["session_id"], told["operation_id"]) == ("produce", "satisfied", "", 0)
+    assert told["items"][0]["name"] == "tailed-0"
+
+
+def test_hot_lists_most_watched_first(shared_daemon: DaemonProcess, looking: Client) -> None:
+    looking.advance("cold-0", high_watermark=1)
+    looking.register(
+        "hot", 1, batches.produce(["hot-1", "hot-2"], offsets=[9, 9, 9], indexes=[0, 1, 0], item_counts=[2, 1])
+    )
+    looking.register("hot", 3, batches.signal([EVIL, "hot"], indexes=[0, 1], item_counts=[2]))
+    answer = purgatory("hot", "--json", address=shared_daemon.address)
+    names = [(one["name"], one["is_key"], one["watched"]) for one in map(json.loads, answer.stdout.splitlines())]
+    assert names[0] == ("hot-1", False, 2)
+    assert sorted(names[1:]) == [(EVIL, True, 1), ("hot", True, 1), ("hot-2", False, 1)]
+    table = purgatory("hot", "--limit", "1", address=shared_daemon.address).stdout.splitlines()
+    assert [line.split() for line in table] == [["watched", "what", "name"], ["2", "partition", "hot-1"]]
+    assert SHOWN in purgatory("hot", address=shared_daemon.address).stdout
+    looking.close_session("hot")
+
+
+def test_watch_shows_it_again_until_interrupted(shared_daemon: DaemonProcess) -> None:
+    watching = Background(shared_daemon.address, "ls", "--watch", "100ms")
+    assert watching.process.stdout is not None
+    heading = watching.process.stdout.readline()
+    assert heading
+    while watching.process.stdout.readline() != heading:
+        assert watching.process.poll() is None
+    watching.process.send_signal(signal.SIGINT)
+    code, _, err = watching.end()
+    assert code == Exit.INTERRUPTED
+    assert "nothing was changed" in err

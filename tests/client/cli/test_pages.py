@@ -1,27 +1,22 @@
-"""What a terminal of 80 columns shows for the help pages and `top`, compared with the files in `pages`.
+"""What a terminal of 80 columns shows for the help pages, compared with the files in `pages`, and what commands import.
 
-`python -m tests.client.cli.test_pages` writes the files of the help pages again.
+`python -m tests.client.cli.test_pages` writes the pages again. Imports are most of the time that a short command takes.
 """
 
-import re
-import time
+import sys
 from pathlib import Path
 from typing import Final
 
-import pyte
 import pytest
-from purgatory_client import Client
 
 from purgatory import __version__
+from purgatory.cli.app import SUMMARIES
 from purgatory.cli.exit_codes import MEANINGS, Exit
-from tests.client.cli.test_commands import PROGRAM, purgatory
-from tests.client.cli.test_top import PseudoTerminal, busy_daemon
+from tests.client.cli.test_commands import purgatory
+from tests.client.cli.test_top import PseudoTerminal
 from tests.client.test_blocking import environment
 from tests.kit.daemon import DaemonProcess
-from tests.kit.eventually import PATIENCE_S
 from tests.kit.programs import run_program
-
-__all__ = ["busy_daemon"]
 
 PAGES: Final = Path(__file__).parent / "pages"
 HELP: Final = {
@@ -33,21 +28,11 @@ HELP: Final = {
 LINES: Final = 200
 
 
-def screen(written: str, lines: int) -> str:
-    """What a terminal of 80 columns shows after this was written to it."""
-    shown = pyte.Screen(80, lines)
-    pyte.Stream(shown).feed(written)
-    return "\n".join(line.rstrip() for line in shown.display).rstrip() + "\n"
-
-
 def page(*arguments: str) -> str:
     """What `purgatory` shows with these arguments."""
-    terminal = PseudoTerminal(*arguments, lines=LINES)
-    try:
+    with PseudoTerminal(*arguments, lines=LINES) as terminal:
         assert terminal.end() == Exit.OK
-        return screen(terminal.written, LINES)
-    finally:
-        terminal.kill()
+        return terminal.screen
 
 
 @pytest.mark.parametrize("name", HELP)
@@ -77,47 +62,42 @@ def test_exit_codes_are_on_their_page_and_in_the_docs() -> None:
     assert set(MEANINGS) == set(Exit)
 
 
-def test_top_in_a_terminal(busy_daemon: tuple[DaemonProcess, Client]) -> None:
-    """The whole screen of `top`: counts, the waits that expire first, and the keys. Times are left out."""
-    daemon, _ = busy_daemon
-    expected = (PAGES / "top.txt").read_text("utf-8")
-    terminal = PseudoTerminal("top", "--address", daemon.address)
-    try:
-        deadline = time.monotonic() + PATIENCE_S
-        while (shown := without_times(screen(terminal.written, 24))) != expected:
-            assert time.monotonic() < deadline, shown
-            time.sleep(0.05)
-        terminal.press("q")
-        assert terminal.end() == Exit.OK
-    finally:
-        terminal.kill()
+# Imports.
 
 
-def test_top_in_a_pipe_prints_one_snapshot(busy_daemon: tuple[DaemonProcess, Client]) -> None:
-    daemon, _ = busy_daemon
-    answer = purgatory("top", address=daemon.address)
-    assert (answer.returncode, answer.stderr) == (Exit.OK, "")
-    assert "\x1b" not in answer.stdout
-    lines = answer.stdout.splitlines()
-    assert lines[0] == f"purgatory {__version__}: 2 pending"
-    assert lines[2] == "waits: 2, all:"
-    assert [line.split()[0] for line in lines[4:]] == ["busy", "busy"]
+LISTING: Final = """
+import atexit, sys
+from purgatory.__main__ import main
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+main()
+"""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [("top", Exit.OK, "2 pending"), ("signal closed --value-file -", Exit.USAGE, "stdin is closed")],
-)
-def test_a_closed_stdin(busy_daemon: tuple[DaemonProcess, Client], arguments: str, code: Exit, said: str) -> None:
-    """`top` prints its snapshot, and a value that cannot be read is a usage error."""
-    command = [*PROGRAM, *arguments.split(), "--address", busy_daemon[0].address]
-    answer = run_program(["sh", "-c", 'exec "$@" <&-', "sh", *command], code=None, env=environment())
-    assert (answer.returncode, said in answer.stdout + answer.stderr) == (code, True), answer.stderr
+def imported(*arguments: str, **variables: str) -> set[str]:
+    """The modules that `purgatory` imports with these arguments."""
+    done = run_program([sys.executable, "-c", LISTING, *arguments], env={**environment(), **variables})
+    return set(done.stderr.split())
 
 
-def without_times(shown: str) -> str:
-    """The screen without the daemon's version, and with durations replaced by a word of fixed length."""
-    return re.sub(r"\d[\d.]*(?:ms|s|m)(?: \d+s)? *", "TIME    ", shown.replace(__version__, "VERSION"))
+def test_help_imports_no_command() -> None:
+    """Neither the page of all commands nor the completion of their names imports client, gRPC, rich or a command."""
+    words = {"_PURGATORY_COMPLETE": "bash_complete", "COMP_WORDS": "purgatory l", "COMP_CWORD": "1"}
+    for modules in (imported("--help"), imported("--version"), imported(**words)):
+        assert "purgatory.cli.app" in modules
+        assert not {"grpc", "purgatory_client", "purgatory.cli.operations", "rich", "pydantic"} & modules
+
+
+def test_a_command_imports_only_its_module(shared_daemon: DaemonProcess) -> None:
+    """`ls` imports no other command, no optional package, no outbox, and nothing that only help pages need."""
+    modules = imported("ls", "--address", shared_daemon.address)
+    assert {"purgatory.cli.operations", "purgatory_client.aio"} <= modules
+    others = {f"purgatory.cli.{name}" for name in ("advance", "mcp_server", "tail", "top", "wait")}
+    outbox = {f"purgatory_client.outbox.{name}" for name in ("outbox_file", "outbox_gate")}
+    assert not (others | outbox | {"mcp", "textual", "pydantic"}) & modules
+
+
+def test_each_command_of_the_table_has_its_help() -> None:
+    assert {name: purgatory(name, "--help").returncode for name in SUMMARIES} == dict.fromkeys(SUMMARIES, Exit.OK)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Arguments as users write them, durations as they read them, and exit codes of outcomes and errors."""
 
-import asyncio
 from datetime import UTC, datetime, time, timedelta
 from time import tzset
 from zoneinfo import ZoneInfo
@@ -24,9 +23,6 @@ from purgatory.cli.parsing import (
     seconds,
 )
 from purgatory.cli.render import counted, exact, remaining_line, span
-from tests.client.cli.test_commands import purgatory
-from tests.kit.daemon import StartDaemon
-from tests.kit.eventually import wait_until
 
 NOW = datetime(2025, 3, 1, 9, 30, tzinfo=UTC)
 MOMENTS = st.datetimes(datetime(1990, 1, 1), datetime(2035, 1, 1)).map(lambda one: one.astimezone())
@@ -91,22 +87,6 @@ def test_milliseconds_are_rounded_up(microseconds: int) -> None:
     """A record has whole milliseconds, so it is before a time exactly if it is before the next whole millisecond."""
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
     assert milliseconds_of(moment) == (microseconds + 999) // 1_000
-
-
-@pytest.mark.slow
-async def test_time_that_nobody_can_look_up_is_refused(start_daemon: StartDaemon) -> None:
-    pytest.importorskip("psycopg")
-    daemon = start_daemon("--source", "postgres://127.0.0.1:9/postgres?user=nobody")
-    await asyncio.to_thread(wait_until, lambda: "source 'postgres://127.0.0.1:9'" in daemon.log, "it is attached")
-
-    def caught_up(as_of: str) -> tuple[int, str]:
-        run = purgatory("caught-up", "pg/main/all", "--as-of", as_of, address=daemon.address)
-        return run.returncode, run.stderr
-
-    code, said = await asyncio.to_thread(caught_up, "00:00")
-    assert (code, "cannot look up where pg/main/all ended at " in said) == (Exit.REFUSED, True), said
-    code, said = await asyncio.to_thread(caught_up, "9999-01-01T00:00:00Z")
-    assert (code, "must be from 0 to the present" in said) == (Exit.REFUSED, True), said
 
 
 def test_targets_and_followers_are_parsed_as_users_write_them() -> None:

@@ -10,19 +10,23 @@ import struct
 import subprocess
 import termios
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final, Self
 
+import pyte
 import pytest
 from purgatory_client import Client, batches
 
+from purgatory import __version__
 from purgatory.cli.exit_codes import Exit
 from tests.client.cli.test_commands import PROGRAM, purgatory
 from tests.client.test_blocking import environment
 from tests.kit.daemon import DaemonProcess
-from tests.kit.eventually import PATIENCE_S
+from tests.kit.eventually import PATIENCE_S, wait_until
+from tests.kit.programs import run_program
 
+PAGE = Path(__file__).parent / "pages" / "top.txt"
 EVIL = "\x1b]0;x\x07\u202e[red]"
 KINDS = {"bulk": 4_000, "urgent": 5}
 SHOWN = r"\x1b]0;x\x07\u202e"
@@ -31,9 +35,10 @@ SHOWN = r"\x1b]0;x\x07\u202e"
 class PseudoTerminal:
     """A program in a pseudo-terminal, and everything that it has written there."""
 
-    def __init__(self, *arguments: str, columns: int = 80, lines: int = 24, packages: str = "") -> None:
+    def __init__(self, *arguments: str, lines: int = 24, packages: str = "") -> None:
+        self._size: Final = (80, lines)
         self._main, other = pty.openpty()
-        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 80, 0, 0))
         found = environment()
         self.process = subprocess.Popen(
             [*PROGRAM, *arguments],
@@ -57,19 +62,28 @@ class PseudoTerminal:
 
     def until(self, text: str, since: int = 0) -> None:
         """Wait until a text has been written after the first `since` characters, ignoring control sequences."""
-        deadline = time.monotonic() + PATIENCE_S
-        while text not in plain(self.written[since:]):
-            assert time.monotonic() < deadline, f"{text!r} was not shown; last: {plain(self.written[-3_000:])!r}"
-            assert self.process.poll() is None, self.written
-            time.sleep(0.02)
+
+        def is_shown() -> bool:
+            assert self.process.poll() is None or text in plain(self.written[since:]), self.written
+            return text in plain(self.written[since:])
+
+        wait_until(is_shown, lambda: f"{text!r} is shown; last: {plain(self.written[-3_000:])!r}")
 
     def end(self) -> int:
-        """Wait for the program to end; returns its exit code."""
         code = self.process.wait(PATIENCE_S)
         self._reader.join(PATIENCE_S)
         return code
 
-    def kill(self) -> None:
+    @property
+    def screen(self) -> str:
+        shown = pyte.Screen(*self._size)
+        pyte.Stream(shown).feed(self.written)
+        return "\n".join(line.rstrip() for line in shown.display).rstrip() + "\n"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.end()
@@ -105,11 +119,20 @@ def busy_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daem
         daemon.kill()
 
 
+def test_top_in_a_terminal(busy_daemon: tuple[DaemonProcess, Client]) -> None:
+    """The whole screen of `top`: counts, the waits that expire first, and the keys. Times are left out."""
+    daemon, _ = busy_daemon
+    expected = PAGE.read_text("utf-8")
+    with PseudoTerminal("top", "--address", daemon.address) as terminal:
+        wait_until(lambda: without_times(terminal.screen) == expected, lambda: terminal.screen)
+        terminal.press("q")
+        assert terminal.end() == Exit.OK
+
+
 def test_top_shows_sorts_filters_and_ends(busy_daemon: tuple[DaemonProcess, Client]) -> None:
     daemon, client = busy_daemon
     client.register("reached", 1, batches.produce(["orders-4"], offsets=[42]))
-    terminal = PseudoTerminal("top", "--address", daemon.address)
-    try:
+    with PseudoTerminal("top", "--address", daemon.address) as terminal:
         terminal.until(SHOWN)
         terminal.until("orders-3@42")
         terminal.until("3 pending")
@@ -131,8 +154,6 @@ def test_top_shows_sorts_filters_and_ends(busy_daemon: tuple[DaemonProcess, Clie
         assert "\x1b]0;x" not in terminal.written
         assert "\u202e" not in terminal.written
         assert "\x1b[?1049l" in terminal.written[place:], "the screen is given back"
-    finally:
-        terminal.kill()
 
 
 def test_top_finds_the_urgent_waits_among_thousands(busy_daemon: tuple[DaemonProcess, Client]) -> None:
@@ -142,8 +163,7 @@ def test_top_finds_the_urgent_waits_among_thousands(busy_daemon: tuple[DaemonPro
         places, count = range(len(topics)), len(topics)
         batch = batches.produce(topics, indexes=places, offsets=[1] * count, timeouts_ms=[timeout_ms])
         client.register("thousands", first, batch)
-    terminal = PseudoTerminal("top", "--address", daemon.address)
-    try:
+    with PseudoTerminal("top", "--address", daemon.address) as terminal:
         terminal.until("of 4,007")
         terminal.until("urgent-4@1")
         place = len(terminal.written)
@@ -151,32 +171,51 @@ def test_top_finds_the_urgent_waits_among_thousands(busy_daemon: tuple[DaemonPro
         terminal.until("only rows", place)
         terminal.press("bulk-3999\r")
         terminal.until("waits: 1 of 4,007", place)
-    finally:
-        terminal.kill()
     listed = purgatory("ls", "--sort", "remaining", "--limit", "5", "--json", address=daemon.address)
     first_names = [json.loads(line)["items"][0]["name"] for line in listed.stdout.splitlines()]
     assert sorted(first_names) == urgent
     client.close_session("thousands")
 
 
+def test_top_in_a_pipe_prints_one_snapshot(busy_daemon: tuple[DaemonProcess, Client]) -> None:
+    daemon, _ = busy_daemon
+    answer = purgatory("top", address=daemon.address)
+    assert (answer.returncode, answer.stderr) == (Exit.OK, "")
+    assert "\x1b" not in answer.stdout
+    lines = answer.stdout.splitlines()
+    assert lines[0] == f"purgatory {__version__}: 2 pending"
+    assert lines[2] == "waits: 2, all:"
+    assert [line.split()[0] for line in lines[4:]] == ["busy", "busy"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [("top", Exit.OK, "2 pending"), ("signal closed --value-file -", Exit.USAGE, "stdin is closed")],
+)
+def test_a_closed_stdin(busy_daemon: tuple[DaemonProcess, Client], arguments: str, code: Exit, said: str) -> None:
+    """`top` prints its snapshot, and a value that cannot be read is a usage error."""
+    command = [*PROGRAM, *arguments.split(), "--address", busy_daemon[0].address]
+    answer = run_program(["sh", "-c", 'exec "$@" <&-', "sh", *command], code=None, env=environment())
+    assert (answer.returncode, said in answer.stdout + answer.stderr) == (code, True), answer.stderr
+
+
+def without_times(shown: str) -> str:
+    """The screen without the daemon's version, and with durations replaced by a word of fixed length."""
+    return re.sub(r"\d[\d.]*(?:ms|s|m)(?: \d+s)? *", "TIME    ", shown.replace(__version__, "VERSION"))
+
+
 def test_top_waits_for_a_daemon_that_is_away(busy_daemon: tuple[DaemonProcess, Client]) -> None:
     daemon, _ = busy_daemon
-    terminal = PseudoTerminal("top", "--address", daemon.address)
-    try:
+    with PseudoTerminal("top", "--address", daemon.address) as terminal:
         terminal.until("orders-3@42")
         daemon.kill()
         terminal.until("does not answer")
         os.killpg(terminal.process.pid, signal.SIGTERM)
         terminal.end()
-    finally:
-        terminal.kill()
 
 
 def test_top_without_textual_says_how_to_install_it(tmp_path: Path) -> None:
     (tmp_path / "textual.py").write_text("raise ModuleNotFoundError(name='textual')", "utf-8")
-    terminal = PseudoTerminal("top", packages=str(tmp_path))
-    try:
+    with PseudoTerminal("top", packages=str(tmp_path)) as terminal:
         assert terminal.end() == Exit.ERROR
         assert "pip install 'purgatory-waits[top]'" in terminal.written
-    finally:
-        terminal.kill()

@@ -1,6 +1,7 @@
 """A client with an outbox: what it stores, recovers after a restart, and refuses."""
 
 import asyncio
+import random
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -8,63 +9,88 @@ from pathlib import Path
 import pytest
 from purgatory_client import AsyncClient, Client, Outcome, Ticket, batches, errors, waits
 from purgatory_client.batches import WaitBatch, partition_columns
-from purgatory_client.batches import fetch as fetch_many
-from purgatory_client.batches import signal as signal_many
-from purgatory_client.errors import OutboxReason
+from purgatory_client.errors import LimitExceeded, OutboxReason
 from purgatory_client.outbox import outbox_file
-from purgatory_client.outbox.outbox_file import OpeningRecord, OutboxFile
-from purgatory_client.outbox.outbox_gate import batch_of as decoded_batch
-from purgatory_client.outbox.outbox_gate import wait_of
+from purgatory_client.outbox.outbox_file import OutboxFile
+from purgatory_client.outbox.outbox_gate import batch_of as restored_batch
+from purgatory_client.outbox.outbox_gate import wait_of as restored_wait
 from purgatory_client.results import OperationKind
-from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
+from purgatory_client.session.session_core import SessionCore
+from purgatory_client.wire.encode_waits import columns_of
 
-from purgatory.v1 import operation_pb2
+from purgatory.v1 import operation_pb2, purgatory_service_pb2
 from tests.client.outbox.test_outbox_file import limit_pages, outbox_error
+from tests.client.session.test_session import submit
+from tests.client.session.wire_script import many, opened, registered, results, sent
+from tests.histories.day.actors import batch_of as client_batch
+from tests.histories.plan import one_owner
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import eventually, until_pending
-from tests.kit.proxy import FaultyProxy
+from tests.kit.proxy import NOBODY, FaultyProxy
+from tests.scripts.client_level import wait_of as client_wait
 
 LONG = 120.0
 
 
 def batch_of(*offsets: int, partition: str = "p-1") -> WaitBatch:
-    return partition_columns(OperationKind.PRODUCE, [partition], None, list(offsets), [120_000], None)
+    return batches.produce([partition], offsets=list(offsets), timeouts_ms=[120_000])
 
 
-async def test_what_is_unconfirmed_is_recovered(
-    shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path
+@pytest.mark.slow  # each lost connection costs a pause
+@pytest.mark.parametrize("seed", range(3))
+async def test_each_kept_wait_is_recovered_until_it_is_confirmed(
+    shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path, seed: int
 ) -> None:
-    path = tmp_path / "o.db"
-    async with AsyncClient(shared_daemon.address, outbox=path) as first:
-        session_id = first.session_id
-        assert await first.recovered() == []
-        confirmed = await first.submit(waits.produce({"p-1": 1}, timeout=LONG), "confirmed")
-        answered = await first.submit(waits.produce({"p-1": 1}, timeout=LONG), "answered")
-        await first.submit(waits.produce({"p-1": 9}, timeout=LONG), "waiting")
-        await first.submit_many(batch_of(1, 9, 1), "batch")
-        await client.advance("p-1", high_watermark=1)
-        assert (await first.result(confirmed)).satisfied
-        assert (await first.result(answered)).satisfied
-        await first.confirm(confirmed)
-        await first.confirm(confirmed)
-    await until_pending(client, 2)
-    async with AsyncClient(shared_daemon.address, outbox=path) as second:
-        assert second.session_id == session_id
-        tickets = {ticket.tag: ticket for ticket in await second.recovered()}
-        assert [(one.tag, one.operation_id, one.operations) for one in tickets.values()] == [
-            ("answered", 2, 1), ("waiting", 3, 1), ("batch", 4, 3),
-        ]  # fmt: skip
-        again = tickets["answered"]
-        assert abs((again.submitted_time - answered.submitted_time).total_seconds()) < 0.001
-        assert (await second.result(again)).partitions["p-1"].reached_offset == 1
-        await client.advance("p-1", high_watermark=9)
-        assert (await second.result(tickets["waiting"])).satisfied
-        assert (await second.result_many(tickets["batch"])).reached_offsets[0] == 1
-        for ticket in tickets.values():
-            await second.confirm(ticket)
-        assert (await client.status()).kinds[0].registered >= 6
-    async with AsyncClient(shared_daemon.address, outbox=path) as third:
-        assert await third.recovered() == []
+    """Connections break, and clients are closed with waits pending, answered and confirmed. The next client of the
+    file has the tickets that were not confirmed, and each gets its result.
+    """
+    generator, path = random.Random(seed), tmp_path / "o.db"
+    before = (await client.status()).unacknowledged_results
+    kept: dict[str, Ticket] = {}
+    mark, sessions = 0, set()
+
+    async def use(caller: AsyncClient, share: float) -> None:
+        """Use the results of a share of the waits that are satisfied."""
+        for tag, ticket in list(kept.items()):
+            if int(tag) <= mark and generator.random() < share:
+                ended = await (caller.result_many if ticket.is_batch else caller.result)(ticket)
+                assert ended.satisfied
+                await caller.confirm(ticket)
+                await caller.confirm(ticket)
+                del kept[tag]
+
+    for life in range(4):
+        async with FaultyProxy(shared_daemon.address) as proxy, AsyncClient(proxy.address, outbox=path) as caller:
+            sessions.add(caller.session_id)
+            recovered = {ticket.tag: ticket for ticket in await caller.recovered()}
+            for one, other in zip(recovered.values(), kept.values(), strict=True):
+                assert (one.tag, one.operation_id, one.operations) == (other.tag, other.operation_id, other.operations)
+                assert abs((one.submitted_time - other.submitted_time).total_seconds()) < 0.001
+            kept = recovered
+            for offset in range(10 * life + 1, 10 * life + 11) if life < 3 else ():
+                if generator.random() < 0.7:
+                    ticket = await caller.submit(waits.produce({"p-1": offset}, timeout=LONG), str(offset))
+                else:
+                    ticket = await caller.submit_many(batch_of(1, offset, 1), str(offset))
+                kept[ticket.tag] = ticket
+                if generator.random() < 0.3:
+                    proxy.drop_all()
+                mark = max(mark, offset - generator.randrange(8))
+                await client.advance("p-1", high_watermark=mark)
+                await use(caller, 0.3)
+            if life == 3:
+                mark = 30
+                await client.advance("p-1", high_watermark=mark)
+                await use(caller, 1.0)
+
+                async def is_acknowledged() -> bool:
+                    return (await client.status()).unacknowledged_results == before
+
+                await eventually(is_acknowledged, "all results are acknowledged")
+    [session_id] = sessions
+    assert (kept, [one async for one in client.operations(session_id=session_id)]) == ({}, [])
+    with closing(OutboxFile(path)) as file:
+        assert (file.registrations(), file.results()) == ([], [])
 
 
 async def test_plain_calls_are_forgotten_when_they_return(
@@ -90,45 +116,9 @@ async def test_plain_calls_are_forgotten_when_they_return(
         await second.confirm(ticket)
 
 
-async def test_every_kind_of_wait_survives(shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path) -> None:
-    path = tmp_path / "o.db"
-    many = fetch_many(
-        ["p-1", "p-2"],
-        indexes=[0, 1, 0],
-        offsets=[5, 6, 7],
-        item_counts=[2, 1],
-        min_bytes=[10, 20],
-        partition_max_bytes=[100, 200, 300],
-    )
-    async with AsyncClient("127.0.0.1:1", outbox=path) as away:
-        await away.submit(waits.produce({"p-1": 5, "p-2": 7}, timeout=LONG, leader_epochs={"p-2": 3}))
-        await away.submit(waits.fetch({"p-1": 5, "p-2": 5}, min_bytes=77, timeout=LONG, isolation="read_committed"))
-        await away.submit(waits.delete_records({"p-1": 5}, timeout=LONG))
-        await away.submit(waits.signal({"a": 3, "b": 3}, timeout=LONG, any=True))
-        await away.submit(waits.produce({"p-1": 5}))
-        await away.submit_many(many)
-        await away.submit_many(signal_many(["k", "l"], counts=[2, 1], timeouts_ms=[90_000]))
-        assert away.pending == 9
-    async with AsyncClient(shared_daemon.address, outbox=path) as back:
-        assert len(await back.recovered()) == 7
-        await until_pending(client, 9)
-        found = [one async for one in client.operations(session_id=back.session_id)]
-        shown = {one.operation_id: [(item.name, item.required_offset) for item in one.items] for one in found}
-        assert shown == {
-            1: [("p-1", 5), ("p-2", 7)], 2: [("p-1", 5), ("p-2", 5)], 3: [("p-1", 5)], 4: [("a", 3), ("b", 3)],
-            5: [("p-1", 5)], 6: [("p-1", 5), ("p-2", 6)], 7: [("p-1", 7)], 8: [("k", 2)], 9: [("l", 1)],
-        }  # fmt: skip
-        assert {one.operation_id: one.min_bytes for one in found if one.min_bytes} == {2: 77, 6: 10, 7: 20}
-        assert max(one.remaining for one in found if one.operation_id < 5) < LONG
-        await client.signal_key("a", 3)
-        signalled = (await back.recovered())[3]
-        assert (await back.result(signalled)).satisfied
-        await client.cancel(session_id=back.session_id)
-
-
 async def test_wait_expires_in_the_time_without_a_program(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
     path = tmp_path / "o.db"
-    async with AsyncClient("127.0.0.1:1", outbox=path) as away:
+    async with AsyncClient(NOBODY, outbox=path) as away:
         await away.submit(waits.produce({"never-1": 5}, timeout=0.001))
     async with AsyncClient(shared_daemon.address, outbox=path) as back:
         (ticket,) = await back.recovered()
@@ -201,41 +191,14 @@ async def test_an_older_copy_of_the_file_is_refused(shared_daemon: DaemonProcess
             await old.produce({"p-1": 1})
 
 
-NOWHERE = "127.0.0.1:1"
-
-
 async def copied_offline(path: Path, copy: Path, address: str) -> None:
     """An outbox with a registered wait, and a copy of it; then each file gets a different wait while offline."""
     async with AsyncClient(address, outbox=path) as first:
         await first.submit(waits.produce({"never-1": 1}, timeout=LONG), "both")
     shutil.copy(path, copy)
     for one in (path, copy):
-        async with AsyncClient(NOWHERE, outbox=one) as offline:
+        async with AsyncClient(NOBODY, outbox=one) as offline:
             await offline.submit(waits.produce({f"{one.stem}-1": 1}, timeout=LONG), one.stem)
-
-
-@pytest.mark.parametrize("names", [("original", "copy"), ("copy", "original")])
-async def test_of_two_copies_the_second_is_refused(
-    shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path, names: tuple[str, str]
-) -> None:
-    """Both copies registered a wait while offline. The second one to connect fails (COPIED) for all its waits
-    and acknowledges nothing: the first one collects its result afterwards.
-    """
-    first, second = (tmp_path / f"{name}.db" for name in names)
-    await copied_offline(tmp_path / "original.db", tmp_path / "copy.db", shared_daemon.address)
-    async with AsyncClient(shared_daemon.address, outbox=first) as kept:
-        await kept.recovered()
-        await until_pending(client, 2)
-    await client.advance(f"{names[0]}-1", high_watermark=1)
-    async with AsyncClient(shared_daemon.address, outbox=second) as refused:
-        for ticket in await refused.recovered():
-            with outbox_error(OutboxReason.COPIED):
-                await refused.result(ticket)
-    async with AsyncClient(shared_daemon.address, outbox=first) as kept:
-        both, own = await kept.recovered()
-        assert (await kept.result(own)).satisfied
-        await kept.cancel([both.operation_id])
-        await kept.result(both)
 
 
 async def test_a_result_of_other_names_is_not_accepted(
@@ -264,35 +227,6 @@ async def test_a_result_of_other_names_is_not_accepted(
         assert (await kept.result(own)).satisfied
         await kept.cancel([both.operation_id])
         await kept.result(both)
-
-
-async def test_a_connection_that_breaks_changes_nothing(
-    shared_daemon: DaemonProcess, client: AsyncClient, tmp_path: Path
-) -> None:
-    path = tmp_path / "o.db"
-    before = (await client.status()).unacknowledged_results
-    async with FaultyProxy(shared_daemon.address) as proxy, AsyncClient(proxy.address, outbox=path) as kept:
-        tickets: list[Ticket] = []
-        for step in range(1, 31):
-            tickets.append(await kept.submit(waits.produce({"p-1": step}, timeout=LONG), str(step)))
-            await client.advance("p-1", high_watermark=max(0, step - 5))
-            if not step % 4:
-                proxy.drop_all()
-        await client.advance("p-1", high_watermark=30)
-        for ticket in tickets:
-            assert (await kept.result(ticket)).satisfied
-            await kept.confirm(ticket)
-
-        async def acknowledged() -> bool:
-            return (await client.status()).unacknowledged_results == before
-
-        await eventually(acknowledged, "all results are acknowledged")
-    file = OutboxFile(path)
-    assert (file.registrations(), file.results()) == ([], [])
-    file.commit([OpeningRecord(file.incarnation, 30)])  # the highest id that it assigned
-    with outbox_error(OutboxReason.COPIED):
-        file.commit([OpeningRecord(file.incarnation, 31)])
-    file.close()
 
 
 async def test_tickets_of_waits_and_batches_are_not_confused(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
@@ -325,15 +259,82 @@ def test_the_blocking_client_has_an_outbox_too(shared_daemon: DaemonProcess, tmp
         without.recovered()
 
 
-def test_a_stale_timeout_is_kept() -> None:
-    for seconds, wanted in ((2.5, 2_500), (0, 0), (None, None)):
-        columns = operation_pb2.OperationColumns()
-        wait = waits.produce({"p-1": 5}, fail_when_stale=seconds)
-        wait.operation_id = 7
-        fill_with_waits(columns, [wait], 0.0, 0.0)
-        assert wait_of(columns).stale_timeout_ms == wanted
-    columns = operation_pb2.OperationColumns()
-    batch = batches.produce(["p-1"], offsets=[5, 6], stale_timeouts_ms=[100, -1])
-    batch.operation_id = 7
-    fill_with_many(columns, batch, range(2), 0.0, 0.0)
-    assert decoded_batch(columns).operation_columns["stale_timeout_ms"] == [100, -1]
+@pytest.mark.parametrize("seed", range(20))
+def test_a_wait_of_any_kind_is_restored_as_it_was(seed: int) -> None:
+    """A restored wait is sent in the same message."""
+    generator = one_owner(seed, timeout_max_ms=900)
+    generator.swarm.nonsense = 0
+    for kind in OperationKind:
+        operations = tuple(generator.operation(0, kind)._replace(heartbeat_timeout_ms=5) for _ in range(3))
+        single, batch = client_wait(operations[0]), client_batch(operations)
+        if kind != OperationKind.SIGNAL:
+            single.stale_timeout_ms = generator.rng.choice((None, 0, 2_500))
+            batch.set_columns({"stale_timeout_ms": [-1, 0, 2_500]})
+        single.operation_id = batch.operation_id = 7
+        assert columns_of(restored_wait(columns_of(single))) == columns_of(single)
+        assert columns_of(restored_batch(columns_of(batch))) == columns_of(batch)
+
+
+# The session with an outbox, without daemon and file.
+
+
+def core_with_outbox() -> SessionCore:
+    core = SessionCore("s", 100)
+    core.restore([], 1, 0.0)
+    core.receive(opened(), 0.0)
+    return core
+
+
+def test_with_an_outbox_only_what_is_written_is_sent() -> None:
+    core = core_with_outbox()
+    first = submit(core, 2)
+    assert sent(core, 0.0) == []
+    assert core.stage() == first
+    assert [wait.operation_id for wait in first] == [1, 2]
+    assert sent(core, 0.0) == []
+    core.written_id = 1
+    assert sent(core, 0.0) == []
+    core.connection_lost(0.1)
+    core.receive(opened(), 0.2)
+    core.written_id = 2
+    assert registered(sent(core, 0.2)) == [[1, 2]]
+
+
+def test_a_refused_batch_has_results_for_the_outbox() -> None:
+    """The daemon stores no results for a batch refused as a whole: the client creates them, and they end its waits."""
+    core = core_with_outbox()
+    waiting = submit(core, 2)
+    core.stage()
+    core.written_id = 2
+    assert registered(sent(core, 0.0)) == [[1, 2]]
+    refusal = operation_pb2.OperationRefusal(code=8, message="no room")
+    answer = purgatory_service_pb2.Receipt(batch_id=1, batch_refusal=refusal)
+    ended = core.replay(core.refused_results(answer))
+    assert [wait for wait, _ in ended] == waiting
+    assert all(isinstance(error, LimitExceeded) and str(error) == "no room" for _, error in ended)
+
+
+def test_names_of_results_are_compared() -> None:
+    """Names are compared for single waits, signals and batches, in every column form; refused operations have no
+    names.
+    """
+    core = core_with_outbox()
+    core.submit(waits.produce({"orders-3": 1}), 0.0)
+    core.submit(many(2), 0.0)
+    batch = partition_columns(OperationKind.PRODUCE, ["a-0", "orders-3"], [1, 1, 0], [1, 2, 3], None, [1, 2])
+    core.submit(batch, 0.0)
+    core.submit(waits.signal(["k"]), 0.0)
+    core.stage()
+    core.check_names(results(1, [1, 2, 3, 4, 99]).results)
+    for foreign in (5, 6):
+        with outbox_error(OutboxReason.COPIED, match=f"operation {foreign} "):
+            core.check_names(results(1, [1, foreign]).results)
+    refused = purgatory_service_pb2.ResultBatch()
+    refused.rows.results.add(operation_id=6, kind=4, outcome=6)
+    core.check_names(refused)
+    signalled = purgatory_service_pb2.ResultBatch()
+    signalled.rows.results.add(operation_id=6, kind=4, outcome=1).partitions.add(key="k")
+    core.check_names(signalled)
+    signalled.rows.results[0].partitions[0].key = "j"
+    with outbox_error(OutboxReason.COPIED, match="operation 6 "):
+        core.check_names(signalled)

@@ -1,5 +1,9 @@
-"""A caller with an outbox is killed repeatedly at random moments: each wait that it stored ends once."""
+"""A caller with an outbox is killed repeatedly at random moments: each wait that it stored ends once.
 
+The world `crash` of tests/histories does the same at a daemon with a journal.
+"""
+
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,37 +18,25 @@ KILLS = 2
 
 
 @pytest.mark.slow
-def test_caller_that_is_killed_gets_each_result_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("daemons", [1, KILLS + 1], ids=["same", "another"])
+def test_caller_that_is_killed_gets_each_result_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, daemons: int
+) -> None:
+    """With the daemon, which has no journal and gets the waits without a result again, or alone."""
     monkeypatch.setattr(outbox_file, "IDS_SKIPPED_MAX", 1)  # as in the caller
-    with DaemonProcess(tmp_path / "daemon") as daemon:
-        killed = Killed(tmp_path, seed=8131)
-        for life in range(1, KILLS + 1):
+    killed = Killed(tmp_path, seed=8131)
+    folders = [tmp_path / f"daemon-{number}" for number in range(1, daemons + 1)]
+    for folder in folders[:-1]:
+        with DaemonProcess(folder) as daemon:
+            killed.kill_at_random(daemon, int(folder.name[-1]))
+    with DaemonProcess(folders[-1]) as daemon, Client(daemon.address) as client:
+        for life in range(daemons, KILLS + 1):
             killed.kill_at_random(daemon, life)
         killed.finish(daemon)
         tags = killed.check()
         assert len(tags) > KILLS, f"only {len(tags)} waits: this run shows nothing"
-        with Client(daemon.address) as client:
-            status = client.status()
-            produce = status.kinds[0]
-            assert (produce.pending, status.unacknowledged_results) == (0, 0)
-            assert status.sessions == 1
-        file = OutboxFile(tmp_path / "outbox.db")
-        assert produce.registered == file.next_operation_id - 1
-        assert (file.registrations(), file.results()) == ([], [])
-        file.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("remembers", [False, True], ids=["forgets", "remembers"])
-def test_caller_and_daemon_are_killed(tmp_path: Path, remembers: bool) -> None:
-    """Each stored wait ends once. A daemon without a journal gets the waits without a result again."""
-    flags = ["--data-dir", str(tmp_path / "journal")] if remembers else []
-    killed = Killed(tmp_path, seed=8132)
-    for life in (1, 2):
-        with DaemonProcess(tmp_path / f"daemon-{life}", flags) as daemon:
-            killed.kill_at_random(daemon, life)
-    with DaemonProcess(tmp_path / "daemon-last", flags) as daemon:
-        killed.finish(daemon)
-        assert len(killed.check()) > 3
-        with Client(daemon.address) as client:
-            assert sum(kind.pending for kind in client.status().kinds) == 0
+        status = client.status()
+        assert (status.kinds[0].pending, status.unacknowledged_results, status.sessions) == (0, 0, 1)
+        with closing(OutboxFile(tmp_path / "outbox.db")) as file:
+            assert daemons > 1 or status.kinds[0].registered == file.next_operation_id - 1
+            assert (file.registrations(), file.results()) == ([], [])

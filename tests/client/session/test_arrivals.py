@@ -1,30 +1,21 @@
 """Arriving results, in runs, in parts, mixed or repeated, all reach their waits."""
 
-import random
+from collections.abc import Sequence
+from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from purgatory_client import batches, waits
-from purgatory_client.batches import WaitBatch, partition_columns
+from purgatory_client.batches import Entry, partition_columns
 from purgatory_client.errors import InvalidRequest, ProtocolError
 from purgatory_client.results import OperationKind, Outcome, Result, ResultColumns
 from purgatory_client.session.pending_waits import Answer
-from purgatory_client.session.session_core import SessionCore
-from purgatory_client.waits import Wait
 from purgatory_client.wire import sizes
 from purgatory_client.wire.decode_results import ResultsArrived
 
-from purgatory.v1 import result_pb2
-from tests.client.session.wire_script import many, opened, receipt, results, sent
-
-
-def core_with(*submitted: Wait | WaitBatch) -> SessionCore:
-    """A session that has sent these waits."""
-    core = SessionCore("s", 1_000_000)
-    core.receive(opened(), 0.0)
-    for wait in submitted:
-        core.submit(wait, 0.0)
-        sent(core, 0.0)
-    return core
+from purgatory.v1 import operation_pb2, result_pb2
+from tests.client.session.wire_script import Response, many, open_core, receipt, results
 
 
 def columns_of(answer: Answer) -> ResultColumns:
@@ -32,59 +23,99 @@ def columns_of(answer: Answer) -> ResultColumns:
     return answer
 
 
-@pytest.mark.parametrize(
-    ("ids", "skip", "runs"),
-    [
-        ([1, 2, 3], 0, [(0, 3)]),
-        ([1, 2, 3], 1, [(1, 3)]),
-        ([1, 2, 3], 3, []),
-        ([5, 6, 1, 2, 4], 0, [(0, 2), (2, 4), (4, 5)]),
-        ([3, 2, 1], 0, [(0, 1), (1, 2), (2, 3)]),
-        ([], 0, []),
-    ],
-)
-def test_runs_of_consecutive_ids(ids: list[int], skip: int, runs: list[tuple[int, int]]) -> None:
-    """Results are split where ids are not consecutive; repeats at the beginning are left out."""
-    assert list(ResultsArrived(results(1, ids).results.columns).runs(skip)) == runs
+def offsets_of(operation_id: int, items: int) -> list[int]:
+    """The offsets in the result of an operation: they are different in all results."""
+    return [10 * operation_id + item for item in range(items)]
 
 
-def test_one_message_for_a_batch_between_single_waits() -> None:
-    before, after = (waits.produce({"orders-3": offset}, timeout=5) for offset in (1, 2))
-    first, second = many(3), many(2)
-    core = core_with(before, first, second, after)
-    ended = core.receive(results(1, [1, 2, 3, 4, 5, 6, 7]), 0.0)
-    assert [wait for wait, _ in ended] == [before, first, second, after]
-    assert isinstance(ended[0][1], Result)
-    assert columns_of(ended[1][1]).required_offsets == [2, 3, 4]
-    assert columns_of(ended[2][1]).required_offsets == [5, 6]
+def message_of(kind: int, first: int, operations: Sequence[tuple[int, int]], refused: set[int]) -> Response:
+    """The results of operations, given with their numbers of items, of which some were refused."""
+    message = Response(results={"first_sequence": first})
+    columns = message.results.columns
+    columns.kind = kind  # type: ignore[assignment]
+    columns.partitions.add(topic="orders", partition=3)
+    for operation_id, items in operations:
+        is_refused = operation_id in refused
+        offsets = [] if is_refused else offsets_of(operation_id, items)
+        columns.operation_id.append(operation_id)
+        columns.outcome.append(Outcome.REFUSED if is_refused else Outcome.SATISFIED)
+        columns.item_count.append(len(offsets))
+        columns.required_offset.extend(offsets)
+        if kind == OperationKind.FETCH:
+            columns.available_bytes.extend(offsets)
+        if is_refused:
+            columns.refusals.add(operation_id=operation_id, code=3, field="offset", message="wrong")
+    return message
+
+
+def entry_of(kind: OperationKind, items: list[int] | None) -> Entry:
+    """A batch of operations with these numbers of items, or a single wait."""
+    if items is not None:
+        return partition_columns(kind, ["orders-3"], None, [1], [5_000], items)
+    return (waits.fetch if kind == OperationKind.FETCH else waits.produce)({"orders-3": 1}, timeout=5)
+
+
+SHAPES = st.lists(st.none() | st.lists(st.integers(1, 3), min_size=1, max_size=6), min_size=1, max_size=5)
+
+
+@given(st.data(), SHAPES, st.sampled_from([OperationKind.PRODUCE, OperationKind.FETCH]))
+def test_each_wait_ends_with_its_own_results(data: st.DataObject, shapes: list[list[int] | None], kind: int) -> None:
+    """Whatever the order of the results, and however many are in a message; some were refused before, in a receipt,
+    and some are refused in place of a result. Few messages are kept before their values are copied.
+    """
+    entries = [entry_of(OperationKind(kind), shape) for shape in shapes]
+    core = open_core(*entries)
+    operations = list(enumerate([items for shape in shapes for items in shape or [1]], 1))
+    ids = st.sets(st.sampled_from([operation_id for operation_id, _ in operations]))
+    before, refused = data.draw(ids), data.draw(ids)
+    ended = core.receive(receipt(1, [operation_pb2.OperationRefusal(operation_id=one, code=3) for one in before]), 0.0)
+    left, first = data.draw(st.permutations(operations)) if data.draw(st.booleans()) else list(operations), 1
+    with mock.patch.object(sizes, "SEGMENTS_MAX", 2):
+        while left:
+            count = data.draw(st.integers(1, len(left)))
+            message = message_of(kind, first, left[:count], refused)
+            ended += core.receive(message, 0.0)
+            assert core.receive(message, 0.0) == [], "repeated"
+            left, first = left[count:], first + count
     assert core.pending == 0
+    answers = dict(ended)
+    assert len(answers) == len(ended) == len(entries)
+    numbered = iter(operations)
+    for entry in entries:
+        own = [next(numbered) for _ in range(entry.count)]
+        found = answers[entry]
+        if isinstance(found, Result):
+            assert found.items[0].required_offset == offsets_of(*own[0])[0]
+        elif isinstance(found, InvalidRequest):
+            assert own[0][0] in before | refused
+        else:
+            answer = columns_of(found)
+            is_refused = [one in before | refused for one, _ in own]
+            assert is_refused == [one == Outcome.REFUSED for one in answer.outcomes]
+            assert sorted(answer.refusals) == [place for place, one in enumerate(is_refused) if one]
+            expected = [-1 if one in before | refused else value for one, n in own for value in offsets_of(one, n)]
+            assert answer.required_offsets == expected
+            if kind == OperationKind.FETCH:
+                assert answer.available_bytes == [max(0, value) for value in expected]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_batch_in_parts_is_the_same_as_at_once(seed: int) -> None:
-    generator = random.Random(seed)
-    count = 4 * sizes.SEGMENTS_MAX
-    batch = many(count)
-    core = core_with(batch)
-    left = list(range(1, count + 1))
-    if seed:
-        generator.shuffle(left)
-    sequence = 1
-    ended: list[tuple[Wait | WaitBatch, Answer]] = []
-    while left:
-        assert not ended
-        size = generator.choice((1, 1, 2, 7)) if seed else count
-        part, left = left[:size], left[size:]
-        ended = core.receive(results(sequence, part), 0.0)
-        sequence += len(part)
-    ((wait, answer),) = ended
-    assert wait is batch
-    answer = columns_of(answer)
-    assert answer.required_offsets == list(range(1, count + 1))
-    assert answer.outcomes == [1] * count
-    assert (answer.reached_offsets, answer.waited_ms) == ([100] * count, [5] * count)
-    assert (answer.paces_per_second, answer.estimated_remaining_ms) == ([-1.0] * count, [-1] * count)
-    assert answer.available_bytes == []
+def test_columns_of_one_value_or_none_are_those_of_all() -> None:
+    core = open_core(many(3))
+    message = Response(results={"first_sequence": 1})
+    columns = message.results.columns
+    columns.partitions.add(topic="orders", partition=3)
+    columns.operation_id.extend([1, 2, 3])
+    columns.outcome.append(Outcome.SATISFIED)
+    columns.item_count.append(1)
+    columns.required_offset.extend([4, 5, 6])
+    columns.reached_offset.append(9)
+    ((_, found),) = core.receive(message, 0.0)
+    answer = columns_of(found)
+    assert answer.outcomes == [1, 1, 1]
+    assert answer.waited_ms == answer.lateness_ms == answer.error_codes == [0, 0, 0]
+    assert (answer.required_offsets, answer.reached_offsets) == ([4, 5, 6], [9, 9, 9])
+    assert answer.estimated_remaining_ms == answer.paces_per_second == [-1, -1, -1]
+    assert [answer.name_of(item) for item in range(3)] == ["orders-3"] * 3
 
 
 def test_values_in_any_order() -> None:
@@ -92,7 +123,7 @@ def test_values_in_any_order() -> None:
     took minutes once.
     """
     count = 20_000
-    core = core_with(batches.signal([f"job-{i}" for i in range(1, count + 1)]))
+    core = open_core(batches.signal([f"job-{i}" for i in range(1, count + 1)]))
     ids = list(range(count, 0, -1))
     message = results(1, ids, kind=OperationKind.SIGNAL)
     columns = message.results.columns
@@ -110,41 +141,6 @@ def test_an_index_of_no_text_is_an_error(index: int, field: str) -> None:
     getattr(columns, f"{field}_index").extend([0, index])
     with pytest.raises(ProtocolError, match=rf"refers to \w+ {index} of 1"):
         getattr(ResultsArrived(columns).columns, f"{field}s")
-
-
-def test_what_has_ended_is_not_ended_by_a_run_over_it() -> None:
-    batch = many(4)
-    core = core_with(batch)
-    refusal = {"operation_id": 2, "code": 3, "field": "offset", "message": "-5 is negative"}
-    refused = receipt(1)
-    refused.receipt.refusals.add(**refusal)
-    assert core.receive(refused, 0.0) == []
-    ((_, answer),) = core.receive(results(1, [1, 2, 3, 4]), 0.0)
-    answer = columns_of(answer)
-    assert answer.outcomes == [1, Outcome.REFUSED, 1, 1]
-    assert answer.required_offsets == [1, -1, 3, 4]
-    assert isinstance(answer.refusals[1], InvalidRequest)
-    assert core.receive(results(5, [1, 2, 3, 4]), 0.0) == []
-
-
-def test_fetches_with_several_items_keep_their_columns_together() -> None:
-    batch = partition_columns(OperationKind.FETCH, ["a-0", "b-0"], [0, 1, 0], [7, 8, 9], [5_000], [2, 1])
-    core = core_with(batch)
-    message = results(1, [2, 1], kind=OperationKind.FETCH)
-    columns = message.results.columns
-    columns.item_count.extend([1, 2])
-    for field in ("item_index", "error_code", "log_start_offset", "estimated_remaining_ms"):
-        getattr(columns, field).append(0)
-    columns.pace_per_second.append(-1.0)
-    columns.required_offset[:] = [9, 7, 8]
-    columns.reached_offset[:] = [90, 70, 80]
-    for field in ("available_bytes", "high_watermark", "last_stable_offset", "diverging_epoch", "diverging_end_offset"):
-        getattr(columns, field).extend([9, 7, 8])
-    ((_, answer),) = core.receive(message, 0.0)
-    answer = columns_of(answer)
-    assert answer.reached_offsets == [70, 80, 90]
-    assert answer.available_bytes == [7, 8, 9]
-    assert list(next(iter(answer)).partitions) == ["a-0", "b-0"]
 
 
 @pytest.mark.parametrize(
@@ -172,21 +168,3 @@ def test_columns_know_no_other_names() -> None:
     answer = ResultsArrived(result_pb2.ResultColumns(kind=1)).columns
     assert not hasattr(answer, "offsets")
     assert answer.names == []
-
-
-def test_a_drained_wait_is_not_cancelled_again() -> None:
-    """A caller that is cancelled just as its session ends does not disturb a new session."""
-    single, batch = waits.produce({"orders-3": 1}, timeout=5), many(3)
-    old = core_with(single, batch)
-    assert set(old.drain()) == {single, batch}
-    other, others = waits.produce({"orders-3": 1}, timeout=5), many(3)
-    fresh = core_with(other, others)
-    for core in (old, fresh):
-        core.cancel(single)
-        core.cancel(batch)
-        assert sent(core, 0.0) == []
-    assert (old.pending, fresh.pending) == (0, 4)
-    fresh.cancel(others)
-    fresh.cancel(others)
-    assert [list(message.cancel.operation_ids) for message in sent(fresh, 0.0)] == [[2, 3, 4]]
-    assert fresh.pending == 4, "the cancels count until the daemon has answered them"

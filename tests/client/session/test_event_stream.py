@@ -10,9 +10,8 @@ import grpc
 import grpc.aio
 import pytest
 from purgatory_client import AsyncClient, errors, events
-from purgatory_client.session.event_sender import EventSender
+from purgatory_client.errors import STATUS_LOST
 from purgatory_client.session.event_stream import REOPENED_MAX, Call, EventStream
-from purgatory_client.wire import sizes
 
 from purgatory.service.translate import batch_limits
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -24,14 +23,19 @@ pytestmark = pytest.mark.sockets
 
 MESSAGE = wire.AdvanceStreamRequest()
 RECEIPT = wire.AdvanceStreamResponse(receipt=wire.AdvanceReceipt(ended=[3]))
+GONE = (grpc.StatusCode.UNAVAILABLE, "the daemon has gone")
+LOST = (grpc.StatusCode.INTERNAL, STATUS_LOST)
+"""What gRPC reports of a call that ended while a message was being written."""
 
 
 class ScriptedCall:
-    """A call that answers each message with the next of its answers: a message, an error to raise, or never."""
+    """A call that answers each message with the next of its answers: a message, or None for never. With a status, it
+    ends at the first write.
+    """
 
-    def __init__(self, answers: Sequence[object], *, writable: bool = True) -> None:
+    def __init__(self, answers: Sequence[object] = (), *, status: tuple[grpc.StatusCode, str] | None = None) -> None:
         self.answers = list(answers)
-        self.writable = writable
+        self.status = status
         self.written = 0
         self.over = False
         self.never: asyncio.Future[None] | None = None
@@ -44,14 +48,14 @@ class ScriptedCall:
         return self.over
 
     async def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.UNAVAILABLE
+        return (self.status or GONE)[0]
 
     async def details(self) -> str:
-        return "the daemon has gone"
+        return (self.status or GONE)[1]
 
     async def write(self, request: wire.AdvanceStreamRequest) -> None:
         assert request is MESSAGE
-        if not self.writable:
+        if self.status is not None:
             raise asyncio.InvalidStateError
         self.written += 1
 
@@ -60,22 +64,7 @@ class ScriptedCall:
         if answer is None:
             self.never = asyncio.get_running_loop().create_future()
             await self.never
-        if isinstance(answer, Exception):
-            raise answer
         return answer
-
-
-class StatusLost(ScriptedCall):
-    """A call that ended while a message was being written: gRPC reports an error of its own."""
-
-    async def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.INTERNAL
-
-    async def details(self) -> str:
-        return "Internal error from Core"
-
-    async def write(self, request: wire.AdvanceStreamRequest) -> None:
-        raise asyncio.InvalidStateError
 
 
 def stream_over(*calls: ScriptedCall, timeout: float = 30.0) -> EventStream:
@@ -84,26 +73,19 @@ def stream_over(*calls: ScriptedCall, timeout: float = 30.0) -> EventStream:
     return EventStream(lambda: cast("Call", next(rest)), timeout)
 
 
-async def test_one_call_serves_message_after_message() -> None:
-    call = ScriptedCall([RECEIPT] * 3)
-    stream = stream_over(call)
-    assert [list((await stream.exchange(MESSAGE)).ended) for _ in range(3)] == [[3]] * 3
-    assert call.written == 3
-
-
-async def test_a_stream_that_ended_between_messages_is_opened_again() -> None:
-    first, second = ScriptedCall([RECEIPT]), ScriptedCall([RECEIPT])
+async def test_one_call_serves_message_after_message_until_it_ends() -> None:
+    first, second = ScriptedCall([RECEIPT] * 3), ScriptedCall([RECEIPT])
     stream = stream_over(first, second)
-    await stream.exchange(MESSAGE)
+    assert [list((await stream.exchange(MESSAGE)).ended) for _ in range(3)] == [[3]] * 3
     first.over = True
     await stream.exchange(MESSAGE)
-    assert (first.written, second.written) == (1, 1)
+    assert (first.written, second.written) == (3, 1)
 
 
 @pytest.mark.parametrize(
     ("failing", "says"),
     [
-        (ScriptedCall([], writable=False), "the daemon has gone"),
+        (ScriptedCall(status=GONE), "the daemon has gone"),
         (ScriptedCall([grpc.aio.EOF]), "ended the stream"),
         (ScriptedCall([None]), "did not answer these events within"),
     ],
@@ -121,21 +103,15 @@ async def test_a_message_without_a_receipt_is_not_sent_again(failing: ScriptedCa
     assert healthy.written == 1
 
 
-async def test_a_stream_whose_status_grpc_has_lost_is_opened_again() -> None:
+async def test_a_stream_whose_status_grpc_has_lost_is_reopened_a_few_times_only() -> None:
     """If gRPC replaces the daemon's status by an error of its own, nothing was sent, and another stream is tried."""
-    lost, healthy = StatusLost([]), ScriptedCall([RECEIPT])
-    assert list((await stream_over(lost, healthy).exchange(MESSAGE)).ended) == [3]
-    assert (lost.written, healthy.written) == (0, 1)
-
-
-async def test_a_stream_is_reopened_a_few_times_only() -> None:
-    lost = [StatusLost([]) for _ in range(1 + REOPENED_MAX)]
-    healthy = ScriptedCall([RECEIPT])
+    lost, healthy = [ScriptedCall(status=LOST) for _ in range(REOPENED_MAX + 1)], ScriptedCall([RECEIPT] * 2)
+    assert list((await stream_over(*lost[:-1], healthy).exchange(MESSAGE)).ended) == [3]
     stream = stream_over(*lost, healthy)
     with pytest.raises(errors.Unavailable, match="ended 6 times: Internal error from Core"):
         await stream.exchange(MESSAGE)
-    assert healthy.written == 0
-    assert list((await stream.exchange(MESSAGE)).ended) == [3]
+    assert healthy.written == 1
+    await stream.exchange(MESSAGE)
 
 
 async def test_a_refusal_that_arrives_during_a_write_is_reported() -> None:
@@ -180,8 +156,7 @@ async def test_a_cancelled_caller_is_not_told_of_a_late_daemon() -> None:
 
 
 async def test_each_message_has_its_own_time() -> None:
-    first, second = ScriptedCall([RECEIPT, None]), ScriptedCall([RECEIPT])
-    stream = stream_over(first, second, timeout=0.05)
+    stream = stream_over(ScriptedCall([RECEIPT, None]), timeout=0.05)
     loop = asyncio.get_running_loop()
     await stream.exchange(MESSAGE)
     await asyncio.sleep(0.03)
@@ -189,7 +164,6 @@ async def test_each_message_has_its_own_time() -> None:
     with pytest.raises(errors.Unavailable, match="did not answer"):
         await stream.exchange(MESSAGE)
     assert loop.time() - started >= 0.05 - time.get_clock_info("monotonic").resolution
-    await stream.exchange(MESSAGE)
 
 
 async def test_a_refused_message_fails_alone(run_daemon: RunDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,34 +180,9 @@ async def test_a_refused_message_fails_alone(run_daemon: RunDaemon, monkeypatch:
 
 async def test_events_go_on_after_a_connection_was_lost(shared_daemon: DaemonProcess) -> None:
     async with FaultyProxy(shared_daemon.address) as proxy, AsyncClient(proxy.address) as client:
-
-        async def told(offset: int) -> bool:
-            try:
-                await client.advance("lost-0", high_watermark=offset)
-            except errors.Unavailable:
-                return False
-            return True
-
         for offset in (1, 2, 3):
-            await eventually(partial(told, offset), "an event arrives")
+            advance = partial(client.advance, "lost-0", high_watermark=offset)
+            await eventually(advance, "an event arrives", errors.Unavailable)
             assert proxy.drop_all() == 1
-        await eventually(partial(told, 4), "an event arrives")
+        await eventually(partial(client.advance, "lost-0", high_watermark=4), "it arrives", errors.Unavailable)
         assert (await client.partition("lost-0")).high_watermark == 4
-
-
-async def test_a_fault_of_this_client_is_not_taken_for_its_closing() -> None:
-    answers: list[wire.AdvanceReceipt | None] = [None, wire.AdvanceReceipt(ended=[3])]
-
-    async def send(request: wire.AdvanceStreamRequest) -> wire.AdvanceReceipt:
-        answer = answers.pop(0)
-        if answer is None:
-            raise RuntimeError("a fault")
-        return answer
-
-    advancer = EventSender(send)
-    full = [events.signalled("key")] * sizes.EVENTS_PER_MESSAGE_MAX
-    hit, served = (asyncio.create_task(advancer.send(batch)) for batch in (full, full[:1]))
-    with pytest.raises(errors.ProtocolError, match="internal error in this client: RuntimeError") as told:
-        await hit
-    assert isinstance(told.value.__cause__, RuntimeError)
-    assert (await served).ended == [3]

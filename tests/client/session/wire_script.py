@@ -1,8 +1,9 @@
 """Wire messages as a daemon would send them, for tests that drive a session without one."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from purgatory_client.batches import WaitBatch, partition_columns
+from purgatory_client.batches import Entry, WaitBatch, partition_columns
 from purgatory_client.results import OperationKind
 from purgatory_client.session.session_core import SessionCore
 
@@ -17,17 +18,20 @@ def many(count: int, timeout_ms: int = 5_000) -> WaitBatch:
     return partition_columns(OperationKind.PRODUCE, ["orders-3"], None, range(1, count + 1), [timeout_ms], None)
 
 
-def opened(*, resumed: bool = False, highest: int = 0, batch_max: int = 0, incarnation: str = "") -> Response:
+def opened(*, highest: int = 0, **fields: Any) -> Response:  # noqa: ANN401 - those of the message
     """The message with which the daemon opens the session."""
-    return Response(
-        opened=purgatory_service_pb2.SessionOpened(
-            resumed=resumed,
-            highest_operation_id=highest,
-            heartbeat_interval_ms=1_000,
-            operations_per_batch_max=batch_max,
-            incarnation=incarnation,
-        )
-    )
+    opening = purgatory_service_pb2.SessionOpened(highest_operation_id=highest, heartbeat_interval_ms=1_000, **fields)
+    return Response(opened=opening)
+
+
+def open_core(*entries: Entry, **fields: Any) -> SessionCore:  # noqa: ANN401 - those of the opening
+    """A session that the daemon has opened at time 0, and that has sent these waits, each in a batch of its own."""
+    core = SessionCore("s", 1_000_000)
+    core.receive(opened(**fields), 0.0)
+    for entry in entries:
+        core.submit(entry, 0.0)
+        sent(core, 0.0)
+    return core
 
 
 def receipt(batch_id: int, refusals: Sequence[operation_pb2.OperationRefusal] = ()) -> Response:
