@@ -6,8 +6,9 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tests.kit.daemon import daemon_environment
 from tests.kit.programs import run_program
@@ -24,8 +25,13 @@ VARIABLE: Final = re.compile(r"\d[\d,]*\.\d+|\b\d[\d,]{4,}|\d+(?= per second)|lo
 """Rates, positions in a log, and random names: they differ from run to run, as durations do."""
 
 
-UNTIL_PENDING: Final = "until purgatory ls --json | grep -q .; do sleep 0.05; done"
-UNTIL_SERVING: Final = "until purgatory status > /dev/null 2>&1; do sleep 0.05; done"
+FUNCTIONS: Final = f"""
+purgatory() {{ {shlex.quote(sys.executable)} -m purgatory "$@"; }}
+until_pending() {{ until purgatory ls --json | grep -q .; do sleep 0.05; done; }}
+until_serving() {{ until purgatory status > /dev/null 2>&1; do sleep 0.05; done; }}
+"""
+"""In a shell of the tests, `purgatory` is this tree's."""
+WHERE: Final[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("where_blocks_run.toml").read_text("utf-8"))
 
 
 class Block(NamedTuple):
@@ -50,7 +56,6 @@ class Block(NamedTuple):
 
 @functools.cache
 def blocks() -> list[Block]:
-    """All fenced blocks, in order."""
     found = []
     for page in PAGES:
         for information, text in FENCE.findall(page.read_text("utf-8")):
@@ -86,13 +91,11 @@ def sources_about(scheme: str, address: str) -> list[str]:
 
 
 def shell(script: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a script in bash. In it, `purgatory` is this tree's."""
-    purgatory = f'purgatory() {{ {shlex.quote(sys.executable)} -m purgatory "$@"; }}\n'
+    """Run a script in bash, with `FUNCTIONS`."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = daemon_environment({"PATH": path, **environment})
-    return run_program(
-        ["bash", "-c", purgatory + script], code=None, cwd=folder, env=environment, timeout_s=SECONDS_MAX
-    )
+    command = ["bash", "-c", FUNCTIONS + script]
+    return run_program(command, code=None, cwd=folder, env=environment, timeout_s=SECONDS_MAX)
 
 
 def play(before: str, commands: list[str], folder: Path, environment: dict[str, str]) -> list[str]:
@@ -105,7 +108,7 @@ def play(before: str, commands: list[str], folder: Path, environment: dict[str, 
     for command in commands:
         script += f"{command}\n"
         if command.endswith("&"):
-            script += f"{UNTIL_SERVING if ' serve ' in command else UNTIL_PENDING}\n"
+            script += f"{'until_serving' if ' serve ' in command else 'until_pending'}\n"
     done = shell(script + "jobs > /dev/null; kill %?serve 2> /dev/null; wait\n", folder, environment)
     return comparable(done.stdout.splitlines())
 

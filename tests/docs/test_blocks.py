@@ -26,12 +26,12 @@ from examples.free_ports import free_port
 from purgatory.cli.app import app as purgatory_app
 from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.flags import read_command_line
-from tests.docs.pages import ROOT, Block, blocks, comparable, play, shell, texts
-from tests.docs.where_blocks_run import NOT_RUN, PARSED, RUN_ELSEWHERE, SESSIONS, SESSIONS_ELSEWHERE, SHELL_PAGES
+from tests.docs.pages import ROOT, WHERE, Block, blocks, comparable, play, shell, texts
 from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.played_source import played_source
 
 LANGUAGES: Final = {"console", "go", "haproxy", "java", "json", "nginx", "python", "sh", "sql", "text", "toml", "ts"}
+SESSIONS: Final[dict[str, str]] = WHERE["sessions"]
 APPS: Final = {"purgatory": purgatory_app, "purgatory-pipeline": pipeline_app, "purgatory-source": source_app}
 
 
@@ -57,14 +57,14 @@ def test_every_block_names_its_language() -> None:
 
 def test_every_command_block_runs() -> None:
     """Blocks of commands and programs are in one of the tables above, so that a new page cannot be left out."""
-    known = {*RUN_ELSEWHERE, *((page, "sh") for page in SHELL_PAGES)}
+    known = {*WHERE["run_elsewhere"], *(f"{page} sh" for page in WHERE["shell"]["pages"])}
     programs = [block for block in blocks() if block.language in {"go", "java", "sh", "sql", "ts"}]
-    assert [name_of(block) for block in programs if (block.page, block.language) not in known] == []
+    assert [name_of(block) for block in programs if f"{block.page} {block.language}" not in known] == []
 
 
 def test_every_session_runs_or_has_a_reason() -> None:
     """Each console block is in exactly one of the tables of sessions; each entry has a block, and its test exists."""
-    named = dict.fromkeys([*SESSIONS, *SESSIONS_ELSEWHERE, *NOT_RUN], 0)
+    named = dict.fromkeys([*SESSIONS, *WHERE["sessions_elsewhere"], *WHERE["not_run"]], 0)
     unclear = []
     for block in in_language("console"):
         first = next(command for command in block.commands if not command.startswith("source "))
@@ -77,12 +77,13 @@ def test_every_session_runs_or_has_a_reason() -> None:
             named[best] += 1
     assert unclear == []
     assert [name for name, count in named.items() if count == 0] == []
-    assert [test for test in SESSIONS_ELSEWHERE.values() if not (ROOT / test).exists()] == []
+    assert [test for test in WHERE["sessions_elsewhere"].values() if not (ROOT / test).exists()] == []
 
 
-@pytest.mark.parametrize(("page", "language"), RUN_ELSEWHERE, ids=[" ".join(one) for one in RUN_ELSEWHERE])
-def test_the_test_of_a_page_names_it(page: str, language: str) -> None:
-    test = (ROOT / RUN_ELSEWHERE[page, language]).read_text("utf-8")
+@pytest.mark.parametrize("block", WHERE["run_elsewhere"])
+def test_the_test_of_a_page_names_it(block: str) -> None:
+    page, language = block.split()
+    test = (ROOT / WHERE["run_elsewhere"][block]).read_text("utf-8")
     assert texts(page, language)
     assert Path(page).name in test or Path(page).parent.name in test
 
@@ -102,7 +103,6 @@ def test_the_front_page_shows_the_session_of_the_readme() -> None:
 
 
 def secret(folder: Path) -> str:
-    """A file with a webhook secret."""
     path = folder / "secret"
     path.write_text(f"whsec_{base64.b64encode(bytes(32)).decode()}\n")
     path.chmod(0o600)
@@ -125,7 +125,7 @@ def test_waits_survive_the_crash_of_the_readme(tmp_path: Path) -> None:
     assert sorted(ended) == list(range(1, 1_001))
 
 
-@pytest.mark.parametrize("page", SHELL_PAGES)
+@pytest.mark.parametrize("page", WHERE["shell"]["pages"])
 def test_commands_without_a_shown_output_succeed(page: str, start_daemon: StartDaemon, tmp_path: Path) -> None:
     """Each shell block of the page runs; the daemon knows the mark of the examples and may call their webhook."""
     script = """
@@ -238,8 +238,8 @@ async def run_python(block: Block, daemon: DaemonProcess, client: AsyncClient, f
 RUN_PYTHON: Final = [
     block
     for block in in_language("python")
-    if block.page not in {*PARSED, "docs/embedded.md", "docs/sources.md"}
-    and (block.page, "python") not in RUN_ELSEWHERE
+    if block.page not in {*WHERE["parsed"], "docs/embedded.md", "docs/sources.md"}
+    and f"{block.page} python" not in WHERE["run_elsewhere"]
     and "ca.crt" not in block.text  # one call with the settings of TLS, whose files are not there
 ]
 
