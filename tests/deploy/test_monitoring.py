@@ -1,5 +1,6 @@
 """Alert rules and the dashboard: they use existing metrics, have descriptions, and fire on a planted fault."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,12 @@ def panels() -> list[dict[str, Any]]:
 
 def queries() -> list[str]:
     return [target["expr"] for panel in panels() for target in panel["targets"]]
+
+
+def filled(query: str) -> str:
+    """A query of the dashboard with values for its variables."""
+    values = {"$__rate_interval": "1m", "$job": ".*", "$instance": ".*"}
+    return re.sub(r"\$\w+", lambda found: values[found[0]], query)
 
 
 def promtool(*arguments: str) -> str:
@@ -96,9 +104,7 @@ def test_configuration_is_accepted_by_promtool() -> None:
 
 @needs_promtool
 def test_dashboard_queries_are_understood(tmp_path: Path) -> None:
-    values = {"$__rate_interval": "1m", "$job": ".*", "$instance": ".*"}
-    filled = [re.sub(r"\$\w+", lambda found: values[found[0]], one) for one in queries()]
-    recorded = [{"record": f"panel:{number}", "expr": expression} for number, expression in enumerate(filled)]
+    recorded = [{"record": f"panel:{number}", "expr": filled(one)} for number, one in enumerate(queries())]
     path = tmp_path / "rules.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": recorded}]}), "utf-8")
     promtool("check", "rules", str(path))
@@ -152,13 +158,19 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path,
         process.wait(PATIENCE_S)
 
 
+def answer_of(address: str, expression: str) -> list[Any]:
+    """Prometheus's current result."""
+    asked = f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+    with urllib.request.urlopen(asked, timeout=PATIENCE_S) as response:
+        found: list[Any] = json.load(response)["data"]["result"]
+        return found
+
+
 def firing(address: str) -> set[str]:
     """Alerts that are firing; empty while Prometheus does not respond yet."""
-    try:
-        with urllib.request.urlopen(f"http://{address}/api/v1/alerts", timeout=PATIENCE_S) as response:
-            return {alert["labels"]["alertname"] for alert in json.load(response)["data"]["alerts"]}
-    except OSError:
-        return set()
+    with contextlib.suppress(OSError):
+        return {one["metric"]["alertname"] for one in answer_of(address, "ALERTS")}
+    return set()
 
 
 def until_firing(address: str, *alerts: str, but: tuple[str, ...] = ()) -> None:
@@ -204,13 +216,8 @@ def test_alerts_fire_under_a_planted_fault(
 
 def until_scraped(address: str) -> None:
     """Wait until Prometheus has scraped the initial counts twice."""
-    query = "count_over_time(purgatory_outcomes_total%7Boutcome%3D%22expired%22%7D%5B1m%5D)%3E1"
-
-    def found() -> bool:
-        with urllib.request.urlopen(f"http://{address}/api/v1/query?query={query}", timeout=PATIENCE_S) as response:
-            return bool(json.load(response)["data"]["result"])
-
-    wait_until(found, "Prometheus scrapes the daemon", but=OSError)
+    query = 'count_over_time(purgatory_outcomes_total{outcome="expired"}[1m]) > 1'
+    wait_until(lambda: answer_of(address, query), "Prometheus scrapes the daemon", but=OSError)
 
 
 def test_each_panel_shows_something(prometheus: tuple[Path, str], start_daemon: StartDaemon, tmp_path: Path) -> None:
@@ -223,15 +230,5 @@ def test_each_panel_shows_something(prometheus: tuple[Path, str], start_daemon: 
     )  # fmt: skip
     targets.write_text(yaml.safe_dump([{"targets": [daemon.http_address]}]), "utf-8")
     until_scraped(address)
-    values = {"$__rate_interval": "1m", "$job": ".*", "$instance": ".*"}
-    unanswered = {re.sub(r"\$\w+", lambda found: values[found[0]], one) for one in queries() if FLEET not in one}
-    for query in unanswered:
-        wait_until(lambda query=query: answer_of(address, query), f"a result of {query}")  # type: ignore[misc]
-
-
-def answer_of(address: str, expression: str) -> list[Any]:
-    """Prometheus's current result."""
-    asked = f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
-    with urllib.request.urlopen(asked, timeout=PATIENCE_S) as response:
-        found: list[Any] = json.load(response)["data"]["result"]
-        return found
+    for query in {filled(one) for one in queries() if FLEET not in one}:
+        wait_until(partial(answer_of, address, query), f"a result of {query}")

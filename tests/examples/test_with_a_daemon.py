@@ -1,6 +1,9 @@
-"""Examples that connect to a running daemon, or that run by themselves."""
+"""Examples that connect to a running daemon, or that run by themselves, and the recipes."""
 
+import ast
+import inspect
 import os
+import re
 import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +16,10 @@ from purgatory_client import AsyncClient, waits
 from examples.local_daemon import serving
 from examples.long_poll import ask
 from examples.long_poll import serving as serving_polls
+from tests.kit.daemon import DaemonProcess, daemon_environment
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.programs import run_program
+from tests.parsing import parsed
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
 ENVIRONMENT: Final = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PROJECT / "client")])}
@@ -25,10 +30,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-async def daemon(tmp_path: Path) -> AsyncIterator[str]:
-    """The gRPC address of a new daemon."""
-    async with serving(tmp_path) as address:
-        yield address
+async def address(tmp_path: Path) -> AsyncIterator[str]:
+    async with serving(tmp_path) as served:
+        yield served
 
 
 def run_example(*arguments: str, address: str = "", code: int = 0) -> str:
@@ -38,10 +42,10 @@ def run_example(*arguments: str, address: str = "", code: int = 0) -> str:
     return run.stdout + run.stderr
 
 
-async def test_first_wait_is_satisfied_at_its_offset(daemon: str) -> None:
+async def test_first_wait_is_satisfied_at_its_offset(address: str) -> None:
     for printed in (
-        run_example("examples/first_wait.py", daemon),
-        run_example("examples/first_wait.py", address=daemon),
+        run_example("examples/first_wait.py", address),
+        run_example("examples/first_wait.py", address=address),
     ):
         assert printed.startswith("satisfied after ")
         assert printed.endswith("orders-3 has reached 42\n")
@@ -54,13 +58,13 @@ def test_first_wait_without_a_daemon_says_how_to_start_one() -> None:
     assert advice == "Is a daemon running at 127.0.0.1:1? `make run` starts one."
 
 
-async def test_order_desk_ships_new_orders_and_those_of_an_earlier_run(daemon: str, tmp_path: Path) -> None:
+async def test_order_desk_ships_new_orders_and_those_of_an_earlier_run(address: str, tmp_path: Path) -> None:
     outbox = tmp_path / "desk.db"
-    printed = run_example("examples/order_desk.py", daemon, str(outbox))
+    printed = run_example("examples/order_desk.py", address, str(outbox))
     assert printed.splitlines() == ["0 orders of an earlier run", *(f"order-{i}: satisfied" for i in range(3))]
-    async with AsyncClient(daemon, outbox=outbox) as client:
+    async with AsyncClient(address, outbox=outbox) as client:
         await client.submit(waits.produce({"orders-3": 2}, timeout=60), tag="order-left")
-    printed = run_example("examples/order_desk.py", daemon, str(outbox))
+    printed = run_example("examples/order_desk.py", address, str(outbox))
     assert printed.splitlines() == ["1 orders of an earlier run", "order-left: satisfied"]
 
 
@@ -93,3 +97,49 @@ def test_long_poll_answers_with_messages_or_says_why_not() -> None:
             assert polls[0].result(PATIENCE_S) == (200, '["second"]')
             assert not polls[1].done()
         assert polls[1].result(PATIENCE_S)[0] == 503
+
+
+# The recipes of examples/recipes: each prints the lines at the end of its docstring.
+
+RECIPES = sorted((PROJECT / "examples" / "recipes").glob("[!_]*.py"))
+LINES_MIN, LINES_MAX = 20, 60
+CANNOT_RUN = 77
+"""The exit code of a recipe that lacks a program such as PostgreSQL; its last line on stderr is the reason."""
+assert RECIPES, "the folder is not found"
+
+
+def printed_by(recipe: Path) -> str:
+    """The output that the recipe's docstring promises."""
+    text = inspect.cleandoc(ast.get_docstring(parsed(recipe.read_text("utf-8"))) or "")
+    _, heading, lines = text.rpartition("\nPrints:\n")
+    assert heading, f"the docstring of {recipe.name} does not end with `Prints:` and its lines"
+    return inspect.cleandoc(lines)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_recipe_prints_what_it_promises(recipe: Path, daemon: DaemonProcess) -> None:
+    environment = {
+        "PURGATORY_ADDRESS": daemon.address,
+        "PURGATORY_HTTP_URL": f"http://{daemon.http_address}",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    }
+    command = [sys.executable, str(recipe)]
+    run = run_program(command, code=None, cwd=PROJECT, env=daemon_environment(environment), timeout_s=SECONDS_MAX)
+    if run.returncode == CANNOT_RUN:
+        reason = run.stderr.strip().rpartition("\n")[2]
+        needed = [name for name in os.environ if name.startswith("PURGATORY_REQUIRE_") and os.environ[name] == "1"]
+        required = [name for name in needed if name.removeprefix("PURGATORY_REQUIRE_") in reason.upper()]
+        assert not required, f"{required[0]}=1: {reason}"
+        pytest.skip(reason)
+    assert run.returncode == 0, f"exit {run.returncode}\n{run.stdout}\n{run.stderr}"
+    assert run.stdout.strip() == printed_by(recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_recipe_is_short_and_linked(recipe: Path) -> None:
+    """A recipe has 20 to 60 lines and a `main`, and a page of docs links to it."""
+    source = recipe.read_text("utf-8")
+    assert LINES_MIN <= source.count("\n") <= LINES_MAX
+    assert re.search(r"^(async )?def main\(", source, re.MULTILINE)
+    pages = [page.read_text("utf-8") for page in (PROJECT / "docs").glob("*.md")]
+    assert any(f"](../examples/recipes/{recipe.name})" in page for page in pages)

@@ -2,17 +2,20 @@
 is included. Each project's program is the client's example, with the imports that a user of the package writes.
 """
 
+import hashlib
 import json
+import os
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 import purgatory
 from tests.kit.daemon import DaemonProcess
 from tests.kit.programs import run_program
-from tests.packages.client_packages import go_environment, go_proxy
 from tests.strangers.client_builds import (
     BUILT,
     CLIENTS,
@@ -22,9 +25,11 @@ from tests.strangers.client_builds import (
     build_typescript,
     require,
     run_tool,
+    tool_path,
 )
 from tests.strangers.test_clients import advance, as_expected, expected_lines
 
+GO_MODULE: Final = "purgatory.example/client"
 POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>first</groupId>
@@ -42,6 +47,30 @@ POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 </project>
 """
 DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+
+
+def go_proxy(version: str) -> tuple[Path, str]:
+    """A module proxy with the module as Go would fetch it from the repository, and the version there.
+
+    Go keeps each version that it has seen: this one is named after its content.
+    """
+    files = {path.relative_to(CLIENTS / "go"): path.read_bytes() for path in sorted((CLIENTS / "go").rglob("*.*"))}
+    content = hashlib.sha256(b"".join(bytes(path) + text for path, text in files.items())).hexdigest()
+    named = f"v{version}-test{content[:12]}"
+    folder = PACKAGES / "go" / GO_MODULE / "@v"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{named}.info").write_text(json.dumps({"Version": named}))
+    (folder / f"{named}.mod").write_bytes(files[Path("go.mod")])
+    with zipfile.ZipFile(folder / f"{named}.zip", "w") as module:
+        for path, text in files.items():
+            module.writestr(f"{GO_MODULE}@{named}/{path.as_posix()}", text)
+    return PACKAGES / "go", named
+
+
+def go_environment(proxy: Path) -> dict[str, str]:
+    """Settings with which Go looks into a folder first, and accepts modules that no public checksum database knows."""
+    usual = run_program(["go", "env", "GOPROXY"], env={**os.environ, "PATH": tool_path()}).stdout.strip()
+    return {"GOPROXY": f"{proxy.as_uri()},{usual}", "GONOSUMDB": GO_MODULE, "GOFLAGS": "-mod=mod"}
 
 
 def go_project(folder: Path) -> list[str]:
