@@ -1,7 +1,7 @@
 """Every internal size at one less, itself, and one more, with a small result behind the large one.
 
 Each result arrives once and in order: by rows, columns, server-sent events, unary calls and the client, although
-connections are cut.
+connections are cut, and although the daemon is killed.
 """
 
 import ast
@@ -25,7 +25,7 @@ from purgatory import sizes
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.delivery.paths import PATHS, ReadResult, read_results
-from tests.kit.daemon import InProcessDaemon, RunDaemon
+from tests.kit.daemon import DaemonProcess, InProcessDaemon, RunDaemon, StartDaemon
 from tests.kit.eventually import PATIENCE_S, until_pending
 from tests.kit.messages import produce, register_request, signal
 from tests.kit.served_host import DaemonChannel, Peer, serving
@@ -117,14 +117,17 @@ def large_operations(size: int) -> list[operation_pb2.Operation]:
     return operations
 
 
-async def read_with_cuts(daemon: InProcessDaemon, path: str, count_: int) -> list[ReadResult]:
-    """Read this many results of the session `s`. The connection is cut after every seven, in the middle of messages."""
+async def read_with_cuts(
+    daemon: InProcessDaemon | DaemonProcess, path: str, session: str, count_: int, last: str = "-0", cut: int = 0
+) -> list[ReadResult]:
+    """Read `count_` results behind `last`. The connection is cut after each `cut` results."""
     found: list[ReadResult] = []
     while len(found) < count_:
-        last = found[-1].cursor if found else "-0"
-        results = read_results(daemon.address, daemon.http_address, path, "s", last)
+        results = read_results(daemon.address, daemon.http_address, path, session, last)
         async with asyncio.timeout(60), aclosing(results):
-            found += [await anext(results) for _ in range(min(7, count_ - len(found)))]
+            for _ in range(min(cut or count_, count_ - len(found))):
+                found.append(await anext(results))  # noqa: PERF401 - kept if the next one does not arrive
+        last = found[-1].cursor
     return found
 
 
@@ -135,6 +138,7 @@ async def read_with_cuts(daemon: InProcessDaemon, path: str, count_: int) -> lis
 async def test_results_around_each_size_are_delivered_once_in_order(
     run_daemon: RunDaemon, tmp_path: Path, path: str, size: int
 ) -> None:
+    """The connection is cut after every seven results, in the middle of messages."""
     daemon = await run_daemon("--data-dir", str(tmp_path / "data"))
     operations, ids = large_operations(size), count(100)
     waits = [produce(next(ids), "later", 1, timeout_ms=60_000) for _ in range(size)]
@@ -155,7 +159,7 @@ async def test_results_around_each_size_are_delivered_once_in_order(
         await client.advance(("later", 0), high_watermark=1)
     ends = [one.operation_id for one in (*operations, *refused)] + [next(ids) - 1, *ids_cancelled]
     ends += [one.operation_id for one in waits]
-    found = await read_with_cuts(daemon, path, len(ends))
+    found = await read_with_cuts(daemon, path, "s", len(ends), cut=7)
     assert [one.operation_id for one in found] == ends
     assert [int(one.cursor.rpartition("-")[2]) for one in found] == list(range(1, len(ends) + 1))
     assert [len(one.items) for one in found[:10]] == [size, 1] * 5
@@ -191,6 +195,47 @@ async def test_client_and_unary_calls_around_each_size(run_daemon: RunDaemon, si
             told += len(message.operations) + message.left_out
         assert told == 4 * size + 1
         tail.cancel()
+
+
+@pytest.mark.slow  # 30,000 results, and a daemon that is killed
+@pytest.mark.parametrize(
+    ("path", "size_max"),
+    [
+        ("rows", sizes.ROW_RESULTS_MAX),
+        ("columns", sizes.COLUMN_RESULTS_MAX),
+        ("server-sent events", sizes.ROW_RESULTS_MAX),
+    ],
+)
+async def test_results_around_the_real_sizes_survive_a_kill(
+    start_daemon: StartDaemon, tmp_path: Path, path: str, size_max: int
+) -> None:
+    """The next daemon continues with the same numbers."""
+    flags = ["--limits-items-per-operation-max", "5100", "--limits-topic-length-max", "99"]
+    flags += ["--data-dir", str(tmp_path / "data")]
+    daemon = start_daemon(*flags)
+    for size in (size_max - 1, size_max, size_max + 1):
+        columns = operation_pb2.OperationColumns(
+            kind=operation_pb2.OPERATION_KIND_SIGNAL,
+            keys=[f"k{item}" for item in range(size)],
+            operation_id=range(1, size + 4),
+            timeout_ms=[0],
+            item_count=[size, *[1] * (size + 2)],
+            item_index=[*range(size), *[0] * (size + 2)],
+        )
+        async with DaemonChannel(daemon.address) as channel:
+            batch = wire.RegisterBatch(columns=columns)
+            await channel.stub.Register(wire.RegisterRequest(session_id=f"s{size}", batch=batch))
+    read: dict[int, list[ReadResult]] = {}
+    for size in (size_max - 1, size_max, size_max + 1):
+        read[size] = await read_with_cuts(daemon, path, f"s{size}", size // 2)
+    daemon.kill()
+    daemon = start_daemon(*flags)
+    for size, before in read.items():
+        left = size + 3 - len(before)
+        found = before + await read_with_cuts(daemon, path, f"s{size}", left, before[-1].cursor)
+        assert [one.operation_id for one in found] == list(range(1, size + 4))
+        assert [int(one.cursor.rpartition("-")[2]) for one in found] == list(range(1, size + 4))
+        assert [len(one.items) for one in found[:3]] == [size, 1, 1]
 
 
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
