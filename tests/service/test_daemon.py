@@ -217,24 +217,6 @@ async def test_signals_within_a_second_count_as_one() -> None:
         assert exits == [128 + signal.SIGTERM]
 
 
-def test_two_signals_at_once_are_one_shutdown(start_daemon: StartDaemon, tmp_path: Path) -> None:
-    """A terminal sends one, and the program that started the daemon another."""
-    folder = ("--data-dir", str(tmp_path / "journal"), "--journal-mode", "async")
-    daemon = start_daemon(*folder)
-    with grpc.insecure_channel(daemon.address) as channel:
-        stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
-        batch = produce_columns(range(1, 10_001))
-        receipt = stub.Register(wire.RegisterRequest(session_id="s", batch=batch)).receipt
-        assert (receipt.accepted, receipt.durability) == (10_000, wire.DURABILITY_ASYNC)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            daemon.process.send_signal(number)
-        assert daemon.process.wait(PATIENCE_S) == 0
-    assert "exiting at once" not in daemon.log
-    with grpc.insecure_channel(start_daemon(*folder).address) as channel:
-        status = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel).GetStatus(wire.GetStatusRequest())
-    assert sum(kind.pending for kind in status.kinds) == 10_000
-
-
 def test_grace_period_bounds_the_shutdown(serve_daemon: ServeDaemon, caplog: pytest.LogCaptureFixture) -> None:
     daemon = serve_daemon("--shutdown-grace-ms", "300")
     with session_that_never_reads(daemon):
@@ -268,16 +250,6 @@ def test_settings_of_a_daemon(start_daemon: StartDaemon) -> None:
     assert messages[-1] == "stopped"
 
 
-def test_help_and_version_go_to_stdout_and_exit_0(capsys: pytest.CaptureFixture[str]) -> None:
-    for flag in ("--help", "--version"):
-        assert serve_command([flag]) == 0
-    printed, errors = capsys.readouterr()
-    assert errors == ""
-    assert "127.0.0.1:7440" in printed
-    assert "PURGATORY_ENGINE_TICK_MS" in printed
-    assert printed.endswith(f"\npurgatory {purgatory.__version__}\n")
-
-
 def test_bad_setting_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert serve_command(["--http-address", "nowhere"]) == 2
     printed, errors = capsys.readouterr()
@@ -295,7 +267,6 @@ def test_port_in_use_is_one_line_and_exit_1(shared_daemon: DaemonProcess, tmp_pa
 
 
 async def test_http_port_in_use(shared_daemon: DaemonProcess, run_daemon: RunDaemon) -> None:
-    """The same for HTTP."""
     with pytest.raises(StartupError, match=rf"{shared_daemon.http_address} \(http\.address\): .* in use"):
         await run_daemon("--http-address", shared_daemon.http_address)
 

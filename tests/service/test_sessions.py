@@ -1,4 +1,4 @@
-"""Sessions over real streams: results exactly once for the caller, across reconnects, take-overs and slow readers."""
+"""Sessions over real streams: take-overs, slow readers, heartbeats, and calls that are not as they should be."""
 
 import asyncio
 
@@ -7,13 +7,12 @@ import pytest
 
 from purgatory.service.sessions.result_stream import Response
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
-from purgatory.service.translate import batch_limits
 from purgatory.testing import ManualClock
+from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
-from purgatory.v1 import result_pb2
 from tests.kit.eventually import eventually
-from tests.kit.messages import produce, produce_columns, signal
-from tests.kit.served_host import Peer, ServedHost, serving
+from tests.kit.messages import key_signalled, produce, produce_columns, signal
+from tests.kit.served_host import Peer, ServedHost, refused, serving
 
 
 def ids_and_sequences(batch: wire.ResultBatch) -> list[tuple[int, int]]:
@@ -42,54 +41,6 @@ async def test_who_missed_results_is_told_as_often_as_it_asks() -> None:
         await drained(served, "s")
         again = await Peer(served, "s").open(last_sequence=1)
         assert again.opened.resumed
-
-
-async def test_a_broken_stream_loses_nothing_and_repeats_nothing() -> None:
-    async with serving() as served:
-        peer = await Peer(served, "s").open()
-        await peer.registered(*(produce(place, "orders", place) for place in range(1, 11)))
-        await served.high_watermark("orders", 6)
-        received = dict(ids_and_sequences(await peer.results()))
-        await peer.acknowledge(2)
-        await eventually(lambda: served.host.sessions.unacknowledged_results == 4, "2 acknowledged")
-        peer.cancel()
-        await drained(served, "s")
-        await served.high_watermark("orders", 8)
-        again = await Peer(served, "s").open(last_sequence=4, columns=True)
-        assert again.opened.resumed
-        assert again.opened.highest_operation_id == 10
-        assert ids_and_sequences(await again.results()) == [(5, 5), (6, 6), (7, 7), (8, 8)]
-        await served.high_watermark("orders", 10)
-        assert ids_and_sequences(await again.results()) == [(9, 9), (10, 10)]
-        assert received == {place: place for place in range(1, 7)}
-        await again.acknowledge(10)
-        await eventually(lambda: served.host.sessions.unacknowledged_results == 0, "all acknowledged")
-
-
-async def test_a_second_stream_takes_the_session_over() -> None:
-    async with serving() as served:
-        first = await Peer(served, "s").open()
-        await first.registered(produce(1, "orders", 1))
-        second = await Peer(served, "s").open()
-        message = await first.read()
-        assert message.going_away.reason == wire.GoingAway.REASON_TAKEN_OVER
-        assert await first.read_raw() is grpc.aio.EOF
-        assert await first.code() == grpc.StatusCode.OK
-        await served.high_watermark("orders", 1)
-        assert ids_and_sequences(await second.results()) == [(1, 1)]
-        assert (await served.status()).sessions_connected == 1
-
-
-async def test_cancels_are_answered_on_the_stream() -> None:
-    async with serving() as served:
-        peer = await Peer(served, "s").open()
-        await peer.registered(signal(1, "k"), signal(2, "k"))
-        await peer.send(cancel=wire.CancelOperations(operation_ids=[2, 7]))
-        answer = (await peer.read()).cancelled
-        assert (list(answer.cancelled_operation_ids), list(answer.not_pending_operation_ids)) == ([2], [7])
-        batch = await peer.results()
-        assert ids_and_sequences(batch) == [(1, 2)]
-        assert batch.rows.results[0].outcome == result_pb2.OUTCOME_CANCELLED
 
 
 @pytest.mark.parametrize(
@@ -184,30 +135,75 @@ async def test_finished_sessions_make_room() -> None:
         new.cancel()
 
 
-async def test_results_that_are_not_acknowledged_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past the limit registrations are refused one by one, far past it batch by batch; acknowledging makes room."""
-    monkeypatch.setattr(batch_limits, "OPERATIONS_MAX", 4)
-    settings = HostSettings(limits=LimitsSettings(unacknowledged_results_max=3))
-    async with serving(settings) as served:
-        await served.high_watermark("orders", 1)
+async def test_text_that_is_not_utf8_is_invalid() -> None:
+    """It ends a stream, and a unary call says what is wrong."""
+    data = wire.WaitRequest(operation=signal(1, "AAAA")).SerializeToString().replace(b"AAAA", b"\xff\xfe\xfdA")
+    async with serving() as served:
+        with refused(grpc.StatusCode.INVALID_ARGUMENT, "UTF-8"):
+            await served.raw("Wait")(data)
+        method: grpc.aio.StreamStreamMultiCallable = served.channel.stream_stream(
+            "/purgatory.v1.PurgatoryService/Session"
+        )
+        stream = method()
+        await stream.write(data)
+        assert await stream.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_message_that_is_too_large_is_refused() -> None:
+    async with serving(options=[("grpc.max_receive_message_length", 100_000)]) as served:
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
+            await served.raw("Wait")(b"x" * 200_000)
+        peer = await Peer(served, "a").open()
+        await peer.register(*(signal(number, "k" * 240) for number in range(1, 1_001)))
+        assert await peer.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        await drained(served, "a")
+        assert await served.pending() == 0
+
+
+async def test_cancels_are_answered_on_the_stream() -> None:
+    async with serving() as served:
         peer = await Peer(served, "s").open()
-        assert (await peer.registered(*(produce(place, "orders", 1) for place in (1, 2, 3)))).accepted == 3
-        await peer.results()
-        receipt = await peer.registered(*(produce(place, "orders", 1) for place in (4, 5, 6, 7)))
-        assert [refusal.code for refusal in receipt.refusals] == [8] * 4
-        await peer.results()
-        receipt = await peer.registered(produce(8, "orders", 1))
-        assert receipt.batch_refusal.code == 8
-        assert receipt.highest_operation_id == 7
-        assert served.host.sessions.unacknowledged_results == 7
-        await peer.acknowledge(7)
-        assert (await peer.registered(produce(8, "orders", 1))).accepted == 1
-        assert ids_and_sequences(await peer.results()) == [(8, 8)]
+        await peer.registered(signal(1, "k"), signal(2, "k"))
+        await peer.send(cancel=wire.CancelOperations(operation_ids=[2, 7]))
+        answer = (await peer.read()).cancelled
+        assert (list(answer.cancelled_operation_ids), list(answer.not_pending_operation_ids)) == ([2], [7])
+        assert ids_and_sequences(await peer.results()) == [(1, 2)]
+
+
+async def test_call_past_its_deadline_cancels_its_wait() -> None:
+    async with serving() as served:
+        with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+            await served.stub.Wait(wire.WaitRequest(operation=produce(1, "orders", 42)), timeout=0.05)
+        await eventually(lambda: served.host.engine.pending == 0, "none pending")
+        assert sum(kind.cancelled for kind in (await served.status()).kinds) == 1
+
+
+async def test_a_stream_of_events_is_answered_in_order() -> None:
+    async with serving() as served:
+        peer, stream = await Peer(served, "s").open(), served.stub.AdvanceStream()
+        await peer.registered(signal(1, "done"))
+        event = key_signalled("done")
+        for events in ([event], [], [event, event]):
+            await stream.write(wire.AdvanceStreamRequest(rows=event_pb2.EventRows(events=events)))
+        answers = [(await stream.read()).receipt for _ in range(3)]
+        assert [list(answer.ended) for answer in answers] == [[1], [], [0, 0]]
+        await stream.done_writing()
+        assert await stream.code() == grpc.StatusCode.OK
 
 
 LONG_TOPIC = "x" * 200
 MANY = 20_000
 """With a long topic in each row, the results are several megabytes: more than an unread connection buffers."""
+
+
+async def test_second_stream_takes_the_session_over() -> None:
+    """The first one is told, and ends with OK."""
+    async with serving() as served:
+        first = await Peer(served, "s").open()
+        second = await Peer(served, "s").open()
+        assert (await first.read()).going_away.reason == wire.GoingAway.REASON_TAKEN_OVER
+        assert await first.code() == grpc.StatusCode.OK
+        assert (await second.registered(produce(1, "orders", 1))).accepted == 1
 
 
 async def test_a_stream_that_is_not_read_can_be_taken_over() -> None:

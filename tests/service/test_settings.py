@@ -34,43 +34,25 @@ def read(*arguments: str) -> CommandLine:
     return read_command_line(arguments, "server.py", ALL_SETTINGS)
 
 
-def test_defaults_are_those_of_the_documentation() -> None:
-    """By default, gRPC is on 127.0.0.1:7440 and HTTP on 127.0.0.1:7441."""
-    settings = load_settings({}, ALL_SETTINGS)
-    assert settings.grpc.address == "127.0.0.1:7440"
-    assert settings.http.address == "127.0.0.1:7441"
-    assert settings.engine.tick_ms == 1
-
-
 def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each setting is taken from the source with the highest precedence that has it, independently of the others."""
     path = tmp_path / "purgatory.toml"
     path.write_text("[engine]\ntick_ms = 2\nreplica_lag_time_max_ms = 30\n[limits]\npartitions_max = 7\n")
     monkeypatch.setenv("PURGATORY_ENGINE_TICK_MS", "3")
     monkeypatch.setenv("PURGATORY_ENGINE_REPLICA_LAG_TIME_MAX_MS", "40")
-    settings = read("--config", str(path), "--engine-tick-ms", "4").settings
+    monkeypatch.setenv("PURGATORY_CONFIG", str(path))
+    settings = read("--engine-tick-ms", "4").settings
     assert settings.engine.tick_ms == 4
     assert settings.engine.replica_lag_time_max_ms == 40
     assert settings.limits.partitions_max == 7
     assert settings.limits.sessions_max == 10_000
 
 
-def test_config_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PURGATORY_CONFIG is equivalent to --config."""
-    path = tmp_path / "purgatory.toml"
-    path.write_text('[log]\nformat = "json"\n')
-    monkeypatch.setenv("PURGATORY_CONFIG", str(path))
-    assert read().settings.log.format == "json"
-
-
 def test_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compose files pass empty variables, which mean the default."""
     monkeypatch.setenv("PURGATORY_ENGINE_TICK_MS", "")
     assert load_settings({}, ALL_SETTINGS).engine.tick_ms == 1
 
 
 def test_every_setting_can_be_given_as_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Setting each variable in --help to its default is accepted and recognized."""
     defaults = load_settings({}, ALL_SETTINGS)
     for part in setting_groups(ALL_SETTINGS):
         for field, value in getattr(defaults, part):
@@ -96,7 +78,6 @@ def test_every_setting_can_be_given_as_a_variable(monkeypatch: pytest.MonkeyPatc
 
 
 def test_print_config_is_a_file_that_loads_to_the_same(tmp_path: Path) -> None:
-    """The output of --print-config can be saved and used as --config."""
     first = read("--engine-tick-ms", "5", "--no-grpc-reflection", "--log-level", "debug")
     lines = config_lines(first)
     assert "tick_ms = 5  # flag --engine-tick-ms" in lines
@@ -151,7 +132,6 @@ def test_print_config_hides_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     ],
 )
 def test_bad_flag_is_named_with_its_value(arguments: list[str], fragments: list[str]) -> None:
-    """One line has the setting, the fault, the value and its source."""
     with pytest.raises(SettingsError) as caught:
         read(*arguments)
     message = str(caught.value)
@@ -159,18 +139,19 @@ def test_bad_flag_is_named_with_its_value(arguments: list[str], fragments: list[
     assert [fragment for fragment in fragments if fragment not in message] == []
 
 
-def test_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names the variable to correct."""
-    monkeypatch.setenv("PURGATORY_SESSION_TTL_MS", "-1")
-    with pytest.raises(SettingsError, match=r"session\.ttl_ms: .* PURGATORY_SESSION_TTL_MS"):
-        load_settings({}, ALL_SETTINGS)
+IS_A_GROUP = r"^grpc: is a group of settings; .* \(environment PURGATORY_GRPC\)$"
 
 
-@pytest.mark.parametrize("given", ["x", '"x"', "{}"])
-def test_the_variable_of_a_group_is_refused(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
-    """A variable cannot set a whole group; the message names the group and the variable."""
-    monkeypatch.setenv("PURGATORY_GRPC", given)
-    with pytest.raises(SettingsError, match=r"^grpc: is a group of settings; .* \(environment PURGATORY_GRPC\)$"):
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("PURGATORY_SESSION_TTL_MS", "-1", r"session\.ttl_ms: .* PURGATORY_SESSION_TTL_MS"),
+        *(("PURGATORY_GRPC", value, IS_A_GROUP) for value in ("x", '"x"', "{}")),
+    ],
+)
+def test_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=message):
         load_settings({}, ALL_SETTINGS)
 
 
@@ -218,7 +199,6 @@ def test_the_daemon_may_have_the_environment_of_its_commands(monkeypatch: pytest
 
 
 def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    """--help has each flag and each environment variable."""
     assert serve_command(["--help"]) == 0
     text = capsys.readouterr().out
     missing = [
@@ -230,7 +210,6 @@ def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_names_are_unique_in_each_spelling() -> None:
-    """No two settings share a flag or a variable."""
     names = setting_names(ALL_SETTINGS)
     assert len({environment_name(name) for name in names}) == len(names)
     assert len({flag_name(name) for name in names}) == len(names)
@@ -244,8 +223,7 @@ def test_names_are_unique_in_each_spelling() -> None:
         ("[::1]:65535", ("::1", 65_535)),
     ],
 )
-def test_addresses_are_split(address: str, expected: tuple[str, int]) -> None:
-    """The result is host and port, without the brackets of IPv6."""
+def test_address_is_split_at_its_port(address: str, expected: tuple[str, int]) -> None:
     assert split_address(address) == expected
 
 
@@ -253,6 +231,5 @@ def test_addresses_are_split(address: str, expected: tuple[str, int]) -> None:
     "address", ["", ":", "7440", ":7440", "localhost:", "localhost:x", "::1:7440", "a:65536", "a:²", f"a:{'9' * 5_000}"]
 )
 def test_bad_addresses_are_refused(address: str) -> None:
-    """Anything that is not host:port is refused."""
     with pytest.raises(ValueError, match="must"):
         split_address(address)

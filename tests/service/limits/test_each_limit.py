@@ -1,9 +1,11 @@
-"""Each limit in the settings, one below it, at it and one above it: acceptance, and the details of the refusal."""
+"""Each limit in the settings, one below it, at it and one above it: acceptance, and the details of the refusal. A limit
+that a policy sets for a principal refuses it in the same way.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any, Final, NamedTuple
 from unittest import mock
@@ -15,6 +17,8 @@ from grpc_status import rpc_status
 from pydantic import ValidationError
 
 from purgatory.engine import codes
+from purgatory.service.access.account import Account, OwnShares
+from purgatory.service.access.roles import ALL
 from purgatory.service.budget.shares import CALL_BYTES
 from purgatory.service.errors import RETRY_AFTER_MS
 from purgatory.service.fair_queue import REGISTRATIONS, Waiter
@@ -51,7 +55,7 @@ class Driven(NamedTuple):
 
     served: ServedHost
     clock: ManualClock
-    limits: LimitsSettings
+    caller: Account
     streams: list[grpc.aio.StreamStreamCall[Any, Any]]
     """Streams that stay open to the end."""
 
@@ -195,8 +199,8 @@ async def memory_bytes(driven: Driven, amount: int) -> Told | None:
     await register(driven, produce_columns(range(1, 2), "other"))
     budget = host.shares.budget
     await eventually(lambda: host.fair_queue.calls == 0, "the call before has ended")
-    results_bytes = amount - budget.held_bytes() - CALL_BYTES - budget.operations_bytes(*size_of(batch))
-    host.shares.accounts.nobody.hold_results(results_bytes)
+    held = host.shares.held_bytes(driven.caller) if driven.caller.principal else budget.held_bytes() + CALL_BYTES
+    driven.caller.hold_results(amount - held - budget.operations_bytes(*size_of(batch)))
     return await told(register(driven, batch))
 
 
@@ -312,9 +316,15 @@ TABLE: Final = {
 """Rows by name of the setting, or by the full name of the constant."""
 
 
+OWN: Final = {name: own for name in TABLE if (own := name.rpartition(".")[2].lower()) in OwnShares.model_fields}
+"""Rows of limits that a policy can set for a principal, and their names there."""
+
+
 @asynccontextmanager
-async def driving(**limits: int) -> AsyncIterator[Driven]:
-    """Serve the daemon's own host with these limits. The only caller has no share: see `test_shares`."""
+async def driving(
+    limits: Mapping[str, int], principal: str = "", own: OwnShares | None = None
+) -> AsyncIterator[Driven]:
+    """Serve the daemon's own host with these limits. The only caller has no share of them, but those in its policy."""
     set_limits = {name: value for name, value in limits.items() if "." not in name}
     settings = Settings(limits=LimitsSettings(**set_limits), shares=SharesSettings(times_free=0))
     clock = ManualClock()
@@ -322,10 +332,13 @@ async def driving(**limits: int) -> AsyncIterator[Driven]:
         for name in limits.keys() - set_limits.keys():
             constants.enter_context(mock.patch(name, limits[name]))
         host = make_host(settings, Metrics(), clock, 0)
-        server, port = await start_server(host, now_s=lambda: 100.0)
+        accounts = host.shares.accounts
+        accounts.use_policy(lambda _: ALL, lambda _: own or OwnShares())
+        caller = accounts.of(principal)
+        server, port = await start_server(host, identify=lambda _: lambda _: caller, now_s=lambda: 100.0)
         served = ServedHost(host, server, port)
         try:
-            yield Driven(served, clock, settings.limits, [])
+            yield Driven(served, clock, caller, [])
         finally:
             await served.channel.close()
             await server.stop(0)
@@ -335,6 +348,7 @@ async def driving(**limits: int) -> AsyncIterator[Driven]:
 def test_every_limit_is_in_the_table() -> None:
     assert {name for name in TABLE if "." not in name} == set(LimitsSettings.model_fields)
     assert set(EngineLimitsSettings.model_fields) < set(TABLE)
+    assert {*OWN.values(), "times_free"} == set(OwnShares.model_fields)
 
 
 @pytest.mark.parametrize("beyond", [-1, 0, 1], ids=["below", "at", "above"])
@@ -345,16 +359,26 @@ async def test_each_limit_holds_to_the_one(name: str, beyond: int) -> None:
     limits = {name: row.limit} | ({"timeout_ms_default": 1} if name == "timeout_ms_max" else {})
     if name == "timeout_ms_default":
         limits = {}
-    async with driving(**limits) as driven:
+    async with driving(limits) as driven:
         said = await row.drive(driven, row.limit + beyond)
     assert said == (row.told if beyond > 0 else None)
+
+
+@pytest.mark.parametrize("beyond", [0, 1], ids=["at", "above"])
+@pytest.mark.parametrize("name", OWN)
+async def test_limit_of_a_principal_holds_to_the_one(name: str, beyond: int) -> None:
+    """Above it, the code and the subject are those of the limit for all."""
+    row = TABLE[name]
+    async with driving({}, "ann", OwnShares.model_validate({OWN[name]: row.limit})) as driven:
+        said = await row.drive(driven, row.limit + beyond)
+    assert (None if said is None else said[:2]) == (row.told[:2] if beyond else None)
 
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.told.retry_ms == AT_THE_NEXT_EXPIRY])
 async def test_whoever_comes_again_when_told_is_served(name: str) -> None:
     """One millisecond before the end of the retry delay there is still no space."""
     by_calls = name in (UNARY_WAITS, CALLS, CALLS_PER_CALLER, CALLS_PER_CONNECTION)
-    async with driving(**{name: LIMIT}) as driven, holding_waits(driven, LIMIT if by_calls else 0):
+    async with driving({name: LIMIT}) as driven, holding_waits(driven, LIMIT if by_calls else 0):
         if name == "signal_keys_max":
             rows = [signal(number, f"key-{number}", HELD_MS) for number in range(1, LIMIT + 1)]
             await register(driven, register_batch(*rows))
@@ -370,11 +394,13 @@ async def test_whoever_comes_again_when_told_is_served(name: str) -> None:
         assert await wait(driven, operation) is None
 
 
-async def test_a_session_that_reads_nothing_is_stopped_without_advice() -> None:
-    """Refused registrations are results too, and only the session itself can make room."""
-    async with driving(**{"unacknowledged_results_max": 1, OPERATIONS: 2}) as driven:
+async def test_session_that_reads_nothing_is_refused_until_it_acknowledges() -> None:
+    """Refused registrations are results too. Only the session itself can make room, so there is no advice."""
+    async with driving({"unacknowledged_results_max": 1, OPERATIONS: 2}) as driven:
         await driven.served.high_watermark("orders", 9)
         for number in range(1, 4):
             await register(driven, produce_columns(range(number, number + 1)))
         said = await told(register(driven, produce_columns(range(4, 5))))
+        await driven.served.stub.Acknowledge(wire.AcknowledgeRequest(session_id="s", sequence=3))
+        assert (await register(driven, produce_columns(range(4, 5)))).receipt.accepted == 1
     assert said == Told(EXHAUSTED, "batch.unacknowledged_results", NEVER)

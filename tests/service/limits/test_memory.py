@@ -1,7 +1,13 @@
-"""The memory budget: its size, the memory that counts towards it, and refusals when it is full."""
+"""The memory budget: its size, what counts towards it, and refusals when it is full. Free memory is given back."""
 
+import ctypes
+import gc
 import random
+import subprocess
+import sys
 import tracemalloc
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +19,8 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.waiting.tables import Owner
 from purgatory.service.access.account import Account
-from purgatory.service.budget import memory_budget
+from purgatory.service.budget import garbage, memory_budget
+from purgatory.service.budget.garbage import MemoryTrimmer
 from purgatory.service.budget.memory_budget import budget_bytes, cgroup_limits
 from purgatory.service.budget.memory_watch import LOG_INTERVAL_S, TRIM_INTERVAL_S, MemoryWatch, resident_bytes
 from purgatory.service.errors import BatchRejected, RpcError
@@ -27,6 +34,7 @@ from purgatory.service.translate.result_slices import slices_of
 from purgatory.testing import ManualClock
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
+from tests.kit.eventually import eventually
 from tests.kit.messages import register_batch
 from tests.kit.served_host import apply_events
 
@@ -131,8 +139,8 @@ async def test_while_memory_is_short_marks_are_still_taken() -> None:
     assert [refusal.code for refusal in (await apply_events(host, new)).refusals] == [codes.RESOURCE_EXHAUSTED]
 
 
-def test_the_watch_tells_the_budget_and_gives_memory_back() -> None:
-    """At most once a second; if that does not help, memory is short."""
+def test_the_watch_tells_the_budget_gives_memory_back_and_logs(caplog: pytest.LogCaptureFixture) -> None:
+    """Memory is given back at most once a second. If that does not help, it is short, which is logged now and then."""
     host, _ = make_host()
     budget = host.shares.budget
     budget.bytes_max = 1_000
@@ -144,15 +152,18 @@ def test_the_watch_tells_the_budget_and_gives_memory_back() -> None:
 
     watch = MemoryWatch(budget, lambda: sizes[0], trim)
     watch.look(0.0)
-    assert (budget.is_short, trims) == (False, [])
+    assert (budget.is_short, trims, caplog.records) == (False, [], [])
     sizes[0] = 1_001
     watch.look(0.1)
     watch.look(0.2)
     assert (budget.is_short, len(trims)) == (True, 1)
     watch.look(0.1 + TRIM_INTERVAL_S)
-    assert len(trims) == 2
+    assert (len(trims), len(caplog.records)) == (2, 1)
+    assert "exceeds the budget of 1000" in caplog.text
+    watch.look(0.1 + LOG_INTERVAL_S)
+    assert len(caplog.records) == 2
     sizes[0] = 1_000
-    watch.look(0.2 + TRIM_INTERVAL_S)
+    watch.look(0.2 + LOG_INTERVAL_S)
     assert not budget.is_short
 
 
@@ -203,18 +214,6 @@ def share_of_memory(host: Host) -> int:
         middle = (low + high + 1) // 2
         low, high = (low, middle - 1) if host.shares.memory_refusal(account, middle) else (middle, high)
     return low
-
-
-def test_a_shortage_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    host, _ = make_host()
-    host.shares.budget.bytes_max = 1_000
-    watch = MemoryWatch(host.shares.budget, lambda: 2_000, lambda _: 1)
-    for tenth in range(10):
-        watch.look(tenth / 10)
-    assert len(caplog.records) == 1
-    assert "exceeds the budget of 1000" in caplog.text
-    watch.look(LOG_INTERVAL_S)
-    assert len(caplog.records) == 2
 
 
 def test_the_process_is_measured() -> None:
@@ -312,3 +311,69 @@ def fill(engine: Engine, owner: Owner, shape: str) -> None:
             min_bytes=[1_000_000] if shape == "fetches" else [],
         )
         assert engine.perform(owner, Register(kind, batch), 0).refusals == []
+
+
+class Cycle:
+    """Refers to itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """The collector runs only when it is called."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collections")
+async def test_garbage_is_collected_only_while_nothing_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    pending = [1]
+    asked = 0
+
+    def count() -> int:
+        nonlocal asked
+        asked += 1
+        return pending[0]
+
+    cycle = weakref.ref(Cycle())
+    monkeypatch.setattr(garbage, "TRIM_INTERVAL_S", 0.001)
+    trimmer = MemoryTrimmer(count)
+    trimmer.start()
+    await eventually(lambda: asked >= 3, "it looks whether anybody waits")
+    assert cycle() is not None
+    pending[0] = 0
+    await eventually(lambda: cycle() is None, "the cycle is gone")
+    trimmer.stop()
+
+
+POOLS_OF_THREADS = """
+import ctypes, sys, threading
+from purgatory.service.budget import garbage
+if sys.argv[1] == "one":
+    garbage.use_one_arena()
+libc = ctypes.CDLL(None)
+both = threading.Barrier(2)
+def allocate():
+    both.wait()
+    libc.malloc(100_000)
+    both.wait()
+threads = [threading.Thread(target=allocate) for _ in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+libc.fdopen.restype = ctypes.c_void_p
+stream = ctypes.c_void_p(libc.fdopen(1, b"w"))
+libc.malloc_info(0, stream)
+libc.fflush(stream)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc's allocator")
+@pytest.mark.parametrize(("how", "one"), [("one", True), ("as it comes", False)])
+def test_threads_allocate_from_one_pool(how: str, one: bool) -> None:
+    ran = subprocess.run([sys.executable, "-c", POOLS_OF_THREADS, how], capture_output=True, text=True, check=True)
+    pools = ran.stdout.count("<heap nr=")
+    assert (pools == 1) is one, f"{pools} pools: {ran.stdout}"

@@ -1,9 +1,6 @@
 """Shares of limits: one account uses up its share, and others are still served."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -13,16 +10,17 @@ from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
-from purgatory.service.access.account import AS_FOR_ALL, Account, Accounts, OwnShares
+from purgatory.service.access.account import Account, Accounts, OwnShares
 from purgatory.service.access.roles import ALL
 from purgatory.service.budget.shares import share
 from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.sessions.session import Session
-from purgatory.service.settings import HostSettings, LimitsSettings, SharesSettings
+from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
+from tests.kit.messages import produce_run
 from tests.kit.served_host import apply_events
 
 LIMIT = 12
@@ -43,11 +41,8 @@ def register(host: Host, session: Session, count: int, topic: str = "orders") ->
     """Register this many waits, one per batch; return how many are accepted."""
     accepted = 0
     for _ in range(count):
-        batch = OperationBatch(
-            [session.owner.highest_operation_id + 1], partitions=[(topic, 0)], item_indexes=[0], offsets=[9],
-            timeouts_ms=[60_000],
-        )  # fmt: skip
-        accepted += host.registration(session).register([OperationRun(codes.PRODUCE, batch)], []).accepted
+        run = produce_run([session.owner.highest_operation_id + 1], topic, timeout_ms=60_000)
+        accepted += host.registration(session).register([run], []).accepted
     return accepted
 
 
@@ -118,6 +113,8 @@ def test_the_first_of_an_account_needs_only_a_free_place() -> None:
             held[place] += 1
     assert held == [8, 2, 1, 1] + [0] * 8
     assert not shares.may_add(shares.accounts.of("last"), LIMIT, 8, 0, own_most=0)
+    shares.accounts.use_policy(lambda _: ALL, lambda _: OwnShares(times_free=0))
+    assert shares.may_add(shares.accounts.of("user-0"), LIMIT, 8, 8), "the policy gives it all that is free"
     assert shares.may_add(shares.accounts.nobody, LIMIT, LIMIT - 1, LIMIT - 1)
 
 
@@ -136,111 +133,18 @@ def test_memory_is_shared_out() -> None:
     host.gate.check_memory(bob, 1, 1)
 
 
-OWN = {
-    "sessions_max": 3,
-    "unary_waits_max": 3,
-    "pending_operations_max": 3,
-    "pending_items_max": 3,
-    "partitions_max": 3,
-    "signal_keys_max": 3,
-    "memory_bytes_max": 200_000,
-}
-"""A principal's own maxima, by their names in the policy."""
-
-
-async def holds_at_most(host: Host, account: Account, name: str) -> int:
-    """Return how many of something an account gets if it asks for everything."""
-    if name == "sessions_max":
-        return _taken(lambda number: register(host, host.sessions.open(f"s{number}", 0, account)[0], 1))
-    if name == "unary_waits_max":
-        with ExitStack() as waits:
-            return _taken(lambda _: waits.enter_context(host.unary_wait(account)))
-    if name == "partitions_max":
-        names = [("topic", number) for number in range(LIMIT)]
-        events = EventBatch(
-            [codes.HIGH_WATERMARK] * LIMIT, partitions=names, item_indexes=list(range(LIMIT)), offsets=[1]
-        )
-        return LIMIT - len((await apply_events(host, events, account=account)).refusals)
-    if name == "memory_bytes_max":
-        budget = host.shares.budget
-        budget.bytes_max = budget.held_bytes() + 10_000_000
-
-        def hold_more(_: int) -> None:
-            host.gate.check_memory(account, 0, 0)
-            account.hold_results(100_000)
-
-        return _taken(hold_more, 0)
-    session = host.sessions.open("jobs", 0, account)[0]
-    if name == "signal_keys_max":
-        return sum(
-            host.registration(session)
-            .register(
-                [OperationRun(codes.SIGNAL, OperationBatch([number], keys=[f"k{number}"], item_indexes=[0]))],
-                [],
-            )
-            .accepted
-            for number in range(1, LIMIT + 1)
-        )
-    return register(host, session, LIMIT)
-
-
-def _taken(step: Callable[[int], object], first: int = 1) -> int:
-    """Return how many steps are not refused."""
-    for number in range(first, LIMIT + 1):
-        try:
-            step(number)
-        except (RpcError, BatchRejected):
-            return number - first
-    return LIMIT
-
-
-@pytest.mark.parametrize("name", [*OWN, "times_free"])
-async def test_a_policy_gives_shares_of_their_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the policy no longer has a share for a principal, the default holds."""
-    monkeypatch.setattr("purgatory.service.budget.shares.UNARY_WAITS_MAX", LIMIT)
-    for own, most in ((OwnShares(), None), (OwnShares.model_validate({name: OWN.get(name, 0)}), 3)):
-        host, _ = make_host()
-        host.shares.accounts.use_policy(lambda _: ALL, partial(_shares_of, own))
-        ann = host.shares.accounts.of("ann")
-        got = await holds_at_most(host, ann, name)
-        if most is None:
-            assert got == (LIMIT if name == "memory_bytes_max" else 8), "two thirds of all"
-        else:
-            assert got == (LIMIT if name == "times_free" else most)
-
-
-def _shares_of(ann: OwnShares, principal: str) -> OwnShares:
-    return ann if principal == "ann" else AS_FOR_ALL
-
-
-def test_own_shares_are_the_names_of_limits() -> None:
-    known = {*LimitsSettings.model_fields, *SharesSettings.model_fields, "unary_waits_max"}
-    assert set(OwnShares.model_fields) <= known
-    assert set(OwnShares.model_fields) == {*OWN, "times_free", "calls_per_second_max"}
-
-
-def wait_for(topic: str, *partitions: int) -> OperationRun:
-    names = [(topic, partition) for partition in partitions]
-    batch = OperationBatch(
-        [0], partitions=names, item_indexes=list(range(len(names))), item_counts=[len(names)], offsets=[9]
-    )
-    return OperationRun(codes.PRODUCE, batch)
-
-
 async def test_what_calls_wait_for_counts_for_their_account() -> None:
     """Items of calls of Wait and of sessions count against one share, in both directions."""
     host, _ = make_host()
     ann = host.shares.accounts.of("ann")
     assert register(host, session_of(host, "ann"), 5) == 5
     with host.unary_wait(ann) as (operation_id, _), host.unary_wait(ann) as (second_id, _):
-        run = wait_for("payments", 0, 1, 2)
-        run.batch.operation_ids[0] = operation_id
-        host.register_unary_wait(run, ann)
+        names = [("payments", partition) for partition in range(3)]
+        wide = OperationBatch([operation_id], partitions=names, item_indexes=[0, 1, 2], item_counts=[3], offsets=[9])
+        host.register_unary_wait(OperationRun(codes.PRODUCE, wide), ann)
         assert (ann.usage.items, ann.usage.operations, ann.usage.partitions) == (8, 6, 4)
-        run = wait_for("payments", 0)
-        run.batch.operation_ids[0] = second_id
         with pytest.raises(RpcError, match="current share"):
-            host.register_unary_wait(run, ann)
+            host.register_unary_wait(produce_run([second_id], "payments"), ann)
         assert register(host, session_of(host, "ann"), 1) == 0
     # Of calls that end together, only the first is cancelled in this loop iteration, and the others in the next one.
     await asyncio.sleep(0)
