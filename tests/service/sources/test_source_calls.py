@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -173,9 +174,7 @@ async def test_a_source_that_goes_leaves_questions_unanswered_and_marks_stale() 
         await served.high_watermark("elsewhere", 5)
         async with attached(served) as (_, link):
             await link.report(SourceState.LIVE)
-            await eventually(
-                lambda: served.host.sources.stale(("kafka/orders", 0), served.host.time.now_ms()) is None, "seen"
-            )
+            await eventually(lambda: staleness(served, "kafka/orders") is None, "seen")
             asked = served.stub.GetSourceEnds(source_pb2.GetSourceEndsRequest(topics=["kafka/orders"]))
             assert isinstance(await next_of(link), EndsWanted)
         with refused(grpc.StatusCode.UNAVAILABLE, "the source a has gone"):
@@ -187,64 +186,44 @@ async def test_a_source_that_goes_leaves_questions_unanswered_and_marks_stale() 
         assert not (await partition(served, "elsewhere")).HasField("stale_ms")
         async with attached(served) as (_, link):
             await link.report(SourceState.LIVE)
-            await eventually(
-                lambda: served.host.sources.stale(("kafka/orders", 0), served.host.time.now_ms()) is None, "seen"
-            )
+            await eventually(lambda: staleness(served, "kafka/orders") is None, "seen")
             assert not (await partition(served, "kafka/orders")).HasField("stale_ms")
 
 
+def attaching(*, name: str = "a", prefixes: Sequence[str] = ("kafka/",)) -> source_pb2.AttachSourceRequest:
+    return source_pb2.AttachSourceRequest(hello=source_pb2.SourceHello(name=name, topic_prefixes=prefixes))
+
+
+def reporting(state: int = source_pb2.SOURCE_STATE_STALE, **fields: Any) -> source_pb2.AttachSourceRequest:  # noqa: ANN401
+    return source_pb2.AttachSourceRequest(report=source_pb2.SourceReport(state=state, **fields))
+
+
 @pytest.mark.parametrize(
-    ("hello", "field"),
+    ("messages", "field"),
     [
-        (source_pb2.SourceHello(topic_prefixes=["a"]), "hello.name"),
-        (source_pb2.SourceHello(name="a" * 250, topic_prefixes=["a"]), "hello.name"),
-        (source_pb2.SourceHello(name="a"), "hello.topic_prefixes"),
-        (source_pb2.SourceHello(name="a", topic_prefixes=["a"] * 101), "hello.topic_prefixes"),
-        (source_pb2.SourceHello(name="a", topic_prefixes=["a", ""]), r"hello.topic_prefixes\[1\]"),
-        (None, "hello"),
+        ([attaching(name="")], "hello.name"),
+        ([attaching(name="a" * 250)], "hello.name"),
+        ([attaching(prefixes=())], "hello.topic_prefixes"),
+        ([attaching(prefixes=["a"] * 101)], "hello.topic_prefixes"),
+        ([attaching(prefixes=["a", ""])], r"hello.topic_prefixes\[1\]"),
+        ([reporting()], "hello"),
+        ([attaching(), attaching(name="b")], None),
+        ([attaching(), source_pb2.AttachSourceRequest()], None),
+        ([attaching(), reporting(state=0)], "state"),
+        ([attaching(), reporting(state=source_pb2.SOURCE_STATE_DETACHED)], "state"),
+        ([attaching(), reporting(stale=[source_pb2.StaleMarks(partitions=range(10_001))])], None),
+        ([attaching(), reporting(stale=[source_pb2.StaleMarks()] * 2_001)], None),
+        ([attaching(), reporting(reason="a" * 2**20)], None),
     ],
 )
-async def test_a_hello_that_makes_no_sense(hello: source_pb2.SourceHello | None, field: str) -> None:
+async def test_message_that_makes_no_sense_ends_its_source(
+    messages: list[source_pb2.AttachSourceRequest], field: str | None
+) -> None:
     async with serving() as served:
         call = served.stub.AttachSource()
-        first = source_pb2.AttachSourceRequest(hello=hello)
-        if hello is None:
-            first = source_pb2.AttachSourceRequest(report=source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_LIVE))
-        await call.write(first)
+        for message in messages:
+            await call.write(message)
         with refused(grpc.StatusCode.INVALID_ARGUMENT, field):
-            assert await call.read() is grpc.aio.EOF
-            await call
-        assert not served.host.sources
-
-
-LIVE, ALL_STALE = source_pb2.SOURCE_STATE_LIVE, source_pb2.SOURCE_STATE_STALE
-BAD_REPORTS = [
-    source_pb2.SourceReport(),
-    source_pb2.SourceReport(state=source_pb2.SOURCE_STATE_DETACHED),
-    source_pb2.SourceReport(state=LIVE, lag_ms=-1),
-    source_pb2.SourceReport(state=ALL_STALE, stale=[source_pb2.StaleMarks(partitions=range(10_001))]),
-    source_pb2.SourceReport(state=ALL_STALE, stale=[source_pb2.StaleMarks()] * 2_001),
-    source_pb2.SourceReport(state=ALL_STALE, reason="a" * 2**20),
-    source_pb2.SourceReport(state=ALL_STALE, stale=[source_pb2.StaleMarks(stale_ms=-1)]),
-]
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        source_pb2.AttachSourceRequest(),
-        source_pb2.AttachSourceRequest(hello=source_pb2.SourceHello(name="b", topic_prefixes=["b"])),
-        source_pb2.AttachSourceRequest(ends=source_pb2.SourceEnds(ends=[source_pb2.PartitionEnd(offset=-1)])),
-        *(source_pb2.AttachSourceRequest(report=report) for report in BAD_REPORTS),
-    ],
-)
-async def test_a_message_that_makes_no_sense(message: source_pb2.AttachSourceRequest) -> None:
-    async with serving() as served:
-        call = served.stub.AttachSource()
-        hello = source_pb2.SourceHello(name="a", topic_prefixes=["kafka/"])
-        await call.write(source_pb2.AttachSourceRequest(hello=hello))
-        await call.write(message)
-        with refused(grpc.StatusCode.INVALID_ARGUMENT):
             while await call.read() is not grpc.aio.EOF:
                 pass
             await call

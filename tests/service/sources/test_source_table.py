@@ -163,81 +163,85 @@ TestSources = Sources.TestCase
 TestSources.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 MARK = ("k/a", 0)
+STORIES = {
+    "what this daemon has seen counts more than what a source that has just started says of earlier times": """
+        0 a attaches
+        10 a sees | seen
+        1000 a detaches
+        5000 a attaches | since 1000
+        5050 a has not seen anything since 5000
+        6050 a has not seen anything since 5000 | since 1000
+        7000 a detaches
+        10000 a attaches | since 1000
+        10050 a has not seen anything since 10000
+        12000 a detaches
+        20000 | since 1000""",
+    "one that never sees anything is stale since it first came": """
+        1000 a attaches
+        1010 a has not seen anything since 1000
+        3000 a detaches
+        6000 a attaches
+        6010 a has not seen anything since 6000
+        8000 a detaches
+        20000 | since 1000""",
+    "a source knows of the time before where the daemon does not": """
+        100000 a attaches
+        100010 a has not seen anything since 40000
+        101000 | since 40000""",
+    "the source that saw it last says since when": """
+        0 a attaches
+        0 b attaches
+        10 a sees
+        10 b sees
+        1500 a has not seen anything since 1000 | seen
+        2000 a sees
+        3000 b has not seen anything since 2500 | seen
+        3000 a has not seen anything since 2900 | since 2900
+        3100 b detaches
+        3200 | since 2900""",
+    "silence is staleness since the last word": """
+        0 a attaches
+        10 a sees
+        3010 | seen
+        3011 | since 10
+        9010 a detaches
+        10010 | since 10""",
+    "without entries, each second, all marks are stale since the last report that saw them": """
+        0 a attaches
+        500 a sees
+        1000 a sees
+        2000 a is stale
+        3000 a is refused
+        4000 | since 1000
+        5000 a has not seen k/b since 4500 | seen
+        6000 a sees | seen
+        7000 a is stale
+        8000 | since 6000""",
+}
 
 
-def stale_ms(table: SourceTable, now_ms: int) -> int | None:
-    """For how long the mark has been stale, milliseconds."""
-    stale = table.stale(MARK, now_ms)
-    return None if stale is None else stale.ms(now_ms)
+STATES = {"sees": LIVE, "stale": STALE, "refused": REFUSED}
 
 
-def stale(stream: SourceStream, since_ms: int, now_ms: int) -> None:
-    """Report that the source has not seen anything since then."""
-    stream.report(STALE, "", 0, index_of([("", False, [], now_ms - since_ms)], now_ms), now_ms)
-
-
-def live(stream: SourceStream, now_ms: int) -> None:
-    """Report that the source sees everything."""
-    stream.report(LIVE, "", 0, StaleIndex(), now_ms)
-
-
-def test_a_source_that_is_started_again_and_again_does_not_refresh_its_marks() -> None:
-    """What this daemon has seen takes precedence over what a source that has just started says of earlier times."""
-    table = SourceTable()
-    stream = table.attach("a", "", ["k/"], 0)
-    live(stream, 10)
-    assert stale_ms(table, 20) is None
-    table.detach("a", "", stream, 1_000)
-    for start_ms in (5_000, 10_000, 15_000):
-        stream = table.attach("a", "", ["k/"], start_ms)
-        assert stale_ms(table, start_ms) == start_ms - 1_000
-        stale(stream, start_ms, start_ms + 50)
-        stale(stream, start_ms, start_ms + 1_050)
-        assert stale_ms(table, start_ms + 1_050) == start_ms + 50
-        table.detach("a", "", stream, start_ms + 2_000)
-    assert stale_ms(table, 20_000) == 19_000
-
-
-def test_one_that_never_sees_anything_is_stale_since_it_first_came() -> None:
-    table = SourceTable()
-    for start_ms in (1_000, 6_000, 11_000):
-        stream = table.attach("a", "", ["k/"], start_ms)
-        stale(stream, start_ms, start_ms + 10)
-        table.detach("a", "", stream, start_ms + 2_000)
-    assert stale_ms(table, 20_000) == 19_000
-
-
-def test_a_source_knows_of_the_time_before_where_the_daemon_does_not() -> None:
-    table = SourceTable()
-    stream = table.attach("a", "", ["k/"], 100_000)
-    stale(stream, 40_000, 100_010)
-    assert stale_ms(table, 101_000) == 61_000
-
-
-def test_the_source_that_saw_it_last_says_since_when() -> None:
-    table = SourceTable()
-    one, two = table.attach("one", "", ["k/"], 0), table.attach("two", "", ["k/a"], 0)
-    live(one, 10)
-    live(two, 10)
-    stale(one, 1_000, 1_500)
-    assert stale_ms(table, 1_500) is None
-    live(one, 2_000)
-    stale(two, 2_500, 3_000)
-    assert stale_ms(table, 3_000) is None
-    stale(one, 2_900, 3_000)
-    assert stale_ms(table, 3_000) == 100
-    table.detach("two", "", two, 3_100)
-    assert stale_ms(table, 3_200) == 300
-
-
-def test_silence_is_staleness_since_the_last_word() -> None:
-    table = SourceTable()
-    stream = table.attach("a", "", ["k/"], 0)
-    live(stream, 10)
-    assert stale_ms(table, 10 + SILENT_MS_MAX) is None
-    assert stale_ms(table, 11 + SILENT_MS_MAX) == SILENT_MS_MAX + 1
-    table.detach("a", "", stream, 9_010)
-    assert stale_ms(table, 10_010) == 10_000
+@pytest.mark.parametrize("story", STORIES)
+def test_mark_is_stale_since_it_was_last_seen(story: str) -> None:
+    table, streams = SourceTable(), dict[str, SourceStream]()
+    for line in STORIES[story].strip().splitlines():
+        step, _, expected = line.partition("|")
+        at_ms, *words = step.split()
+        now_ms, index = int(at_ms), StaleIndex()
+        match words:
+            case [name, "attaches"]:
+                streams[name] = table.attach(name, "", ["k/"], now_ms)
+            case [name, "detaches"]:
+                table.detach(name, "", streams[name], now_ms)
+            case [name, "sees" as state] | [name, "is", state]:
+                streams[name].report(STATES[state], "no broker", 0, index, now_ms)
+            case [name, "has", "not", "seen", topic, "since", since_ms]:
+                index.add("" if topic == "anything" else topic, False, [], Unseen(int(since_ms), ""))
+                streams[name].report(STALE, "no broker", 0, index, now_ms)
+        stale = table.stale(MARK, now_ms)
+        assert expected.strip() in ("", "seen" if stale is None else f"since {stale.since_ms}"), line
 
 
 def test_only_so_many_that_are_gone_are_remembered() -> None:
@@ -266,28 +270,6 @@ def test_what_has_just_been_attached_is_loading() -> None:
     stale = table.stale(MARK, 5)
     assert stale is not None
     assert stale.reason == "the source a has not reported yet"
-
-
-def test_stale_without_naming_marks_is_stale_for_all_since_it_last_saw() -> None:
-    """Reports without entries, each second: all marks are stale since the last report that saw them, until a source
-    sees them.
-    """
-    table = SourceTable()
-    stream = table.attach("a", "", ["k/"], 0)
-    live(stream, 500)
-    live(stream, 1_000)
-    for state in (STALE, STALE, REFUSED):
-        stream.report(state, "no broker", 0, StaleIndex(), 2_000)
-        stream.report(state, "no broker", 0, StaleIndex(), 3_000)
-        stale = table.stale(MARK, 4_000)
-        assert stale is not None
-        assert (stale.ms(4_000), stale.reason) == (3_000, "no broker")
-    stream.report(STALE, "one topic", 0, index_of([("k/b", True, [], 500)], 5_000), 5_000)
-    assert table.stale(MARK, 5_000) is None
-    live(stream, 6_000)
-    assert table.stale(MARK, 6_000) is None
-    stream.report(STALE, "again", 0, StaleIndex(), 7_000)
-    assert stale_ms(table, 8_000) == 2_000
 
 
 ORDERS = EndsQuestion(frozenset({"kafka/orders"}))

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from purgatory_client import waits
 from purgatory_client.aio import AsyncClient
-from purgatory_client.errors import InvalidRequest, WaitExpired, WaitStale
+from purgatory_client.errors import WaitExpired, WaitStale
 from purgatory_client.results import MARK_STALE, Outcome, Result
 from purgatory_client.sources.source_link import SourceLink, SourceState, StaleMarks
 
@@ -122,11 +122,6 @@ async def test_a_batch_has_stale_timeouts_of_its_own() -> None:
         assert columns.stale_ms[0] >= 60_000
         assert columns.stale_ms[1] >= 90_000
         assert columns.stale_ms[2] == -1
-
-
-async def test_a_negative_stale_timeout_is_refused_by_the_client() -> None:
-    with pytest.raises(InvalidRequest, match="stale_timeout_ms"):
-        waits.produce({"orders-3": 5}, fail_when_stale=-1)
 
 
 @pytest.mark.parametrize("has_source", [False, True], ids=["no source", "live source"])
