@@ -14,7 +14,6 @@ import pytest
 
 from purgatory.clock import Clock, SystemClock
 from purgatory.engine.batches import EventBatch, Receipt, Refusal
-from purgatory.engine.calls import Apply
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.extension import Core
@@ -52,14 +51,11 @@ class RecordingListener(Listener):
         self.refusals: Counter[int] = Counter()
         self.refused_calls: Counter[str] = Counter()
         """By reason."""
-        self.event_slices: list[tuple[int, int]] = []
         self.lags: list[float] = []
         self.reaper_failures = 0
 
     def called(self, event: Called) -> None:
         self.accepted += event.receipt.accepted
-        if isinstance(event.call, Apply):
-            self.event_slices.append((event.call.start, event.receipt.next_index))
 
     def refused(self, refusals: Sequence[Refusal]) -> None:
         self.refusals.update(refusal.code for refusal in refusals)

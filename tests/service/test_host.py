@@ -16,7 +16,6 @@ from purgatory_client.aio import AsyncClient
 from purgatory import sizes
 from purgatory.clock import NS_PER_MS, SystemClock
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service import draining
@@ -34,7 +33,7 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import result_pb2
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.messages import produce, produce_run, signal
-from tests.kit.served_host import Peer, RecordingListener, apply_events, refused, serving
+from tests.kit.served_host import Peer, RecordingListener, refused, serving
 
 
 async def test_dropped_sessions_end_after_a_fault(
@@ -61,30 +60,6 @@ async def test_dropped_sessions_end_after_a_fault(
     assert (host.engine.pending, next(slices)) == (0, 11)
     messages = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
     assert messages == ["a fault at 3", "a fault at 5"]
-
-
-async def test_a_batch_of_events_goes_in_slices_with_the_loop_free_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "WORK_PER_SLICE", 20)
-    listener = RecordingListener()
-    clock = ManualClock(1)
-    host = Host(Engine(EngineLimits(), 1), clock, HostSettings(), listener)
-    session, _ = host.sessions.open("s", 1)
-    host.registration(session).register([produce_run(range(1, 101), "orders", range(1, 101))], [])
-    offsets = list(range(1, 101))
-    batch = EventBatch([codes.HIGH_WATERMARK] * 101, partitions=[("orders", 0)], offsets=[*offsets, -7])
-    turns = 0
-    task = asyncio.create_task(apply_events(host, batch))
-    while not task.done():
-        turns += 1
-        await asyncio.sleep(0)
-    receipt = task.result()
-    assert turns >= 10
-    assert receipt.ended_by_event == [1] * 100 + [0]
-    assert [(refusal.index, refusal.code) for refusal in receipt.refusals] == [(100, codes.INVALID_ARGUMENT)]
-    assert [start for start, _ in listener.event_slices] == [*range(0, 101, 5)]
-    assert listener.outcomes == {codes.SATISFIED: 100}
-    assert listener.refusals == {codes.INVALID_ARGUMENT: 1}
-    assert session.outbox.last_sequence == 100
 
 
 async def test_an_earlier_deadline_wakes_the_reaper(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,76 +263,47 @@ Make = Callable[[OnAlarm], Alarm]
 both = pytest.mark.parametrize("make", [KernelAlarm, LoopAlarm])
 
 
-class Rings:
-    """Records when an alarm has fired."""
+Rung = asyncio.Queue[tuple[int, float]]
+"""When an alarm has fired: monotonic time, nanoseconds, and how late it was, milliseconds."""
 
-    def __init__(self) -> None:
-        self.at_ns: list[int] = []
-        self.late_ms: list[float] = []
-        self._rung = asyncio.Event()
 
-    def ring(self, late_ms: float) -> None:
-        """Record that the alarm has fired."""
-        self.at_ns.append(time.monotonic_ns())
-        self.late_ms.append(late_ms)
-        self._rung.set()
-
-    async def next(self) -> None:
-        """Return after the next time the alarm fires."""
-        await asyncio.wait_for(self._rung.wait(), PATIENCE_S)
-        self._rung.clear()
+def ringing(make: Make) -> tuple[Alarm, Rung]:
+    rung = Rung()
+    return make(lambda late_ms: rung.put_nowait((time.monotonic_ns(), late_ms))), rung
 
 
 @both
 async def test_rings_at_the_beginning_of_a_millisecond_and_not_before(make: Make) -> None:
     """The alarm fires once the given millisecond has begun, and reports its lateness."""
-    rings = Rings()
-    alarm = make(rings.ring)
+    alarm, rung = ringing(make)
     for in_ms in (1, 2, 20):
         set_ms = time.monotonic_ns() // NS_PER_MS
         alarm.set(in_ms)
-        await rings.next()
+        at_ns, late_ms = await asyncio.wait_for(rung.get(), PATIENCE_S)
         early_ms_max = LOOP_RESOLUTION_MS if make is LoopAlarm else 0
-        assert rings.at_ns[-1] // NS_PER_MS >= set_ms + in_ms - early_ms_max
-        late_ms_max = (rings.at_ns[-1] - (set_ms + in_ms) * NS_PER_MS) / NS_PER_MS
-        assert 0 <= rings.late_ms[-1] <= max(0.0, late_ms_max)
+        assert at_ns // NS_PER_MS >= set_ms + in_ms - early_ms_max
+        assert 0 <= late_ms <= max(0.0, (at_ns - (set_ms + in_ms) * NS_PER_MS) / NS_PER_MS)
     alarm.close()
-    assert len(rings.at_ns) == 3
+    assert rung.empty()
 
 
 @both
-async def test_only_the_last_setting_rings(make: Make) -> None:
-    rings = Rings()
-    alarm = make(rings.ring)
-    alarm.set(3_600_000)
-    alarm.set(1)
-    await rings.next()
-    alarm.set(1)
-    time.sleep(0.005)  # noqa: ASYNC251 - the loop must not process the expired timer before
-    alarm.set(3_600_000)
-    other = Rings()
-    later = make(other.ring)
-    later.set(5)
-    await other.next()
-    assert len(rings.at_ns) == 1
-    alarm.close()
-    later.close()
-
-
-@both
-async def test_closed_alarm_is_silent(make: Make) -> None:
-    """A closed alarm does not fire, even if it was about to, and leaves no file open."""
+async def test_alarm_that_is_set_again_or_closed_does_not_ring(make: Make) -> None:
+    """Even if it is due, and the loop has not processed that yet. A closed one leaves no file open."""
     files = open_files()
-    rings, other = Rings(), Rings()
-    closed = make(rings.ring)
+    (again, again_rung), (closed, closed_rung), (later, later_rung) = (ringing(make) for _ in range(3))
+    again.set(1)
     closed.set(1)
-    time.sleep(0.005)  # noqa: ASYNC251 - it has fired, and the loop has not processed it
+    time.sleep(0.005)  # noqa: ASYNC251 - the loop must not process the expired timers before
+    again.set(3_600_000)
     closed.close()
-    alarm = make(other.ring)
-    alarm.set(5)
-    await other.next()
-    alarm.close()
-    assert not rings.at_ns
+    later.set(3_600_000)
+    later.set(5)
+    await asyncio.wait_for(later_rung.get(), PATIENCE_S)
+    assert again_rung.empty()
+    assert closed_rung.empty()
+    again.close()
+    later.close()
     assert open_files() == files
 
 

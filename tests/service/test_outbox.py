@@ -1,21 +1,19 @@
 """Results on their way: the outbox loses and repeats nothing, and the wire has every field in both shapes."""
 
-import random
+from unittest import mock
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from purgatory_client import results
 
 from purgatory import sizes
 from purgatory.engine import codes
-from purgatory.engine.batches import OperationBatch, Refusal
-from purgatory.engine.calls import Register
+from purgatory.engine.batches import EventBatch, OperationBatch, Refusal
+from purgatory.engine.calls import Apply, Register
 from purgatory.engine.completions import (
     FETCHED_COLUMNS,
     RESULT_COLUMNS,
     RESULT_ITEM_COLUMNS,
-    Completions,
 )
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
@@ -26,143 +24,112 @@ from purgatory.service.translate.results import event_refusals, fill_columns, fi
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
 
 
-def completions_of(operation_ids: list[int], kinds: list[int]) -> Completions:
-    """Completions with as many items as the id's last digit."""
-    completions = Completions(1)
-    for operation_id, kind in zip(operation_ids, kinds, strict=True):
-        completions.add_operation(operation_id, kind, codes.SATISFIED, 0, 0, operation_id % 10)
-        for _ in range(operation_id % 10):
-            completions.add_item(("t", operation_id), codes.NONE, 0, 0, -1, -1, -1.0)
-    completions.finish()
-    return completions
-
-
-def ids_of(slices: list[ResultSlice]) -> list[int]:
-    """Return the operation ids in slices, after checking that each slice holds exactly its own items."""
-    ids: list[int] = []
+def rows_of(slices: list[ResultSlice]) -> list[result_pb2.Result]:
+    rows = purgatory_service_pb2.ResultRows()
     for part in slices:
-        own = part.completions.operation_ids[part.start : part.stop]
-        items = [name[1] for name in part.completions.item_partitions[part.item_start : part.item_stop]]
-        assert items == [operation_id for operation_id in own for _ in range(operation_id % 10)]
-        ids.extend(own)
-    return ids
+        fill_rows(rows.results, part)
+    return list(rows.results)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_any_order_of_calls_loses_and_repeats_nothing(seed: int) -> None:
-    """With a plain list as the model: result n is always the n-th that was appended."""
-    draw = random.Random(seed)
-    outbox = Outbox()
-    model: list[int] = []
-    kind_of: dict[int, int] = {}
+class EndingWaits:
+    """An engine on which waits end as they are registered: produces of one to three partitions, signals with values."""
+
+    def __init__(self) -> None:
+        self._engine = Engine(EngineLimits(), 0)
+        self._owner = self._engine.add_owner()
+        self._last_id = 0
+        values = EventBatch([codes.KEY_SIGNALLED] * 2, keys=["a", "b"], item_indexes=[0, 1], values=[b"one", b"two"])
+        self._engine.perform(None, Apply(values), 0)
+
+    def append(self, outbox: Outbox, count: int, kind: int, together: int) -> list[result_pb2.Result]:
+        """Append the results of so many waits, `together` at a time. Return them as rows."""
+        rows: list[result_pb2.Result] = []
+        for first in range(self._last_id + 1, self._last_id + 1 + count, together):
+            ids = list(range(first, min(first + together, self._last_id + 1 + count)))
+            self._engine.perform(self._owner, Register(kind, self._batch(ids, kind)), 0)
+            for completions in self._engine.take_completions():
+                rows += rows_of(slices_of(completions))
+                outbox.append(slices_of(completions))
+        self._last_id += count
+        return rows
+
+    @staticmethod
+    def _batch(ids: list[int], kind: int) -> OperationBatch:
+        if kind == codes.SIGNAL:
+            indexes = [number % 2 for number in ids]
+            return OperationBatch(ids, keys=["a", "b"], item_indexes=indexes, offsets=[1], timeouts_ms=[0])
+        counts = [1 + number % 3 for number in ids]
+        indexes = [place for count in counts for place in range(count)]
+        names = [(f"topic-{place}", ids[0]) for place in range(3)]
+        return OperationBatch(
+            ids, partitions=names, item_counts=counts, item_indexes=indexes, offsets=[9], timeouts_ms=[0]
+        )
+
+
+APPEND = st.tuples(
+    st.just("append"), st.integers(1, 60), st.sampled_from([codes.PRODUCE, codes.SIGNAL]), st.sampled_from([1, 7])
+)
+TAKE = st.tuples(
+    st.sampled_from(["take", "put back"]), st.integers(1, 90), st.sampled_from([UNLIMITED, 1, 4, 11]), st.just(0)
+)
+OTHER = st.tuples(st.sampled_from(["rewind", "acknowledge"]), st.integers(0, 150), st.just(0), st.just(0))
+
+
+@mock.patch.object(sizes, "PACKED_TOGETHER", 8)
+@given(st.lists(APPEND | TAKE | OTHER, max_size=25))
+def test_any_order_of_calls_loses_and_repeats_nothing(steps: list[tuple[str, int, int, int]]) -> None:
+    """Result n is always the n-th that was appended, also where results that came one by one were put together."""
+    outbox, waits = Outbox(), EndingWaits()
+    expected: list[result_pb2.Result] = []
     written = 0
-    for _ in range(300):
-        action = draw.randrange(5)
-        if action == 0:
-            ids = [len(model) + 1 + place for place in range(draw.randrange(1, 8))]
-            kind_of |= {one: draw.choice([codes.PRODUCE, codes.PRODUCE, codes.SIGNAL]) for one in ids}
-            outbox.append(slices_of(completions_of(ids, [kind_of[one] for one in ids])))
-            model += ids
-        elif action in {1, 2}:
-            most, items_max = draw.randrange(1, 6), draw.choice([UNLIMITED, draw.randrange(1, 12)])
-            first, slices = outbox.take(most, items_max)
-            ids = ids_of(slices)
-            items = sum(operation_id % 10 for operation_id in ids)
-            assert items <= items_max or len(ids) == 1, "a result with more items than the limit is taken alone"
-            assert first == written + 1
-            assert ids == model[written : written + len(ids)]
-            kinds = {part.kind for part in slices}
-            assert len(kinds) <= 1, "a message has results of one kind"
-            assert len(ids) <= most
-            end = written + len(ids)
-            is_cut_short = len(ids) < most and end < len(model) and items + model[end] % 10 <= items_max
-            assert not is_cut_short or kind_of[model[end]] not in kinds, "more would have fitted"
-            if draw.random() < 0.2:
-                outbox.put_back(slices)
+    for what, number, argument, together in steps:
+        if what == "append":
+            expected += waits.append(outbox, number, argument, together)
+        elif what in {"take", "put back"}:
+            first, slices = outbox.take(number, argument)
+            rows = rows_of(slices)
+            assert (first, rows) == (written + 1, expected[written : written + len(rows)])
+            items = sum(len(row.partitions) for row in rows)
+            assert items <= argument or len(rows) == 1, "a result with more items than the limit is taken alone"
+            assert len(rows) <= number
+            assert len({row.kind for row in rows}) <= 1, "a message has results of one kind"
+            for following in expected[written + len(rows) :][:1]:
+                has_room = len(rows) < number and items + len(following.partitions) <= argument
+                assert not has_room or (rows and following.kind != rows[0].kind), "more would have fitted"
+            if what == "take":
+                written += len(rows)
             else:
-                written += len(ids)
-        elif action == 3:
-            sequence = draw.randint(0, len(model))
-            outbox.acknowledge(sequence)
+                outbox.put_back(slices)
+        elif what == "acknowledge":
+            outbox.acknowledge(min(number, outbox.last_sequence))
             written = max(written, outbox.acknowledged_sequence)
-        elif draw.random() < 0.3:
+        else:
             outbox.rewind()
             written = outbox.acknowledged_sequence
-        assert outbox.last_sequence == len(model)
-        assert outbox.unwritten == len(model) - written
-        assert outbox.unacknowledged == len(model) - outbox.acknowledged_sequence
-        outbox.check()
-
-
-def single_results(count: int, outbox: Outbox) -> list[ResultSlice]:
-    """Append the results of waits that end one by one; also return them as separate slices."""
-    came: list[ResultSlice] = []
-    engine = Engine(EngineLimits(), 0)
-    owner = engine.add_owner()
-    for number in range(1, count + 1):
-        names = [(f"topic-{number % 3}", number), ("other", 1)]
-        batch = OperationBatch(
-            [number], partitions=names, item_counts=[1 + number % 2], item_indexes=[0, 1][: 1 + number % 2],
-            offsets=[number], timeouts_ms=[0],
-        )  # fmt: skip
-        engine.perform(owner, Register(codes.PRODUCE, batch), 0)
-        for completions in engine.take_completions():
-            came += slices_of(completions)
-            outbox.append(slices_of(completions))
-    return came
-
-
-def written(slices: list[ResultSlice]) -> list[bytes]:
-    """Encode each result as a row."""
-    batch = purgatory_service_pb2.ResultBatch()
-    for part in slices:
-        fill_rows(batch.rows.results, part)
-    return [row.SerializeToString() for row in batch.rows.results]
-
-
-STEP = st.tuples(st.sampled_from(["take", "put back", "rewind", "acknowledge"]), st.integers(1, 90))
-
-
-@given(st.integers(0, 300), st.lists(STEP, max_size=12))
-def test_results_that_came_one_by_one_are_put_together(count: int, steps: list[tuple[str, int]]) -> None:
-    """For any reads and acknowledgements: packing yields the same results with the same numbers, in less memory."""
-    outbox = Outbox()
-    expected = written(single_results(count, outbox))
-    for what, number in steps:
-        if what == "take":
-            first, slices = outbox.take(number)
-            rows = written(slices)
-            assert rows == expected[first - 1 : first - 1 + len(rows)]
-        elif what == "put back":
-            first, slices = outbox.take(number)
-            outbox.put_back(slices)
-            assert outbox._next_sequence == first
-        elif what == "rewind":
-            outbox.rewind()
-        else:
-            outbox.acknowledge(min(outbox.acknowledged_sequence + number, outbox.last_sequence))
-        kept = [*outbox._written, *outbox._unwritten]
-        assert written(kept) == expected[outbox.acknowledged_sequence :]
+        assert rows_of([*outbox._written, *outbox._unwritten]) == expected[outbox.acknowledged_sequence :]
+        assert outbox.last_sequence == len(expected)
+        assert outbox.unwritten == len(expected) - written
+        assert outbox.unacknowledged == len(expected) - outbox.acknowledged_sequence
         outbox.check()
 
 
 def test_a_thousand_results_one_by_one_take_little() -> None:
     outbox = Outbox()
-    single_results(1_000, outbox)
+    EndingWaits().append(outbox, 1_000, codes.PRODUCE, together=1)
     assert len(outbox._unwritten) < 100
     assert outbox.held_bytes < 300 * 1_000
 
 
 def test_a_late_release_holds_nothing_back() -> None:
     """In async mode, results that are written at once are not held again when an earlier group becomes durable."""
-    outbox = Outbox()
+    outbox, waits = Outbox(), EndingWaits()
     outbox.hold()
-    outbox.append(slices_of(completions_of([1], [codes.PRODUCE])))
-    assert ids_of(outbox.take(10)[1]) == []
+    waits.append(outbox, 1, codes.PRODUCE, together=1)
+    assert outbox.take(10)[1] == []
     outbox.release_all()
-    outbox.append(slices_of(completions_of([2], [codes.PRODUCE])))
+    waits.append(outbox, 1, codes.PRODUCE, together=1)
     outbox.release(1)
-    assert ids_of(outbox.take(10)[1]) == [1, 2]
+    assert [row.operation_id for row in rows_of(outbox.take(10)[1])] == [1, 2]
 
 
 def test_enums_of_the_wire_equal_the_engines_codes() -> None:
@@ -191,21 +158,6 @@ def test_every_result_column_is_in_all_messages() -> None:
     assert {one.name for one in (*of_operation, *of_item, *FETCHED_COLUMNS)} <= read
 
 
-def rows_of(slices: list[ResultSlice]) -> list[result_pb2.Result]:
-    """Results as rows."""
-    rows = purgatory_service_pb2.ResultRows()
-    for part in slices:
-        fill_rows(rows.results, part)
-    return list(rows.results)
-
-
-def columns_of(slices: list[ResultSlice]) -> result_pb2.ResultColumns:
-    """Results of one kind as columns."""
-    columns = result_pb2.ResultColumns()
-    fill_columns(columns, slices)
-    return columns
-
-
 def test_refused_results_keep_their_reason_in_both_shapes() -> None:
     refused = [
         RefusedOperation(Refusal(3, codes.INVALID_ARGUMENT, "timeout_ms", "-1 is not in 0..10"), 7, codes.PRODUCE),
@@ -215,7 +167,8 @@ def test_refused_results_keep_their_reason_in_both_shapes() -> None:
     _, tail = part.split(1)
     [row] = rows_of([tail])
     assert (row.outcome, row.operation_id, row.refusal.index, row.refusal.message) == (codes.REFUSED, 8, 4, "full")
-    columns = columns_of([part])
+    columns = result_pb2.ResultColumns()
+    fill_columns(columns, [part])
     assert list(columns.outcome) == [codes.REFUSED]
     assert list(columns.item_count) == [0]
     assert [(refusal.operation_id, refusal.field) for refusal in columns.refusals] == [

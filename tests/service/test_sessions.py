@@ -4,6 +4,8 @@ import asyncio
 
 import grpc
 import pytest
+from purgatory_client.aio import AsyncClient
+from purgatory_client.errors import WaitFailed
 
 from purgatory.service.sessions.result_stream import Response
 from purgatory.service.settings import HostSettings, LimitsSettings, SessionSettings
@@ -176,6 +178,14 @@ async def test_call_past_its_deadline_cancels_its_wait() -> None:
             await served.stub.Wait(wire.WaitRequest(operation=produce(1, "orders", 42)), timeout=0.05)
         await eventually(lambda: served.host.engine.pending == 0, "none pending")
         assert sum(kind.cancelled for kind in (await served.status()).kinds) == 1
+
+
+async def test_failed_signal_is_raised_with_its_reason() -> None:
+    async with serving() as served, AsyncClient(served.address) as client:
+        await client.signal_key("job", value="disk full: \u00e4\u00f6".encode(), failed=True)
+        result = await client.signal(["job"], timeout=60)
+        with pytest.raises(WaitFailed, match="job: 1 of 1 \\(error 1003: disk full: \u00e4\u00f6\\)"):
+            result.raise_for_outcome()
 
 
 async def test_a_stream_of_events_is_answered_in_order() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from purgatory import __version__
 from purgatory.cli.app import SUMMARIES, load
 from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.flags import CommandLine, config_lines, read_command_line
@@ -207,6 +208,11 @@ def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None
         if flag_name(name) not in text or environment_name(name) not in text
     ]
     assert missing == []
+
+
+def test_version_is_one_line_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve_command(["--version"]) == 0
+    assert capsys.readouterr().out == f"purgatory {__version__}\n"
 
 
 def test_names_are_unique_in_each_spelling() -> None:
