@@ -408,6 +408,13 @@ def test_history_file_has_the_end_of_each_timeline() -> None:
     assert forks_of(history) == {1: 0x5000000, 2: 0x1000000A0}
 
 
+def test_older_timelines_count_up_to_the_fork() -> None:
+    """Positions on the newest timeline count in full, on its ancestors up to the fork, on unknown ones not at all."""
+    lineage = Timelines(7, 3)
+    lineage.learn_forks({1: 100, 2: 200})
+    assert [lineage.shared(*one) for one in ((3, 999), (2, 150), (2, 250), (1, 250), (4, 1))] == [999, 150, 200, 100, 0]
+
+
 def test_identity_of_a_break_never_comes_back() -> None:
     """And can be parsed again."""
     lineage = Timelines(7, 1)
