@@ -53,6 +53,7 @@ _STICKING_OUT = """() => {
   }
   return out;
 }"""
+"""Elements that reach over the left or right edge of the window, except tables that scroll in their own box."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +83,11 @@ class Opened:
         """
         assert self.complaints == []
         assert self.requests == [self.page.url]
-        assert self.sticking_out() == []
+        assert self.page.evaluate(_STICKING_OUT) == []
         assert [plot.title for plot in self.plots() if not plot.drawn or plot.marks == 0 or plot.nonsense] == []
 
     def plots(self) -> list[Drawn]:
         return [Drawn(**plot) for plot in self.page.evaluate(_PLOTS)]
-
-    def sticking_out(self) -> list[str]:
-        """Elements that reach over the left or right edge of the window, except tables that scroll in their own box."""
-        out: list[str] = self.page.evaluate(_STICKING_OUT)
-        return out
 
 
 def chromium_path() -> str:
@@ -120,10 +116,9 @@ def opened(
     file: Path,
     viewport: ViewportSize = WIDE,
     scheme: Literal["light", "dark"] = "light",
-    scale: float = 1,
 ) -> Iterator[Opened]:
     """The file in a new window without a network, once every plot is drawn or has failed."""
-    context = browser.new_context(viewport=viewport, color_scheme=scheme, offline=True, device_scale_factor=scale)
+    context = browser.new_context(viewport=viewport, color_scheme=scheme, offline=True)
     try:
         page = context.new_page()
         seen = Opened(page)

@@ -10,14 +10,13 @@ from purgatory_pipeline.page.parts import Page
 from purgatory_pipeline.replay.replay_page import replay_page
 from purgatory_pipeline.report.report_page import report_page
 
+from tests.pipeline.page import page_frames
 from tests.pipeline.page.browser import PHONE, WIDE, chromium_path, opened, running_browser
-from tests.pipeline.replay import replay_frames
-from tests.pipeline.report import report_frames
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
 HOSTILE_TOPICS = (
-    report_frames.HOSTILE,
+    page_frames.HOSTILE,
     '"><img src="http://nowhere.invalid/x.png" onerror="alert(2)"><!--\u202e\x00\ud800\n${alert(3)} {{7*7}}',
     "w" * 249,
 )
@@ -52,15 +51,15 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def plain_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plain") / "report.html"
-    write(report_page(report_frames.report_frames(), report_frames.report_info()), path)
+    write(report_page(page_frames.report_frames(), page_frames.report_info()), path)
     return path
 
 
 @pytest.fixture(scope="module")
 def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("hostile") / "report.html"
-    info = report_frames.report_info(archive=report_frames.HOSTILE, notes=(report_frames.HOSTILE,))
-    write(report_page(report_frames.report_frames(HOSTILE_TOPICS), info), path)
+    info = page_frames.report_info(archive=page_frames.HOSTILE, notes=(page_frames.HOSTILE,))
+    write(report_page(page_frames.report_frames(HOSTILE_TOPICS), info), path)
     return path
 
 
@@ -74,7 +73,7 @@ def test_every_plot_is_drawn_and_explained(browser: Browser, plain_page: Path) -
         seen.check()
         titles = [plot.title for plot in seen.plots()]
         assert [title for title in PLOTS if title not in titles] == []
-        curves = [f"{topic} · {kind}" for topic in report_frames.TOPICS for kind in report_frames.KINDS]
+        curves = [f"{topic} · {kind}" for topic in page_frames.TOPICS for kind in page_frames.KINDS]
         assert [title for title in titles if title not in PLOTS] == curves
         descriptions = seen.page.locator(".drawing").evaluate_all("all => all.map((one) => one.ariaLabel)")
         assert len(descriptions) == len(titles)
@@ -101,17 +100,17 @@ def test_hostile_text_is_only_text(browser: Browser, hostile_page: Path) -> None
             assert wording.text(topic) in cells
         labels = [text for plot in seen.plots() for text in plot.texts]
         assert [label for label in labels if label.startswith("</script><script>")]
-        assert report_frames.HOSTILE in (seen.page.locator(".subtitle").text_content() or "")
-        assert report_frames.HOSTILE in seen.page.locator(".notice").all_text_contents()
+        assert page_frames.HOSTILE in (seen.page.locator(".subtitle").text_content() or "")
+        assert page_frames.HOSTILE in seen.page.locator(".notice").all_text_contents()
         assert seen.page.locator("img").count() == 0
         assert seen.page.locator("script:not([type])").count() == 2
 
 
 def test_a_replay_is_drawn(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "replay.html"
-    policies = (*replay_frames.SWEEP, f"{report_frames.HOSTILE}:timeout_ms=5")
-    frames = replay_frames.replay_frames(policies, HOSTILE_TOPICS)
-    write(replay_page(frames, replay_frames.replay_info(policies=policies)), path)
+    policies = (*page_frames.SWEEP, f"{page_frames.HOSTILE}:timeout_ms=5")
+    frames = page_frames.replay_frames(policies, HOSTILE_TOPICS)
+    write(replay_page(frames, page_frames.replay_info(policies=policies)), path)
     for viewport in (WIDE, PHONE):
         with opened(browser, path, viewport) as seen:
             seen.check()
@@ -132,12 +131,3 @@ def test_dark_and_light_differ(browser: Browser, plain_page: Path) -> None:
     assert len({colours["light"][0], colours["dark"][0]}) == 2
     assert len({colours["light"][1], colours["dark"][1]}) == 2
     assert colours["dark print"] == colours["light print"] == (colours["light"][0], "")
-
-
-def test_an_empty_report_has_no_plots(browser: Browser, tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    write(report_page(report_frames.empty_frames(), report_frames.empty_info()), path)
-    with opened(browser, path) as seen:
-        seen.check()
-        assert seen.plots() == []
-        assert "Nothing was registered" in seen.page.locator("#load").inner_text()

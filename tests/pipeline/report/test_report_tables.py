@@ -20,7 +20,7 @@ from purgatory.extensions.archive import schema
 from tests.archive.archive_replay import read_table
 from tests.pipeline.history.make import make_history
 from tests.pipeline.history.plan import PROFILES, Plan
-from tests.pipeline.report.report_frames import HOSTILE
+from tests.pipeline.page.page_frames import HOSTILE
 
 SLOW_REPLICA = 3
 TOPICS = (*PROFILES[:-1], replace(PROFILES[-1], name=HOSTILE))

@@ -1,4 +1,4 @@
-"""The report's page: account, findings and sections, with much data, little data and none."""
+"""The pages of report and replay: account, findings and sections, with much data, little data and none."""
 
 from collections.abc import Iterator
 
@@ -9,12 +9,26 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 from purgatory_pipeline.page import document, wording
 from purgatory_pipeline.page.parts import Finding, Grid, Page, PageTable, Plot, Section
+from purgatory_pipeline.replay.replay_charts import Policies
+from purgatory_pipeline.replay.replay_page import replay_page
 from purgatory_pipeline.report import window_sections
 from purgatory_pipeline.report.report_page import report_page
 from purgatory_pipeline.report.stragglers_section import straggler_finding
 
-from tests.pipeline.report import report_frames
-from tests.pipeline.report.report_frames import START, WINDOW
+from tests.pipeline.page.page_frames import (
+    KINDS,
+    OPERATIONS,
+    START,
+    SWEEP,
+    WINDOW,
+    empty_frames,
+    empty_info,
+    replay_frames,
+    replay_info,
+    report_frames,
+    report_info,
+    window,
+)
 
 SIZE_MAX = 3_000_000
 """Maximum size of the page of a very large report. Vega takes 900 kB of it."""
@@ -22,7 +36,7 @@ SIZE_MAX = 3_000_000
 
 @pytest.fixture(scope="module")
 def page() -> Page:
-    return report_page(report_frames.report_frames(), report_frames.report_info())
+    return report_page(report_frames(), report_info())
 
 
 def section_of(page: Page, anchor: str) -> Section:
@@ -67,14 +81,10 @@ def test_rows_set_aside_stand_out(page: Page) -> None:
     assert [(fact.value, fact.alarming) for fact in page.headlines if fact.label == "rows set aside"] == [
         ("212+", True)
     ]
-    frames = report_frames.report_frames()
+    frames = report_frames()
     clean = frames | {"intake": frames["intake"][frames["intake"]["reason"] == "used"]}
-    facts = report_page(clean, report_frames.report_info()).headlines
+    facts = report_page(clean, report_info()).headlines
     assert [(fact.value, fact.alarming) for fact in facts if fact.label == "rows set aside"] == [("0", False)]
-
-
-def test_notes_are_shown_before_the_figures(page: Page) -> None:
-    assert page.account.notices == report_frames.report_info().notes
 
 
 def test_the_slow_replica_is_the_first_finding(page: Page) -> None:
@@ -89,15 +99,15 @@ def test_the_slow_replica_is_the_first_finding(page: Page) -> None:
     [((63, 22, 15), True), ((130, 100, 100), False), ((1_300, 1_000, 900), True), ((1_100, 1_000, 900), False)],
 )
 def test_a_replica_is_named_if_it_stands_out(held_back: tuple[int, ...], named: bool) -> None:
-    frames = report_frames.report_frames()
+    frames = report_frames()
     counts = frames["stragglers"].assign(held_back=held_back * 4)
     assert bool(straggler_finding(counts)) == named
 
 
 def test_timeouts_that_cut_off_most_are_findings(page: Page) -> None:
     """The findings are the topics and kinds with most expirations, at most one of them a fetch."""
-    told = [text_of(finding.sentence) for finding in page.findings if finding.anchor == "timeouts"]
-    assert [sentence.partition(":")[0] for sentence in told] == ["clickstream (produce)", "clickstream (fetch)"]
+    told = [text_of(finding.sentence).partition(":")[0] for finding in page.findings if finding.anchor == "timeouts"]
+    assert told == ["clickstream (produce)", "payments (produce)", "clickstream (fetch)"]
 
 
 def test_anomalies_are_findings(page: Page) -> None:
@@ -121,7 +131,7 @@ def test_every_table_of_the_report_is_listed(page: Page) -> None:
     (table,) = section_of(page, "tables").parts
     assert isinstance(table, PageTable)
     rows = dict(zip(table.frame["name"], table.frame["rows"], strict=True))
-    assert list(rows) == list(report_frames.empty_frames())
+    assert list(rows) == list(empty_frames())
     assert rows["groups"] == 51_200
     assert rows["windows"] == 96
 
@@ -130,8 +140,8 @@ def test_the_timeout_in_use_is_marked_on_its_curve(page: Page) -> None:
     plots = [part for part in parts_of(section_of(page, "timeouts")) if isinstance(part, Plot)]
     (plot,) = [plot for plot in plots if plot.title == "clickstream · fetch"]
     (mark,) = values_of(plot, layer=3)
-    assert (mark["at"], mark["written"]) == (800, f"800{wording.NBSP}ms; 5.2{wording.NBSP}% need longer")
-    assert "cuts off 5.2" in plot.description
+    assert (mark["at"], mark["written"]) == (800, f"800{wording.NBSP}ms; 5{wording.NBSP}% need longer")
+    assert f"cuts off 5{wording.NBSP}%" in plot.description
 
 
 def test_curves_fall_within_their_bounds(page: Page) -> None:
@@ -147,7 +157,7 @@ def test_curves_fall_within_their_bounds(page: Page) -> None:
 
 def test_an_empty_archive() -> None:
     """Each section of an empty report is a sentence, without plots or findings, and the page can be rendered."""
-    page = report_page(report_frames.empty_frames(), report_frames.empty_info())
+    page = report_page(empty_frames(), empty_info())
     assert page.findings == ()
     assert [part for section in page.sections for part in parts_of(section) if isinstance(part, Plot)] == []
     assert [section.anchor for section in page.sections if not section.lead] == []
@@ -155,14 +165,14 @@ def test_an_empty_archive() -> None:
 
 
 def test_a_huge_report_makes_a_page_of_bounded_size() -> None:
-    frames = dict(report_frames.report_frames(windows=1_000))
+    frames = dict(report_frames(windows=1_000))
     for name in ("topics", "backlog", "hot_keys", "stragglers", "advice", "timeouts", "anomalies"):
         repeated = pd.concat([frames[name]] * (10_000 // len(frames[name])), ignore_index=True)
         if "topic" in repeated:
             long = [f"{topic}-{number}" * 9 for number, topic in enumerate(repeated["topic"])]
             repeated["topic"] = repeated["topic"].where(repeated["topic"].isna(), pd.Series(long))
         frames[name] = repeated
-    assert len(document.render(report_page(frames, report_frames.report_info()))) < SIZE_MAX
+    assert len(document.render(report_page(frames, report_info()))) < SIZE_MAX
 
 
 windows = st.dictionaries(
@@ -173,9 +183,7 @@ windows = st.dictionaries(
 @settings(max_examples=40)
 @given(windows)
 def test_merged_windows_keep_their_sums(counts: dict[tuple[int, str], int]) -> None:
-    rows = [
-        report_frames.window(number, kind) | {"registered": registered} for (number, kind), registered in counts.items()
-    ]
+    rows = [window(number, kind) | {"registered": registered} for (number, kind), registered in counts.items()]
     lines = window_sections.timeline(pd.DataFrame(rows), 3_600_000)
     assert lines.frame["registered"].sum() == sum(counts.values())
     assert lines.total()["registered"].sum() == sum(counts.values())
@@ -186,16 +194,14 @@ def test_merged_windows_keep_their_sums(counts: dict[tuple[int, str], int]) -> N
 
 
 def test_lines_break_where_a_window_is_missing() -> None:
-    rows = pd.DataFrame([report_frames.window(number, "fetch") for number in (0, 1, 3)])
+    rows = pd.DataFrame([window(number, "fetch") for number in (0, 1, 3)])
     values = [row["value"] for row in window_sections.timeline(rows, 3_600_000).lines("fetch", {"wait_p50_ms": "half"})]
     assert [wording.is_missing(value) for value in values] == [False, False, True, False]
 
 
 def test_bars_are_stacked() -> None:
     """Each bar begins at the top of the one below, and the last ends at the sum."""
-    rows = window_sections.timeline(
-        pd.DataFrame([report_frames.window(33, kind) for kind in report_frames.KINDS]), 3_600_000
-    )
+    rows = window_sections.timeline(pd.DataFrame([window(33, kind) for kind in KINDS]), 3_600_000)
     total = rows.total()
     bars = window_sections.stacked(total, {word: total[word] for word in window_sections.OUTCOMES})
     assert [bar["low"] for bar in bars] == [0, *(bar["high"] for bar in bars[:-1])]
@@ -214,12 +220,107 @@ def test_bars_are_stacked() -> None:
     ],
 )
 def test_lengths_of_windows_in_words(step_ms: int, words: str) -> None:
-    """Windows are named in the largest unit that is exact."""
     assert window_sections.duration(step_ms).replace(wording.NBSP, " ") == words
 
 
 def test_findings_are_few() -> None:
     """At most eight findings are shown."""
-    frames = report_frames.report_frames(tuple(f"topic-{number}" for number in range(3)) * 6)
-    findings: tuple[Finding, ...] = report_page(frames, report_frames.report_info()).findings
+    frames = report_frames(tuple(f"topic-{number}" for number in range(3)) * 6)
+    findings: tuple[Finding, ...] = report_page(frames, report_info()).findings
     assert len(findings) <= 8
+
+
+@pytest.fixture(scope="module")
+def replayed() -> Page:
+    return replay_page(replay_frames(), replay_info())
+
+
+def tables_of(section: Section) -> list[PageTable]:
+    return [part for part in section.parts if isinstance(part, PageTable)]
+
+
+def test_the_unchanged_policy_comes_first(replayed: Page) -> None:
+    assert [text_of(sentence) for sentence in replayed.account.lead] == [
+        f"Unchanged policy: 100 % of {2 * OPERATIONS:,} outcomes are equal.",
+        "registrations: 800,012 in = 800,000 replayed + 12 recorded as refused",
+    ]
+    assert replayed.account.notices == ()
+    assert not any(fact.alarming for fact in replayed.headlines)
+
+
+def test_a_different_outcome_is_alarming() -> None:
+    page = replay_page(replay_frames(), replay_info(equal=2 * OPERATIONS - 1, notes=("A note.",)))
+    assert text_of(page.account.lead[0]) == (
+        f"Unchanged policy: > 99.99 % of {2 * OPERATIONS:,} outcomes are equal. 1 operation ended differently."
+    )
+    assert page.account.notices == ("A note.",)
+    assert [fact.value for fact in page.headlines if fact.alarming] == [f">{wording.NBSP}99.99{wording.NBSP}%"]
+
+
+def test_findings_compare_the_ends_of_a_sweep(replayed: Page) -> None:
+    """Each kind has the share that expired as recorded and at both ends; the kind that changes most is first."""
+    assert [text_of(finding.sentence) for finding in replayed.findings] == [
+        "Of fetch operations 11.1 % expired as recorded, 50 % with timeout_ms=100, 5.9 % with timeout_ms=1600.",
+        "Of produce operations 9.1 % expired as recorded, 16.7 % with timeout_ms=100, 1.2 % with timeout_ms=1600.",
+    ]
+
+
+def test_tables_begin_with_what_was_recorded(replayed: Page) -> None:
+    outcomes, by_topic = tables_of(replayed.sections[0])
+    assert outcomes.frame["policy"].tolist() == ["", *SWEEP] * 2
+    assert outcomes.frame["kind"].tolist() == ["fetch"] * 6 + ["produce"] * 6
+    assert [column.title for column in by_topic.columns][3:] == ["as recorded", "100", "200", "400", "800", "1600"]
+
+
+def test_kinds_that_no_policy_touches_are_not_drawn() -> None:
+    frames = replay_frames()
+    for name in ("outcomes", "waits"):
+        recorded = frames[name][(frames[name]["kind"] == "fetch") & (frames[name]["policy"] == "")]
+        still = pd.concat([recorded.assign(policy=policy) for policy in ("", *SWEEP)])
+        frames[name] = pd.concat([frames[name][frames[name]["kind"] != "fetch"], still], ignore_index=True)
+    page = replay_page(frames, replay_info())
+    for section in page.sections[:2]:
+        assert text_of(section.lead[1]) == "Nothing changes for fetch operations under any policy tried."
+        (grid,) = [part for part in section.parts if isinstance(part, Grid)]
+        assert len(grid.parts) == 1
+        table = tables_of(section)[0]
+        assert table.frame[table.frame["kind"] == "fetch"]["policy"].tolist() == [""]
+        assert table.frame[table.frame["kind"] == "produce"]["policy"].tolist() == ["", *SWEEP]
+
+
+def test_changes_add_up(replayed: Page) -> None:
+    """The table of changes has all of them."""
+    (table,) = tables_of(replayed.sections[2])
+    assert table.frame["operations"].sum() == replay_frames()["changes"]["operations"].sum()
+
+
+@pytest.mark.parametrize(
+    ("names", "labels", "title"),
+    [
+        (SWEEP[:2], ("100", "200"), "timeout_ms"),
+        (("min_bytes=1, timeout_ms=5", "min_bytes=1, timeout_ms=6"), ("5", "6"), "min_bytes=1, timeout_ms"),
+        (("timeout_ms=*1.5", "timeout_ms=*2"), ("*1.5", "*2"), "timeout_ms"),
+        (("timeout_ms=5", "min_bytes=5"), ("timeout_ms=5", "min_bytes=5"), "policy"),
+        (("timeout_ms=5",), ("timeout_ms=5",), "policy"),
+        (("3=+20ms",), ("3=+20ms",), "policy"),
+        ((), (), "policy"),
+    ],
+)
+def test_the_common_part_of_policies_is_the_title(names: tuple[str, ...], labels: tuple[str, ...], title: str) -> None:
+    policies = Policies.of(names)
+    assert (policies.labels, policies.title) == (labels, title)
+
+
+def test_a_replay_without_change_says_so() -> None:
+    frames = replay_frames(())
+    page = replay_page(frames, replay_info(policies=()))
+    assert page.findings == ()
+    assert page.sections[2].lead == ("Every operation would have ended as it was recorded.",)
+    assert document.render(page).endswith("</html>\n")
+
+
+def test_an_empty_replay_says_so() -> None:
+    frames = {name: pd.DataFrame(columns=frame.columns) for name, frame in replay_frames().items()}
+    page = replay_page(frames, replay_info(compared=0, equal=0, first_at=None, last_at=None))
+    assert [section.parts for section in page.sections] == [(), (), ()]
+    assert document.render(page).endswith("</html>\n")
