@@ -110,7 +110,6 @@ def drop(table: str, column: str, *values: object) -> Callable[[History], Histor
 def test_gaps_are_counted_and_reported(
     tmp_path: Path, change: Callable[[History], object], expected: tuple[int, int, int, int], said: str
 ) -> None:
-    """Each operation is equal, different, without outcome or in doubt, and a sentence gives the reason."""
     history = history_of_marks()
     change(history)
     history.write(tmp_path, rows_per_file=30)

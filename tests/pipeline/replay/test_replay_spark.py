@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from purgatory.extensions.archive import schema
 from tests.archive.archive_replay import read_table
-from tests.pipeline.replay.lives import write_life
+from tests.pipeline.replay.test_replayed_lives import write_life
 
 POLICIES = [UNCHANGED, *parse_policies(["timeout_ms=*2"], ["2=+5ms"], ["min_bytes=1,1000"])]
 
@@ -65,10 +65,7 @@ def test_a_row_for_each_operation(spark: SparkSession, archive: tuple[Path, Coun
 def test_the_command_writes_tables_that_add_up(
     spark: SparkSession, archive: tuple[Path, Counter[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It prints the totals and how much is equal when unchanged, and writes tables, page and results.
-
-    The table of outcomes has every operation once for each policy; the table of changes has only real changes.
-    """
+    """The table of outcomes has every operation once for each policy; the table of changes has only real changes."""
     root, ended = archive
     out = tmp_path / "out"
     code = main(["replay", str(root), "--out", str(out), "--sweep", "timeout_ms=5,50", "--results"])
