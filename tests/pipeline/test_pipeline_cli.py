@@ -1,22 +1,30 @@
-"""The command line of the pipeline: settings, exit codes, and one-line errors."""
+"""The command line of the pipeline: settings, exit codes, one-line errors, printed results; the packed environment."""
 
 import json
 import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import numpy as np
+import pandas as pd
 import pytest
-from purgatory_pipeline import cli
+from purgatory_pipeline import cli, pack
 from purgatory_pipeline.errors import ArchiveUnusable, PipelineError
+from purgatory_pipeline.replay.command import outcome_lines
+from purgatory_pipeline.report.advice import advise
+from purgatory_pipeline.report.command import advised, window_for
 from purgatory_pipeline.spark import spark_session
 from purgatory_pipeline.time_arguments import parse_span_ms, parse_window
 from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
 
+from purgatory.engine import COMPILED
 from tests.pipeline.archive.histories import START, small_history
 from tests.pipeline.conftest import worker_environment
 
@@ -44,9 +52,7 @@ REPORT = ["report", "/nowhere", "--out", "nowhere-either"]
 def test_invalid_input_is_one_line_and_exit_2(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unusable input gives one line on stderr, nothing on stdout, and exit code 2; Spark is not started, and nothing is
-    set for it.
-    """
+    """Spark is not started, and nothing is set for it."""
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     assert cli.main(arguments) == cli.EXIT_UNUSABLE
@@ -138,9 +144,7 @@ def listening_addresses(pid: int) -> set[str]:
 
 @pytest.mark.slow  # starts Spark
 def test_settings_of_the_user_win_over_ours(java: int) -> None:
-    """The command line and the environment override our settings. A local session serves no page, listens on loopback
-    only, and starts without a line on stderr.
-    """
+    """A local session serves no page, listens on loopback only, and starts without a line on stderr."""
     program = (
         "import json; from purgatory_pipeline.spark.spark_session import pass_settings, spark_session, stop_session;"
         "pass_settings('local[1]', ['spark.driver.host=localhost', 'spark.sql.session.timeZone=Asia/Tokyo']);"
@@ -186,12 +190,20 @@ def test_command_uses_the_session_that_runs(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = spark.conf.getAll
-    small_history().write(tmp_path)
+    paths = small_history().write(tmp_path)
     (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "calls").mkdir()
+    (tmp_path / "calls" / "broken.parquet").write_bytes(b"PAR1")
+    events = next(path for path in paths if "events" in path.parts)
+    (tmp_path / "events" / "copy.parquet").write_bytes(events.read_bytes())
     until = f"{START:%Y-%m-%dT%H:%M:%S}.100Z"
     assert cli.main(["check", str(tmp_path), "--until", until, "--topic", "orders"]) == 0
     shown = capsys.readouterr().out
-    assert "in 62 rows = used 29 + set aside 33" in shown
+    assert "in 82 rows = used 29 + set aside 53" in shown
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["events", "copy", "of", "another", "file", "1", "20"] in lines
+    assert ["calls", "unreadable", "1", "?"] in lines
+    assert "1 run (1 ended)" in shown
     assert f"set aside {tmp_path}/notes.txt: in no table's folder" in shown
     assert spark.range(3).count() == 3
     assert spark.conf.getAll == before
@@ -249,7 +261,6 @@ def test_a_bug_is_raised_with_its_traceback(bug: Exception, monkeypatch: pytest.
 def test_an_error_that_a_user_can_fix_is_one_line(
     error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ctrl-C ends with 130 and one word; without the extra, the message has the command that installs it."""
     monkeypatch.setattr(cli, "app", failing(error))
     assert cli.main([]) == code
     assert capsys.readouterr().err == f"purgatory-pipeline: {said}\n"
@@ -284,3 +295,127 @@ def test_windows_are_instants_in_order() -> None:
 def test_spans_are_ascii_digits(text: str) -> None:
     with pytest.raises(PipelineError, match=r"--delay .*: not a duration"):
         parse_span_ms("--delay", text)
+
+
+IN_USE = pd.DataFrame(
+    [(None, 1, 500, 1.0, 1), ("orders", 1, 500, 1.0, 1)], columns=["topic", "place", "timeout_ms", "share", "timeouts"]
+).assign(kind="produce")
+
+UNSEEN = "not enough seen beyond 500 ms to say which would expire less."
+
+
+def lines_of(waited_ms: list[int], fates: list[str], in_use: pd.DataFrame = IN_USE, topic: str = "orders") -> list[str]:
+    counts = pd.DataFrame({"topic": topic, "kind": "produce", "fate": fates, "waited_ms": waited_ms, "operations": 1})
+    return advised(advise(counts, in_use)["advice"].to_pandas())
+
+
+def cut_at(timeout_ms: int, needs: list[int]) -> list[str]:
+    fates = ["satisfied" if need <= timeout_ms else "expired" for need in needs]
+    return lines_of(np.minimum(needs, timeout_ms).tolist(), fates)
+
+
+@pytest.mark.parametrize(
+    ("needs", "said"),
+    [
+        (
+            [*range(1, 301)],
+            "10 % of these need more than 270 ms; the 500 ms in use expire nothing, 300 ms would expire as few.",
+        ),
+        ([*range(4, 801, 4)], f"Half of these need more than 400 ms; the 500 ms in use expire 38 %; {UNSEEN}"),
+        (
+            [*range(1, 41), *[900] * 60],
+            f"More than half of these need more than 500 ms; the 500 ms in use expire 60 %; {UNSEEN}",
+        ),
+        ([*range(1, 20), *[900] * 10], "Too few to advise: 29 seen, 19 of them satisfied."),
+        ([7], "Too few to advise: 1 seen, 1 of them satisfied."),
+    ],
+)
+def test_advice_says_no_more_than_was_seen(needs: list[int], said: str) -> None:
+    """A single topic is not repeated as "all topics"."""
+    assert cut_at(500, needs) == [f"produce, orders: {said}"]
+
+
+@pytest.mark.parametrize(
+    ("lasts_s", "window_ms"),
+    [(0, 1_000), (11, 1_000), (119, 1_000), (120, 10_000), (7_200, 600_000), (43_200, 3_600_000), (10**8, 3_600_000)],
+)
+def test_a_short_history_has_short_windows(lasts_s: int, window_ms: int) -> None:
+    assert window_for(START, START + timedelta(seconds=lasts_s)) == window_ms
+    assert window_for(None, None) == 3_600_000
+
+
+def test_advice_names_the_longest_timeout_where_none_is_long_enough() -> None:
+    needs = list(range(10, 4_010, 10))
+    cut = [500 if place % 2 and need > 500 else need for place, need in enumerate(needs)]
+    fates = ["expired" if waited < need else "satisfied" for waited, need in zip(cut, needs, strict=True)]
+    (line,) = lines_of(cut, fates)
+    assert line.endswith("; the 500 ms in use expire 88 %, 2,000 ms would still expire 50 %.")
+
+
+def test_topics_cannot_write_to_the_terminal() -> None:
+    (line,) = lines_of([1], ["satisfied"], IN_USE.iloc[:1], topic="a\x1b[2J\n")
+    assert line == "produce, a\\u001b[2J\\u000a: Too few to advise: 1 seen, 1 of them satisfied."
+
+
+def test_kinds_that_no_policy_changes_take_one_line() -> None:
+    rows = [
+        (policy, None, kind, outcome, share)
+        for policy, expired in (("", 0.25), ("produce:timeout_ms=5", 1.0), ("produce:timeout_ms=500", 0.25))
+        for kind, outcome, share in (
+            ("fetch", "satisfied", 1.0),
+            ("produce", "satisfied", 1 - expired),
+            ("produce", "expired", expired),
+        )
+    ]
+    assert outcome_lines(pd.DataFrame(rows, columns=["policy", "topic", "kind", "outcome", "share"])) == [
+        "fetch, as recorded and under every policy: 100.00 % satisfied",
+        "produce, as recorded: 75.00 % satisfied, 25.00 % expired",
+        "produce, produce:timeout_ms=5: 100.00 % expired",
+        "produce, produce:timeout_ms=500: 75.00 % satisfied, 25.00 % expired",
+    ]
+    alone = pd.DataFrame({"policy": [""], "topic": [None], "kind": ["fetch"], "outcome": ["expired"], "share": [1.0]})
+    assert outcome_lines(alone) == ["fetch, as recorded: 100.00 % expired"]
+
+
+LARGE = ("numpy", "pandas", "pyarrow", "vl-convert-python", "altair", "grpcio")
+
+
+def test_packed_packages_follow_the_requirements() -> None:
+    names = pack.required_packages({"pyspark", "py4j"})
+    assert {"pyarrow", "pandas", "numpy", "python-dateutil", "click", "altair"} <= set(names)
+    assert not {"pyspark", "py4j", "pytest", "ruff", "uvloop", "aiohttp", "purgatory"} & set(names)
+
+
+def test_an_omitted_package_takes_its_requirements_with_it() -> None:
+    everything = set(pack.required_packages(set()))
+    without = set(pack.required_packages({"pandas"}))
+    assert {"pandas", "python-dateutil"} <= everything - without
+
+
+@pytest.mark.slow  # packs, unpacks and starts a Python
+def test_unpacked_anywhere_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "environment.tar.gz"
+    words = [word for name in LARGE for word in ("--without", name)]
+    assert cli.main(["pack", str(out), *words]) == 0
+    shown = capsys.readouterr().out
+    assert f"--conf spark.archives={out}#environment" in shown
+    assert not [name for name in LARGE if f" {name}," in shown]
+    with tarfile.open(out) as archive:
+        names = archive.getnames()
+        assert not [name for name in names if "__pycache__" in name or "/pyspark/" in name or name.startswith("/")]
+        archive.extractall(tmp_path / "there", filter="fully_trusted")
+    program = (
+        "import sys, purgatory, purgatory.engine, purgatory_pipeline.cli, click;"
+        "files = [m.__file__ for m in (purgatory, purgatory_pipeline, click)];"
+        "print(all(f.startswith(sys.prefix) for f in files), purgatory.engine.COMPILED, sys.prefix);"
+        "import importlib.metadata; print(importlib.metadata.version('purgatory-waits') == purgatory.__version__)"
+    )
+    python = tmp_path / "there" / "bin" / "python"
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=False, env={}, cwd=tmp_path)
+    assert done.stdout.split() == ["True", str(COMPILED), str(tmp_path / "there"), "True"], done.stderr
+
+
+def test_place_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "nowhere" / "environment.tar.gz"
+    assert cli.main(["pack", str(out)]) == cli.EXIT_UNUSABLE
+    assert capsys.readouterr().err == f"purgatory-pipeline: cannot write {out}: No such file or directory\n"

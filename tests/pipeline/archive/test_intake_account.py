@@ -1,4 +1,6 @@
-"""The account of an archive: each row is used or set aside, and each inconsistency is counted with its reason."""
+"""The account of an archive: each row is used or set aside, and each inconsistency is counted with its reason. Spark
+reads the rows that were used.
+"""
 
 import json
 from collections import Counter
@@ -12,15 +14,15 @@ import pytest
 from purgatory_pipeline.archive import accounting, survey, unmatched_operations
 from purgatory_pipeline.archive import intake_account as names
 from purgatory_pipeline.archive.accounting import account
-from purgatory_pipeline.archive.catalog import find_archive
+from purgatory_pipeline.archive.catalog import find_archive, spark_schema
 from purgatory_pipeline.archive.daemon_runs import read_runs
 from purgatory_pipeline.archive.intake_account import IntakeAccount, missing_files
 from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.notebook import report
 from purgatory_pipeline.spark.spark_session import SMALL_ROWS
 from pyspark.sql import SparkSession
-from rich.console import Console
 
+from purgatory.engine.calls import CancelAll, CancelName
 from purgatory.extensions.archive import layout, schema
 from purgatory.extensions.archive.run_details import RunDetails
 from tests.pipeline.archive.histories import START, History, small_history, write_file
@@ -57,23 +59,6 @@ def test_an_intact_history_has_no_findings(taken_in: TakeIn, tmp_path: Path) -> 
     assert [line.reason for line in taken.lines] == [survey.USED] * len(schema.TABLES)
     assert (taken.findings, taken.notes()) == ((), [])
     assert [(run.run_id, run.state, run.started_at) for run in taken.runs] == [("run-a", schema.ENDED, START)]
-
-
-def test_the_account_is_printed(taken_in: TakeIn, tmp_path: Path) -> None:
-    paths = small_history(ended=False).write(tmp_path)
-    copied = tmp_path / schema.EVENTS / "copy.parquet"
-    copied.write_bytes(next(path for path in paths if schema.EVENTS in path.parts).read_bytes())
-    broken = tmp_path / schema.CALLS / "broken.parquet"
-    broken.parent.mkdir()
-    broken.write_bytes(b"PAR1")
-    console = Console(width=120)
-    with console.capture() as shown:
-        taken_in().print(console)
-    printed = shown.get()
-    assert "in 81 rows = used 61 + set aside 20" in printed
-    assert "1 open" in printed
-    assert any(line.split() == ["events", "copy", "of", "another", "file", "1", "20"] for line in printed.splitlines())
-    assert any(line.split() == ["calls", "unreadable", "1", "?"] for line in printed.splitlines())
 
 
 def lose_both_ends(history: History) -> None:
@@ -116,10 +101,8 @@ CHANGES: list[tuple[Change, dict[str, int]]] = [
 def test_operations_without_both_ends_are_counted_by_reason(
     small_rows: int, taken_in: TakeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In each run, an operation has one registration and one outcome, or is counted with the reason.
-
-    The runs have the same sessions and operations, and both ends may be in files far apart. A refused registration
-    needs no outcome, and several items are one operation. Executors find as much as the driver, which reads few rows.
+    """The runs have the same sessions and operations, and both ends may be in files far apart. Executors find as much
+    as the driver, which reads few rows.
     """
     for module in (accounting, unmatched_operations):
         monkeypatch.setattr(module, "SMALL_ROWS", small_rows)
@@ -256,14 +239,32 @@ def test_repeated_rows_are_used_once(spark: SparkSession, taken_in: TakeIn, tmp_
         assert taken.rows_used(table) == archive.read(spark, table).count() == used
 
 
+def test_every_table_reads_with_its_own_columns_from_any_folder(spark: SparkSession, tmp_path: Path) -> None:
+    """Spaces, percent signs and the characters of Spark's path patterns have no special meaning in its name."""
+    history = small_history()
+    root = tmp_path / "a [b]{c}* d%20é"
+    history.write(root, rows_per_file=7)
+    archive = find_archive(str(root))
+    for table in schema.TABLES:
+        frame = archive.read(spark, table)
+        assert frame.schema == spark_schema(table)
+        assert frame.count() == len(history.rows[table]) == archive.rows(table)
+
+
 def test_window_and_topics_are_accounted_for(spark: SparkSession, taken_in: TakeIn, tmp_path: Path) -> None:
     history = small_history(operations=40)
     history.register(90, 195, topic="payments")
     history.end(90, 215, waited_ms=20, topic="payments")
+    for call, topic in ((CancelAll, None), (CancelName, "orders"), (CancelName, "payments")):
+        history.add(schema.CALLS, 150, call=schema.CALL_NAMES[call], topic=topic)
     history.write(tmp_path, rows_per_file=11)
-    chosen: dict[str, Any] = {"since": at(100), "until": at(203), "topics": ["orders"]}
+    chosen: dict[str, Any] = {"since": at(100), "until": at(203).replace(tzinfo=None), "topics": ["orders"]}
     taken = taken_in(**chosen)
     archive = find_archive(str(tmp_path))
+    registered = archive.read(spark, schema.REGISTRATIONS, ["time_ms"], **chosen).collect()
+    assert sorted(row.time_ms for row in registered) == [*range(100, 201, 10)]
+    calls = archive.read(spark, schema.CALLS, **chosen).collect()
+    assert sorted(row.call for row in calls) == [schema.CALL_NAMES[CancelAll], schema.CALL_NAMES[CancelName]]
     for table in schema.TABLES:
         assert taken.rows_used(table) == archive.read(spark, table, **chosen).count()
         assert taken.rows_in(table) == len(history.rows[table])

@@ -106,10 +106,7 @@ def leave_other_version(root: Path) -> None:
 def test_an_archive_that_cannot_be_used_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[Path], object] | None, uri: str, said: str
 ) -> None:
-    """The error has the location as given and the reason; unusable files are counted and one is shown.
-
-    One file of a newer schema makes the archive unusable, because leaving it out would give wrong figures.
-    """
+    """One file of a newer schema makes the archive unusable, because leaving it out would give wrong figures."""
     monkeypatch.chdir(tmp_path)
     if prepare is not None:
         prepare(tmp_path)

@@ -1,6 +1,6 @@
 """The effect of a micro-batch of rows on a real daemon: repeated, out of order, split over tasks or micro-batches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -41,7 +41,7 @@ def waits(*ids: int, offset: int = 1_000, items: int = 1, topic: str = "t") -> l
 
 
 def event(second: int, name: str, offset: int | None, **columns: Any) -> Row:  # noqa: ANN401 - values of any column
-    """The row of an event on partition t-0."""
+    """The row of an event, on partition t-0 unless the columns say otherwise."""
     at = MIDNIGHT + timedelta(seconds=second)
     return {"at": at, "type": name, "topic": "t", "partition": 0, "offset": offset, **columns}
 
@@ -87,18 +87,32 @@ def test_an_operation_split_over_two_micro_batches_is_an_error(daemon: RunningDa
     assert pending_ids(daemon.client) == [1]
 
 
-def test_a_bad_registration_stops_its_micro_batch(daemon: RunningDaemon) -> None:
-    cases: list[tuple[Row, str]] = [
+def bad_batches() -> Iterator[tuple[list[Row], str]]:
+    """The rows of micro-batches, the last of which is bad, and what is said of it."""
+    for columns, message in (
         ({"session_id": None}, "session_id: null or empty"),
         ({"session_id": ""}, "session_id: null or empty"),
         ({"operation_id": None}, "operation_id: None; allowed: 1 to"),
         ({"operation_id": 0}, "operation_id: 0; allowed: 1 to"),
         ({"kind": "nonsense"}, "kind: nonsense; allowed: produce"),
-    ]
-    for columns, message in cases:
+    ):
+        yield [*waits(1, 2), waits(3)[0] | columns], message
+    first, last = event(1, "high_watermark", 4), event(2, "high_watermark", 5)
+    # A repetition would apply all other events twice.
+    for name in (*NOT_RISING, "nonsense"):
+        yield [first, last | {"type": name, "offset": None}], f"type: {name}; allowed: {', '.join(RISING)}"
+    # Without a time, their order would depend on how Spark spread them over tasks. Text need not sort by time.
+    yield [first, last | {"at": None}], "at: null in 1 of 2 events"
+    yield [last | {"at": "2026-11-25T00:00:00Z"}], "column at is a string"
+    yield [{name: value for name, value in last.items() if name != "at"}], "column at is missing"
+
+
+def test_a_bad_row_stops_its_micro_batch(daemon: RunningDaemon) -> None:
+    for rows, message in bad_batches():
         with pytest.raises(PipelineError, match=message):
-            write(daemon, waits(1, 2), [waits(3)[0] | columns])
+            write(daemon, rows[:-1], rows[-1:])
     assert pending_ids(daemon.client) == []
+    assert list(daemon.client.partitions()) == []
 
 
 def test_large_operations_are_sent_in_several_calls(daemon: RunningDaemon) -> None:
@@ -143,26 +157,6 @@ def test_repeated_events_change_nothing(daemon: RunningDaemon) -> None:
     )  # fmt: skip
     assert pending_ids(daemon.client) == [1]
     assert next(iter(daemon.client.results("s"))).results.outcomes == [Outcome.SATISFIED]
-
-
-def test_events_that_a_repetition_would_apply_twice_are_refused(daemon: RunningDaemon) -> None:
-    """Everything but marks that only rise, with the types that are allowed; nothing of the micro-batch is sent."""
-    for name in [*NOT_RISING, "nonsense"]:
-        with pytest.raises(PipelineError, match=f"type: {name}; allowed: {', '.join(RISING)}"):
-            write(daemon, [event(1, "high_watermark", 5)], [event(2, name, None)])
-    assert list(daemon.client.partitions()) == []
-
-
-def test_events_without_a_time_are_refused(daemon: RunningDaemon) -> None:
-    """Their order would depend on how Spark spread them over tasks. Text is not a time: it need not sort by time."""
-    late, early = event(2, "high_watermark", 5), event(1, "high_watermark", 4)
-    with pytest.raises(PipelineError, match="at: null in 1 of 2 events"):
-        write(daemon, [late], [early | {"at": None}])
-    with pytest.raises(PipelineError, match="column at is missing"):
-        write(daemon, [{name: value for name, value in late.items() if name != "at"}])
-    with pytest.raises(PipelineError, match="column at is a string"):
-        write(daemon, [late | {"at": "2026-11-25T00:00:00Z"}])
-    assert list(daemon.client.partitions()) == []
 
 
 @pytest.mark.parametrize("columns", [("topic",), ("type", "kind")])

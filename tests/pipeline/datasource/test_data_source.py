@@ -1,7 +1,6 @@
 """The Spark format `purgatory` against a real daemon."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from purgatory.v1 import result_pb2
 from tests.histories.worlds.spark import written_ids
 from tests.kit.daemon import StartDaemon
 from tests.kit.eventually import wait_until
+from tests.pipeline.datasource.test_daemon_writer import event, waits
 
 WAIT_S = 180
 
@@ -219,13 +219,8 @@ def test_a_micro_batch_whose_results_are_lost_fails_the_query(
 
 
 def test_events_and_registrations_are_written(with_format: SparkSession, daemon: RunningDaemon, tmp_path: Path) -> None:
-    registrations = [
-        {"session_id": "s", "operation_id": id_, "kind": "produce", "timeout_ms": 60_000, "item": item, "item_count": 2,
-         "topic": "t", "partition": item, "offset": id_}
-        for id_ in range(1, 6) for item in range(2)
-    ]  # fmt: skip
-    at = datetime(2026, 11, 25, tzinfo=UTC)
-    events = [{"at": at, "type": "high_watermark", "topic": "t", "partition": item, "offset": 3} for item in range(2)]
+    registrations = [row for number in range(1, 6) for row in waits(number, offset=number, items=2)]
+    events = [event(1, "high_watermark", 3, partition=item) for item in range(2)]
 
     def write(part: str, rows: list[dict[str, Any]]) -> None:
         (tmp_path / part).mkdir()
