@@ -45,7 +45,7 @@ class ThreadProcess:
         self.stdout: Final = asyncio.StreamReader()
         self._frames: Final = os.fdopen(os.dup(stdin), "rb")
         self._kept = False
-        self._thread: Final = threading.Thread(target=self._run, args=(serve,))
+        self._thread: Final = threading.Thread(target=self._run, args=(serve,), daemon=True)
 
     async def start(self) -> None:
         reading, writing = os.pipe()
