@@ -144,7 +144,7 @@ class Reign:
     def _after(self, entry: Entry) -> ReignState:
         """The state after a valid entry."""
         if entry.kind in {Kind.CLAIM, Kind.ORIGIN}:
-            self._discard_parts()
+            self._parts.clear()
             leader = entry.writer if entry.kind is Kind.CLAIM else b""
             number, at = self.state.number, entry.position
             return ReignState(at, entry.epoch, number, leader, entry.log_id, at, entry.writer)
@@ -154,6 +154,3 @@ class Reign:
             self._parts.clear()  # joined, or the leader gave up a group that it had not finished
         leader = b"" if entry.kind is Kind.RESIGNATION else entry.writer
         return replace(self.state, position=entry.position, number=entry.number, writer=leader)
-
-    def _discard_parts(self) -> None:
-        self._parts.clear()

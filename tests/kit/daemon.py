@@ -13,17 +13,17 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeAlias, TypeVar
 
 import pytest
+from purgatory_client.blocking import shared_loop
 
 import purgatory
 from purgatory.service.access.tokens import HEAD
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.forked_daemon import TEST_CONSTANTS, ForkedDaemon, set_constants
-from tests.kit.loop_thread import LoopThread
 
 if TYPE_CHECKING:
     from purgatory.daemon import Daemon
@@ -32,12 +32,61 @@ T = TypeVar("T")
 PACKAGE_PARENT: Final = Path(purgatory.__file__).resolve().parent.parent
 EXECUTED: Final = frozenset({"LD_PRELOAD", "PYTHONPATH"})
 """Variables that take effect only when a program is executed, or before it imports anything."""
+EXECUTE: Final = {"PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH")]))}
+"""The environment of a program that is executed, with the package under test first on the path."""
 LISTEN: Final = ("--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")
 """Free ports."""
 StartedDaemon: TypeAlias = ForkedDaemon | subprocess.Popen[bytes]
 
 
-class DaemonProcess:
+class StartedProcess:
+    """A process that serves, its log, and the files that it writes when it is ready."""
+
+    process: StartedDaemon
+    log_path: Path
+    address: str
+    """The gRPC address, host:port."""
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text("utf-8")
+
+    def stop(self, signal_number: signal.Signals = signal.SIGTERM) -> int:
+        """Signal the process, wait for its end, and return its exit code. Does nothing if it has already ended."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal_number)
+        try:
+            return self.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"it did not stop in {PATIENCE_S} s; its log:\n{self.log}") from None
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(PATIENCE_S)
+
+    def until_ready(self, ready: Sequence[Path]) -> None:
+        """Wait until these files exist. A process that does not get there is killed."""
+
+        def is_ready() -> bool:
+            assert self.process.poll() is None, f"the daemon ended with {self.process.returncode}:\n{self.log}"
+            return all(path.exists() for path in ready)
+
+        try:
+            wait_until(is_ready, f"the daemon is ready; its log is {self.log_path}")
+        except BaseException:
+            self.kill()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+class DaemonProcess(StartedProcess):
     """A daemon that serves once constructed. Its log and ready file are in `folder`; each daemon needs its own.
     `constants` of the product are set in its process, by their full names.
 
@@ -52,54 +101,16 @@ class DaemonProcess:
         constants: Mapping[str, float] | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.log_path: Final = folder / "daemon.log"
+        self.log_path = folder / "daemon.log"
         ready_path = folder / "ready.json"
         ready_path.unlink(missing_ok=True)
         flags = [*LISTEN, "--ready-file", str(ready_path), *arguments]
-        self.process: Final = start_process(flags, folder, environment, self.log_path, constants=constants)
-        try:
-            ready = self._wait_ready(ready_path)
-        except BaseException:
-            self.kill()
-            raise
-        self.address: Final[str] = ready["grpc_address"]
-        """The gRPC address, host:port."""
-        self.http_address: Final[str] = ready["http_address"]
-        """The HTTP address, host:port."""
-
-    @property
-    def log(self) -> str:
-        return self.log_path.read_text("utf-8")
-
-    def stop(self, signal_number: signal.Signals = signal.SIGTERM) -> int:
-        """Signal the daemon, wait for its end, and return its exit code. Does nothing if it has already ended."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal_number)
-        try:
-            return self.process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise AssertionError(f"the daemon did not stop in {PATIENCE_S} s; its log:\n{self.log}") from None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(PATIENCE_S)
-
-    def _wait_ready(self, ready_path: Path) -> dict[str, str]:
-        def is_ready() -> bool:
-            assert self.process.poll() is None, f"the daemon ended with {self.process.returncode}:\n{self.log}"
-            return ready_path.exists()
-
-        wait_until(is_ready, f"the daemon is ready; its log is {self.log_path}")
+        self.process = start_process(flags, folder, environment, self.log_path, constants=constants)
+        self.until_ready([ready_path])
         ready: dict[str, str] = json.loads(ready_path.read_text("utf-8"))
-        return ready
+        self.address = ready["grpc_address"]
+        self.http_address: Final = ready["http_address"]
+        """The HTTP address, host:port."""
 
 
 def start_process(
@@ -160,8 +171,7 @@ def run_to_end(
 
 def daemon_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of the tests, with the package under test first on the path, and with `extra` added."""
-    path = os.pathsep.join(filter(None, [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path, **(extra or {})}
+    return os.environ | EXECUTE | dict(extra or {})
 
 
 def children_of(process_id: int) -> list[int]:
@@ -215,23 +225,16 @@ class InProcessDaemon:
 
 
 class DaemonThread:
-    """A daemon in a thread with an event loop of its own, for tests that block."""
+    """A daemon in the thread of the blocking clients, for tests that block."""
 
     def __init__(self, *arguments: str, constants: Mapping[str, float] | None = None) -> None:
-        self._loop: Final = LoopThread()
-        try:
-            self._daemon: Final = self._loop.run(start(*arguments, constants=constants))
-        except BaseException:
-            self._loop.close()
-            raise
+        self._daemon: Final = shared_loop().run(start(*arguments, constants=constants))
         self.address: Final = self._daemon.grpc_address
         self.http_address: Final = self._daemon.http_address
 
     def stop(self) -> None:
         """Shut the daemon down. Does nothing if that was done before."""
-        if not self._loop.is_closed:
-            self._loop.run(self._daemon.stop())
-            self._loop.close()
+        shared_loop().run(self._daemon.stop())
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a function in the daemon's event loop."""
@@ -239,22 +242,12 @@ class DaemonThread:
         async def called() -> T:
             return function()
 
-        return self._loop.run(called())
+        return shared_loop().run(called())
 
 
-class RunDaemon(Protocol):
-    """Start a daemon with these flags in the test's event loop."""
-
-    async def __call__(self, *arguments: str) -> InProcessDaemon: ...
-
-
-class ServeDaemon(Protocol):
-    """Start a daemon with these flags in a thread."""
-
-    def __call__(self, *arguments: str, constants: Mapping[str, float] | None = None) -> DaemonThread: ...
-
-
-class StartDaemon(Protocol):
-    """Start a daemon with these flags and additional environment variables in a process."""
-
-    def __call__(self, *arguments: str, environment: dict[str, str] | None = None) -> DaemonProcess: ...
+RunDaemon: TypeAlias = Callable[..., Awaitable[InProcessDaemon]]
+"""Start a daemon with the flags that are given in the test's event loop."""
+ServeDaemon: TypeAlias = Callable[..., DaemonThread]
+"""Start a daemon with these flags, and `constants` of the product by their full names, in a thread."""
+StartDaemon: TypeAlias = Callable[..., DaemonProcess]
+"""Start a daemon with these flags, and `environment` variables besides, in a process."""

@@ -61,8 +61,6 @@ def wait_until(condition: Callable[[], T], what: Description = ITS_CONDITION, bu
 
 
 async def until_pending(client: SingleCalls, count: int, but: Exceptions = ()) -> None:
-    """Return when `count` operations are pending at the daemon."""
-
     async def is_reached() -> bool:
         return sum(kind.pending for kind in (await client.status()).kinds) == count
 

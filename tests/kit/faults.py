@@ -56,7 +56,6 @@ class WallClock:
 
     def __init__(self, library: Path, file: Path) -> None:
         self.environment: Final = {"LD_PRELOAD": str(library), "WALL_STEP_FILE": str(file)}
-        """The environment of the daemon."""
         self._file: Final = file
         file.write_bytes(bytes(8))
 

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Self
@@ -13,52 +11,46 @@ from urllib.request import urlopen
 
 from examples.free_ports import free_port, free_row
 from purgatory.journal.crash_points import NEVER, VARIABLE
-from tests.kit.daemon import StartedDaemon, children_of, daemon_environment, is_running, start_process
+from tests.kit.daemon import EXECUTE, StartedDaemon, StartedProcess, children_of, is_running, start_process
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.proxy import FaultyProxy
 
 
-class Member:
-    """One daemon of a fleet: a process that is started again whenever it has ended."""
+class Member(StartedProcess):
+    """A daemon, of a fleet if there is a log, that can be started again whenever it has ended."""
 
     def __init__(
         self,
         name: str,
         folder: Path,
-        log_uri: str,
+        log_uri: str = "",
         flags: Sequence[str] = (),
         *,
         grpc_address: str = "",
         environment: dict[str, str] | None = None,
     ) -> None:
-        self.grpc_address: Final = grpc_address or f"127.0.0.1:{free_port()}"
+        self.address = self.grpc_address = grpc_address or f"127.0.0.1:{free_port()}"
         self.http_address: Final = f"127.0.0.1:{free_port()}"
         self.data: Final = folder / name
-        self.log_path: Final = folder / f"{name}.log"
+        self.log_path = folder / f"{name}.log"
         self.exit_codes: Final[list[int]] = []
         self.module = "purgatory"
-        """The program that the next start runs."""
         self._arguments: Final = [
             "--grpc-address", self.grpc_address, "--http-address", self.http_address, "--data-dir", str(self.data),
-            "--fleet-log", log_uri, *flags,
+            *(["--fleet-log", log_uri] if log_uri else []), *flags,
         ]  # fmt: skip
-        self._environment: Final = environment or {}
+        self.environment: Final = environment or {}
         self.process = self._start(NEVER)
 
     def _start(self, crash_at: str) -> StartedDaemon:
-        environment = {**self._environment, VARIABLE: crash_at}
+        environment = {**self.environment, VARIABLE: crash_at}
         return start_process(self._arguments, self.log_path.parent, environment, self.log_path, self.module)
-
-    @property
-    def log(self) -> str:
-        return self.log_path.read_text("utf-8")
 
     @property
     def is_running(self) -> bool:
         return self.process.poll() is None
 
     def start_if_ended(self, crash_at: str = NEVER) -> None:
-        """Act as a supervisor."""
         code = self.process.poll()
         if code is not None:
             self.exit_codes.append(code)
@@ -70,7 +62,6 @@ class Member:
         self.process.wait(PATIENCE_S)
 
     def answers(self, path: str) -> bool:
-        """Whether a probe is answered with 200."""
         try:
             with urlopen(f"http://{self.http_address}{path}", timeout=5.0) as answer:
                 return bool(answer.status == 200)
@@ -95,8 +86,6 @@ class Member:
 
 
 class Fleet:
-    """Daemons over one log, which end with the block."""
-
     def __init__(self, folder: Path, log_uri: str, *flags: str) -> None:
         self.members: Final[list[Member]] = []
         self._folder: Final = folder
@@ -134,7 +123,6 @@ class Links:
 
     def __init__(self, log_uri: str) -> None:
         self.daemon_address: Final = f"127.0.0.1:{free_port()}"
-        """Where the daemon should listen."""
         self.callers: Final = FaultyProxy(self.daemon_address)
         self._uri: Final = log_uri
         self._login, _, log_address = urlsplit(log_uri).netloc.rpartition("@")
@@ -142,7 +130,6 @@ class Links:
 
     @property
     def address(self) -> str:
-        """Where callers connect."""
         return self.callers.address
 
     @property
@@ -151,7 +138,6 @@ class Links:
 
     @property
     def log_uri(self) -> str:
-        """The log, as the daemon should connect to it."""
         if not self.can_cut_log:
             return self._uri
         return urlsplit(self._uri)._replace(netloc=f"{self._login}@{self.log.address}").geturl()
@@ -166,48 +152,25 @@ class Links:
         await self.callers.__aexit__(*error)
 
 
-class ShardSet:
+class ShardSet(StartedProcess):
     """`purgatory serve --shards N`, once all of them serve."""
 
     def __init__(self, folder: Path, shards: int = 2, more: tuple[str, ...] = ()) -> None:
         first = free_row(2 * shards)
         self.targets: Final = [f"127.0.0.1:{first + 2 * shard}" for shard in range(shards)]
-        self.log_path: Final = folder / "shards.log"
+        self.log_path = folder / "shards.log"
         self._ready: Final = [folder / f"ready.{shard}" for shard in range(shards)]
-        command = [sys.executable, "-m", "purgatory", "serve", "--shards", str(shards), "--data-dir", str(folder / "d")]
-        command += ["--grpc-address", self.targets[0], "--http-address", f"127.0.0.1:{first + 1}"]
-        command += ["--ready-file", str(folder / "ready"), *more]
-        with self.log_path.open("a", encoding="utf-8") as log:
-            self.process: Final = subprocess.Popen(
-                command, cwd=folder, env=daemon_environment(), stdout=log, stderr=subprocess.STDOUT
-            )
-        try:
-            wait_until(self._is_ready, f"all shards serve; their log is {self.log_path}")
-        except BaseException:
-            self.kill()
-            raise
-
-    def _is_ready(self) -> bool:
-        assert self.process.poll() is None, self.log
-        return all(path.exists() for path in self._ready)
-
-    @property
-    def log(self) -> str:
-        return self.log_path.read_text("utf-8")
+        flags = ["--shards", str(shards), "--data-dir", str(folder / "d"), "--ready-file", str(folder / "ready")]
+        flags += ["--grpc-address", self.targets[0], "--http-address", f"127.0.0.1:{first + 1}", *more]
+        self.process = start_process(flags, folder, EXECUTE, self.log_path)
+        self.until_ready(self._ready)
 
     def pid_of(self, shard: int) -> int:
         """The process of a shard, as it was ready last."""
         return int(json.loads(self._ready[shard].read_text("utf-8"))["pid"])
 
-    def stop(self) -> int:
-        """End it with SIGTERM; returns its exit code."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(PATIENCE_S)
-
     def kill(self) -> None:
         """End it with SIGKILL, and return when its children have ended."""
-        if self.process.poll() is None:
-            children = children_of(self.process.pid)
-            self.process.kill()
-            self.process.wait(PATIENCE_S)
-            wait_until(lambda: not any(map(is_running, children)), "the children end with their supervisor")
+        children = children_of(self.process.pid) if self.process.poll() is None else []
+        super().kill()
+        wait_until(lambda: not any(map(is_running, children)), "the children end with their supervisor")

@@ -35,7 +35,6 @@ TEST_CONSTANTS: Final = {
 
 
 def set_constants(values: Mapping[str, float]) -> None:
-    """Set constants of modules, by their full names."""
     for name, value in values.items():
         module, _, constant = name.rpartition(".")
         setattr(importlib.import_module(module), constant, value)

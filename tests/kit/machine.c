@@ -1,4 +1,4 @@
-// A machine that misbehaves, preloaded into the daemon by tests/crash/power_cut.py. Copies a journal's file whenever it
+// A machine that misbehaves, preloaded into the daemon by tests/kit/faults.py. Copies a journal's file whenever it
 // has been synced: what is in DURABLE_FOLDER is what a power cut would leave. The wall clock is off by the seconds that
 // are in WALL_STEP_FILE at the moment, as a number of 8 bytes.
 

@@ -47,7 +47,6 @@ def key_signalled(key: str, count: int | None = None, value: bytes | None = None
 
 
 def signal(operation_id: int, key: str, timeout_ms: int | None = None) -> operation_pb2.Operation:
-    """A wait for one signal of one key."""
     condition = operation_pb2.Signal(keys=[operation_pb2.SignalKey(key=key)])
     return operation_pb2.Operation(operation_id=operation_id, timeout_ms=timeout_ms, signal=condition)
 

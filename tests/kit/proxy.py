@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Final, Self
 
+from purgatory_client.blocking import BackgroundLoop, shared_loop
+
 from tests.kit.eventually import eventually
-from tests.kit.loop_thread import LoopThread
 
 NOBODY = "127.0.0.1:1"
 
@@ -18,12 +20,12 @@ DOWN: Final = frozenset({"down"})
 BOTH: Final = UP | DOWN
 
 
+@dataclass(eq=False)
 class _Pipe:
     """An accepted connection and the corresponding connection to the target."""
 
-    def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
-        self.near = near
-        self.far = far
+    near: asyncio.StreamWriter
+    far: asyncio.StreamWriter
 
     def abort(self) -> None:
         self.near.transport.abort()
@@ -39,9 +41,7 @@ class FaultyProxy:
         self.target = target
         self.address = ""
         self.accepted = 0
-        """The number of accepted connections."""
         self.faults = 0
-        """The number of faults."""
         self.passed_bytes = 0
         """The number of bytes from the target since the connections were last reset."""
         self.silent = False
@@ -197,12 +197,11 @@ class FaultyProxy:
 
 
 @contextlib.contextmanager
-def proxy_thread(target: str) -> Iterator[tuple[FaultyProxy, LoopThread]]:
-    """A proxy and the thread in whose loop it runs, for tests that block."""
-    thread, proxy = LoopThread(), FaultyProxy(target)
+def proxy_thread(target: str) -> Iterator[tuple[FaultyProxy, BackgroundLoop]]:
+    """A proxy and the loop in which it runs, for tests that block."""
+    proxy, loop = FaultyProxy(target), shared_loop()
+    loop.run(proxy.__aenter__())
     try:
-        thread.run(proxy.__aenter__())
-        yield proxy, thread
-        thread.run(proxy.__aexit__())
+        yield proxy, loop
     finally:
-        thread.close()
+        loop.run(proxy.__aexit__())

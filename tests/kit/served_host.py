@@ -74,7 +74,6 @@ class RecordingListener(Listener):
 
 
 HOOKS: Final = [name for name in vars(Listener) if not name.startswith("_") and name != "hook_failed"]
-"""The names of all hooks of a listener."""
 
 
 def with_faults(listener: Listener) -> Listener:
@@ -92,8 +91,6 @@ def with_faults(listener: Listener) -> Listener:
 
 
 class DaemonChannel:
-    """A channel to a daemon or a served host, and its stub."""
-
     def __init__(self, address: str) -> None:
         self.address = address
         # Without the bandwidth probe, flow control stops a stream that is not read after some 64 KiB.
@@ -119,27 +116,21 @@ class DaemonChannel:
 
 
 class ServedHost(DaemonChannel):
-    """A host that is being served."""
-
-    def __init__(self, host: Host, server: grpc.aio.Server, port: int, clock: Clock | None = None) -> None:
+    def __init__(self, host: Host, port: int, clock: Clock | None = None) -> None:
         super().__init__(f"127.0.0.1:{port}")
         self.host = host
         self.clock = clock
-        """The clock of the host."""
-        self.server = server
 
     async def high_watermark(self, topic: str, offset: int, partition: int = 0) -> wire.AdvanceReceipt:
         return await self.advance(high_watermark(topic, offset, partition))
 
     async def advance(self, *events: event_pb2.Event) -> wire.AdvanceReceipt:
-        """Push a batch of events as rows."""
         answer: wire.AdvanceResponse = await self.stub.Advance(
             wire.AdvanceRequest(rows=event_pb2.EventRows(events=events))
         )
         return answer.receipt
 
     def raw(self, method: str) -> grpc.aio.UnaryUnaryMultiCallable[Any, Any]:
-        """A unary call that sends and receives raw bytes."""
         return self.channel.unary_unary(f"/purgatory.v1.PurgatoryService/{method}")
 
 
@@ -156,7 +147,7 @@ async def serving(
     engine = Engine(engine_limits or EngineLimits(), clock.now_ms())
     host = Host(engine, clock, settings or HostSettings(), *([listener] if listener else []))
     server, port = await start_server(host, options)
-    served = ServedHost(host, server, port, clock)
+    served = ServedHost(host, port, clock)
     try:
         yield served
     finally:
@@ -205,8 +196,6 @@ def refused(code: grpc.StatusCode, match: str | None = None) -> Iterator[pytest.
 
 
 class Peer:
-    """The caller's side of a session stream."""
-
     def __init__(self, served: DaemonChannel, session_id: str) -> None:
         self._call = served.stub.Session()
         self._session_id = session_id
@@ -230,7 +219,6 @@ class Peer:
         await self.send(register=wire.RegisterBatch(batch_id=batch_id, rows=rows))
 
     async def registered(self, *operations: operation_pb2.Operation, batch_id: int = 1) -> wire.Receipt:
-        """Register rows, and read the receipt, which must be the next message."""
         await self.register(*operations, batch_id=batch_id)
         return await self.receipt()
 
@@ -247,13 +235,11 @@ class Peer:
                 return message
 
     async def receipt(self) -> wire.Receipt:
-        """Return the next message, which must be a receipt."""
         message = await self.read()
         assert message.HasField("receipt"), message
         return message.receipt
 
     async def results(self) -> wire.ResultBatch:
-        """Return the next message, which must be results."""
         message = await self.read()
         assert message.HasField("results"), message
         return message.results

@@ -16,7 +16,7 @@ from purgatory_client import AsyncClient, Client, Ticket, batches, waits
 from purgatory_client.outbox import outbox_file
 
 from tests.client.test_blocking import environment
-from tests.kit.daemon import DaemonProcess
+from tests.kit.daemon import StartedProcess
 from tests.kit.eventually import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
@@ -81,7 +81,7 @@ class Killed:
         self.log.touch()
         self.high_watermark = 0
 
-    def live(self, daemon: DaemonProcess, life: int, count: int) -> subprocess.Popen[str]:
+    def live(self, daemon: StartedProcess, life: int, count: int) -> subprocess.Popen[str]:
         """Start a new process of the caller."""
         command = [sys.executable, "-m", "tests.client.outbox.outbox_killed", daemon.address, str(self.folder)]
         command += [str(life), str(count)]
@@ -92,7 +92,7 @@ class Killed:
         for partition in range(PARTITIONS):
             client.advance(f"p-{partition}", high_watermark=self.high_watermark)
 
-    def kill_at_random(self, daemon: DaemonProcess, life: int) -> None:
+    def kill_at_random(self, daemon: StartedProcess, life: int) -> None:
         """Run the caller until it has logged a random number of lines, then kill it."""
         with self.live(daemon, life, 100_000) as process, Client(daemon.address) as client:
             lines = len(self.lines()) + self.random.randint(0, 100)
@@ -106,7 +106,7 @@ class Killed:
             finally:
                 process.kill()
 
-    def finish(self, daemon: DaemonProcess) -> None:
+    def finish(self, daemon: StartedProcess) -> None:
         """Run the caller a last time: it collects the remaining results and exits by itself."""
         with self.live(daemon, 0, 0) as process, Client(daemon.address) as client:
             self.advance(client, OFFSET_MAX)

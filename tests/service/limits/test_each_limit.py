@@ -336,7 +336,7 @@ async def driving(
         accounts.use_policy(lambda _: ALL, lambda _: own or OwnShares())
         caller = accounts.of(principal)
         server, port = await start_server(host, identify=lambda _: lambda _: caller, now_s=lambda: 100.0)
-        served = ServedHost(host, server, port)
+        served = ServedHost(host, port)
         try:
             yield Driven(served, clock, caller, [])
         finally:
