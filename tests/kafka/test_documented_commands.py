@@ -77,7 +77,7 @@ def test_commands_and_test_kit_of_the_pages(clients: ClusterClients, start_daemo
 def run_the_test_kit(clients: ClusterClients, folder: Path) -> None:
     """Run the test and the first fixture of the page in a project whose service bills orders in a thread."""
     test, arguments, own_daemon = texts("docs/test-kit.md", "python")
-    compile(own_daemon, "test-kit.md", "exec")  # tests/testing/test_pytest_plugin.py uses one like it
+    compile(own_daemon, "test-kit.md", "exec")  # tests/testing uses one like it
     project = PROJECT.format(address=clients.bootstrap, offset=RECORDS + 1)
     (folder / "test_bills.py").write_text(project + arguments + test)
     environment = daemon_environment({"PYTHONPATH": os.pathsep.join(sys.path)})
