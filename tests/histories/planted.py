@@ -3,19 +3,26 @@
 The engine of the copy is not compiled. A fault that is not found in the time is a gap in what histories draw or judge.
 """
 
+import contextlib
+import importlib
+import inspect
 import os
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from types import CodeType, FunctionType
+from typing import Any, Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 COPIED: Final = ("purgatory", "client/purgatory_client", "examples", "tests")
 IGNORED: Final = shutil.ignore_patterns("*.so", "__pycache__", "node_modules")
 PENDING: Final = "purgatory/engine/waiting/pending.py"
+REIGN: Final = "purgatory/replicated_log/reign.py"
+WRITER: Final = "purgatory/replicated_log/log_writer.py"
 
 
 class Planted(NamedTuple):
@@ -100,27 +107,70 @@ PLANTED: Final = {
     ),
     "any number follows in a log": Planted(
         "fleet",
-        "purgatory/replicated_log/reign.py",
+        REIGN,
         "(entry.epoch, entry.writer, entry.number) == (now.epoch, now.writer, now.number + 1)",
         "(entry.epoch, entry.writer) == (now.epoch, now.writer)",
     ),
     "a second claim counts": Planted(
         "fleet",
-        "purgatory/replicated_log/reign.py",
+        REIGN,
         "return entry.epoch == now.epoch + 1",
         "return now.epoch <= entry.epoch <= now.epoch + 1",
+    ),
+    "a claim leaves the parts of an unfinished group": Planted(
+        "fleet", REIGN, "            self._parts.clear()\n            leader", "            leader"
+    ),
+    "a resignation does not end a reign": Planted(
+        "fleet",
+        REIGN,
+        '        leader = b"" if entry.kind is Kind.RESIGNATION else entry.writer\n',
+        "        if entry.kind is Kind.RESIGNATION:\n            return replace(self.state, position=entry.position)\n"
+        "        leader = entry.writer\n",
+    ),
+    "an entry counts because the log reports its position": Planted(
+        "fleet", WRITER, "if place is not None and place.position == last + 1:", "if place is not None:"
+    ),
+    "a claimant does not apply what it finds on the way": Planted(
+        "fleet", WRITER, "                    self.judge(read)", "                    self._reign.accept(read)"
+    ),
+    "a file is not compared with the log": Planted("fleet", WRITER, "if known.position < 0:", "if known:"),
+    "a file is compared with the log by its position only": Planted(
+        "fleet", WRITER, "if known.ends_with(entry):", "if known.position >= 0:"
     ),
 }
 
 
+@contextlib.contextmanager
+def planted_here(planted: Planted) -> Iterator[None]:
+    """Plant a fault in a module of this process: its methods get the code of the changed text."""
+    module = importlib.import_module(planted.path.removesuffix(".py").replace("/", "."))
+    changed: dict[str, Any] = {"__name__": module.__name__}
+    exec(changed_text(ROOT / planted.path, planted), changed)
+    right: dict[FunctionType, CodeType] = {}
+    for name in [name for name, one in vars(module).items() if inspect.isclass(one)]:
+        for method, function in vars(changed[name]).items():
+            if inspect.isfunction(function) and function.__module__ == module.__name__:
+                planted_in = vars(getattr(module, name))[method]
+                right[planted_in] = planted_in.__code__
+                planted_in.__code__ = function.__code__
+    try:
+        yield
+    finally:
+        for function, code in right.items():
+            function.__code__ = code
+
+
+def changed_text(path: Path, planted: Planted) -> str:
+    text = path.read_text("utf-8")
+    assert text.count(planted.right) == 1, f"{planted.path} no longer has this once: {planted.right}"
+    return text.replace(planted.right, planted.wrong)
+
+
 def copy_with(planted: Planted, target: Path) -> None:
-    """Copy the tree without compiled modules, and plant the fault."""
     for folder in COPIED:
         shutil.copytree(ROOT / folder, target / folder, ignore=IGNORED)
     path = target / planted.path
-    text = path.read_text("utf-8")
-    assert text.count(planted.right) == 1, f"{planted.path} no longer has this once: {planted.right}"
-    path.write_text(text.replace(planted.right, planted.wrong), "utf-8")
+    path.write_text(changed_text(path, planted), "utf-8")
 
 
 def cpu_seconds() -> float:

@@ -8,7 +8,6 @@ Everything follows from the seed. `make fleet-sim` runs many.
 import random
 from collections import Counter
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from purgatory.replicated_log.entry import Entry, Kind
@@ -31,14 +30,6 @@ IDLE: Final = object()
 """Yielded where a daemon can be interrupted without using the log."""
 
 Life = Generator[Any, Any, None]
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What the daemons of a history run: the product's classes, or mutants of them."""
-
-    reign: type[Reign] = Reign
-    append: type[AppendRules] = AppendRules
 
 
 class MemoryLog:
@@ -112,7 +103,7 @@ class Daemon:
 
     def _live(self) -> Life:
         history, chance = self._history, self._history.chance
-        reign = self.reign = history.rules.reign(self.state)
+        reign = self.reign = Reign(self.state)
         writer = history.new_writer()
 
         def apply(entry: Entry) -> None:
@@ -122,7 +113,7 @@ class Daemon:
                 self.groups.append(entry.content)
             self.state = reign.resting
 
-        rules = history.rules.append(reign, writer, apply, PART_BYTES)
+        rules = AppendRules(reign, writer, apply, PART_BYTES)
         while True:
             try:
                 yield from rules.check_history(self.state)
@@ -173,9 +164,8 @@ class Daemon:
 class LogHistory:
     """One history. `run` raises AssertionError if a promise is broken."""
 
-    def __init__(self, seed: int, rules: Rules) -> None:
+    def __init__(self, seed: int) -> None:
         self.chance: Final = random.Random(seed)
-        self.rules: Final = rules
         self.counts: Final[Counter[str]] = Counter()
         self.log: Final = MemoryLog(self.chance, b"log", is_exclusive=self.chance.random() < 0.4)
         self.acknowledged: dict[bytes, int] = {}
@@ -241,20 +231,16 @@ class LogHistory:
 
     def _give_foreign_folder(self, daemon: Daemon) -> None:
         """A daemon starts with the file of another fleet, whose history looks much the same."""
-        other = MemoryLog(self.chance, b"log" if self.chance.random() < 0.5 else b"other", is_exclusive=True)
-        reign = self.rules.reign()
-        reign.accept(other.entries[0])
-        for _ in range(self.chance.randrange(1, 4)):
-            now = reign.state
-            writer = self.new_writer()
-            claim = Entry(Kind.CLAIM, now.epoch + 1, writer, log_id=now.log_id, previous_position=now.claim_position,
-                          previous_writer=now.claim_writer)  # fmt: skip
-            reign.accept(claim.at(now.position + 1, 0))
-            for number in range(self.chance.randrange(3)):
-                group = Entry(Kind.GROUP, now.epoch + 1, writer, now.number + 1 + number, log_id=now.log_id)
-                reign.accept(group.at(reign.state.position + 1, 0))
+        log_id = b"log" if self.chance.random() < 0.5 else b"other"
+        position = number = 0
+        epoch = self.chance.randrange(1, 4)
+        for _ in range(epoch):
+            writer, groups = self.new_writer(), self.chance.randrange(3)
+            claim_position, number = position + 1, number + groups
+            position = claim_position + groups
+        state = ReignState(position, epoch, number, writer, log_id, claim_position, writer)
         daemon.life.close()
-        daemon.state, daemon.must_not_lead = reign.state, True
+        daemon.state, daemon.must_not_lead = state, True
         daemon.start()
         self.counts["foreign"] += 1
 
@@ -326,7 +312,7 @@ class LogHistory:
         assert len(set(contents)) == len(contents), "a group counts twice"
         assert set(contents) <= self._attempted, "a group counts that no leader wrote"
         assert self.acknowledged.keys() <= set(contents), "an acknowledged group is lost"
-        reader = self.rules.reign()
+        reader = Reign()
         judged = [reader.accept(entry) for entry in self.log.entries]
         read = [one.content for one in judged if one is not None and one.kind is Kind.GROUP and not one.more]
         assert read == contents, "a reader disagrees with the audit"
@@ -347,12 +333,12 @@ def _unavailable() -> object:
     raise LogUnavailable("no answer")
 
 
-def run_seeds(seeds: range, rules: Rules | None = None) -> Counter[str]:
+def run_seeds(seeds: range) -> Counter[str]:
     """Run a history for each seed. Raises AssertionError with the seed of the first one that breaks a promise."""
     counts: Counter[str] = Counter()
     for seed in seeds:
         try:
-            counts += LogHistory(seed, rules or Rules()).run()
+            counts += LogHistory(seed).run()
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
     return counts
