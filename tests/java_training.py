@@ -11,7 +11,7 @@ from tests.kafka.clients import ClusterClients
 from tests.pipeline.conftest import start_spark
 from tests.pipeline.history.make import make_history
 from tests.pipeline.history.plan import Plan
-from tests.pipeline.stream.stream_folders import StreamFolders
+from tests.pipeline.stream.simulated_history import StreamFolders
 
 
 def train_kafka(folder: Path) -> None:

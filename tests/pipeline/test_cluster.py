@@ -22,7 +22,7 @@ from tests.pipeline.conftest import FEW_ROWS, worker_environment
 from tests.pipeline.history.make import make_history
 from tests.pipeline.history.plan import Plan
 from tests.pipeline.standalone_cluster import HOME, StandaloneCluster
-from tests.pipeline.stream.stream_folders import listed
+from tests.pipeline.stream.simulated_history import listed
 
 pytestmark = pytest.mark.slow  # three Java processes, and three more for each command
 

@@ -1,4 +1,4 @@
-"""Streams that are killed, once each; `make stream-kills` and `make result-kills` do it for longer.
+"""Streams that are killed, once each; `make stream-kills` does it for longer.
 
 After the kill they go on in the suite's own session.
 """

@@ -1,18 +1,11 @@
-"""Streams and queries of Spark that are killed, and random histories of calls as rows through shards.
+"""Streams of Spark that are killed, and queries that read results: `make stream-kills SEED=0 ARGS="--count 3"`.
 
-    make stream-kills ARGS="--count 20 --executors"
-    make result-kills ARGS="--count 10"
-    make stream-histories ARGS="--count 200 --steps 10000"
-
-Each prints what it found and exits with 1 if an outcome was lost, wrong or duplicated. `job ADDRESS FOLDER` is the
-query that is killed.
+No outcome may be lost, wrong or duplicated. `python -m tests.histories.worlds.spark ADDRESS FOLDER` is the query.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import multiprocessing
 import os
 import random
 import signal
@@ -20,11 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow.parquet as pq
 from purgatory_client import Client
@@ -34,13 +26,16 @@ from purgatory_pipeline.spark.spark_session import spark_session
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tests.histories.history import History
+from tests.histories.worlds.stream import differences
 from tests.kit.daemon import DaemonProcess
 from tests.pipeline.conftest import worker_environment
 from tests.pipeline.standalone_cluster import StandaloneCluster
-from tests.pipeline.stream.shard_drive import Drive
-from tests.pipeline.stream.simulated_history import SimulatedHistory
-from tests.pipeline.stream.stream_folders import StreamFolders
+from tests.pipeline.stream.simulated_history import SimulatedHistory, StreamFolders
 
+PATHS = ("stream",)
+FAULTS = ("kill",)
+KILLS: Final = 10
 Main = Callable[[list[str]], int]
 SLICES_PER_KILL: Final = 3
 STREAM_LIFE_S: Final = (4.0, 14.0)
@@ -49,13 +44,6 @@ QUERY_LIFE_S: Final = (3.0, 10.0)
 END_S: Final = 600
 SESSION: Final = "nightly"
 PER_KILL: Final = 400
-
-
-def differences(found: Iterable[object], expected: Iterable[object]) -> list[str]:
-    """What was found more or less often than expected."""
-    surplus = Counter(map(repr, found))
-    surplus.subtract(map(repr, expected))
-    return sorted(f"{count:+d} {what}" for what, count in surplus.items() if count)
 
 
 class SparkProgram:
@@ -185,7 +173,7 @@ class ResultsWorld:
 
     def start(self) -> SparkProgram:
         settings = "--driver-memory 1g --master local[2] --conf spark.ui.enabled=false pyspark-shell"
-        command = ["tests.histories.worlds.spark", "job", self._client.address, str(self._folder)]
+        command = ["tests.histories.worlds.spark", self._client.address, str(self._folder)]
         return SparkProgram(self._folder / "log", command, PYSPARK_SUBMIT_ARGS=settings)
 
     def is_read(self) -> bool:
@@ -223,93 +211,34 @@ def is_in_a_batch(folder: Path, before: int) -> bool:
     return before < committed < newest(folder, "offsets")
 
 
-class DrivenHistory(NamedTuple):
-    """A history, run once through the engine call by call and once as rows through shards."""
-
-    seed: int
-    rows: int
-    outcomes: int
-    differing: list[str]
-    how: str
-
-
-def driven(seed: int, step_count: int, *, crowded: bool = False) -> DrivenHistory:
-    """Run the history of a seed, cut into batches at random (reproducible by seed)."""
-    history = SimulatedHistory.of_seed(seed, step_count, crowded=crowded)
-    rng = random.Random(seed)
-    shards, strays = rng.choice((1, 1, 3) if crowded else (1, 2, 4, 16)), rng.random() < 0.5
-    delay_ms = rng.choice((0, 1, 1, 2, 20) if crowded else (0, 1, 50, 3_000))
-    drive = Drive(history, rng, shards=shards, delay_ms=delay_ms, strays=strays, batch_max=3 if crowded else None)
-    how = f"seed {seed}, {shards} shards, a delay of {delay_ms} ms" + (", and stray rows" if strays else "")
-    assert drive.late == drive.strays_late, f"{how}: {drive.late} rows late, {drive.strays_late} sent so"
-    bad = history.refused_events + drive.strays_malformed
-    assert drive.malformed == bad, f"{how}: {drive.malformed} rows set aside, {bad} were bad"
-    assert not any(shard.pending for shard in drive.shards), f"{how}: operations are still pending"
-    differing = differences(drive.outcomes(), history.outcomes)
-    return DrivenHistory(seed, len(history.rows), len(history.outcomes), differing, how)
-
-
-def stream_histories(given: argparse.Namespace) -> tuple[str, list[str]]:
-    wrong: list[str] = []
-    rows = outcomes = 0
-    with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
-        seeds = range(given.seed, given.seed + given.count)
-        for history in pool.imap(partial(driven, step_count=given.steps), seeds):
-            rows, outcomes = rows + history.rows, outcomes + history.outcomes
-            wrong += [f"{history.how}: {one}" for one in history.differing]
-    return f"{given.count} histories of {given.steps:,} steps: {outcomes:,} outcomes of {rows:,} rows", wrong
-
-
-def stream_kills(given: argparse.Namespace, folder: Path) -> tuple[str, list[str]]:
-    if given.executors:
-        with StandaloneCluster(folder / "cluster") as cluster:
+def run(history: History) -> None:
+    """Kill the stream, its executors, or the query that reads results, by the seed."""
+    seed = history.seed
+    with tempfile.TemporaryDirectory(prefix="spark-") as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        if seed % 3 == 0:
+            world = StreamWorld(folder, KILLS, seed, ["--master", "local[2]"])
+            world.kill_driver(KILLS)
+            wrong = world.finish()
+        elif seed % 3 == 1:
+            cluster = stack.enter_context(StandaloneCluster(folder / "cluster"))
             inherited = [f"spark.executorEnv.{name}={value}" for name, value in worker_environment().items()]
             settings = [word for setting in (*inherited, "spark.executor.memory=768m") for word in ("--conf", setting)]
-            more = ["--master", cluster.url, *settings]
-            world = StreamWorld(folder / "stream", given.count, given.seed, more)
-            world.kill_executors(given.count, cluster.folder)
+            world = StreamWorld(folder / "stream", KILLS, seed, ["--master", cluster.url, *settings])
+            world.kill_executors(KILLS, cluster.folder)
             wrong = world.finish()
-    else:
-        world = StreamWorld(folder, given.count, given.seed, ["--master", "local[2]"])
-        world.kill_driver(given.count)
-        wrong = world.finish()
-    return f"{given.count} kills, {len(world.history.outcomes):,} operations", wrong
-
-
-def result_kills(given: argparse.Namespace, folder: Path) -> tuple[str, list[str]]:
-    with DaemonProcess(folder / "daemon") as daemon, Client(daemon.address) as client:
-        world = ResultsWorld(folder, client, given.seed)
-        world.kill(given.count)
-        world.add()
-        program = world.start()
-        program.until(world.is_read)
-        program.kill()
-    return f"{given.count} kills, {world.added:,} results", world.wrong()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("check", choices=("stream-kills", "result-kills", "stream-histories"))
-    parser.add_argument("--count", type=int, default=20, help="kills, or histories")
-    parser.add_argument("--seed", type=int, default=1, help="of the first history, or of the kills")
-    parser.add_argument("--steps", type=int, default=10_000, help="steps of a history")
-    parser.add_argument("--processes", type=int, default=1, help="histories that run at the same time")
-    parser.add_argument("--executors", action="store_true", help="kill executors of a cluster, not the whole stream")
-    given = parser.parse_args()
-    began_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix=f"{given.check}-") as name:
-        if given.check == "stream-histories":
-            figures, wrong = stream_histories(given)
         else:
-            check = stream_kills if given.check == "stream-kills" else result_kills
-            figures, wrong = check(given, Path(name))
-    print(f"{figures} in {time.monotonic() - began_s:.0f} s: {len(wrong)} lost, wrong or duplicated")
-    print(*wrong[:20], sep="\n")
-    return 1 if wrong else 0
+            daemon = stack.enter_context(DaemonProcess(folder / "daemon"))
+            results = ResultsWorld(folder, stack.enter_context(Client(daemon.address)), seed)
+            results.kill(KILLS)
+            results.add()
+            program = results.start()
+            program.until(results.is_read)
+            program.kill()
+            wrong = results.wrong()
+    history.judge.complaints.extend(wrong)
+    history.figures["kills"] += KILLS
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "job":
-        start_query(spark_session("results"), sys.argv[2], Path(sys.argv[3])).awaitTermination()
-    else:
-        sys.exit(main())
+    start_query(spark_session("results"), sys.argv[1], Path(sys.argv[2])).awaitTermination()

@@ -8,19 +8,125 @@ import heapq
 import math
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
-from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, OperationBatch
-from purgatory.engine.codes import FETCH, PRODUCE, READ_COMMITTED, READ_UNCOMMITTED, SIGNAL
-from purgatory.extensions.archive.vocabulary import Registrant
-from tests.pipeline.history.partition import BROKERS, Partition, event_batch
+from purgatory import __version__
+from purgatory.engine.batches import PartitionName, Receipt
+from purgatory.engine.calls import Apply, Call, Cancel, PassTime, Register, ShutDown
+from purgatory.engine.engine import Engine
+from purgatory.engine.limits import EngineLimits
+from purgatory.extensions.archive import schema
+from purgatory.extensions.archive.archive_listener import ArchiveListener, ArchiveSettings
+from purgatory.extensions.archive.files import ArchiveWriter, open_archive
+from purgatory.extensions.archive.records import Record, row_record
+from purgatory.extensions.archive.rows import make_rows, records_by_table
+from purgatory.extensions.archive.run_details import RunDetails
+from purgatory.extensions.archive.vocabulary import CallStamp, Registrant
+from purgatory.extensions.archive.writer_link import WriterLink
+from purgatory.service.listeners.listener import Called, Completed
+from tests.engine import plain
+from tests.engine.adapter import event_batch, operation_batch
+from tests.engine.plain import FETCH, PRODUCE, READ_COMMITTED, READ_UNCOMMITTED, SIGNAL
 from tests.pipeline.history.plan import RunPlan, Topic
-from tests.pipeline.history.recorder import Recorder
 
+LIMITS: Final = EngineLimits()
+LATENESS_MS: Final = [*range(1, 5), *[0] * 76]
+"""A turn of the reaper in twenty is late."""
+ENDED_PER_CALL: Final = 2_000
+"""The same as the daemon's reaper."""
+
+
+class FileLink:
+    """In place of the link to a writer process: writes what it is sent to the files of a run."""
+
+    rows_waiting = 0
+    is_up = True
+
+    def __init__(self, run_id: str, out: str) -> None:
+        self.run_id: Final = run_id
+        # Files are moved to their places together at the end of the run: it is there as a whole, or not at all.
+        self.writer: Final = ArchiveWriter(*open_archive(out), run_id, roll_s=math.inf, roll_bytes=2**40)
+
+    def send(self, names: Sequence[PartitionName], records: Sequence[Record]) -> None:
+        for table, some in records_by_table(records).items():
+            self.writer.write(table, make_rows(table, some, names))
+
+
+class PatientListener(ArchiveListener):
+    """Sends rows when there are many, since no loop runs."""
+
+    def _send_soon(self) -> None:
+        pass
+
+
+class Recorder:
+    """One run of an engine. Calls must be made in order of time; `rng` draws how late the reaper is."""
+
+    def __init__(self, run: RunPlan, out: str, registrants: list[Registrant], rng: random.Random) -> None:
+        self._random: Final = rng
+        self._lateness = 0
+        self._engine: Final = Engine(LIMITS, 0)
+        self._owners: Final = [self._engine.add_owner() for _ in registrants]
+        self._sessions: Final[list[Any]] = [
+            SimpleNamespace(number=number, session_id=name, account=SimpleNamespace(principal=principal))
+            for number, name, principal in registrants
+        ]
+        self._now_ms = 0
+        self._link: Final = FileLink(run.run_id, out)
+        link = cast("WriterLink", self._link)
+        self._listener: Final = PatientListener(
+            link, ArchiveSettings(), LIMITS.timeout_ms_default, lambda: run.start_ms + self._now_ms
+        )
+        details = RunDetails(version=__version__, expired_per_slice=ENDED_PER_CALL, host="generated", pid=0)
+        stamp = CallStamp(run.run_id, 0, 0, run.start_ms)
+        self._link.send((), [row_record(schema.MARKERS, stamp, marker=schema.STARTED, detail=details.to_json())])
+
+    def perform(self, call: Call, now_ms: int, registrant: int | None = None) -> None:
+        """Make a call, of a registrant that is given by its index. No operation may be refused."""
+        self._expire(now_ms)
+        receipt = self._perform(call, registrant)
+        if isinstance(call, Register):
+            assert not receipt.refusals, f"refused: {receipt.refusals[0].field} {receipt.refusals[0].message}"
+        if isinstance(call, Apply) and receipt.next_index < len(call.batch.types):
+            self.perform(Apply(call.batch, receipt.next_index), now_ms)
+
+    def shut_down(self, now_ms: int) -> None:
+        """Ends the operations that are still pending and writes the files of the run."""
+        self._expire(now_ms)
+        while self._perform(ShutDown(ENDED_PER_CALL)).ended:
+            pass
+        self._listener.mark(schema.ENDED, now_ms)
+        self._link.writer.roll()
+
+    def _expire(self, until_ms: int) -> None:
+        """Advances the clock as the daemon's reaper does, turn by turn."""
+        while (next_ms := self._engine.next_expiration_ms()) >= 0:
+            due_ms = max(next_ms + self._lateness, self._now_ms)
+            if due_ms > until_ms:
+                break
+            self._now_ms = due_ms
+            self._perform(PassTime(ENDED_PER_CALL))
+            if not 0 <= self._engine.next_expiration_ms() <= due_ms:
+                self._lateness = self._random.choice(LATENESS_MS)
+        self._now_ms = until_ms
+
+    def _perform(self, call: Call, registrant: int | None = None) -> Receipt:
+        owner = None if registrant is None else self._owners[registrant]
+        session = None if registrant is None else self._sessions[registrant]
+        receipt = self._engine.perform(owner, call, self._now_ms, 1_000_000_000)
+        self._listener.called(Called(session, "", call, receipt, self._now_ms))
+        for completions in self._engine.take_completions():
+            self._listener.completed(Completed(self._sessions[completions.owner_id], "", completions))
+        self._listener.call_finished()
+        return receipt
+
+
+BROKERS: Final = 4
+"""Replica ids 1 to 4. Each broker is a session; each partition has three replicas."""
 JOBS: Final = BROKERS
 REGISTRANTS: Final = [Registrant(broker, f"broker-{broker}", "brokers") for broker in range(1, BROKERS + 1)]
 REGISTRANTS.append(Registrant(BROKERS + 1, "nightly-jobs", "jobs"))
@@ -36,10 +142,67 @@ SEVERAL_SHARE: Final = {PRODUCE: 0.04, FETCH: 0.15, SIGNAL: 0.25}
 """The share of operations that wait on 2 to 4 partitions or keys."""
 TIMEOUTS_MS: Final = {FETCH: {500: 0.75, 100: 0.15, 5_000: 0.10}, SIGNAL: {10_000: 0.7, 1_000: 0.3}}
 MIN_BYTES: Final = {1: 0.60, 10_000: 0.30, 250_000: 0.10}
-KEYS: Final = [f"job-{key:02d}/finished" for key in range(60)]
+KEYS: Final = [(f"job-{key:02d}/finished", -1) for key in range(60)]
 KEY_WEIGHTS: Final = [1 / (key + 1) for key in range(len(KEYS))]
 Wait = dict[str, Any]
-"""An operation before it is registered: its `items` (partitions, or indexes of keys) and the columns of its batch."""
+"""An operation before it is registered: its `items` (partitions, or keys), their `offsets`, and further fields."""
+
+
+class Partition:
+    """Replicas and log of a partition, and the produces that wait for its high watermark."""
+
+    def __init__(self, name: tuple[str, int], topic: Topic, place: int, weight: float, base: int) -> None:
+        self.name: Final = name
+        self.topic: Final = topic
+        self.weight: Final = weight
+        self.leader = place % BROKERS + 1
+        self.followers = [replica for replica in range(1, BROKERS + 1) if replica != self.leader]
+        del self.followers[place // BROKERS % 3]
+        self.in_sync = {self.leader, *self.followers}
+        self.away: set[int] = set()
+        self.epoch = 0
+        self.is_led = True
+        self.is_steady = True
+        self.base: Final = base
+        self.end = self.high_watermark = base
+        self.fetched = dict.fromkeys(self.followers, base)
+        """The log end that each follower received by its last fetch, and reports with its next one."""
+        self.reported = dict(self.fetched)
+        """The same, as last reported."""
+        self.waiting: deque[tuple[int, list[int]]] = deque()
+        """Offsets, rising, and their produces: [registered at (ms), partitions that are not reached yet]."""
+
+    def is_of(self, session: int) -> bool:
+        return self.is_led and self.leader == session + 1
+
+    def toggle_away(self, replica_id: int, _now_ms: int) -> None:
+        """A replica stops fetching, or fetches again."""
+        self.away ^= {replica_id}
+
+    def event(self, event_type: int, **values: Any) -> plain.Event:  # noqa: ANN401 - of any field
+        return plain.Event(event_type, self.name, epoch=self.epoch, **values)
+
+    def leadership(self, offset: int = -1) -> plain.Event:
+        replicas = tuple(sorted({self.leader, *self.followers}))
+        flag = int(self.is_led)
+        return self.event(plain.LEADERSHIP, offset=offset, flag=flag, replicas=replicas, leader_id=self.leader)
+
+    def in_sync_replicas(self) -> plain.Event:
+        in_sync = tuple(sorted(self.in_sync))
+        return self.event(plain.IN_SYNC_REPLICAS, in_sync=in_sync, leader_id=self.leader, min_in_sync=2)
+
+    def append_event(self) -> plain.Event:
+        """The log end. Records of a topic have the same size, and the segment is never rolled."""
+        size = (self.end - self.base) * self.topic.record_bytes
+        return self.event(plain.LEADER_APPEND, offset=self.end, position=size, segment=self.base)
+
+    def progress(self, replica_id: int, offset: int) -> plain.Event:
+        return self.event(plain.FOLLOWER_PROGRESS, replica_id=replica_id, offset=offset)
+
+    def first_events(self) -> list[plain.Event]:
+        """The state at the start of a run: all replicas have the same log."""
+        progress = [self.progress(replica, self.base) for replica in self.followers]
+        return [self.leadership(), self.in_sync_replicas(), self.append_event(), *progress]
 
 
 class Cluster:
@@ -53,7 +216,6 @@ class Cluster:
         self._partitions: Final = self._placed()
         self._cumulated: Final = list(accumulate(one.weight for one in self._partitions))
         self._led: Final[defaultdict[tuple[int, str], list[Partition]]] = defaultdict(list)
-        """The partitions by leader and topic."""
         for one in self._partitions:
             self._led[one.leader, one.topic.name].append(one)
         self._actions: Final[list[tuple[int, int, Callable[[int], None]]]] = []
@@ -66,7 +228,7 @@ class Cluster:
 
     def play(self) -> None:
         life_ms, recorder = self._run.life_ms, self._recorder
-        recorder.apply(event_batch([event for one in self._partitions for event in one.first_events()]), 0)
+        self._apply([event for one in self._partitions for event in one.first_events()], 0)
         brokers = range(1, BROKERS + 1)
         for topic in self._run.plan.topics:
             for leader, follower in ((one, other) for one in brokers for other in brokers if one != other):
@@ -77,6 +239,9 @@ class Cluster:
             now_ms, _, act = heapq.heappop(self._actions)
             act(now_ms)
         recorder.shut_down(life_ms + DRAIN_MS)
+
+    def _apply(self, events: list[plain.Event], now_ms: int) -> None:
+        self._recorder.perform(Apply(event_batch(events)), now_ms)
 
     def _at(self, at_ms: int, act: Callable[[int], None]) -> None:
         """Schedules an action, which gets the time. Those of the same millisecond run in the order of scheduling."""
@@ -109,7 +274,7 @@ class Cluster:
 
     def _fetch(self, leader: int, follower: int, topic: Topic, now_ms: int) -> None:
         """Reports what the previous fetch received, and receives everything up to the log end."""
-        events: list[dict[str, Any]] = []
+        events: list[plain.Event] = []
         reported: list[Partition] = []
         for one in self._led[leader, topic.name]:
             if not one.is_led or follower not in one.followers or follower in one.away:
@@ -118,14 +283,14 @@ class Cluster:
             if one.reported.get(follower) != end:
                 one.reported[follower] = end
                 reported.append(one)
-                events.append(one.event(codes.FOLLOWER_PROGRESS, replica_ids=follower, offsets=end))
+                events.append(one.progress(follower, end))
                 if follower not in one.in_sync and end >= one.high_watermark:
                     one.in_sync.add(follower)
-                    events.append(one.event(codes.REPLICA_STATE, replica_ids=follower, flags=0))
+                    events.append(one.event(plain.REPLICA_STATE, replica_id=follower))
                     events.append(one.in_sync_replicas())
             one.fetched[follower] = one.end
         if events:
-            self._recorder.apply(event_batch(events), now_ms)
+            self._apply(events, now_ms)
         for one in reported:
             self._advance(one, now_ms)
         self._fetch_later(leader, follower, topic, now_ms)
@@ -161,10 +326,10 @@ class Cluster:
 
     def _resign(self, one: Partition, now_ms: int) -> None:
         """The leader resigns but appends once more, which is refused."""
-        late_append = one.event(codes.LEADER_APPEND, offsets=one.end + 1)
+        late_append = one.event(plain.LEADER_APPEND, offset=one.end + 1)
         one.epoch, one.is_led = one.epoch + 1, False
         one.waiting.clear()
-        self._recorder.apply(event_batch([one.leadership(), late_append]), now_ms)
+        self._apply([one.leadership(), late_append], now_ms)
 
     def _elect(self, one: Partition, now_ms: int) -> None:
         """A follower leads; records that only the old leader had are truncated."""
@@ -177,15 +342,14 @@ class Cluster:
         one.reported = {}
         one.away.add(old)
         self._at(now_ms + self._random.randint(50, 300), partial(one.toggle_away, old))
-        truncation = one.event(codes.TRUNCATION, offsets=one.end)
-        leadership = one.leadership() | {"offsets": one.end}
-        self._recorder.apply(event_batch([truncation, leadership, one.in_sync_replicas()]), now_ms)
+        truncation = one.event(plain.TRUNCATION, offset=one.end)
+        self._apply([truncation, one.leadership(one.end), one.in_sync_replicas()], now_ms)
 
     def _fence(self, one: Partition, follower: int, now_ms: int) -> None:
         """A follower that is away leaves the in-sync replicas; `_fetch` takes it back."""
         one.in_sync.discard(follower)
-        state = one.event(codes.REPLICA_STATE, replica_ids=follower, flags=2)  # fenced
-        self._recorder.apply(event_batch([state, one.in_sync_replicas()]), now_ms)
+        fenced = one.event(plain.REPLICA_STATE, replica_id=follower, flag=2)
+        self._apply([fenced, one.in_sync_replicas()], now_ms)
         self._advance(one, now_ms)
 
     def _tick(self, now_ms: int) -> None:
@@ -197,9 +361,8 @@ class Cluster:
             session, wait = self._wait(kind)
             self._buffers[session][kind].append(wait)
         if signals:  # keys are signalled about as often as they are waited for
-            keys = self._random.choices(range(len(KEYS)), KEY_WEIGHTS, k=signals)
-            batch = EventBatch([codes.KEY_SIGNALLED] * signals, keys=KEYS, item_indexes=keys, offsets=[1])
-            self._recorder.apply(batch, now_ms)
+            keys = self._random.choices(KEYS, KEY_WEIGHTS, k=signals)
+            self._apply([plain.Event(plain.KEY_SIGNALLED, key, 1) for key in keys], now_ms)
         turn = now_ms // TICK_MS % BROKERS
         for session in (turn,) if turn else (turn, JOBS):
             for kind, waits in sorted(self._buffers[session].items()):
@@ -211,13 +374,13 @@ class Cluster:
     def _wait(self, kind: int) -> tuple[int, Wait]:
         """Session, and partitions (of one leader for the whole run; of one topic, except for fetches) or keys."""
         first = self._random.choices(self._partitions, cum_weights=self._cumulated)[0]
-        wait = {"timeouts_ms": self._drawn(TIMEOUTS_MS.get(kind, first.topic.timeouts_ms))}
+        wait: Wait = {"timeout_ms": self._drawn(TIMEOUTS_MS.get(kind, first.topic.timeouts_ms))}
         more = self._random.randint(1, 3) if self._by_chance(SEVERAL_SHARE[kind]) else 0
         if kind == SIGNAL:
             key = self._random.choices(range(len(KEYS)), KEY_WEIGHTS)[0]
-            keys = [(key + nth) % len(KEYS) for nth in range(1 + more)]
+            keys = [KEYS[(key + nth) % len(KEYS)] for nth in range(1 + more)]
             flags = {"any_key": self._by_chance(0.5), "from_now": self._by_chance(0.8)}
-            return JOBS, wait | flags | {"items": keys, "offsets": [1] * len(keys)}
+            return JOBS, wait | flags | {"items": [plain.Item(key, 1) for key in keys]}
         near: list[Partition] = []
         if more and first.is_steady:
             topics = [topic.name for topic in self._run.plan.topics] if kind == FETCH else [first.topic.name]
@@ -231,27 +394,25 @@ class Cluster:
             self._append(session, waits, now_ms)
         elif kind == FETCH:
             self._read(waits)
-        items = [item for wait in waits for item in wait["items"]]
-        columns: dict[str, Any] = {
-            "item_counts": [len(wait["items"]) for wait in waits],
-            "offsets": [offset for wait in waits for offset in wait["offsets"]],
-            **{name: [wait[name] for wait in waits] for name in set(waits[0]) - {"items", "offsets"}},
-        }
-        if kind == SIGNAL:
-            columns |= {"keys": KEYS, "item_indexes": items}
-        else:
-            names = list(dict.fromkeys(one.name for one in items))
-            columns |= {"partitions": names, "item_indexes": [names.index(one.name) for one in items]}
-            if session != WITHOUT_EPOCHS:
-                columns["leader_epochs"] = [one.epoch - (not one.is_of(session)) for one in items]
-        first_id = self._last_ids[session] + 1
+        if kind != SIGNAL:
+            for wait in waits:
+                wait["items"] = [
+                    plain.Item(
+                        one.name, offset, -1 if session == WITHOUT_EPOCHS else one.epoch - (not one.is_of(session))
+                    )
+                    for one, offset in zip(wait["items"], wait.pop("offsets"), strict=True)
+                ]
+        ids = range(self._last_ids[session] + 1, self._last_ids[session] + 1 + len(waits))
         self._last_ids[session] += len(waits)
-        ids = list(range(first_id, first_id + len(waits)))
-        self._recorder.register(session, kind, OperationBatch(ids, **columns), now_ms)
+        operations = [
+            plain.Operation(kind, number, **wait | {"items": tuple(wait["items"])})
+            for number, wait in zip(ids, waits, strict=True)
+        ]
+        self._recorder.perform(Register(kind, operation_batch(operations)), now_ms, session)
         for operation_id in ids:
             if self._by_chance(0.004):
                 after_ms = 1 + int(self._random.expovariate(1 / 60))
-                self._at(now_ms + after_ms, partial(self._recorder.cancel, session, operation_id))
+                self._at(now_ms + after_ms, partial(self._recorder.perform, Cancel([operation_id]), registrant=session))
 
     def _append(self, session: int, waits: list[Wait], now_ms: int) -> None:
         """Each produce writes a few records, and waits for the log end after them."""
@@ -271,16 +432,16 @@ class Cluster:
                     wait["offsets"].append(one.end)
                     one.waiting.append((one.end, produce))
         if written:
-            self._recorder.apply(event_batch([one.append_event() for one in written.values()]), now_ms)
+            self._apply([one.append_event() for one in written.values()], now_ms)
 
     def _read(self, waits: list[Wait]) -> None:
         """Followers read at the log end; consumers at the high watermark, or a little behind it."""
         for wait in waits:
             is_follower, is_committed = self._by_chance(0.4), self._by_chance(0.2)
             behind = 0 if self._by_chance(0.65) else self._random.randrange(200)
-            wait["replica_ids"] = self._random.choice(wait["items"][0].followers) if is_follower else -1
+            wait["replica_id"] = self._random.choice(wait["items"][0].followers) if is_follower else -1
             wait["min_bytes"] = 1 if is_follower else self._drawn(MIN_BYTES)
-            wait["isolation_levels"] = READ_COMMITTED if is_committed > is_follower else READ_UNCOMMITTED
+            wait["isolation"] = READ_COMMITTED if is_committed > is_follower else READ_UNCOMMITTED
             wait["offsets"] = [
                 one.end if is_follower else max(one.base, one.high_watermark - behind) for one in wait["items"]
             ]

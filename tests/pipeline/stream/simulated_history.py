@@ -1,17 +1,21 @@
-"""A random history of calls, as a single engine lives it call by call, and as rows for a stream."""
+"""A random history of calls, as one engine lives it call by call, as rows for a stream, and as files of rows."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from purgatory_pipeline.stream.shard import LIMITS
-from purgatory_pipeline.stream.wire_records import EVENT, OPERATION, RecordRows
+from purgatory_pipeline.stream.stream_rows import ROWS
+from purgatory_pipeline.stream.wire_records import AT_MS_MAX, EVENT, OPERATION, RecordRows
 
 from purgatory.engine.batches import EventBatch, OperationBatch
 from purgatory.engine.calls import Apply, PassTime, Register
-from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES
+from purgatory.engine.codes import EVENT_NAMES, KIND_NAMES, OUTCOME_NAMES
 from purgatory.engine.engine import Engine
 from tests.engine import plain
 from tests.engine.adapter import ended_of, event_batch, operation_batch
@@ -25,8 +29,6 @@ Outcome = tuple[Any, ...]
 
 
 class Record(NamedTuple):
-    """An operation or an event as a record of the wire."""
-
     side: str
     at_ms: int
     caller: str
@@ -97,6 +99,7 @@ class SimulatedHistory:
     def __init__(self, sequence: Iterable[Step]) -> None:
         self.rows: list[Row] = []
         self.records: list[Record] = []
+        self.operations: list[plain.Operation] = []
         self._direct = DirectEngine()
         for step in sequence:
             self._take(step)
@@ -134,6 +137,7 @@ class SimulatedHistory:
             if isinstance(row, plain.Operation) and row.items:
                 caller = f"caller {step.owner}"
                 if self._add(OPERATION, caller, operation_row(row).SerializeToString()):
+                    self.operations.append(row)
                     self._register(caller, row)
             elif isinstance(row, plain.Event) and self._add(EVENT, "", event_row(row, Names("")).SerializeToString()):
                 self._direct.apply(event_batch([row]))
@@ -184,7 +188,6 @@ def item_of(item: plain.EndedItem, *, is_fetch: bool) -> tuple[Any, ...]:
 
 
 def outcomes_of(table: pa.Table) -> list[Outcome]:
-    """Outcomes of a stream, as a history has them."""
     return [
         (
             row["caller"],
@@ -197,3 +200,73 @@ def outcomes_of(table: pa.Table) -> list[Outcome]:
         )
         for row in table.to_pylist()
     ]
+
+
+AT = pa.field("at", pa.timestamp("ms", tz="UTC"))
+OF_FILES = pa.schema(
+    [
+        AT,
+        pa.field("call_number", pa.int64()),
+        pa.field("session_id", pa.string()),
+        pa.field("kind", pa.string()),
+        pa.field("type", pa.string()),
+        *[field for field in ROWS if field.name not in ("at_ms", "place", "caller", "kind", "type")],
+    ]
+)
+"""The archive's columns, as far as a stream reads them."""
+
+
+def file_row(row: Row) -> dict[str, Any]:
+    return row | {
+        "at": row["at_ms"],
+        "call_number": row.get("place"),
+        "session_id": row.get("caller"),
+        "kind": KIND_NAMES.get(row.get("kind", 0)),
+        "type": EVENT_NAMES.get(row.get("type", 0)),
+    }
+
+
+def listed(folder: Path, *paths: Path) -> pa.RecordBatch:
+    """Files of an input as Spark lists them: the columns that `file_packer` expects."""
+    rows = [{"path": f"file:{path}", "uri": str(folder), "latest_ms": AT_MS_MAX} for path in paths]
+    return pa.RecordBatch.from_pylist(rows)
+
+
+class StreamFolders:
+    """Folders of registrations, events and results. Slices of time are written one after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.registrations = folder / "registrations"
+        self.events = folder / "events"
+        self.results = folder / "results"
+        self._written = 0
+        for inputs in (self.registrations, self.events):
+            inputs.mkdir(parents=True)
+
+    def write(self, rows: list[Row]) -> None:
+        """One more file on either side, whole or not at all: a micro-batch takes one of each."""
+        registrations = [row for row in rows if row.get("kind")]
+        others = [row for row in rows if not row.get("kind")]
+        for folder, part in ((self.registrations, registrations), (self.events, others)):
+            path = folder / f"{self._written:05d}.parquet"
+            hidden = path.with_name(f"_{path.name}")
+            pq.write_table(pa.Table.from_pylist([file_row(row) for row in part], OF_FILES), hidden)
+            os.utime(hidden, (1_700_000_000 + self._written,) * 2)
+            hidden.rename(path)
+        self._written += 1
+
+    def slices(self, rows: list[Row], count: int) -> list[list[Row]]:
+        """Divide rows into `count` slices without writing them; rows of one instant stay together."""
+        cuts = [rows[len(rows) * number // count]["at_ms"] for number in range(1, count)]
+        parts: list[list[Row]] = [[] for _ in range(count)]
+        for row in rows:
+            parts[sum(row["at_ms"] >= cut for cut in cuts)].append(row)
+        return parts
+
+    def rows(self, table: str) -> pa.Table:
+        files = sorted((self.results / table).glob("batch=*/[!_]*.parquet"))
+        return pa.concat_tables([pq.ParquetFile(file).read() for file in files]) if files else pa.table({})
+
+    def outcomes(self) -> list[Outcome]:
+        found = self.rows("outcomes")
+        return outcomes_of(found) if found.num_rows else []

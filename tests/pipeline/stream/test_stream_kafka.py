@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from purgatory_pipeline.stream.outcome_rows import OUTCOME_ROWS
 from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
 
@@ -18,6 +16,7 @@ from examples.kafka_cluster import ClusterUnavailable, KafkaCluster, kafka_jars
 from examples.stream_demo import connector
 from tests.histories.plan import Step
 from tests.histories.worlds.spark import SparkProgram
+from tests.kafka.clients import ClusterClients
 from tests.kit.required import skip_unless_required
 from tests.pipeline.stream.simulated_history import Outcome, Record, SimulatedHistory, generator_of, outcomes_of
 
@@ -33,30 +32,21 @@ class TopicsOfStream:
     """The three topics of a cluster, written and read."""
 
     def __init__(self, cluster: KafkaCluster) -> None:
-        self._brokers = cluster.bootstrap
-        admin = AdminClient({"bootstrap.servers": self._brokers})
-        forever = {"retention.ms": "-1"}  # records may be of any time
-        topics = [NewTopic(name, 1, config=forever) for name in (*TOPICS.values(), "results")]
-        for topic in admin.create_topics(topics).values():
-            topic.result(60)
+        self._clients = ClusterClients(cluster.bootstrap)
+        for topic in (*TOPICS.values(), "results"):
+            self._clients.create(topic, config={"retention.ms": "-1"})  # records may be of any time
 
     def send(self, records: Sequence[Record]) -> None:
         """Registrations, then events: what tells the time must not be read first."""
         for side, topic in TOPICS.items():
-            producer = Producer({"bootstrap.servers": self._brokers})
             for record in (one for one in records if one.side == side):
-                producer.produce(topic, record.octets, key=record.caller, timestamp=record.at_ms)
-            assert producer.flush(60) == 0, "the broker did not take all"
+                self._clients.producer.produce(topic, record.octets, key=record.caller, timestamp=record.at_ms)
+            assert self._clients.producer.flush(60) == 0, "the broker did not take all"
 
     def outcomes(self) -> list[Outcome]:
         """All records of the topic of results. The stream may have written some of them twice."""
-        settings: dict[str, str | bool] = {
-            "bootstrap.servers": self._brokers,
-            "group.id": "test",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-        }
-        consumer = Consumer(settings)
+        settings = {"group.id": "test", "enable.auto.commit": False, "enable.partition.eof": True}
+        consumer = Consumer({"bootstrap.servers": self._clients.bootstrap, **settings})
         consumer.assign([TopicPartition("results", 0, OFFSET_BEGINNING)])
         rows: list[dict[str, object]] = []
         try:

@@ -1,14 +1,22 @@
 """The purgatory as a stream of Spark: the engine's own outcomes, over restarts and with bad rows among good ones."""
 
+import itertools
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from purgatory_pipeline.cli import main
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.spark.spark_session import own_session
 from purgatory_pipeline.stream.endpoints import StreamInput, StreamOutput
+from purgatory_pipeline.stream.shard_task import write_part
 from purgatory_pipeline.stream.stream_query import StreamOptions, start_stream
 from purgatory_pipeline.stream.wire_records import EVENT, OPERATION
 from pyspark.sql import SparkSession
@@ -16,22 +24,17 @@ from pyspark.sql.streaming.listener import QueryStartedEvent, StreamingQueryList
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purgatory.engine.codes import PRODUCE
-from tests.pipeline.stream.simulated_history import SimulatedHistory
-from tests.pipeline.stream.stream_folders import StreamFolders
+from tests.pipeline.conftest import worker_environment
+from tests.pipeline.stream.simulated_history import SimulatedHistory, StreamFolders, outcomes_of
 
 WAIT_S = 300
 DELAY_MS = 100
+OLD_S = 1_600_000_000
+FUTURE_MS = 4_102_444_800_000  # 2100
 
 
-def run(
-    spark: SparkSession,
-    folders: StreamFolders,
-    *,
-    form: str = "",
-    results: str = "",
-    delay_ms: int = DELAY_MS,
-) -> None:
-    query = start(spark, folders, form=form, results=results, delay_ms=delay_ms)
+def run(spark: SparkSession, folders: StreamFolders, **options: Any) -> None:  # noqa: ANN401 - those of `start`
+    query = start(spark, folders, **options)
     assert query.awaitTermination(WAIT_S), "it did not end"
     assert query.exception() is None
 
@@ -58,15 +61,20 @@ def start(
     return start_stream(spark, inputs, output, options, quiet=True)
 
 
+@pytest.mark.slow  # asks Spark
 def test_a_history_ends_as_by_the_engine_over_a_restart(spark: SparkSession, tmp_path: Path) -> None:
     """All kinds of operation and event, in micro-batches; the query ends between them and goes on from its checkpoint.
-    A damaged file is set aside and named, and the query goes on with the others.
+    A file modified years before the newest counts like any other. A damaged file is set aside and named. A row dated
+    far ahead of the clock is set aside with the reason: time does not move because of it, so nothing that comes later
+    is late.
     """
     history = SimulatedHistory.of_seed(7, 1_500)
     folders = StreamFolders(tmp_path)
     parts = folders.slices(history.rows, 4)
-    for part in parts[:2]:
+    for part in (parts[0], [*parts[1], {"at_ms": FUTURE_MS}]):
         folders.write(part)
+    for path in (folders.registrations / "00000.parquet", folders.events / "00000.parquet"):
+        os.utime(path, (OLD_S, OLD_S))
     run(spark, folders)
     first = len(folders.outcomes())
     (folders.registrations / "damaged.parquet").write_bytes(b"PAR1 and nothing else")
@@ -77,8 +85,10 @@ def test_a_history_ends_as_by_the_engine_over_a_restart(spark: SparkSession, tmp
     assert folders.rows("malformed").column("record")[0].as_py().endswith(b"damaged.parquet")
     assert sorted(map(repr, folders.outcomes())) == sorted(map(repr, history.outcomes))
     assert 0 < first < len(history.outcomes)
-    refused = folders.rows("quarantine").num_rows
-    assert refused == history.refused_events
+    quarantine = folders.rows("quarantine").to_pylist()
+    [ahead] = [row["reason"] for row in quarantine if row["at_ms"] == FUTURE_MS]
+    assert "more than --max-ahead later than the clock" in ahead
+    assert (len(quarantine), folders.rows("late").num_rows) == (history.refused_events + 1, 0)
 
 
 def test_lines_of_json_with_bad_ones_among_them(spark: SparkSession, tmp_path: Path) -> None:
@@ -135,14 +145,10 @@ def test_the_session_of_the_user_keeps_its_settings(spark: SparkSession, tmp_pat
         def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
             seen.append(event.name)
 
-        def onQueryProgress(self, event: object) -> None:  # noqa: N802 - Spark's name
+        def ignore(self, event: object) -> None:
             pass
 
-        def onQueryIdle(self, event: object) -> None:  # noqa: N802 - Spark's name
-            pass
-
-        def onQueryTerminated(self, event: object) -> None:  # noqa: N802 - Spark's name
-            pass
+        onQueryProgress = onQueryIdle = onQueryTerminated = ignore  # noqa: N815 - Spark's names
 
     names = Names()
     before = spark.conf.getAll
@@ -195,3 +201,94 @@ def test_waits_expire_by_heartbeats_where_nothing_comes(spark: SparkSession, tmp
 def test_unsupported_inputs_are_refused(uri: str, form: str, said: str) -> None:
     with pytest.raises(PipelineError, match=said):
         StreamInput(EVENT, uri, form, 1, 1)
+
+
+@pytest.mark.slow  # asks Spark
+@pytest.mark.parametrize("table", ["", "killed"])
+def test_a_batch_done_again_with_another_delay_replaces_all_of_itself(
+    spark: SparkSession, tmp_path: Path, table: str
+) -> None:
+    """A run was killed after it had written a batch and before the commit. The next run has a longer delay, so the same
+    batch has fewer outcomes and they come later: each is there once.
+    """
+    history = SimulatedHistory.of_seed(7, 600)
+    folders = StreamFolders(tmp_path)
+    results = f"table:{table}" if table else ""
+    for part in folders.slices(history.rows, 2):
+        folders.write(part)
+    if table:
+        spark.sql(f"DROP TABLE IF EXISTS {table}")
+    run(spark, folders, results=results)
+    for log in ("commits/1", "commits/.1.crc"):
+        (folders.results / "_checkpoint" / log).unlink(missing_ok=True)
+    write_part(str(folders.results / "late"), 1, 9, pa.table({"of": ["the run that was killed"]}))
+    long_ms = 10 * (history.end_ms - history.rows[0]["at_ms"])
+    folders.write([{"at_ms": history.end_ms + long_ms}])
+    run(spark, folders, results=results, delay_ms=long_ms)
+    found = outcomes_of(spark.table(table).toArrow()) if table else folders.outcomes()
+    assert sorted(map(repr, found)) == sorted(map(repr, history.outcomes))
+    assert folders.rows("late").num_rows == 0
+    if table:
+        spark.sql(f"DROP TABLE {table}")
+
+
+def test_a_table_of_a_catalog_in_memory_is_refused(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error is one line with the remedy, and nothing is written: the next run would not find the table."""
+    del spark
+    places = [
+        word
+        for side in ("registrations", "events", "checkpoint", "quarantine")
+        for word in (f"--{side}", str(tmp_path))
+    ]
+    assert main(["stream", *places, "--results", "table:outcomes", "--once"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "catalog is in memory" in line
+    assert "--conf spark.sql.catalogImplementation=hive" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+RUN_TWICE = """
+import sys
+from purgatory_pipeline.cli import main
+code = main(sys.argv[1:])
+print("the first run has ended", flush=True)
+input()
+sys.exit(code or main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow  # a process with a Spark and a Hive
+@pytest.mark.usefixtures("java")
+def test_a_table_of_a_persistent_catalog_grows_from_run_to_run(tmp_path: Path) -> None:
+    history = SimulatedHistory.of_seed(2, 200)
+    folders = StreamFolders(tmp_path)
+    warehouse = tmp_path / "warehouse"
+    derby = f"jdbc:derby:;databaseName={tmp_path / 'metastore'};create=true"
+    conf = {
+        "spark.sql.catalogImplementation": "hive", "spark.sql.warehouse.dir": warehouse, "spark.master": "local[1]",
+        "spark.hadoop.javax.jdo.option.ConnectionURL": derby, "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false",
+    }  # fmt: skip
+    command = [
+        sys.executable, "-c", RUN_TWICE, "stream", "--registrations", str(folders.registrations),
+        "--events", str(folders.events), "--results", "table:outcomes", "--checkpoint", str(tmp_path / "checkpoint"),
+        "--quarantine", str(folders.results), "--delay", f"{DELAY_MS}ms", "--once",
+        *(word for name, value in conf.items() for word in ("--conf", f"{name}={value}")),
+    ]  # fmt: skip
+    first, second = folders.slices(history.rows, 2)
+    folders.write(first)
+    with subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, **worker_environment()}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        printed = list(itertools.takewhile(lambda line: line != "the first run has ended\n", process.stdout))
+        folders.write([*second, {"at_ms": history.end_ms + DELAY_MS}])
+        rest, _ = process.communicate("\n")
+    assert process.returncode == 0, "".join([*printed, rest])[-2_000:]
+    files = sorted(warehouse.rglob("batch=*/*.parquet"))
+    assert {file.parent.name for file in files} == {"batch=0", "batch=1"}
+    found = pa.concat_tables([pq.ParquetFile(file).read() for file in files])
+    assert sorted(map(repr, outcomes_of(found))) == sorted(map(repr, history.outcomes))
