@@ -23,7 +23,7 @@ ENGINE := $(shell find purgatory/engine -name "*.py")
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help packages test-core abuse stream-histories stream-kills result-kills run demo kafka-demo stream-demo postgres-demo read-your-writes test test-compiled test-pure lint format proto docs wheel clean bench mutants crash sim sim-long sim-daemon fleet-demo fleet-crash fleet-sim \
+.PHONY: help packages test-core abuse stream-histories stream-kills run demo kafka-demo stream-demo postgres-demo read-your-writes test test-compiled test-pure lint format proto docs wheel clean bench mutants crash sim sim-long sim-daemon fleet-demo fleet-crash fleet-sim \
 	check report replay screenshots page-figures notebook image-requirements sbom secure-demo
 
 help: ## List the targets
@@ -104,8 +104,8 @@ sim-daemon: $(STAMPS)/dev $(STAMPS)/engine ## Simulate days of daemon and client
 fleet-demo: $(STAMPS)/connectors $(STAMPS)/engine ## Two daemons over one log: one is killed, one stopped, one hands over (needs PostgreSQL; ARGS=--kafka: Java)
 	@GRPC_VERBOSITY=NONE $(BIN)/python -m examples.fleet_demo $(ARGS)
 
-fleet-crash: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/engine ## Kill, stop, hand over and cut off the daemons of a pair 200 times (ARGS="--faults 20 --seed 7 --kafka")
-	@GRPC_VERBOSITY=NONE $(BIN)/python -m tests.histories.worlds.pair $(ARGS)
+fleet-crash: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/engine ## Kill, stop, hand over and cut off the daemons of a pair, over logs in PostgreSQL and Kafka (SEED=0)
+	@$(HISTORIES) --world pair --jobs 1 --count 3 $(ARGS)
 
 fleet-sim: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/stubs ## Run a million histories of daemons over one log, some 15 minutes (SEED=7 ARGS="--count 10" for 10,000)
 	@$(HISTORIES) --world fleet --count 1000 $(ARGS)
@@ -123,17 +123,14 @@ sim: $(STAMPS)/dev $(STAMPS)/engine ## Run the engine against the oracle (SEED=7
 sim-long: $(STAMPS)/dev $(STAMPS)/engine ## The same for an hour
 	@$(HISTORIES) --world engine --seconds 3600 $(ARGS)
 
-crash: $(STAMPS)/dev $(STAMPS)/engine ## Kill a real daemon under load 200 times: nothing acknowledged may be lost (ARGS="--kills 50 --seed 7")
-	@$(BIN)/python -m tests.histories.worlds.crash $(ARGS)
+crash: $(STAMPS)/dev $(STAMPS)/engine ## Kill a real daemon under load, 20 times for each seed: nothing acknowledged may be lost (SEED=7 ARGS="--count 10")
+	@$(HISTORIES) --world crash --seconds 600 $(ARGS)
 
-stream-histories: $(STAMPS)/pipeline $(STAMPS)/engine ## Compare shards with the engine on random histories (ARGS="--count 200 --steps 10000")
-	@$(BIN)/python -m tests.histories.worlds.spark stream-histories --processes $(JOBS) $(ARGS)
+stream-histories: $(STAMPS)/pipeline $(STAMPS)/engine ## Compare shards with the engine on random histories (SEED=7 ARGS="--count 200")
+	@$(HISTORIES) --world stream $(ARGS)
 
-stream-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a Spark stream repeatedly: no outcome lost or duplicated (ARGS="--count 20 --executors")
-	@$(BIN)/python -m tests.histories.worlds.spark stream-kills $(ARGS)
-
-result-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a query that reads results repeatedly: each is written once (ARGS="--count 10")
-	@$(BIN)/python -m tests.histories.worlds.spark result-kills $(ARGS)
+stream-kills: $(STAMPS)/pipeline $(STAMPS)/engine ## Kill a Spark stream, its executors, and a query that reads results, 10 times each: no outcome lost or duplicated (SEED=0)
+	@$(HISTORIES) --world spark --jobs 1 --count 3 $(ARGS)
 
 abuse: $(STAMPS)/dev $(STAMPS)/engine ## Attacks, floods, fuzzed requests and churn at a real daemon (ARGS="--only flood", or --minutes 120 --requests 1000000 --seed 7)
 	@$(BIN)/python -m tests.abuse $(ARGS)

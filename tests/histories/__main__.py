@@ -6,9 +6,9 @@ import multiprocessing
 import secrets
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 
 from tests.histories.history import WORLDS, Report, run_history, world_of
 from tests.histories.planted import find_all
@@ -26,14 +26,9 @@ def reports_of(given: argparse.Namespace, faults: frozenset[str]) -> Iterator[Re
     if given.jobs == 1:
         yield from (run_history(given.world, seed, faults) for seed in left)
         return
-    running: deque[Future[Report]] = deque()
     with ProcessPoolExecutor(given.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for seed in left:
-            running.append(pool.submit(run_history, given.world, seed, faults))
-            if len(running) > 2 * given.jobs:
-                yield running.popleft().result()
-        while running:
-            yield running.popleft().result()
+        while some := list(itertools.islice(left, 4 * given.jobs)):
+            yield from pool.map(run_history, itertools.repeat(given.world), some, itertools.repeat(faults))
 
 
 def print_failure(given: argparse.Namespace, report: Report) -> None:

@@ -16,6 +16,10 @@ WORLDS = {
     "engine": "the engine and the oracle, with the same calls",
     "day": "a daemon and its clients, over connections that break",
     "archive": "a host with an archive, and the replay of its calls",
+    "stream": "the shards of a Spark stream, and the engine (needs the pipeline)",
+    "crash": "a real daemon with a journal, which is killed, and callers that speak the protocol",
+    "pair": "two real daemons over one log in PostgreSQL or Kafka",
+    "spark": "streams and queries of Spark that are killed (needs the pipeline and Java)",
     "fleet": "the log of a fleet in memory, and daemons that are interrupted at every step",
 }
 """The modules of `tests.histories.worlds`, and what each is."""

@@ -28,7 +28,7 @@ class ReportedResult(NamedTuple):
     operation_id: int
     outcome: int
     waited_ms: int
-    content: str
+    content: object
     reached: Sequence[tuple[str, int]] = ()
 
 
@@ -69,7 +69,6 @@ class _Session:
     def __init__(self) -> None:
         self.registrations: Final[dict[int, Registration]] = {}
         self.receipted: Final = _Acknowledged()
-        """Operation ids."""
         self.cancelled: Final[set[int]] = set()
         """Operations whose cancellation was answered."""
         self.delivered = -1
@@ -120,7 +119,6 @@ class Judge:
         asked: object = None,
         needs: Sequence[tuple[str, int]] = (),
     ) -> None:
-        """An operation is about to be registered for the first time."""
         self._sessions[session].registrations[operation_id] = Registration(timeout_ms, at_s, asked, needs)
 
     def refused(self, session: str, operation_ids: Iterable[int]) -> None:
@@ -194,7 +192,6 @@ class Judge:
     # Marks and counts.
 
     def sent(self, name: str) -> int:
-        """The highest number that was sent."""
         return self._totals[name].sent
 
     def sending(self, name: str, total: int) -> None:

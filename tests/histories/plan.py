@@ -54,7 +54,6 @@ class Step(NamedTuple):
 
 
 def register(owner: int, operations: tuple[plain.Operation, ...]) -> Step:
-    """A registration of operations of one kind."""
     return Step(registration(operations), owner, rows=operations)
 
 
@@ -69,8 +68,6 @@ def advance(ms: int, limit: int = ALL) -> Step:
 
 
 class Sketch:
-    """The generator's approximation of a partition."""
-
     def __init__(self, name: plain.Name, says_positions: bool) -> None:
         self.name = name
         self.says_positions = says_positions
@@ -115,7 +112,6 @@ class Generator:
     # Steps.
 
     def register(self) -> Step:
-        """New operations, or repeated ids."""
         owner = self.below(self.swarm.owners)
         kind = self.swarm.kinds[self.below(len(self.swarm.kinds))]
         count = 1 + self.below(self.swarm.batch_max)
@@ -145,7 +141,6 @@ class Generator:
         return Step(calls.Extend(self.recent_ids(owner), 1 + self.below(self.swarm.timeout_max_ms)), owner)
 
     def recent_ids(self, owner: int) -> list[int]:
-        """Recent ids, pending or not."""
         newest = self.next_ids[owner]
         return sorted({max(1, newest - self.below(30)) for _ in range(1 + self.below(3))})
 
@@ -357,7 +352,6 @@ class Generator:
         return plain.Event(plain.LEADER_APPEND, sketch.name, sketch.log_end, epoch, -1, *places)
 
     def set_event(self, event_type: int, sketch: Sketch, epoch: int) -> plain.Event:
-        """An event about the in-sync set or the leader."""
         ids = range(1, self.swarm.replica_ids + 1)
         if event_type == plain.IN_SYNC_REPLICAS:
             return plain.Event(

@@ -122,25 +122,20 @@ def features_of_end(ended: plain.Ended) -> Iterator[str]:
 
 
 class Seen:
-    """How often each pair was seen."""
-
     def __init__(self) -> None:
         self.pairs: Final[Counter[tuple[str, str]]] = Counter()
 
     def note(self, features: Iterable[str], *columns: str) -> None:
-        """Features that met these paths and faults."""
         for feature in features:
             for column in columns:
                 self.pairs[feature, column] += 1
 
     def missing(self, paths: Collection[str], faults: Collection[str]) -> list[tuple[str, str]]:
-        """Pairs that can occur on these paths and were not seen."""
         possible = [one for one in FEATURES if any((one, path) not in CANNOT for path in paths)]
         every = ((feature, column) for feature in possible for column in (*paths, *faults))
         return [pair for pair in every if not self.pairs[pair] and pair not in CANNOT]
 
     def table(self, columns: Collection[str]) -> str:
-        """The counts, features by paths and faults."""
         width = max(map(len, FEATURES))
         lines = [" " * width + "".join(f"{column:>13}" for column in columns)]
         for feature in FEATURES:

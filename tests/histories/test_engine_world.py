@@ -14,16 +14,14 @@ SEEDS_PER_BLOCK = 12
 
 
 @pytest.mark.parametrize("seed", range(1, 41))
-def test_engine_equals_oracle(seed: int) -> None:
-    """Outcomes, marks and counters are equal after each step, and the engine is empty at the end."""
+def test_engine_equals_oracle_after_each_step(seed: int) -> None:
     generator = Generator(seed)
     Run(generator.swarm, recount_every=8).run(generator.steps(250))
 
 
 @pytest.mark.slow  # some 65,000 steps
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_long_histories(block: int) -> None:
-    """Engine and oracle agree also in histories of thousands of steps."""
+def test_engine_equals_oracle_in_long_histories(block: int) -> None:
     for seed in range(100 + block * SEEDS_PER_BLOCK, 100 + (block + 1) * SEEDS_PER_BLOCK):
         assert run_history("engine", seed).complaints == []
 
@@ -43,7 +41,6 @@ def faulty_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow  # it is cut down for seconds
 @pytest.mark.usefixtures("faulty_oracle")
 def test_planted_fault_is_found_and_cut_down() -> None:
-    """A difference is found in one of the first seeds; seed, step and at most 40 steps to reproduce it are reported."""
     found = next(filter(None, (run_history("engine", seed).complaints for seed in range(1, 51))))
     text = "\n".join(found)
     assert re.match(r"step \d+: Difference: ", text), text

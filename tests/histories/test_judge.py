@@ -34,8 +34,7 @@ def good(*, is_durable: bool = True) -> Judge:
     return judge
 
 
-def test_good_history() -> None:
-    """A repeated result, and a mark that is shown but lost before it is acknowledged, break no rule."""
+def test_result_repeated_and_mark_only_shown_break_no_rule() -> None:
     judge = good()
     judge.check_end()
     assert judge.complaints == []
@@ -93,7 +92,6 @@ LOSSY = {
 @pytest.mark.parametrize("is_durable", [True, False])
 @pytest.mark.parametrize("name", BAD)
 def test_bad_history_has_the_complaint(name: str, is_durable: bool) -> None:
-    """Each of these steps breaks one rule, which the first complaint names; some do not if a crash may lose data."""
     complaint, steps = BAD[name]
     judge = good(is_durable=is_durable)
     assert judge.at_least("t0") == 7, "what was read is known"

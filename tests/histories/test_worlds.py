@@ -2,11 +2,16 @@
 
 import asyncio
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from purgatory.journal.crash_points import VARIABLE
+from tests.engine import plain
+from tests.histories.daemon_record import DaemonEnd
+from tests.histories.history import History
+from tests.histories.worlds import day
 from tests.histories.worlds.churn import ChurnWorld
 from tests.histories.worlds.crash import CrashWorld
 from tests.histories.worlds.stops import StopsWorld
@@ -15,19 +20,55 @@ from tests.kit.faults import LimitedDisk, NotPossibleHere, Power
 
 pytestmark = pytest.mark.sockets
 
-KILLS = 2
+KILLS = 3
+DAYS = (20, 69, 511, 17)
+"""Together these seeds have every kind of operation, fault and restart, every limit, both event loops and a drain. The
+last one has small internal sizes and a listener that raises.
+"""
+NAME = ("log", 0)
+ENDED = plain.Ended(0, 1, plain.PRODUCE, plain.SATISFIED, 20, 0, (plain.EndedItem(NAME, 0, 5, 5, 0),))
+END = DaemonEnd(ENDED, 1_020, has_result=True)
+NOT_REACHED = (plain.EndedItem(NAME, 7, 5, 4, 0),)
+
+
+@pytest.mark.slow  # a day takes about a second
+@pytest.mark.parametrize("seed", DAYS)
+def test_each_wait_of_a_day_ends_once_as_in_the_engine(seed: int) -> None:
+    history = History(seed, frozenset(day.FAULTS))
+    day.run(history)
+    history.judge.check_end()
+    assert history.judge.complaints == []
+
+
+@pytest.mark.parametrize(
+    ("end", "row", "received_ms"),
+    [
+        (replace(END, ended=ENDED._replace(outcome=plain.EXPIRED, items=NOT_REACHED)), ENDED, 1_020.5),
+        (END, ENDED._replace(outcome=plain.EXPIRED), 1_020.5),
+        (END, ENDED._replace(items=NOT_REACHED), 1_020.5),
+        (END, ENDED._replace(waited_ms=19), 1_020.5),
+        (END, ENDED._replace(waited_ms=30), 1_020.5),
+        (END, ENDED, 1_010.0),
+        (replace(END, has_result=False), ENDED, 1_020.5),
+        (replace(END, ended_ms=1_010), ENDED, 1_020.5),
+    ],
+    ids=["expired", "not expired", "code", "time", "time before", "before it was", "dropped", "registered before"],
+)
+def test_result_that_the_engine_did_not_give_does_not_fit(end: DaemonEnd, row: plain.Ended, received_ms: float) -> None:
+    assert END.fits(ENDED, 999.2, 1_020.5)
+    assert END.fits(ENDED._replace(waited_ms=21), 999.2, 1_020.5)  # it was sent again
+    assert not end.fits(row, 999.2, received_ms)
 
 
 def test_daemon_dies_at_the_point_that_its_environment_names(tmp_path: Path) -> None:
-    """The hook that the other tests rely on works: the daemon dies at its first commit."""
     listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--data-dir", str(tmp_path / "data")]
     assert run_to_end(tmp_path, listen, {VARIABLE: "before-commit:1"}).returncode == -signal.SIGKILL
 
 
-@pytest.mark.slow  # three daemons
+@pytest.mark.slow  # four daemons
 @pytest.mark.parametrize("kind", ["kill", "power cut", "full disk"])
 def test_no_kill_loses_repeats_or_hastens_anything(tmp_path: Path, kind: str) -> None:
-    """Every acknowledged wait ends once, and not too early, after kills, of which the first is at a point of the
+    """Every acknowledged wait ends once, and not too early, after kills, one of them at a point of the
     journal, also for the caller with an outbox; after power cuts that leave the files as last synced, and another wall
     clock; and after kills on a full disk, on which every caller is refused until there is space again.
     """
@@ -44,7 +85,6 @@ def test_no_kill_loses_repeats_or_hastens_anything(tmp_path: Path, kind: str) ->
 
 @pytest.mark.slow  # abandoned sessions live for three seconds
 def test_callers_that_come_and_go_lose_nothing_and_leave_nothing(tmp_path: Path) -> None:
-    """All waits end as expected, and then no session or result of the callers is left."""
     ways = ("satisfied", "expired", "cancelled", "cancelled by the caller", "connections cut", "waits abandoned")
     run = ChurnWorld(tmp_path, seed=1, places=1, pace=0.35, ways=ways)
     asyncio.run(run.run(1.0, 0.5))
@@ -53,7 +93,6 @@ def test_callers_that_come_and_go_lose_nothing_and_leave_nothing(tmp_path: Path)
 
 @pytest.mark.slow  # a stop is longer than the timeout of the waits, which is 2 s
 def test_stopped_daemon_calls_only_those_silent_who_are(tmp_path: Path) -> None:
-    """Waits whose worker or source has gone on reporting stay; those of one that has not, fail."""
     run = StopsWorld(tmp_path, seed=1)
     asyncio.run(run.run(1, (2.5, 2.5)))
     assert run.faults == []

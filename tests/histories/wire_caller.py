@@ -58,12 +58,11 @@ class WireCaller:
         self.refused_batches = 0
         self.repeats = 0
         self.is_quiet = False
-        """Whether to stop registering."""
         self._judge: Final = judge
         self._may_refuse: Final = may_refuse
         """Whether batches may be refused for want of space."""
         self._random: Final = random.Random(seed)
-        self._as_columns: Final = bool(seed % 2)
+        self.as_columns: Final = bool(seed % 2)
         self._next_id = 1
         self._incarnation = ""
         """Incarnation of the session that the sequence numbers belong to."""
@@ -74,7 +73,6 @@ class WireCaller:
 
     @property
     def is_done(self) -> bool:
-        """Whether every registered operation has ended."""
         return len(self.outcomes) == len(self.asked)
 
     def forget(self) -> None:
@@ -82,7 +80,6 @@ class WireCaller:
         self._last_sequence = self._acknowledged
 
     async def run(self, address: str) -> None:
-        """Connect repeatedly until cancelled."""
         while True:
             async with channel_to(address) as channel:
                 stub = purgatory_service_pb2_grpc.PurgatoryServiceStub(channel)
@@ -93,7 +90,7 @@ class WireCaller:
     async def _connection(self, call: Any) -> None:  # noqa: ANN401 - grpc's own
         self._acknowledged = self._last_sequence  # logged first, as below: opening a session also acknowledges
         opening = wire.OpenSession(
-            session_id=self.name, last_sequence=self._last_sequence, columns=self._as_columns,
+            session_id=self.name, last_sequence=self._last_sequence, columns=self.as_columns,
             incarnation=self._incarnation,
         )  # fmt: skip
         await call.write(wire.SessionRequest(open=opening))
@@ -166,7 +163,7 @@ class WireCaller:
         self._unanswered[ids[-1]] = ids
         operations = [self.asked[number] for number in ids]
         batch = wire.RegisterBatch(batch_id=ids[-1])
-        if self._as_columns:
+        if self.as_columns:
             batch.columns.CopyFrom(operation_columns(operations, NAMES))
         else:
             batch.rows.CopyFrom(operation_rows(operations, NAMES))

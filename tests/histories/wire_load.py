@@ -14,6 +14,7 @@ from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub as Stub
 from tests.histories.judge import Broken, Judge
+from tests.histories.tables import Seen, features_of
 from tests.histories.wire_caller import TOPICS, WireCaller, channel_to, expected_outcome
 from tests.kit.messages import advance_request, high_watermark, key_signalled
 
@@ -27,8 +28,6 @@ NEVER_REACHED: Final = 2**40
 
 
 class WireLoad:
-    """Runs from `start` to `end`."""
-
     def __init__(self, judge: Judge, seed: int, *, callers: int = CALLERS, may_refuse: bool = False) -> None:
         judge.rules.append(expected_outcome)
         self.callers: Final = [
@@ -48,6 +47,12 @@ class WireLoad:
     @property
     def repeats(self) -> int:
         return sum(caller.repeats for caller in self.callers)
+
+    def note_pairs(self, seen: Seen, *faults: str) -> None:
+        """Each wait has met these faults."""
+        for caller in self.callers:
+            for operation in caller.asked.values():
+                seen.note(features_of(operation), "columns" if caller.as_columns else "rows", *faults)
 
     def start(self, address: str) -> None:
         """Begin to call whichever daemon serves this address, or one of these addresses."""
@@ -125,7 +130,6 @@ class WireLoad:
         judge.acknowledged(key, before + count, time.monotonic())
 
     async def _read_once(self, stub: Stub) -> None:
-        """Read a mark, or how often a key was signalled."""
         judge, name = self._judge, self._random.choice((*TOPICS, *KEYS))
         at_least = judge.at_least(name)
         if not at_least:

@@ -95,7 +95,6 @@ class Life:
                 continue
 
     async def end(self) -> None:
-        """Shut down and complete the archive."""
         await drain(self.host, 0.0)
         self._register_some(self._session())  # refused and recorded as refused
         await self._link.start()  # until now all records were held in memory

@@ -10,9 +10,10 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from purgatory_client import AsyncClient, Outcome, Result, waits
 from purgatory_client.errors import ClientClosed, NotFound
@@ -48,8 +49,6 @@ BYTES_PER_RECORD: Final = 100
 
 
 class Sample(NamedTuple):
-    """Resource use of the daemon at one time."""
-
     at_s: float
     memory_mb: float
     files: int
@@ -65,13 +64,13 @@ class ChurnWorld:
     def __init__(self, folder: Path, seed: int, places: int = 2, pace: float = 1.0, ways: Collection[str] = ()) -> None:
         self.tally: Final[Counter[str]] = Counter()
         self.samples: Final[list[Sample]] = []
+        self.judge: Final = Judge()
+        self.pace: Final = pace
         self._folder: Final = folder
         self._seed: Final = seed
         self._places: Final = places
-        self._pace: Final = pace
         self._ways: Final = ways
-        self._judge: Final = Judge()
-        self._load: Final = WireLoad(self._judge, seed, callers=0)
+        self._load: Final = WireLoad(self.judge, seed, callers=0)
         """Pushes the marks that end the waits of sessions."""
 
     async def run(self, seconds: float, interval_s: float) -> None:
@@ -80,7 +79,7 @@ class ChurnWorld:
         Raises:
             Broken: A wait was lost or ended twice, or state was left behind.
         """
-        flags = ["--session-ttl-ms", str(round(self._pace * TTL_MS)), "--data-dir", str(self._folder / "data")]
+        flags = ["--session-ttl-ms", str(round(self.pace * TTL_MS)), "--data-dir", str(self._folder / "data")]
         with DaemonProcess(self._folder / "daemon", [*SETTINGS, *flags]) as daemon:
             async with DaemonChannel(daemon.address) as channel:
                 await self._run_callers(daemon, seconds, interval_s)
@@ -103,11 +102,6 @@ class ChurnWorld:
     async def _run_callers(self, daemon: DaemonProcess, seconds: float, interval_s: float) -> None:
         """Run callers until the time is up and the last of them have left."""
         ended, began_s = asyncio.Event(), time.monotonic()
-        lives: list[Callable[[], Awaitable[None]]] = []
-        for number in range(self._places):
-            chances = [random.Random(f"{self._seed}/{one}") for one in (2 * number, 2 * number + 1)]
-            lives.append(WireCallers(daemon.address, number, chances[0], self._judge, self.tally, self._pace).live)
-            lives.append(ClientCallers(daemon.address, number, chances[1], self.tally).live)
 
         async def serve(live: Callable[[], Awaitable[None]]) -> None:
             while not ended.is_set():
@@ -116,14 +110,16 @@ class ChurnWorld:
 
         self._load.start(daemon.address)
         async with asyncio.TaskGroup() as group:
-            callers = [group.create_task(serve(live)) for live in lives]
+            for number in range(self._places):
+                for kind in (WireCallers, ClientCallers):
+                    chance = random.Random(f"{self._seed}/{kind.__name__}/{number}")
+                    group.create_task(serve(kind(self, daemon.address, number, chance).live))
             while time.monotonic() < began_s + seconds or not all(self.tally[way] for way in self._ways):
                 await asyncio.sleep(interval_s)
                 if daemon.process.poll() is not None:
                     raise Broken(f"the daemon ended:\n{daemon.log[-4_000:]}")
                 self.samples.append(Sample(time.monotonic() - began_s, memory_mb(daemon), open_files(daemon)))
             ended.set()
-            await asyncio.gather(*callers)
         self._load.check()
         await self._load.end()
 
@@ -141,122 +137,113 @@ class ChurnWorld:
         await eventually(is_empty, lambda: f"nothing of former callers is left: {left}")
 
 
-class WireCallers:
-    """Callers that use the protocol directly, one after another; their connections break, and they restart."""
+@dataclass
+class Callers:
+    """Callers that live one after another."""
 
-    def __init__(
-        self, address: str, number: int, chance: random.Random, judge: Judge, tally: Counter[str], pace: float
-    ) -> None:
-        self._address: Final = address
-        self._number: Final = number
-        self._random: Final = chance
-        self._judge: Final = judge
-        self._tally: Final = tally
-        self._pace: Final = pace
-        self._lives = 0
+    world: ChurnWorld
+    address: str
+    number: int
+    chance: random.Random
+    lives: int = 0
+    offset: int = 0
+
+
+class WireCallers(Callers):
+    """They use the protocol directly; their connections break, and they restart."""
 
     async def live(self) -> None:
         """The life of one caller. Raises `Broken` if it lost a result, or got one twice."""
-        self._lives += 1
-        name = f"churn-{self._number}-{self._lives}"
-        caller = WireCaller(name, self._judge, self._random.randrange(2**31))
-        for _ in range(self._random.randint(1, 3)):
+        judge, tally, pace = self.world.judge, self.world.tally, self.world.pace
+        self.lives += 1
+        name = f"churn-{self.number}-{self.lives}"
+        caller = WireCaller(name, judge, self.chance.randrange(2**31))
+        for _ in range(self.chance.randint(1, 3)):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._pace * self._random.uniform(0.3, 2.0)):
-                    await caller.run(self._address)
-            self._tally["connections cut"] += 1
-            if self._random.random() < 0.5:
+                async with asyncio.timeout(pace * self.chance.uniform(0.3, 2.0)):
+                    await caller.run(self.address)
+            tally["connections cut"] += 1
+            if self.chance.random() < 0.5:
                 caller.forget()
-        if self._random.random() < 0.3:  # never returns: its session is removed with its contents
-            self._tally["waits abandoned"] += len(caller.asked) - len(caller.outcomes)
+        if self.chance.random() < 0.3:  # never returns: its session is removed with its contents
+            tally["waits abandoned"] += len(caller.asked) - len(caller.outcomes)
         else:
             await self._finish(caller)
-            if self._random.random() < 0.5:
-                async with AsyncClient(self._address) as client:
+            if self.chance.random() < 0.5:
+                async with AsyncClient(self.address) as client:
                     with contextlib.suppress(NotFound):  # a finished session is soon forgotten
                         await client.close_session(name)
-                self._tally["sessions closed"] += 1
-        self._judge.check()
-        self._judge.forget(name)
-        self._tally.update(Outcome(outcome).name.lower() for outcome in caller.outcomes.values())
-        self._tally["results sent again"] += caller.repeats
+                tally["sessions closed"] += 1
+        judge.check()
+        judge.forget(name)
+        tally.update(Outcome(outcome).name.lower() for outcome in caller.outcomes.values())
+        tally["results sent again"] += caller.repeats
 
     async def _finish(self, caller: WireCaller) -> None:
         """Stop registering, and stay until everything has ended."""
         caller.is_quiet = True
-        running = asyncio.create_task(caller.run(self._address))
-        try:
-            with contextlib.suppress(AssertionError):  # the judge names what is missing
-                await eventually(lambda: caller.is_done or running.done())
-            if running.done():
-                raise Broken(f"{caller.name} ended by itself") from running.exception()
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-        self._judge.check_end(caller.name)
+        running = asyncio.create_task(caller.run(self.address))
+        with contextlib.suppress(AssertionError):  # the judge names what is missing
+            await eventually(lambda: caller.is_done or running.done())
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        self.world.judge.check_end(caller.name)
 
 
-class ClientCallers:
-    """Callers that use the client library: waits of each kind, satisfied, expired, cancelled, or aborted by closing."""
-
-    def __init__(self, address: str, number: int, chance: random.Random, tally: Counter[str]) -> None:
-        self._address: Final = address
-        self._random: Final = chance
-        self._tally: Final = tally
-        self._partition: Final = f"churn-{number}"
-        self._offset = 0
+class ClientCallers(Callers):
+    """They use the client library: waits of each kind, satisfied, expired, cancelled, or aborted by closing."""
 
     async def live(self) -> None:
         """The life of one caller. Raises `Broken` if a wait did not end as it had to."""
         left: list[asyncio.Task[Result]] = []
-        async with AsyncClient(self._address, name=self._partition) as client:
-            for _ in range(self._random.randint(1, 5)):
-                await self._round(client)
-            if self._random.random() < 0.5:
-                left = [asyncio.create_task(client.produce({self._partition: NEVER})) for _ in range(STEP)]
-                await asyncio.sleep(self._random.uniform(0.0, 0.05))
-        for seen in await asyncio.gather(*left, return_exceptions=True):
-            self._account(isinstance(seen, ClientClosed), "cut off by closing", seen)
+        async with AsyncClient(self.address, name=f"churn-{self.number}") as client:
+            for _ in range(self.chance.randint(1, 5)):
+                await self._round(client, f"churn-{self.number}")
+            if self.chance.random() < 0.5:
+                left = begin(*[client.produce({f"churn-{self.number}": NEVER}) for _ in range(STEP)])
+                await asyncio.sleep(self.chance.uniform(0.0, 0.05))
+        await self._end(left, ClientClosed, "cut off by closing")
 
-    async def _round(self, client: AsyncClient) -> None:
+    async def _round(self, client: AsyncClient, name: str) -> None:
         """Start waits of each kind, and then push the events that end them, which may arrive first."""
-        name, start, end = self._partition, self._offset, self._offset + STEP
-        self._offset = end
+        start, end = self.offset, self.offset + STEP
+        self.offset = end
         async with asyncio.timeout(PATIENCE_S):
-            appended = [asyncio.create_task(client.produce({name: end - back}, timeout=WAIT_S)) for back in range(STEP)]
-            appended += [
-                asyncio.create_task(client.fetch({name: start}, timeout=WAIT_S)),
-                asyncio.create_task(client.wait_once(waits.produce({name: end}, timeout=WAIT_S))),
-                asyncio.create_task(client.wait_once(waits.fetch({name: start}, timeout=WAIT_S))),
-            ]
-            signalled = asyncio.create_task(client.signal([name], from_now=True, timeout=WAIT_S))
-            expiring = [asyncio.create_task(client.produce({name: NEVER}, timeout=EXPIRES_S)) for _ in range(2)]
-            cancelled = [asyncio.create_task(client.produce({name: NEVER}, timeout=WAIT_S)) for _ in range(2)]
-            await asyncio.sleep(self._random.uniform(0.0, 0.02))
+            appended = begin(
+                *[client.produce({name: end - back}, timeout=WAIT_S) for back in range(STEP)],
+                client.fetch({name: start}, timeout=WAIT_S),
+                client.wait_once(waits.produce({name: end}, timeout=WAIT_S)),
+                client.wait_once(waits.fetch({name: start}, timeout=WAIT_S)),
+            )
+            signalled = begin(client.signal([name], from_now=True, timeout=WAIT_S))
+            expiring = begin(*[client.produce({name: NEVER}, timeout=EXPIRES_S) for _ in range(2)])
+            cancelled = begin(*[client.produce({name: NEVER}, timeout=WAIT_S) for _ in range(2)])
+            await asyncio.sleep(self.chance.uniform(0.0, 0.02))
             await client.advance(name, log_end_offset=end, byte_position=end * BYTES_PER_RECORD, high_watermark=end)
-            await self._ended(appended, Outcome.SATISFIED)
+            await self._end(appended, Outcome.SATISFIED, "satisfied")
             # Only now: records above the high watermark cannot be deleted, and the fetches would be out of range.
-            deleted = [asyncio.create_task(client.delete_records({name: end}, timeout=WAIT_S))]
+            deleted = begin(client.delete_records({name: end}, timeout=WAIT_S))
             await client.advance(name, log_start_offset=end)
-            await self._ended(deleted, Outcome.SATISFIED)
-            while not signalled.done():  # a signal that arrives before the wait does not count for it
+            await self._end(deleted, Outcome.SATISFIED, "satisfied")
+            while not signalled[0].done():  # a signal that arrives before the wait does not count for it
                 await client.signal_key(name)
                 await asyncio.sleep(0.01)
-            await self._ended([signalled], Outcome.SATISFIED)
-            await self._ended(expiring, Outcome.EXPIRED)
+            await self._end(signalled, Outcome.SATISFIED, "satisfied")
+            await self._end(expiring, Outcome.EXPIRED, "expired")
             for task in cancelled:
                 task.cancel()
-            for seen in await asyncio.gather(*cancelled, return_exceptions=True):
-                self._account(isinstance(seen, asyncio.CancelledError), "cancelled by the caller", seen)
+            await self._end(cancelled, asyncio.CancelledError, "cancelled by the caller")
 
-    async def _ended(self, tasks: Sequence[asyncio.Task[Result]], outcome: Outcome) -> None:
+    async def _end(self, tasks: Sequence[asyncio.Task[Result]], end: Outcome | type[BaseException], what: str) -> None:
+        """All waits must end with this outcome, or with this error."""
         for seen in await asyncio.gather(*tasks, return_exceptions=True):
-            self._account(isinstance(seen, Result) and seen.outcome is outcome, outcome.name.lower(), seen)
+            if end not in (type(seen), getattr(seen, "outcome", None)):
+                raise Broken(f"churn-{self.number}: a wait should be {what}, and ended with {seen!r}")
+            self.world.tally[what] += 1
 
-    def _account(self, expected: bool, what: str, seen: object) -> None:
-        if not expected:
-            raise Broken(f"{self._partition}: a wait was to be {what}, and ended with {seen!r}")
-        self._tally[what] += 1
+
+def begin(*calls: Coroutine[Any, Any, Result]) -> list[asyncio.Task[Result]]:
+    return [asyncio.create_task(call) for call in calls]
 
 
 def churn(folder: Path, seed: int, seconds: float) -> Row:

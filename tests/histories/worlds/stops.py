@@ -8,7 +8,9 @@ worker is really gone and one mark is really stale, and both waits must fail: si
 import asyncio
 import random
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +29,7 @@ from tests.kit.served_host import DaemonChannel
 TIMEOUT_S: Final = 2.0
 """Silence after which a wait fails."""
 BEAT_S: Final = 0.3
+REPORT_S: Final = 0.5
 PATIENCE_S: Final = 1.0
 """How long a unary heartbeat waits for its answer: shorter than a stop, which then ends it."""
 STOP_S: Final = (2.0, 6.0)
@@ -37,8 +40,6 @@ FOREVER_S: Final = 3_600.0
 
 
 class StopsWorld:
-    """One daemon that is stopped `stops` times."""
-
     def __init__(self, folder: Path, seed: int) -> None:
         self.late_s: Final[list[float]] = []
         """For each worker that was gone: how long after its timeout its wait failed, in listening time, which counts
@@ -58,7 +59,11 @@ class StopsWorld:
             alive = {key: asyncio.create_task(self._wait(client, key)) for key in ("beats", "beats-unary")}
             seen = client.produce({("m/seen", 0): 2}, timeout=FOREVER_S, fail_when_stale=TIMEOUT_S)
             alive["seen"] = asyncio.create_task(seen)
-            reports = _beat(client, "beats"), _beat_unary(unary, "beats-unary"), _report(link)
+            reports = (
+                _repeat(lambda: client.signal_key("beats", 0)),
+                _repeat(lambda: _beat_once(unary, "beats-unary")),
+                _repeat(partial(_report, link, time.monotonic()), REPORT_S),
+            )
             reporting = [asyncio.create_task(report) for report in reports]
             for number in range(stops):
                 await self._stop_once(daemon, client, f"gone-{number}", self._chance.uniform(*stop_s))
@@ -88,32 +93,26 @@ class StopsWorld:
         return await client.signal([key], timeout=FOREVER_S, heartbeat_timeout=TIMEOUT_S)
 
 
-async def _beat(client: AsyncClient, key: str) -> None:
+async def _repeat(call: Callable[[], Awaitable[object]], every_s: float = BEAT_S) -> None:
     while True:
-        await client.signal_key(key, 0)
-        await asyncio.sleep(BEAT_S)
+        await call()
+        await asyncio.sleep(every_s)
 
 
-async def _beat_unary(unary: DaemonChannel, key: str) -> None:
-    """Send heartbeats that are given up when the daemon does not answer."""
-    beat = key_signalled(key, count=0)
-    request = advance_request(beat)
-    while True:
-        try:
-            await unary.stub.Advance(request, timeout=PATIENCE_S)
-        except grpc.aio.AioRpcError as error:
-            assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED, error.code()  # noqa: PT017 - the expected one
-        await asyncio.sleep(BEAT_S)
+async def _beat_once(unary: DaemonChannel, key: str) -> None:
+    """Send a heartbeat that is given up when the daemon does not answer."""
+    try:
+        await unary.stub.Advance(advance_request(key_signalled(key, count=0)), timeout=PATIENCE_S)
+    except grpc.aio.AioRpcError as error:
+        assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED, error.code()  # noqa: PT017 - the expected one
 
 
-async def _report(link: SourceLink) -> None:
-    """Report every half second that all marks but one are seen."""
-    began_s = time.monotonic()
-    while True:
-        stale_ms = round((time.monotonic() - began_s) * 1_000)
-        unseen = StaleMarks("m/gone", exact=True, stale_ms=stale_ms, reason="it is gone")
-        await link.report(SourceState.STALE, "one is gone", [unseen])
-        await asyncio.sleep(0.5)
+async def _report(link: SourceLink, began_s: float) -> None:
+    """Report that all marks but one are seen."""
+    stale_ms = round((time.monotonic() - began_s) * 1_000)
+    await link.report(
+        SourceState.STALE, "one is gone", [StaleMarks("m/gone", exact=True, stale_ms=stale_ms, reason="it is gone")]
+    )
 
 
 def stops(folder: Path, seed: int, count: int, at_once: int = 4) -> Row:
