@@ -85,6 +85,14 @@ def test_a_shard_cut_short_is_refused(kept: int) -> None:
         shard_state.from_bytes(octets[:kept], 0)
 
 
+@pytest.mark.parametrize("row", [produce(5, 1, 5, kind=99), produce(5, 0, 5), mark(5, 5, type=99)])
+def test_what_no_engine_could_take_is_set_aside(row: Row) -> None:
+    shard = Shard()
+    played = play(shard, row, mark(6, 1))
+    assert (played.malformed.num_rows, played.late.num_rows, ends(played), shard.pending) == (1, 0, [], 0)
+    assert "incomplete" in played.malformed.column("reason")[0].as_py()
+
+
 def test_a_partition_of_which_nothing_is_known_but_its_name_survives() -> None:
     """One item of two is answered before an event names its partition; at the end it tells that partition's mark."""
     first = produce(1, 1, -1, kind=DELETE_RECORDS, item_count=2)
