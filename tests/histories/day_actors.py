@@ -19,8 +19,8 @@ from tests.engine import plain
 from tests.engine.adapter import operation_batch
 from tests.histories.judge import Judge, ReportedResult
 from tests.kit.proxy import FaultyProxy
-from tests.scripts.client_level import ended_row, wait_of
-from tests.scripts.messages import Names, event_row
+from tests.scripts.client_level import wait_of
+from tests.scripts.messages import Names, ended_row, event_row
 
 NO_PREFIX: Final = Names("")
 Answer = plain.Ended | BaseException | None
