@@ -22,7 +22,7 @@ from purgatory.v1 import operation_pb2, purgatory_service_pb2
 from tests.client.outbox.test_outbox_file import limit_pages, outbox_error
 from tests.client.session.test_session import submit
 from tests.client.session.wire_script import many, opened, registered, results, sent
-from tests.histories.day.actors import batch_of as client_batch
+from tests.histories.day_actors import batch_of as client_batch
 from tests.histories.plan import one_owner
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import eventually, until_pending
