@@ -24,9 +24,14 @@ from purgatory_client import (
 )
 from purgatory_client.results import UNLESS_REACHED
 
+from purgatory.engine import codes
+from purgatory.engine.views import ItemView, PendingView
+from purgatory.service.access.account import Accounts
+from purgatory.service.access.roles import Grants, Names
 from purgatory.service.errors import BatchRejected
 from purgatory.service.translate import batch_limits
 from purgatory.service.translate.operations import parts_from_columns, parts_from_rows
+from purgatory.service.visibility import may_see
 from purgatory.v1 import operation_pb2
 from tests.client.cli.test_commands import purgatory
 from tests.kit.daemon import DaemonProcess, StartDaemon
@@ -164,6 +169,18 @@ def test_invalid_terms_are_refused_at_once(make: object, field: str) -> None:
     with pytest.raises(errors.InvalidRequest) as refused:
         make()  # type: ignore[operator]
     assert refused.value.field == field
+
+
+def test_others_see_it_only_with_the_role_on_every_name() -> None:
+    items = [ItemView(name, 7, 1, 0, -1) for name in (("orders", 3), ("job", -1))]
+    view = PendingView(1, 1, codes.COMPOSITE, 0, 9, -1, items, 1, 0)
+    admin = {"admin": Names(["orders", "job"])}
+    seen = []
+    for topics, keys in ((admin, {}), ({}, admin), (admin, admin)):
+        account = Accounts().of("me")
+        account.grants = Grants(topics, keys)  # type: ignore[arg-type]
+        seen.append(may_see(account, None, view))
+    assert seen == [False, False, True]
 
 
 async def test_pending_composite_is_shown_with_both_arms(shared_daemon: DaemonProcess, client: AsyncClient) -> None:

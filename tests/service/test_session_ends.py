@@ -68,6 +68,22 @@ async def test_a_cursor_of_an_earlier_incarnation_acknowledges_nothing(
         assert (session.outbox.unacknowledged, session.owner.highest_operation_id) == (5, 5)
 
 
+async def test_a_cursor_of_this_incarnation_acknowledges() -> None:
+    async with serving() as served:
+        await served.high_watermark("orders", 1)
+        own = await register(served, 1, 2, 3)
+        assert await register(served, 4) == own
+        for last_sequence, incarnation in ((1, own), (2, "")):
+            peer = await Peer(served, "s").open(last_sequence, incarnation=incarnation)
+            opened = peer.opened
+            assert (opened.resumed, opened.incarnation, opened.newest_sequence) == (True, own, 4)
+            assert (await peer.results()).first_sequence == last_sequence + 1
+            peer.cancel()
+            await drained(served, "s")
+        await served.stub.Acknowledge(wire.AcknowledgeRequest(session_id="s", sequence=4, incarnation=own))
+        assert served.host.sessions.get("s").outbox.unacknowledged == 0
+
+
 async def test_the_opening_states_what_is_pending_and_the_largest_message() -> None:
     async with serving() as served:
         await register(served, 1)
