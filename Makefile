@@ -104,7 +104,7 @@ sim-daemon: $(STAMPS)/dev $(STAMPS)/engine ## Simulate days of daemon and client
 fleet-demo: $(STAMPS)/connectors $(STAMPS)/engine ## Two daemons over one log: one is killed, one stopped, one hands over (needs PostgreSQL; ARGS=--kafka: Java)
 	@GRPC_VERBOSITY=NONE $(BIN)/python -m examples.fleet_demo $(ARGS)
 
-fleet-crash: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/engine ## Kill, stop, hand over and cut off the daemons of a pair, over logs in PostgreSQL and Kafka (SEED=0)
+fleet-crash: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/engine ## Kill, stop, hand over and cut off the daemons of a pair, over logs in PostgreSQL and Kafka (SEED=0 ARGS="--faults 50")
 	@$(HISTORIES) --world pair --jobs 1 --count 3 $(ARGS)
 
 fleet-sim: $(STAMPS)/connectors $(STAMPS)/dev $(STAMPS)/stubs ## Run a million histories of daemons over one log, some 15 minutes (SEED=7 ARGS="--count 10" for 10,000)
@@ -123,7 +123,7 @@ sim: $(STAMPS)/dev $(STAMPS)/engine ## Run the engine against the oracle (SEED=7
 sim-long: $(STAMPS)/dev $(STAMPS)/engine ## The same for an hour
 	@$(HISTORIES) --world engine --seconds 3600 $(ARGS)
 
-crash: $(STAMPS)/dev $(STAMPS)/engine ## Kill a real daemon under load, 20 times for each seed: nothing acknowledged may be lost (SEED=7 ARGS="--count 10")
+crash: $(STAMPS)/dev $(STAMPS)/engine ## Kill a real daemon under load, 30 times for each seed: nothing acknowledged may be lost (SEED=7 ARGS="--kills 200")
 	@$(HISTORIES) --world crash --seconds 600 $(ARGS)
 
 stream-histories: $(STAMPS)/pipeline $(STAMPS)/engine ## Compare shards with the engine on random histories (SEED=7 ARGS="--count 200")

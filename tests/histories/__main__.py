@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import math
 import multiprocessing
 import secrets
 import sys
@@ -51,7 +52,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--world", choices=WORLDS)
     what.add_argument("--planted", action="store_true", help="plant one fault after another in a copy, and find it")
-    parser.add_argument("--faults", help="comma-separated rows of the table of faults (default: all of the world)")
+    parser.add_argument(
+        "--faults",
+        "--kills",
+        help="comma-separated rows of the table of faults (default: all of the world); for `crash` and `pair` also how "
+        "many to cause at least",
+    )
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1_000_000), help="first seed (default: random)")
     parser.add_argument("--seconds", type=float, help="begin no history after this time (default: 60, without --count)")
     parser.add_argument("--count", type=int, help="how many seeds (default: as many as the time allows)")
@@ -59,6 +65,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     given = parser.parse_args(arguments)
     if given.seconds is None:
         given.seconds = 60.0 if given.count is None else float("inf")
+    if (given.faults or "").isdecimal():
+        per_history = getattr(world_of(given.world), "FAULTS_PER_HISTORY", 0) if given.world else 0
+        if not per_history:
+            parser.error("only the worlds crash and pair cause a number of faults")
+        given.faults, given.count = None, math.ceil(int(given.faults) / per_history)
     unknown = set((given.faults or "none").split(",")) - FAULTS.keys()
     if unknown:
         parser.error(f"unknown faults: {', '.join(sorted(unknown))}; known: {', '.join(FAULTS)}")

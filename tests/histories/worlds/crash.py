@@ -24,7 +24,7 @@ from tests.kit.fleet import Member
 
 PATHS = ("rows", "columns")
 FAULTS = ("kill", "stop", "full disk", "wall clock")
-KILLS: Final = 30
+FAULTS_PER_HISTORY: Final = 30
 """Faults in a history of the machine."""
 KILLED_WHILE_FULL: Final = 0.3
 WALL_STEPS_S: Final = (-3_600, 0, 3_600)
@@ -177,6 +177,6 @@ def run(history: History) -> None:
             return
         mode = "async" if kind == "asynchronous" else "sync"
         world = CrashWorld(folder / "world", history.seed, mode, room, power)
-        history.figures.update(asyncio.run(world.run(KILLS)))
+        history.figures.update(asyncio.run(world.run(FAULTS_PER_HISTORY)))
     faults = {"stop": room is None, "full disk": room is not None, "wall clock": power is not None}
     world.load.note_pairs(history.seen, "kill", *[name for name, was_caused in faults.items() if was_caused])

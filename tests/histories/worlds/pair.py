@@ -32,7 +32,7 @@ from tests.kit.proxy import BOTH, DOWN, UP, FaultyProxy
 
 PATHS = ("rows", "columns")
 FAULTS = ("kill", "stop", "handover", "failover", "cut", "wall clock")
-HISTORY_FAULTS: Final = 50
+FAULTS_PER_HISTORY: Final = 50
 CUTS: Final = ("cut from the log", "cut from callers")
 WAYS: Final = (UP, DOWN, BOTH)
 CUTS_S: Final = (0.3, 1.5, 3.5)
@@ -151,5 +151,5 @@ def run(history: History) -> None:
         members = Path(name) / "members"
         members.mkdir()
         world = PairWorld(members, url, history.seed)
-        history.figures.update(asyncio.run(world.run(HISTORY_FAULTS)))
+        history.figures.update(asyncio.run(world.run(FAULTS_PER_HISTORY)))
         world.load.note_pairs(history.seen, *FAULTS)
