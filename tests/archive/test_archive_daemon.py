@@ -27,7 +27,7 @@ from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.archive.archive_kit import ArchivedHost, produces
 from tests.archive.archive_replay import Replay, Row, rows_of, without
 from tests.histories.history import run_history
-from tests.kit.daemon import DaemonProcess, StartDaemon, children_of, is_running, run_to_end
+from tests.kit.daemon import DaemonProcess, StartDaemon, children_of, daemon_environment, is_running, run_to_end
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.messages import advance_request, high_watermark, mark_batch, produce_columns
 from tests.kit.served_host import apply_events
@@ -189,12 +189,12 @@ def test_a_place_that_is_of_no_use_ends_the_start_in_one_line(tmp_path: Path) ->
     assert f"cannot write an archive to {place}: " in line
 
 
-def test_without_arrow_one_line_names_the_image_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_arrow_one_line_names_the_image_that_has_it(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['pyarrow'] = None\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), daemon_environment()["PYTHONPATH"]])}
     place = tmp_path / "archive"
     flags = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--archive", str(place)]
-    ended = run_to_end(tmp_path, flags)
+    ended = run_to_end(tmp_path, flags, environment)
     assert ended.returncode == 1
     [line] = ended.stderr.splitlines()
     assert "an archive needs pyarrow" in line

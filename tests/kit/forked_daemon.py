@@ -6,6 +6,7 @@ command: `purgatory.__main__.main`, in a process of its own. Signals during the 
 tests/deploy/test_startup_signals.py, which executes the command.
 """
 
+import contextlib
 import importlib
 import multiprocessing
 import multiprocessing.connection
@@ -80,8 +81,9 @@ class ForkedDaemon:
         return code
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it ends meanwhile; `Popen` does the same
+            if self.poll() is None:
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
