@@ -200,13 +200,13 @@ def _milliseconds(at: str) -> int:
 
 
 def check_value(signal: event_pb2.KeySignalled) -> None:
-    """Raises ValueError for a value that the engine would refuse: rows have no values, so it cannot."""
+    """Raises ValueError for what the engine would refuse: rows have neither values nor decisions, so it cannot."""
     if len(signal.value) > SIGNAL_VALUE_BYTES_MAX:
         raise ValueError(
             f"key_signalled.value: has {len(signal.value)} bytes; at most {SIGNAL_VALUE_BYTES_MAX} are allowed"
         )
-    if signal.value and signal.HasField("count") and signal.count == 0:
-        raise ValueError("key_signalled.count: 0 is a heartbeat, which has no value; give 1 or more")
+    if (signal.value or signal.HasField("decision")) and signal.HasField("count") and signal.count == 0:
+        raise ValueError("key_signalled.count: 0 is a heartbeat, which has no value and does not fail; give 1 or more")
 
 
 def name_of(given: operation_pb2.TopicPartition) -> dict[str, Any]:

@@ -104,10 +104,11 @@ def can_be_a_term(term: operation_pb2.Term) -> bool:
 
 
 def can_be_a_row(event: event_pb2.Event) -> bool:
-    """Rows have no values of signals, so an event that is refused for its value is refused as a record."""
+    """Rows have neither values nor decisions of signals, so what is refused for one is refused as a record."""
     signal = event.key_signalled
     is_heartbeat = signal.HasField("count") and signal.count == 0
-    return len(signal.value) <= SIGNAL_VALUE_BYTES_MAX and not (signal.value and is_heartbeat)
+    has_more = signal.value or signal.HasField("decision")
+    return len(signal.value) <= SIGNAL_VALUE_BYTES_MAX and not (has_more and is_heartbeat)
 
 
 def as_record(message: Record, at_ms: int, *, is_json: bool) -> bytes:
