@@ -31,10 +31,10 @@ from purgatory_connectors.publisher.lineage_store import LineageStore
 from purgatory_connectors.publisher.publisher import Publisher, Source
 
 LEVELS: Final = ("debug", "info", "warning", "error")
-
-
 REPEATED_S: Final = 30.0
+"""Seconds for which a log line is not repeated."""
 LINES_MAX: Final = 1_000
+"""Different lines that are remembered; above it, all are forgotten."""
 
 
 class NoRepetitions(logging.Filter):

@@ -41,7 +41,7 @@ from purgatory_client.results import OperationKind
 from purgatory_client.session.pending_waits import Ended, settle
 from purgatory_client.session.session_core import SessionCore
 from purgatory_client.waits import ITEM_DEFAULTS, Wait
-from purgatory_client.wire.encode_waits import columns_of
+from purgatory_client.wire.encode_waits import fill_with_entry
 
 Done = Callable[[Sequence[Record], PurgatoryClientError | None], None]
 
@@ -405,7 +405,9 @@ class OutboxGate:
 
 
 def _registration(entry: Entry, tag: str) -> RegistrationRecord:
-    is_batch, encoded = isinstance(entry, WaitBatch), columns_of(entry).SerializeToString()
+    columns = operation_pb2.OperationColumns()
+    fill_with_entry(columns, entry)
+    is_batch, encoded = isinstance(entry, WaitBatch), columns.SerializeToString()
     return RegistrationRecord(entry.operation_id, entry.count, is_batch, tag, _wall_time(entry), encoded)
 
 

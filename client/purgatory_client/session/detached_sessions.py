@@ -18,7 +18,7 @@ from purgatory_client.errors import NotFound, ProtocolError, PurgatoryClientErro
 from purgatory_client.results import ResultColumns
 from purgatory_client.session.backoff import Retry
 from purgatory_client.wire.decode_results import ResultsArrived, refusal_error
-from purgatory_client.wire.encode_waits import columns_of
+from purgatory_client.wire.encode_waits import fill_with_entry
 
 CALL_TIMEOUT: Final = 30.0
 """Timeout of one attempt, in seconds."""
@@ -64,7 +64,7 @@ async def register(
     """Register the batch, whose ids begin with `batch.operation_id`. With `incarnation`, only in that incarnation."""
     request = wire.RegisterRequest(session_id=session_id, incarnation=incarnation)
     request.batch.batch_id = 1
-    request.batch.columns.CopyFrom(columns_of(batch))
+    fill_with_entry(request.batch.columns, batch)
     retry = Retry(give_up_after)
     while True:
         try:

@@ -30,14 +30,12 @@ _ABSENT_BELOW_0: Final = frozenset(
 )
 
 
-def columns_of(entry: Entry) -> wire.OperationColumns:
+def fill_with_entry(columns: wire.OperationColumns, entry: Entry) -> None:
     """Encode a wait or a whole batch, which is sent with its whole timeout."""
-    columns = wire.OperationColumns()
     if isinstance(entry, WaitBatch):
         fill_with_many(columns, entry, range(entry.count), _NEVER_LOST, 0.0)
     else:
         fill_with_waits(columns, [entry], _NEVER_LOST, 0.0)
-    return columns
 
 
 def fill_with_waits(columns: wire.OperationColumns, waits: Sequence[Wait], lost_at: float, now: float) -> None:

@@ -6,7 +6,7 @@ Each subscriber is a listener of the host, so the tail costs nothing without sub
 import asyncio
 import time
 from collections.abc import Collection
-from itertools import accumulate
+from itertools import accumulate, compress
 from typing import Any, Final
 
 from purgatory import sizes
@@ -15,6 +15,7 @@ from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.errors import resource_exhausted
 from purgatory.service.listeners.listener import Completed, Listener, Listeners
+from purgatory.service.translate.uniform_columns import is_uniform
 from purgatory.service.translate.views import ended_operation
 
 SUBSCRIBERS_MAX: Final = 32
@@ -73,13 +74,22 @@ class TailSubscriber(Listener):
 
     def _wanted(self, completions: Completions) -> list[int]:
         """Positions of the operations that match the filter."""
-        if not self._kind and not self._outcomes:
-            return list(range(len(completions)))
-        return [
-            place
-            for place, (kind, outcome) in enumerate(zip(completions.kinds, completions.outcomes, strict=True))
-            if self._kind in (0, kind) and (not self._outcomes or outcome in self._outcomes)
-        ]
+        kinds, outcomes = completions.kinds, completions.outcomes
+        # Compared as bytes: reading thousands of values one by one would create a Python number for each.
+        if self._kind and is_uniform(bytes(kinds)):
+            if kinds[0] != self._kind:
+                return []
+        elif self._kind:
+            return [
+                place
+                for place, (kind, outcome) in enumerate(zip(kinds, outcomes, strict=True))
+                if kind == self._kind and (not self._outcomes or outcome in self._outcomes)
+            ]
+        if not self._outcomes:
+            return list(range(len(outcomes)))
+        if is_uniform(bytes(outcomes)):
+            return list(range(len(outcomes))) if outcomes[0] in self._outcomes else []
+        return list(compress(range(len(outcomes)), [outcome in self._outcomes for outcome in outcomes]))
 
     def _visible(self, completions: Completions, places: list[int]) -> list[int]:
         """Positions of operations whose items are all covered by the role admin, as in `visibility.may_see`."""
