@@ -16,7 +16,7 @@ from purgatory_client.outbox.outbox_gate import batch_of as restored_batch
 from purgatory_client.outbox.outbox_gate import wait_of as restored_wait
 from purgatory_client.results import OperationKind
 from purgatory_client.session.session_core import SessionCore
-from purgatory_client.wire.encode_waits import columns_of
+from purgatory_client.wire.encode_waits import fill_with_entry
 
 from purgatory.v1 import operation_pb2, purgatory_service_pb2
 from tests.client.outbox.test_outbox_file import limit_pages, outbox_error
@@ -259,6 +259,12 @@ def test_the_blocking_client_has_an_outbox_too(shared_daemon: DaemonProcess, tmp
         without.recovered()
 
 
+def encoded(entry: waits.Wait | WaitBatch) -> operation_pb2.OperationColumns:
+    columns = operation_pb2.OperationColumns()
+    fill_with_entry(columns, entry)
+    return columns
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_wait_of_any_kind_is_restored_as_it_was(seed: int) -> None:
     """A restored wait is sent in the same message."""
@@ -271,8 +277,8 @@ def test_a_wait_of_any_kind_is_restored_as_it_was(seed: int) -> None:
             single.stale_timeout_ms = generator.rng.choice((None, 0, 2_500))
             batch.set_columns({"stale_timeout_ms": [-1, 0, 2_500]})
         single.operation_id = batch.operation_id = 7
-        assert columns_of(restored_wait(columns_of(single))) == columns_of(single)
-        assert columns_of(restored_batch(columns_of(batch))) == columns_of(batch)
+        assert encoded(restored_wait(encoded(single))) == encoded(single)
+        assert encoded(restored_batch(encoded(batch))) == encoded(batch)
 
 
 # The session with an outbox, without daemon and file.
