@@ -10,6 +10,7 @@ from typing import Final
 
 from purgatory.journal.crash_points import NEVER
 from tests.histories.judge import Broken, Judge
+from tests.histories.wire_caller import WireCaller
 from tests.histories.wire_load import WireLoad
 from tests.kit.eventually import eventually
 from tests.kit.faults import stopped
@@ -17,6 +18,10 @@ from tests.kit.fleet import Member
 
 SERVED: Final = 0.5
 """Share of faults after which the next one waits until a daemon serves; the others may find none."""
+
+
+def accepted_batches(caller: WireCaller) -> int:
+    return caller.accepted_batches
 
 
 class SupervisedWorld:
@@ -53,7 +58,7 @@ class SupervisedWorld:
         )
 
     async def run(self, faults: int) -> Counter[str]:
-        """Cause this number of faults, then let all operations end. Raises `Broken`."""
+        """Cause faults, see that each caller is served after them, then let all operations end. Raises `Broken`."""
         rounds = faults // len(self.kinds) + 1
         drawn = [kind for _ in range(rounds) for kind in self.random.sample(self.kinds, len(self.kinds))][:faults]
         async with AsyncExitStack() as stack:
@@ -67,6 +72,7 @@ class SupervisedWorld:
                         await self.load.restart_caller()
                     if self.random.random() < SERVED:
                         await self.until_served()
+                await self.load.until_all_rise(accepted_batches, self.check, "served again")
                 await self.load.settle(self.check)
                 await self.finish()
             finally:

@@ -15,7 +15,7 @@ from purgatory.journal.crash_points import POINTS
 from tests.client.outbox.outbox_killed import Killed
 from tests.histories.history import History
 from tests.histories.judge import Broken
-from tests.histories.supervised import SupervisedWorld
+from tests.histories.supervised import SupervisedWorld, accepted_batches
 from tests.histories.wire_caller import WireCaller
 from tests.kit.daemon import StartedDaemon, StartedProcess
 from tests.kit.eventually import wait_until
@@ -81,14 +81,14 @@ class CrashWorld(SupervisedWorld):
     async def _run_out(self, room: LimitedDisk, member: Member) -> None:
         """Fill the disk until each caller is refused. Usually free it again; then each caller must be served."""
         await super().fault("kill", member)  # the next one does not die at a crash point
-        await self.until_served()
+        await self.load.until_all_rise(accepted_batches, self.check, "served")
         room.fill(member.process.pid)
         await self.load.until_all_rise(_refused, self.check, "refused for want of space")
         if self.random.random() < KILLED_WHILE_FULL:
             await super().fault("kill", member)
         else:
             room.free()
-            await self.load.until_all_rise(_accepted, self.check, "served again")
+            await self.load.until_all_rise(accepted_batches, self.check, "served again")
 
     async def finish(self) -> None:
         if self._outbox is not None:
@@ -122,10 +122,6 @@ class _Daemon(Member):
 
 def _refused(caller: WireCaller) -> int:
     return caller.refused_batches
-
-
-def _accepted(caller: WireCaller) -> int:
-    return caller.accepted_batches
 
 
 class _Outbox(Killed):
