@@ -78,7 +78,7 @@ def test_no_kill_loses_repeats_or_hastens_anything(tmp_path: Path, kind: str) ->
     except NotPossibleHere as error:
         pytest.skip(str(error))
     tally = asyncio.run(CrashWorld(tmp_path, 1, room=room, power=power, has_outbox=kind == "kill").run(KILLS))
-    assert tally["operations"]
+    assert tally["operations"] > KILLS
     assert bool(tally["refused batches"]) == (room is not None)
     assert (tally["outbox waits"] > KILLS) == (kind == "kill")
 
