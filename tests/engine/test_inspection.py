@@ -21,6 +21,11 @@ def test_slots_without_the_operation_show_nothing() -> None:
     assert [view.operation_id for place in places if (view := inspection.view_of(*place))] == [1]
 
 
+def test_item_without_a_partition_has_no_log_start() -> None:
+    (view,), _ = EngineLevel.played("composite 1 orders-0@10 job").engine.inspection.list_pending(0, 1)
+    assert [item.log_start_offset for item in view.items] == [0, -1]
+
+
 def test_filters_of_a_listing_are_combined() -> None:
     level = EngineLevel.played(
         "produce 1 orders-0@10 orders-1@10",

@@ -20,6 +20,24 @@ def test_a_reader_of_a_dropped_epoch_learns_that_it_is_unknown() -> None:
     assert known.endswith("diverges at 40/410")
     for number, epoch in enumerate((0, 28, 29, 30, 31, epochs.ENTRIES_MAX + 29, epochs.ENTRIES_MAX + 30), 3):
         level.answer(f"fetch {number} orders-0@{end - 1} last_epoch={epoch}")  # the oracle knows what is right
+    cache = level.engine._partitions.by_name["orders", 0].epochs
+    assert cache.end_offset(-1, end) == cache.end_offset(epochs.ENTRIES_MAX + 30, end) == (-1, -1)
+
+
+def test_leader_may_have_id_0_and_its_mark_only_rises() -> None:
+    partition = EngineLevel.played("lead orders-0 1 replicas=0,1 leader_id=1").engine._partitions.at(0)
+    partition.assign([], 0)
+    assert partition.leader_id == 0
+    assert partition.is_leader
+    assert [partition.raise_high_watermark(offset) for offset in (3, 3, 2, 4)] == [True, False, False, True]
+
+
+def test_counter_of_partitions_changes_with_each_one_that_comes_or_goes() -> None:
+    level, seen = EngineLevel(), []
+    for line in ("append a-0 1", "append b-0 1", "remove a-0", "append a-0 1"):
+        level.answer(line)
+        seen.append(level.engine.inspection.partition_changes)
+    assert seen == sorted(set(seen))
 
 
 BYTES = 10

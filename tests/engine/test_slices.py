@@ -2,7 +2,7 @@
 
 import pytest
 
-from purgatory.engine.calls import Apply, Call, Cancel, CancelAll, CancelName, PassTime, Register, ShutDown
+from purgatory.engine.calls import Apply, Call, Cancel, CancelAll, CancelName, FailStale, PassTime, Register, ShutDown
 from purgatory.engine.codes import CANCELLED, EXPIRED, SHUTTING_DOWN
 from purgatory.engine.engine import Engine
 from purgatory.engine.waiting.tables import Owner
@@ -79,6 +79,27 @@ def test_cancel_by_id_answers_for_as_many_as_it_looked_at() -> None:
         calls += 1
     assert answers == [False] + [True] * OPERATIONS
     assert calls == 7
+
+
+@pytest.mark.parametrize("has_owner", [True, False])
+def test_shutdown_has_more_while_a_single_operation_is_pending(has_owner: bool) -> None:
+    _, engine, owner = filled(PRODUCE)
+    receipts = [engine.perform(owner if has_owner else None, ShutDown(limit), 1) for limit in (OPERATIONS - 1, 1)]
+    assert [(receipt.ended, receipt.has_more) for receipt in receipts] == [(OPERATIONS - 1, True), (1, False)]
+
+
+def test_stale_waits_fail_until_the_work_is_reached() -> None:
+    level = EngineLevel.played("produce 1..3 k*2@9 stale_timeout_ms=5 timeout=100")
+    call = FailStale([1, 2, 3], {("k", 0)})
+    receipt = level.engine.perform(level.engine_owner(), call, 50, 2 * (1 + 2))
+    assert (receipt.were_pending, receipt.has_more) == ([True, True], True)
+
+
+def test_resolving_an_item_takes_one_unit_of_work() -> None:
+    engine = EngineLevel.played("produce 1 k*3@5").engine
+    before = engine._pending.work_total
+    engine.perform(None, events("high-watermark k-0 5"), 0)
+    assert engine._pending.work_total - before == 1
 
 
 def batch_of(line: str) -> Register:

@@ -47,6 +47,11 @@ EQUIVALENT: Final[tuple[tuple[str, str, str], ...]] = (
     ("*Admission*admit_plain", r"^\+.*item_count >= self\._items_max", "as with events: the rest takes the long way"),
     ("*PositionIndex*fault", r"^\+.*segment > 0 and segment > offset", "0 is above no offset"),
     ("*SavedOperations*add_fetch", r"^\+.*2 if (read_committed|leader_only)", "whatever is not 0 is read as true"),
+    ("*.partition.*raise_high_watermark", r"^\+.*offset < self\.high_watermark", "an equal offset becomes itself"),
+    ("*.columns.*Column*__init__", r"^\+.*\[1\] \* count", "each value is assigned before it is read"),
+    ("*DeleteRecordsKind*try_item", r"^\+.*partition_fault\(partition, -2\)", "any negative epoch is not compared"),
+    ("*ProduceKind*begin_plain", r"^\+.*all_wait = None", "items are then evaluated a second time"),
+    ("*Performer*_perform_on_all", r"^\+.*0 < self", "no deadline is as early as 0"),
     ("*", r"^\+.*cast\(", "a cast does nothing at run time"),
     ("*.marks.events.*", r"^\+.*(fetches_first=|_settle\(.*(True|False)\))", "the order of kinds is not specified"),
 )

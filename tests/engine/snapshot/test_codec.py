@@ -8,6 +8,7 @@ from mypy_extensions import i64
 
 from purgatory.engine.snapshot.codec import ColumnReader, ColumnWriter
 from purgatory.engine.snapshot.live_set import LiveSet
+from tests.scripts.engine_level import EngineLevel
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -104,3 +105,11 @@ def test_live_set_equals_a_set_of_ids(ids: list[int], removals: list[list[int]])
 def test_live_set_without_ids_is_an_assertion() -> None:
     with pytest.raises(AssertionError, match="a live set needs at least one id"):
         LiveSet(vec[i64](), b"")
+
+
+def test_saved_operations_are_those_above_the_id_and_name_each_partition_once() -> None:
+    level = EngineLevel.played(*(f"produce {number} a-0@9 b-0@9" for number in (1, 2, 3)))
+    saved = level.engine.snapshots.save_above(level.engine_owner(), 1)
+    assert list(saved.operation_ids) == [2, 3]
+    assert saved.names == [("a", 0), ("b", 0)]
+    assert list(saved.places) == [0, 1, 0, 1]

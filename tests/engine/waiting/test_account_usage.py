@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.engine import Engine
-from purgatory.engine.memory_estimate import KEY_BYTES, VALUE_BYTES, WATCH_LIST_BYTES, name_bytes
+from purgatory.engine.memory_estimate import (
+    ITEM_BYTES,
+    KEY_BYTES,
+    OPERATION_BYTES,
+    POSITION_BYTES,
+    VALUE_BYTES,
+    WATCH_LIST_BYTES,
+    name_bytes,
+)
 from tests.scripts.engine_level import EngineLevel
 
 SESSIONS = {"a": "ann", "b": "bob", "c": "ann"}
@@ -122,3 +130,16 @@ def test_positions_are_thinned_while_memory_is_short() -> None:
 def test_character_of_a_name_takes_one_byte_or_four() -> None:
     for letter, size in (("x", 1), ("\u00fc", 4)):
         assert name_bytes((letter * 200, 0)) - name_bytes((letter * 100, 0)) == 100 * size
+
+
+def test_memory_of_an_account_and_of_the_engine_grows_with_what_they_hold() -> None:
+    level = EngineLevel.played("limits partitions_max=3", "account ann", "produce 1 orders-0@1 orders-1@2")
+    ann, engine = level.accounts["ann"], level.engine
+    assert ann.memory_bytes() == OPERATION_BYTES + 2 * ITEM_BYTES + ann.name_bytes
+    before, named = engine.memory_bytes(), ann.name_bytes
+    level.answer("append orders-2 10")
+    partition = engine._partitions.by_name["orders", 2]
+    added = partition.weighed_bytes
+    assert engine.memory_bytes() - before == ann.name_bytes - named == added
+    level.answer("append orders-2 20 position=200")
+    assert partition.weighed_bytes - added == len(partition.positions) * POSITION_BYTES > 0
