@@ -113,6 +113,36 @@ async def test_demand_that_comes_and_goes_shortens_no_interval() -> None:
     await asyncio.gather(running, return_exceptions=True)
 
 
+class SlowToEnd(HeldSource):
+    """Its reads end some time after they were cancelled, as those of drivers that talk to the server once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: list[str] = []
+
+    async def read(self, target: str) -> dict[str, int]:
+        self.reads += 1
+        try:
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            await asyncio.sleep(0.01)
+            self.ended.append("read")
+
+    async def close(self) -> None:
+        self.ended.append("closed")
+        await super().close()
+
+
+async def test_source_that_ends_closes_its_connections_after_the_last_read() -> None:
+    """A read has its connection until it ends: it would give it back to a pool that is closed already."""
+    source = SlowToEnd()
+    running = asyncio.create_task(source.run(ConnectedPublisher()))
+    await eventually(lambda: source.reads)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert source.ended == ["read", "closed"]
+
+
 async def test_a_cancelled_request_leaves_its_pool(status: Status) -> None:
     """A pool may count a request that was cancelled in the middle as active for ever. It is not used again."""
     source = open_source(SourceUri.parse(f"poll+http://{status.address}/?timeout_ms=1000"))

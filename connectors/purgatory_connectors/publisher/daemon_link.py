@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from purgatory_client import AsyncClient
@@ -23,22 +24,13 @@ from purgatory_connectors.publisher.observation import EndsFound, MarkName, Sour
 _logger = logging.getLogger("purgatory_connectors")
 
 
-class LinkedSource:
-    """A source as a link sees it. `ends` answers requests; `demand_changed` is called when a link's demand changes."""
+class LinkedSource(ABC):
+    """A source as its links to daemons see it: its marks and their lineages, and its health."""
 
-    def __init__(
-        self,
-        name: str,
-        topic_prefixes: Sequence[str],
-        store: LineageStore,
-        ends: Callable[[EndsWanted], Awaitable[EndsFound]],
-        demand_changed: Callable[[], None],
-    ) -> None:
+    def __init__(self, name: str, topic_prefixes: Sequence[str], store: LineageStore) -> None:
         self.name: Final = name
         self.topic_prefixes: Final = tuple(topic_prefixes)
         self.store: Final = store
-        self.ends: Final = ends
-        self.demand_changed: Final = demand_changed
         self.replicator: Final = MarkReplicator(store.load(), time.monotonic())
         self._state = SourceState.LOADING
         self._reason = "it has just started"
@@ -46,7 +38,15 @@ class LinkedSource:
         self._lag_ms = 0
         self._reported_at = time.monotonic()
 
-    def report(self, state: SourceState, reason: str, stale: Sequence[StaleMarks], lag_ms: int) -> bool:
+    @abstractmethod
+    async def find_ends(self, wanted: EndsWanted) -> EndsFound:
+        """Answer a daemon's question about ends."""
+
+    @abstractmethod
+    def link_demand_changed(self) -> None:
+        """The demand of a link has changed."""
+
+    def set_health(self, state: SourceState, reason: str, stale: Sequence[StaleMarks], lag_ms: int) -> bool:
         """Set the health, as in `Publisher.report`. Returns whether it has changed, apart from ages and lag."""
         marks = [one[:3] for one in stale]
         is_news = (state, reason, marks) != (self._state, self._reason, [one[:3] for one in self._stale])
@@ -134,7 +134,7 @@ class DaemonLink:
             _logger.warning("not connected to the daemon at %s: %s", self.address, reason)
         if self.demand and now - self._lost_at > _DEMAND_KEPT_S:
             self.demand = set()
-            self._source.demand_changed()
+            self._source.link_demand_changed()
 
     async def _connected(self, backoff: Backoff) -> None:
         async with (
@@ -234,10 +234,10 @@ class DaemonLink:
     def _apply_demand(self, link: SourceLink) -> None:
         if self.demand != link.demand:
             self.demand = set(link.demand)
-            self._source.demand_changed()
+            self._source.link_demand_changed()
 
     async def _answer(self, link: SourceLink, wanted: EndsWanted) -> None:
-        found = await self._source.ends(wanted)
+        found = await self._source.find_ends(wanted)
         await link.answer_ends(wanted.ask_id, found.ends, found.error, as_of_ms=found.as_of_ms)
 
 

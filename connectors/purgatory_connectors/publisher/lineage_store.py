@@ -49,10 +49,10 @@ class LineageStore:
             version = int(self._file.execute("PRAGMA user_version").fetchone()[0])
             if version > _VERSION:
                 raise SourceRefused(f"{self._path} was written by a newer version of this program")
-            self._file.execute("BEGIN IMMEDIATE")
-            self._file.execute(_MAKE)
-            self._file.execute(f"PRAGMA user_version = {_VERSION}")
-            self._file.execute("COMMIT")
+            with self._file:
+                self._file.execute("BEGIN IMMEDIATE")
+                self._file.execute(_MAKE)
+                self._file.execute(f"PRAGMA user_version = {_VERSION}")
         except (sqlite3.Error, OSError) as error:
             raise self._unusable(error) from error
 
@@ -71,26 +71,17 @@ class LineageStore:
 
     def keep(self, lineages: Iterable[tuple[MarkName, MarkLineage]]) -> None:
         """Write these lineages in one transaction. Raises SourceRefused if they cannot be written."""
-        rows = [
-            (
-                *(name),
-                one.epoch,
-                one.identity,
-                json.dumps(one.retired),
-                one.is_gone,
-                one.offset if one.is_seen else one.floor,
-            )
-            for name, one in lineages
-        ]
+        rows = []
+        for name, one in lineages:
+            offset = one.offset if one.is_seen else one.floor
+            rows.append((*name, one.epoch, one.identity, json.dumps(one.retired), one.is_gone, offset))
         if not rows:
             return
         try:
-            self._file.execute("BEGIN IMMEDIATE")
-            self._file.executemany(_KEEP, rows)
-            self._file.execute("COMMIT")
+            with self._file:
+                self._file.execute("BEGIN IMMEDIATE")
+                self._file.executemany(_KEEP, rows)
         except sqlite3.Error as error:
-            if self._file.in_transaction:
-                self._file.execute("ROLLBACK")
             raise self._unusable(error) from error
 
     def close(self) -> None:

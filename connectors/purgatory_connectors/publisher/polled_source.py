@@ -71,6 +71,8 @@ class PolledSource(Source, Generic[Reading]):
         """For each target that was asked: why it could not be read."""
         self._reasons: dict[str, str] = {}
         """Stale marks of the last report, except derived ones."""
+        self._reads: Final[set[asyncio.Task[Reading]]] = set()
+        """Those that have not ended yet, although they may have been cancelled."""
 
     @abstractmethod
     async def read(self, target: str) -> Reading:
@@ -105,13 +107,19 @@ class PolledSource(Source, Generic[Reading]):
         query, and wait for that answer too.
         """
         reading = asyncio.ensure_future(self.read(target))
+        self._reads.add(reading)
+        reading.add_done_callback(self._read_ended)
         try:
             if (await asyncio.wait((reading,), timeout=self._timeout_s))[0]:
                 return reading.result()
         finally:
-            reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # or asyncio would log it
             reading.cancel()
         raise Unreadable("it does not answer")
+
+    def _read_ended(self, reading: asyncio.Task[Reading]) -> None:
+        self._reads.discard(reading)
+        if not reading.cancelled():
+            reading.exception()  # mark it as retrieved, or asyncio would log it
 
     async def run(self, publisher: Publisher) -> None:
         """Watch until cancelled."""
@@ -130,6 +138,8 @@ class PolledSource(Source, Generic[Reading]):
                 for target in self._wake:
                     tasks.create_task(self._follow(target))
         finally:
+            if self._reads:  # each has a connection, which `close` would not find
+                await asyncio.wait(self._reads, timeout=self._timeout_s)
             await self.close()
 
     async def _follow(self, target: str) -> None:

@@ -67,7 +67,7 @@ class Source(ABC):
         )
 
 
-class Publisher:
+class Publisher(LinkedSource):
     """Publishes the marks of one source to every daemon. It belongs to the event loop on which it is created.
 
     Args:
@@ -85,19 +85,12 @@ class Publisher:
         daemons: Mapping[str, Callable[[], AsyncClient]],
         lineages: LineageStore | None = None,
     ) -> None:
+        super().__init__(source.name, source.topic_prefixes, LineageStore(None) if lineages is None else lineages)
         self._source: Final = source
-        self._linked: Final = LinkedSource(
-            source.name,
-            source.topic_prefixes,
-            LineageStore(None) if lineages is None else lineages,
-            self._ends,
-            self._link_demand_changed,
-        )
-        self.replicator: Final = self._linked.replicator
         self._demand: frozenset[MarkName] = frozenset()
         self._demand_changed = asyncio.Event()
         self._links: Final = [
-            DaemonLink(address, open_client, self._linked, len(daemons)) for address, open_client in daemons.items()
+            DaemonLink(address, open_client, self, len(daemons)) for address, open_client in daemons.items()
         ]
 
     # For the source.
@@ -134,7 +127,7 @@ class Publisher:
             stale: The marks it cannot see. Empty in a state other than LIVE or BEHIND: all marks.
             lag_ms: Milliseconds by which observations lag behind the system.
         """
-        if self._linked.report(state, reason, stale, lag_ms):
+        if self.set_health(state, reason, stale, lag_ms):
             for link in self._links:
                 link.health_changed()
 
@@ -168,8 +161,8 @@ class Publisher:
         except* SourceRefused as group:
             raise first_error(group) from None
         finally:
-            self._linked.store_all()
-            self._linked.store.close()
+            self.store_all()
+            self.store.close()
 
     async def _run_source(self) -> None:
         backoff = Backoff(base=0.2, cap=5.0)
@@ -200,18 +193,18 @@ class Publisher:
                     link.wake()
             if now - kept_at > KEEP_OFFSETS_S:
                 kept_at = now
-                self._linked.store_all()
+                self.store_all()
 
     # For links.
 
-    def _link_demand_changed(self) -> None:
+    def link_demand_changed(self) -> None:
         demand = frozenset().union(*(link.demand for link in self._links))
         if demand != self._demand:
             self._demand = demand
             self._demand_changed.set()
             self._demand_changed = asyncio.Event()
 
-    async def _ends(self, wanted: EndsWanted) -> EndsFound:
+    async def find_ends(self, wanted: EndsWanted) -> EndsFound:
         """The ends of these topics with the epochs of their marks, or none and an error text."""
         topics, as_of_ms = wanted.topics, wanted.as_of_ms
         try:
