@@ -1,6 +1,7 @@
 """The tables of the journal and their version. docs/durability.md describes each table."""
 
 import sqlite3
+from contextlib import closing
 from typing import Final
 
 from purgatory.journal.errors import JournalTooNew
@@ -112,23 +113,16 @@ CREATE TABLE key_principals (
 MIGRATIONS: Final = (SCHEMA, KEY_VALUES, KEY_PRINCIPALS)
 """Script n turns version n into version n + 1; version 0 is an empty file. After a release, only append to it."""
 
-COLUMNS: Final = {
-    "moment": ("one", "engine_ms", "wall_ms", "boot_ms", "boot_id", "group_number", "clean"),
-    "sessions": (
-        "session", "session_id", "highest_operation_id", "last_sequence", "acknowledged_sequence", "sequence_shift",
-        "uncertain_after", "incarnation", "principal", "callback_url", "callback_token",
-    ),
-    "refused_ids": ("session", "ranges"),
-    "dead_letters": ("letter", "content"),
-    "registrations": ("registration", "session", "first_operation_id", "last_operation_id", "operations", "content"),
-    "gone": ("registration", "bits"),
-    "results": ("result", "session", "first_sequence", "results", "content"),
-    "partitions": ("place", "topic", "number", "content"),
-    "changes": ("change", "content"),
-    "keys": ("place", "key", "count"),
-    "key_values": ("place", "key", "failed", "value"),
-    "key_principals": ("place", "key", "principal"),
-}  # fmt: skip
+
+def _columns() -> dict[str, tuple[str, ...]]:
+    """The columns of each table, as SQLite reads them."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.executescript("".join(MIGRATIONS))
+        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {table: tuple(row[1] for row in database.execute(f"PRAGMA table_info({table})")) for table in tables}
+
+
+COLUMNS: Final = {table: columns[:-1] for table, columns in _columns().items()}
 """The columns of each table, except the last one, which is the checksum."""
 
 SURROGATE_KEYED: Final = {"moment", "partitions", "keys", "key_values", "key_principals"}

@@ -225,10 +225,7 @@ class StatementBuilder:
             self._add_partitions(group, out)
         self._update_keys(group, out)
         for letter, content in group.dead_letters:
-            if content:
-                _put(out, "dead_letters", letter, content)
-            else:
-                out[DELETE["dead_letters"]].append((letter,))
+            _put_or_delete(out, "dead_letters", (letter,), content)
         # Exactly one for each group: see `moment_of`.
         _put(out, "moment", *group.moment, group.number, int(group.is_last))
         return out
@@ -236,10 +233,7 @@ class StatementBuilder:
     def _update_keys(self, group: Group, out: Statements) -> None:
         for saved in group.keys:
             key, count, *_ = saved
-            if count:
-                _put(out, "keys", key, count)
-            else:
-                out[DELETE["keys"]].append((key,))
+            _put_or_delete(out, "keys", (key,), count)
             for table, row in _rows_of_key(saved).items():
                 known = self._key_rows[table]
                 if row == known.get(key, NO_ROW[table]):
@@ -264,11 +258,8 @@ class StatementBuilder:
             self._change_rows.append(self._last_change)
             _put(out, "changes", self._last_change, pack_changes(group.partitions))
             return
-        for (topic, number), content in self._unmerged.items():
-            if content:
-                _put(out, "partitions", topic, number, content)
-            else:
-                out[DELETE["partitions"]].append((topic, number))
+        for name, content in self._unmerged.items():
+            _put_or_delete(out, "partitions", name, content)
         # The merged rows contain the newest content of each partition, so older rows of changes are all superseded.
         out[DELETE["changes"]].extend((change,) for change in self._change_rows)
         self._change_rows.clear()
@@ -305,9 +296,8 @@ class StatementBuilder:
             row_id = self._insert_registration(state.session, part.progressed, out)
             rows.add_moved(row_id, LiveSet(part.progressed.operation_ids, b""))
         self._delete_results(rows.acknowledge(state.acknowledged_sequence), out)
-        if (
-            part.results and state.last_sequence > state.acknowledged_sequence
-        ):  # results already acknowledged are not written
+        # Results already acknowledged are not written.
+        if part.results and state.last_sequence > state.acknowledged_sequence:
             self._insert_results(part, rows, out)
         _put(out, "sessions", *state)
         self._update_refused_ids(state.session, part.refused_ids, out)
@@ -315,12 +305,10 @@ class StatementBuilder:
     def _update_refused_ids(self, session: int, ranges: bytes, out: Statements) -> None:
         if ranges == self._refused_ids.get(session, b""):
             return
-        if ranges:
-            self._refused_ids[session] = ranges
-            _put(out, "refused_ids", session, ranges)
-        else:
+        self._refused_ids[session] = ranges
+        if not ranges:
             del self._refused_ids[session]
-            out[DELETE["refused_ids"]].append((session,))
+        _put_or_delete(out, "refused_ids", (session,), ranges)
 
     def _rows_of(self, session: int) -> SessionRows:
         return self._sessions.setdefault(session, SessionRows())
@@ -364,3 +352,11 @@ def _rows_of_key(saved: SavedKey) -> dict[str, tuple[Value, ...]]:
 def _put(out: Statements, table: str, *row: Value) -> None:
     """Add a row and its checksum."""
     out[UPSERT[table]].append((*row, checksum(*row)))
+
+
+def _put_or_delete(out: Statements, table: str, key: tuple[Value, ...], content: Value) -> None:
+    """Add the row with this key, or delete it if it would have no content."""
+    if content:
+        _put(out, table, *key, content)
+    else:
+        out[DELETE[table]].append(key)

@@ -154,18 +154,11 @@ class Store:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        database = self._database
         # Takes the write lock now. A plain BEGIN takes it with the first change, and the transaction could fail as busy
         # in its middle.
-        database.execute("BEGIN IMMEDIATE")
-        try:
+        self._database.execute("BEGIN IMMEDIATE")
+        with self._database:  # commits, or rolls back
             yield
-            database.execute("COMMIT")
-        except BaseException:
-            # After some errors, such as a full disk, SQLite has rolled back by itself.
-            if database.in_transaction:
-                database.execute("ROLLBACK")
-            raise
 
     def _write(self, statements: Statements) -> None:
         """Execute statements in the transaction that is open."""

@@ -79,15 +79,13 @@ class JournalThread:
 
     def _step(self) -> bool:
         """Write the next group, or do maintenance if there is none. Return False at the end."""
-        more = True
         try:
             group = self._groups.get(timeout=IDLE_S)
         except queue.Empty:
             self._check_files()
-            more = self._maintain(idle=True)
             # One bounded step at a time: a new group waits for at most one.
-            while more and self._groups.empty():
-                more = self._maintain(idle=True)
+            while self._maintain(idle=True) and self._groups.empty():
+                pass
             return True
         # It is the last in the queue, so all groups that were submitted before it have been written.
         if group is None:
