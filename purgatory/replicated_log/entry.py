@@ -27,6 +27,10 @@ PART_BYTES_MAX: Final = 900_000
 """Content of one entry. Kafka by default accepts a million bytes, including the entry's other fields."""
 
 
+_ENCODED: Final = [field.name for field in pb.LogEntry.DESCRIPTOR.fields if field.name != "format"]
+"""The fields of an entry that are in its encoding."""
+
+
 class Kind(IntEnum):
     """The purpose of an entry."""
 
@@ -68,12 +72,7 @@ class Entry:
 
     def to_bytes(self) -> bytes:
         """Encode the entry, without its place in the log."""
-        return pb.LogEntry(
-            format=FORMAT, tables=self.tables, kind=self.kind.value, epoch=self.epoch, number=self.number,
-            writer=self.writer, moment_ms=self.moment_ms, content=self.content, more=self.more, address=self.address,
-            http_address=self.http_address, log_id=self.log_id, previous_position=self.previous_position,
-            previous_writer=self.previous_writer,
-        ).SerializeToString()  # fmt: skip
+        return pb.LogEntry(format=FORMAT, **{name: getattr(self, name) for name in _ENCODED}).SerializeToString()
 
     @classmethod
     def from_bytes(cls, data: bytes, position: int, logged_ms: int) -> "Entry":
@@ -92,12 +91,9 @@ class Entry:
                 "upgrade it"
             )
         is_entry = read.format > 0 and read.kind in pb.LogEntryKind.values()
-        kind = Kind(read.kind) if is_entry else Kind.UNREADABLE
-        return cls(
-            kind, read.epoch, read.writer, read.number, read.moment_ms, read.content, read.more, read.address,
-            read.http_address, read.log_id, read.previous_position, read.previous_writer, read.tables, position,
-            logged_ms,
-        )  # fmt: skip
+        values: dict[str, Any] = {name: getattr(read, name) for name in _ENCODED}
+        values["kind"] = Kind(read.kind) if is_entry else Kind.UNREADABLE
+        return cls(**values, position=position, logged_ms=logged_ms)
 
     @classmethod
     def origin(cls) -> "Entry":

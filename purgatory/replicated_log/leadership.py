@@ -106,7 +106,7 @@ class Leadership:
 
     def place_after(self, before: LogPlace, entry: Entry) -> LogPlace:
         """The place of a file that includes the group just appended."""
-        return before.at(self.reign.resting)._replace(logged_ms=entry.logged_ms)
+        return before._replace(state=self.reign.resting, logged_ms=entry.logged_ms)
 
     def heartbeat(self) -> None:
         """Show that this process is alive while the journal is being restored."""

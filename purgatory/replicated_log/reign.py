@@ -17,15 +17,14 @@ All readers see the same entries in the same order, so they agree. That is all t
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from purgatory.replicated_log.entry import TABLES, Entry, Kind
 from purgatory.replicated_log.errors import LogLost, LogRefused
 
 
-@dataclass(frozen=True, slots=True)
-class ReignState:
+class ReignState(NamedTuple):
     """The state of a reader after an entry, from which it can continue.
 
     Attributes:
@@ -108,7 +107,7 @@ class Reign:
         if valid is not None and entry.kind is Kind.GROUP and not entry.more:
             whole = replace(entry, content=b"".join((*self._parts, entry.content))) if self._parts else entry
             valid = whole if is_own else self._unpacked(whole)
-        self.state = self._after(entry) if valid is not None else replace(self.state, position=entry.position)
+        self.state = self._after(entry) if valid is not None else self.state._replace(position=entry.position)
         self.void_entries += valid is None
         if not self._parts:
             self.resting = self.state
@@ -153,4 +152,4 @@ class Reign:
         else:
             self._parts.clear()  # joined, or the leader gave up a group that it had not finished
         leader = b"" if entry.kind is Kind.RESIGNATION else entry.writer
-        return replace(self.state, position=entry.position, number=entry.number, writer=leader)
+        return self.state._replace(position=entry.position, number=entry.number, writer=leader)

@@ -8,7 +8,6 @@ import os
 import shutil
 import sqlite3
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -58,16 +57,13 @@ SNAPSHOT: Final = "snapshot-"
 
 
 class LogPlace(NamedTuple):
-    """The part of the log that a file includes."""
+    """The part of the log that a file includes. The columns of its table are the fields of the state, then the others.
 
-    # In the order of the columns: first the fields of `ReignState`, then the others.
-    position: int = -1
-    epoch: int = 0
-    number: int = 0
-    writer: bytes = b""
-    log_id: bytes = b""
-    claim_position: int = -1
-    claim_writer: bytes = b""
+    Attributes:
+        state: The state of a reader after the last entry that is included.
+    """
+
+    state: ReignState = ReignState()
     logged_ms: int = 0
     """When its last group was appended, by the log's clock; 0: it has none."""
     leader: str = ""
@@ -76,22 +72,23 @@ class LogPlace(NamedTuple):
     """The writer with which a daemon with this file last led."""
 
     @property
-    def state(self) -> ReignState:
-        return ReignState(
-            self.position, self.epoch, self.number, self.writer, self.log_id, self.claim_position, self.claim_writer
-        )
+    def position(self) -> int:
+        """Position of the last entry that is included; -1: none."""
+        return self.state.position
 
-    def at(self, state: ReignState) -> "LogPlace":
-        return self._replace(**asdict(state))
+    @property
+    def row(self) -> tuple[int | str | bytes, ...]:
+        return (*self.state, *self[1:])
 
 
 def read_place(database: sqlite3.Connection, folder: Path) -> LogPlace:
     """Return the place of a file; the beginning of the log for a new one. Raises `JournalDamaged`."""
     database.execute(PLACE_TABLE)
-    columns = ", ".join(LogPlace._fields)
+    size = len(ReignState._fields)
+    columns = ", ".join((*ReignState._fields, *LogPlace._fields[1:]))
     for *values, crc32 in database.execute(f"SELECT {columns}, crc32 FROM log_place"):  # noqa: S608 - our own names
-        place = LogPlace(*values)
-        if [*map(type, place)] != [*map(type, LogPlace())] or checksum(*place) != crc32:
+        place = LogPlace(ReignState(*values[:size]), *values[size:])
+        if [*map(type, values)] != [*map(type, LogPlace().row)] or checksum(*values) != crc32:
             raise damaged(folder, "checksum mismatch in table log_place")
         return place
     return LogPlace()
@@ -99,12 +96,12 @@ def read_place(database: sqlite3.Connection, folder: Path) -> LogPlace:
 
 def write_place(database: sqlite3.Connection, place: LogPlace) -> None:
     """Store the place, in the transaction of the rows that it is about."""
-    values = (*place, checksum(*place))
+    values, state = (*place.row, checksum(*place.row)), place.state
     database.execute(f"INSERT OR REPLACE INTO log_place VALUES (1{', ?' * len(values)})", values)  # noqa: S608 - ours
-    if 0 <= place.position == place.claim_position:
-        claim = place.epoch, place.claim_position, place.claim_writer
+    if 0 <= state.position == state.claim_position:
+        claim = state.epoch, state.claim_position, state.claim_writer
         database.execute("INSERT OR REPLACE INTO log_claims VALUES (?, ?, ?)", claim)
-        database.execute("DELETE FROM log_claims WHERE epoch < ?", (place.epoch - CLAIMS_KEPT,))
+        database.execute("DELETE FROM log_claims WHERE epoch < ?", (state.epoch - CLAIMS_KEPT,))
 
 
 def start_place(database: sqlite3.Connection, place: LogPlace) -> None:
@@ -114,13 +111,13 @@ def start_place(database: sqlite3.Connection, place: LogPlace) -> None:
     write_place(database, place)
 
 
-def check_descends(later: sqlite3.Connection, folder: Path, place: LogPlace) -> None:
-    """Raise LogLost unless the history of a later file contains that of a file with this place."""
+def check_descends(later: sqlite3.Connection, folder: Path, place: ReignState) -> None:
+    """Raise LogLost unless the history of a later file contains that of a file with this state."""
     rows = later.execute("SELECT * FROM log_claims WHERE epoch BETWEEN ? AND ?", (place.epoch, place.epoch + 1))
     claims = {epoch: (position, writer) for epoch, position, writer in rows}
     following, _ = claims.get(place.epoch + 1, (place.position + 1, b""))
     if (
-        read_place(later, folder).log_id != place.log_id
+        read_place(later, folder).state.log_id != place.log_id
         or claims.get(place.epoch) != (place.claim_position, place.claim_writer)
         or following <= place.position
     ):
@@ -204,7 +201,7 @@ class Replica(CopyStore):
         """Take a complete file, of any daemon of the fleet, as this one's. Raises LogLost if it has another history."""
         if self.place.position >= 0:
             with closing(sqlite3.connect(path)) as later:
-                check_descends(later, self.directory.path, self.place)
+                check_descends(later, self.directory.path, self.place.state)
         with path.open("rb") as complete:
             os.fsync(complete.fileno())  # a power failure must not leave its name without its content
         self.close()
@@ -222,7 +219,7 @@ class Replica(CopyStore):
 
     def apply(self, entry: Entry, state: ReignState) -> None:
         """Add a valid entry to the file, which is then in this state of the reign. A group must be whole."""
-        place = self.place.at(state)
+        place = self.place._replace(state=state)
         statements: Statements | None = None
         if entry.kind is Kind.GROUP:
             assert entry.rows is not None, f"position {entry.position} was not decoded"
@@ -276,9 +273,6 @@ def is_copy(folder: Path) -> bool:
 
 def forget_place(path: Path) -> None:
     """Turn a copy of a log into a plain file."""
-    database = sqlite3.connect(path)
-    try:
+    with closing(sqlite3.connect(path)) as database:
         database.execute("DROP TABLE IF EXISTS log_place")
         database.execute("DROP TABLE IF EXISTS log_claims")
-    finally:
-        database.close()

@@ -71,15 +71,13 @@ def store_snapshot(database: Path, log: ReplicatedLog, place: LogPlace | None = 
     with tempfile.TemporaryDirectory(prefix=SNAPSHOT, dir=database.parent) as folder:
         copy = Path(folder) / "copy.db"
         # A connection of its own, which only reads: the journal's thread goes on with its commits.
-        source = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
-        try:
-            source.execute("VACUUM INTO ?", (str(copy),))
-        except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in FILE_WRONG:
-                raise damaged(database.parent, str(error)) from None
-            raise
-        finally:
-            source.close()
+        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as source:
+            try:
+                source.execute("VACUUM INTO ?", (str(copy),))
+            except sqlite3.Error as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF in FILE_WRONG:
+                    raise damaged(database.parent, str(error)) from None
+                raise
         with closing(sqlite3.connect(copy, isolation_level=None)) as copied:
             if place is not None:
                 start_place(copied, place)

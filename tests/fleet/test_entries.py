@@ -39,10 +39,10 @@ def test_log_begins_with_its_origin() -> None:
 
 def test_entries_of_another_log_are_void() -> None:
     """A daemon that hung while its log was made again writes in vain, whatever the epoch of its entries."""
-    reign, other = Reign(CLAIMED), replace(CLAIMED, log_id=b"other")
+    reign, other = Reign(CLAIMED), CLAIMED._replace(log_id=b"other")
     assert reign.accept(claim(5, b"b", 11, other)) is None
     assert reign.accept(replace(group(9, b"a", 99, 12), log_id=b"other")) is None
-    assert reign.state == replace(CLAIMED, position=12)
+    assert reign.state == CLAIMED._replace(position=12)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_entries_of_another_log_are_void() -> None:
         (group(4, b"a", 8, 10), "the log has gone back: position 10 follows position 10"),
         (group(4, b"b", 8, 11), "position 11 of the log has another writer than the claim of epoch 4"),
         (group(4, b"b", 1, 11), "position 11 of the log has another writer than the claim of epoch 4"),
-        (claim(5, b"b", 11, replace(CLAIMED, claim_position=8)), "a claim after the one at position 8, .*position 9"),
+        (claim(5, b"b", 11, CLAIMED._replace(claim_position=8)), "a claim after the one at position 8, .*position 9"),
         (
-            claim(5, b"b", 11, replace(CLAIMED, claim_writer=b"c")),
+            claim(5, b"b", 11, CLAIMED._replace(claim_writer=b"c")),
             "the log has another history than this daemon's file",
         ),
     ],
@@ -66,7 +66,7 @@ def test_a_reader_with_another_history_than_the_log_stops(entry: Entry, reason: 
         Reign(CLAIMED).accept(entry)
 
 
-@pytest.mark.parametrize("place", [CLAIMED, replace(CLAIMED, position=9, number=6)], ids=["group", "claim"])
+@pytest.mark.parametrize("place", [CLAIMED, CLAIMED._replace(position=9, number=6)], ids=["group", "claim"])
 def test_state_ends_with_the_entry_at_its_position_only(place: ReignState) -> None:
     last = claim(4, b"a", 9) if place.position == 9 else group(4, b"a", 7, 10)
     assert place.ends_with(last)

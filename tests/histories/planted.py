@@ -124,7 +124,7 @@ PLANTED: Final = {
         "fleet",
         REIGN,
         '        leader = b"" if entry.kind is Kind.RESIGNATION else entry.writer\n',
-        "        if entry.kind is Kind.RESIGNATION:\n            return replace(self.state, position=entry.position)\n"
+        "        if entry.kind is Kind.RESIGNATION:\n            return self.state._replace(position=entry.position)\n"
         "        leader = entry.writer\n",
     ),
     "an entry counts because the log reports its position": Planted(

@@ -72,7 +72,7 @@ def init(uri: str, shards: int, source: Path | None) -> int:
             found, _ = faults(directory)
             if found:
                 raise damaged(source, found[0])
-            store_snapshot(directory.database, log, LogPlace().at(reign.state))
+            store_snapshot(directory.database, log, LogPlace(reign.state))
         print(f"the log is ready, and begins with the journal in {source}. Start the daemons with empty folders")
         return 0
 
