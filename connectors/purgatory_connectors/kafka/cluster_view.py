@@ -192,9 +192,8 @@ class ClusterView:
             if is_stable:
                 await self._find_leaders(reader, partitions[0][0])
             return dict.fromkeys(partitions, EndSeen(-1, error=f"broker {leader} does not answer", code=what.code()))
-        if at >= 0:
-            return {(one.topic, one.partition): _seen_at(one, leader) for one in found}
-        return {(one.topic, one.partition): _seen(one, leader) for one in found}
+        seen = _seen_at if at >= 0 else _seen
+        return {(one.topic, one.partition): seen(one, leader) for one in found}
 
     async def _find_leaders(self, reader: Consumer, topic: str) -> None:
         """Let a reader look up the leaders of a topic, which it would do by itself only after ten seconds or more."""

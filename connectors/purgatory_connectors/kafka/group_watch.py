@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -40,6 +41,9 @@ class _Poll(NamedTuple):
     answered_at: float
     due_at: float
     every_s: float
+
+
+_NEVER: Final = _Poll(-math.inf, -math.inf, 0.0)
 
 
 class GroupWatch:
@@ -172,14 +176,9 @@ class GroupWatch:
             return group in self._polls
         return self.marks.partition_of(group) in self.loaded
 
-    def is_fresh(self, group: str, now: float) -> bool:
-        """Whether a recent poll of the group was answered."""
-        poll = self._polls.get(group)
-        return poll is not None and now - poll.answered_at < FRESH_S
-
-    def answered_at(self, group: str) -> float | None:
-        poll = self._polls.get(group)
-        return None if poll is None else poll.answered_at
+    def answered_at(self, group: str) -> float:
+        """When the last answered poll of the group began; minus infinity: there is none."""
+        return self._polls.get(group, _NEVER).answered_at
 
     async def run(self) -> None:
         """Poll groups until cancelled."""
@@ -187,7 +186,7 @@ class GroupWatch:
             return
         while True:
             now = time.monotonic()
-            due = [group for group in self._polled_groups() if self._is_due(group, now)]
+            due = [group for group in self._polled_groups() if self._polls.get(group, _NEVER).due_at <= now]
             due += self._next_idle(now)
             if due:
                 await self._poll(due, now)
@@ -225,10 +224,6 @@ class GroupWatch:
             return []
         self._idle_last = next((group for group in groups if group > self._idle_last), groups[0])
         return [self._idle_last]
-
-    def _is_due(self, group: str, now: float) -> bool:
-        poll = self._polls.get(group)
-        return poll is None or poll.due_at <= now
 
     async def _poll(self, groups: list[str], now: float) -> None:
         assert self._poller is not None
@@ -282,15 +277,14 @@ class GroupWatch:
         return {group: end for group, end in found.items() if end >= 0}
 
     def _fail(self, group: str, why: Exception, now: float) -> None:
-        before = self._polls.get(group)
+        answered_at = self.answered_at(group)
         if isinstance(why, SourceRefused):
             if group not in self.refused:
                 LOG.error("%s", why)
-            since = before.answered_at if before is not None and before.answered_at >= 0 else now
-            self.refused.setdefault(group, (since, str(why)))
+            self.refused.setdefault(group, (now if answered_at < 0 else answered_at, str(why)))
             self.stale.pop(group, None)
         elif isinstance(why, SourceStale):
             since = self.stale.get(group, (now, ""))[0]
             self.stale[group] = (since, str(why))
         every = POLL_MAX_S if isinstance(why, SourceStale) else REFUSED_POLL_S
-        self._polls[group] = _Poll(before.answered_at if before else -1.0, now + every, every)
+        self._polls[group] = _Poll(answered_at, now + every, every)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from purgatory_connectors.kafka.group_marks import NO_COMMIT, GroupMove, UncertainOffset
 from purgatory_connectors.kafka.group_watch import GroupWatch
@@ -35,13 +35,17 @@ FETCH_WAIT_MS: Final = 10
 """How long a broker waits before it answers an empty fetch."""
 FETCH_BYTES: Final = 1_024
 """One record is enough; brokers return at least one even if it is larger."""
+_ANSWERS: Final = {
+    KafkaError.NO_ERROR,
+    KafkaError._PARTITION_EOF,  # noqa: SLF001 - the library's own name for it
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+}
 
 
 class _Tried(NamedTuple):
     """A check that found records or got no answer: for which offset, and when to repeat it."""
 
     committed: int
-    end: int
     due_at: float
     wait_s: float
 
@@ -175,7 +179,7 @@ class IdleGroups:
             wait_s = AGAIN_MIN_S
             if before is not None and before.committed == committed and is_drained is not None:
                 wait_s = min(before.wait_s * 2, AGAIN_MAX_S)
-            self._tried[name] = _Tried(committed, end, time.monotonic() + wait_s, wait_s)
+            self._tried[name] = _Tried(committed, time.monotonic() + wait_s, wait_s)
         self._groups.publish(changes)
         return bool(chosen)
 
@@ -231,16 +235,18 @@ class VisibleRecords:
                 message = self._consumer.poll(left_s)
                 if message is None:
                     continue
-                topic, number = message.topic(), message.partition()
+                topic, number, offset = message.topic(), message.partition(), message.offset()
                 if topic is None or number is None:
                     continue  # a group error, for example because it may not be described; the group is not used
-                partition = topic, number
-                is_refused = _is_refused(message)
-                if partition not in left or ((offset := _first_visible(message)) is None and not is_refused):
-                    continue
+                partition, error = (topic, number), message.error()
+                code = KafkaError.NO_ERROR if error is None else error.code()
+                if partition not in left or code not in _ANSWERS:
+                    continue  # for example because a broker is down
                 left.remove(partition)
-                if offset is not None:
-                    answers[partition] = self._answer(message, offset, spans[partition][1])
+                # A record, or the end of what can be read: nothing is visible before it.
+                if code != KafkaError.TOPIC_AUTHORIZATION_FAILED and offset is not None:
+                    is_drained = offset >= spans[partition][1]
+                    answers[partition] = is_drained if is_drained or error is None else None
                 self._consumer.incremental_unassign([TopicPartition(*partition)])
         finally:
             self._consumer.unassign()
@@ -248,22 +254,3 @@ class VisibleRecords:
 
     def close(self) -> None:
         self._consumer.close()
-
-    @staticmethod
-    def _answer(message: Message, offset: int, end: int) -> bool | None:
-        if offset >= end:
-            return True
-        return None if message.error() is not None else False
-
-
-def _first_visible(message: Message) -> int | None:
-    """The offset of the first visible record, or the end of the readable log; None: a broker is down."""
-    error = message.error()
-    if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name for it
-        return None
-    return message.offset()
-
-
-def _is_refused(message: Message) -> bool:
-    error = message.error()
-    return error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from purgatory_connectors.kafka.cluster_view import ClusterView, EndSeen
-from purgatory_connectors.kafka.group_watch import GroupWatch
+from purgatory_connectors.kafka.group_watch import FRESH_S, GroupWatch
 from purgatory_connectors.kafka.idle_groups import IdleGroups
 from purgatory_connectors.kafka.mark_names import MarkNames
 from purgatory_connectors.kafka.offset_records import OFFSETS_TOPIC
@@ -81,15 +81,11 @@ class LogVisibility:
             self._failing.setdefault(partition, (at, seen.error))
             return
         self._failing.pop(partition, None)
-        target = self._targets.get(partition)
-        if target is not None and position >= target[0]:
-            del self._targets[partition]
-            target = None
-        if target is None and position < end:
-            self._targets[partition] = (end, at)
         if position >= end:
             self._targets.pop(partition, None)
             self.held.discard(partition)
+        elif partition not in self._targets or position >= self._targets[partition][0]:
+            self._targets[partition] = (end, at)
 
     def late(self, now: float) -> dict[int, tuple[float, str]]:
         """Late partitions, including those held back: for how long (seconds), and why."""
@@ -176,10 +172,9 @@ def _stale_groups(
     elif late:
         for group in groups.marks.groups() | groups.wanted.groups():
             log = late.get(groups.marks.partition_of(group))
-            if log is not None and not groups.is_fresh(group, now):
-                answered = groups.answered_at(group)
-                seconds = min(log[0], now - answered) if answered is not None and answered >= 0 else log[0]
-                yield StaleMarks(names.group_prefix(group), stale_ms=_ms(seconds), reason=log[1])
+            silent_s = now - groups.answered_at(group)
+            if log is not None and silent_s >= FRESH_S:
+                yield StaleMarks(names.group_prefix(group), stale_ms=_ms(min(log[0], silent_s)), reason=log[1])
 
 
 def _are_groups(entries: Iterable[StaleMarks], names: MarkNames) -> bool:

@@ -89,7 +89,6 @@ class ServerGroup:
         self._slots: Final[dict[str, int]] = {}
         self._invalidated_slots: Final[dict[str, StaleMark]] = {}
         self._derived: Final = {kind: Derived(published.get(kind, -1), _UNSEEN, now) for kind in DERIVED}
-        self._derived_seen_at: Final = dict.fromkeys(DERIVED, now)
         self._held: Final[dict[str, ServerObservation]] = {}
         self._dirty: Final[set[str]] = set()
         self._set_back: Final[set[str]] = set()
@@ -166,9 +165,7 @@ class ServerGroup:
     def stale_marks(self) -> list[StaleMark]:
         """The marks that cannot be seen now."""
         stale = [StaleMark(one.name, one.seen_at, one.stale) for one in self._servers.values() if one.stale]
-        for kind, derived in self._derived.items():
-            if derived.stale:
-                stale.append(StaleMark(kind, self._derived_seen_at[kind], derived.stale))
+        stale += [StaleMark(kind, one.seen_at, one.stale) for kind, one in self._derived.items() if one.stale]
         if self.primary is None:
             stale.append(StaleMark(SLOT, self._slots_seen_at, "its primary is not available", is_prefix=True))
         stale += self._invalidated_slots.values()
@@ -371,7 +368,7 @@ class ServerGroup:
                     after = after._replace(position=min(before.position, highest) if highest >= 0 else before.position)
             elif after.position >= 0:
                 self._may_go_back.discard(kind)
-            self._derived_seen_at[kind] = min(self._derived_seen_at[kind], after.seen_at) if after.stale else now
+            after = after._replace(seen_at=min(before.seen_at, after.seen_at) if after.stale else now)
             if after.position < before.position:
                 self._set_back.add(kind)
             if after.position != before.position:

@@ -51,11 +51,8 @@ class MarkLineage:
             return self._apply_removal()
         was_seen = self.is_seen
         self.is_seen = True
-        if self.is_gone:
+        if self.is_gone or (identity and self.identity and identity != self.identity):
             self.is_gone = False
-            self._begin(identity, offset, is_break=not (self.is_foreign and was_seen))
-            return True
-        if identity and self.identity and identity != self.identity:
             # A mark that this run had not seen before may have changed at any time since the last run. If it had
             # seen the mark, the source that published the foreign break saw this same change.
             self._begin(identity, offset, is_break=not (self.is_foreign and was_seen))
