@@ -22,9 +22,8 @@ from purgatory.engine.ranking import WheelRing
 from purgatory.extensions.page import daemon_views, last_hour, ranked_waits
 from purgatory.extensions.page.daemon_views import COUNTED_AT_ONCE, BucketCounts, DaemonViews
 from purgatory.extensions.page.last_hour import SAMPLES_MAX, LastHour
-from purgatory.extensions.page.operation_view import detailed_fields
+from purgatory.extensions.page.page_fields import detailed_fields, session_details
 from purgatory.extensions.page.ranked_waits import KEPT_S, RankedWaits, WaitsQuery
-from purgatory.extensions.page.session_view import session_details
 from purgatory.service.access.account import AS_FOR_ALL
 from purgatory.service.access.roles import NONE
 from purgatory.service.errors import RpcError

@@ -14,7 +14,7 @@ from purgatory.engine.codes import KIND_NAMES, KINDS, OUTCOME_NAMES
 from purgatory.engine.engine import Engine
 from purgatory.engine.ranking import WheelRing
 from purgatory.extensions.page.last_hour import RecentTimes
-from purgatory.extensions.page.session_view import session_fields
+from purgatory.extensions.page.page_fields import session_fields
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.histogram import Histogram

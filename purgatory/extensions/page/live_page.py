@@ -28,10 +28,9 @@ from starlette.types import ASGIApp, Scope
 
 from purgatory.extensions.page.daemon_views import DaemonViews
 from purgatory.extensions.page.last_hour import SAMPLE_S, LastHour
-from purgatory.extensions.page.operation_view import detailed_fields, ended_fields
+from purgatory.extensions.page.page_fields import detailed_fields, ended_fields, session_details
 from purgatory.extensions.page.ranked_waits import RankedWaits, WaitsQuery
 from purgatory.extensions.page.recent_ends import RecentEnds
-from purgatory.extensions.page.session_view import session_details
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.errors import not_found, unavailable

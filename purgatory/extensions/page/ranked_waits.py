@@ -12,8 +12,7 @@ from purgatory.engine.batches import PartitionName
 from purgatory.engine.codes import KIND_NAMES
 from purgatory.engine.ranking import PendingRanking
 from purgatory.engine.views import PendingView
-from purgatory.extensions.page.operation_view import pending_fields
-from purgatory.extensions.page.session_view import session_fields
+from purgatory.extensions.page.page_fields import pending_fields, session_fields
 from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN, OBSERVE
 from purgatory.service.errors import invalid_argument, resource_exhausted
@@ -294,19 +293,19 @@ class RankedWaits:
             return [pending_fields(host, view, name=query.name) for _, view, _ in views]
 
 
+@dataclass(eq=False)
 class _Kept:
     """One ranking, and the time at which it may be computed again."""
 
-    def __init__(self, account: Account) -> None:
-        self.account: Final = account
-        """The account that was the first to display it."""
-        self.ranking = PendingRanking(RANKED_MAX)
-        self.found = FoundById()
-        self.names: list[tuple[PartitionName, int]] = []
-        """The first matching names, each with its waits."""
-        self.matching = 0
-        self.name_count = 0
-        self.again_s = 0.0
-        self.shown_s = 0.0
-        self.looking: asyncio.Task[None] | None = None
-        """The ranking in progress, if any; all viewers wait for the same one."""
+    account: Account
+    """The account that was the first to display it."""
+    ranking: PendingRanking = field(default_factory=lambda: PendingRanking(RANKED_MAX))
+    found: FoundById = field(default_factory=FoundById)
+    names: list[tuple[PartitionName, int]] = field(default_factory=list)
+    """The first matching names, each with its waits."""
+    matching: int = 0
+    name_count: int = 0
+    again_s: float = 0.0
+    shown_s: float = 0.0
+    looking: asyncio.Task[None] | None = None
+    """The ranking in progress, if any; all viewers wait for the same one."""

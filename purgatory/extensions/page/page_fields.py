@@ -1,14 +1,17 @@
-"""Fields of one operation on the page: its items, the reason why they are not satisfied, and its outcome."""
+"""Operations and sessions as the page shows them: why an operation is pending or how it ended, what a session holds."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from purgatory.engine.batches import PartitionName
 from purgatory.engine.codes import COMPOSITE, ERROR_NAMES, FETCH, KIND_NAMES, OUTCOME_NAMES, REQUEST_TIMED_OUT
 from purgatory.engine.views import ItemView, PendingView
-from purgatory.extensions.page.recent_ends import RecentEnd, wall_ms
+from purgatory.extensions.page.recent_ends import RecentEnd, recent_end, wall_ms
+from purgatory.service.access.account import Account
 from purgatory.service.host import Host
 from purgatory.service.reasons import REASONS_MAX, awaited_item, held_back, held_back_by
+from purgatory.service.sessions.session import Session
 
 ITEMS_IN_LISTS: Final = 3
 
@@ -72,3 +75,56 @@ def _item_fields(item: ItemView) -> dict[str, Any]:
     names = ("error_code", "required_offset", "reached_offset")
     fields = {"name": list(item.name)} | {name: getattr(item, name) for name in names}
     return fields | {"error": "" if item.error_code == REQUEST_TIMED_OUT else error_text(fields)}
+
+
+ROWS_SHOWN: Final = 50
+LOOKED_AT_MAX: Final = 1_000
+"""Maximum of ids looked up to find pending operations; each costs less than a microsecond if it has ended."""
+
+
+def session_fields(host: Host, session: Session) -> dict[str, Any]:
+    """Fields of a session in the list of sessions and on its own view."""
+    now_ms, stream = host.time.now_ms(), session.stream
+    return {
+        "session": session.session_id,
+        "principal": session.account.principal,
+        "connected": stream is not None,
+        "connected_ms": None if stream is None else now_ms - session.connected_ms,
+        "idle_ms": None if stream is not None else now_ms - session.last_used_ms,
+        "callback": None if session.callback is None else session.callback.url,
+        "pending": int(session.owner.pending),
+        "unacknowledged": session.outbox.unacknowledged,
+        "held_bytes": session.outbox.held_bytes,
+        "registered": int(session.owner.highest_operation_id),
+        "results": session.outbox.last_sequence,
+    }
+
+
+def session_details(host: Host, session: Session, account: Account) -> dict[str, Any]:
+    """The same fields for a viewer, with the newest pending operations and the oldest unacknowledged results."""
+    return session_fields(host, session) | {
+        "incarnation": session.incarnation,
+        "is_own": session.account is account,
+        "waits": list(islice(_pending(host, session), ROWS_SHOWN)),
+        "unread": list(islice(_unacknowledged(session), ROWS_SHOWN)),
+    }
+
+
+def _pending(host: Host, session: Session) -> Iterator[dict[str, Any]]:
+    ids = session.owner.ids
+    for place in range(len(ids) - 1, max(-1, len(ids) - 1 - LOOKED_AT_MAX), -1):
+        # At the present time, because the engine's time must not go back: the fields before this are read later.
+        view = host.engine.inspection.describe(session.owner, ids[place])
+        if view is not None:
+            yield pending_fields(host, view)
+
+
+def _unacknowledged(session: Session) -> Iterator[dict[str, Any]]:
+    sequence = session.outbox.acknowledged_sequence
+    for part in session.outbox:
+        first_item = part.item_start
+        for place in range(part.start, part.stop):
+            sequence += 1
+            end = recent_end(session.account.principal, session.session_id, part.completions, place, first_item)
+            first_item += end.values["item_count"]
+            yield ended_fields(end) | {"sequence": sequence}
