@@ -175,16 +175,12 @@ class WriterLink:
         self.statistics = replace(died, rows_done=0, errors=0, rows_lost=no_rows())  # counted above
         code = await self._process.wait()
         LOGGER.error("the archive's writer process died (exit code %d); starting another", code)
-        while not await self._start_again():
-            self.errors += 1
-            await asyncio.sleep(self._retry_s)
+        while not self.is_up:
+            try:
+                await self._start_process(self._config._replace(statistics=self.statistics, is_continued=True))
+            except (CannotArchive, OSError) as reason:
+                LOGGER.warning("cannot continue the archive: %s", reason)
+                self.errors += 1
+                await asyncio.sleep(self._retry_s)
         if lost:
             self.send((), lost[0].dropped_markers())
-
-    async def _start_again(self) -> bool:
-        try:
-            await self._start_process(self._config._replace(statistics=self.statistics, is_continued=True))
-        except (CannotArchive, OSError) as reason:
-            LOGGER.warning("cannot continue the archive: %s", reason)
-            return False
-        return True

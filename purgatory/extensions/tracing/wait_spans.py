@@ -74,13 +74,9 @@ class WaitSpans(Listener):
             LOGGER.warning("the last spans were not delivered: the receiver did not answer within %g s", CLOSE_S)
 
     def called(self, event: Called) -> None:
-        if isinstance(event.call, Register):
-            self._registered(event, event.call)
-
-    def _registered(self, event: Called, call: Register) -> None:
         """Remember the traced waits. A batch that was sent again already has spans from the first time."""
-        trace = CALL_TRACE.get()
-        if trace is None or event.receipt.already_known or self._count >= PENDING_MAX:
+        call, trace = event.call, CALL_TRACE.get()
+        if trace is None or not isinstance(call, Register) or event.receipt.already_known or self._count >= PENDING_MAX:
             return
         parent = self._propagator.extract({TRACEPARENT: trace[0], TRACESTATE: trace[1]})
         wait = TracedWait(parent, time.time_ns())

@@ -25,14 +25,7 @@ Python versions: protocol assignments (with Teredo), the 6to4 relay, documentati
 
 
 class CallbackNotAllowed(Exception):
-    """A URL that may not receive webhooks, or a host without an allowed address.
-
-    `is_malformed`: the URL is invalid, whatever the settings.
-    """
-
-    def __init__(self, message: str, *, is_malformed: bool = False) -> None:
-        super().__init__(message)
-        self.is_malformed: Final = is_malformed
+    """A URL that may not receive webhooks, or a host without an allowed address."""
 
 
 class CallbackTarget(NamedTuple):
@@ -98,18 +91,18 @@ def _is_host(host: str, pattern: str) -> bool:
 
 def _parse(url: str) -> CallbackTarget:
     if len(url) > URL_LENGTH_MAX:
-        raise CallbackNotAllowed(f"has {len(url)} characters, more than {URL_LENGTH_MAX}", is_malformed=True)
+        raise CallbackNotAllowed(f"has {len(url)} characters, more than {URL_LENGTH_MAX}")
     if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
-        raise CallbackNotAllowed("has characters that must be escaped in a URL", is_malformed=True)
+        raise CallbackNotAllowed("has characters that must be escaped in a URL")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise CallbackNotAllowed(f"not a URL: {error}", is_malformed=True) from None
+        raise CallbackNotAllowed(f"not a URL: {error}") from None
     if parts.scheme not in PORTS or not parts.hostname:
-        raise CallbackNotAllowed("must begin with https:// and a host", is_malformed=True)
+        raise CallbackNotAllowed("must begin with https:// and a host")
     if "@" in parts.netloc or parts.fragment or "#" in url:
-        raise CallbackNotAllowed("must have neither a user nor a fragment", is_malformed=True)
+        raise CallbackNotAllowed("must have neither a user nor a fragment")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return CallbackTarget(parts.scheme, parts.hostname.rstrip("."), port or PORTS[parts.scheme], target)
 
