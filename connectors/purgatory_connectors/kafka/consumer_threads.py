@@ -129,13 +129,9 @@ class CommitReader:
         return 0
 
     def _read(self, consumer: Consumer) -> None:
-        # poll() returns with the first record; consume() with a timeout would wait until it has DRAIN_MAX records.
-        first = consumer.poll(POLL_S)
-        if first is None:  # not `if not first`: a message without a value is falsy
-            return
         batches: list[CommitBatch] = []
         touched: set[int] = set()
-        for message in [first, *consumer.consume(DRAIN_MAX, 0)]:
+        for message in _drained(consumer, POLL_S):
             self._read_message(message, batches, touched)
         for number in sorted(touched):
             self._logs[number].flush(number, batches)
@@ -219,6 +215,14 @@ class _UnreadLog:
         self.is_loaded = False
 
 
+def _drained(consumer: Consumer, wait_s: float) -> list[Message]:
+    """All messages that are there, after waiting for the first one."""
+    # poll() returns with the first record; consume() with a timeout would wait until it has DRAIN_MAX records.
+    first = consumer.poll(wait_s)
+    # Not `if first`: a message without a value is falsy.
+    return [] if first is None else [first, *consumer.consume(DRAIN_MAX, 0)]
+
+
 def _refusal() -> str:
     return f"not authorized to read {OFFSETS_TOPIC}; allow Read and Describe on the topic {OFFSETS_TOPIC}"
 
@@ -287,11 +291,8 @@ class TopicFetcher:
             consumer.close()
 
     def _read(self, consumer: Consumer) -> None:
-        first = consumer.poll(FETCH_POLL_S)
-        if first is None:
-            return
         ends: dict[Partition, int] = {}
-        for message in [first, *consumer.consume(DRAIN_MAX, 0)]:
+        for message in _drained(consumer, FETCH_POLL_S):
             topic, number, offset = message.topic(), message.partition(), message.offset()
             error = message.error()
             if topic is None or number is None or offset is None:
@@ -300,4 +301,5 @@ class TopicFetcher:
                 ends[topic, number] = offset + 1
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name for it
                 ends[topic, number] = offset
-        self._events.put(EndsFetched(ends))
+        if ends:
+            self._events.put(EndsFetched(ends))

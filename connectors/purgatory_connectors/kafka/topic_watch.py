@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 from purgatory_connectors.errors import SourceStale
@@ -16,7 +17,7 @@ from purgatory_connectors.kafka.group_watch import GroupWatch
 from purgatory_connectors.kafka.kafka_settings import KafkaSettings
 from purgatory_connectors.kafka.mark_names import NOTHING, MarkNames, WantedMarks
 from purgatory_connectors.kafka.offset_records import Partition
-from purgatory_connectors.publisher.observation import Observation, SeenReplicas
+from purgatory_connectors.publisher.observation import Observation
 from purgatory_connectors.publisher.publisher import Publisher
 
 GRACE_S: Final = 1.0
@@ -176,13 +177,12 @@ class TopicWatch:
         self._stable: Final[set[Partition]] = set()
         """Partitions whose last stable offset has had a wait or is known to a daemon."""
         self._refused: set[str] = set()
-        self._replicas: dict[Partition, SeenReplicas] = {}
         self.ids: Final[dict[str, str]] = {}
         self.topics: dict[str, int] = {}
         """Number of partitions of each selected topic."""
         self._missing: defaultdict[str, int] = defaultdict(int)
-        self._in_flight: set[tuple[int, bool]] = set()
-        self._polls: set[asyncio.Task[None]] = set()
+        self._polls: Final[dict[tuple[int, bool], asyncio.Task[None]]] = {}
+        """Those in flight, by broker; True: of last stable offsets."""
         self._ids_at = -IDS_S
         self.stale_since: float | None = None
         """Time since which no broker has answered; None: one has."""
@@ -273,14 +273,11 @@ class TopicWatch:
         self.has_looked.set()
 
     def _publish_replicas(self) -> None:
-        seen = self._view.replicas
-        news = {one: sets for one, sets in seen.items() if self._replicas.get(one) != sets and one[0] in self.topics}
-        self._replicas.update(news)
-        named = {
-            (name, number): sets for (topic, number), sets in news.items() if (name := self._names.of_topic(topic))
-        }
-        if named:
-            self._publisher.observe_replicas(named)
+        self._publisher.observe_replicas({
+            (name, number): seen
+            for (topic, number), seen in self._view.replicas.items()
+            if topic in self.topics and (name := self._names.of_topic(topic))
+        })  # fmt: skip
 
     async def _look_at_ids(self, found: Iterable[str], new: Iterable[str]) -> None:
         now = time.monotonic()
@@ -341,16 +338,12 @@ class TopicWatch:
             by_leader[self._view.leaders.get(partition, -1)].append(partition)
         for leader, asked in by_leader.items():
             which = leader, is_stable
-            if which in self._in_flight:
-                continue
-            self._in_flight.add(which)
-            task = asyncio.create_task(self._poll(asked, is_stable=is_stable))
-            self._polls.add(task)
-            task.add_done_callback(lambda done, which=which: self._polled(done, which))  # type: ignore[misc]
+            if which not in self._polls:
+                task = self._polls[which] = asyncio.create_task(self._poll(asked, is_stable=is_stable))
+                task.add_done_callback(partial(self._polled, which))
 
-    def _polled(self, task: asyncio.Task[None], which: tuple[int, bool]) -> None:
-        self._in_flight.discard(which)
-        self._polls.discard(task)
+    def _polled(self, which: tuple[int, bool], task: asyncio.Task[None]) -> None:
+        del self._polls[which]
         if not task.cancelled() and task.exception() is not None:
             LOG.error("querying log ends failed", exc_info=task.exception())
 
