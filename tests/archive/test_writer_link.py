@@ -2,12 +2,13 @@
 ends the process.
 """
 
+import contextlib
 import io
 import os
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -24,6 +25,7 @@ from purgatory.testing import daemon_in_process
 from tests.archive.archive_kit import CLOSE_S, NOWHERE, RUN, ThreadLink
 from tests.kit.daemon import run_to_end
 from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.post_server import PostServer, reply
 
 
 class NotingProcess:
@@ -155,52 +157,34 @@ LISTING: Final = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucke
 UPLOAD: Final = b"<InitiateMultipartUploadResult><UploadId>one</UploadId></InitiateMultipartUploadResult>"
 
 
-class Store:
+class Store(PostServer):
     """The parts of S3 that writing an archive needs. Stops responding once `silent` is set."""
 
     def __init__(self) -> None:
+        super().__init__(self._respond)
         self.silent = threading.Event()
-        self.ended = threading.Event()
         self.loses_objects = False
         """Whether objects that were written are reported as not found."""
-        store = self
+        self.uri = f"s3://bucket/a?endpoint_override=127.0.0.1:{self.port}&scheme=http&region=x"
+        self._ending: Final = threading.Event()
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+    def __exit__(self, *error: object) -> None:
+        self._ending.set()
+        super().__exit__(*error)
 
-            def answer(self) -> None:
-                self.rfile.read(int(self.headers.get("content-length") or 0))
-                if store.silent.is_set():
-                    store.ended.wait(PATIENCE_S)
-                body = LISTING if self.command == "GET" else UPLOAD if "uploads" in self.path else b""
-                is_lost = store.loses_objects and self.command == "HEAD" and self.path.count("/") > 1
-                self.send_response(404 if is_lost else 200)
-                self.send_header("etag", '"tag"')
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer  # noqa: N815 - as the base class calls them
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server: Final = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-
-    @property
-    def uri(self) -> str:
-        return f"s3://bucket/a?endpoint_override=127.0.0.1:{self.server.server_port}&scheme=http&region=x"
+    def _respond(self, request: BaseHTTPRequestHandler, _body: bytes) -> None:
+        if self.silent.is_set():
+            self._ending.wait(PATIENCE_S)
+        body = LISTING if request.command == "GET" else UPLOAD if "uploads" in request.path else b""
+        is_lost = self.loses_objects and request.command == "HEAD" and request.path.count("/") > 1
+        with contextlib.suppress(ConnectionError):
+            reply(request, 404 if is_lost else 200, body, etag='"tag"')
 
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    started = Store()
-    yield started
-    started.ended.set()
-    started.server.shutdown()
-    started.server.server_close()
+    with Store() as started:
+        yield started
 
 
 async def test_a_store_that_does_not_answer_at_the_start(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A real HTTP server for what the daemon POSTs."""
+"""A real HTTP server for what the daemon and its sources send or ask."""
 
 import ssl
 import threading
@@ -12,6 +12,15 @@ Answer = Callable[[BaseHTTPRequestHandler, bytes], None]
 """Answers a request, given its body. Runs in a thread for each connection."""
 
 
+def reply(request: BaseHTTPRequestHandler, status: int, body: bytes = b"", **headers: str) -> None:
+    """Answer a request, to which more can follow on its connection."""
+    request.send_response(status)
+    for name, value in {**headers, "content-length": str(len(body))}.items():
+        request.send_header(name, value)
+    request.end_headers()
+    request.wfile.write(body)
+
+
 class PostServer:
     """Serves on a free port of loopback until the block ends; with `tls`, by HTTPS."""
 
@@ -20,7 +29,9 @@ class PostServer:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                answer(self, self.rfile.read(int(self.headers["content-length"])))
+                answer(self, self.rfile.read(int(self.headers["content-length"] or 0)))
+
+            do_GET = do_HEAD = do_PUT = do_DELETE = do_POST  # noqa: N815 - as the base class calls them
 
             def log_message(self, *_: object) -> None:
                 pass

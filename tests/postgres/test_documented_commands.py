@@ -8,7 +8,7 @@ import pytest
 from examples.local_postgres import ROLE, LocalPostgres
 from tests.docs.pages import commands_about, shell, sources_about
 from tests.kit.daemon import StartDaemon
-from tests.sources.publishing import status_page
+from tests.sources.publishing import Status
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_commands_of_the_pages_succeed_with_their_sources(
     polled = sources_about("poll+sql", primary.address)
     commands = commands_about(" pg/", " poll/")
     assert len(commands) > 3
-    with status_page() as application:
+    with Status() as application:
         application.say({"projection": {"position": 42}, "log": {"head": 42}})
         daemon = start_daemon(
             *("--source", own_postgres.source_uri()),

@@ -1,13 +1,13 @@
 """Sources that publish to daemons in the test's event loop, waits for their marks, and a page with numbers to poll."""
 
 import asyncio
+import contextlib
 import json
-import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 from purgatory_client import AsyncClient
@@ -21,6 +21,7 @@ from purgatory_connectors.publisher.publisher import Publisher, Source
 from purgatory.source_uri import SourceUri
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import eventually
+from tests.kit.post_server import PostServer, reply
 
 
 @asynccontextmanager
@@ -76,53 +77,26 @@ async def until_mark(client: AsyncClient, topic: str, fits: Callable[[Partition]
     return mark
 
 
-class Status(ThreadingHTTPServer):
+class Status(PostServer):
     """An HTTP server that answers every request with `body`. While `may_answer` is not set, it hangs."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(self._respond)
         self.status, self.body = 200, b"0"
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.requests: list[tuple[str, str]] = []
+        self.address = f"127.0.0.1:{self.port}"
 
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.server_port}"
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore clients that have gone, as a source does that has waited long enough."""
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)  # type: ignore[arg-type]
+    def __exit__(self, *error: object) -> None:
+        self.may_answer.set()
+        super().__exit__(*error)
 
     def say(self, value: object) -> None:
         self.body = json.dumps(value).encode()
 
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Status
-
-    def do_GET(self) -> None:
-        self.server.requests.append((self.path, self.headers.get("authorization", "")))
-        self.server.may_answer.wait()
-        body = self.server.body
-        self.send_response(self.server.status)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the base class
-        """Log nothing."""
-
-
-@contextmanager
-def status_page() -> Iterator[Status]:
-    server = Status()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield server
-    server.may_answer.set()
-    server.shutdown()
-    server.server_close()
+    def _respond(self, request: BaseHTTPRequestHandler, _body: bytes) -> None:
+        self.requests.append((request.path, request.headers.get("authorization", "")))
+        self.may_answer.wait()
+        with contextlib.suppress(ConnectionError):  # a source that has waited long enough is gone
+            reply(request, self.status, self.body)

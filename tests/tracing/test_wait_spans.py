@@ -18,7 +18,7 @@ from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.kit.daemon import DaemonThread, ServeDaemon, StartDaemon
 from tests.kit.eventually import wait_until
 from tests.kit.messages import advance_request, high_watermark, produce, register_request
-from tests.kit.post_server import PostServer
+from tests.kit.post_server import PostServer, reply
 
 collector = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 
@@ -48,9 +48,7 @@ class Receiver(PostServer):
         sent = collector.ExportTraceServiceRequest.FromString(body)
         scopes = [scope for resource in sent.resource_spans for scope in resource.scope_spans]
         self.spans += [span for scope in scopes for span in scope.spans]
-        request.send_response(200)
-        request.send_header("content-length", "0")
-        request.end_headers()
+        reply(request, 200)
 
     def wait(self, count: int) -> list[Any]:
         """Wait for `count` spans and return them."""

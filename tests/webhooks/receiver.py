@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from standardwebhooks import Webhook
 
 from tests.kit.eventually import PATIENCE_S, wait_until
-from tests.kit.post_server import PostServer
+from tests.kit.post_server import PostServer, reply
 
 SECRET: Final = "whsec_" + "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 HANG, DROP = 0, -1
@@ -61,11 +61,7 @@ class WebhookReceiver(PostServer):
         if status in (HANG, DROP):
             request.close_connection = True
             return
-        request.send_response(status)
-        if 300 <= status < 400:
-            request.send_header("location", "/redirected")
-        request.send_header("content-length", "0")
-        request.end_headers()
+        reply(request, status, **({"location": "/redirected"} if 300 <= status < 400 else {}))
 
     def _take(self, request: BaseHTTPRequestHandler, body: bytes) -> int:
         try:

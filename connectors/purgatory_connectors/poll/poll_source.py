@@ -65,10 +65,13 @@ class HttpReader:
         self._url: Final = urlunsplit((uri.scheme.removeprefix("poll+"), uri.hosts[0], path, query, ""))
         self._headers: Final = [("accept", "application/json"), *headers]
         self._pool = httpcore.AsyncConnectionPool(max_connections=1)
+        self._turn: Final = asyncio.Lock()
+        """One request at a time: one that begins while a cancelled one still ends would use the pool that is closed."""
 
     async def read(self, what: str) -> object:
         """The value at this JSON pointer. Raises Unreadable."""
-        status, body = await self._get()
+        async with self._turn:
+            status, body = await self._get()
         if status != 200:
             raise Unreadable(f"it answers with status {status} instead of 200", is_refused=status in {401, 403})
         try:
