@@ -92,12 +92,20 @@ async def until(http_address: str, condition: Callable[[int, Any], bool], **para
     return (await eventually(answer))[0]
 
 
-async def ask(http_address: str, query: str = "group=billing&topics=orders", **parameters: str) -> tuple[int, Any]:
+async def ask(
+    http_address: str,
+    query: str = "group=billing&topics=orders",
+    headers: Mapping[str, str] | None = None,
+    **parameters: str,
+) -> tuple[int, Any]:
     """Status and JSON of one request; `name` is web unless it is given."""
     given = {} if "names" in parameters else {"name": "web"}
     more = "&".join(f"{name}={value}" for name, value in {**given, **parameters}.items())
-    async with (
-        aiohttp.ClientSession(f"http://{http_address}") as client,
-        client.get(f"/v1/ready?{query}&{more}") as answer,
-    ):
+    return await send("GET", http_address, f"{query}&{more}", headers)
+
+
+async def send(method: str, http_address: str, query: str, headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
+    """Status and JSON of a request with exactly this query."""
+    url = f"http://{http_address}/v1/ready?{query}"
+    async with aiohttp.ClientSession(headers=headers) as client, client.request(method, url) as answer:
         return answer.status, await answer.json()

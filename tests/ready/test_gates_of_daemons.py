@@ -13,7 +13,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from purgatory_client import AsyncClient, batches
 from purgatory_client.views import OperationOrder
@@ -212,12 +211,9 @@ async def test_gate_that_is_not_passed_on(run_daemon: RunDaemon, urls: bool) -> 
     """
     [daemon] = await start_shards(run_daemon, count=1, has_urls=urls)
     headers = {"purgatory-passed-on": "1"} if urls else {}
-    async with (
-        aiohttp.ClientSession(f"http://{daemon.http_address}", headers=headers) as http,
-        http.get(f"/v1/ready?name={gate_of(1)}&topics=orders") as answer,
-    ):
-        assert answer.status == HTTPStatus.BAD_REQUEST
-        assert "belongs to shard 1, at 127.0.0.1:" in (await answer.json())["message"]
+    status, answer = await ask(daemon.http_address, "topics=orders", headers, name=gate_of(1))
+    assert status == HTTPStatus.BAD_REQUEST
+    assert "belongs to shard 1, at 127.0.0.1:" in answer["message"]
     async with AsyncClient(daemon.address) as client:
         assert (await client.status()).sessions == 0
 
@@ -228,19 +224,13 @@ async def test_shard_of_a_gate_identifies_the_caller_by_its_token(run_daemon: Ru
         'loopback_principal = "root"\n'
         '[[grant]]\nto = ["root", "billing"]\nroles = ["wait", "advance", "observe"]\ntopics = ["*"]\n',
     )
-    token = add_token(tmp_path / "tokens", "billing")
+    billing = {"Authorization": f"Bearer {add_token(tmp_path / 'tokens', 'billing')}"}
     daemons = await start_shards(run_daemon, *flags)
-    name = gate_of(1)
-    async with (
-        log_source(daemons[1].address, 10) as source,
-        aiohttp.ClientSession(
-            f"http://{daemons[0].http_address}", headers={"Authorization": f"Bearer {token}"}
-        ) as billing,
-    ):
-        assert (await ask(daemons[0].http_address, name=name))[1]["lag"] == 10
+    address, name = daemons[0].http_address, gate_of(1)
+    async with log_source(daemons[1].address, 10) as source:
+        assert (await ask(address, name=name))[1]["lag"] == 10
         source.ends[0] = 20
-        async with billing.get(f"/v1/ready?name={name}&group=billing&topics=orders") as answer:
-            assert (await answer.json())["lag"] == 20, "a gate of its own"
-        async with billing.get(f"/v1/ready?name={name}&topics=orders") as answer:
-            assert answer.status == HTTPStatus.BAD_REQUEST
-            assert "belongs to a gate that waits for other marks" in (await answer.json())["message"]
+        assert (await ask(address, headers=billing, name=name))[1]["lag"] == 20, "a gate of its own"
+        status, answer = await ask(address, "topics=orders", billing, name=name)
+        assert status == HTTPStatus.BAD_REQUEST
+        assert "belongs to a gate that waits for other marks" in answer["message"]

@@ -6,7 +6,6 @@ import asyncio
 from http import HTTPStatus
 from pathlib import Path
 
-import aiohttp
 import pytest
 from purgatory_client.aio import AsyncClient
 from purgatory_client.sources.source_link import StaleMarks
@@ -15,7 +14,7 @@ from purgatory.extensions.ready import ready_gates
 from purgatory.service.access.tokens import add_token
 from tests.kit.daemon import RunDaemon, access_flags
 from tests.kit.eventually import eventually
-from tests.ready.gate_kit import TOPIC, ask, log_source, until
+from tests.ready.gate_kit import TOPIC, ask, log_source, send, until
 
 READY, WAITING = HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE
 
@@ -211,9 +210,9 @@ async def test_gate_is_forgotten_after_its_time_to_live(run_daemon: RunDaemon) -
 )
 async def test_request_that_makes_no_sense_creates_no_gate(run_daemon: RunDaemon, query: str, field: str) -> None:
     daemon = await run_daemon()
-    async with aiohttp.ClientSession(f"http://{daemon.http_address}") as http, http.get(f"/v1/ready?{query}") as answer:
-        assert answer.status == HTTPStatus.BAD_REQUEST
-        assert (await answer.json())["message"].startswith(f"{field}: ")
+    status, answer = await send("GET", daemon.http_address, query)
+    assert status == HTTPStatus.BAD_REQUEST
+    assert answer["message"].startswith(f"{field}: ")
     async with AsyncClient(daemon.address) as client:
         assert (await client.status()).sessions == 0
 
@@ -235,11 +234,8 @@ async def test_a_name_is_bound_to_its_marks_and_their_number_is_limited(run_daem
         assert (await ask(daemon.http_address, f"marks={TOPIC},{TOPIC}"))[0] == READY
         for query in others:
             assert (await ask(daemon.http_address, query))[0] == HTTPStatus.BAD_REQUEST
-    async with (
-        aiohttp.ClientSession(f"http://{daemon.http_address}") as http,
-        http.post("/v1/ready?name=web&topics=orders") as posted,
-    ):
-        assert posted.status == HTTPStatus.METHOD_NOT_ALLOWED
+    status, _ = await send("POST", daemon.http_address, "name=web&topics=orders")
+    assert status == HTTPStatus.METHOD_NOT_ALLOWED
 
 
 async def test_a_policy_decides_who_may_ask_and_keeps_names_apart(run_daemon: RunDaemon, tmp_path: Path) -> None:
@@ -250,21 +246,14 @@ async def test_a_policy_decides_who_may_ask_and_keeps_names_apart(run_daemon: Ru
         '[[grant]]\nto = ["root"]\nroles = ["wait", "advance", "observe", "admin"]\ntopics = ["*"]\nkeys = ["*"]\n'
         '[[grant]]\nto = ["billing"]\nroles = ["wait"]\ntopics = ["kafka/billing/*"]\n',
     )
-    token = add_token(tmp_path / "tokens", "billing")
+    billing = {"Authorization": f"Bearer {add_token(tmp_path / 'tokens', 'billing')}"}
     daemon = await run_daemon(*flags)
-    headers = {"Authorization": f"Bearer {token}"}
-    async with (
-        log_source(daemon.address, 10) as source,
-        aiohttp.ClientSession(f"http://{daemon.http_address}", headers=headers) as billing,
-    ):
+    async with log_source(daemon.address, 10) as source:
         assert (await ask(daemon.http_address))[1]["lag"] == 10
         source.ends[0] = 20
-        async with billing.get("/v1/ready?name=web&group=billing&topics=orders") as answer:
-            assert (await answer.json())["lag"] == 20
-        async with billing.get("/v1/ready?name=web&topics=orders") as answer:
-            assert answer.status == HTTPStatus.FORBIDDEN
-            assert "needs the role wait for topic 'kafka/orders'" in (await answer.json())["message"]
-        async with billing.get(
-            "/v1/ready?name=web&topics=orders", headers={"Authorization": "Bearer made up"}
-        ) as answer:
-            assert answer.status == HTTPStatus.UNAUTHORIZED
+        assert (await ask(daemon.http_address, headers=billing))[1]["lag"] == 20
+        status, answer = await ask(daemon.http_address, "topics=orders", billing)
+        assert status == HTTPStatus.FORBIDDEN
+        assert "needs the role wait for topic 'kafka/orders'" in answer["message"]
+        status, _ = await ask(daemon.http_address, headers={"Authorization": "Bearer made up"})
+        assert status == HTTPStatus.UNAUTHORIZED
