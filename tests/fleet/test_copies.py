@@ -37,7 +37,7 @@ from purgatory.replicated_log.snapshots import (
 from tests.fleet.audit import audit, rows_of_file, rows_of_log
 from tests.fleet.memory_log import MemoryLog
 from tests.fleet.test_standby import CLAIM, ORIGIN, OTHER, group, log, standby_of
-from tests.journal.kit import statements_of, store_in
+from tests.journal.kit import alter, statements_of, store_in
 from tests.kit.eventually import wait_until
 
 __all__ = ["log"]
@@ -137,12 +137,7 @@ Damage = Callable[[Path], object]
 
 
 def altered(sql: str) -> Damage:
-    def alter(path: Path) -> None:
-        with closing(sqlite3.connect(path)) as database:
-            database.execute(sql)
-            database.commit()
-
-    return alter
+    return lambda path: alter(path, sql)
 
 
 def with_byte(offset: int) -> Damage:
@@ -265,9 +260,7 @@ def test_snapshot_of_a_damaged_file_is_not_stored(tmp_path: Path, is_torn: bool)
         whole = path.read_bytes()
         path.write_bytes(whole[: 2 * PAGE_BYTES] + bytes(PAGE_BYTES) * 6 + whole[8 * PAGE_BYTES :])
     else:
-        with closing(sqlite3.connect(path)) as database:
-            database.execute("UPDATE dead_letters SET content = x'00'")
-            database.commit()
+        alter(path, "UPDATE dead_letters SET content = x'00'")
     with pytest.raises(JournalDamaged, match="damaged"):
         store_snapshot(path, log)
     assert stored == [LAST]

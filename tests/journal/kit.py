@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -76,6 +77,13 @@ class PowerCut(CrashPoints):
             self._commits += 1
             if self._commits == self._group:
                 copy_files(self._folder, self.copy)
+
+
+def alter(path: Path, sql: str) -> None:
+    """Change a journal's file behind the back of its daemons."""
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(sql)
+        database.commit()
 
 
 def copy_files(folder: Path, copy: Path) -> None:

@@ -24,7 +24,7 @@ from purgatory.journal.sql_schema import migrate
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.store import PAGE_BYTES, WAL_FRAME, WAL_HEADER, Store
 from purgatory.service.listeners.durable_journal import DurableJournal
-from tests.journal.kit import JournaledHost, register, store_in
+from tests.journal.kit import JournaledHost, alter, register, store_in
 from tests.kit.commands import journal_command
 from tests.kit.messages import mark_batch
 from tests.kit.served_host import apply_events
@@ -63,12 +63,6 @@ async def read(folder: Path) -> tuple[int, list[str], int]:
     return found
 
 
-def alter(folder: Path, sql: str) -> None:
-    with closing(sqlite3.connect(folder / "journal.db")) as database:
-        database.execute(sql)
-        database.commit()
-
-
 @pytest.mark.parametrize(
     "sql",
     [
@@ -84,7 +78,7 @@ def alter(folder: Path, sql: str) -> None:
 async def test_a_changed_row_refuses_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str], sql: str) -> None:
     folder = tmp_path / "data"
     await write(folder)
-    alter(folder, sql)
+    alter(folder / "journal.db", sql)
     with pytest.raises(JournalDamaged, match=r"purgatory journal check .* import"):
         await read(folder)
     assert journal_command(["check", str(folder)]) == 1
@@ -131,7 +125,7 @@ def test_an_older_journal_is_migrated_one_version_at_a_time(tmp_path: Path) -> N
 async def test_a_newer_journal_is_refused_with_both_versions(tmp_path: Path) -> None:
     await write(tmp_path / "data")
     newer = len(schema.MIGRATIONS) + 1
-    alter(tmp_path / "data", f"PRAGMA user_version = {newer}")
+    alter(tmp_path / "data" / "journal.db", f"PRAGMA user_version = {newer}")
     with pytest.raises(JournalTooNew, match=f"has version {newer}; this program supports versions up to {newer - 1}"):
         await read(tmp_path / "data")
 
