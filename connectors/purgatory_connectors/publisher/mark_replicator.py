@@ -114,8 +114,7 @@ class MarkReplicator:
             moved[name] = None
             if before != (lineage.epoch, lineage.identity) or lineage.is_gone:
                 unsaved[name] = None
-            for daemon in self._daemons:
-                daemon.due[name] = None
+            self._make_due(name)
 
     def observe_replicas(self, replicas: Mapping[MarkName, SeenReplicas]) -> None:
         """Set the replicas of these partitions."""
@@ -123,8 +122,11 @@ class MarkReplicator:
             if self._replicas.get(name) != seen:
                 self._replicas[name] = seen
                 if name in self._lineages:
-                    for daemon in self._daemons:
-                        daemon.due[name] = None
+                    self._make_due(name)
+
+    def _make_due(self, name: MarkName) -> None:
+        for daemon in self._daemons:
+            daemon.due[name] = None
 
     def set_health(self, now: float, *, sees: bool, stale: Sequence[StaleMarks] = (), lag_s: float = 0.0) -> None:
         """Set the health of the source: whether it sees its marks, which ones are stale, and its lag.
@@ -175,8 +177,7 @@ class MarkReplicator:
             if mark.epoch > lineage.epoch or (mark.epoch == lineage.epoch and mark.offset > lineage.offset):
                 lineage.fast_forward(mark.epoch, mark.offset, now + self._settle_s)
                 self.unsaved[name] = None
-                for other in self._daemons:
-                    other.due[name] = None
+                self._make_due(name)
             elif mark.epoch < 0 and mark.offset > lineage.offset:
                 # Published by a client that sends no epochs: our lineage continues from that offset.
                 lineage.fast_forward(lineage.epoch, mark.offset, now + self._settle_s)
@@ -282,8 +283,7 @@ class MarkReplicator:
         is_settled = lineage.settle(now, self._sees_name_since(name))
         if lineage.epoch != before:
             self.unsaved[name] = None
-            for daemon in self._daemons:
-                daemon.due[name] = None
+            self._make_due(name)
         return is_settled
 
     # Time.
@@ -293,8 +293,7 @@ class MarkReplicator:
         for name in list(self._unsettled):
             if self._settle(name, self._lineages[name], now):
                 del self._unsettled[name]
-                for daemon in self._daemons:
-                    daemon.due[name] = None
+                self._make_due(name)
         for daemon in self._daemons:
             later = daemon.to_look_at_later
             for name in [name for name, at in later.items() if at <= now]:

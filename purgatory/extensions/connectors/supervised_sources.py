@@ -16,9 +16,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qs, urlsplit
 
-from purgatory.source_uri import KINDS
+from purgatory.source_uri import SourceUri
 
 LOGGER: Final = logging.getLogger(__name__)
 PRINCIPAL: Final = "purgatory-source"
@@ -134,20 +133,19 @@ class SupervisedSource:
 
 def command_of(uri: str, socket: str, data_dir: Path | None, log_level: str) -> list[str]:
     """The command that starts the connector of this address. Without `data_dir`, it keeps no state."""
-    kind = KINDS[urlsplit(uri).scheme]
+    source = SourceUri.parse(uri)
     # -P: do not import packages from the working directory.
-    command = [sys.executable, "-P", "-m", "purgatory_connectors", kind, uri, "--supervised", "--to", socket]
+    command = [sys.executable, "-P", "-m", "purgatory_connectors", source.kind, uri, "--supervised", "--to", socket]
     command += ["--log-format", "json", "--log-level", log_level]
     if data_dir is not None:
-        command += ["--state-dir", str(data_dir / "sources" / _folder(uri, kind))]
+        command += ["--state-dir", str(data_dir / "sources" / _folder(source))]
     return command
 
 
-def _folder(uri: str, kind: str) -> str:
+def _folder(source: SourceUri) -> str:
     """Name of the state folder. It does not change with hosts or options, except the label that names the marks."""
-    options = parse_qs(urlsplit(uri).query)
-    label = (options.get("label") or options.get("name") or [""])[0]
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", f"{kind}-{label}" if label else kind)
+    label = source.options.get("label") or source.options.get("name")
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", f"{source.kind}-{label}" if label else source.kind)
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
