@@ -16,6 +16,7 @@ from tests.kit.eventually import eventually
 from tests.played_source import until_live
 
 TOPIC = "kafka/billing/orders"
+QUERY = "group=billing&topics=orders"
 
 
 class LogSource:
@@ -82,21 +83,18 @@ async def log_source(address: str, *ends: int, epoch: int | None = None) -> Asyn
             await asyncio.gather(running, return_exceptions=True)  # it has failed if the daemon was killed
 
 
-async def until(http_address: str, condition: Callable[[int, Any], bool], **parameters: str) -> Any:  # noqa: ANN401 - JSON
+async def until(http_address: str, condition: Callable[[int, Any], bool], query: str = QUERY, name: str = "web") -> Any:  # noqa: ANN401 - JSON
     """Ask until an answer meets the condition, and return that answer."""
 
     async def answer() -> tuple[Any] | None:
-        status, gate = await ask(http_address, **parameters)
+        status, gate = await ask(http_address, query, name=name)
         return (gate,) if condition(status, gate) else None
 
     return (await eventually(answer))[0]
 
 
 async def ask(
-    http_address: str,
-    query: str = "group=billing&topics=orders",
-    headers: Mapping[str, str] | None = None,
-    **parameters: str,
+    http_address: str, query: str = QUERY, headers: Mapping[str, str] | None = None, **parameters: str
 ) -> tuple[int, Any]:
     """Status and JSON of one request; `name` is web unless it is given."""
     given = {} if "names" in parameters else {"name": "web"}

@@ -122,8 +122,9 @@ class SlowToEnd(HeldSource):
 
     async def read(self, target: str) -> dict[str, int]:
         self.reads += 1
+        never: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
         try:
-            return await asyncio.get_running_loop().create_future()
+            return await never
         finally:
             await asyncio.sleep(0.01)
             self.ended.append("read")

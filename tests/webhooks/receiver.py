@@ -61,7 +61,7 @@ class WebhookReceiver(PostServer):
         if status in (HANG, DROP):
             request.close_connection = True
             return
-        reply(request, status, **({"location": "/redirected"} if 300 <= status < 400 else {}))
+        reply(request, status, b"", **({"location": "/redirected"} if 300 <= status < 400 else {}))
 
     def _take(self, request: BaseHTTPRequestHandler, body: bytes) -> int:
         try:
