@@ -47,6 +47,7 @@ from purgatory.extensions.archive.vocabulary import NO_SESSION, CallStamp, Canno
 from purgatory.extensions.archive.writer_link import WriterLink
 from purgatory.extensions.archive.writer_protocol import WriterConfig, WriterStatistics
 from purgatory.service.listeners.listener import Called, Completed, Listener
+from purgatory.service.recovery import OpenJournal
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import DurationMs, EngineSettings, SettingsGroup, setting
 
@@ -359,7 +360,7 @@ class ArchiveListener(Listener):
 def registrant_of(session: Session | None, principal: str) -> Registrant:
     """The session of a call, or a registrant with only the principal for a call without a session."""
     if session is None:
-        return NO_SESSION._replace(principal=principal) if principal else NO_SESSION
+        return NO_SESSION._replace(principal=principal)
     return Registrant(session.number, session.session_id, session.account.principal)
 
 
@@ -368,9 +369,7 @@ def writer_config(
     engine: EngineSettings,
     limits: EngineLimits,
     engine_started_ms: int,
-    *,
-    has_journal: bool = False,
-    is_continued: bool = False,
+    journal: OpenJournal | None = None,
 ) -> WriterConfig:
     assert settings.uri is not None, "no archive is configured"
     details = RunDetails(
@@ -380,8 +379,8 @@ def writer_config(
         replica_lag_time_max_ms=engine.replica_lag_time_max_ms,
         expired_per_slice=sizes.EXPIRED_PER_SLICE,
         limits={name: getattr(limits, name) for name in LIMIT_NAMES},
-        journal=has_journal,
-        continued=is_continued,
+        journal=journal is not None,
+        continued=journal is not None and journal.is_continued,
     )
     return WriterConfig(
         place=settings.uri,

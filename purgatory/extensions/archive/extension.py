@@ -33,18 +33,11 @@ class ArchiveExtension(Extension):
         return self._archive
 
     async def open(self) -> None:
-        settings, journal = own_settings(self._core.settings, WithArchive).archive, self._core.journal
+        core, settings = self._core, own_settings(self._core.settings, WithArchive).archive
         if settings.uri is None:
             return
-        limits = self._core.host.engine.limits
-        config = writer_config(
-            settings,
-            self._core.settings.engine,
-            limits,
-            self._core.engine_started_ms,
-            has_journal=journal is not None,
-            is_continued=journal is not None and journal.is_continued,
-        )
+        limits = core.host.engine.limits
+        config = writer_config(settings, core.settings.engine, limits, core.engine_started_ms, core.journal)
         try:
             self._archive = await start_archive(settings, config, limits.timeout_ms_default)
         except CannotArchive as error:

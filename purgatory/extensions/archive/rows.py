@@ -31,6 +31,8 @@ CONSTANT_ROWS: Final = 16_384
 Numbers = npt.NDArray[np.int64]
 Columns = dict[str, pa.Array]
 
+STAMP_COLUMNS: Final = ("run_id", "call_number", "time_ms", "at")
+"""The columns of a call's stamp, in the order of its fields."""
 LABELS: Final[dict[str, Sequence[str]]] = {"kind": KIND_LABELS, "outcome": OUTCOME_LABELS, "type": EVENT_LABELS}
 """Columns that contain codes, with the label of each code."""
 
@@ -178,10 +180,7 @@ def event_columns(table: str, records: Sequence[Record], names: Sequence[Partiti
 def single_columns(table: str, records: Sequence[Record], names: Sequence[PartitionName]) -> Columns:
     """The columns of calls or markers; each record is one row."""
     del names
-    rows = [
-        {"run_id": run_id, "call_number": call_number, "time_ms": time_ms, "at": at_ms} | values
-        for (run_id, call_number, time_ms, at_ms), values in ((record.stamp, record.extra) for record in records)
-    ]
+    rows = [dict(zip(STAMP_COLUMNS, record.stamp, strict=True)) | record.extra for record in records]
     return {field.name: pa.array([row.get(field.name) for row in rows], field.type) for field in SCHEMAS[table]}
 
 
@@ -196,12 +195,8 @@ MAKERS: Final[dict[str, Callable[[str, Sequence[Record], Sequence[PartitionName]
 
 def _shared_columns(table: str, records: Sequence[Record], counts: Sequence[int]) -> Columns:
     """Columns whose value is the same for all rows of a call: the common columns, and its session and principal."""
-    values: dict[str, Sequence[Any]] = {
-        "run_id": [record.stamp.run_id for record in records],
-        "call_number": [record.stamp.call_number for record in records],
-        "time_ms": [record.stamp.time_ms for record in records],
-        "at": [record.stamp.at_ms for record in records],
-    }
+    stamps = zip(*(record.stamp for record in records), strict=True)
+    values: dict[str, Sequence[Any]] = dict(zip(STAMP_COLUMNS, stamps, strict=True))
     registrants = [record.registrant for record in records if record.registrant is not None]
     if table == EVENTS:
         values["principal"] = [registrant.principal for registrant in registrants]

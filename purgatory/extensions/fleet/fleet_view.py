@@ -1,7 +1,7 @@
 """The state of a daemon in a fleet: the answer to `/fleet`, one line of text for people, and metrics."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -87,20 +87,20 @@ def describe(view: Mapping[str, Any]) -> str:
 
 def view_of_standby(standby: Standby, snapshot: LastSnapshot) -> FleetView:
     state = STANDING_BY if standby.is_caught_up else CATCHING_UP
-    view = _view(state, standby.reign, snapshot, standby.logged_ms)
-    return replace(view, leader=standby.leader, lag_entries=standby.lag_entries, lag_s=standby.lag_s)
+    own = {"leader": standby.leader, "lag_entries": standby.lag_entries, "lag_s": standby.lag_s}
+    return _view(state, standby.reign, snapshot, standby.logged_ms, **own)
 
 
 def view_of_leader(leadership: Leadership, snapshot: LastSnapshot, *, is_confirmed: bool) -> FleetView:
     """`is_confirmed`: otherwise another daemon may lead by now, as after a pause of this process."""
     state = LEADING if is_confirmed else UNCONFIRMED
-    return replace(_view(state, leadership.reign, snapshot, leadership.logged_ms), append_ms=leadership.append_ms)
+    return _view(state, leadership.reign, snapshot, leadership.logged_ms, append_ms=leadership.append_ms)
 
 
-def _view(state: str, reign: Reign, snapshot: LastSnapshot, logged_ms: int) -> FleetView:
+def _view(state: str, reign: Reign, snapshot: LastSnapshot, logged_ms: int, **own: Any) -> FleetView:  # noqa: ANN401 - fields
     age_s, now = snapshot.age_s(logged_ms), reign.state
     log = now.log_id.hex()
-    return FleetView(state, now.epoch, now.position, reign.void_entries, snapshot.position, age_s, log)
+    return FleetView(state, now.epoch, now.position, reign.void_entries, snapshot.position, age_s, log, **own)
 
 
 def fleet_route(view: Callable[[], FleetView]) -> Route:

@@ -58,9 +58,8 @@ class CallbackRules:
         if target.scheme == "http" and not self._allow_http:
             raise CallbackNotAllowed("http is not allowed here, only https (webhooks.allow_http)")
         for name, port in self._allowed:
-            if _is_host(target.host, name) and port in (ANY_PORT, str(target.port)):
-                return target
-            if _is_host(target.host, name) and not port and target.port == PORTS[target.scheme]:
+            ports = (ANY_PORT, str(target.port))
+            if _is_host(target.host, name) and (port or str(PORTS[target.scheme])) in ports:
                 return target
         raise CallbackNotAllowed(f"{target.host}:{target.port} is not among webhooks.allowed_hosts")
 
