@@ -9,7 +9,6 @@ import asyncio
 import json
 import logging
 import os
-import random
 import re
 import sys
 import time
@@ -17,14 +16,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from purgatory_client.session.backoff import Backoff
+
 from purgatory.source_uri import SourceUri
 
 LOGGER: Final = logging.getLogger(__name__)
 PRINCIPAL: Final = "purgatory-source"
 """Principal of the children; the policy grants it roles like any other principal."""
 
-BACKOFF_S_MIN: Final = 0.2
-BACKOFF_S_MAX: Final = 5.0
 REFUSED_BACKOFF_S: Final = 30.0
 """Pause after a child has rejected its settings or permissions: a restart alone will not help."""
 PROVEN_S: Final = 60.0
@@ -65,7 +64,7 @@ class SupervisedSource:
 
     async def run(self) -> None:
         """Keep the child running until cancelled."""
-        backoff_s = BACKOFF_S_MIN
+        backoff = Backoff(base=0.2, cap=5.0)
         while True:
             started = time.monotonic()
             try:
@@ -74,9 +73,8 @@ class SupervisedSource:
                 LOGGER.error("source %s cannot be started: %s", self.name, error)  # noqa: TRY400 - the message is complete
                 code = None
             if time.monotonic() - started > PROVEN_S:
-                backoff_s = BACKOFF_S_MIN
-            pause_s = REFUSED_BACKOFF_S if code == EXIT_REFUSED else random.uniform(backoff_s / 2, backoff_s)  # noqa: S311 - no secret
-            backoff_s = min(BACKOFF_S_MAX, backoff_s * 2)
+                backoff.reset()
+            pause_s = REFUSED_BACKOFF_S if code == EXIT_REFUSED else backoff.next_delay()
             self.ending, self.changed = _ending(code), time.monotonic()
             LOGGER.warning("source %s ended (%s); restarting it in %.1f s", self.name, self.ending, pause_s)
             await asyncio.sleep(pause_s)
