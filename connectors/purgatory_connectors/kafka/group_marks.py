@@ -55,7 +55,7 @@ class GroupMarks:
         self.partition_count = partition_count
         self._marks: Final[dict[CommitName, _Mark]] = {}
         self._by_group: Final[defaultdict[str, set[CommitName]]] = defaultdict(set)
-        self._by_log: Final[defaultdict[tuple[str, int], set[CommitName]]] = defaultdict(set)
+        self._by_topic: Final[defaultdict[str, set[CommitName]]] = defaultdict(set)
         self._fenced: Final[defaultdict[int, set[CommitName]]] = defaultdict(set)
         self._positions: Final[dict[int, int]] = {}
         self._steps_back: Final[dict[CommitName, int | None]] = {}
@@ -191,9 +191,9 @@ class GroupMarks:
     def cut(self, topic: str, partition: int, end: int, now: float) -> list[GroupMove]:
         """A log was truncated: offsets committed above its new end belong to records that are gone."""
         changes = []
-        for name in self._by_log.get((topic, partition), ()):
+        for name in self._by_topic.get(topic, ()):
             mark = self._marks[name]
-            if max(mark.committed, mark.proved) > end:
+            if name[2] == partition and max(mark.committed, mark.proved) > end:
                 # Its consumers may commit the old offset once more before they notice that their position is gone.
                 mark.ignored = mark.committed if mark.committed > end else -1
                 mark.committed = min(mark.committed, end)
@@ -203,9 +203,8 @@ class GroupMarks:
 
     def forget_topic(self, topic: str, now: float) -> tuple[list[GroupMove], set[str]]:
         """A topic was deleted or replaced: remove all marks on it. Also returns the groups that had some."""
-        names = [name for log, names in self._by_log.items() if log[0] == topic for name in names]
-        changes = [change for name in names for change in self._move(name, None, now)]
-        return changes, {name[0] for name in names}
+        names, groups = list(self._by_topic.get(topic, ())), self.groups_on(topic)
+        return [change for name in names for change in self._move(name, None, now)], groups
 
     def get(self, name: CommitName) -> tuple[int, int, float] | None:
         """(committed offset, mark, time of the last move) of a name."""
@@ -218,10 +217,10 @@ class GroupMarks:
 
     def groups_on(self, topic: str) -> set[str]:
         """The groups with marks on a topic."""
-        return {name[0] for log, names in self._by_log.items() if log[0] == topic for name in names}
+        return {name[0] for name in self._by_topic.get(topic, ())}
 
     def groups(self) -> set[str]:
-        return {group for group, names in self._by_group.items() if names}
+        return set(self._by_group)
 
     def partition_of(self, group: str) -> int:
         """Partition of `__consumer_offsets` for a group, from Java's hash of its id; -1: the topic is not read."""
@@ -289,17 +288,15 @@ class GroupMarks:
     def _add(self, name: CommitName, offset: int, now: float) -> _Mark:
         mark = self._marks[name] = _Mark(offset, now, offset)
         self._by_group[name[0]].add(name)
-        self._by_log[name[1:]].add(name)
+        self._by_topic[name[1]].add(name)
         return mark
 
     def _remove(self, name: CommitName) -> list[GroupMove]:
         del self._marks[name]
-        self._by_group[name[0]].discard(name)
-        self._by_log[name[1:]].discard(name)
-        if not self._by_group[name[0]]:
-            del self._by_group[name[0]]
-        if not self._by_log[name[1:]]:
-            del self._by_log[name[1:]]
+        for index, key in ((self._by_group, name[0]), (self._by_topic, name[1])):
+            index[key].discard(name)
+            if not index[key]:
+                del index[key]
         self._fenced[self.partition_of(name[0])].discard(name)
         self._steps_back.pop(name, None)
         return [MarkMove(name, None)]
