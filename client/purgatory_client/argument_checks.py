@@ -9,6 +9,7 @@ with all its other waits. On the wire a column has a value for each entry, one v
 
 import math
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from operator import index
 from typing import Final, TypeVar
@@ -21,6 +22,8 @@ DIGITS_MAX: Final = 40
 """The number of digits that are read. A longer number is out of every range, and `int` raises above 4,300 digits."""
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+"""The start of Unix time."""
 TIMEOUT_S_MAX: Final = INT32_MAX / 1_000
 """The longest timeout that a daemon's `limits.timeout_ms_max` can be set to allow, in seconds."""
 
@@ -143,3 +146,12 @@ def milliseconds(seconds: float | None, field: str = "timeout_ms") -> int | None
     if not is_allowed:
         raise InvalidRequest(field, f"a timeout of {shown(seconds)} s; must be from 0 to {TIMEOUT_S_MAX} s")
     return math.ceil(seconds * 1_000)
+
+
+def milliseconds_of(as_of: datetime | None) -> int | None:
+    """The first whole millisecond of Unix time that is not before a time. Raises InvalidRequest without a time zone."""
+    if as_of is None:
+        return None
+    if checked_type(as_of, datetime, "as_of", "give a datetime").tzinfo is None:
+        raise InvalidRequest("as_of", f"{as_of} has no time zone; give one, such as timezone.utc")
+    return -((EPOCH - as_of) // timedelta(milliseconds=1))

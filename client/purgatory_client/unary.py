@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 import grpc
@@ -14,7 +14,7 @@ import grpc.aio
 from purgatory.v1 import operation_pb2, purgatory_service_pb2, source_pb2, webhook_pb2
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from purgatory_client import views
-from purgatory_client.argument_checks import check_keywords, checked_type, int64, several
+from purgatory_client.argument_checks import check_keywords, checked_type, int64, milliseconds_of, several
 from purgatory_client.batches import WaitBatch
 from purgatory_client.errors import (
     ClientClosed,
@@ -22,13 +22,14 @@ from purgatory_client.errors import (
     NotFound,
     PurgatoryClientError,
     Unavailable,
+    WrongEventLoop,
     from_rpc_error,
 )
 from purgatory_client.partition_names import partition_name
 from purgatory_client.results import OperationKind, Outcome
 from purgatory_client.session.addresses import check_address, pause_max
 from purgatory_client.session.backoff import Resumption
-from purgatory_client.session.channel import ChannelSecurity, LoopBound, is_lost, open_channel
+from purgatory_client.session.channel import ChannelSecurity, check_process, is_lost, open_channel
 from purgatory_client.session.detached_sessions import (
     CALL_TIMEOUT,
     ClosedSession,
@@ -43,9 +44,6 @@ from purgatory_client.sources.source_link import SourceLink
 from purgatory_client.waits import ByPartition, Name
 
 T = TypeVar("T")
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-"""The start of Unix time."""
-
 
 # ruff: noqa: SLF001 - of other clients of the same class
 
@@ -59,14 +57,18 @@ class Filters(TypedDict, total=False):
     key: str
 
 
-class SingleCalls(LoopBound):
-    """The base of `AsyncClient`. All calls may also raise Unavailable, InvalidRequest and ClientClosed."""
+class SingleCalls:
+    """The base of `AsyncClient`. All calls may also raise Unavailable, InvalidRequest and ClientClosed.
+
+    It may be created without an event loop, for example when a module is imported.
+    """
 
     def __init__(self, address: str, security: ChannelSecurity, give_up_after: float | None) -> None:
         check_address(address)
         self.address: Final = address
         self._security: Final = security
         self._give_up_after: Final = give_up_after
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._channel: grpc.aio.Channel | None = None
         self._closed = False
         self._is_source = False
@@ -80,7 +82,20 @@ class SingleCalls(LoopBound):
         """The id of this client's own session."""
         raise NotImplementedError
 
+    def _enter_loop(self) -> None:
+        """Belong to the running loop. Raises WrongEventLoop if the previous one is not closed."""
+        check_process()
+        loop = asyncio.get_running_loop()
+        if self._loop is not None and self._loop is not loop:
+            if not self._loop.is_closed():
+                raise WrongEventLoop(
+                    "this client is used in another event loop; create an AsyncClient in each, or use the blocking one"
+                )
+            self._leave_loop()
+        self._loop = loop
+
     def _leave_loop(self) -> None:
+        """Forget everything that is bound to the closed loop."""
         # Channels of a closed loop cannot be closed by a call; gRPC closes them when they are dropped.
         self._channel, self._shards = None, []
 
@@ -203,8 +218,7 @@ class SingleCalls(LoopBound):
             Unavailable: A topic has no source at present, or its source cannot read it.
             InvalidRequest: The time is invalid, or a source cannot look up a time (only Kafka's can).
         """
-        as_of_ms = None if as_of is None else milliseconds_of(as_of)
-        request = source_pb2.GetSourceEndsRequest(topics=several(topics, "topics"), as_of_ms=as_of_ms)
+        request = source_pb2.GetSourceEndsRequest(topics=several(topics, "topics"), as_of_ms=milliseconds_of(as_of))
         response = await self._answer(self._stub().GetSourceEnds(request, timeout=timeout))
         return Positions.of_ends(response.ends)
 
@@ -371,21 +385,18 @@ class SingleCalls(LoopBound):
         Raises:
             InvalidRequest: None of these was given, or an unsupported combination.
         """
-        request = purgatory_service_pb2.CancelRequest()
-        if operation_ids is not None or session_id is not None:
-            request.session_id = self.session_id if session_id is None else session_id
-            request.operation_ids.extend(ids_of(() if operation_ids is None else operation_ids))
-            if operation_ids is not None and not request.operation_ids:
-                return 0
-        if partition is not None:
-            request.topic_partition.CopyFrom(topic_partition(partition))
-        if key is not None:
-            request.key = key
         given = [operation_ids is not None or session_id is not None, partition is not None, key is not None]
         if given.count(True) != 1:
             raise InvalidRequest("cancel", "give exactly one of: operation ids (or a session), a partition, a key")
-        if request.session_id:
+        if partition is None and key is None:
+            ids = None if operation_ids is None else ids_of(operation_ids)
+            if ids == []:
+                return 0
+            chosen = self.session_id if session_id is None else session_id
+            request = purgatory_service_pb2.CancelRequest(session_id=chosen, operation_ids=ids)
             return int((await self._call_session("Cancel", request)).cancelled)
+        on = None if partition is None else topic_partition(partition)
+        request = purgatory_service_pb2.CancelRequest(topic_partition=on, key=key)
         cancelled = 0
         for one in await shards_of(self):
             cancelled += (await one._answer(one._stub().Cancel(request, timeout=CALL_TIMEOUT))).cancelled
@@ -458,13 +469,6 @@ async def shards_of(client: SingleCalls) -> Sequence[SingleCalls]:
         if not client._is_alone:
             client._shards = [SingleCalls(target, client._security, client._give_up_after) for target in found]
     return client._shards or [client]
-
-
-def milliseconds_of(as_of: datetime) -> int:
-    """The first whole millisecond of Unix time that is not before a time. Raises InvalidRequest without a time zone."""
-    if checked_type(as_of, datetime, "as_of", "give a datetime").tzinfo is None:
-        raise InvalidRequest("as_of", f"{as_of} has no time zone; give one, such as timezone.utc")
-    return -((EPOCH - as_of) // timedelta(milliseconds=1))
 
 
 def topic_partition(name: Name) -> operation_pb2.TopicPartition:

@@ -6,7 +6,6 @@ whose peer has become silent must not be used again.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
@@ -20,7 +19,7 @@ import grpc
 import grpc.aio
 from grpc_status import rpc_status
 
-from purgatory_client.errors import ClientClosed, InvalidRequest, WrongEventLoop
+from purgatory_client.errors import ClientClosed, InvalidRequest
 from purgatory_client.session.addresses import is_loopback, options_of, target_of
 from purgatory_client.session.backoff import Retry
 from purgatory_client.wire import sizes
@@ -69,29 +68,6 @@ def check_process() -> None:
             "this process was forked while a client was connected, and gRPC cannot be used in it; close all clients "
             'before a fork, or start the process by "spawn"'
         )
-
-
-class LoopBound:
-    """Base of the clients for asyncio. They may be created without a loop, for example when a module is imported."""
-
-    _loop: asyncio.AbstractEventLoop | None = None
-
-    def _enter_loop(self) -> None:
-        """Belong to the running loop. Raises WrongEventLoop if the previous one is not closed."""
-        check_process()
-        loop = asyncio.get_running_loop()
-        if loop is self._loop:
-            return
-        if self._loop is not None:
-            if not self._loop.is_closed():
-                raise WrongEventLoop(
-                    "this client is used in another event loop; create an AsyncClient in each, or use the blocking one"
-                )
-            self._leave_loop()
-        self._loop = loop
-
-    def _leave_loop(self) -> None:
-        """Forget everything that is bound to the closed loop."""
 
 
 @dataclass(frozen=True)

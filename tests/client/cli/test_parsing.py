@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from purgatory_client import Outcome, errors
-from purgatory_client.unary import milliseconds_of
+from purgatory_client.argument_checks import milliseconds_of
 from purgatory_client.views import RemainingTime
 
 from purgatory.cli.exit_codes import Exit, exit_of_error, exit_of_outcomes
