@@ -15,12 +15,11 @@ sends them again over the next connection.
 """
 
 import asyncio
-import queue
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final, TypeVar
 
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -36,77 +35,75 @@ from purgatory_client.outbox.outbox_file import (
     ResultsRecord,
 )
 from purgatory_client.outbox.ticket import Ticket, ticket_of
-from purgatory_client.partition_names import PartitionName
 from purgatory_client.results import OperationKind
 from purgatory_client.session.pending_waits import Ended, settle
 from purgatory_client.session.session_core import SessionCore
 from purgatory_client.waits import ITEM_DEFAULTS, Wait
 from purgatory_client.wire.encode_waits import fill_with_entry
 
-Done = Callable[[Sequence[Record], PurgatoryClientError | None], None]
+Written = Callable[[PurgatoryClientError | None], None]
+"""Called on the event loop after the commit of a record, with its error if it failed."""
 
 
 class OutboxWriter:
-    """The writer of one file. Call `start` before the first write.
+    """The writer of one file, which does not block the event loop.
 
-    It writes in its own thread. Records that arrive during a commit are written with the next one, so that all of them
-    share one sync of the disk. Methods are called on the event loop, and so is `done`: once per commit, in the order of
-    writing, with its error if it failed. Only failed confirmations are tried again, with the next commit: their callers
-    got the error, but a used result should not be recovered. A registration or result that failed was refused, and must
-    not appear later.
+    Records that arrive during a commit are written with the next one, so that all of them share one sync of the disk.
+    `changed` is called after each commit. Only failed confirmations are tried again, with the next commit: their
+    callers got the error, but a used result should not be recovered. A registration or result that failed was refused,
+    and must not appear later.
     """
 
-    def __init__(self, file: OutboxFile, done: Done) -> None:
+    def __init__(self, file: OutboxFile, changed: Callable[[], None]) -> None:
         self.file: Final = file
-        self._done: Final = done
-        self._queue: Final[queue.SimpleQueue[Record | None]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._changed: Final = changed
+        self._thread: Final = ThreadPoolExecutor(1, "purgatory outbox")
+        self._queue: Final[list[tuple[Record, Written]]] = []
+        self._failed: list[tuple[Record, Written]] = []
+        """Confirmations that the last commit could not write."""
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
 
-    def start(self) -> None:
-        """Start the thread; `done` will be called on the running loop. Does nothing if it is already started."""
-        if self._thread is None:
-            arguments = (asyncio.get_running_loop(),)
-            self._thread = threading.Thread(target=self._run, args=arguments, name="purgatory outbox", daemon=True)
-            self._thread.start()
-
-    def write(self, item: Record) -> None:
-        """Write a record with the next commit."""
-        self._queue.put(item)
+    def write(self, record: Record, written: Written) -> None:
+        """Write a record with the next commit. Does nothing after `close`."""
+        if self._is_closed:
+            return
+        self._queue.append((record, written))
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._write_all(), name="purgatory outbox")
 
     async def close(self) -> None:
         """Write the remaining records and release the file. Does nothing if it is already closed."""
-        if self._thread is not None:
-            self._queue.put(None)
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
-            self._thread = None
+        self._is_closed = True
+        # A task of another loop, which is closed by now, does not go on: its records are lost as in a crash.
+        if self._task is not None and self._task.get_loop() is asyncio.get_running_loop():
+            await self._task
+        if self._failed:
+            await self._commit_queue()
+            self._failed.clear()
+        self._thread.shutdown()
         self.file.close()
 
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        retried: list[Record] = []
-        closing = False
-        while not closing:
-            items = [*retried, *self._gathered()]
-            if items[-1] is None:
-                closing = True
-            written = [item for item in items if item is not None]
-            error = self._commit(written) if written else None
-            retried = [item for item in written if isinstance(item, ConfirmationRecord)] if error is not None else []
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self._done, written, error)
+    async def _write_all(self) -> None:
+        while self._queue:
+            await self._commit_queue()
 
-    def _gathered(self) -> list[Record | None]:
-        """Wait for records, and return all that are queued; a final None means that the writer is being closed."""
-        items = [self._queue.get()]
-        while items[-1] is not None:
-            try:
-                items.append(self._queue.get_nowait())
-            except queue.Empty:
-                break
-        return items
-
-    def _commit(self, items: Sequence[Record]) -> PurgatoryClientError | None:
+    async def _commit_queue(self) -> None:
+        items = [*self._failed, *self._queue]
+        self._queue.clear()
+        records = [record for record, _ in items]
         try:
-            self.file.commit(items)
+            error = await asyncio.get_running_loop().run_in_executor(self._thread, self._commit, records)
+        except RuntimeError:  # the interpreter is ending, and threads accept no more work
+            error = self._commit(records)
+        self._failed = [one for one in items if isinstance(one[0], ConfirmationRecord)] if error is not None else []
+        for _, written in items:
+            written(error)
+        self._changed()
+
+    def _commit(self, records: Sequence[Record]) -> PurgatoryClientError | None:
+        try:
+            self.file.commit(records)
         except PurgatoryClientError as error:
             return error
         except Exception as error:  # noqa: BLE001 - callers that wait for this commit must hear of it
@@ -114,58 +111,47 @@ class OutboxWriter:
         return None
 
 
-OPERATION_COLUMNS = (
+COLUMNS: Final = (
     "min_bytes", "replica_id", "isolation_level", "follower_reads", "any", "from_now", "heartbeat_timeout_ms",
-    "required_terms", "unless_count",
+    "required_terms", "unless_count", "stale_timeout_ms", *ITEM_DEFAULTS,
 )  # fmt: skip
+"""The optional columns of a stored registration."""
 
 
-def wait_of(columns: operation_pb2.OperationColumns) -> Wait:
-    names = _names(columns)
-    count = columns.item_count[0] if columns.item_count else 1
-    indexes = list(columns.item_index) or [0] * count
-    options = {name: column[0] for name, column in _present(columns, OPERATION_COLUMNS).items()}
-    if OperationKind(columns.kind) == OperationKind.SIGNAL:
-        # Outboxes of older versions do not have it, and all waits of one kind must have the same columns.
-        options.setdefault("heartbeat_timeout_ms", -1)
-    return Wait(
-        OperationKind(columns.kind),
-        [names[index] for index in indexes],
-        _filled(columns.offset, count),
-        columns.timeout_ms[0] if columns.timeout_ms else None,
-        options,
-        {name: _filled(column, count) for name, column in _present(columns, ITEM_DEFAULTS).items()},
-        columns.stale_timeout_ms[0] if columns.stale_timeout_ms else None,
-        operation_id=columns.operation_id[0],
-    )
-
-
-def batch_of(columns: operation_pb2.OperationColumns) -> WaitBatch:
+def entry_of(columns: operation_pb2.OperationColumns, is_batch: bool) -> Entry:
+    """The stored wait or batch, which is sent in the same columns."""
     batch = WaitBatch(
         OperationKind(columns.kind),
-        _names(columns),
+        [*((one.topic, one.partition) for one in columns.partitions), *columns.keys],
         indexes=list(columns.item_index),
         offsets=list(columns.offset),
         timeouts_ms=list(columns.timeout_ms),
         item_counts=list(columns.item_count) or None,
     )
     assert batch.count == len(columns.operation_id), f"{len(columns.operation_id)} ids for {batch.count} operations"
-    batch.set_columns(_present(columns, (*OPERATION_COLUMNS, "stale_timeout_ms", *ITEM_DEFAULTS)))
+    batch.set_columns({field: list(column) for field in COLUMNS if (column := getattr(columns, field))})
     batch.operation_id = columns.operation_id[0]
-    return batch
+    return batch if is_batch else _wait_of(batch)
 
 
-def _names(columns: operation_pb2.OperationColumns) -> list[PartitionName | str]:
-    return [*((one.topic, one.partition) for one in columns.partitions), *columns.keys]
-
-
-def _present(columns: operation_pb2.OperationColumns, fields: Iterable[str]) -> dict[str, Any]:
-    return {field: list(column) for field in fields if (column := getattr(columns, field))}
-
-
-def _filled(column: Iterable[int], count: int) -> list[int]:
-    values = list(column)
-    return values * count if len(values) == 1 else values
+def _wait_of(batch: WaitBatch) -> Wait:
+    """The only operation of a batch."""
+    items = batch.item_total
+    options = {field: column[0] for field, column in batch.operation_columns.items()}
+    stale_timeout_ms = options.pop("stale_timeout_ms", None)
+    if batch.kind == OperationKind.SIGNAL:
+        # Outboxes of older versions do not have it, and all waits of one kind must have the same columns.
+        options.setdefault("heartbeat_timeout_ms", -1)
+    return Wait(
+        batch.kind,
+        batch.names_of(0),
+        [*batch.offsets] * (items // len(batch.offsets)),
+        batch.timeouts_ms[0] if batch.timeouts_ms else None,
+        options,
+        {field: [*column] * (items // len(column)) for field, column in batch.item_columns.items()},
+        stale_timeout_ms,
+        operation_id=batch.operation_id,
+    )
 
 
 T = TypeVar("T")
@@ -177,17 +163,17 @@ class OutboxGate:
     """The outbox of one session. `changed` is called when there may be messages to send, or waits have ended."""
 
     def __init__(self, file: OutboxFile, core: SessionCore, changed: Callable[[], None]) -> None:
-        self._writer: Final = OutboxWriter(file, self._on_written)
+        self._writer: Final = OutboxWriter(file, self._on_commit)
         self._core: Final = core
         self._changed: Final = changed
         self._loaded = False
         self._staging_scheduled = False
-        self._staged: Final[deque[Entry]] = deque()
+        self._unwritten: Final[set[Entry]] = set()
+        """Staged waits that are not in the file yet."""
         self._submitting: Final[dict[Entry, asyncio.Future[None]]] = {}
         self._tags: Final[dict[Entry, str]] = {}
         """Waits that stay in the file until they are confirmed, with their tags."""
-        self._confirming: Final[dict[int, asyncio.Future[None]]] = {}
-        self._unwritten_messages: Final[deque[wire.SessionResponse]] = deque()
+        self._unwritten_messages = 0
         self._failure: asyncio.Future[str] | None = None
         self._lost_confirmations: PurgatoryClientError | None = None
         self.recovered: Final[list[Ticket]] = []
@@ -202,7 +188,7 @@ class OutboxGate:
         entries: list[Entry] = []
         for one in file.registrations():
             columns = operation_pb2.OperationColumns.FromString(one.columns)
-            entry = batch_of(columns) if one.is_batch else wait_of(columns)
+            entry = entry_of(columns, one.is_batch)
             entry.submitted_at = loop.time() - max(0.0, time.time() - one.submitted_time)
             self._keep(entry, one.tag)
             entries.append(entry)
@@ -212,7 +198,6 @@ class OutboxGate:
         for batch in file.results():
             for wait, answer in self._core.replay(wire.ResultBatch.FromString(batch)):
                 settle(wait, answer)
-        self._writer.start()
 
     # Calls from the client
 
@@ -220,7 +205,7 @@ class OutboxGate:
         """Schedule a write of the submitted waits. Waits submitted until the previous commit is done share the next
         one.
         """
-        if not self._staging_scheduled and not self._staged:
+        if not self._staging_scheduled and not self._unwritten:
             self._staging_scheduled = True
             asyncio.get_running_loop().call_soon(self._stage)
 
@@ -254,8 +239,8 @@ class OutboxGate:
                 "ticket", f"operation {ticket.operation_id} is still pending; confirm it after its result"
             )
         del self._tags[entry]
-        self._confirming[entry.operation_id] = confirmed = asyncio.get_running_loop().create_future()
-        self._forget(entry)
+        confirmed = asyncio.get_running_loop().create_future()
+        self._forget(entry, confirmed)
         await confirmed
 
     def cancelled(self, entry: Entry) -> None:
@@ -308,8 +293,8 @@ class OutboxGate:
             record = ResultsRecord(message.results.SerializeToString())
         else:
             record = ResultsRecord(self._core.refused_results(message.receipt).SerializeToString())
-        self._unwritten_messages.append(message)
-        self._writer.write(record)
+        self._unwritten_messages += 1
+        self._writer.write(record, partial(self._on_message, message))
 
     def settle_all(self, ended: Sequence[Ended]) -> None:
         """Give waits their answers. Plain calls are removed from the file; they need no confirmation."""
@@ -325,38 +310,26 @@ class OutboxGate:
 
     # Callbacks from the writer
 
-    def _on_written(self, items: Sequence[Record], error: PurgatoryClientError | None) -> None:
-        """Some records are on disk; or, with `error`, none of them is."""
-        for item in items:
-            if isinstance(item, RegistrationRecord):
-                self._on_registration(item, error)
-            elif isinstance(item, ResultsRecord | OpeningRecord):
-                self._on_message(error)
-            else:
-                self._on_confirmation(item, error)
-        if not self._staged:
+    def _on_commit(self) -> None:
+        if not self._unwritten:
             self._stage()
         self._changed()
 
-    def _on_registration(self, item: RegistrationRecord, error: PurgatoryClientError | None) -> None:
-        entry = self._staged.popleft()
-        assert entry.operation_id == item.first_operation_id, f"{item.first_operation_id} was written out of order"
+    def _on_registration(self, entry: Entry, error: PurgatoryClientError | None) -> None:
+        self._unwritten.remove(entry)
         # Raised even after a failed write: the entry is withdrawn below, and must not hold back later ones.
-        self._core.written_id = item.first_operation_id + item.operations - 1
+        self._core.written_id = entry.operation_id + entry.count - 1
         written = self._submitting.pop(entry, None)
-        if error is None:
-            if written is not None and not written.cancelled():
-                written.set_result(None)
-            return
-        self._core.withdraw(entry)
-        if written is None:
-            settle(entry, error)
-        elif not written.cancelled():
-            del self._tags[entry]
-            written.set_exception(error)
+        if error is not None:
+            self._core.withdraw(entry)
+            if written is None:
+                settle(entry, error)
+            elif not written.cancelled():
+                del self._tags[entry]
+        _set_done(written, error)
 
-    def _on_message(self, error: PurgatoryClientError | None) -> None:
-        message = self._unwritten_messages.popleft()
+    def _on_message(self, message: wire.SessionResponse, error: PurgatoryClientError | None) -> None:
+        self._unwritten_messages -= 1
         assert self._failure is not None, "a message without a connection"
         if self._failure.done():
             return
@@ -373,23 +346,18 @@ class OutboxGate:
             return
         self.settle_all(ended)
 
-    def _on_confirmation(self, item: ConfirmationRecord, error: PurgatoryClientError | None) -> None:
+    def _on_confirmation(self, confirmed: asyncio.Future[None] | None, error: PurgatoryClientError | None) -> None:
         self._lost_confirmations = error
-        confirmed = self._confirming.pop(item.first_operation_id, None)
-        if confirmed is None or confirmed.cancelled():
-            return
-        if error is None:
-            confirmed.set_result(None)
-        else:
-            confirmed.set_exception(error)
+        _set_done(confirmed, error)
 
     # Internals
 
     def _stage(self) -> None:
         self._staging_scheduled = False
         for entry in self._core.stage():
-            self._staged.append(entry)
-            self._writer.write(_registration(entry, self._tags.get(entry, "")))
+            self._unwritten.add(entry)
+            record = _registration(entry, self._tags.get(entry, ""))
+            self._writer.write(record, partial(self._on_registration, entry))
 
     def _keep(self, entry: Entry, tag: str) -> None:
         """Give the entry its future. The result need not be awaited, so asyncio must not report an error that was never
@@ -399,9 +367,19 @@ class OutboxGate:
         entry.future = asyncio.get_running_loop().create_future()
         entry.future.add_done_callback(lambda future: future.cancelled() or future.exception())
 
-    def _forget(self, entry: Entry) -> None:
+    def _forget(self, entry: Entry, confirmed: asyncio.Future[None] | None = None) -> None:
         if entry.operation_id:
-            self._writer.write(ConfirmationRecord(entry.operation_id))
+            self._writer.write(ConfirmationRecord(entry.operation_id), partial(self._on_confirmation, confirmed))
+
+
+def _set_done(future: asyncio.Future[None] | None, error: PurgatoryClientError | None) -> None:
+    """Tell the caller that waits for a record, if there is one. It may have been cancelled, or told before."""
+    if future is None or future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
 
 
 def _registration(entry: Entry, tag: str) -> RegistrationRecord:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import shutil
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -12,8 +13,7 @@ from purgatory_client.batches import WaitBatch, partition_columns
 from purgatory_client.errors import LimitExceeded, OutboxReason
 from purgatory_client.outbox import outbox_file
 from purgatory_client.outbox.outbox_file import OutboxFile
-from purgatory_client.outbox.outbox_gate import batch_of as restored_batch
-from purgatory_client.outbox.outbox_gate import wait_of as restored_wait
+from purgatory_client.outbox.outbox_gate import entry_of
 from purgatory_client.results import OperationKind
 from purgatory_client.session.session_core import SessionCore
 from purgatory_client.wire.encode_waits import fill_with_entry
@@ -22,10 +22,12 @@ from purgatory.v1 import operation_pb2, purgatory_service_pb2
 from tests.client.outbox.test_outbox_file import limit_pages, outbox_error
 from tests.client.session.test_session import submit
 from tests.client.session.wire_script import many, opened, registered, results, sent
+from tests.client.test_blocking import environment
 from tests.histories.day_actors import batch_of as client_batch
 from tests.histories.plan import one_owner
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import eventually, until_pending
+from tests.kit.programs import run_program
 from tests.kit.proxy import NOBODY, FaultyProxy
 from tests.scripts.client_level import wait_of as client_wait
 
@@ -259,6 +261,23 @@ def test_the_blocking_client_has_an_outbox_too(shared_daemon: DaemonProcess, tmp
         without.recovered()
 
 
+def test_program_that_does_not_close_its_outbox_ends_without_an_error(
+    shared_daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    path = tmp_path / "o.db"
+    program = (
+        "import sys\n"
+        "from purgatory_client import Client, waits\n"
+        "client = Client(sys.argv[1], outbox=sys.argv[2])\n"
+        "client.signal(['never'], timeout=0)\n"  # its confirmation is written after its result is returned
+        "client.submit(waits.produce({'never-1': 5}, timeout=0.001), 'kept')\n"
+    )
+    ended = run_program([sys.executable, "-c", program, shared_daemon.address, str(path)], env=environment())
+    assert ended.stderr == ""
+    with Client(shared_daemon.address, outbox=path) as again:
+        assert [ticket.tag for ticket in again.recovered()] == ["kept"]
+
+
 def encoded(entry: waits.Wait | WaitBatch) -> operation_pb2.OperationColumns:
     columns = operation_pb2.OperationColumns()
     fill_with_entry(columns, entry)
@@ -277,8 +296,9 @@ def test_a_wait_of_any_kind_is_restored_as_it_was(seed: int) -> None:
             single.stale_timeout_ms = generator.rng.choice((None, 0, 2_500))
             batch.set_columns({"stale_timeout_ms": [-1, 0, 2_500]})
         single.operation_id = batch.operation_id = 7
-        assert encoded(restored_wait(encoded(single))) == encoded(single)
-        assert encoded(restored_batch(encoded(batch))) == encoded(batch)
+        for entry in (single, batch):
+            restored = entry_of(encoded(entry), isinstance(entry, WaitBatch))
+            assert (type(restored), encoded(restored)) == (type(entry), encoded(entry))
 
 
 # The session with an outbox, without daemon and file.
