@@ -87,7 +87,7 @@ FETCH_COLUMNS: Final[dict[str, tuple[str, float]]] = {
     "diverging_epochs": ("diverging_epoch", -1),
     "diverging_end_offsets": ("diverging_end_offset", -1),
 }
-"""Additional item columns of fetches."""
+"""The item columns of fetches."""
 
 COLUMNS: Final = {**OPERATION_COLUMNS, **FETCH_COLUMNS, "item_indexes": ("item_index", 0)}
 """All columns."""
@@ -409,8 +409,3 @@ def value_text(value: bytes) -> str:
     """The beginning of a value, as text for people; what is not UTF-8 is shown in hexadecimal."""
     text = value.decode("utf-8", "backslashreplace")
     return text if len(text) <= VALUE_SHOWN_MAX else f"{text[:VALUE_SHOWN_MAX]}..."
-
-
-def item_columns(kind: int) -> dict[str, tuple[str, float]]:
-    """The item columns in the results of this kind."""
-    return FETCH_COLUMNS if kind == OperationKind.FETCH else ITEM_COLUMNS

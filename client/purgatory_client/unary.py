@@ -240,9 +240,9 @@ class SingleCalls:
         self, *, page_size: int = 1_000, **filters: Unpack[Filters]
     ) -> AsyncIterator[views.PendingOperation]:
         """Iterate over the pending operations that match all filters, fetching `page_size` at a time."""
-        async for page in self._pages("ListOperations", _listing(filters, page_size=page_size)):
-            for operation in page.operations:
-                yield views.pending_operation(operation)
+        request = _listing(filters, page_size=page_size)
+        async for operation in self._listed("ListOperations", request, "operations"):
+            yield views.pending_operation(operation)
 
     async def ranked_operations(
         self, order: views.OperationOrder, *, limit: int = 100, search: str = "", **filters: Unpack[Filters]
@@ -270,9 +270,8 @@ class SingleCalls:
     async def partitions(self, *, prefix: str = "", page_size: int = 1_000) -> AsyncIterator[views.Partition]:
         """Iterate over the known partitions whose topic begins with `prefix`, fetching `page_size` at a time."""
         request = purgatory_service_pb2.ListPartitionsRequest(topic_prefix=prefix, page_size=page_size)
-        async for page in self._pages("ListPartitions", request):
-            for partition in page.partitions:
-                yield views.partition(partition)
+        async for partition in self._listed("ListPartitions", request, "partitions"):
+            yield views.partition(partition)
 
     async def status(self, *, remaining_time: bool = False) -> views.Status:
         """The daemon's version and counts.
@@ -329,9 +328,8 @@ class SingleCalls:
         a time.
         """
         request = webhook_pb2.ListDeadLettersRequest(page_size=page_size)
-        async for page in self._pages("ListDeadLetters", request):
-            for letter in page.dead_letters:
-                yield views.dead_letter(letter)
+        async for letter in self._listed("ListDeadLetters", request, "dead_letters"):
+            yield views.dead_letter(letter)
 
     async def resend_dead_letters(self, webhook_ids: Collection[str] | None = None) -> views.ResentLetters:
         """Send dead letters to their callbacks again, now.
@@ -402,11 +400,12 @@ class SingleCalls:
             cancelled += (await one._answer(one._stub().Cancel(request, timeout=CALL_TIMEOUT))).cancelled
         return cancelled
 
-    async def _pages(self, method: str, request: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - messages of three kinds
-        """The answers of a listing, page by page."""
+    async def _listed(self, method: str, request: Any, field: str) -> AsyncIterator[Any]:  # noqa: ANN401 - of three kinds
+        """The entries of a listing, which are in this field of its pages."""
         while True:
             page = await self._answer(getattr(self._stub(), method)(request, timeout=CALL_TIMEOUT))
-            yield page
+            for one in getattr(page, field):
+                yield one
             request.page_token = page.next_page_token
             if not request.page_token:
                 return

@@ -79,10 +79,10 @@ def _ended_line(one: EndedOperation) -> str:
     )
 
 
-def waited_for(one: EndedOperation, most: int = 3) -> str:
+def waited_for(one: EndedOperation) -> str:
     """The names and offsets that an operation waited for, and the offsets reached. Not escaped."""
     shown = []
-    for item in one.items[:most]:
+    for item in one.items[:3]:
         reached = "nothing" if item.reached_offset < 0 else item.reached_offset
         missed = "" if one.outcome == Outcome.SATISFIED else f" (reached {reached})"
         shown.append(f"{item.name}@{item.required_offset}{missed}")

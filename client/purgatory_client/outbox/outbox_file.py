@@ -107,7 +107,12 @@ class _RegistrationRow:
 
 
 class OutboxFile:
-    """An open outbox file. Raises OutboxError."""
+    """An open outbox file. Raises OutboxError.
+
+    Attributes:
+        session_id: The id of the session to which all contents of the file belong.
+        incarnation: The session's incarnation when it was last opened.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path: Final = Path(path)
@@ -125,11 +130,6 @@ class OutboxFile:
             raise
         if not is_new:
             self._next_operation_id += secrets.randbelow(IDS_SKIPPED_MAX)
-
-    @property
-    def session_id(self) -> str:
-        """The id of the session to which all contents of the file belong."""
-        return self._session_id
 
     @property
     def next_operation_id(self) -> int:
@@ -205,7 +205,7 @@ class OutboxFile:
         if len(sessions) != 1:
             raise self._damaged(f" has {len(sessions)} sessions; expected one")
         session_id, next_operation_id, removed_operation_id, incarnation = sessions[0]
-        self._session_id, self.incarnation = str(session_id), str(incarnation)
+        self.session_id, self.incarnation = str(session_id), str(incarnation)
         self._next_operation_id, self._removed_operation_id = int(next_operation_id), int(removed_operation_id)
         self._rows.clear()
         self._batch_ids.clear()
@@ -286,7 +286,7 @@ class OutboxFile:
         if not is_ours or self.incarnation not in ("", opening.incarnation):
             raise OutboxError(
                 OutboxReason.COPIED,
-                f"the daemon knows operation {highest} of session {self._session_id}, which {self.path} never "
+                f"the daemon knows operation {highest} of session {self.session_id}, which {self.path} never "
                 "registered: it is an older copy of the file, or another program uses a copy. Give each program an "
                 "outbox of its own",
             )

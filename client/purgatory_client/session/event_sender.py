@@ -181,7 +181,8 @@ class EventSender:
         start = 0
         for batch in batches:
             end = start + len(batch.events)
-            refusals = [_moved(one, -start) for one in receipt.refusals if start <= one.index < end]
+            own = [one for one in receipt.refusals if start <= one.index < end]
+            refusals = [replace(one, index=one.index - start) for one in own]
             # The caller may have been cancelled; its events were sent all the same.
             if not batch.future.done():
                 # The daemon counts per message, so only a count of 0 can be attributed to each call.
@@ -215,11 +216,7 @@ def _joined(lengths: Sequence[int], receipts: Sequence[AdvanceReceipt]) -> Advan
     start = 0
     for length, receipt in zip(lengths, receipts, strict=True):
         ended.extend(receipt.ended)
-        refusals.extend(_moved(refusal, start) for refusal in receipt.refusals)
+        refusals.extend(replace(refusal, index=refusal.index + start) for refusal in receipt.refusals)
         unchanged = None if unchanged is None or receipt.unchanged is None else unchanged + receipt.unchanged
         start += length
     return AdvanceReceipt(ended, unchanged, refusals)
-
-
-def _moved(refusal: EventRefusal, by: int) -> EventRefusal:
-    return replace(refusal, index=refusal.index + by)

@@ -47,8 +47,6 @@ from purgatory_client.wire import sizes
 from purgatory_client.wire.decode_results import arrived_batch, refusal_error, refused_batch
 from purgatory_client.wire.encode_waits import fill_with_many, fill_with_waits
 
-OPERATION_ID_MAX: Final = 2**64 - 1
-
 
 class SessionCore:
     """The state of one session."""
@@ -89,8 +87,7 @@ class SessionCore:
         self._receipted_id = 0
         """The daemon has received every operation up to this id."""
         self._ending = False
-        self._has_outbox = False
-        self.written_id = OPERATION_ID_MAX
+        self.written_id = math.inf
         """With an outbox: the highest id written to its file. Operations above it must not be sent."""
 
     @property
@@ -227,7 +224,6 @@ class SessionCore:
         The file does not contain the sequence number of the last result, so numbering starts with the daemon's next
         batch. Setting `_lost_at` makes restored waits go out with their remaining time (by the wall clock).
         """
-        self._has_outbox = True
         for entry in entries:
             # `add` assigns the next id, so each wait gets the id that it has in the file.
             self._table.start_after(entry.operation_id - 1)
@@ -449,7 +445,8 @@ class SessionCore:
 
     def _next_chunk(self) -> WaitChunk | None:
         """The next batch. None: there is none, or it is not in the outbox file yet, and nothing may overtake it."""
-        while self._plan or (not self._has_outbox and self._plan_unsent()):
+        # With an outbox, waits are planned when they are staged.
+        while self._plan or (self.written_id == math.inf and self._plan_unsent()):
             # Between planning and sending, waits may have been cancelled, answered by a replayed result or drained.
             chunk = self._table.still_pending(self._plan.popleft())
             if chunk is None:

@@ -367,9 +367,9 @@ class SessionDriver:
                 # A wrong port stays wrong; but a proxy that answered in gRPC before may be restarting.
                 is_wrong_port = not self.connections and HTTP1 in (error.details() or "")
                 may_reconnect = error.code() in _RETRIED_CODES
-                if self._is_message_refused(error) and self._core.message_refused():
+                if self._is_message_refused(error):
+                    may_reconnect = self._core.message_refused()
                     self._settle(self._core.take_too_large())
-                    may_reconnect = True
                 if is_wrong_port or not may_reconnect:
                     raise from_rpc_error(error)
                 return f"{error.code().name}: {error.details()}"

@@ -13,7 +13,15 @@ from google.protobuf.message import Message
 from purgatory.v1 import operation_pb2, result_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client.errors import ProtocolError, PurgatoryClientError, from_code
-from purgatory_client.results import COLUMNS, FETCH_COLUMNS, OPERATION_COLUMNS, Outcome, ResultColumns, item_columns
+from purgatory_client.results import (
+    COLUMNS,
+    FETCH_COLUMNS,
+    ITEM_COLUMNS,
+    OPERATION_COLUMNS,
+    OperationKind,
+    Outcome,
+    ResultColumns,
+)
 from purgatory_client.wire import sizes
 
 _MISSING: Final = {
@@ -199,10 +207,8 @@ class BatchResults:
     """The results received for a batch of `count` operations with `item_total` items."""
 
     def __init__(self, kind: int, count: int, item_total: int) -> None:
-        self._lengths: Final = {
-            **dict.fromkeys(OPERATION_COLUMNS, count),
-            **dict.fromkeys(item_columns(kind), item_total),
-        }
+        of_items = FETCH_COLUMNS if kind == OperationKind.FETCH else ITEM_COLUMNS
+        self._lengths: Final = {**dict.fromkeys(OPERATION_COLUMNS, count), **dict.fromkeys(of_items, item_total)}
         self._segments: Final[list[ResultSegment]] = []
         self._copied: Final[dict[str, list[Any]]] = {}
 

@@ -21,7 +21,7 @@ from purgatory.cli import mcp_server
 from tests.client.cli.test_commands import Background, program
 from tests.client.test_blocking import environment
 from tests.kit.daemon import DaemonProcess
-from tests.kit.eventually import PATIENCE_S, eventually
+from tests.kit.eventually import PATIENCE_S, until_pending
 from tests.played_source import played_source
 
 pytestmark = pytest.mark.sockets
@@ -37,13 +37,6 @@ def over_stdio(address: str, mode: str = "auto") -> Client:
 async def looking(shared_daemon: DaemonProcess) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(shared_daemon.address) as client:
         yield client
-
-
-async def until_waiting(client: AsyncClient, partition: str, *, pending: bool = True) -> None:
-    async def is_so() -> bool:
-        return bool([one async for one in client.operations(partition=partition)]) == pending
-
-    await eventually(is_so, f"a wait on {partition} is pending: {pending}")
 
 
 async def answer(client: Client, tool: str, **arguments: object) -> Any:  # noqa: ANN401 - JSON
@@ -91,13 +84,13 @@ async def test_a_cancelled_call_and_a_lost_agent_leave_no_wait(
 ) -> None:
     async with over_stdio(shared_daemon.address) as client:
         call = asyncio.create_task(client.call_tool("wait", {"targets": ["gone-0@1"], "timeout_seconds": 1_000}))
-        await until_waiting(looking, "gone-0")
+        await until_pending(looking, 1)
         call.cancel()
-        await until_waiting(looking, "gone-0", pending=False)
+        await until_pending(looking, 0)
         assert (await answer(client, "pending"))["matching"] == 0  # the program still serves
         lost = asyncio.create_task(client.call_tool("wait", {"targets": ["gone-1@1"], "timeout_seconds": 1_000}))
-        await until_waiting(looking, "gone-1")
-    await until_waiting(looking, "gone-1", pending=False)
+        await until_pending(looking, 1)
+    await until_pending(looking, 0)
     assert isinstance((await asyncio.gather(lost, return_exceptions=True))[0], Exception)
 
 
@@ -147,7 +140,7 @@ async def test_caught_up_returns_at_the_end_of_the_topic(shared_daemon: DaemonPr
         )
         async with played_source(shared_daemon.address, end=3) as feeding:
             waiting = asyncio.create_task(answer(client, "caught_up", marks=["kafka/agents/log"]))
-            await until_waiting(looking, "kafka/agents/log-0")
+            await until_pending(looking, 1)
             await feeding.advance(("kafka/agents/log", 0), high_watermark=3)
             ended = await waiting
     assert (ended["outcome"], ended["details"]) == ("satisfied", ["kafka/agents/log-0: reached 3 of 3"])
