@@ -1,6 +1,5 @@
 """`purgatory wait`: one wait for partitions, keys, both together, or a token."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -93,7 +92,10 @@ async def wait(
     if at_least is not None or unless or ((any_one or names_keys) and not signal):
         if fetch or delete_records or signal or (any_one and at_least is not None):
             raise UsageError(NOT_COMBINED)
-        one = _composite(targets, unless, 1 if any_one else at_least, record, timeout, fail_when_stale)
+        goal = terms(targets, record=record)
+        condition = composites.at_least(1 if any_one else at_least or len(goal), *goal)
+        failures = terms(unless, record=record)
+        one = waits.wait(condition, unless=failures, timeout=timeout, fail_when_stale=fail_when_stale)
     elif fetch:
         isolation: waits.Isolation = "read_committed" if read_committed else "read_uncommitted"
         read = partial(waits.fetch, replica_id=replica_id, isolation=isolation, min_bytes=min_bytes)
@@ -113,24 +115,6 @@ async def wait(
         offsets = {name: offset + record for name, offset in partition_offsets(targets).items()}
         one = waits.produce(offsets, timeout=timeout, fail_when_stale=fail_when_stale)
     return _show(await client.wait_once(one), one)
-
-
-def _composite(
-    targets: Sequence[str],
-    unless: Sequence[str],
-    needed: int | None,
-    record: bool,
-    limit_s: float,
-    stale_s: float | None,
-) -> waits.Wait:
-    """The wait for `needed` of the targets (None: all of them)."""
-    goal = terms(targets, record=record)
-    return waits.wait(
-        composites.at_least(len(goal) if needed is None else needed, *goal),
-        unless=terms(unless, record=record),
-        timeout=limit_s,
-        fail_when_stale=stale_s,
-    )
 
 
 def _show(result: Result, one: waits.Wait | None = None) -> Exit:

@@ -246,22 +246,7 @@ async def test_tickets_of_waits_and_batches_are_not_confused(shared_daemon: Daem
             await kept.result(many)
 
 
-def test_the_blocking_client_has_an_outbox_too(shared_daemon: DaemonProcess, tmp_path: Path) -> None:
-    path = tmp_path / "o.db"
-    with Client(shared_daemon.address, outbox=path) as kept:
-        kept.submit(waits.produce({"never-1": 5}, timeout=0.001), "first")
-        with outbox_error(OutboxReason.IN_USE):
-            Client(shared_daemon.address, outbox=path)
-    with Client(shared_daemon.address, outbox=path) as again:
-        (ticket,) = again.recovered()
-        assert ticket.tag == "first"
-        assert again.result(ticket).outcome is Outcome.EXPIRED
-        again.confirm(ticket)
-    with Client(shared_daemon.address) as without, pytest.raises(errors.OutboxError, match="outbox=PATH"):
-        without.recovered()
-
-
-def test_program_that_does_not_close_its_outbox_ends_without_an_error(
+def test_outbox_of_a_blocking_client_that_was_not_closed_is_used_by_the_next(
     shared_daemon: DaemonProcess, tmp_path: Path
 ) -> None:
     path = tmp_path / "o.db"
@@ -275,7 +260,13 @@ def test_program_that_does_not_close_its_outbox_ends_without_an_error(
     ended = run_program([sys.executable, "-c", program, shared_daemon.address, str(path)], env=environment())
     assert ended.stderr == ""
     with Client(shared_daemon.address, outbox=path) as again:
-        assert [ticket.tag for ticket in again.recovered()] == ["kept"]
+        with outbox_error(OutboxReason.IN_USE):
+            Client(shared_daemon.address, outbox=path)
+        (ticket,) = again.recovered()
+        assert (ticket.tag, again.result(ticket).outcome) == ("kept", Outcome.EXPIRED)
+        again.confirm(ticket)
+    with Client(shared_daemon.address) as without, pytest.raises(errors.OutboxError, match="outbox=PATH"):
+        without.recovered()
 
 
 def encoded(entry: waits.Wait | WaitBatch) -> operation_pb2.OperationColumns:
