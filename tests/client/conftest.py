@@ -1,9 +1,9 @@
-"""A client for the tests of clients."""
+"""Clients for the tests of clients."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from purgatory_client import AsyncClient
+from purgatory_client import AsyncClient, Client
 
 from tests.kit.daemon import DaemonProcess
 
@@ -14,4 +14,11 @@ async def client(shared_daemon: DaemonProcess) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(shared_daemon.address, name="test") as client:
         for name in [one.name async for one in client.partitions()]:
             await client.advance(name, removed=True)
+        yield client
+
+
+@pytest.fixture
+def looking(shared_daemon: DaemonProcess) -> Iterator[Client]:
+    """A blocking client of the shared daemon."""
+    with Client(shared_daemon.address) as client:
         yield client

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import pytest
-from purgatory_client import Client
 
 from tests.client.cli.test_commands import Answer, Background, Run, purgatory
 from tests.kit.daemon import DaemonProcess
@@ -26,9 +25,3 @@ def run(shared_daemon: DaemonProcess) -> Run:
         return purgatory(*arguments, address=address)
 
     return call
-
-
-@pytest.fixture
-def looking(shared_daemon: DaemonProcess) -> Iterator[Client]:
-    with Client(shared_daemon.address) as client:
-        yield client

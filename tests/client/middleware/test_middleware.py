@@ -381,20 +381,14 @@ async def test_application_may_write_until_its_response_begins(app: App, client:
     assert (answer.status, answer.body, answer.written.offsets) == (200, b"streamed", {MARK: 1})
 
 
-@pytest.fixture
-def blocking(shared_daemon: DaemonProcess) -> Iterator[Client]:
-    with Client(shared_daemon.address) as client:
-        yield client
-
-
-def test_file_and_list_are_passed_on(blocking: Client) -> None:
+def test_file_and_list_are_passed_on(looking: Client) -> None:
     """Servers send them in ways of their own, such as sendfile, if they are not wrapped."""
     for body in ([b"list"], FileWrapper(BytesIO(b"file"))):
-        middleware = wsgi.ReadYourWrites(lambda *_, body=body: body, blocking)
+        middleware = wsgi.ReadYourWrites(lambda *_, body=body: body, looking)
         assert middleware({"wsgi.file_wrapper": FileWrapper}, lambda *_: None) is body
 
 
-def test_a_body_that_is_closed_unread_is_closed(blocking: Client) -> None:
+def test_a_body_that_is_closed_unread_is_closed(looking: Client) -> None:
     """As a server does for HEAD."""
 
     class Body:
@@ -407,6 +401,6 @@ def test_a_body_that_is_closed_unread_is_closed(blocking: Client) -> None:
             self.is_closed = True
 
     body = Body()
-    passed_on = wsgi.ReadYourWrites(lambda *_: body, blocking)({}, lambda *_: None)
+    passed_on = wsgi.ReadYourWrites(lambda *_: body, looking)({}, lambda *_: None)
     iter(passed_on).close()  # type: ignore[attr-defined]
     assert body.is_closed

@@ -147,7 +147,7 @@ def test_an_index_of_no_text_is_an_error(index: int, field: str) -> None:
     ("field", "values", "says"),
     [
         ("waited_ms", [1], "3 values in column waited_ms"),
-        ("error_code", [0], "3 values in column error_code"),
+        ("reached_offset", [0], "3 values in column reached_offset"),
         ("item_count", [1, 1, 1], "3 counts of items"),
     ],
 )

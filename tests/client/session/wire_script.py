@@ -48,14 +48,8 @@ def results(first: int, operation_ids: Sequence[int], outcome: int = 1, kind: in
         operation_id=operation_ids,
         outcome=[outcome] * count,
         waited_ms=[5] * count,
-        lateness_ms=[0] * count,
-        item_index=[0] * count,
-        error_code=[0] * count,
-        required_offset=list(operation_ids),
+        required_offset=operation_ids,
         reached_offset=[100] * count,
-        log_start_offset=[0] * count,
-        estimated_remaining_ms=[-1] * count,
-        pace_per_second=[-1.0] * count,
     )
     return Response(results=purgatory_service_pb2.ResultBatch(first_sequence=first, columns=columns))
 
