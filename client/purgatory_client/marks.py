@@ -6,7 +6,7 @@ derived from it; and last the removal of the partition.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Final, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from purgatory_client import events
 from purgatory_client.argument_checks import check_keywords
@@ -65,12 +65,9 @@ class Marks(TypedDict, total=False):
     removed: bool | Literal["moved"]
 
 
-KEYWORDS: Final = Marks.__optional_keys__
-
-
 def events_of(name: Name, marks: Marks) -> list[Event]:
     """Convert marks to events. Raises InvalidRequest if they are incomplete, contradictory or without effect."""
-    check_keywords("advance", marks, KEYWORDS)
+    check_keywords("advance", marks, Marks.__optional_keys__)
     found = list(_in_safe_order(name, marks))
     if not found:
         raise InvalidRequest("events", "no event given; give at least one mark, such as high_watermark=42")

@@ -15,7 +15,7 @@ from itertools import groupby, islice
 from typing import Final
 
 from purgatory_client.batches import Entry, WaitBatch
-from purgatory_client.errors import NoAnswer, OutboxError, OutboxReason, PurgatoryClientError, Unavailable
+from purgatory_client.errors import OutboxError, OutboxReason, PurgatoryClientError, Unavailable
 from purgatory_client.results import Outcome, Result, ResultColumns
 from purgatory_client.waits import Wait
 from purgatory_client.wire import sizes
@@ -351,9 +351,3 @@ def timeout_end(entry: Entry) -> float:
     """When the timeout of a wait, or the longest of a batch, is over; without one, never."""
     timeout_ms = entry.longest_timeout_ms if isinstance(entry, WaitBatch) else entry.timeout_ms
     return math.inf if timeout_ms is None else entry.submitted_at + timeout_ms / 1_000
-
-
-def no_answer() -> NoAnswer:
-    return NoAnswer(
-        "the daemon did not answer long after the timeout of this wait; whether it was registered is not known"
-    )

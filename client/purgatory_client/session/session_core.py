@@ -29,7 +29,7 @@ from typing import Final
 
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory_client.batches import Entry
-from purgatory_client.errors import LimitExceeded, OperationIdInUse
+from purgatory_client.errors import LimitExceeded, NoAnswer, OperationIdInUse
 from purgatory_client.session.pending_waits import (
     GRACE,
     Ended,
@@ -39,7 +39,6 @@ from purgatory_client.session.pending_waits import (
     batch_key,
     cut_into_chunks,
     due_after,
-    no_answer,
     pending_ids,
 )
 from purgatory_client.session.sequence import ResultSequence
@@ -145,7 +144,9 @@ class SessionCore:
         """
         ended: list[Ended] = []
         for wait in self._overdue.visit(self._due_at, heard_at) if self.opened else ():
-            error = no_answer()
+            error = NoAnswer(
+                "the daemon did not answer long after the timeout of this wait; whether it was registered is not known"
+            )
             if wait in self._table:
                 self._table.refuse(pending_ids(wait), error, ended)
             elif self._forget_unsent(wait):
