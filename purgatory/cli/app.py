@@ -2,9 +2,9 @@
 
 import gc
 import itertools
+import pkgutil
 import sys
 from functools import cache
-from importlib import import_module
 from typing import Any, Final
 
 import click
@@ -60,28 +60,37 @@ GROUPS: Final = {
 """The first paragraph of each command's help. Its function's docstring has the others."""
 
 SUMMARIES: Final = {name: text for commands in GROUPS.values() for name, text in commands.items()}
-MODULES: Final = {
-    "purgatory.cli.wait": ["wait"],
-    "purgatory.cli.caught_up": ["caught-up"],
-    "purgatory.cli.ready": ["ready"],
-    "purgatory.cli.advance": ["advance", "signal"],
-    "purgatory.cli.operations": ["mcp", "status", "ls", "show", "top", "cancel", "extend", "close", "dead-letters"],
-    "purgatory.cli.tail": ["tail", "hot"],
-    "purgatory.cli.load": ["load", "results"],
-    "purgatory.cli.serve": ["serve"],
-    "purgatory.journal.maintenance": ["journal"],
-    "purgatory.extensions.fleet.commands": ["fleet"],
-    "purgatory.service.access.commands": ["token", "policy"],
+PLACES: Final = {
+    "wait": "purgatory.cli.wait:wait",
+    "caught-up": "purgatory.cli.caught_up:caught_up",
+    "ready": "purgatory.cli.ready:ready",
+    "mcp": "purgatory.cli.operations:mcp",
+    "advance": "purgatory.cli.advance:advance",
+    "signal": "purgatory.cli.advance:signal",
+    "status": "purgatory.cli.operations:status",
+    "ls": "purgatory.cli.operations:ls",
+    "show": "purgatory.cli.operations:show",
+    "top": "purgatory.cli.operations:top",
+    "tail": "purgatory.cli.tail:tail",
+    "hot": "purgatory.cli.tail:hot",
+    "cancel": "purgatory.cli.operations:cancel",
+    "extend": "purgatory.cli.operations:extend",
+    "close": "purgatory.cli.operations:close",
+    "dead-letters": "purgatory.cli.operations:dead_letters",
+    "load": "purgatory.cli.load:load",
+    "results": "purgatory.cli.load:results",
+    "serve": "purgatory.cli.serve:serve",
+    "journal": "purgatory.journal.maintenance:journal",
+    "fleet": "purgatory.extensions.fleet.commands:fleet",
+    "token": "purgatory.service.access.commands:token",
+    "policy": "purgatory.service.access.commands:policy",
 }
-"""The commands in each module, as functions with "_" in place of "-"."""
-
-MODULE_OF: Final = {name: module for module, names in MODULES.items() for name in names}
 
 
 @cache
 def load(name: str) -> click.Command:
     """Import a command."""
-    command: click.Command = getattr(import_module(MODULE_OF[name]), name.replace("-", "_"))
+    command: click.Command = pkgutil.resolve_name(PLACES[name])
     command.help = "\n\n".join(filter(None, (SUMMARIES[name], command.help)))
     return command
 
