@@ -27,18 +27,12 @@
 A wait that expires, fails or is cancelled is an outcome, not an error: only `raise_for_outcome()` raises it.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import grpc
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
-
-if TYPE_CHECKING:  # these modules import this one
-    from purgatory_client.events import AdvanceReceipt
-    from purgatory_client.results import Result
 
 STATUS_LOST: Final = "Internal error from Core"
 """The details that grpc.aio puts in place of the daemon's status if a stream ends while a message is being written.
@@ -100,10 +94,10 @@ class EventRefused(PurgatoryClientError):
     """An event was refused and changed nothing; the other events of the call were applied.
 
     Attributes:
-        receipt: The refused events with their reasons, and the effect of the others.
+        receipt: An `AdvanceReceipt`: the refused events with their reasons, and the effect of the others.
     """
 
-    def __init__(self, message: str, receipt: AdvanceReceipt) -> None:
+    def __init__(self, message: str, receipt: Any) -> None:  # noqa: ANN401 - the module of its type imports this one
         super().__init__(message)
         self.receipt: Final = receipt
 
@@ -175,10 +169,10 @@ class WaitError(PurgatoryClientError):
     """A wait did not end satisfied. Raised itself if it was cancelled at the daemon, or the daemon shut down.
 
     Attributes:
-        result: The whole result; its `outcome` says how the wait ended.
+        result: The whole `Result`; its `outcome` says how the wait ended.
     """
 
-    def __init__(self, message: str, result: Result) -> None:
+    def __init__(self, message: str, result: Any) -> None:  # noqa: ANN401 - the module of its type imports this one
         super().__init__(message)
         self.result: Final = result
 
