@@ -17,6 +17,9 @@ WORKERS ?= 3
 SEEDS ?= 20
 JOBS ?= 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Tests start hundreds of Python processes. Where the environment forbids bytecode files, as in many images, each of them
+# would compile the tree again, and each worker of pytest all tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 PROTOS := $(wildcard proto/purgatory/v1/*.proto)
 ENGINE := $(shell find purgatory/engine -name "*.py")

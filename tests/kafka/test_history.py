@@ -57,16 +57,17 @@ def test_wait_that_names_an_epoch_ends_with_its_lineage(
     assert (list(wrong_lineages(HISTORY, [found], 3.0)) == []) is is_right
 
 
-@pytest.mark.slow  # three brokers, and faults that take seconds each
+@pytest.mark.slow  # three brokers
 def test_no_answer_is_wrong_under_faults(kafka_brokers: Path, tmp_path: Path) -> None:
     """By the record of the writers and by the brokers' logs. There are commits, resets, deletions, transactions,
-    rebalances, recreated topics, and kills of brokers, sources and the daemon.
+    rebalances, recreated topics, and kills of sources and the daemon. What a source does while brokers are killed and
+    hang is tested in test_source.py; the program kills them under this load too.
     """
     pytest.importorskip("confluent_kafka")
     from tests.histories.worlds.kafka.world import KafkaWorld
 
     world = KafkaWorld(waits=2_500, seed=1)
-    world.run(tmp_path, faults=("source", "topic", "broker", "partitions", "daemon"))
+    world.run(tmp_path, faults=("source", "topic", "partitions", "daemon"))
     assert world.complaints[:5] == []
     assert world.figures["waits satisfied"] > 500, world.figures
     assert world.figures["waits expired"] > 50, world.figures

@@ -14,6 +14,8 @@ Exceptions = type[Exception] | tuple[type[Exception], ...]
 
 ITS_CONDITION: Final = "the condition holds"
 EVERY_S: Final = 0.005
+"""The first pause. Later ones grow with the time waited, so that polling takes little time from what is awaited."""
+EVERY_S_MAX: Final = 0.1
 PATIENCE_S: Final = 60.0
 """Seconds after which a test gives up on anything that should happen soon."""
 
@@ -33,7 +35,7 @@ async def eventually(
 
     Raises AssertionError with `what` after `PATIENCE_S`.
     """
-    deadline_s = time.monotonic() + PATIENCE_S
+    begun_s = time.monotonic()
     while True:
         try:
             found = condition()
@@ -43,21 +45,19 @@ async def eventually(
             found = None
         if found:
             return found
-        assert time.monotonic() < deadline_s, _failure(what)
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(_pause_s(begun_s, every_s, what))
 
 
 def wait_until(condition: Callable[[], T], what: Description = ITS_CONDITION, but: Exceptions = ()) -> T:
     """Do the same as `eventually` in a thread that may block."""
-    deadline_s = time.monotonic() + PATIENCE_S
+    begun_s = time.monotonic()
     while True:
         try:
             if found := condition():
                 return found
         except but:
             pass
-        assert time.monotonic() < deadline_s, _failure(what)
-        time.sleep(EVERY_S)
+        time.sleep(_pause_s(begun_s, EVERY_S, what))
 
 
 async def until_pending(client: SingleCalls, count: int, but: Exceptions = ()) -> None:
@@ -67,5 +67,8 @@ async def until_pending(client: SingleCalls, count: int, but: Exceptions = ()) -
     await eventually(is_reached, f"{count} operations are pending", but)
 
 
-def _failure(what: Description) -> str:
-    return f"not within {PATIENCE_S:.0f} s: {what if isinstance(what, str) else what()}"
+def _pause_s(begun_s: float, every_s: float, what: Description) -> float:
+    """The time until the next look: a twentieth of the time waited so far."""
+    waited_s = time.monotonic() - begun_s
+    assert waited_s < PATIENCE_S, f"not within {PATIENCE_S:.0f} s: {what if isinstance(what, str) else what()}"
+    return min(max(every_s, waited_s / 20), EVERY_S_MAX)

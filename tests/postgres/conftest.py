@@ -34,7 +34,7 @@ def not_started() -> LocalPostgres:
         skip_unless_required("POSTGRES", missing)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def postgres() -> Iterator[LocalPostgres]:
     """A primary "p" with the replicas "r1" and "r2"."""
     with not_started() as servers:
@@ -45,7 +45,7 @@ def postgres() -> Iterator[LocalPostgres]:
         yield servers
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def log_servers() -> Iterator[LocalPostgres]:
     """A primary "p" for logs of fleets. A fleet writes much, and the tests with `postgres` expect short logs."""
     with not_started() as servers:
@@ -53,7 +53,7 @@ def log_servers() -> Iterator[LocalPostgres]:
         yield servers
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def followed(postgres: LocalPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedServers]:
     """The three servers with a daemon and a source."""
     with WatchedServers(postgres, tmp_path_factory.mktemp("watched")) as watched:

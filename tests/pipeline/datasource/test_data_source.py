@@ -62,7 +62,7 @@ class Reading:
     def start(self, **trigger: Any) -> StreamingQuery:  # noqa: ANN401 - as Spark's own
         writer = self._frame.writeStream.format("parquet").option("path", str(self._folder / "out"))
         writer = writer.option("checkpointLocation", str(self._folder / "checkpoint"))
-        self._query = writer.trigger(**trigger or {"processingTime": "20 milliseconds"}).start()
+        self._query = writer.trigger(**trigger or {"processingTime": "100 milliseconds"}).start()
         return self._query
 
     def run(self, **trigger: Any) -> int:  # noqa: ANN401 - as Spark's own

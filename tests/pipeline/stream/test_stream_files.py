@@ -4,9 +4,11 @@ import contextlib
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
@@ -63,7 +65,7 @@ write_part(sys.argv[1], 7, 3, many_rows())
 
 def many_rows() -> pa.Table:
     """Enough for an attempt to be stopped while it writes them, and always the same, as those of a repeated task."""
-    numbers = pa.array(range(2_000_000), pa.int64())
+    numbers = pa.array(np.arange(2_000_000))
     return pa.table({f"column_{i}": numbers for i in range(4)})
 
 
@@ -80,7 +82,7 @@ def writing_attempt(folder: Path, bytes_min: int) -> subprocess.Popen[bytes]:
     while True:
         attempt = subprocess.Popen([sys.executable, "-c", ATTEMPT, str(folder)], env=environment())
         while attempt.poll() is None and bytes_written(attempt.pid, folder) < bytes_min:
-            pass
+            time.sleep(0.001)
         attempt.send_signal(signal.SIGSTOP)
         if bytes_written(attempt.pid, folder):
             return attempt
