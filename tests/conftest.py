@@ -33,6 +33,16 @@ settings.register_profile("house", deadline=None)  # a test never asserts an abs
 settings.load_profile("house")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share a fixture of their module run in one worker, so that it is set up once."""
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
+            fixtures = item._fixtureinfo.name2fixturedefs.values()
+            if any(definitions[-1].scope == "module" for definitions in fixtures):
+                item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(item.config.rootpath))))
+
+
 UNFIT = ("Spark needs Java", "no Chromium found", "this client needs", "this scan needs")
 """Texts in the reason of a skip which show that the machine lacks something that a full run needs."""
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ from tests.strangers.client_builds import (
     PACKAGES,
     build_java,
     build_typescript,
+    is_new,
+    keep,
     require,
     run_tool,
     tool_path,
@@ -73,17 +76,30 @@ def go_environment(proxy: Path) -> dict[str, str]:
     return {"GOPROXY": f"{proxy.as_uri()},{usual}", "GONOSUMDB": GO_MODULE, "GOFLAGS": "-mod=mod"}
 
 
-def go_project(folder: Path) -> list[str]:
-    require("GO", "go")
+def built_once(language: str, build: Callable[[Path], None]) -> Path:
+    """The folder of an empty project. It is built again when its package or this file has changed."""
+    folder, name = BUILT / "projects" / language, f"{language}-project"
+    if is_new(name, language, folder, Path(__file__)):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        build(folder)
+        keep(name)
+    return folder
+
+
+def make_go_project(folder: Path) -> None:
     proxy, version = go_proxy(purgatory.__version__)
     (folder / "main.go").write_text((CLIENTS / "go/cmd/resume/main.go").read_text("utf-8"), "utf-8")
     for command in (["mod", "init", "first"], ["get", f"purgatory.example/client@{version}"], ["build", "-o", "first"]):
         run_tool("GO", ["go", *command], folder, go_environment(proxy))
-    return [str(folder / "first")]
 
 
-def java_project(folder: Path) -> list[str]:
-    build_java()
+def go_project() -> list[str]:
+    require("GO", "go")
+    return [str(built_once("go", make_go_project) / "first")]
+
+
+def make_java_project(folder: Path) -> None:
     version = f"{purgatory.__version__}-SNAPSHOT"
     (folder / "pom.xml").write_text(POM.format(repository=MAVEN_REPOSITORY.as_uri(), version=version), "utf-8")
     program = (CLIENTS / "java/src/main/java/purgatory/client/Resume.java").read_text("utf-8")
@@ -93,11 +109,15 @@ def java_project(folder: Path) -> list[str]:
         program.replace("package purgatory.client;", "import purgatory.client.Session;")
     )
     run_tool("JAVA", ["mvn", "-q", "-B", "-U", "compile", DEPENDENCIES, "-DoutputDirectory=lib"], folder)
+
+
+def java_project() -> list[str]:
+    build_java()
+    folder = built_once("java", make_java_project)
     return ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{folder}/target/classes:{folder}/lib/*", "Resume"]
 
 
-def npm_project(folder: Path) -> list[str]:
-    build_typescript()
+def make_npm_project(folder: Path) -> None:
     package = PACKAGES / f"purgatory-client-{purgatory.__version__}.tgz"
     (folder / "package.json").write_text(json.dumps({"type": "module", "private": True}))
     run_tool("NODE", ["npm", "install", "--no-audit", "--no-fund", "--prefer-offline", str(package)], folder)
@@ -108,18 +128,22 @@ def npm_project(folder: Path) -> list[str]:
     options = ["--module", "NodeNext", "--target", "ES2022", "--strict", "--skipLibCheck", "--types", "node"]
     compiler = ["node", str(tools / "typescript/bin/tsc"), *options, "--typeRoots", str(tools / "@types"), "main.ts"]
     run_tool("NODE", compiler, folder)
-    return ["node", str(folder / "main.js")]
+
+
+def npm_project() -> list[str]:
+    build_typescript()
+    return ["node", str(built_once("typescript", make_npm_project) / "main.js")]
 
 
 @pytest.mark.slow  # compilers
 @pytest.mark.xdist_group("strangers")
 @pytest.mark.parametrize("project", [go_project, java_project, npm_project], ids=["go", "java", "npm"])
 def test_a_package_is_all_that_an_empty_project_needs(
-    project: Callable[[Path], list[str]], shared_daemon: DaemonProcess, tmp_path: Path
+    project: Callable[[], list[str]], shared_daemon: DaemonProcess, tmp_path: Path
 ) -> None:
     """The project compiles against the package, and its three waits are answered by the real daemon."""
     BUILT.mkdir(parents=True, exist_ok=True)
-    command = [*project(tmp_path), shared_daemon.address, tmp_path.name, "3"]
+    command = [*project(), shared_daemon.address, tmp_path.name, "3"]
     advance(shared_daemon, tmp_path.name, 3)
     ran = run_program(command, timeout_s=120)
     assert as_expected([line.split() for line in ran.stdout.splitlines()]) == expected_lines(3)

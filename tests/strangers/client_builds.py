@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,12 @@ OFFLINE: Final = ("Could not transfer artifact", "ENOTFOUND", "EAI_AGAIN", "ECON
 """Messages of Maven, npm and Go when they cannot reach their registries."""
 QUICK_MAVEN: Final = {"MAVEN_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 """Maven ends before the second compiler pays off: without it, a build takes half of the processor time."""
+SOURCES: Final = {
+    "go": ("go.*", "**/*.go"),
+    "java": ("pom.xml", "src/**/*.java"),
+    "typescript": ("*.json", "src/*.ts"),
+}
+"""What a client is built from, next to the contract."""
 MORE_TOOLS: Final = ("/usr/local/go/bin", str(Path(sys.executable).parent))
 """Where Go is installed by default, and where this environment has buf."""
 
@@ -38,10 +44,10 @@ def build_go(program: str = "resume") -> list[str]:
     """The command of a program in client/go/cmd: "resume", "once" or "conformance"."""
     require("GO", "go")
     folder, built = CLIENTS / "go", BUILT / "go"
-    if _is_new("go", [*folder.glob("go.*"), *folder.rglob("*.go")], built / "conformance"):
+    if is_new("go", "go", built / "conformance"):
         built.mkdir(parents=True, exist_ok=True)
         run_tool("GO", ["go", "build", "-o", f"{built}{os.sep}", "./cmd/..."], folder)
-        _keep("go")
+        keep("go")
     return [str(built / program)]
 
 
@@ -61,12 +67,12 @@ def build_typescript(program: str = "resume") -> list[str]:
     """The command of a program in client/typescript/src, in Node: "resume", "once" or "conformance"."""
     require("NODE", "node", "npm")
     folder = CLIENTS / "typescript"
-    if _is_new("typescript", [*folder.glob("*.json"), *folder.glob("src/*.ts")], folder / "dist/bundle.js"):
+    if is_new("typescript", "typescript", folder / "dist/bundle.js"):
         run_tool("NODE", ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline"], folder)
         PACKAGES.mkdir(parents=True, exist_ok=True)
         run_tool("NODE", ["npm", "pack", "--pack-destination", str(PACKAGES)], folder)  # generates and compiles
         run_tool("NODE", ["npm", "run", "bundle"], folder)
-        _keep("typescript")
+        keep("typescript")
     return ["node", str(CLIENTS / "typescript" / "dist" / f"{program}.js")]
 
 
@@ -80,10 +86,10 @@ def build_java(program: str = "resume") -> list[str]:
     """The command of a program in client/java/src/main/java/purgatory/client, as above."""
     require("JAVA", "javac", "mvn")
     folder = CLIENTS / "java"
-    if _is_new("java", [folder / "pom.xml", *folder.glob("src/**/*.java")], folder / "target/classes"):
+    if is_new("java", "java", folder / "target/classes"):
         repository = f"-DaltDeploymentRepository=local::{MAVEN_REPOSITORY.as_uri()}"
         run_tool("JAVA", ["mvn", "-q", "-B", "clean", "deploy", "-Dmaven.install.skip=true", repository], folder)
-        _keep("java")
+        keep("java")
     classes = os.pathsep.join([str(folder / "target" / "classes"), str(folder / "target" / "lib" / "*")])
     name = f"purgatory.client.{program.capitalize()}"
     return ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", classes, name]
@@ -92,20 +98,23 @@ def build_java(program: str = "resume") -> list[str]:
 _hashes: dict[str, str] = {}
 
 
-def _is_new(language: str, sources: Iterable[Path], made: Path) -> bool:
-    """Whether these sources, the contract or this file differ from the last build, or what it made is gone."""
-    found = hashlib.sha256()
-    for file in sorted([*sources, *PROTOS, Path(__file__)]):
+def is_new(name: str, language: str, made: Path, *more: Path) -> bool:
+    """Whether the client in this language, one of `more` or this file differs from the last build with this name, or
+    what it made is gone.
+    """
+    found, folder = hashlib.sha256(), CLIENTS / language
+    sources = {file for pattern in SOURCES[language] for file in folder.glob(pattern)}
+    for file in sorted({*sources, *PROTOS, *more, Path(__file__)}):
         found.update(file.read_bytes())
-    _hashes[language] = found.hexdigest()
-    kept = BUILT / f"{language}.sha256"
-    return not (made.exists() and kept.exists() and kept.read_text() == _hashes[language])
+    _hashes[name] = found.hexdigest()
+    kept = BUILT / f"{name}.sha256"
+    return not (made.exists() and kept.exists() and kept.read_text() == _hashes[name])
 
 
-def _keep(language: str) -> None:
+def keep(name: str) -> None:
     """Record the sources of a build that succeeded."""
     BUILT.mkdir(parents=True, exist_ok=True)
-    (BUILT / f"{language}.sha256").write_text(_hashes[language])
+    (BUILT / f"{name}.sha256").write_text(_hashes[name])
 
 
 def require(language: str, *tools: str) -> None:
