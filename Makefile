@@ -90,7 +90,7 @@ test-compiled: $(STAMPS)/pipeline $(STAMPS)/engine ## Run the suite on the compi
 	@PURGATORY_BUILD=$$($(BIN)/python -c 'from purgatory.engine import COMPILED; print("compiled" if COMPILED else "pure")') \
 		$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
-PURE_TESTS := tests/engine tests/timer tests/embedded tests/histories tests/journal tests/test_build.py
+PURE_TESTS := tests/engine tests/timer tests/embedded tests/histories/test_engine_world.py tests/journal tests/test_build.py
 test-pure: $(STAMPS)/pipeline $(STAMPS)/stubs ## Run the tests of the engine uncompiled, on a copy of the tree without the compiled modules
 	@echo "== the suite on the uncompiled engine"
 	@rm -rf $(PURE) && mkdir -p $(PURE)
