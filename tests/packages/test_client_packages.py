@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -22,15 +21,13 @@ from tests.strangers.client_builds import (
     CLIENTS,
     MAVEN_REPOSITORY,
     PACKAGES,
-    build_java,
-    build_typescript,
     is_new,
     keep,
     require,
     run_tool,
     tool_path,
 )
-from tests.strangers.test_clients import advance, as_expected, expected_lines
+from tests.strangers.test_clients import BUILDS, advance, as_expected, expected_lines
 
 GO_MODULE: Final = "purgatory.example/client"
 POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -76,27 +73,11 @@ def go_environment(proxy: Path) -> dict[str, str]:
     return {"GOPROXY": f"{proxy.as_uri()},{usual}", "GONOSUMDB": GO_MODULE, "GOFLAGS": "-mod=mod"}
 
 
-def built_once(language: str, build: Callable[[Path], None]) -> Path:
-    """The folder of an empty project. It is built again when its package or this file has changed."""
-    folder, name = BUILT / "projects" / language, f"{language}-project"
-    if is_new(name, language, folder, Path(__file__)):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        build(folder)
-        keep(name)
-    return folder
-
-
 def make_go_project(folder: Path) -> None:
     proxy, version = go_proxy(purgatory.__version__)
     (folder / "main.go").write_text((CLIENTS / "go/cmd/resume/main.go").read_text("utf-8"), "utf-8")
     for command in (["mod", "init", "first"], ["get", f"purgatory.example/client@{version}"], ["build", "-o", "first"]):
         run_tool("GO", ["go", *command], folder, go_environment(proxy))
-
-
-def go_project() -> list[str]:
-    require("GO", "go")
-    return [str(built_once("go", make_go_project) / "first")]
 
 
 def make_java_project(folder: Path) -> None:
@@ -109,12 +90,6 @@ def make_java_project(folder: Path) -> None:
         program.replace("package purgatory.client;", "import purgatory.client.Session;")
     )
     run_tool("JAVA", ["mvn", "-q", "-B", "-U", "compile", DEPENDENCIES, "-DoutputDirectory=lib"], folder)
-
-
-def java_project() -> list[str]:
-    build_java()
-    folder = built_once("java", make_java_project)
-    return ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{folder}/target/classes:{folder}/lib/*", "Resume"]
 
 
 def make_npm_project(folder: Path) -> None:
@@ -130,20 +105,39 @@ def make_npm_project(folder: Path) -> None:
     run_tool("NODE", compiler, folder)
 
 
-def npm_project() -> list[str]:
-    build_typescript()
-    return ["node", str(built_once("typescript", make_npm_project) / "main.js")]
+PROJECTS: Final = {
+    "go": (make_go_project, "{}/first"),
+    "java": (
+        make_java_project,
+        "java -Xmx256m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp {0}/target/classes:{0}/lib/* Resume",
+    ),
+    "typescript": (make_npm_project, "node {}/main.js"),
+}
+"""What makes a project, and the command of its program."""
+
+
+def project_command(language: str) -> list[str]:
+    """The command of a project, which is made again when its package or this file has changed."""
+    make, command = PROJECTS[language]
+    BUILDS[language]()
+    folder, name = BUILT / "projects" / language, f"{language}-project"
+    if is_new(name, language, folder, Path(__file__)):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        make(folder)
+        keep(name)
+    return [word.format(folder) for word in command.split()]
 
 
 @pytest.mark.slow  # compilers
 @pytest.mark.xdist_group("strangers")
-@pytest.mark.parametrize("project", [go_project, java_project, npm_project], ids=["go", "java", "npm"])
+@pytest.mark.parametrize("language", PROJECTS)
 def test_a_package_is_all_that_an_empty_project_needs(
-    project: Callable[[], list[str]], shared_daemon: DaemonProcess, tmp_path: Path
+    language: str, shared_daemon: DaemonProcess, tmp_path: Path
 ) -> None:
     """The project compiles against the package, and its three waits are answered by the real daemon."""
     BUILT.mkdir(parents=True, exist_ok=True)
-    command = [*project(), shared_daemon.address, tmp_path.name, "3"]
+    command = [*project_command(language), shared_daemon.address, tmp_path.name, "3"]
     advance(shared_daemon, tmp_path.name, 3)
     ran = run_program(command, timeout_s=120)
     assert as_expected([line.split() for line in ran.stdout.splitlines()]) == expected_lines(3)
