@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf import text_format
 from purgatory_client import (
     AsyncClient,
     OperationKind,
@@ -28,11 +27,7 @@ from purgatory.engine import codes
 from purgatory.engine.views import ItemView, PendingView
 from purgatory.service.access.account import Accounts
 from purgatory.service.access.roles import Grants, Names
-from purgatory.service.errors import BatchRejected
-from purgatory.service.translate import batch_limits
-from purgatory.service.translate.operations import parts_from_columns, parts_from_rows
 from purgatory.service.visibility import may_see
-from purgatory.v1 import operation_pb2
 from tests.client.cli.test_commands import purgatory
 from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.kit.eventually import until_pending
@@ -197,36 +192,3 @@ async def test_pending_composite_is_shown_with_both_arms(shared_daemon: DaemonPr
     [one] = [one async for one in client.operations(session_id="listed")]
     assert (one.required_terms, one.unless_count) == (1, 1)
     await client.close_session("listed")
-
-
-def test_number_that_is_not_given_is_the_same_in_rows_and_columns() -> None:
-    """-1, which the engine reads as 0 for a partition and 1 for a key."""
-    mark, key = 'mark { topic_partition { topic: "a" } }', 'signal { key: "a" }'
-    row = text_format.Parse(
-        f"operation_id: 1 timeout_ms: 50 composite {{ terms {{ {mark} }} terms {{ {key} }} unless {{ {key} }} }}",
-        operation_pb2.Operation(),
-    )
-    columns = operation_pb2.OperationColumns(
-        kind=operation_pb2.OPERATION_KIND_COMPOSITE, partitions=[operation_pb2.TopicPartition(topic="a")], keys=["a"],
-        operation_id=[1], timeout_ms=[50], item_count=[3], item_index=[0, 1, 1], offset=[-1, -1, -1], unless_count=[1],
-    )  # fmt: skip
-    [([by_row], refused, _)] = parts_from_rows([row], 30_000)
-    [([by_column], _, _)] = parts_from_columns(columns)
-    assert refused == []
-    for batch in (by_row.batch, by_column.batch):
-        assert (batch.partitions, batch.keys, batch.item_indexes) == ([("a", 0)], ["a"], [0, 1, 1])
-        assert (batch.item_counts, batch.unless_counts) == ([3], [1])
-        assert [max(offset, least) for offset, least in zip(batch.offsets, [0, 1, 1], strict=True)] == [0, 1, 1]
-
-
-def test_one_index_may_stand_for_all_items(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine and its listeners get an index for each item, and the batch is split by the number of its items."""
-    columns = operation_pb2.OperationColumns(
-        kind=operation_pb2.OPERATION_KIND_COMPOSITE, keys=["k"], operation_id=[1, 2, 3], item_count=[1_500], offset=[4]
-    )
-    parts = list(parts_from_columns(columns))
-    assert [run.batch.item_indexes for runs, _, _ in parts for run in runs] == [[0] * 1_500] * 3
-    monkeypatch.setattr(batch_limits, "ITEMS_MAX", 4_000)
-    with pytest.raises(BatchRejected, match="4500 items; at most 4000 are allowed") as raised:
-        parts_from_columns(columns)
-    assert raised.value.refusal.field == "columns.item_count"

@@ -120,41 +120,6 @@ def test_names(kind: int) -> None:
         assert named("a", "b", indexes=(index,)) == [(0, INVALID, "item_index", outside)]
 
 
-MIXED: dict[str, Any] = {
-    "partitions": [("orders", 3)], "keys": ["job", "job/failed"], "item_counts": [3], "item_indexes": [0, 1, 2],
-    "unless_counts": [1],
-}  # fmt: skip
-"""A composite of a mark and a signal, with a signal as its failure arm."""
-
-
-@pytest.mark.parametrize(
-    ("columns", "field", "message"),
-    [
-        ({"offsets": [1, 0, 1]}, "composite.terms[1].signal.required_count", f"0 is not in 1..{OFFSET_MAX}"),
-        ({"offsets": [0, 1, -2]}, "composite.unless[0].signal.required_count", f"-2 is not in 1..{OFFSET_MAX}"),
-        ({"keys": ["job", ""]}, "composite.unless[0].signal.key", "the key is missing"),
-        ({"keys": ["", "job"]}, "composite.terms[1].signal.key", "the key is missing"),
-        ({"partitions": [("", 3)]}, "composite.terms[0].mark.topic_partition", "the topic is missing"),
-        ({"item_indexes": [0, 1, 3]}, "item_index", "3 is outside the dictionary of 3"),
-        ({"required_terms": [3]}, "composite.required_terms", "3 is not in 0..2"),
-        ({"required_terms": [-1]}, "composite.required_terms", f"-1 is not in 0..{INT32_MAX}"),
-        ({"unless_counts": [3]}, "composite.terms", "is empty; give at least one"),
-        ({"unless_counts": [4]}, "composite.terms", "is empty; give at least one"),
-        ({"unless_counts": [-1]}, "composite.unless", f"-1 is not in 0..{INT32_MAX}"),
-    ],
-)
-@pytest.mark.parametrize("known", [False, True], ids=["new names", "known names"])
-def test_terms(columns: dict[str, Any], field: str, message: str, known: bool) -> None:
-    """A refused composite names the term at fault, in its arm, whether its names are known or not; nothing is left."""
-    engine = Engine(EngineLimits(), 0)
-    if known:
-        assert register(COMPOSITE, engine, offsets=[9], **MIXED) == []
-    before = (engine.pending, engine.partition_count, engine.inspection.signal_key_count)
-    assert register(COMPOSITE, engine, **(MIXED | columns)) == [(0, INVALID, field, message)]
-    assert (engine.pending, engine.partition_count, engine.inspection.signal_key_count) == before
-    assert register(COMPOSITE, engine, required_terms=[2], offsets=[-1, 1, 1], **MIXED) == []
-
-
 def broken(kind: int, **columns: Any) -> tuple[str, str]:  # noqa: ANN401 - columns of the batch
     """Field and message of the error that refuses a whole batch, before anything has changed."""
     engine = Engine(EngineLimits(), 0)

@@ -35,49 +35,12 @@ from purgatory.service.listeners.listener import Called
 from purgatory.service.listeners.refusal_log import RefusalLog
 from purgatory.service.rpc import call_gate, grpc_options
 from purgatory.service.rpc.call_gate import CallGate
-from purgatory.service.settings import HostSettings, LimitsSettings, SharesSettings
+from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.testing import ManualClock
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.kit.eventually import eventually
 from tests.kit.messages import high_watermark, produce, produce_columns, register_request
-from tests.kit.served_host import DaemonChannel, RecordingListener, ServedHost, refused, serving
-
-HELD = wire.WaitRequest(operation=produce(1, "held", 1, timeout_ms=60_000))
-MET = wire.WaitRequest(operation=produce(1, "met", 1, timeout_ms=0))
-
-
-async def hold(served: DaemonChannel, host: ServedHost, count: int) -> list[asyncio.Task[wire.WaitResponse]]:
-    """Start `count` calls of Wait that stay pending."""
-    before = host.host.fair_queue.calls
-    waits = [asyncio.ensure_future(served.stub.Wait(HELD)) for _ in range(count)]
-    await eventually(lambda: host.host.fair_queue.calls == before + count, "the calls wait")
-    return waits
-
-
-@pytest.mark.parametrize("name", ["calls", "calls_per_caller", "calls_per_connection"])
-async def test_calls_in_flight_are_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = RecordingListener()
-    module = grpc_options if name == "calls_per_connection" else call_gate
-    monkeypatch.setattr(module, f"{name.upper()}_MAX", 3)
-    settings = HostSettings(shares=SharesSettings(times_free=0))
-    async with serving(settings, listener=heard) as served:
-        waits = await hold(served, served, 2)
-        assert (await served.stub.Wait(MET)).result
-        waits += await hold(served, served, 1)
-        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "allowed: 3"):
-            await served.stub.Wait(MET)
-        assert heard.refused_calls == {name: 1}
-        async with DaemonChannel(served.address) as other:
-            if name == "calls":
-                with refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
-                    await other.stub.Wait(MET)
-            else:
-                assert (await other.stub.Wait(MET)).result
-        waits.pop().cancel()
-        await eventually(lambda: served.host.fair_queue.calls == 2, "one has ended")
-        assert (await served.stub.Wait(MET)).result
-        for wait in waits:
-            wait.cancel()
+from tests.kit.served_host import DaemonChannel, RecordingListener, refused, serving
 
 
 class Context:

@@ -219,7 +219,7 @@ class HostLevel(MessageLevel):
     def do_limits(self, part: Words) -> list[str]:
         """`limits sessions_max=3 times_free=0 events_max=2`: begin with these limits and shares."""
         given = {name: int(value) for name, value in part.options.items()}
-        for name in given.keys() & {"operations_max", "events_max"}:
+        for name in given.keys() & {"operations_max", "events_max", "items_max"}:
             vars(batch_limits)[name.upper()] = given.pop(name)
         shares = SharesSettings(times_free=given.pop("times_free", 2))
         self.settings = HostSettings(LimitsSettings(**given), shares=shares)

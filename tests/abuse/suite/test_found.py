@@ -25,7 +25,7 @@ from purgatory.service.rpc.handlers import Requests, add_standard_service, is_se
 from purgatory.service.rpc.incomplete_requests import IncompleteRequests
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.settings import LimitsSettings
-from purgatory.v1 import event_pb2, operation_pb2
+from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.abuse.requests.daemon_checks import faults_in
 from tests.kit.daemon import RunDaemon
@@ -74,20 +74,6 @@ async def test_standard_services_refuse_what_does_not_decode(run_daemon: RunDaem
         listing.cancel()
     await daemon.stop()
     assert faults_in(daemon.log) == []
-
-
-async def test_replicas_of_a_partition_are_bounded() -> None:
-    columns = event_pb2.EventColumns(
-        partitions=[operation_pb2.TopicPartition(topic="t")],
-        type=[event_pb2.EVENT_TYPE_FOLLOWER_PROGRESS] * 10_000,
-        item_index=[0],
-        offset=[1],
-        replica_id=range(10_000),
-    )
-    async with serving() as served:
-        answer = await served.stub.Advance(wire.AdvanceRequest(columns=columns))
-        assert len(answer.receipt.refusals) >= 5_000
-        assert {refusal.code for refusal in answer.receipt.refusals} == {grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]}
 
 
 def alive(kinds: tuple[type, ...]) -> int:

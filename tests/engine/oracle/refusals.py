@@ -6,6 +6,7 @@ from tests.engine.oracle.partition import Index, Partition
 OFFSET_MAX = 2**62
 REACH_MAX = 2**61
 ITEMS_MAX = 2_000
+NAME_LENGTHS = range(1, 250)
 LOWEST_OFFSET = {plain.PRODUCE: 0, plain.FETCH: 0, plain.DELETE_RECORDS: -1, plain.SIGNAL: 1, plain.COMPOSITE: 0}
 NEEDS_OFFSET = (
     plain.LEADER_APPEND,
@@ -65,6 +66,8 @@ def operation_fault(operation: plain.Operation, timeout_ms_max: int) -> bool:
     """Whether the registration is invalid."""
     names = [item.name for item in operation.items]
     if not 0 <= operation.timeout_ms <= timeout_ms_max or not 1 <= len(names) <= ITEMS_MAX:
+        return True
+    if any(len(name) not in NAME_LENGTHS for name, _ in names):
         return True
     if operation.kind == plain.COMPOSITE:
         return composite_fault(operation)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, OperationBatch
+from purgatory.engine.batches import OperationBatch
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.access.account import Account, Accounts, OwnShares
@@ -21,7 +21,6 @@ from purgatory.service.settings import HostSettings, LimitsSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.kit.messages import produce_run
-from tests.kit.served_host import apply_events
 
 LIMIT = 12
 
@@ -59,32 +58,6 @@ def test_a_share_leaves_room(times_free: int, limit: int, others: list[int]) -> 
     else:
         assert free == 0
     assert share(times_free, limit, held_by_others + most, most) == most
-
-
-@pytest.mark.parametrize("value", [b"", b"x" * 4_096], ids=["keys", "values"])
-async def test_signals_of_one_account_forget_no_keys_of_another(value: bytes) -> None:
-    """It signals more keys, or larger values, than there is room for: the count, value and failure of the other key
-    stay.
-    """
-    limits = {"signal_keys_max": 100, "signal_values_bytes_max": 100 * 4_096}
-    settings = HostSettings(LimitsSettings(**limits))
-    host = Host(Engine(EngineLimits(**limits), 0), ManualClock(), settings)
-    ann, bob = host.shares.accounts.of("ann"), host.shares.accounts.of("bob")
-    job = EventBatch([codes.KEY_SIGNALLED], keys=["a/job"], offsets=[3], flags=[1], values=[b"disk full"])
-    assert not (await apply_events(host, job, ann)).refusals
-    session, accepted = host.sessions.open("jobs", 0, bob)[0], 0
-    for number in range(1, 101):
-        batch = OperationBatch([number], keys=[f"w/{number}"], item_indexes=[0], offsets=[9])
-        accepted += host.registration(session).register([OperationRun(codes.SIGNAL, batch)], []).accepted
-    assert accepted == 66
-    keys = [f"b/{number}" for number in range(1_000)]
-    flood = EventBatch(
-        [codes.KEY_SIGNALLED] * len(keys), keys=keys, item_indexes=list(range(len(keys))), values=[value] * len(keys)
-    )
-    assert not (await apply_events(host, flood, bob)).refusals
-    key, count, kept, failed, principal = host.engine.snapshots.save_key("a/job")
-    assert (key, count, kept, failed != 0, principal) == ("a/job", 3, b"disk full", True, "ann")
-    assert (bob.usage.owned_keys, bob.usage.value_bytes) == (66 + 33, 33 * len(value))
 
 
 def test_unread_answers_of_one_account_leave_room_for_another() -> None:
