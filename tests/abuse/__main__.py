@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from tests.abuse.arena import Arena, attack
 from tests.abuse.attacks import ATTACKS, CALL_FLOODS
@@ -25,24 +25,14 @@ from tests.abuse.result import HEADER, Result
 from tests.histories.worlds.churn import churn
 from tests.histories.worlds.stops import stops
 
-
-class Options(NamedTuple):
-    """Command line arguments that apply to some abuses."""
-
-    times: float
-    requests: int
-    minutes: float
-    stops: int
-    seed: int
-
-
 FLOOD_S: Final = 4
 """So that the p99 of a flood is computed from 800 honest waits."""
 
-Run = Callable[[Options, Path], Result]
+Run = Callable[[argparse.Namespace, Path], Result]
+"""Runs an abuse, as the command line says, in a folder of its own."""
 
 
-def run_attack(name: str, options: Options, folder: Path, *, has_policy: bool = True) -> Result:
+def run_attack(name: str, options: argparse.Namespace, folder: Path, *, has_policy: bool = True) -> Result:
     """One attack, or a flood of a method. Floods hit another, idle daemon first."""
     is_flood = name not in ATTACKS
     with (
@@ -57,7 +47,7 @@ def run_attack(name: str, options: Options, folder: Path, *, has_policy: bool = 
     return result
 
 
-def run_requests(name: str, options: Options, folder: Path) -> Result:
+def run_requests(name: str, options: argparse.Namespace, folder: Path) -> Result:
     return fuzz(name, options.seed, options.requests, folder)
 
 
@@ -81,19 +71,18 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=50_000, help="fuzzed requests per target (50000)")
     parser.add_argument("--minutes", type=float, default=15.0, help="duration of the churn (15)")
     parser.add_argument("--stops", type=int, default=100, help="number of times that daemons are stopped (100)")
-    parser.add_argument("--seed", type=int, default=None, help="seed of requests and churn (default: random)")
-    given = parser.parse_args()
-    seed = secrets.randbelow(1_000_000) if given.seed is None else given.seed
-    options = Options(given.times, given.requests, given.minutes, given.stops, seed)
-    rows = {name: run for name, run in abuses().items() if not given.only or any(word in name for word in given.only)}
-    print(f"seed {seed}\n{HEADER}")
+    random_seed = secrets.randbelow(1_000_000)
+    parser.add_argument("--seed", type=int, default=random_seed, help="seed of requests and churn (default: random)")
+    options = parser.parse_args()
+    rows = [run for name, run in abuses().items() if not options.only or any(word in name for word in options.only)]
+    print(f"seed {options.seed}\n{HEADER}")
     results = []
-    for run in rows.values():
+    for run in rows:
         with tempfile.TemporaryDirectory(prefix="purgatory-abuse-") as folder:
             results.append(run(options, Path(folder)))
         print(results[-1].row(), flush=True)
-    if given.json is not None:
-        given.json.write_text(json.dumps([asdict(result) for result in results], indent=1), "utf-8")
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(result) for result in results], indent=1), "utf-8")
     failed = sum(bool(result.faults) for result in results)
     print(f"{len(results) - failed} of {len(results)} passed")
     return 1 if failed else 0

@@ -20,7 +20,6 @@ from urllib.parse import quote
 import aiohttp
 import grpc
 import pytest
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pb2 import MethodOptions
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -47,6 +46,7 @@ from tests.kit.daemon import RunDaemon
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.messages import advance_request, high_watermark, produce, produce_columns, register_request, signal
 from tests.played_source import played_source
+from tests.scripts.messages import clear
 
 CODES = {code.name: code.value[0] for code in grpc.StatusCode}
 DIFFER = frozenset((
@@ -90,17 +90,8 @@ async def ended(caller: HttpCaller, request: Message, call: Awaitable[Ending]) -
         call = calling
     ending = await call
     for answer in ending.answers:
-        forget_times(answer)
+        clear(answer, DIFFER)
     return ending.answers, ending.status
-
-
-def forget_times(message: Message) -> None:
-    for field, value in list(message.ListFields()):
-        if field.name in DIFFER:
-            message.ClearField(field.name)
-        elif field.type == FieldDescriptor.TYPE_MESSAGE:
-            for part in value if field.is_repeated else [value]:
-                forget_times(part)
 
 
 @pytest.mark.parametrize(("method", "request_"), REQUESTS, ids=[f"{name}-{n}" for n, (name, _) in enumerate(REQUESTS)])

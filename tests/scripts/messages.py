@@ -220,6 +220,7 @@ def field_texts(message: Any) -> list[str]:  # noqa: ANN401 - any response
 
 
 def clear(message: Any, names: Set[str]) -> None:  # noqa: ANN401 - any message
+    """Remove all fields of these names, at any depth."""
     for field, value in message.ListFields():
         if field.name in names:
             message.ClearField(field.name)

@@ -132,11 +132,7 @@ class Partition:
         """Lowest log start of the leader and its live replicas; -1: unknown, or this is not the leader."""
         if not self.is_leader:
             return -1
-        lowest = self.log_start
-        for replica in self.replicas.values():
-            if not replica.dead and replica.log_start < lowest:
-                lowest = replica.log_start
-        return lowest
+        return min([self.log_start, *(one.log_start for one in self.replicas.values() if not one.dead)])
 
     def maximal_in_sync(self) -> set[int]:
         """Committed and proposed members together."""
@@ -172,15 +168,8 @@ class Partition:
     def marks(self) -> plain.PartitionMarks:
         in_sync = self.committed or set()
         replicas = tuple(
-            (
-                replica.replica_id,
-                replica.log_end,
-                replica.log_start,
-                replica_id in in_sync,
-                replica.dead,
-                replica.fenced,
-            )
-            for replica_id, replica in sorted(self.replicas.items())
+            (number, one.log_end, one.log_start, number in in_sync, one.dead, one.fenced)
+            for number, one in sorted(self.replicas.items())
         )
         return plain.PartitionMarks(
             self.epoch,
@@ -322,9 +311,7 @@ class Partition:
         if event.leader_id >= 0:
             self.leader_id = event.leader_id
         if event.replicas:
-            for replica_id in list(self.replicas):
-                if replica_id not in event.replicas:
-                    del self.replicas[replica_id]
+            self.replicas = {number: one for number, one in self.replicas.items() if number in event.replicas}
             self.committed = (self.committed or set()) & set(event.replicas) or None
             self.proposed &= set(event.replicas)
             for replica_id in event.replicas:
@@ -368,9 +355,10 @@ class Partition:
             return
         if len(self.committed) < self.effective_min_in_sync():
             return
-        candidate = self.log_end
-        for replica in self.replicas.values():
-            joins_soon = self.caught_up(replica, now_ms) and not replica.fenced and not replica.dead
-            if replica.replica_id in self.maximal_in_sync() or joins_soon:
-                candidate = min(candidate, replica.log_end)
-        self.high_watermark = max(self.high_watermark, candidate)
+        ends = [one.log_end for one in self.replicas.values() if self.counts(one, now_ms)]
+        self.high_watermark = max(self.high_watermark, min([self.log_end, *ends]))
+
+    def counts(self, replica: Replica, now_ms: int) -> bool:
+        """Whether the high watermark waits for a replica: it is in sync, or will be soon."""
+        joins_soon = self.caught_up(replica, now_ms) and not replica.fenced and not replica.dead
+        return joins_soon or replica.replica_id in self.maximal_in_sync()

@@ -162,51 +162,42 @@ class Oracle:
 
     def cancel(self, owner_id: int, operation_ids: list[int], now_ms: int) -> list[bool]:
         """Cancel by id; True if it was pending."""
-        answers = []
-        for operation_id in operation_ids:
-            waiting = self.pending.get((owner_id, operation_id))
-            answers.append(waiting is not None)
-            if waiting is not None:
-                self.end(waiting, plain.CANCELLED, now_ms)
+        keys = [(owner_id, one) for one in operation_ids]
+        return [self.cancel_these([self.pending[key]] if key in self.pending else [], now_ms) > 0 for key in keys]
+
+    def cancel_these(self, concerned: list[Waiting], now_ms: int) -> int:
+        for waiting in concerned:
+            self.end(waiting, plain.CANCELLED, now_ms)
         self.forget_mentioned_only()
-        return answers
+        return len(concerned)
 
     def fail_stale(self, stale_ms: dict[plain.Name, int], now_ms: int) -> int:
         """Fail the operations that have waited out their stale timeout for a mark that was stale as long."""
         stale = [waiting for waiting in self.pending.values() if is_stale(waiting, stale_ms, now_ms - self.paused_ms)]
         for waiting in stale:
-            decided = [item.decided for item in waiting.items]
-            self.end(waiting, plain.FAILED, now_ms)
-            row = self.ended[-1]
-            not_reached = 0 if row.kind == plain.FETCH else 7
-            items = [
-                item._replace(error=1001)
-                if item.error == not_reached and item.name in stale_ms and not is_decided
-                else item
-                for item, is_decided in zip(row.items, decided, strict=True)
-            ]
-            self.ended[-1] = row._replace(items=tuple(items))
+            self.fail(waiting, 1001, set(stale_ms), now_ms)
         self.forget_mentioned_only()
         return len(stale)
 
+    def fail(self, waiting: Waiting, error: int, names: set[plain.Name], now_ms: int) -> None:
+        """Fail an operation, with this error for its items of these names that are not decided."""
+        decided = [item.decided for item in waiting.items]
+        self.end(waiting, plain.FAILED, now_ms)
+        row = self.ended[-1]
+        items = [
+            item if is_decided or item.name not in names else item._replace(error=error)
+            for item, is_decided in zip(row.items, decided, strict=True)
+        ]
+        self.ended[-1] = row._replace(items=tuple(items))
+
     def cancel_all(self, owner_id: int, now_ms: int) -> int:
-        mine = [waiting for waiting in self.pending.values() if waiting.owner_id == owner_id]
-        for waiting in mine:
-            self.end(waiting, plain.CANCELLED, now_ms)
-        self.forget_mentioned_only()
-        return len(mine)
+        return self.cancel_these([one for one in self.pending.values() if one.owner_id == owner_id], now_ms)
 
     def cancel_name(self, name: plain.Name, now_ms: int) -> int:
         """Cancel all operations that still wait on a partition or key."""
-        concerned = [
-            waiting
-            for waiting in self.waiting_on(name)
-            if any(item.name == name and not item.decided for item in waiting.items)
-        ]
-        for waiting in concerned:
-            self.end(waiting, plain.CANCELLED, now_ms)
-        self.forget_mentioned_only()
-        return len(concerned)
+        concerned = self.waiting_on(name)
+        still = [one for one in concerned if any(item.name == name and not item.decided for item in one.items)]
+        return self.cancel_these(still, now_ms)
 
     def extend(self, owner_id: int, operation_ids: list[int], timeout_ms: int, now_ms: int) -> list[bool]:
         """Move deadlines to a later time; True if it was pending."""
@@ -241,12 +232,7 @@ class Oracle:
 
     def earliest_deadline_ms(self) -> int:
         """The next time at which an operation must end; -1: nothing is pending."""
-        earliest = -1
-        for waiting in self.pending.values():
-            due_ms = self.due_ms(waiting)
-            if earliest < 0 or due_ms < earliest:
-                earliest = due_ms
-        return earliest
+        return min(map(self.due_ms, self.pending.values()), default=-1)
 
     def finish(self, keys: list[tuple[int, int]], outcome: int, now_ms: int) -> None:
         """End these operations as expired or shutting down."""
@@ -255,18 +241,11 @@ class Oracle:
             due_ms = self.due_ms(waiting)
             assert outcome != plain.EXPIRED or now_ms >= due_ms, f"{key} is early by {due_ms - now_ms} ms"
             if outcome == plain.EXPIRED and due_ms < waiting.deadline_ms:
-                self.end_silent(waiting, now_ms)
+                silent = {item.name for item in waiting.items if self.silent_at_ms(waiting, item) <= now_ms}
+                self.fail(waiting, 1004, silent, now_ms)
             else:
                 self.end(waiting, outcome, now_ms)
         self.forget_mentioned_only()
-
-    def end_silent(self, waiting: Waiting, now_ms: int) -> None:
-        """Fail an operation because of silent keys."""
-        silent = {item.name for item in waiting.items if self.silent_at_ms(waiting, item) <= now_ms}
-        self.end(waiting, plain.FAILED, now_ms)
-        row = self.ended[-1]
-        items = [item._replace(error=1004) if item.name in silent else item for item in row.items]
-        self.ended[-1] = row._replace(items=tuple(items))
 
     # Views.
 
