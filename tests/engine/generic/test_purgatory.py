@@ -14,7 +14,7 @@ import pytest
 
 from purgatory.embedded import EmbeddedPurgatory
 from purgatory.engine.codes import CANCELLED, PENDING, SATISFIED, SHUTTING_DOWN
-from purgatory.engine.errors import OperationEnded, ReentrantCall
+from purgatory.engine.errors import OperationEnded, PurgatoryFull, ReentrantCall
 from purgatory.engine.generic.operation import GenericOperation
 from tests.engine.generic.recording_operation import (
     Errors,
@@ -72,6 +72,31 @@ def test_case_97_successor_registered_by_an_expiring_operation() -> None:
     purgatory.clock.jump(1)
     assert purgatory.advance_clock() == 1
     assert successor.effects == ["complete", "expire"]
+
+
+def test_slice_of_expiries_is_bounded_and_begins_with_overdue_ones() -> None:
+    purgatory, log = ManualPurgatory(), list[str]()
+    for name, timeout_ms in (("a", 5), ("b", 0), ("c", 7), ("d", -1)):
+        assert not purgatory.try_complete_else_watch(RecordingOperation(timeout_ms, name, log), ["k"])
+    purgatory.clock.jump(10)
+    assert (purgatory.advance_clock(3), log) == (3, ["b", "d", "a"])
+    assert purgatory.next_expiration_ms() <= purgatory.clock.now_ms()
+    assert (purgatory.advance_clock(3), log) == (1, ["b", "d", "a", "c"])
+    assert_empty(purgatory)
+
+
+def test_operation_over_pending_max_is_refused_until_there_is_room() -> None:
+    purgatory, late, met = ManualPurgatory(pending_max=2), RecordingOperation(), RecordingOperation()
+    first, _ = register(purgatory, "k", count=2)
+    with pytest.raises(PurgatoryFull, match="2 operations are pending"):
+        purgatory.try_complete_else_watch(late, ["k"])
+    met.is_met = True
+    assert purgatory.try_complete_else_watch(met, ["k"])
+    assert (late.outcome, late.effects, purgatory.pending, purgatory.watched) == (PENDING, [], 2, 2)
+    assert purgatory.cancel(first)
+    assert not purgatory.try_complete_else_watch(late, ["k"])
+    late.is_met = True
+    assert purgatory.check_and_complete("k") == 1
 
 
 def test_shut_down_ends_a_bounded_number_at_a_time() -> None:

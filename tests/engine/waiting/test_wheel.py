@@ -132,6 +132,31 @@ def test_slot_moves_down_level_by_level_and_fires_at_its_tick(
         checked.look()
 
 
+def test_wheel_continues_a_bucket_that_was_left_half_full() -> None:
+    checked = CheckedWheel(1, 20)
+    for slot in range(4):
+        checked.add(slot, 20)
+    checked.advance(20, limit=1)
+    checked.remove(2)
+    for slot, deadline_ms in ((10, 20), (11, 21), (12, 40), (13, 420)):
+        checked.add(slot, deadline_ms)
+    for now_ms in (20, 21, 40, 420):
+        checked.look()
+        checked.advance(now_ms)
+    assert not checked.model
+
+
+def test_bucket_is_queued_once_however_often_it_empties() -> None:
+    checked = CheckedWheel(1, 20)
+    for _ in range(3):
+        checked.add(0, 5)
+        checked.remove(0)
+    checked.add(1, 5)
+    assert len(checked.wheel._queue) == 1
+    checked.advance(5)
+    checked.look()
+
+
 # Limits
 
 
