@@ -17,6 +17,7 @@ from purgatory.service.access.access import Access
 from purgatory.service.access.tokens import HEAD, add_token
 from purgatory.service.host import Host
 from purgatory.service.settings import AccessSettings, HostSettings
+from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.kit.served_host import start_server
 
@@ -89,6 +90,11 @@ class Guarded:
             token = add_token(self.tokens_file, principal)
             self.access.reload()
         return Caller(self.address, f"Bearer {token}", self.host)
+
+    async def asks(self, authorization: str | None) -> None:
+        """Make one call with this authorization header."""
+        async with Caller(self.address, authorization) as caller:
+            await caller.call("GetStatus", wire.GetStatusRequest())
 
     def use_policy(self, text: str) -> None:
         """Replace the policy, and read it at once."""

@@ -35,7 +35,7 @@ from purgatory.service.access.json_web_tokens import (
     KeySetError,
 )
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.access.guarded import POLICY, Caller, Guarded, guarding
+from tests.access.guarded import POLICY, Caller, guarding
 from tests.kit.daemon import RunDaemon
 from tests.kit.eventually import eventually
 from tests.kit.served_host import refused
@@ -183,15 +183,10 @@ async def test_a_key_set_comes_over_https_only(tmp_path: Path) -> None:
         tmp_path, jwt_keys="https://127.0.0.1:1/keys", jwt_issuer=ISSUER, jwt_audience=AUDIENCE
     ) as served:
         with refused(grpc.StatusCode.UNAVAILABLE, "could not be fetched yet"):
-            await asks(served, signed(claims()))
+            await served.asks(f"Bearer {signed(claims())}")
     for url in ("http://127.0.0.1:1/keys", "file:///etc/keys", "https:///keys"):
         with pytest.raises(KeySetError, match="not an https URL"):
             JsonWebTokens(url, ISSUER, AUDIENCE, "sub")
-
-
-async def asks(served: Guarded, token: str) -> None:
-    async with Caller(served.address, f"Bearer {token}") as caller:
-        await caller.call("GetStatus", wire.GetStatusRequest())
 
 
 async def test_withdrawn_key_is_refused_although_it_was_verified_before(tmp_path: Path) -> None:
@@ -199,15 +194,15 @@ async def test_withdrawn_key_is_refused_although_it_was_verified_before(tmp_path
     async with guarding(tmp_path, jwt_keys=str(path), jwt_issuer=ISSUER, jwt_audience=AUDIENCE) as served:
         old, new = signed(claims()), signed(claims(), "RS256")
         for _ in range(2):
-            await asks(served, old)
+            await served.asks(f"Bearer {old}")
         with refused(grpc.StatusCode.UNAUTHENTICATED):
-            await asks(served, new)
+            await served.asks(f"Bearer {new}")
         write_keys(path, RSA)
         served.access.reload()
         await eventually(lambda: served.audit.reloads["keys", "taken"])
-        await asks(served, new)
+        await served.asks(f"Bearer {new}")
         with refused(grpc.StatusCode.UNAUTHENTICATED):
-            await asks(served, old)
+            await served.asks(f"Bearer {old}")
 
 
 async def test_an_unknown_key_has_the_keys_loaded_now_and_then(tmp_path: Path) -> None:

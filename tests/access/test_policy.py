@@ -263,23 +263,15 @@ async def test_a_role_that_is_withdrawn_ends_the_stream(policy: str, tmp_path: P
 
 
 async def test_status_tells_of_sources_to_those_who_may_observe_what_they_feed(tmp_path: Path) -> None:
-    async with guarding(tmp_path) as served, served.caller("advance") as caller:
-        await attach(caller)
-        for principal, sees in (("observe", True), ("root", True), ("wait", False), ("advance", False)):
-            async with served.caller(principal) as other:
-                status = await other.call("GetStatus", wire.GetStatusRequest())
-                assert [one.principal for one in status.sources] == (["advance"] if sees else [])
-
-
-async def test_two_principals_with_one_name_are_two_sources(tmp_path: Path) -> None:
+    """Sources of two principals are two, although they have one name."""
     async with guarding(tmp_path) as served, served.caller("advance") as caller, served.caller("root") as root:
         await attach(caller)
         await attach(root)
-        status = await root.call("GetStatus", wire.GetStatusRequest())
-        assert sorted((one.name, one.principal) for one in status.sources) == [
-            ("a source", "advance"),
-            ("a source", "root"),
-        ]
+        both = [("a source", "advance"), ("a source", "root")]
+        for principal, seen in (("observe", both), ("root", both), ("wait", []), ("advance", [])):
+            async with served.caller(principal) as other:
+                status = await other.call("GetStatus", wire.GetStatusRequest())
+                assert sorted((one.name, one.principal) for one in status.sources) == seen
 
 
 async def test_sources_of_one_principal_leave_room_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

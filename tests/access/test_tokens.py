@@ -16,18 +16,12 @@ import pytest
 from purgatory.service.access.tokens import HEAD, PREFIX, TokensError, add_token, hash_of, read_tokens
 from purgatory.service.settings import HostSettings, SessionSettings
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.access.guarded import POLICY, Caller, Guarded, guarding
+from tests.access.guarded import POLICY, guarding
 from tests.kit.commands import policy_command, token_command
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.served_host import refused
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
-
-
-async def asks(served: Guarded, authorization: str | None) -> None:
-    """Make one call with this authorization header."""
-    async with Caller(served.address, authorization) as caller:
-        await caller.call("GetStatus", wire.GetStatusRequest())
 
 
 async def test_a_token_is_kept_as_a_hash_only(tmp_path: Path) -> None:
@@ -89,8 +83,8 @@ async def test_only_valid_tokens_are_taken(tmp_path: Path, caplog: pytest.LogCap
         later = add_token(served.tokens_file, "root", int(time.time()) + 3_600)
         served.access.reload()
         for token in (good, later):
-            await asks(served, f"Bearer {token}")
-            await asks(served, f"bearer {token}")
+            await served.asks(f"Bearer {token}")
+            await served.asks(f"bearer {token}")
         unknown = PREFIX + "x" * 43
         refusals = {
             None: "show a bearer token or a client certificate",
@@ -107,7 +101,7 @@ async def test_only_valid_tokens_are_taken(tmp_path: Path, caplog: pytest.LogCap
         }
         for authorization, said in refusals.items():
             with refused(UNAUTHENTICATED, re.escape(said)) as error:
-                await asks(served, authorization)
+                await served.asks(authorization)
             assert error.value.details() == said
         assert served.audit.refusals["unauthenticated"] == len(refusals)
         secrets = [good, expired, later, unknown]
@@ -123,12 +117,12 @@ async def test_an_empty_file_revokes_nothing(tmp_path: Path, caplog: pytest.LogC
             served.tokens_file.write_text(empty, "utf-8")
             served.access.reload()
             assert served.audit.reloads["tokens", "refused"] == count
-            await asks(served, f"Bearer {token}")
+            await served.asks(f"Bearer {token}")
         assert "is empty" in caplog.text
         served.tokens_file.write_text(HEAD, "utf-8")
         served.access.reload()
         with refused(UNAUTHENTICATED):
-            await asks(served, f"Bearer {token}")
+            await served.asks(f"Bearer {token}")
 
 
 @pytest.mark.parametrize(("becomes", "code"), [("", UNAUTHENTICATED), (" advance ", grpc.StatusCode.PERMISSION_DENIED)])
@@ -159,9 +153,9 @@ async def test_caller_without_credential_on_loopback_is_its_principal_or_refused
     grants = '[[grant]]\nto = ["root"]\nroles = ["observe"]\ntopics = ["*"]\n'
     async with guarding(tmp_path, f"{policy}\n{grants}") as served:
         with contextlib.nullcontext() if policy else refused(UNAUTHENTICATED):
-            await asks(served, None)
+            await served.asks(None)
         with refused(UNAUTHENTICATED, "not known"):
-            await asks(served, "Bearer nonsense")
+            await served.asks("Bearer nonsense")
 
 
 def test_a_token_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
