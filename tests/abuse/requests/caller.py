@@ -21,8 +21,9 @@ from tests.abuse.requests.random_messages import RandomMessages, broken_bytes
 from tests.kit.eventually import PATIENCE_S
 
 SERVICE: Final = wire.DESCRIPTOR.services_by_name["PurgatoryService"]
-BROKEN: Final = 0.03
-"""Share of messages that are sent as invalid bytes."""
+BROKEN: Final = 0.3
+BROKEN_IN_STREAMS: Final = 0.03
+"""Shares of messages that are sent with changed bytes. In streams they are rare: most of them end the stream."""
 WEIGHTS: Final = {"Wait": 2, "Session": 2, "Register": 3, "Advance": 3, "AdvanceStream": 2}
 """Relative frequency of each RPC; others: 1."""
 WAITING: Final = ("Wait", "GetSourceEnds")
@@ -137,7 +138,8 @@ class FuzzingCaller:
                 request = wire.SessionRequest(open=opening)
             elif request.HasField("open"):
                 request = wire.SessionRequest(heartbeat=wire.Heartbeat())
-        return broken_bytes(rng, request.SerializeToString()) if rng.random() < BROKEN else request
+        share = BROKEN_IN_STREAMS if method.client_streaming else BROKEN
+        return broken_bytes(rng, request.SerializeToString()) if rng.random() < share else request
 
     async def _read(self, call: Any, session_id: str) -> None:  # noqa: ANN401 - the stubs' calls have no common type
         """Read until the stream ends; some begin late. A call that is cut cancels this task."""

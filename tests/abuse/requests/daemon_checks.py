@@ -49,12 +49,12 @@ async def check_serves(daemon: DaemonProcess) -> None:
 
     async def is_idle() -> bool:
         status = await channel.status()
-        return not status.sessions and not any(kind.pending for kind in status.kinds)
+        return not status.sessions and not any(kind.pending or kind.watched for kind in status.kinds)
 
     async with AsyncClient(daemon.address) as client, DaemonChannel(daemon.address) as channel:
         # Operations left by the fuzzer may fill a limit until their sessions' time to live is over.
         await eventually(is_served, "a wait is served", but=PurgatoryClientError)
-        await eventually(is_idle, "nothing is pending, all sessions are forgotten")
+        await eventually(is_idle, "nothing is pending or watched, all sessions are forgotten")
     # After two more collections, at least one of them started after this call.
     enough = _collections(daemon) + 2
     await eventually(lambda: _collections(daemon) >= enough, "the daemon has tidied its memory")

@@ -1,6 +1,4 @@
-"""The targets of fuzzed requests: a daemon, daemons with tiny limits, and the host without gRPC. Each run ends with
-checks of the target's state.
-"""
+"""The targets of fuzzed requests: a daemon, and daemons with tiny limits. Each run ends with checks of their state."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,7 +12,6 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from tests.abuse.requests.caller import SERVICE, FuzzingCaller, Tally
 from tests.abuse.requests.daemon_checks import check_metrics, check_serves, faults_in
-from tests.abuse.requests.direct import fuzz_direct
 from tests.abuse.requests.random_messages import RandomMessages
 from tests.abuse.result import Result, memory_mb
 from tests.kit.daemon import DaemonProcess
@@ -176,15 +173,9 @@ async def _crowd(folder: Path, seed: int, requests: int, tally: Tally) -> str:
     return ""
 
 
-async def _direct(_folder: Path, seed: int, requests: int, tally: Tally) -> str:
-    tally.requests.update(await asyncio.to_thread(fuzz_direct, seed, requests))
-    return ""
-
-
 TARGETS: Final[dict[str, Callable[[Path, int, int, Tally], Awaitable[str]]]] = {
     "requests-daemon": _daemon,
     "requests-crowd": _crowd,
-    "requests-direct": _direct,
 }
 
 

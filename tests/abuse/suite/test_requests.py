@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 
 from tests.abuse.requests.caller import SERVICE, Tally
-from tests.abuse.requests.direct import fuzz_direct
 from tests.abuse.requests.targets import fuzz_crowd, fuzz_daemon
 
 
 @pytest.mark.slow
 async def test_daemon_survives_fuzzed_requests_of_all_calls(tmp_path: Path) -> None:
     tally = Tally()
-    await fuzz_daemon(tmp_path, 3, 1_000, tally, warm_up=0)
+    await fuzz_daemon(tmp_path, 3, 3_000, tally, warm_up=0)
     assert tally.findings == [], "\n".join(tally.findings)
     assert {method.name for method in SERVICE.methods} < {rpc for rpc, _ in tally.requests}
 
@@ -23,8 +22,3 @@ async def test_daemon_survives_a_crowd_at_tiny_limits(tmp_path: Path) -> None:
     await fuzz_crowd(tmp_path, 1, 2, 600, tally, "sync")
     assert tally.findings == [], "\n".join(tally.findings)
     assert {method.name for method in SERVICE.methods} == {rpc for rpc, _ in tally.requests}
-
-
-def test_host_survives_changed_bytes() -> None:
-    tried = fuzz_direct(1, 8_000)
-    assert all(tried[name, end] for name in ("Register", "Advance", "Cancel") for end in ("served", "refused"))
