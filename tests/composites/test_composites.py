@@ -27,7 +27,9 @@ from purgatory.engine import codes
 from purgatory.engine.views import ItemView, PendingView
 from purgatory.service.access.account import Accounts
 from purgatory.service.access.roles import Grants, Names
+from purgatory.service.translate.operations import parts_from_columns
 from purgatory.service.visibility import may_see
+from purgatory.v1 import operation_pb2
 from tests.client.cli.test_commands import purgatory
 from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.kit.eventually import until_pending
@@ -192,3 +194,12 @@ async def test_pending_composite_is_shown_with_both_arms(shared_daemon: DaemonPr
     [one] = [one async for one in client.operations(session_id="listed")]
     assert (one.required_terms, one.unless_count) == (1, 1)
     await client.close_session("listed")
+
+
+def test_one_index_may_stand_for_all_items() -> None:
+    """The engine and its listeners get an index for each item."""
+    columns = operation_pb2.OperationColumns(
+        kind=operation_pb2.OPERATION_KIND_COMPOSITE, keys=["k"], operation_id=[1, 2, 3], item_count=[1_500], offset=[4]
+    )
+    parts = list(parts_from_columns(columns))
+    assert [run.batch.item_indexes for runs, _, _ in parts for run in runs] == [[0] * 1_500] * 3
