@@ -51,7 +51,9 @@ from purgatory.service.rpc.handlers import (
 )
 from purgatory.service.rpc.reflection import V1, V1ALPHA, reflection_servicer
 from purgatory.service.rpc.servicer import PurgatoryServicer
+from purgatory.service.sessions.session import NO_CALLBACKS
 from purgatory.service.settings import Settings, is_loopback
+from purgatory.service.translate.shards import ONE_SHARD
 from purgatory.service.transport.peer import PeerCertificate
 from purgatory.service.transport.tls import Tls
 
@@ -92,7 +94,8 @@ class Daemon:
             self._journal = OpenJournal(settings.journal.dir, is_sync=is_sync, takeover=takeover)
             clock = ContinuedClock(clock, self._journal.start_ms)
         started_ms = clock.now_ms()
-        self._host: Final = make_host(settings, self._metrics, clock, started_ms)
+        shards = next(filter(None, (extension.shards(settings) for extension in extensions)), ONE_SHARD)
+        self._host: Final = make_host(settings, self._metrics, clock, started_ms, shards)
         self._memory_trimmer: Final = garbage.MemoryTrimmer(lambda: self._host.engine.pending)
         self._gate: Final = CallGate(
             self._host.fair_queue,
@@ -114,7 +117,17 @@ class Daemon:
         self._grace_until_s = 0.0
         """End of the grace period on the monotonic clock, once shutdown has begun."""
         self._access: Final = Access(settings.access, self._host.sessions.accounts, self._principal_of_peer)
-        core = Core(settings, self._host, self._metrics, self._access, self._journal, started_ms, takeover, end)
+        core = Core(
+            settings,
+            self._host,
+            self._metrics,
+            self._access,
+            self._journal,
+            started_ms,
+            takeover,
+            self._status_line,
+            end,
+        )
         self._extensions: Final = [extension(core) for extension in extensions]
         self._servers: Final = [self._server, *(server for one in self._extensions for server in one.servers())]
 
@@ -174,7 +187,12 @@ class Daemon:
         added: dict[str, Method] = {}
         for extension in self._extensions:
             added |= extension.calls()
-        return service_methods(PurgatoryServicer(self._host, largest_message_bytes(self.settings)), added)
+        callbacks = next(filter(None, (extension.callbacks for extension in self._extensions)), NO_CALLBACKS)
+        message_bytes_max = largest_message_bytes(self.settings)
+        return service_methods(PurgatoryServicer(self._host, callbacks, self._status_line, message_bytes_max), added)
+
+    def _status_line(self) -> str:
+        return ", ".join(filter(None, (extension.status_line() for extension in self._extensions)))
 
     def _add_standard_services(self, peer: RefuseRevoked | None) -> None:
         """Add health and, unless it is switched off, reflection."""

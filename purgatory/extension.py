@@ -3,8 +3,9 @@
 The daemon takes a list of extension classes and imports none of them. For each it calls, in this order:
 
     stand_by     before the daemon is built: waits until it may serve
+    shards       before the host is built
     __init__     with the core, before an address is bound. Opens nothing that needs closing.
-    calls, routes, identify, servers, listener     its additions to the daemon; see each
+    calls, callbacks, routes, identify, servers, listener     its additions to the daemon; see each
     open         the addresses are bound; the journal has not been restored yet
     restore      before the journal is restored into the host; called only if there is a journal
     start        the host is about to start, and calls will be served
@@ -33,7 +34,9 @@ from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.recovery import OpenJournal, Takeover
 from purgatory.service.rpc.call import Identify
 from purgatory.service.rpc.handlers import Method
+from purgatory.service.sessions.session import Callbacks
 from purgatory.service.settings import Settings
+from purgatory.service.translate.shards import Shards
 
 Own = TypeVar("Own", bound=BaseModel)
 
@@ -55,6 +58,8 @@ class Core:
     """Engine time at the start, milliseconds."""
     takeover: Takeover | None = None
     """What `stand_by` returned."""
+    status_line: Callable[[], str] = lambda: ""
+    """Returns what all extensions say about the daemon; see `Extension.status_line`."""
     end: Callable[[str, int], None] = lambda _reason, _code: None
     """Lets the process shut down as at SIGTERM, and exit with this code."""
 
@@ -85,6 +90,11 @@ class Extension:
         """
         return None
 
+    @classmethod
+    def shards(cls, _settings: Settings) -> Shards | None:
+        """Return which of several daemons this one is; None: the extension does not know."""
+        return None
+
     def __init__(self, core: Core) -> None:
         """Raises `StartupError`."""
 
@@ -92,6 +102,15 @@ class Extension:
     def listener(self) -> Listener | None:
         """Return a listener, which is added to the host's and exports its own metrics; None: the extension has none."""
         return None
+
+    @property
+    def callbacks(self) -> Callbacks | None:
+        """Return what delivers results to callbacks; None: the extension does not."""
+        return None
+
+    def status_line(self) -> str:
+        """Return what it says about the daemon in `GetStatus` and on the page; empty: nothing."""
+        return ""
 
     def calls(self) -> Mapping[str, Method]:
         """Return the calls that it serves, by name. Without the extension they end with UNIMPLEMENTED."""

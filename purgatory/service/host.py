@@ -51,7 +51,7 @@ from purgatory.service.loop_stalls import LoopStalls
 from purgatory.service.reaper import Reaper
 from purgatory.service.registration import Registration
 from purgatory.service.sessions.refused import located
-from purgatory.service.sessions.session import Callbacks, Session
+from purgatory.service.sessions.session import Session
 from purgatory.service.sessions.session_table import Sessions
 from purgatory.service.sessions.unary_waits import OpenWait, UnaryWaits, WaitingCallers
 from purgatory.service.settings import EngineLimitsSettings, HostSettings, Settings
@@ -60,6 +60,7 @@ from purgatory.service.sources.source_table import SourceTable
 from purgatory.service.sources.stale_reaper import StaleReaper, note_stale_marks
 from purgatory.service.translate.events import IncomingEvents
 from purgatory.service.translate.operations import OperationRun
+from purgatory.service.translate.shards import ONE_SHARD, Shards
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -77,7 +78,14 @@ CANCELLING: Final = (CancelAll, CancelName)
 class Host:
     """Owns the engine. Call `start` on the loop that will use it, and at the end `draining.drain`, then `stop`."""
 
-    def __init__(self, engine: Engine, clock: Clock, settings: HostSettings, *listeners: Listener) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        settings: HostSettings,
+        *listeners: Listener,
+        shards: Shards = ONE_SHARD,
+    ) -> None:
         self.engine: Final = engine
         self.time: Final = EngineTime(clock)
         """Engine time. Do not read the clock directly: it may be behind the engine."""
@@ -92,10 +100,6 @@ class Host:
         self.listeners.failures.update({"Host": 0, "SourceTable": 0})
         self.journal = Journal()
         """The journal; a no-op journal unless `use_journal` is called."""
-        self.callbacks = Callbacks()
-        """Refuses callbacks, unless an extension replaces it."""
-        self.fleet: Callable[[], str] = str
-        """Returns what the daemon does in its fleet, as one line; empty, unless an extension replaces it."""
         self.fair_queue: Final = FairQueue(self.listeners.waited_for_turn)
         self.shares: Final = Shares(settings, engine, lambda: self.fair_queue.calls, self._queued_bytes)
         self.holds: Final = LoopStalls()
@@ -105,7 +109,7 @@ class Host:
         self._dropped: Final[deque[Session]] = deque()
         """Closed sessions whose pending operations are still being cancelled."""
         self.sessions: Final = Sessions(
-            engine, settings, self.listeners, self.holds, self._end_dropped, self.time.now_ms, self.shares
+            engine, settings, self.listeners, self.holds, self._end_dropped, self.time.now_ms, self.shares, shards
         )
         self.unary_waits: Final = UnaryWaits(engine, self.time.now_ms, self._cancel_unary_waits)
         self.waiting_callers: Final = WaitingCallers()
@@ -487,9 +491,9 @@ class Host:
                 LOGGER.exception("session maintenance failed; will be retried")
 
 
-def make_host(settings: Settings, metrics: Listener, clock: Clock, started_ms: int) -> Host:
+def make_host(settings: Settings, metrics: Listener, clock: Clock, started_ms: int, shards: Shards = ONE_SHARD) -> Host:
     """Create the engine, whose time starts at `started_ms`, and its host, each with its limits."""
     limits = settings.limits.model_dump(include=set(EngineLimitsSettings.model_fields))
     engine = Engine(EngineLimits(**limits), started_ms, **settings.engine.model_dump())
     settings_of_host = HostSettings(settings.limits, settings.session, settings.shares)
-    return Host(engine, clock, settings_of_host, metrics, RefusalLog(clock))
+    return Host(engine, clock, settings_of_host, metrics, RefusalLog(clock), shards=shards)

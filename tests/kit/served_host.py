@@ -160,8 +160,9 @@ def all_methods(host: Host) -> dict[str, Method]:
     """The methods of a daemon that has the extensions `webhooks` and `fleet`, and no log."""
     access = Access(AccessSettings(), host.sessions.accounts, lambda _context: "")
     core = Core(ALL_SETTINGS(), host, Metrics(), access, None, 0)
-    added = {**WebhooksExtension(core).calls(), **FleetExtension(core).calls()}
-    return service_methods(PurgatoryServicer(host), added)
+    webhooks = WebhooksExtension(core)
+    added = {**webhooks.calls(), **FleetExtension(core).calls()}
+    return service_methods(PurgatoryServicer(host, webhooks.callbacks), added)
 
 
 async def start_server(

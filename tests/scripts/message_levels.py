@@ -204,9 +204,7 @@ class HostLevel(MessageLevel):
         limits = EngineLimits(
             **{name: getattr(self.settings.limits, name) for name in EngineLimitsSettings.model_fields}
         )
-        host = Host(Engine(limits, self.clock.now_ms()), self.clock, self.settings)
-        host.sessions.shards = self._shards
-        return host
+        return Host(Engine(limits, self.clock.now_ms()), self.clock, self.settings, shards=self._shards)
 
     def start_again(self) -> None:
         """Begin with a new host, because its settings have changed."""

@@ -225,7 +225,7 @@ async def test_letters_are_their_principals_and_the_admins() -> None:
     """
     async with serving() as served:
         methods: Any = all_methods(served.host)
-        webhooks: Any = served.host.callbacks
+        webhooks: Any = methods["ListDeadLetters"].__self__.callbacks
         for number in range(3):
             for whose in ("me", "you"):
                 webhooks.letters.add(webhook_pb2.DeadLetter(webhook_id=f"{whose}.{number}", principal=whose))

@@ -168,18 +168,21 @@ class FleetExtension(Extension):
             await site.stop()
         return leadership
 
+    @classmethod
+    def shards(cls, settings: Settings) -> Shards:
+        fleet = own_settings(settings, WithFleet).fleet
+        return Shards(fleet.shard_targets, fleet.urls.split(), fleet.shard)
+
     def __init__(self, core: Core) -> None:
         self._core: Final = core
         self._settings: Final = own_settings(core.settings, WithFleet).fleet
-        self._shards: Final = Shards(self._settings.shard_targets, self._settings.urls.split(), self._settings.shard)
+        self._shards: Final = core.host.sessions.shards
         takeover = core.takeover
         assert takeover is None or isinstance(takeover, Leadership), f"taken over by another extension: {takeover}"
         self._leadership: Final = takeover
         self._is_restored = False
         self._snapshots: Final = SnapshotTask(self._settings)
         self._tasks: Final[list[asyncio.Task[None]]] = []
-        core.host.fleet = self._described
-        core.host.sessions.shards = self._shards
 
     @property
     def listener(self) -> Listener | None:
@@ -189,7 +192,7 @@ class FleetExtension(Extension):
         assert self._leadership is not None, "only the leader has a view of it"
         return view_of_leader(self._leadership, self._snapshots.last, is_confirmed=self._core.host.journal.is_confirmed)
 
-    def _described(self) -> str:
+    def status_line(self) -> str:
         parts = []
         if self._shards.are_several:
             parts.append(f"shard {self._shards.shard} of {len(self._shards.targets)}")

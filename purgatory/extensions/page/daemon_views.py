@@ -1,7 +1,7 @@
 """Views of the daemon as a whole: current figures, timing wheel, sessions. Computed only for viewers."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, metadata
 from itertools import islice
 from typing import Any, Final
@@ -72,8 +72,9 @@ SESSIONS_LOOKED_AT: Final = 20_000
 class DaemonViews:
     """Pictures of a host."""
 
-    def __init__(self, host: Host, metrics: Metrics) -> None:
+    def __init__(self, host: Host, metrics: Metrics, status_line: Callable[[], str] = lambda: "") -> None:
         self._host: Final = host
+        self._status_line: Final = status_line
         self._metrics: Final = metrics
         self._docs: Final = documentation_url()
         self._times: Final = RecentTimes()
@@ -97,7 +98,7 @@ class DaemonViews:
             "up_ms": round((time.time() - host.started_time) * 1_000),
             "now_ms": host.time.now_ms(),
             "draining": host.draining,
-            "fleet": host.fleet(),
+            "fleet": self._status_line(),
             "pending": host.engine.pending,
             "partitions": host.engine.partition_count,
             "keys": host.engine.inspection.signal_key_count,

@@ -23,7 +23,8 @@ class PageExtension(Extension):
         return None if self._page is None else self._page.ends
 
     def routes(self, methods: HttpMethods) -> HttpParts:
-        self._page = LivePage(self._core.host, self._core.metrics, methods)
+        core = self._core
+        self._page = LivePage(core.host, core.metrics, methods, core.status_line)
         return HttpParts(self._page.routes(), self._page.applications())
 
     def start(self) -> None:

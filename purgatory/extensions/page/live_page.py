@@ -89,13 +89,13 @@ class View:
 class LivePage:
     """The page of one daemon."""
 
-    def __init__(self, host: Host, metrics: Metrics, methods: HttpMethods) -> None:
+    def __init__(self, host: Host, metrics: Metrics, methods: HttpMethods, status_line: Callable[[], str]) -> None:
         self._host: Final = host
         self._methods: Final = methods
         self._run: Final = secrets.token_hex(8)
         self.ends: Final = RecentEnds(host.time.now_ms)
         """A listener for the host."""
-        self._daemon: Final = DaemonViews(host, metrics)
+        self._daemon: Final = DaemonViews(host, metrics, status_line)
         self.hour: Final = LastHour(host, metrics)
         self._ranked: Final = RankedWaits(host)
         self._pictures: Final[dict[Picture, tuple[float, dict[str, Any]]]] = {}

@@ -13,6 +13,7 @@ from purgatory.service.recovery import OpenJournal
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.handlers import Method
 from purgatory.service.rpc.inspection_calls import held_answer, make_token, page_size, read_token
+from purgatory.service.sessions.session import Callbacks
 from purgatory.v1 import webhook_pb2 as wire
 
 LISTING: Final = "dead letters"
@@ -32,10 +33,13 @@ class WebhooksExtension(Extension):
             self._webhooks = Webhooks(core.host, own_settings(core.settings, WithWebhooks).webhooks)
         except CannotSendWebhooks as error:
             raise StartupError(str(error)) from None
-        core.host.callbacks = self._webhooks
 
     @property
     def listener(self) -> Listener:
+        return self._webhooks
+
+    @property
+    def callbacks(self) -> Callbacks:
         return self._webhooks
 
     def calls(self) -> Mapping[str, Method]:

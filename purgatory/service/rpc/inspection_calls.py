@@ -8,7 +8,7 @@ import json
 import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import Any, Final, TypeVar
@@ -24,7 +24,7 @@ from purgatory.service.host import Host
 from purgatory.service.reasons import held_back
 from purgatory.service.rpc.call import Call
 from purgatory.service.rpc.single_flight import SingleFlight
-from purgatory.service.sessions.session import Session
+from purgatory.service.sessions.session import Callbacks, Session
 from purgatory.service.sources.source_table import KnownSource
 from purgatory.service.translate.sources import absent_source_status, source_status
 from purgatory.service.translate.views import (
@@ -63,8 +63,10 @@ Place = list[int | str]
 class InspectionCalls:
     """The read-only part of the service. Methods raise `RpcError`."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, callbacks: Callbacks, status_line: Callable[[], str]) -> None:
         self._host: Final = host
+        self._callbacks: Final = callbacks
+        self._status_line: Final = status_line
         self._remaining_times: Final = SingleFlight(self._count_remaining)
         self._sorted_names: Final = SingleFlight(self._sort_names)
         self._stale_partitions: Final = SingleFlight(self._count_stale)
@@ -228,7 +230,7 @@ class InspectionCalls:
 
     async def GetStatus(self, request: wire.GetStatusRequest, call: Call) -> wire.GetStatusResponse:
         host = self._host
-        webhooks = host.callbacks.counts()
+        webhooks = self._callbacks.counts()
         return wire.GetStatusResponse(
             version=__version__,
             compiled=COMPILED,
@@ -243,7 +245,7 @@ class InspectionCalls:
             remaining_time=await self._remaining_times.get() if request.remaining_time else None,
             sources=await self._sources(call.account),
             webhooks=None if webhooks is None else webhooks._asdict(),
-            fleet=host.fleet(),
+            fleet=self._status_line(),
         )
 
     async def _sources(self, account: Account) -> list[source_wire.SourceStatus]:

@@ -4,6 +4,7 @@ Methods raise `RpcError`, which `handlers.add_to_server` turns into a status. It
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from purgatory.service.access.roles import ADMIN
@@ -25,6 +26,7 @@ from purgatory.service.rpc.source_calls import serve_source, source_ends
 from purgatory.service.rpc.tail_calls import list_hot_names, tail_results
 from purgatory.service.sessions import session as sessions
 from purgatory.service.sessions.result_stream import ResultStream
+from purgatory.service.sessions.session import NO_CALLBACKS, Callbacks
 from purgatory.service.translate import batch_limits
 from purgatory.service.translate.operations import NO_CONDITION, run_from_row
 from purgatory.service.translate.result_slices import ResultSlice
@@ -40,9 +42,17 @@ from purgatory.v1.operation_pb2 import Operation
 class PurgatoryServicer(InspectionCalls):
     """The service of proto/purgatory/v1 over one host."""
 
-    def __init__(self, host: Host, message_bytes_max: int = 4_194_304) -> None:
-        """`message_bytes_max`: the largest message that the servers calling this accept."""
-        super().__init__(host)
+    def __init__(
+        self,
+        host: Host,
+        callbacks: Callbacks = NO_CALLBACKS,
+        status_line: Callable[[], str] = lambda: "",
+        message_bytes_max: int = 4_194_304,
+    ) -> None:
+        """`status_line` returns what extensions add to the status; `message_bytes_max` is the largest message that the
+        servers calling this accept.
+        """
+        super().__init__(host, callbacks, status_line)
         self._message_bytes_max: Final = message_bytes_max
 
     # Waiting.
@@ -87,9 +97,9 @@ class PurgatoryServicer(InspectionCalls):
         """Register a batch in a session, which is created on first use."""
         if request.callback_url:
             # Before the session is opened: a URL that is refused must not leave an empty session behind.
-            self._host.callbacks.check_url(request.callback_url)
+            self._callbacks.check_url(request.callback_url)
         session = self._open_session(call, request.session_id, request.incarnation)[0]
-        self._host.callbacks.attach(session, request.callback_url)
+        self._callbacks.attach(session, request.callback_url)
         # Before anything is registered: the session could be dropped early otherwise, see `Session.has_unary_callers`.
         session.has_unary_callers = True
         try:
@@ -97,7 +107,7 @@ class PurgatoryServicer(InspectionCalls):
         except BatchRejected as error:
             raise from_refusal(error.refusal, "batch", error.retry_after_ms) from None
         finally:
-            self._host.callbacks.detach_if_finished(session)
+            self._callbacks.detach_if_finished(session)
         await self._host.journal.durable()
         response.incarnation = session.incarnation
         return response

@@ -182,3 +182,6 @@ class Callbacks:
     def counts(self) -> WebhookCounts | None:
         """Return counts of deliveries; None: there are no webhooks."""
         return None
+
+
+NO_CALLBACKS: Final = Callbacks()

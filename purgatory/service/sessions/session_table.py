@@ -57,7 +57,8 @@ class Sessions:
         holds: LoopStalls,
         end_pending: Callable[[Session], bool],
         now_ms: Callable[[], int],
-        shares: Shares | None = None,
+        shares: Shares,
+        shards: Shards,
     ) -> None:
         self._engine: Final = engine
         self._sessions_max: Final = settings.limits.sessions_max
@@ -68,10 +69,9 @@ class Sessions:
         self._end_pending: Final = end_pending
         self._now_ms: Final = now_ms
         self._opened = 0
-        self._shares: Final = shares or Shares(settings, engine)
-        self.accounts: Final = self._shares.accounts
-        self.shards = Shards()
-        """One shard, unless an extension replaces it."""
+        self._shares: Final = shares
+        self.accounts: Final = shares.accounts
+        self.shards: Final = shards
         # Every session is in `_by_id`, and every owner in `_by_owner_id`, also after its session was dropped, until
         # nothing of it is pending. A session without a stream is in `_disconnected`, and in at most one of the two that
         # follow; one with a stream is in none of the three.

@@ -127,6 +127,9 @@ class Shards(NamedTuple):
                 yield events.first + row, event_pb2.Event(key_signalled=signal)
 
 
+ONE_SHARD: Final = Shards()
+
+
 def _refusal(message: str, reason: str, metadata: dict[str, str]) -> RpcError:
     info = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata)
     return RpcError(code_pb2.FAILED_PRECONDITION, message, info)
