@@ -146,8 +146,8 @@ def _run(settings: Settings, extensions: Sequence[type[Extension]]) -> int:
     """Run the daemon; return its exit code."""
     garbage.use_one_arena()
     start_logging(settings.log.format, settings.log.level)
-    for name in unknown_variables(type(settings)):
-        LOGGER.warning("%s is set, but there is no such setting; see --help", name)
+    for explanation in unknown_variables(type(settings)):
+        LOGGER.warning("%s (environment; see --help)", explanation)
     try:
         return uvloop.run(serve(settings, chosen(extensions, settings)), loop_factory=DaemonLoop)
     except (StartupError, CannotUseCertificates, JournalError, AccessError) as error:

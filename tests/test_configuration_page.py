@@ -16,7 +16,8 @@ Written from the daemon's settings by `make docs`; `purgatory serve --help` says
 Every setting has one name in three spellings: `engine.tick_ms` is key `tick_ms` of table `[engine]` in the file
 (`--config FILE`, TOML), `PURGATORY_ENGINE_TICK_MS` in the environment, and `--engine-tick-ms` as a flag. Flags win over
 the environment, the environment over the file, the file over the defaults. `purgatory serve --print-config` prints what
-is in force and where each value came from.
+is in force and where each value came from. An unknown key of the file is refused, an unknown variable is logged; both
+name the closest setting.
 
 In a container the image sets `PURGATORY_GRPC_ADDRESS=0.0.0.0:7440` and `PURGATORY_HTTP_ADDRESS=0.0.0.0:7441`; it serves
 there with TLS only, or with `PURGATORY_INSECURE=true` ([security.md](security.md)).

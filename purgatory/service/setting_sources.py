@@ -4,7 +4,9 @@ Nothing outside this file and `settings` reads the environment.
 """
 
 import os
+import re
 import tomllib
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,10 +16,18 @@ from pydantic.fields import FieldInfo
 from purgatory.service.settings import ENVIRONMENT_PREFIX, Settings, SettingsGroup
 from purgatory.service.transport.watched_file import read_regular_file
 
-CLIENT_VARIABLES: Final = frozenset(
-    ("PURGATORY_HTTP_URL", "PURGATORY_TLS_CA", "PURGATORY_TLS_CERTIFICATE", "PURGATORY_TLS_KEY")
+OTHER_VARIABLES: Final = re.compile(
+    "PURGATORY_("
+    "ADDRESS|HTTP_URL|TLS_CA|TLS_CERTIFICATE|TLS_KEY|TOKEN_FILE|TARGET|STATE_DIR|COMPLETE|TRACEBACK"  # other commands
+    "|(KAFKA|POSTGRES|REDIS|POLL|SOURCE)_.+"  # sources
+    "|PORT|(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_[0-9]+_.+)"  # Kubernetes, for services named purgatory
+    "|BUILD|CHROMIUM|REAL_DATA|(REQUIRE|TEST)_.+"  # the project's own build and tests
+    ")"
 )
-"""Variables of the command line client, which may run with the daemon's environment."""
+"""Variables of others, which may run with the daemon's environment."""
+
+CLOSE_MATCH: Final = 0.8
+"""Similarity from which a name is suggested for an unknown one; all variables share a prefix."""
 
 _GROUP_EXPECTED: Final = "is a group of settings; set each of them by its own name"
 
@@ -96,11 +106,16 @@ def _flag_or_variable(name: str, flags: Values) -> str | None:
 
 
 def unknown_variables(known: type[Settings]) -> list[str]:
-    """Return environment variables with the prefix of one of our groups that match no setting: most likely misspelt."""
-    variables = {environment_name(name) for name in setting_names(known)} | CLIENT_VARIABLES
-    # By group and not by PURGATORY_ alone, which other programs and Kubernetes use for variables of their own.
-    prefixes = tuple(f"{ENVIRONMENT_PREFIX}{group.upper()}_" for group in setting_groups(known))
-    return sorted(name for name in os.environ if name.startswith(prefixes) and name not in variables)
+    """Explain each environment variable that looks like a setting and is none: it is misspelt or was removed."""
+    variables = {environment_name(name) for name in setting_names(known)}
+    ours = sorted(name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX) and name not in variables)
+    return [_no_such(name, variables) for name in ours if not OTHER_VARIABLES.fullmatch(name)]
+
+
+def _no_such(name: str, known: set[str]) -> str:
+    """Explain that there is no such setting; the closest known name, if one is close, follows."""
+    closest = get_close_matches(name, known, 1, CLOSE_MATCH)
+    return f"{name}: there is no such setting" + (f"; did you mean {closest[0]}?" if closest else "")
 
 
 def _check_file(path: Path, known: type[Settings]) -> None:
@@ -116,7 +131,7 @@ def _check_file(path: Path, known: type[Settings]) -> None:
         keys = [f"{table}.{key}" for key in content] if isinstance(content, dict) else [table]
         for key in keys:
             if key not in names:
-                raise SettingsError(f"{key}: there is no such setting (in {path})")
+                raise SettingsError(f"{_no_such(key, names)} (in {path})")
 
 
 def _contains(values: Values, name: str) -> bool:

@@ -246,7 +246,8 @@ def test_settings_of_a_daemon(start_daemon: StartDaemon) -> None:
     assert all(sorted(entry) == ["level", "logger", "message", "time"] for entry in entries)
     messages = [entry["message"] for entry in entries]
     assert any(message.startswith(f"purgatory {purgatory.__version__}") for message in messages)
-    assert any("PURGATORY_LIMITS_TIMEOUT_MAX_MS is set, but there is no such setting" in one for one in messages)
+    misspelt = "PURGATORY_LIMITS_TIMEOUT_MAX_MS: there is no such setting; did you mean"
+    assert any(misspelt in one for one in messages)
     assert messages[-1] == "stopped"
 
 

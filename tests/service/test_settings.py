@@ -160,7 +160,7 @@ def test_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value
     ("text", "message"),
     [
         ("[engine]\nwheel_size = 20\n", r"engine\.wheel_size: there is no such setting"),  # it was removed
-        ("[engine]\ntik_ms = 1\n", r"engine\.tik_ms: there is no such setting"),
+        ("[engine]\ntik_ms = 1\n", r"engine\.tik_ms: there is no such setting; did you mean engine\.tick_ms\?"),
         ("[motor]\ntick_ms = 1\n", r"motor\.tick_ms: there is no such setting"),
         ("tick_ms = 1\n", r"tick_ms: there is no such setting"),
         ("engine = 1\n", r"engine: is a group of settings; .* \[engine\] \(in "),
@@ -180,11 +180,20 @@ def test_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_misspelt_variables_are_found_but_foreign_ones_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables that Kubernetes creates for a service named purgatory are not reported as misspelt settings."""
+    """The closest setting is named. Variables of removed groups count too; those that Kubernetes creates for a service
+    named purgatory, and those of sources, do not.
+    """
     monkeypatch.setenv("PURGATORY_ENGINE_TIK_MS", "1")
+    monkeypatch.setenv("PURGATORY_GC_TIDY_INTERVAL_MS", "1")
     monkeypatch.setenv("PURGATORY_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("PURGATORY_SERVICE_PORT_GRPC", "7440")
     monkeypatch.setenv("PURGATORY_PORT", "tcp://10.0.0.1:7440")
-    assert unknown_variables(ALL_SETTINGS) == ["PURGATORY_ENGINE_TIK_MS"]
+    monkeypatch.setenv("PURGATORY_PORT_7440_TCP_ADDR", "10.0.0.1")
+    monkeypatch.setenv("PURGATORY_KAFKA_SASL_PASSWORD", "secret")
+    assert unknown_variables(ALL_SETTINGS) == [
+        "PURGATORY_ENGINE_TIK_MS: there is no such setting; did you mean PURGATORY_ENGINE_TICK_MS?",
+        "PURGATORY_GC_TIDY_INTERVAL_MS: there is no such setting",
+    ]
     assert load_settings({}, ALL_SETTINGS).engine.tick_ms == 1
 
 
