@@ -118,6 +118,11 @@ def unavailable(description: str) -> RpcError:
     return RpcError(code_pb2.UNAVAILABLE, description, _retry_info())
 
 
+def perhaps_processed(reason: str) -> RpcError:
+    """The daemon cannot say whether the call has had its effects. Without RetryInfo: a repeated signal counts twice."""
+    return RpcError(code_pb2.UNAVAILABLE, f"{reason}; this call may have been processed")
+
+
 def unauthenticated(description: str) -> RpcError:
     return RpcError(
         code_pb2.UNAUTHENTICATED, description, error_details_pb2.ErrorInfo(reason="UNAUTHENTICATED", domain=DOMAIN)

@@ -5,7 +5,7 @@ the groups. A group is sealed between two engine calls. Only then are waits and 
 wait that begins and ends within one group only the result is written.
 
 Sync: results and answers are held until their group is durable. Async: they are sent at once, unless too many answered
-changes are not yet durable.
+changes are not yet durable. While the disk fails, results and receipts are held, and calls end with an error.
 
 If a hook raises, what has been collected may lack a change. The journal then closes until the daemon is restarted: it
 seals no further group, holds all results and answers, and refuses new work. So nothing is acknowledged that is not on
@@ -33,6 +33,7 @@ from purgatory.journal.continued_time import ReadClocks
 from purgatory.journal.group import Group, Moment, RefusedRows, SessionChanges, SessionState, WriteFailure
 from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.thread import JournalThread
+from purgatory.service.errors import perhaps_processed
 from purgatory.service.histogram import Histogram
 from purgatory.service.listeners.journal_metrics import SYNC_BOUNDS_MS, JournalStatistics, journal_metrics
 from purgatory.service.listeners.listener import ASYNC, SYNC, Called, Completed, Journal
@@ -124,6 +125,8 @@ class DurableJournal(Journal):
         self._builder: StatementBuilder | None = None
         self._loop: Final = asyncio.get_running_loop()
         self._failure: WriteFailure | None = None
+        self._calls: Final[set[asyncio.Future[None]]] = set()
+        """Those in `durable`."""
         self._is_broken = False
         """Whether a change may be missing from those that were collected. Stays set: only a restart helps."""
         self._collected = _Generation()
@@ -266,11 +269,25 @@ class DurableJournal(Journal):
             self._collected.answers.append(answer)
 
     async def durable(self) -> None:
-        if not self._must_hold() or not (self._has_changed or self._committing or not self.is_confirmed):
-            return
+        reached = self._when_reached()
+        self._calls.add(reached)
+        self._end_calls()
+        try:
+            await reached
+        finally:
+            self._calls.discard(reached)
+
+    def _when_reached(self) -> asyncio.Future[None]:
+        """A future that is done once all previous changes are durable."""
         reached: asyncio.Future[None] = self._loop.create_future()
         self.when_durable(lambda: None if reached.done() else reached.set_result(None))
-        await reached
+        return reached
+
+    def _end_calls(self) -> None:
+        """While the disk fails: end the calls that wait. Their changes stay in the group, which is repeated."""
+        for reached in self._calls if self._failure else ():
+            if not reached.done():
+                reached.set_exception(perhaps_processed(self._failure.reason))
 
     @property
     def is_confirmed(self) -> bool:
@@ -281,7 +298,7 @@ class DurableJournal(Journal):
         if self._confirmed_ms is not None:
             # The next group, not the one being committed: that one may have been appended before this call arrived.
             self.heartbeat()
-            await self.durable()
+            await self._when_reached()
 
     def heartbeat(self) -> None:
         self._schedule_commit()
@@ -468,6 +485,7 @@ class DurableJournal(Journal):
             if self._failure is None:
                 LOGGER.error("%s; registrations and events are refused until it can be written", report.reason)
             self._failure = report
+            self._end_calls()
             return
         # A group was written, so the disk works again. Nothing is lost: the thread has repeated the same group until
         # now.

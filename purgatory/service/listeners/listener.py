@@ -302,7 +302,9 @@ class Journal(Listener):
         answer()
 
     async def durable(self) -> None:
-        """Return once all previous changes are durable."""
+        """Return once all previous changes are durable. Raises `RpcError` as soon as the disk fails: they may become
+        durable later.
+        """
 
     # With a replicated log, another daemon may have taken over. Without one, these hold always.
 
