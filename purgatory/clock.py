@@ -118,9 +118,8 @@ class ListeningTime:
         """Call once `take_pause` has returned 0."""
         self._ticked_ms = self._time.now_ms()
 
-    def take_pause(self) -> int:
-        """Return the length of the pause that has just been noticed, with the time to settle; 0: there was none."""
-        now_ms = self._time.now_ms()
+    def take_pause(self, now_ms: int) -> int:
+        """Return the length of the pause that ends at this engine time, with the time to settle; 0: there was none."""
         if self._ticked_ms < 0 or now_ms - self._ticked_ms <= PAUSE_MS_MIN:
             return 0
         pause_ms = now_ms + SETTLE_MS - max(self._ticked_ms, self._settled_ms)

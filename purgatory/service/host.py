@@ -296,7 +296,10 @@ class Host:
         part = self.perform(account, None, call, reasons=events.refusals)
         if part.refusals:
             self.listeners.refused(part.refusals)
-            done.refusals.extend(part.refusals)
+        if not (part.has_more or call.start):  # nearly always: all events fit into one slice
+            events.done = part
+            return False
+        done.refusals.extend(part.refusals)
         done.next_index = part.next_index
         done.ended += part.ended
         done.ended_by_event.extend(part.ended_by_event)
@@ -452,12 +455,14 @@ class Host:
 
     def _now_ms(self) -> int:
         """Return the time, once the pause that has just ended, if there was one, is noted."""
-        pause_ms = self.listening.take_pause()
-        if pause_ms:
-            for stream in self.sessions.streams():
-                stream.paused()
-            if not self.perform(None, None, Pause(pause_ms)).unchanged:
-                LOGGER.info("the process was stopped or busy: silences do not count %d ms", pause_ms)
+        now_ms = self.time.now_ms()
+        pause_ms = self.listening.take_pause(now_ms)
+        if not pause_ms:
+            return now_ms
+        for stream in self.sessions.streams():
+            stream.paused()
+        if not self.perform(None, None, Pause(pause_ms)).unchanged:
+            LOGGER.info("the process was stopped or busy: silences do not count %d ms", pause_ms)
         return self.time.now_ms()
 
     def _tick(self) -> None:

@@ -52,7 +52,7 @@ def ticks(listening: ListeningTime, clock: ManualClock, ms: int) -> None:
     """Let time pass with ticks."""
     for _ in range(ms // 100):
         clock.jump(100)
-        assert listening.take_pause() == 0
+        assert listening.take_pause(clock.now_ms()) == 0
         listening.tick()
 
 
@@ -62,7 +62,7 @@ def test_time_with_ticks_is_listening_time() -> None:
     listening = listening_time(clock)
     ticks(listening, clock, 500)
     clock.jump(PAUSE_MS_MIN)
-    assert (listening.take_pause(), listening.now_ms()) == (0, 1_500 + PAUSE_MS_MIN)
+    assert (listening.take_pause(clock.now_ms()), listening.now_ms()) == (0, 1_500 + PAUSE_MS_MIN)
 
 
 def test_pause_stops_listening_time_until_it_has_settled() -> None:
@@ -73,7 +73,7 @@ def test_pause_stops_listening_time_until_it_has_settled() -> None:
     assert listening.now_ms() == 1_100
     clock.jump(5_000)
     assert listening.now_ms() == 1_100
-    assert listening.take_pause() == 5_100 + SETTLE_MS
+    assert listening.take_pause(clock.now_ms()) == 5_100 + SETTLE_MS
     ticks(listening, clock, SETTLE_MS)
     assert listening.now_ms() == 1_100
     ticks(listening, clock, 300)
@@ -85,9 +85,9 @@ def test_second_pause_while_the_first_settles_counts_once() -> None:
     clock = ManualClock(1_000)
     listening = listening_time(clock)
     clock.jump(5_000)
-    first_ms = listening.take_pause()
+    first_ms = listening.take_pause(clock.now_ms())
     clock.jump(1_000)
-    assert first_ms + listening.take_pause() == 6_000 + SETTLE_MS
+    assert first_ms + listening.take_pause(clock.now_ms()) == 6_000 + SETTLE_MS
 
 
 def test_time_before_the_first_tick_is_no_pause() -> None:
@@ -95,7 +95,7 @@ def test_time_before_the_first_tick_is_no_pause() -> None:
     clock = ManualClock(1_000)
     listening = ListeningTime(EngineTime(clock))
     clock.jump(60_000)
-    assert (listening.take_pause(), listening.now_ms()) == (0, 61_000)
+    assert (listening.take_pause(clock.now_ms()), listening.now_ms()) == (0, 61_000)
 
 
 def test_source_is_not_silent_because_of_a_pause() -> None:
@@ -104,7 +104,7 @@ def test_source_is_not_silent_because_of_a_pause() -> None:
     listening, table = listening_time(clock), SourceTable()
     table.attach("s", "", ["m/"], listening.now_ms())
     clock.jump(SILENT_MS_MAX + 1)
-    listening.take_pause()
+    listening.take_pause(clock.now_ms())
     (stream,) = (stream for source in table for stream in source.streams)
     assert not stream.why(listening.now_ms()).endswith("has been silent")
     ticks(listening, clock, SETTLE_MS + SILENT_MS_MAX + 100)

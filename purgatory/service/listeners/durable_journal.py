@@ -285,7 +285,9 @@ class DurableJournal(Journal):
 
     def _end_calls(self) -> None:
         """While the disk fails: end the calls that wait. Their changes stay in the group, which is repeated."""
-        for reached in self._calls if self._failure else ():
+        if self._failure is None:
+            return
+        for reached in self._calls:
             if not reached.done():
                 reached.set_exception(perhaps_processed(self._failure.reason))
 

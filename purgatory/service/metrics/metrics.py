@@ -115,10 +115,12 @@ class Metrics(Listener):
     def _applied(self, call: Apply, receipt: Receipt) -> None:
         batch = call.batch
         types = batch.types[call.start : receipt.next_index]
-        counts = {types[0]: 1} if len(types) == 1 else Counter(types)
-        for event_type, times in counts.items():
-            # All of them first; refused events are few, and are moved to another result below.
-            self.event_results[_event_name(event_type), "applied"] += times
+        # All of them first; refused events are few, and are moved to another result below.
+        if len(types) == 1:
+            self.event_results[_event_name(types[0]), "applied"] += 1
+        else:
+            for event_type, times in Counter(types).items():
+                self.event_results[_event_name(event_type), "applied"] += times
         self.unchanged_events += receipt.unchanged
         for refusal in receipt.refusals:
             name = _event_name(batch.types[refusal.index])

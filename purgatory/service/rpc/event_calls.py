@@ -39,9 +39,10 @@ async def advance(host: Host, request: Request, call: Call) -> wire.AdvanceRecei
             next_part = partial(_next_part, host, parts, account, request, receipt)
             events = await host.apply(next_part, account, call.turn)
             _add_to_receipt(receipt, events)
-            for index, decided in shards.decided(events, host.engine.snapshots.keys):
-                receipt.decided_index.append(index)
-                receipt.decided.append(decided)
+            if shards.are_several:
+                for index, decided in shards.decided(events, host.engine.snapshots.keys):
+                    receipt.decided_index.append(index)
+                    receipt.decided.append(decided)
             if events.is_last:
                 return receipt
             await call.turn()

@@ -26,22 +26,24 @@ MESSAGE: Final = "memory is short and the request did not arrive in time; try ag
 class IncompleteRequest:
     """A call whose next message may be in transit. Belongs to the call's own task."""
 
-    __slots__ = ("_calls", "_refusal", "_task", "caller", "is_first", "since_s")
+    __slots__ = ("_now_s", "_refusal", "_task", "_waiting", "caller", "is_first", "since_s")
 
     def __init__(self, calls: "IncompleteRequests", caller: str, task: asyncio.Task[Any] | None) -> None:
         self.caller: Final = caller
         self.since_s = 0.0
         self.is_first = True
         """No message of this call has been received."""
-        self._calls: Final = calls
+        self._waiting: Final = calls.waiting
+        self._now_s: Final = calls.now_s
         self._task: Final = task
         self._refusal: RpcError | None = None
 
     def begin(self) -> None:
-        self._calls.begin(self)
+        self.since_s = self._now_s()
+        self._waiting[self] = None
 
     def ended(self) -> None:
-        self._calls.remove(self)
+        self._waiting.pop(self, None)
 
     def end(self) -> None:
         """Cancel the call's task. The read itself continues until gRPC has sent the status, which frees the message."""
@@ -65,24 +67,18 @@ class IncompleteRequests:
     """All calls that wait for a message, in the order in which they began to wait."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._now_s: Final = now_s
-        self._waiting: Final[dict[IncompleteRequest, None]] = {}
+        self.now_s: Final = now_s
+        self.waiting: Final[dict[IncompleteRequest, None]] = {}
+        """In order."""
         self._streams_ended_s: dict[str, float] = {}
         """Time of the last ending of open streams, by caller."""
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def call(self, caller: str) -> IncompleteRequest:
         """Return a record for a call of this caller, which the current task serves."""
         return IncompleteRequest(self, caller, asyncio.current_task())
-
-    def begin(self, call: IncompleteRequest) -> None:
-        call.since_s = self._now_s()
-        self._waiting[call] = None
-
-    def remove(self, call: IncompleteRequest) -> None:
-        self._waiting.pop(call, None)
 
     def end_late(self, *, is_short: bool) -> int:
         """End the overdue calls of one caller, and return their number.
@@ -94,8 +90,8 @@ class IncompleteRequests:
             is_short: Memory is short now. If it only will be soon, the idle streams of a caller are ended at most
                 every `STREAMS_INTERVAL_S`.
         """
-        now_s = self._now_s()
-        late = [call for call in self._waiting if call.since_s <= now_s - ARRIVING_S_MAX]
+        now_s = self.now_s()
+        late = [call for call in self.waiting if call.since_s <= now_s - ARRIVING_S_MAX]
         by_caller = Counter(call.caller for call in late if call.is_first)
         if not by_caller:
             ended_s = self._streams_ended_s
@@ -111,6 +107,6 @@ class IncompleteRequests:
         if any(not call.is_first for call in ended):
             self._streams_ended_s[caller] = now_s
         for call in ended:
-            self.remove(call)
+            call.ended()
             call.end()
         return len(ended)

@@ -230,18 +230,25 @@ class ResultStream:
     async def _write_all(self, write: Write, now_ms: Callable[[], int], turn: Turn) -> None:
         has_turn = False
         while True:
-            if not has_turn and self._has_results:
+            has_results = self._has_results
+            if has_results and not has_turn:
                 await turn()
                 has_turn = True
-            # Chosen after the turn: the stream may have ended in the meantime. Receipts that came in the meantime go
-            # first, but the turn stays with the results: each wait for a turn lets in more receipts, and a session that
-            # registered all the time got its results hundreds of milliseconds late on a busy daemon.
-            message = self._next_message()
+                # Chosen after the turn: the stream may have ended in the meantime. Receipts that came in the meantime
+                # go first, but the turn stays with the results: each wait for a turn lets in more receipts, and a
+                # session that registered all the time got its results hundreds of milliseconds late on a busy daemon.
+                has_results = self._has_results
+            results: bytes | None = None
+            if has_results:
+                # Without an await inside: the timer measures one uninterrupted piece of work.
+                with self._writing:
+                    results = self._next_results()
+            message = results or self._next_control()
             if message is not None:
                 # Before the write, which may wait for the peer: it is then known when the next heartbeat is due.
                 self.last_write_ms = now_ms()
                 await write(message)
-                if isinstance(message, bytes):
+                if results is not None:
                     has_turn = False
                     # Now, when the results are on their way, and no longer put back.
                     self.session.outbox.pack_written()
@@ -259,8 +266,10 @@ class ResultStream:
     @property
     def _has_results(self) -> bool:
         """Whether results are next. Encoding them is the longest work of a stream, so it needs a turn."""
-        is_next = not self._control and self._last_message is None and self.session.stream is self
-        return is_next and self.session.outbox.unwritten > 0
+        # A stream that was taken over must not take results: the new one has rewound the outbox and writes them all.
+        session = self.session
+        is_next = not self._control and self._last_message is None and session.stream is self
+        return is_next and session.outbox.unwritten > 0
 
     def _is_finished(self) -> bool:
         if self._last_message is not None:
@@ -269,21 +278,13 @@ class ResultStream:
         waits = session.owner.pending or self._reserved or (session.stream is self and session.outbox.unwritten)
         return self._half_closed and not waits
 
-    def _next_message(self) -> Response | bytes | None:
-        if isinstance(self._last_message, Exception):
+    def _next_control(self) -> Response | None:
+        if not self._control or isinstance(self._last_message, Exception):
             return None
-        if self._control:
-            message = self._control.popleft()
-            if self._unwritten < sizes.CONTROL_MESSAGES_MAX:
-                self._space.set()
-            return message
-        # A stream that was taken over must not take results: the new one has rewound the outbox and writes them all.
-        session = self.session
-        if self._last_message is not None or session.stream is not self or not session.outbox.unwritten:
-            return None
-        # Without an await inside: the timer measures one uninterrupted piece of work.
-        with self._writing:
-            return self._next_results()
+        message = self._control.popleft()
+        if self._unwritten < sizes.CONTROL_MESSAGES_MAX:
+            self._space.set()
+        return message
 
     def _next_results(self) -> bytes | None:
         """The next message of results, encoded: its size must be checked, and encoding it twice would be slow."""

@@ -17,7 +17,7 @@ from purgatory.engine.marks.event_columns import EVENT_COLUMNS, row_fields
 from purgatory.engine.marks.signals import DECIDED_FLAG, FAILED_FLAG
 from purgatory.service.errors import unreadable_batch
 from purgatory.service.translate import batch_limits
-from purgatory.service.translate.parts import Dictionary, fits_one_part, given_columns, has_columns, part_of
+from purgatory.service.translate.parts import Dictionary, given_columns, has_columns, part_of
 from purgatory.v1 import event_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 
@@ -50,7 +50,7 @@ class IncomingEvents:
         self.refusals: Final = refusals
         self.first: Final = first
         self.is_last: Final = is_last
-        self.done: Final = Receipt()
+        self.done = Receipt()
         """The outcome so far."""
 
     def __len__(self) -> int:
@@ -84,14 +84,11 @@ def events_from_columns(columns: event_pb2.EventColumns) -> Iterator[IncomingEve
     Raises:
         BatchRejected: The batch is unreadable. Raised at once, not by the iterator.
     """
-    given = given_columns(columns)
-    if fits_one_part(given):
-        types: list[int] = columns.type[:]
-        batch = EventBatch(
-            types,
-            partitions=[(name.topic, name.partition) for name in columns.partitions],
-            **{COPIED[field]: values[:] for field, values in given.items() if field in COPIED},
-        )
+    given, longest = given_columns(columns)
+    if longest <= sizes.VALUES_PER_PART:
+        types: list[int] = given.pop("type", [])[:]
+        names = [(name.topic, name.partition) for name in given.pop("partitions", ())]
+        batch = EventBatch(types, partitions=names, **{COPIED[field]: values[:] for field, values in given.items()})
         return iter([IncomingEvents(batch, _refuse_row_only(types))])
     try:
         for field in ALL_COLUMNS:

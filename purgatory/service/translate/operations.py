@@ -19,7 +19,6 @@ from purgatory.service.translate import batch_limits
 from purgatory.service.translate.parts import (
     Dictionary,
     check_count,
-    fits_one_part,
     given_columns,
     has_columns,
     items_of,
@@ -103,13 +102,13 @@ def parts_from_columns(columns: operation_pb2.OperationColumns) -> Iterator[Regi
     kind = int(columns.kind)
     if kind not in codes.KINDS:
         raise unreadable_batch("columns.kind", f"must be one of {KINDS_SAID}, not {kind}")
-    given = given_columns(columns)
+    given, longest = given_columns(columns)
     items = len(columns.item_index)
     if kind == codes.COMPOSITE:
         # Terms may repeat a name, so one index may stand for all items; listeners get an index for each.
         items = items_of(len(columns.operation_id), columns.item_count)
         check_count("columns.item_count", items, batch_limits.ITEMS_MAX, "items")
-    if items <= sizes.VALUES_PER_PART and fits_one_part(given):
+    if max(items, longest) <= sizes.VALUES_PER_PART:
         return iter([RegistrationPart([_whole_run(kind, given, items)], [], is_last=True)])
     counts: list[int] = columns.item_count[:]
     try:

@@ -58,8 +58,8 @@ def check_count(field: str, count: int, most: int, what: str = "values") -> None
         raise unreadable_batch(field, f"has {count} {what}; at most {most} are allowed in one batch")
 
 
-def given_columns(columns: Any) -> dict[str, Any]:  # noqa: ANN401 - columns of any message
-    """The columns that have values, by name.
+def given_columns(columns: Any) -> tuple[dict[str, Any], int]:  # noqa: ANN401 - columns of any message
+    """The columns that have values, by name, and the number of values of the longest.
 
     A batch has four or five of the twenty columns; `ListFields` is faster than checking each of them.
 
@@ -68,18 +68,11 @@ def given_columns(columns: Any) -> dict[str, Any]:  # noqa: ANN401 - columns of 
     """
     given = {field.name: values for field, values in columns.ListFields()}
     given.pop("kind", None)
-    if longest(given) > batch_limits.ITEMS_MAX:
+    longest = max(map(len, given.values()), default=0)
+    if longest > batch_limits.ITEMS_MAX:
         for name, values in given.items():
             check_count(f"columns.{name}", len(values), batch_limits.ITEMS_MAX)
-    return given
-
-
-def longest(given: dict[str, Any]) -> int:
-    return max(map(len, given.values()), default=0)
-
-
-def fits_one_part(given: dict[str, Any]) -> bool:
-    return longest(given) <= sizes.VALUES_PER_PART
+    return given, longest
 
 
 def part_of(values: Any, start: int, stop: int) -> list[Any]:  # noqa: ANN401 - a repeated field

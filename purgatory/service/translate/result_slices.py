@@ -92,8 +92,10 @@ class ResultSlice:
         held = SLICE_BYTES + (self.stop - self.start) * RESULT_BYTES + items * RESULT_ITEM_BYTES
         if self.kind == codes.FETCH:
             held += items * FETCHED_BYTES
-        # By the items of the slice: there may be as many slices as results, and all of them share the dictionaries.
         stale, given = self.completions.stale_marks, self.completions.signal_values
+        if not (stale or given or self.refusals):
+            return held
+        # By the items of the slice: there may be as many slices as results, and all of them share the dictionaries.
         if stale:
             held += sum(item in stale for item in range(self.item_start, self.item_stop)) * STALE_MARK_BYTES
         if given:
@@ -137,11 +139,12 @@ class ResultSlice:
 def slices_of(completions: Results, refusals: Sequence[Refusal] = ()) -> list[ResultSlice]:
     """Cut completions into slices of one kind each, in order."""
     kinds = completions.kinds
-    if len(kinds) == 0:
+    count = len(kinds)
+    if count == 0:
         return []
     # Nearly always one kind, which a comparison of bytes finds out without a loop over the results.
-    if is_uniform(bytes(kinds)):
-        return [ResultSlice(completions, kinds[0], 0, len(kinds), 0, len(completions.item_partitions), 0, refusals)]
+    if count == 1 or is_uniform(bytes(kinds)):
+        return [ResultSlice(completions, kinds[0], 0, count, 0, len(completions.item_partitions), 0, refusals)]
     slices: list[ResultSlice] = []
     start = item_start = fetched_start = 0
     while start < len(kinds):

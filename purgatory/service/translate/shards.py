@@ -113,9 +113,7 @@ class Shards(NamedTuple):
                 batch.types[row] = REFUSED_TYPE
 
     def decided(self, events: IncomingEvents, keys: SignalKeys) -> Iterator[tuple[int, event_pb2.Event]]:
-        """Yield the signals that this shard has decided, with their indexes in the request."""
-        if not self.are_several:
-            return
+        """Yield the signals that this one of several shards has decided, with their indexes in the request."""
         batch, refused = events.batch, {refusal.index for refusal in events.done.refusals}
         for row, name, count in _signals(batch):
             key = keys.get(name)

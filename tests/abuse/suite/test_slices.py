@@ -302,7 +302,7 @@ async def test_messages_of_results_are_made_once(
     )
     messages = read = 0
     while read < 40:
-        encoded = stream._next_message()
+        encoded = stream._next_results()
         assert isinstance(encoded, bytes)
         assert len(encoded) <= sizes.MESSAGE_BYTES_MAX
         batch = wire.SessionResponse.FromString(encoded).results
