@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from prometheus_client.core import Metric
 
@@ -24,6 +24,7 @@ from purgatory.service.sessions.session import Session
 
 LOGGER: Final = logging.getLogger(__name__)
 Hook = Callable[..., Any]
+AnyHook = TypeVar("AnyHook", bound=Hook)
 
 NONE: Final = 1
 SYNC: Final = 2
@@ -153,6 +154,20 @@ class _Overriding(dict[Hook, list[tuple[Listener, Hook]]]):
         return found
 
 
+def _of_all(hook: AnyHook) -> AnyHook:
+    """Return a method of `Listeners` that calls a hook of all listeners."""
+
+    def tell(self: "Listeners", *event: object) -> None:
+        for listener, call in self._overriding[hook]:
+            try:
+                call(*event)
+            except Exception as error:  # noqa: BLE001 - logged and counted
+                self.failed(type(listener).__name__, hook.__name__, error)
+                listener.hook_failed(error)
+
+    return cast("AnyHook", tell)
+
+
 class Listeners(Listener):
     """The listeners of a host, as one listener: each hook calls the hooks of all of them, in notification order.
 
@@ -188,14 +203,6 @@ class Listeners(Listener):
             self._logged.add((who, what))
             LOGGER.error("%s failed in %s; further failures there are only counted", who, what, exc_info=error)
 
-    def _tell(self, hook: Hook, *event: object) -> None:
-        for listener, call in self._overriding[hook]:
-            try:
-                call(*event)
-            except Exception as error:  # noqa: BLE001 - logged and counted
-                self.failed(type(listener).__name__, hook.__name__, error)
-                listener.hook_failed(error)
-
     def _answers(self, hook: Hook, read: Callable[[Any], Any] = lambda answer: answer) -> Iterator[Any]:
         for listener, call in self._overriding[hook]:
             try:
@@ -218,56 +225,23 @@ class Listeners(Listener):
     def held_bytes(self) -> int:
         return sum(self._answers(Listener.held_bytes))
 
-    def called(self, event: Called) -> None:
-        self._tell(Listener.called, event)
-
-    def refused_unseen(self, event: Called) -> None:
-        self._tell(Listener.refused_unseen, event)
-
-    def completed(self, event: Completed) -> None:
-        self._tell(Listener.completed, event)
-
-    def discarded(self, event: Completed) -> None:
-        self._tell(Listener.discarded, event)
-
-    def call_finished(self) -> None:
-        self._tell(Listener.call_finished)
-
-    def refused(self, refusals: Sequence[Refusal]) -> None:
-        self._tell(Listener.refused, refusals)
-
-    def call_refused(self, reason: str) -> None:
-        self._tell(Listener.call_refused, reason)
-
-    def refused_in_session(self, session: Session, refused: Sequence[RefusedOperation]) -> None:
-        self._tell(Listener.refused_in_session, session, refused)
-
-    def session_opened(self) -> None:
-        self._tell(Listener.session_opened)
-
-    def session_dropped(self, session: Session) -> None:
-        self._tell(Listener.session_dropped, session)
-
-    def acknowledged(self, session: Session) -> None:
-        self._tell(Listener.acknowledged, session)
-
-    def stream_connected(self) -> None:
-        self._tell(Listener.stream_connected)
-
-    def stream_disconnected(self) -> None:
-        self._tell(Listener.stream_disconnected)
-
-    def waited_for_turn(self, work: int, us: int) -> None:
-        self._tell(Listener.waited_for_turn, work, us)
-
-    def tick(self) -> None:
-        self._tell(Listener.tick)
-
-    def loop_lag_ms(self, ms: float) -> None:
-        self._tell(Listener.loop_lag_ms, ms)
-
-    def reaper_failed(self) -> None:
-        self._tell(Listener.reaper_failed)
+    called = _of_all(Listener.called)
+    refused_unseen = _of_all(Listener.refused_unseen)
+    completed = _of_all(Listener.completed)
+    discarded = _of_all(Listener.discarded)
+    call_finished = _of_all(Listener.call_finished)
+    refused = _of_all(Listener.refused)
+    call_refused = _of_all(Listener.call_refused)
+    refused_in_session = _of_all(Listener.refused_in_session)
+    session_opened = _of_all(Listener.session_opened)
+    session_dropped = _of_all(Listener.session_dropped)
+    acknowledged = _of_all(Listener.acknowledged)
+    stream_connected = _of_all(Listener.stream_connected)
+    stream_disconnected = _of_all(Listener.stream_disconnected)
+    waited_for_turn = _of_all(Listener.waited_for_turn)
+    tick = _of_all(Listener.tick)
+    loop_lag_ms = _of_all(Listener.loop_lag_ms)
+    reaper_failed = _of_all(Listener.reaper_failed)
 
 
 class Journal(Listener):
