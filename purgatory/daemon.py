@@ -96,7 +96,6 @@ class Daemon:
         started_ms = clock.now_ms()
         shards = next(filter(None, (extension.shards(settings) for extension in extensions)), ONE_SHARD)
         self._host: Final = make_host(settings, self._metrics, clock, started_ms, shards)
-        self._memory_trimmer: Final = garbage.MemoryTrimmer(lambda: self._host.engine.pending)
         self._gate: Final = CallGate(
             self._host.fair_queue,
             settings.limits,
@@ -207,12 +206,12 @@ class Daemon:
         """Start the tasks that watch the process itself: garbage collection, memory, the TLS files."""
         self._pauses.start()
         opened.callback(self._pauses.stop)
-        self._memory_watch.start()
-        opened.callback(self._memory_watch.stop)
-        self._memory_trimmer.start()
-        opened.callback(self._memory_trimmer.stop)
+        trimming = garbage.trim_while_idle(lambda: self._host.engine.pending)
+        tasks = {"memory watch": self._memory_watch.run(), "memory trimmer": trimming}
         if self._tls is not None:
-            opened.callback(asyncio.create_task(self._tls.watch(), name="TLS files").cancel)
+            tasks["TLS files"] = self._tls.watch()
+        for name, task in tasks.items():
+            opened.callback(asyncio.create_task(task, name=name).cancel)
 
     def reload(self) -> None:
         """Read the policy, the tokens and the keys again, and let extensions read their files again."""

@@ -31,9 +31,9 @@ from purgatory.extension import Extension, StartupError, chosen, settings_class
 from purgatory.flags import CommandLine, config_lines, flag_command
 from purgatory.journal.errors import JournalError
 from purgatory.log import start_logging
-from purgatory.service.access.errors import AccessError
+from purgatory.service.access.tokens import AccessError
 from purgatory.service.budget import garbage
-from purgatory.service.budget.memory_budget import budget_bytes
+from purgatory.service.budget.shares import budget_bytes
 from purgatory.service.recovery import Takeover
 from purgatory.service.rpc.grpc_options import largest_message_bytes, warn_of_few_files
 from purgatory.service.setting_sources import SettingsError, Values, load_settings, unknown_variables

@@ -30,7 +30,7 @@ OF_NO_CALLER: Final = {
     "last_hour.SAMPLES_MAX": "totals of the daemon",
     "sizes.JOURNAL_CHANGE_ROWS_MAX": "rows that are then merged",
     "store.FREE_PAGES_KEPT": "pages of a file",
-    "http_limits.MEMORY_KEPT": "a ratio",
+    "http_connection.MEMORY_KEPT": "a ratio",
     "refusal_log.SUBJECTS_MAX": "lines of the log",
 }
 
@@ -44,7 +44,7 @@ BY_VARIABLE: Final = {
     "call_gate.CALLS_QUEUED_PER_CALLER_MAX",
     "grpc_options.CALLS_PER_CONNECTION_MAX",
     "grpc_options.CONNECTIONS_MAX",
-    "http_limits.CONNECTIONS_MAX",
+    "http_connection.CONNECTIONS_MAX",
 }
 """Constants that are compared with a variable, or through one."""
 

@@ -14,7 +14,7 @@ from purgatory.service.access.account import Account
 from purgatory.service.budget.shares import Shares
 from purgatory.service.errors import RETRY_AFTER_MS, BatchRejected, from_refusal, unavailable
 from purgatory.service.listeners.listener import Journal, Listener
-from purgatory.service.sessions.refused_ids import FULL
+from purgatory.service.sessions.refused import FULL
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import LimitsSettings
 from purgatory.service.translate import batch_limits

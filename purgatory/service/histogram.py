@@ -1,11 +1,15 @@
-"""A histogram that takes whole columns. The Prometheus library's own would need one call for each of millions of
-values.
+"""Histograms that take whole columns, and metric families with labels, for Prometheus.
+
+The library's own histogram would need one call for each of millions of values. A row of a family has the values of its
+labels (a single one without a tuple), and a measurement.
 """
 
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 
 class Histogram:
@@ -45,3 +49,32 @@ class Histogram:
             total += count
             rows.append((name, total))
         return rows
+
+
+T = TypeVar("T")
+Rows = Iterable[tuple[str | Sequence[str], T]]
+
+
+def counters(name: str, text: str, labels: Sequence[str], rows: Rows[float]) -> Metric:
+    return _filled(CounterMetricFamily(name, text, labels=labels), rows)
+
+
+def gauges(name: str, text: str, labels: Sequence[str], rows: Rows[float]) -> Metric:
+    return _filled(GaugeMetricFamily(name, text, labels=labels), rows)
+
+
+def histograms(name: str, text: str, labels: Sequence[str], rows: Rows[Histogram]) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, one in rows:
+        family.add_metric(_list(values), one.cumulative(), one.sum_seconds)
+    return family
+
+
+def _filled(family: CounterMetricFamily | GaugeMetricFamily, rows: Rows[float]) -> Metric:
+    for values, value in rows:
+        family.add_metric(_list(values), value)
+    return family
+
+
+def _list(values: str | Sequence[str]) -> Sequence[str]:
+    return [values] if isinstance(values, str) else values

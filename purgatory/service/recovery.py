@@ -25,8 +25,7 @@ from purgatory.journal.store import Store
 from purgatory.journal.thread import JournalThread
 from purgatory.service.host import Host
 from purgatory.service.listeners.durable_journal import DurableJournal
-from purgatory.service.sessions.refused import RefusedOperation, refused_completions
-from purgatory.service.sessions.refused_ids import RefusedIds
+from purgatory.service.sessions.refused import RefusedIds, RefusedOperation, refused_completions
 from purgatory.service.sessions.session import Callback, Session
 from purgatory.service.translate.result_slices import slices_of
 

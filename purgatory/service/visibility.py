@@ -40,6 +40,14 @@ def may_see(account: Account, owner: Account | None, view: PendingView) -> bool:
     return all(item.name[0] in (keys if item.name[1] < 0 else topics) for item in view.items)
 
 
+def owner_of(host: Host, view: PendingView) -> tuple[Account | None, str]:
+    """Return the account and the session of a pending operation; no session for a unary wait."""
+    session = host.sessions.of_owner(view.owner_id)
+    if session is not None:
+        return session.account, session.session_id
+    return host.unary_waits.account_of(view.operation_id), ""
+
+
 def rankable_owner_ids(host: Host, account: Account) -> set[int] | None:
     """Return the owners whose operations an account may rank: its own, or with the role admin everywhere all (None).
 
@@ -101,7 +109,6 @@ def ranked_views(
         # By slot and id: since the ranking the operation may have ended, and its slot may be used again.
         view = host.engine.inspection.view_of(one.slot, one.operation_id)
         if view is not None:
-            session = host.sessions.of_owner(view.owner_id)
-            owner = session.account if session is not None else host.unary_waits.account_of(view.operation_id)
+            owner, _ = owner_of(host, view)
             if may_see(account, owner, view):
                 yield one, view, owner

@@ -11,9 +11,8 @@ import aiohttp
 import grpc
 import pytest
 
-from purgatory.service.access.errors import AccessError
 from purgatory.service.access.roles import PERMISSION_DENIED
-from purgatory.service.access.tokens import add_token, hash_of
+from purgatory.service.access.tokens import AccessError, add_token, hash_of
 from purgatory.service.setting_sources import SettingsError
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub

@@ -26,7 +26,6 @@ from joserfc.jwk import ECKey, KeySet, OctKey, OKPKey, RSAKey
 
 from examples.secure_demo.authority import Authority
 from purgatory.service.access import json_web_tokens
-from purgatory.service.access.errors import BadToken
 from purgatory.service.access.json_web_tokens import (
     FETCH_AGAIN_S,
     KEY_SET_BYTES_MAX,
@@ -34,6 +33,7 @@ from purgatory.service.access.json_web_tokens import (
     JsonWebTokens,
     KeySetError,
 )
+from purgatory.service.access.tokens import BadToken
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import POLICY, Caller, guarding
 from tests.kit.daemon import RunDaemon

@@ -12,9 +12,8 @@ import pytest
 from purgatory.extensions.webhooks.signing import CannotSendWebhooks, WebhookSigner
 from purgatory.extensions.webhooks.webhooks import WebhooksSettings, _ssl_context
 from purgatory.service.access.access_policy import read_policy
-from purgatory.service.access.errors import AccessError
 from purgatory.service.access.json_web_tokens import JsonWebTokens
-from purgatory.service.access.tokens import read_tokens
+from purgatory.service.access.tokens import AccessError, read_tokens
 from purgatory.service.setting_sources import SettingsError, load_settings
 from purgatory.service.settings import TlsSettings
 from purgatory.service.transport.certificate_files import CannotUseCertificates, read_tls_material

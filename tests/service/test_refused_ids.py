@@ -14,7 +14,7 @@ from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
 from purgatory.service.rpc import session_requests
-from purgatory.service.sessions.refused_ids import RefusedIds
+from purgatory.service.sessions.refused import RefusedIds
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import HostSettings
 from purgatory.service.translate import batch_limits

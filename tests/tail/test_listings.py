@@ -29,8 +29,8 @@ from purgatory.service.access.roles import NONE
 from purgatory.service.errors import RpcError
 from purgatory.service.listeners.listener import Listener
 from purgatory.service.metrics.metrics import Metrics
-from purgatory.service.rpc import single_flight
-from purgatory.service.rpc.single_flight import SingleFlight
+from purgatory.service.rpc import inspection_calls
+from purgatory.service.rpc.inspection_calls import SingleFlight
 from purgatory.service.translate.operations import OperationRun
 from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
@@ -171,8 +171,8 @@ async def test_the_page_shows_the_mean_of_a_histogram(served: ServedHost) -> Non
 
 async def test_a_cancelled_computation_is_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     """While an earlier answer could still be reused, a computation is cancelled: the next caller gets a new one."""
-    monkeypatch.setattr(single_flight, "NOT_KEPT_S_MAX", -1.0)
-    monkeypatch.setattr(single_flight, "KEPT_TIMES", 1_000_000_000)
+    monkeypatch.setattr(inspection_calls, "NOT_KEPT_S_MAX", -1.0)
+    monkeypatch.setattr(inspection_calls, "KEPT_TIMES", 1_000_000_000)
     began: list[asyncio.Task[int]] = []
     hanging = asyncio.Event()
     is_hanging = False

@@ -17,7 +17,7 @@ from typing import Final, NoReturn
 from purgatory.extension import StartupError
 from purgatory.extensions.fleet.settings import FleetSettings
 from purgatory.journal.directory import DATABASE
-from purgatory.service.budget.memory_budget import budget_bytes
+from purgatory.service.budget.shares import budget_bytes
 from purgatory.service.settings import MEMORY_BYTES_MIN, Settings
 
 LOGGER: Final = logging.getLogger(__name__)

@@ -36,8 +36,7 @@ from purgatory.service.access.roles import ADMIN
 from purgatory.service.errors import not_found, unavailable
 from purgatory.service.host import Host
 from purgatory.service.http.connect_codecs import Undecoded, json_text
-from purgatory.service.http.http_calls import HttpCall, HttpMethod, HttpMethods, already_decoded, entered
-from purgatory.service.http.http_context import HttpContext
+from purgatory.service.http.http_calls import HttpCall, HttpContext, HttpMethod, HttpMethods, already_decoded, entered
 from purgatory.service.http.server_sent_events import COMMENT, event_bytes, number_of, parameters_of, serve_events
 from purgatory.service.metrics.metrics import Metrics
 from purgatory.service.rpc.call import Call

@@ -19,8 +19,14 @@ from purgatory.extension import Core, Extension, HttpParts
 from purgatory.extensions.ready.ready_gates import LOOKUP_S, GateState, ReadyGates
 from purgatory.service.errors import RpcError, invalid_argument
 from purgatory.service.http.connect_errors import error_response, wrong_method
-from purgatory.service.http.http_calls import HttpMethods, already_decoded, entered
-from purgatory.service.http.http_context import HttpContext, certificate_of, header_of
+from purgatory.service.http.http_calls import (
+    HttpContext,
+    HttpMethods,
+    already_decoded,
+    certificate_of,
+    entered,
+    header_of,
+)
 from purgatory.service.http.server_sent_events import parameters_of
 from purgatory.service.rpc.call import Call
 from purgatory.service.translate.sources import NAME_LENGTH_MAX

@@ -18,9 +18,17 @@ import grpc
 from purgatory.service.access.access_policy import AccessPolicy, read_policy
 from purgatory.service.access.account import Account, Accounts
 from purgatory.service.access.audit import AUDITED_CALL, NO_ROLE, UNAUTHENTICATED
-from purgatory.service.access.errors import AccessError, BadToken
 from purgatory.service.access.roles import CALLS, OBSERVE
-from purgatory.service.access.tokens import KnownToken, TokensError, hash_of, is_expired, new_token, read_tokens
+from purgatory.service.access.tokens import (
+    AccessError,
+    BadToken,
+    KnownToken,
+    TokensError,
+    hash_of,
+    is_expired,
+    new_token,
+    read_tokens,
+)
 from purgatory.service.errors import RpcError, permission_denied, unauthenticated
 from purgatory.service.settings import AccessSettings
 from purgatory.service.transport.watched_file import WatchedFile

@@ -25,8 +25,8 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from purgatory.service.access.account import AS_FOR_ALL, OwnShares
-from purgatory.service.access.errors import AccessError
 from purgatory.service.access.roles import NONE, ROLES, Grants, Names, Role
+from purgatory.service.access.tokens import AccessError
 from purgatory.service.transport.watched_file import read_regular_file
 
 PRINCIPALS_KEPT: Final = 10_000

@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from purgatory.service.errors import RpcError, permission_denied
-from purgatory.service.metric_families import counters
+from purgatory.service.histogram import counters
 
 AUDIT: Final = logging.getLogger("purgatory.audit")
 LINES_PER_SECOND: Final = 5.0

@@ -10,9 +10,8 @@ import click
 
 from purgatory.command_line import FILE, ExitCodes
 from purgatory.service.access.access_policy import read_policy
-from purgatory.service.access.errors import AccessError
 from purgatory.service.access.roles import ROLES, Grants, Role
-from purgatory.service.access.tokens import add_token, read_tokens
+from purgatory.service.access.tokens import AccessError, add_token, read_tokens
 
 EXIT_OK: Final = 0
 EXIT_REFUSED: Final = 1

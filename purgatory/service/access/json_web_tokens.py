@@ -25,8 +25,7 @@ from joserfc.jwk import Key, KeySet
 from joserfc.jws import JWSRegistry
 from joserfc.jwt import JWTClaimsRegistry
 
-from purgatory.service.access.errors import AccessError, BadToken
-from purgatory.service.access.tokens import PRINCIPAL_LENGTH_MAX
+from purgatory.service.access.tokens import PRINCIPAL_LENGTH_MAX, AccessError, BadToken
 from purgatory.service.errors import unavailable
 from purgatory.service.transport.outbound import NoAnswer, Outbound
 from purgatory.service.transport.watched_file import read_regular_file

@@ -11,8 +11,16 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from purgatory.service.access.errors import AccessError
 from purgatory.service.transport.watched_file import read_regular_file
+
+
+class AccessError(Exception):
+    """A policy, a token file or a key set is unusable. The message names the place."""
+
+
+class BadToken(Exception):
+    """A JSON web token is invalid. The message gives the reason, and contains nothing of the token."""
+
 
 PREFIX: Final = "pgt_"
 """Lets people and scanners for leaked secrets recognize a token."""

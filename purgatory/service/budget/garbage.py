@@ -70,33 +70,19 @@ class PauseWatch:
             self._began = None
 
 
-class MemoryTrimmer:
-    """Collects young garbage and returns free memory to the system, every `TRIM_INTERVAL_S`, while `pending()` is 0.
+async def trim_while_idle(pending: Callable[[], int]) -> None:
+    """Collect young garbage and return free memory to the system, every `TRIM_INTERVAL_S`, while `pending()` is 0.
 
     This blocks the event loop for some milliseconds, and for some tens of milliseconds after a burst of half a
     gigabyte, but no caller is waiting then.
     """
-
-    def __init__(self, pending: Callable[[], int]) -> None:
-        self._pending: Final = pending
-        self._trim: Final = trim_function()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Start on the running loop."""
-        self._task = asyncio.create_task(self._run(), name="memory trimmer")
-
-    def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(TRIM_INTERVAL_S)
-            # Never under load: the pause would come on top of the latency of waits that are being served.
-            if not self._pending():
-                gc.collect(YOUNG)
-                self._trim(0)
+    trim = trim_function()
+    while True:
+        await asyncio.sleep(TRIM_INTERVAL_S)
+        # Never under load: the pause would come on top of the latency of waits that are being served.
+        if not pending():
+            gc.collect(YOUNG)
+            trim(0)
 
 
 def trim_function() -> Callable[..., int]:

@@ -1,4 +1,4 @@
-"""Monitors the actual size of the process, as a backstop of the memory budget; see `memory_budget`.
+"""Monitors the actual size of the process, as a backstop of the memory budget; see `shares`.
 
 While the process is over the budget, nothing new is admitted and free memory is returned to the system. It can be over
 the budget although everything counted is within it, when gRPC holds much uncounted memory: incomplete messages, and
@@ -42,7 +42,7 @@ def resident_bytes() -> int:
 
 
 class MemoryWatch:
-    """Measures at an interval, from `start` to `stop`, and updates the budget."""
+    """Measures at an interval, while it runs, and updates the budget."""
 
     def __init__(
         self,
@@ -61,17 +61,15 @@ class MemoryWatch:
         self._told_s = -LOG_INTERVAL_S
         self._calls_ended = 0
         """Calls ended since the last log line about it."""
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Start on the running loop. The present size of the process is taken as the size of the program."""
+    async def run(self) -> None:
+        """Measure until cancelled. The present size of the process is taken as the size of the program."""
         # At the start, before callers arrive: later it would count their memory as that of the program.
         self._budget.program_bytes = self._measure()
-        self._task = asyncio.create_task(self._run(), name="memory watch")
-
-    def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        loop = asyncio.get_running_loop()
+        while True:
+            self.look(loop.time())
+            await asyncio.sleep(INTERVAL_S)
 
     def look(self, now_s: float) -> None:
         """Measure once. Over the budget, or if much of it is uncounted, trim; in the second case end late calls too."""
@@ -119,9 +117,3 @@ class MemoryWatch:
             return 0
         uncounted = measured - budget.taken_bytes()
         return uncounted if uncounted > UNCOUNTED_SHARE * budget.bytes_max else 0
-
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            self.look(loop.time())
-            await asyncio.sleep(INTERVAL_S)

@@ -24,9 +24,16 @@ from starlette.types import Message as AsgiMessage
 from purgatory.service.errors import RpcError
 from purgatory.service.http.connect_codecs import Gzip, MessageCodec, Undecoded, ready
 from purgatory.service.http.connect_errors import connect_error, retry_after, wrong_content_type, wrong_method
-from purgatory.service.http.http_calls import HttpCall, HttpMethod, HttpMethods, WrittenAnswers
+from purgatory.service.http.http_calls import (
+    HttpCall,
+    HttpContext,
+    HttpMethod,
+    HttpMethods,
+    WrittenAnswers,
+    drop_head,
+    header_of,
+)
 from purgatory.service.http.http_connection import CONNECTION
-from purgatory.service.http.http_context import HttpContext, drop_head, header_of
 from purgatory.service.rpc.handlers import SERVICE
 
 GRPC_WEB_TYPES: Final = "application/grpc-web+proto, application/grpc-web+json"

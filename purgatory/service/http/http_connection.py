@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection: uvicorn's protocol on h11, with the limits of `http_limits`.
+"""HTTP/1.1 connections: uvicorn's protocol on h11, and the limits on connections, bytes in memory, and time.
 
 h11 is a pull parser, so a pipelined request is not parsed before the request in front of it has been answered. This
-class adds errors as JSON, time limits, a count of the bytes in memory, and steps that are short enough for the event
+module adds errors as JSON, time limits, a count of the bytes in memory, and steps that are short enough for the event
 loop. uvicorn's minor version is pinned, because some of the methods overridden here are not documented.
 """
 
@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import json
 import logging
+import resource
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -23,10 +25,115 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from purgatory.service.budget.shares import MemoryHolder
 from purgatory.service.errors import shortened
-from purgatory.service.http import http_limits
-from purgatory.service.http.http_limits import HttpLimits
+from purgatory.service.http.probes import PROBES
 from purgatory.service.transport.linear_h11 import make_h11_linear
+
+CONNECTIONS_MAX: Final = 12_288
+"""Concurrent connections, limited also by the open files that gRPC leaves free."""
+READ_TIMEOUT_S: Final = 10.0
+"""A request that takes longer than this to arrive is answered with 408."""
+KEEPALIVE_TIMEOUT_S: Final = 75.0
+"""A connection is closed this long after its last request."""
+STEPS_PER_LOOP_TURN: Final = 2
+"""Heads of requests and parts of bodies that are parsed in one iteration of the event loop. Each takes up to half a
+millisecond, and in a long iteration the fair queue serves one call.
+"""
+MEMORY_SHARE: Final = 8
+"""Requests in progress and unread answers may take this fraction of the memory budget: 1 / MEMORY_SHARE."""
+SMALL_BYTES: Final = 4_096
+"""A connection that holds no more than this is never closed for it, so that small requests always get in."""
+MEMORY_KEPT: Final = 0.875
+"""Connections are closed until this fraction of the share is used, so that not every received byte needs a search."""
+FILES_SHARE: Final = 16
+"""This fraction of the files that the process may open is left for the journal, the archive and sources: 1 / 16."""
+PROBE_PLACES: Final = 32
+
+
+class HttpLimits(MemoryHolder):
+    """The open connections and the bytes that they hold.
+
+    A connection handles one request at a time: nothing more is parsed until the answer has been written and the client
+    has read it. All bytes that were received for requests in progress, or that clients have not read yet, are counted.
+    Together they have a share of the memory budget; when it is used up, the connection that holds the most of it is
+    closed, so that small requests still get in.
+
+    Above the limit on connections, new ones are accepted into a few extra places: there only probes are served, and
+    other requests are answered with 503.
+    """
+
+    def __init__(self, memory_bytes_max: int, grpc_connections_max: int) -> None:
+        files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        others = grpc_connections_max + files_max // FILES_SHARE
+        self.connections_max: Final = max(1, min(CONNECTIONS_MAX, files_max - others))
+        if self.connections_max < CONNECTIONS_MAX:
+            LOGGER.warning(
+                "HTTP connections are reduced from %d to %d: the process may open only %d files; raise `ulimit -n`",
+                CONNECTIONS_MAX,
+                self.connections_max,
+                files_max,
+            )
+        self.held_bytes = 0
+        self._held_bytes_max: Final = memory_bytes_max // MEMORY_SHARE
+        self._steps: Final[deque[Callable[[], None]]] = deque()
+        self._is_scheduled = False
+        self.connections: Final[set[HttpConnection]] = set()
+        """`held_bytes` is the sum over them. Reports of a connection that is not among them change nothing."""
+        self._extra: Final[OrderedDict[HttpConnection, None]] = OrderedDict()
+        """Those in the extra places, in the order of their acceptance."""
+
+    def add(self, connection: HttpConnection) -> None:
+        """A connection was accepted."""
+        self.connections.add(connection)
+        if len(self.connections) > self.connections_max:
+            self._extra[connection] = None
+        if len(self._extra) > PROBE_PLACES:
+            next(iter(self._extra)).abort()
+
+    def remove(self, connection: HttpConnection) -> None:
+        """Safe to call twice: by an abort, and when the transport reports the loss."""
+        self.connections.discard(connection)
+        self._extra.pop(connection, None)
+        self.held_bytes -= connection.held_bytes
+        connection.held_bytes = 0
+
+    def serves(self, connection: HttpConnection, path: str) -> bool:
+        """Return whether a request may be served: in the extra places, only probes are."""
+        if len(self.connections) <= self.connections_max:
+            self._extra.pop(connection, None)
+        return connection not in self._extra or path in PROBES
+
+    def hold(self, connection: HttpConnection, held_bytes: int) -> None:
+        """The connection holds this many bytes from now on. It may be closed by this call, as any other may."""
+        if connection not in self.connections:
+            return  # closed
+        more_bytes = held_bytes - connection.held_bytes
+        self.held_bytes += more_bytes
+        connection.held_bytes = held_bytes
+        if more_bytes <= 0 or self.held_bytes <= self._held_bytes_max:
+            return
+        # Requests that are being served are left alone: their work has begun, and their bodies are dropped as soon as
+        # they are decoded.
+        holders = [one for one in self.connections if one.held_bytes > SMALL_BYTES and one.is_closable()]
+        holders.sort(key=lambda one: one.held_bytes)
+        while holders and self.held_bytes > self._held_bytes_max * MEMORY_KEPT:
+            holders.pop().give_up(HTTPStatus.SERVICE_UNAVAILABLE, "too many bytes of requests are in memory")
+
+    def run_soon(self, step: Callable[[], None]) -> None:
+        """Do a step of a connection's work: now if no other was done in this iteration of the loop, or else in turn."""
+        self._steps.append(step)
+        if not self._is_scheduled:
+            self._run_steps()
+
+    def _run_steps(self) -> None:
+        self._is_scheduled = bool(self._steps)
+        if self._is_scheduled:
+            # Also if no steps are left after this one: further steps of this loop iteration must wait for the next.
+            asyncio.get_running_loop().call_soon(self._run_steps)
+        for _ in range(min(len(self._steps), STEPS_PER_LOOP_TURN)):
+            self._steps.popleft()()
+
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -148,7 +255,7 @@ class HttpConnection(H11Protocol):
         self._start: Message | None = None
         """The status and headers of the answer, if not written yet."""
         self._timer: asyncio.TimerHandle | None = None
-        self._set_timer(http_limits.READ_TIMEOUT_S)
+        self._set_timer(READ_TIMEOUT_S)
 
     def _set_timer(self, after_s: float | None = None) -> None:
         """Give up after this time, in place of the time that was set before; None: do not."""
@@ -174,7 +281,7 @@ class HttpConnection(H11Protocol):
             return
         self._unset_keepalive_if_required()
         if not self._received_bytes and self.conn.their_state is h11.IDLE:
-            self._set_timer(http_limits.READ_TIMEOUT_S)
+            self._set_timer(READ_TIMEOUT_S)
         self.conn.receive_data(data)
         # The rest of a body is read and dropped once its request has been answered.
         if self.conn.our_state is not h11.DONE:
@@ -184,13 +291,13 @@ class HttpConnection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._set_timer(http_limits.KEEPALIVE_TIMEOUT_S)
+        self._set_timer(KEEPALIVE_TIMEOUT_S)
         # Counted once: the buffer does not grow before it is read, because uvicorn waits until then.
         self._limits.hold(self, self._received_bytes + self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._set_timer(None if self._is_whole() else http_limits.READ_TIMEOUT_S)
+        self._set_timer(None if self._is_whole() else READ_TIMEOUT_S)
         self._limits.hold(self, self._received_bytes)
 
     # Called by the limits and by the application.
@@ -286,9 +393,9 @@ class HttpConnection(H11Protocol):
         self.body_decoded()
         super().on_response_complete()
         if self.transport.is_closing():
-            self._set_timer(http_limits.KEEPALIVE_TIMEOUT_S)  # to read the answer
+            self._set_timer(KEEPALIVE_TIMEOUT_S)  # to read the answer
         elif self._received_bytes:
-            self._set_timer(http_limits.READ_TIMEOUT_S)
+            self._set_timer(READ_TIMEOUT_S)
 
     # The end.
 

@@ -21,9 +21,17 @@ from purgatory.service.access.account import Account
 from purgatory.service.errors import RpcError, invalid_argument, quoted
 from purgatory.service.http.connect_codecs import MESSAGE_BYTES_MAX, json_of, json_text, off_loop
 from purgatory.service.http.connect_errors import error_response, wrong_method
-from purgatory.service.http.http_calls import HttpCall, HttpMethods, WrittenAnswers, already_decoded, entered
+from purgatory.service.http.http_calls import (
+    HttpCall,
+    HttpContext,
+    HttpMethods,
+    WrittenAnswers,
+    already_decoded,
+    drop_head,
+    entered,
+    header_of,
+)
 from purgatory.service.http.http_connection import CONNECTION
-from purgatory.service.http.http_context import HttpContext, drop_head, header_of
 
 WATCH_INTERVAL_S: Final = 1.0
 """Minimum interval between two computations of a listing, however many clients watch it."""

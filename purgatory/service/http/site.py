@@ -26,11 +26,10 @@ from uvicorn.server import ServerState
 
 from purgatory.service.budget.shares import MemoryBudget
 from purgatory.service.errors import RpcError
-from purgatory.service.http import http_limits
+from purgatory.service.http import http_connection
 from purgatory.service.http.connect_errors import STATUSES, wrong_method, wrong_path
-from purgatory.service.http.http_connection import HttpConnection
-from purgatory.service.http.http_context import certificate_of, header_of, headers_of
-from purgatory.service.http.http_limits import HttpLimits
+from purgatory.service.http.http_calls import certificate_of, header_of, headers_of
+from purgatory.service.http.http_connection import HttpConnection, HttpLimits
 from purgatory.service.http.probes import PROBES
 from purgatory.service.transport.tls import Tls
 
@@ -94,7 +93,7 @@ class HttpAcceptor:
             await asyncio.sleep(0)  # accept does not block while connections are queued
 
     async def _connect(self, connection: HttpConnection, accepted: socket.socket) -> None:
-        timeout_s = None if self._context is None else http_limits.READ_TIMEOUT_S
+        timeout_s = None if self._context is None else http_connection.READ_TIMEOUT_S
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection, accepted, ssl=self._context, ssl_handshake_timeout=timeout_s
@@ -210,7 +209,7 @@ class HttpSite:
             access_log=False,
             proxy_headers=False,
         )
-        config.timeout_keep_alive = http_limits.KEEPALIVE_TIMEOUT_S  # type: ignore[assignment]  # any number will do
+        config.timeout_keep_alive = http_connection.KEEPALIVE_TIMEOUT_S  # type: ignore[assignment]  # any number will do
         config.load()
         return config
 

@@ -5,8 +5,7 @@ from typing import Final, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from purgatory.service.histogram import Histogram
-from purgatory.service.metric_families import histograms
+from purgatory.service.histogram import Histogram, histograms
 
 SYNC_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 30_000)
 

@@ -15,7 +15,7 @@ from purgatory.service.access.account import Account
 from purgatory.service.access.roles import ADMIN
 from purgatory.service.errors import resource_exhausted
 from purgatory.service.listeners.listener import Completed, Listener, Listeners
-from purgatory.service.translate.uniform_columns import is_uniform
+from purgatory.service.translate.result_slices import is_uniform
 from purgatory.service.translate.views import ended_operation
 
 SUBSCRIBERS_MAX: Final = 32

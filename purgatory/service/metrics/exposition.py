@@ -21,8 +21,8 @@ from purgatory.engine import COMPILED
 from purgatory.engine.codes import KIND_NAMES, KINDS, OUTCOME_NAMES, OUTCOMES
 from purgatory.service.budget.garbage import PauseWatch
 from purgatory.service.fair_queue import WORK_NAMES
+from purgatory.service.histogram import counters, gauges, histograms
 from purgatory.service.host import Host
-from purgatory.service.metric_families import counters, gauges, histograms
 from purgatory.service.metrics.metrics import REASON_NAMES, Metrics
 from purgatory.service.sources.source_links import SourceLinks
 from purgatory.service.sources.source_table import SEEING, SourceStream

@@ -26,7 +26,7 @@ from purgatory.service.fair_queue import WORK_NAMES
 from purgatory.service.histogram import Histogram
 from purgatory.service.listeners.listener import Called, Completed, Listener
 from purgatory.service.sessions.session import Session
-from purgatory.service.translate.uniform_columns import is_uniform
+from purgatory.service.translate.result_slices import is_uniform
 
 WAIT_BOUNDS_MS: Final = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 1_800_000,

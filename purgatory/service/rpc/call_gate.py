@@ -18,11 +18,10 @@ from purgatory.service.access.account import Account
 from purgatory.service.budget.shares import CALL_BYTES, Shares
 from purgatory.service.errors import RETRY_AFTER_MS, RpcError, resource_exhausted
 from purgatory.service.fair_queue import EVENTS, INSPECTIONS, REGISTRATIONS, CallerQueue, FairQueue
+from purgatory.service.histogram import counters
 from purgatory.service.listeners.listener import Listener
-from purgatory.service.metric_families import counters
-from purgatory.service.rpc.call import Call, Context, check_account
+from purgatory.service.rpc.call import Call, Context, IncompleteRequests, check_account
 from purgatory.service.rpc.grpc_options import calls_per_connection_max
-from purgatory.service.rpc.incomplete_requests import IncompleteRequests
 from purgatory.service.settings import LimitsSettings
 from purgatory.service.transport.flood_watch import REFUSED, FloodWatch
 

@@ -7,7 +7,7 @@ import resource
 import socket
 from typing import Final
 
-from purgatory.service.budget.memory_budget import budget_bytes, message_bytes_max
+from purgatory.service.budget.shares import budget_bytes, message_bytes_max
 from purgatory.service.settings import LimitsSettings, Settings, split_address
 
 LOGGER: Final = logging.getLogger(__name__)

@@ -22,9 +22,8 @@ from google.rpc import code_pb2
 from purgatory.service.access.account import Account, Accounts
 from purgatory.service.errors import RpcError, invalid_argument, shortened
 from purgatory.service.fair_queue import EVENTS, INSPECTIONS, REGISTRATIONS, Turn
-from purgatory.service.rpc.call import Call, Context, Identify
+from purgatory.service.rpc.call import Call, Context, Identify, IncompleteRequest
 from purgatory.service.rpc.call_gate import Admission, AdmissionRules, CallGate, MethodCounts
-from purgatory.service.rpc.incomplete_requests import IncompleteRequest
 from purgatory.v1 import purgatory_service_pb2
 
 GRPC_LOGGER: Final = logging.getLogger("grpc._cython.cygrpc")

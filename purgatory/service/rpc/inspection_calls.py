@@ -8,10 +8,10 @@ import json
 import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from operator import itemgetter
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from google.protobuf.message import Message
 
@@ -23,7 +23,6 @@ from purgatory.service.errors import RpcError, invalid_argument, not_found, quot
 from purgatory.service.host import Host
 from purgatory.service.reasons import held_back
 from purgatory.service.rpc.call import Call
-from purgatory.service.rpc.single_flight import SingleFlight
 from purgatory.service.sessions.session import Callbacks, Session
 from purgatory.service.sources.source_table import KnownSource
 from purgatory.service.translate.sources import absent_source_status, source_status
@@ -38,9 +37,53 @@ from purgatory.service.translate.views import (
     remaining,
     timestamp,
 )
-from purgatory.service.visibility import may_see, rank_pending, ranked_views
+from purgatory.service.visibility import may_see, owner_of, rank_pending, ranked_views
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import source_pb2 as source_wire
+
+Shared = TypeVar("Shared")
+
+KEPT_TIMES: Final = 10
+"""An answer is reused for ten times as long as it took to compute: at most an eleventh of the loop's time."""
+KEPT_S_MAX: Final = 1.0
+"""Upper limit of that time."""
+NOT_KEPT_S_MAX: Final = 0.005
+"""An answer that took less time than this is not reused."""
+
+
+class SingleFlight(Generic[Shared]):
+    """An expensive answer that is the same for every caller: concurrent requests share one computation.
+
+    Runs `compute` in its own task, one at a time, so that it survives callers that disconnect.
+    """
+
+    def __init__(self, compute: Callable[[], Awaitable[Shared]]) -> None:
+        self._compute: Final = compute
+        self._task: asyncio.Task[Shared] | None = None
+        self._kept_until_s = 0.0
+
+    async def get(self) -> Shared:
+        """Return the answer, which may be up to `KEPT_S_MAX` old."""
+        task = self._task
+        if task is None or (task.done() and (time.monotonic() >= self._kept_until_s or _has_failed(task))):
+            task = self._task = asyncio.create_task(self._run(), name="shared answer")
+        # The computation belongs to all of its callers. Any one of them may be cancelled.
+        return await asyncio.shield(task)
+
+    async def _run(self) -> Shared:
+        began_s = time.monotonic()
+        answer = await self._compute()
+        now_s = time.monotonic()
+        took_s = now_s - began_s
+        if took_s > NOT_KEPT_S_MAX:
+            self._kept_until_s = now_s + min(KEPT_S_MAX, KEPT_TIMES * took_s)
+        return answer
+
+
+def _has_failed(task: asyncio.Task[Shared]) -> bool:
+    # `exception` of a cancelled task raises CancelledError, which would cancel the caller.
+    return task.cancelled() or task.exception() is not None
+
 
 # ruff: noqa: N802 - methods have the names of the calls
 
@@ -116,10 +159,8 @@ class InspectionCalls:
                 now, asked = self._now(), min(sizes.LISTED_OPERATIONS_AT_ONCE, size - len(response.operations))
                 views, start = host.engine.inspection.list_pending(start, asked, owner_id, kind, name, request.key)
                 for view in views:
-                    session = host.sessions.of_owner(view.owner_id)
-                    owner = session.account if session is not None else host.unary_waits.account_of(view.operation_id)
+                    owner, session_id = owner_of(host, view)
                     if may_see(call.account, owner, view):
-                        session_id = session.session_id if session is not None else ""
                         operation = pending_operation(view, session_id, "" if owner is None else owner.principal, now)
                         bytes_left -= operation.ByteSize()
                         response.operations.append(operation)
@@ -152,8 +193,7 @@ class InspectionCalls:
             with watched:
                 now, part = self._now(), ranked[start : start + sizes.LISTED_OPERATIONS_AT_ONCE]
                 for _, view, owner in ranked_views(host, call.account, part):
-                    session = host.sessions.of_owner(view.owner_id)
-                    session_id = session.session_id if session is not None else ""
+                    session_id = owner_of(host, view)[1]
                     operation = pending_operation(view, session_id, "" if owner is None else owner.principal, now)
                     bytes_left -= operation.ByteSize()
                     response.operations.append(operation)

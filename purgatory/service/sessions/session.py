@@ -9,7 +9,7 @@ from purgatory.engine.waiting.tables import Owner
 from purgatory.service.access.account import Account
 from purgatory.service.errors import invalid_argument
 from purgatory.service.sessions.outbox import Hold, Outbox
-from purgatory.service.sessions.refused_ids import RefusedIds
+from purgatory.service.sessions.refused import RefusedIds
 from purgatory.service.translate.result_slices import slices_of
 
 SessionKey = tuple[str, str]

@@ -18,8 +18,7 @@ from purgatory.engine.completions import (
     FetchedPartition,
     ResultColumn,
 )
-from purgatory.service.translate.result_slices import Results, ResultSlice
-from purgatory.service.translate.uniform_columns import SIGNED, UNSIGNED, shortened, values_of
+from purgatory.service.translate.result_slices import SIGNED, UNSIGNED, Results, ResultSlice, shortened, values_of
 from purgatory.v1 import event_pb2, operation_pb2, purgatory_service_pb2, result_pb2
 
 ABSENT: Final = -1

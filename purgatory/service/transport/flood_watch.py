@@ -26,7 +26,7 @@ from urllib.parse import unquote
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from purgatory.service.metric_families import counters
+from purgatory.service.histogram import counters
 
 LOGGER: Final = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from purgatory.service.errors import unauthenticated
-from purgatory.service.metric_families import counters
+from purgatory.service.histogram import counters
 from purgatory.service.settings import TlsSettings
 from purgatory.service.transport.certificate_files import (
     CannotUseCertificates,

@@ -19,10 +19,9 @@ from prometheus_client import CollectorRegistry
 from purgatory.service.access.account import Accounts
 from purgatory.service.errors import RpcError
 from purgatory.service.fair_queue import FairQueue, next_loop_turn
-from purgatory.service.rpc.call import Call
+from purgatory.service.rpc.call import Call, IncompleteRequests
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.handlers import Requests, add_standard_service, is_server_fault
-from purgatory.service.rpc.incomplete_requests import IncompleteRequests
 from purgatory.service.sessions.result_stream import ResultStream
 from purgatory.service.settings import LimitsSettings
 from purgatory.v1 import event_pb2

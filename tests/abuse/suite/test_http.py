@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pytest
 from purgatory_client import Client
 
-from purgatory.service.http import http_limits
+from purgatory.service.http import http_connection
 from tests.abuse.result import memory_mb, open_files
 from tests.http.raw_http import Answer, RawConnection, chunked, request
 from tests.kit.daemon import DaemonProcess, DaemonThread, ServeDaemon, StartDaemon
@@ -35,8 +35,8 @@ def answer_of(daemon: DaemonProcess | DaemonThread, path: str) -> Answer:
 
 def test_half_a_request_is_not_waited_for(serve_daemon: ServeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets status 408, even if single bytes keep arriving; the connection is closed, and others are served."""
-    monkeypatch.setattr(http_limits, "READ_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(http_limits, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(http_connection, "READ_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(http_connection, "CONNECTIONS_MAX", 2)
     daemon = serve_daemon()
     with RawConnection(daemon.http_address) as silent, RawConnection(daemon.http_address) as idle:
         silent.send(HALF_A_REQUEST)
@@ -55,7 +55,7 @@ def test_connections_are_limited(serve_daemon: ServeDaemon, monkeypatch: pytest.
     """When all connections are in use, a further request gets status 503 and advice, and probes are served. When one
     ends, a new one is accepted.
     """
-    monkeypatch.setattr(http_limits, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(http_connection, "CONNECTIONS_MAX", 2)
     daemon = serve_daemon()
     with ExitStack() as connections:
         first, second = (connections.enter_context(RawConnection(daemon.http_address)) for _ in range(2))
@@ -83,8 +83,8 @@ def test_probes_are_served_while_hundreds_of_connections_never_send_a_request(
     serve_daemon: ServeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of those above the limit, the one that was accepted first is closed to make room for a probe."""
-    monkeypatch.setattr(http_limits, "CONNECTIONS_MAX", 256)
-    monkeypatch.setattr(http_limits, "READ_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(http_connection, "CONNECTIONS_MAX", 256)
+    monkeypatch.setattr(http_connection, "READ_TIMEOUT_S", 60.0)
     daemon = serve_daemon()
     with ExitStack() as connections:
         for _ in range(HALF_OPEN):
@@ -111,7 +111,7 @@ def test_the_first_connection_may_come_while_there_are_no_files(start_daemon: St
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     """A process whose memory is limited and measured."""
     flags = ["--limits-memory-bytes-max", str(BUDGET_BYTES)]
-    patient = {"purgatory.service.http.http_limits.READ_TIMEOUT_S": 60.0}
+    patient = {"purgatory.service.http.http_connection.READ_TIMEOUT_S": 60.0}
     with DaemonProcess(tmp_path_factory.mktemp("small"), flags, constants=patient) as daemon:
         yield daemon
 
@@ -191,8 +191,8 @@ def test_a_body_of_tiny_chunks_does_not_hold_the_loop(shared_daemon: DaemonProce
 
 def test_an_idle_connection_is_closed_after_a_while(serve_daemon: ServeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a response it stays open for the next request for longer than a request may take, but not forever."""
-    monkeypatch.setattr(http_limits, "KEEPALIVE_TIMEOUT_S", 1.5)
-    monkeypatch.setattr(http_limits, "READ_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(http_connection, "KEEPALIVE_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(http_connection, "READ_TIMEOUT_S", 0.05)
     daemon = serve_daemon()
     with RawConnection(daemon.http_address) as kept:
         for _ in range(2):

@@ -11,9 +11,9 @@ from google.rpc import code_pb2
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.service.host import Host
+from purgatory.service.rpc.call import ARRIVING_S_MAX, STREAMS_INTERVAL_S, IncompleteRequests
 from purgatory.service.rpc.call_gate import CallGate
 from purgatory.service.rpc.handlers import add_to_server, service_methods
-from purgatory.service.rpc.incomplete_requests import ARRIVING_S_MAX, STREAMS_INTERVAL_S, IncompleteRequests
 from purgatory.service.rpc.servicer import PurgatoryServicer
 from purgatory.service.settings import HostSettings
 from purgatory.testing import ManualClock

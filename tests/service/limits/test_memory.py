@@ -1,5 +1,6 @@
 """The memory budget: its size, what counts towards it, and refusals when it is full. Free memory is given back."""
 
+import asyncio
 import ctypes
 import gc
 import random
@@ -19,10 +20,10 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
 from purgatory.engine.waiting.tables import Owner
 from purgatory.service.access.account import Account
-from purgatory.service.budget import garbage, memory_budget
-from purgatory.service.budget.garbage import MemoryTrimmer
-from purgatory.service.budget.memory_budget import budget_bytes, cgroup_limits
+from purgatory.service.budget import garbage
+from purgatory.service.budget.garbage import trim_while_idle
 from purgatory.service.budget.memory_watch import LOG_INTERVAL_S, TRIM_INTERVAL_S, MemoryWatch, resident_bytes
+from purgatory.service.budget.shares import SHARE_OF_MACHINE, available_bytes, budget_bytes, cgroup_limits
 from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host
 from purgatory.service.metrics.metrics import Metrics
@@ -51,7 +52,7 @@ def make_host() -> tuple[Host, Metrics]:
 
 def test_the_budget_is_what_was_set_or_most_of_what_there_is() -> None:
     assert budget_bytes(512 * MIB) == 512 * MIB
-    assert 0 < budget_bytes(0) == int(memory_budget.available_bytes() * memory_budget.SHARE_OF_MACHINE)
+    assert 0 < budget_bytes(0) == int(available_bytes() * SHARE_OF_MACHINE)
 
 
 @pytest.mark.parametrize(
@@ -341,13 +342,12 @@ async def test_garbage_is_collected_only_while_nothing_is_pending(monkeypatch: p
 
     cycle = weakref.ref(Cycle())
     monkeypatch.setattr(garbage, "TRIM_INTERVAL_S", 0.001)
-    trimmer = MemoryTrimmer(count)
-    trimmer.start()
+    trimming = asyncio.create_task(trim_while_idle(count))
     await eventually(lambda: asked >= 3, "it looks whether anybody waits")
     assert cycle() is not None
     pending[0] = 0
     await eventually(lambda: cycle() is None, "the cycle is gone")
-    trimmer.stop()
+    trimming.cancel()
 
 
 POOLS_OF_THREADS = """
