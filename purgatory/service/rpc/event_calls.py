@@ -30,16 +30,18 @@ async def advance(host: Host, request: Request, call: Call) -> wire.AdvanceRecei
         RpcError: The batch cannot be decoded, or no events are accepted at the moment.
     """
     account, receipt, shards = call.account, wire.AdvanceReceipt(), host.sessions.shards
+    are_several = shards.are_several
     try:
         # Before the first part is applied: a batch that cannot be read must change nothing.
-        shards.check_events(request)
+        if are_several:
+            shards.check_events(request)
         parts = event_parts(request)
         host.gate.check_events()
         while True:
             next_part = partial(_next_part, host, parts, account, request, receipt)
             events = await host.apply(next_part, account, call.turn)
             _add_to_receipt(receipt, events)
-            if shards.are_several:
+            if are_several:
                 for index, decided in shards.decided(events, host.engine.snapshots.keys):
                     receipt.decided_index.append(index)
                     receipt.decided.append(decided)

@@ -54,7 +54,8 @@ class ResultStream:
         self._writing: Final = writing
         self._response_type: Final = response_type
         self._columns: Final = columns
-        self._room = sizes.COLUMN_RESULTS_MAX if columns else sizes.ROW_RESULTS_MAX
+        self._room_max: Final = sizes.COLUMN_RESULTS_MAX if columns else sizes.ROW_RESULTS_MAX
+        self._room = self._room_max
         """Results, and items, to put into the next message; fewer while they are large."""
         self._expects_heartbeats = expects_heartbeats
         self._control: Final[deque[Response]] = deque()
@@ -288,7 +289,7 @@ class ResultStream:
 
     def _next_results(self) -> bytes | None:
         """The next message of results, encoded: its size must be checked, and encoding it twice would be slow."""
-        outbox, room_max = self.session.outbox, sizes.COLUMN_RESULTS_MAX if self._columns else sizes.ROW_RESULTS_MAX
+        outbox = self.session.outbox
         while True:
             # Taken before the size is known, and put back if the message is too large: only the encoder knows it.
             first_sequence, slices = outbox.take(self._room, self._room)
@@ -297,8 +298,8 @@ class ResultStream:
             encoded = self._encode(first_sequence, slices)
             results = sum(map(len, slices))
             if len(encoded) <= sizes.MESSAGE_BYTES_MAX or results == 1:
-                if self._room < room_max and len(encoded) < sizes.MESSAGE_BYTES_MAX // 4:
-                    self._room = min(room_max, 2 * self._room)
+                if self._room < self._room_max and len(encoded) < sizes.MESSAGE_BYTES_MAX // 4:
+                    self._room = min(self._room_max, 2 * self._room)
                 return encoded
             outbox.put_back(slices)
             # To half of the size, because results differ in size; at least by half, so that it ends.

@@ -71,8 +71,8 @@ class Shards(NamedTuple):
             )
 
     def check_events(self, request: Request) -> None:
-        """Raise `RpcError` for events that do not reach the other shards."""
-        if self.are_several and not request.all_shards:
+        """Raise `RpcError` for events that do not reach the other ones of several shards."""
+        if not request.all_shards:
             raise _refusal(
                 f"this is shard {self.shard} of {len(self.targets)}, and waits at the others would miss these events: "
                 "send them to every target of GetTopology, with all_shards",
