@@ -79,12 +79,7 @@ class Host:
     """Owns the engine. Call `start` on the loop that will use it, and at the end `draining.drain`, then `stop`."""
 
     def __init__(
-        self,
-        engine: Engine,
-        clock: Clock,
-        settings: HostSettings,
-        *listeners: Listener,
-        shards: Shards = ONE_SHARD,
+        self, engine: Engine, clock: Clock, settings: HostSettings, *listeners: Listener, shards: Shards = ONE_SHARD
     ) -> None:
         self.engine: Final = engine
         self.time: Final = EngineTime(clock)

@@ -25,7 +25,7 @@ from prometheus_client.core import Metric
 from purgatory import sizes
 from purgatory.clock import EngineTime
 from purgatory.engine import codes
-from purgatory.engine.batches import EventBatch, PartitionName, Refusal
+from purgatory.engine.batches import EventBatch, Refusal
 from purgatory.engine.calls import Apply, Extend, Register
 from purgatory.engine.completions import Completions
 from purgatory.engine.engine import Engine
@@ -35,6 +35,7 @@ from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.thread import JournalThread
 from purgatory.service.errors import perhaps_processed
 from purgatory.service.histogram import Histogram
+from purgatory.service.listeners.journal_changes import Generation, PendingChanges
 from purgatory.service.listeners.journal_metrics import SYNC_BOUNDS_MS, JournalStatistics, journal_metrics
 from purgatory.service.listeners.listener import ASYNC, SYNC, Called, Completed, Journal
 from purgatory.service.loop_stalls import StallTimer
@@ -53,34 +54,6 @@ CHANGE_BYTES: Final = 100
 
 TICK_MS: Final = 10_000
 POLL_AT_END_S: Final = 0.005
-
-
-class _PendingChanges:
-    """Changes of a session since the last group was sealed."""
-
-    def __init__(self, session: Session) -> None:
-        self.known: Final = session.journaled_operation_id
-        self.results: Final[list[Completions | RefusedRows]] = []
-        self.count = 0
-        self.progressed: Final[set[int]] = set()
-        self.dropped = False
-
-
-class _Generation:
-    """What is collected for one group. It belongs to the group until that is durable."""
-
-    def __init__(self) -> None:
-        self.sessions: Final[dict[Session, _PendingChanges]] = {}
-        self.partitions: Final[dict[PartitionName, None]] = {}
-        self.keys: Final[dict[str, None]] = {}
-        self.dead_letters: Final[dict[int, bytes]] = {}
-        self.answers: Final[list[Callable[[], None]]] = []
-        """Answers that wait for the group."""
-        self.releases: Final[list[tuple[Session, int]]] = []
-        """(session, highest sequence number, in the journal's numbering, of its results in the group)."""
-        self.change_count = 0
-        self.since_s: float | None = None
-        """Time of the first change on the loop's clock, seconds; None: there is nothing to commit."""
 
 
 class DurableJournal(Journal):
@@ -129,9 +102,9 @@ class DurableJournal(Journal):
         """Those in `durable`."""
         self._is_broken = False
         """Whether a change may be missing from those that were collected. Stays set: only a restart helps."""
-        self._collected = _Generation()
+        self._collected = Generation()
         """For the next group."""
-        self._committing: Final[deque[_Generation]] = deque()
+        self._committing: Final[deque[Generation]] = deque()
         """On the way to the disk; two only at the end."""
         self._sealed_ms = time.now_ms()
         self._submitted_s = 0.0
@@ -162,7 +135,9 @@ class DurableJournal(Journal):
         return self._collected.change_count * CHANGE_BYTES
 
     def metrics(self) -> Iterable[Metric]:
-        is_closed, lag_s = self._failure is not None, self._lag_s()
+        oldest = self._committing[0] if self._committing else self._collected
+        lag_s = 0.0 if oldest.since_s is None else self._loop.time() - oldest.since_s
+        is_closed = self._failure is not None
         return journal_metrics(self.statistics(), is_closed=is_closed, lag_s=lag_s, syncs=self._syncs)
 
     def statistics(self) -> JournalStatistics:
@@ -271,11 +246,9 @@ class DurableJournal(Journal):
     async def durable(self) -> None:
         reached = self._when_reached()
         self._calls.add(reached)
+        reached.add_done_callback(self._calls.discard)
         self._end_calls()
-        try:
-            await reached
-        finally:
-            self._calls.discard(reached)
+        await reached
 
     def _when_reached(self) -> asyncio.Future[None]:
         """A future that is done once all previous changes are durable."""
@@ -346,24 +319,20 @@ class DurableJournal(Journal):
 
     async def _wait_committed(self, timeout_s: float = math.inf) -> None:
         deadline_s = self._loop.time() + timeout_s
-        while self._has_uncommitted() and self._loop.time() < deadline_s:  # noqa: ASYNC110 - once in a life
+        # Polled: this happens once in the life of a daemon.
+        while self._failure is None and self._loop.time() < deadline_s:
+            if not (self._committing or self._has_changed):
+                return
             await asyncio.sleep(POLL_AT_END_S)
-
-    def _has_uncommitted(self) -> bool:
-        return (bool(self._committing) or self._has_changed) and self._failure is None
-
-    def _lag_s(self) -> float:
-        since_s = (self._committing[0] if self._committing else self._collected).since_s
-        return 0.0 if since_s is None else self._loop.time() - since_s
 
     def _must_hold(self) -> bool:
         return self._is_sync or self._is_broken or self._collected.change_count > sizes.ASYNC_CHANGES_MAX
 
-    def _changes_of(self, session: Session) -> _PendingChanges:
+    def _changes_of(self, session: Session) -> PendingChanges:
         sessions = self._collected.sessions
         changes = sessions.get(session)
         if changes is None:
-            changes = sessions[session] = _PendingChanges(session)
+            changes = sessions[session] = PendingChanges(session)
         return changes
 
     def _add_results(self, session: Session, results: Completions | RefusedRows, count: int) -> None:
@@ -433,12 +402,12 @@ class DurableJournal(Journal):
         group.dead_letters.extend(collected.dead_letters.items())
         # Changes of the group that is being committed no longer count, so in async mode up to twice ASYNC_CHANGES_MAX
         # may not be durable.
-        self._collected = _Generation()
+        self._collected = Generation()
         self._committing.append(collected)
         self._submitted_s = self._loop.time()
         return group
 
-    def _seal_session(self, session: Session, changes: _PendingChanges) -> SessionChanges:
+    def _seal_session(self, session: Session, changes: PendingChanges) -> SessionChanges:
         outbox = session.outbox
         shift = session.sequence_shift
         highest = int(session.owner.highest_operation_id)
