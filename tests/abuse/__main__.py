@@ -2,8 +2,8 @@
 
 Attacks and floods: an honest client waits 200 times per second before, during and after each. It shares the machine
 with the attacker, so for floods it is first measured while the same flood hits another, idle daemon; p99 under attack
-is relative to that. Requests: fuzzed messages and bytes, `--requests` per target. Stops: daemons that are stopped for
-seconds while workers send heartbeats. Churn: callers that come and go for `--minutes`. Exit code 1 if a row fails.
+is relative to that. Requests: fuzzed messages and bytes, `--requests` per target. Churn: callers that
+come and go for `--minutes`. Exit code 1 if a row fails.
 """
 
 import argparse
@@ -23,7 +23,6 @@ from tests.abuse.floods import FLOODS
 from tests.abuse.requests.targets import TARGETS, fuzz
 from tests.abuse.result import HEADER, Result
 from tests.histories.worlds.churn import churn
-from tests.histories.worlds.stops import stops
 
 FLOOD_S: Final = 4
 """So that the p99 of a flood is computed from 800 honest waits."""
@@ -56,7 +55,6 @@ def abuses() -> dict[str, Run]:
     rows |= {f"{name}-no-policy": partial(run_attack, name, has_policy=False) for name in CALL_FLOODS}
     rows |= {f"flood-{method}": partial(run_attack, f"flood-{method}") for method in FLOODS}
     rows |= {name: partial(run_requests, name) for name in TARGETS}
-    rows["stops"] = lambda options, folder: stops(folder, options.seed, options.stops)
     rows["churn"] = lambda options, folder: churn(folder, options.seed, options.minutes * 60)
     return rows
 
@@ -70,7 +68,6 @@ def main() -> int:
     )
     parser.add_argument("--requests", type=int, default=50_000, help="fuzzed requests per target (50000)")
     parser.add_argument("--minutes", type=float, default=15.0, help="duration of the churn (15)")
-    parser.add_argument("--stops", type=int, default=100, help="number of times that daemons are stopped (100)")
     random_seed = secrets.randbelow(1_000_000)
     parser.add_argument("--seed", type=int, default=random_seed, help="seed of requests and churn (default: random)")
     options = parser.parse_args()

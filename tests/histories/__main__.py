@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 from tests.histories.history import WORLDS, Report, run_history, world_of
 from tests.histories.planted import find_all
-from tests.histories.tables import FAULTS, Seen
+from tests.histories.tables import FAULTS, FEATURES, Seen
 
 COMPLAINTS_PRINTED_MAX = 10
 TRACE_MASK = 0xFFFFFFFF
@@ -93,9 +93,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if report.complaints:
             print_failure(given, report)
             return 1
-    print(seen.table([*world.PATHS, *sorted(faults)]))
-    if missing := seen.missing(world.PATHS, sorted(faults)):
-        print("not seen:", "; ".join(f"{feature} with {column}" for feature, column in missing))
+    columns = [*world.PATHS, *sorted(faults)]
+    print(seen.table(world.FEATURES, columns))
+    print("not drawn by this world:", ", ".join(one for one in FEATURES if one not in world.FEATURES))
+    if missing := seen.missing(world.FEATURES, columns):
+        print("drawn but not seen:", "; ".join(f"{feature} with {column}" for feature, column in missing))
     print(", ".join(f"{count} {name}" for name, count in sorted(figures.items())))
     print(f"{histories} histories in {time.monotonic() - began_s:.1f} s")
     print(f"{trace:08x}")

@@ -10,6 +10,7 @@ from typing import Final
 
 from purgatory.engine.calls import Apply, Register
 from purgatory.service.listeners.listener import Called, Completed, Listener
+from purgatory.service.sessions.session import Session
 from tests.engine import plain
 from tests.engine.adapter import ended_of
 from tests.histories.judge import CLOCK_MS
@@ -56,7 +57,7 @@ class DaemonRecord(Listener):
         """By session and id. Several if the daemon dropped the session and the operation was registered again."""
         self.accepted: Final[Counter[int]] = Counter()
         self.signals: Final[defaultdict[str, Counter[int]]] = defaultdict(Counter)
-        self.incarnations: Final[dict[int, tuple[object, str]]] = {}
+        self.incarnations: Final[dict[int, tuple[Session, str]]] = {}
         """Each session that has registered operations, by its `id`, and its incarnation."""
         self.reaper_failures = 0
         self._now_ms = 0

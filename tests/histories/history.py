@@ -16,9 +16,13 @@ WORLDS = {
     "engine": "the engine and the oracle, with the same calls",
     "day": "a daemon and its clients, over connections that break",
     "archive": "a host with an archive, and the replay of its calls",
+    "shards": "two real daemons, values of keys, and two principals",
+    "stops": "real daemons that are stopped for seconds, while workers and sources report to them",
     "stream": "the shards of a Spark stream, and the engine (needs the pipeline)",
     "crash": "a real daemon with a journal, which is killed, and callers that speak the protocol",
     "pair": "two real daemons over one log in PostgreSQL or Kafka",
+    "churn": "a real daemon, and callers that come and go",
+    "kafka": "real brokers, a daemon and two sources (needs Java)",
     "spark": "streams and queries of Spark that are killed (needs the pipeline and Java)",
     "fleet": "the log of a fleet in memory, and daemons that are interrupted at every step",
 }
@@ -54,7 +58,8 @@ class Report(NamedTuple):
 
 
 def world_of(name: str) -> ModuleType:
-    return importlib.import_module(f"tests.histories.worlds.{name}")
+    """Its module: the paths, faults and features that it draws, and `run`."""
+    return importlib.import_module(f"tests.histories.worlds.{'kafka.world' if name == 'kafka' else name}")
 
 
 def run_history(world: str, seed: int, faults: frozenset[str] | None = None) -> Report:

@@ -105,6 +105,33 @@ PLANTED: Final = {
         "                listener.hook_failed(error)",
         "            except KeyError as error:\n                listener.hook_failed(error)",
     ),
+    "a stop of the daemon counts as silence": Planted(
+        "stops", "purgatory/clock.py", "PAUSE_MS_MIN: Final = 250", "PAUSE_MS_MIN: Final = 10**9"
+    ),
+    "the account with the most keys is not the one that loses some": Planted(
+        "shards",
+        "purgatory/engine/marks/idle_keys.py",
+        "return next(iter((most if own is None or own.size + more < most.size else own).keys))",
+        "return next(iter(next(iter(self.by_account.values())).keys))",
+    ),
+    "a result is larger than a message": Planted(
+        "shards",
+        "purgatory/service/translate/results.py",
+        "        if room < 0:\n            return place\n",
+        "",
+    ),
+    "each shard decides each signal": Planted(
+        "shards",
+        "purgatory/service/translate/shards.py",
+        "            elif not is_own:\n                _make_heartbeat(batch, row)\n",
+        "",
+    ),
+    "an owner does not learn of an extension": Planted(
+        "shards",
+        "purgatory/service/rpc/session_requests.py",
+        "host.journal.when_durable(partial(session.stream.extended, found, timeout_ms))",
+        "pass",
+    ),
     "any number follows in a log": Planted(
         "fleet",
         REIGN,

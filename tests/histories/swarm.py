@@ -37,9 +37,11 @@ class Swarm:
         self.failures = rng.choice((0.0, 0.0, 0.01, 0.1))
         self.heartbeats = rng.choice((0.0, 0.0, 0.2, 0.6))
         self.epochs = rng.choice((0.0, 0.2, 0.8))
-        self.hw_events = rng.choice((True, False))
+        has_high_watermarks = rng.choice((True, False))
         self.kinds = tuple(kind for kind in plain.KINDS if rng.random() < 0.6) or plain.KINDS
         self.event_weights = [self.event_weight(rng, event_type) for event_type in EVENT_TYPES]
+        if not has_high_watermarks:  # then only the progress of followers raises them
+            self.event_weights[EVENT_TYPES.index(plain.HIGH_WATERMARK)] = 0.0
         rare = (0.0, 0.002, 0.01)
         self.step_weights = {
             "register": rng.choice((0.3, 0.5, 0.7)),

@@ -76,11 +76,20 @@ CANNOT: Final[dict[tuple[str, str], str]] = {
     **{(feature, "replay"): "not recorded in an archive" for feature in ("webhook", "tail", "gate", "prefix")},
     **{(feature, "stream"): "a stream has no such call" for feature in (*OF_SESSIONS, "extended", "cancelled")},
     **{("zero timeout", fault): "it ends at once, and meets no fault" for fault in ("stall", "stop")},
+    ("extended", "unary"): "a unary wait ends with its call, and cannot be extended",
     ("returning session", "unary"): "a unary wait has no session",
     ("webhook", "unary"): "a unary wait is answered by its call",
     ("webhook", "sse"): "results of a session with a webhook are not read otherwise",
 }
 """Pairs that cannot occur, with the reason."""
+
+ELSEWHERE: Final = {
+    "webhook": "tests/webhooks",
+    "tail": "tests/tail",
+    "gate": "tests/ready",
+    "prefix": "tests/sources and tests/kafka",
+}
+"""Features that no world draws, and where they are tested."""
 
 SIZE_MAX: Final = 10_000
 """Larger sizes are bytes, or take too long to reach."""
@@ -130,15 +139,15 @@ class Seen:
             for column in columns:
                 self.pairs[feature, column] += 1
 
-    def missing(self, paths: Collection[str], faults: Collection[str]) -> list[tuple[str, str]]:
-        possible = [one for one in FEATURES if any((one, path) not in CANNOT for path in paths)]
-        every = ((feature, column) for feature in possible for column in (*paths, *faults))
+    def missing(self, drawn: Collection[str], columns: Collection[str]) -> list[tuple[str, str]]:
+        """The pairs of these features and columns that can occur and were not seen."""
+        every = ((feature, column) for feature in FEATURES if feature in drawn for column in columns)
         return [pair for pair in every if not self.pairs[pair] and pair not in CANNOT]
 
-    def table(self, columns: Collection[str]) -> str:
+    def table(self, drawn: Collection[str], columns: Collection[str]) -> str:
         width = max(map(len, FEATURES))
         lines = [" " * width + "".join(f"{column:>13}" for column in columns)]
-        for feature in FEATURES:
+        for feature in (one for one in FEATURES if one in drawn):
             cells = ("-" if (feature, one) in CANNOT else self.pairs[feature, one] for one in columns)
             lines.append(f"{feature:<{width}}" + "".join(f"{cell:>13}" for cell in cells))
         return "\n".join(lines)

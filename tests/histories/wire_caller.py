@@ -6,6 +6,7 @@ it registers again what has no result, and drops a second result.
 
 import asyncio
 import contextlib
+import itertools
 import random
 import time
 from typing import Any, Final
@@ -18,14 +19,24 @@ from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc, result_pb2
 from tests.engine import plain
 from tests.histories.judge import Judge, Registration, ReportedResult
+from tests.histories.tables import Seen, features_of
 from tests.scripts.messages import Names, ended_of, operation_columns, operation_rows
 
 TOPICS: Final = ("t0", "t1", "t2")
+KEYS: Final = ("k0", "k1")
+NEVER: Final = "never"
+"""A key that nobody signals."""
+NEVER_MS: Final = 600_000
+"""A silence that no key here keeps for so long."""
 NAMES: Final = Names("")
 BATCH_MAX: Final = 40
 PACE_S: Final = 0.01
 RECONNECT_S: Final = 0.03
 AHEAD_MAX: Final = 30
+WIRE_FEATURES: Final = (
+    "produce", "signal", "composite", "failure arm", "heartbeat", "cancelled", "zero timeout", "many items",
+)  # fmt: skip
+"""What they draw, for the table of their worlds."""
 NO_ROOM: Final = {code_pb2.RESOURCE_EXHAUSTED, code_pb2.UNAVAILABLE}
 CAUSED: Final = {
     result_pb2.OUTCOME_SATISFIED,
@@ -75,6 +86,13 @@ class WireCaller:
     def is_done(self) -> bool:
         return len(self.outcomes) == len(self.asked)
 
+    def note_pairs(self, seen: Seen, *faults: str) -> None:
+        """Each wait has met these faults."""
+        path = "columns" if self.as_columns else "rows"
+        for number, operation in self.asked.items():
+            is_cancelled = self.outcomes.get(number) == result_pb2.OUTCOME_CANCELLED
+            seen.note([*features_of(operation), *["cancelled"] * is_cancelled], path, *faults)
+
     def forget(self) -> None:
         """Simulate a restart of the caller from its log: only acknowledged results are known."""
         self._last_sequence = self._acknowledged
@@ -103,8 +121,10 @@ class WireCaller:
         self._incarnation = opened.incarnation
         self._unanswered.clear()
         again = [number for number in self._waiting() if number > opened.highest_operation_id]
-        for first in range(0, len(again), BATCH_MAX):
-            await self._register(call, again[first : first + BATCH_MAX])
+        for _, of_one_kind in itertools.groupby(again, lambda number: self.asked[number].kind):
+            ids = list(of_one_kind)
+            for first in range(0, len(ids), BATCH_MAX):
+                await self._register(call, ids[first : first + BATCH_MAX])
         writer = asyncio.create_task(self._write(call))
         try:
             while True:
@@ -146,20 +166,40 @@ class WireCaller:
                 await call.write(wire.SessionRequest(heartbeat=wire.Heartbeat()))
 
     def _ask(self, count: int) -> list[int]:
+        """Waits of one kind; their ids."""
+        kind = self._random.choice((plain.PRODUCE, plain.PRODUCE, plain.SIGNAL, plain.COMPOSITE))
         ids = list(range(self._next_id, self._next_id + count))
         self._next_id += count
         for number in ids:
-            topics = self._random.sample(TOPICS, self._random.choice((1, 1, 1, 2)))
-            ahead = self._random.randint(-3, AHEAD_MAX)
-            required = max(0, ahead + max(self._judge.sent(topic) for topic in topics))
-            timeout_ms = self._random.choice((50, 400, 2_000, 600_000, 600_000))
-            items = tuple(plain.Item((topic, 0), required) for topic in topics)
-            self.asked[number] = plain.Operation(plain.PRODUCE, number, timeout_ms, items)
-            needs = [(topic, required) for topic in topics]
-            self._judge.registering(self.name, number, timeout_ms, time.monotonic(), needs=needs)
+            operation = self._operation(kind, number)
+            needed = operation.items[: len(operation.items) - operation.unless_count]
+            needs = [(item.name[0], item.offset) for item in needed]
+            self.asked[number] = operation
+            self._judge.registering(self.name, number, operation.timeout_ms, time.monotonic(), needs=needs)
         return ids
 
+    def _operation(self, kind: int, number: int) -> plain.Operation:
+        chance, items = self._random, list[plain.Item]()
+        timeout_ms = chance.choice((0, 50, 400, 2_000, 600_000, 600_000, 600_000))
+        if kind != plain.SIGNAL:
+            topics = chance.sample(TOPICS, chance.choice((1, 1, 1, 2)) if kind == plain.PRODUCE else len(TOPICS))
+            ahead = chance.randint(-3, AHEAD_MAX)
+            required = max(0, ahead + max(self._judge.sent(topic) for topic in topics))
+            items += [plain.Item((topic, 0), required) for topic in topics]
+        if kind == plain.PRODUCE:
+            return plain.Operation(kind, number, timeout_ms, tuple(items))
+        # Not from what was sent: signals that were not answered are not sent again.
+        keys = chance.sample(KEYS, chance.choice((1, 2)))
+        items += [plain.Item((key, -1), self._judge.at_least(key) + chance.randint(1, AHEAD_MAX)) for key in keys]
+        if kind == plain.SIGNAL:
+            heartbeat_ms = chance.choice((-1, NEVER_MS))
+            return plain.Operation(kind, number, timeout_ms, tuple(items), heartbeat_timeout_ms=heartbeat_ms)
+        has_failure_arm = chance.random() < 0.5
+        items += [plain.Item((NEVER, -1), 1)] * has_failure_arm
+        return plain.Operation(kind, number, timeout_ms, tuple(items), unless_count=int(has_failure_arm))
+
     async def _register(self, call: Any, ids: list[int]) -> None:  # noqa: ANN401 - as above
+        """Register operations of one kind."""
         self._unanswered[ids[-1]] = ids
         operations = [self.asked[number] for number in ids]
         batch = wire.RegisterBatch(batch_id=ids[-1])

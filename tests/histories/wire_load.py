@@ -14,8 +14,8 @@ from purgatory.v1 import operation_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub as Stub
 from tests.histories.judge import Broken, Judge
-from tests.histories.tables import Seen, features_of
-from tests.histories.wire_caller import TOPICS, WireCaller, channel_to, expected_outcome
+from tests.histories.tables import Seen
+from tests.histories.wire_caller import KEYS, TOPICS, WireCaller, channel_to, expected_outcome
 from tests.kit.messages import advance_request, high_watermark, key_signalled
 
 CALLERS: Final = 3
@@ -23,7 +23,6 @@ PACE_S: Final = 0.01
 CALL_S: Final = 5.0
 PATIENCE_S: Final = 120.0
 """For what happens only after brokers have elected a leader."""
-KEYS: Final = ("k0", "k1")
 NEVER_REACHED: Final = 2**40
 
 
@@ -51,8 +50,7 @@ class WireLoad:
     def note_pairs(self, seen: Seen, *faults: str) -> None:
         """Each wait has met these faults."""
         for caller in self.callers:
-            for operation in caller.asked.values():
-                seen.note(features_of(operation), "columns" if caller.as_columns else "rows", *faults)
+            caller.note_pairs(seen, *faults)
 
     def start(self, address: str) -> None:
         """Begin to call whichever daemon serves this address, or one of these addresses."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.histories.history import History
 from tests.histories.worlds.kafka.judge import GONE, Answer, RecordedStep, wrong_answers, wrong_lineages
 
 MARK = ("kafka/billing/orders", 0)
@@ -66,7 +67,7 @@ def test_no_answer_is_wrong_under_faults(kafka_brokers: Path, tmp_path: Path) ->
     pytest.importorskip("confluent_kafka")
     from tests.histories.worlds.kafka.world import KafkaWorld
 
-    world = KafkaWorld(waits=2_500, seed=1)
+    world = KafkaWorld(2_500, History(1, frozenset({"kill"})))
     world.run(tmp_path, faults=("source", "topic", "partitions", "daemon"))
     assert world.complaints[:5] == []
     assert world.figures["waits satisfied"] > 500, world.figures

@@ -31,14 +31,16 @@ from tests.archive.archive_kit import ThreadLink
 from tests.archive.archive_replay import Replay, rows_of, without
 from tests.engine import plain
 from tests.engine.adapter import event_batch, operation_batch
+from tests.histories.daemon_record import DaemonRecord
 from tests.histories.history import History
 from tests.histories.plan import KEYS, PARTITIONS, Generator, one_owner
-from tests.histories.tables import Seen, features_of
+from tests.histories.tables import OF_OPERATIONS, Seen, features_of, features_of_end
 from tests.kit.served_host import apply_events
 from tests.kit.sizes import all_sizes
 
 PATHS = ("host", "replay")
 FAULTS = ("none", "stall", "stop")
+FEATURES = tuple(OF_OPERATIONS)
 STEPS: Final = 120
 CLOSE_S: Final = 30.0
 SESSION_TTL_MS: Final = 200
@@ -78,10 +80,13 @@ class Life:
         )
         host_settings = HostSettings() if roomy else host_settings
         self.host: Final = Host(self.new_engine(started_ms), self.clock, host_settings)
+        self._record: Final = DaemonRecord()
         self.host.listeners.append(self._archive)
+        self.host.listeners.append(self._record)
         self._pauses: Final = [] if roomy else [self._pause]
         """A restored host counts a silence from its start, so what a pause leaves of one is not comparable there."""
         self._plan: Final = one_owner(seed, timeout_max_ms=300)
+        self._drawn: Final[list[plain.Operation]] = []
         self.seen: Final = Seen()
 
     async def live(self, steps: int) -> None:
@@ -99,6 +104,10 @@ class Life:
         self._register_some(self._session())  # refused and recorded as refused
         await self._link.start()  # until now all records were held in memory
         await self._archive.close(self.clock.now_ms(), CLOSE_S)
+        for row in self._drawn:
+            self.seen.note(features_of(row), *PATHS, "none")
+        for end in self._record.all_ends:
+            self.seen.note(features_of_end(end.ended), *PATHS, "none")
 
     # Actions.
 
@@ -116,7 +125,7 @@ class Life:
 
     def _run(self, operations_max: int = 5) -> OperationRun:
         kind = self._random.choice(plain.KINDS)
-        batch = drawn_operations(self._plan, self._random, kind, self._random.randint(1, operations_max), self.seen)
+        batch = drawn_operations(self._plan, self._random, kind, self._random.randint(1, operations_max), self._drawn)
         return OperationRun(kind, batch)
 
     async def _advance(self) -> None:
@@ -130,12 +139,22 @@ class Life:
         self.clock.jump(self._random.choice((0, 1, 10, 100)))
         if self._random.random() < 0.8:
             self.host.reaper.turn()
+        else:
+            self._note_fault("stall")
 
     async def _pause(self) -> None:
         """The process is stopped, and nothing is read in that time."""
+        self._note_fault("stop")
         self.host.listening.tick()
         self.clock.jump(self._random.choice((300, 1_000)))
         self.host.reaper.turn()
+
+    def _note_fault(self, fault: str) -> None:
+        """All pending operations of the sessions meet it."""
+        describe = self.host.engine.inspection.describe
+        for row in self._drawn:
+            if any(describe(session.owner, row.operation_id) is not None for session in self.host.sessions):
+                self.seen.note(features_of(row), fault)
 
     async def _cancel(self) -> None:
         session = self._session()
@@ -152,7 +171,8 @@ class Life:
 
     async def _extend(self) -> None:
         ids = [self._plan.next_ids[0] - self._random.randint(1, 10) for _ in range(3)]
-        self.host.extend(self._session(), ids, self._random.choice((1, 30, 300)))
+        if any(self.host.extend(self._session(), ids, self._random.choice((1, 30, 300)))):
+            self.seen.note(["extended"], *PATHS, "none")
 
     async def _fail_stale(self) -> None:
         """Some marks have been stale for some time, but only at this moment."""
@@ -181,17 +201,16 @@ class Life:
 
 
 def drawn_operations(
-    plan: Generator, chance: random.Random, kind: int, count: int, seen: Seen | None = None
+    plan: Generator, chance: random.Random, kind: int, count: int, drawn: list[plain.Operation] | None = None
 ) -> OperationBatch:
-    """A batch as a caller sends it: sometimes sent again, or invalid."""
+    """A batch as a caller sends it: sometimes sent again, or invalid. Its rows are added to `drawn`."""
     rows = [plan.operation(0, kind) for _ in range(count)]
     if chance.random() < 0.1:  # sent again, or invalid
         rows = [row._replace(operation_id=max(0, row.operation_id - 4)) for row in rows]
     if chance.random() < 0.1:
         rows[0] = rows[0]._replace(items=())
-    if seen is not None:
-        for row in rows:
-            seen.note(features_of(row), "host", "replay", "none")
+    if drawn is not None:
+        drawn.extend(rows)
     batch = operation_batch(rows)
     if batch.item_indexes and chance.random() < 0.1:
         batch.item_indexes[0] = 99

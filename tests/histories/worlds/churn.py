@@ -1,13 +1,14 @@
-"""Callers that connect and leave for hours, at a daemon with a journal: the row `churn` of `make abuse`.
+"""Callers that connect and leave, at a daemon with a journal.
 
-Each caller accounts for all its waits and leaves in its own way. The callers leave nothing behind, and the daemon's
-memory and open files do not grow.
+Each caller accounts for all its waits and leaves in its own way. The callers leave nothing behind and, as the row
+`churn` of `make abuse`, for hours, the daemon's memory and open files do not grow.
 """
 
 import asyncio
 import contextlib
 import random
 import statistics
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
@@ -20,13 +21,20 @@ from purgatory_client.errors import ClientClosed, NotFound
 
 from tests.abuse.result import Result as Row
 from tests.abuse.result import memory_mb, open_files
+from tests.histories.history import History
 from tests.histories.judge import Broken, Judge
-from tests.histories.wire_caller import WireCaller
+from tests.histories.tables import Seen
+from tests.histories.wire_caller import WIRE_FEATURES, WireCaller
 from tests.histories.wire_load import WireLoad
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import eventually
 from tests.kit.served_host import DaemonChannel
 
+PATHS = ("rows", "columns", "client", "unary")
+FAULTS = ("cut",)
+FEATURES = (*WIRE_FEATURES, "fetch", "delete_records", "from now")
+SECONDS: Final = 20.0
+"""Of a history of the machine."""
 SETTINGS: Final = ("--limits-memory-bytes-max", str(512 * 1024 * 1024), "--session-heartbeat-interval-ms", "1000")
 TTL_MS: Final = 8_000
 """Time to live of a session: longer than this machine may stall between two connections of a caller."""
@@ -61,10 +69,19 @@ class ChurnWorld:
     which waits and callers end has been counted.
     """
 
-    def __init__(self, folder: Path, seed: int, places: int = 2, pace: float = 1.0, ways: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        seed: int,
+        places: int = 2,
+        pace: float = 1.0,
+        ways: Collection[str] = (),
+        judge: Judge | None = None,
+    ) -> None:
         self.tally: Final[Counter[str]] = Counter()
         self.samples: Final[list[Sample]] = []
-        self.judge: Final = Judge()
+        self.judge: Final = judge or Judge()
+        self.seen: Final = Seen()
         self.pace: Final = pace
         self._folder: Final = folder
         self._seed: Final = seed
@@ -176,6 +193,7 @@ class WireCallers(Callers):
                 tally["sessions closed"] += 1
         judge.check()
         judge.forget(name)
+        caller.note_pairs(self.world.seen, "cut")
         tally.update(Outcome(outcome).name.lower() for outcome in caller.outcomes.values())
         tally["results sent again"] += caller.repeats
 
@@ -244,6 +262,17 @@ class ClientCallers(Callers):
 
 def begin(*calls: Coroutine[Any, Any, Result]) -> list[asyncio.Task[Result]]:
     return [asyncio.create_task(call) for call in calls]
+
+
+def run(history: History) -> None:
+    """Callers live a third as long as in hours of churn."""
+    with tempfile.TemporaryDirectory() as name:
+        world = ChurnWorld(Path(name), history.seed, pace=0.35, judge=history.judge)
+        asyncio.run(world.run(SECONDS, INTERVAL_S / 10))
+    history.seen.pairs.update(world.seen.pairs)
+    history.seen.note(["produce", "fetch"], "client", "unary")
+    history.seen.note(["delete_records", "signal", "from now", "cancelled"], "client")
+    history.figures.update(world.tally)
 
 
 def churn(folder: Path, seed: int, seconds: float) -> Row:

@@ -16,16 +16,19 @@ from tests.client.outbox.outbox_killed import Killed
 from tests.histories.history import History
 from tests.histories.judge import Broken
 from tests.histories.supervised import SupervisedWorld, accepted_batches
-from tests.histories.wire_caller import WireCaller
+from tests.histories.wire_caller import WIRE_FEATURES, WireCaller
 from tests.kit.daemon import StartedDaemon, StartedProcess
 from tests.kit.eventually import wait_until
 from tests.kit.faults import LimitedDisk, NotPossibleHere, Power, fold_log
 from tests.kit.fleet import Member
 
 PATHS = ("rows", "columns")
+FEATURES = WIRE_FEATURES
 FAULTS = ("kill", "stop", "full disk", "wall clock")
 FAULTS_PER_HISTORY: Final = 30
 """Faults in a history of the machine."""
+KINDS: Final = ("kills", "asynchronous", "power cuts", "full disks")
+"""Of histories; each has one."""
 KILLED_WHILE_FULL: Final = 0.3
 WALL_STEPS_S: Final = (-3_600, 0, 3_600)
 OUTBOX_KILLED: Final = 0.4
@@ -159,10 +162,10 @@ class _Outbox(Killed):
 
 
 def run(history: History) -> None:
-    """Kill daemons in one of four ways, more often in the first: with synchronous commits and with asynchronous ones,
-    by power cuts that come with another wall clock, and on a full disk.
+    """Kill daemons in one of four ways, by turns: with synchronous commits and with asynchronous ones, by power cuts
+    that come with another wall clock, and on a full disk.
     """
-    kind = history.chance.choice(("kills", "kills", "asynchronous", "power cuts", "full disks"))
+    kind = KINDS[history.seed % len(KINDS)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:

@@ -40,7 +40,7 @@ from tests.histories.history import History
 from tests.histories.judge import Registration, ReportedResult
 from tests.histories.plan import Generator, one_owner
 from tests.histories.swarm import EVENT_TYPES
-from tests.histories.tables import features_of
+from tests.histories.tables import OF_OPERATIONS, features_of, features_of_end
 from tests.kit.eventually import eventually
 from tests.kit.proxy import NOBODY, FaultyProxy
 from tests.kit.served_host import serving, with_faults
@@ -48,6 +48,7 @@ from tests.kit.sizes import NOT_CUT, all_sizes
 
 PATHS = ("client", "columns", "unary")
 FAULTS = ("none", "cut", "kill", "listener")
+FEATURES = (*OF_OPERATIONS.keys() - {"stale timeout"}, "returning session")
 PROXY_FAULTS = ("drop", "cut", "hold", "swallow", "refuse", "half_close_up", "half_close_down")
 SESSIONS_SPARE = 4
 """Sessions beyond those of the clients: one for the passer-by, and some that have not been left yet."""
@@ -56,6 +57,7 @@ INVALID = -5
 """The offset of an item that the daemon must refuse."""
 RISING = {plain.LEADER_APPEND: 6, plain.HIGH_WATERMARK: 6, plain.LOG_START_OFFSET: 2, plain.KEY_SIGNALLED: 5}
 """The frequency of events that raise marks; others remove partitions, change leaders, fail storage."""
+EXTENDED_S: Final = 0.5
 SETTLED_MS = 50
 """A connection that has carried a message this long after the last fault counts as working."""
 DRAIN_S: Final = 10.0
@@ -197,6 +199,8 @@ class SimulatedDay:
         if self._history.seed % 2:  # each new session evicts a finished one while clients keep registering
             plan.sessions_max = plan.clients + replaced + SESSIONS_SPARE
             self._deeds.append((0, partial(self._pass_by, range(0, plan.day_ms, PASSER_INTERVAL_MS))))
+        for at_ms in [self._rng.randrange(plan.day_ms) for _ in range(self._rng.choice((0, 5, 20)))]:
+            self._deeds.append((at_ms, partial(self._extend, self._rng.choice(self._clients))))
         self._note_pairs()
 
     def _generator(self) -> Generator:
@@ -271,13 +275,16 @@ class SimulatedDay:
 
     def _note_pairs(self) -> None:
         """Each wait meets its path, and the faults of the day."""
-        faults = ["cut"] * self._has_cuts + ["kill"] * (False in self._restarts)
-        faults += ["listener"] * self._plan.has_faulty_listener
         for request in self._requests:
             is_cancelled = request.path != "columns" and request.cancel_after_ms is not None
             for operation in request.operations:
                 features = [*features_of(operation), *["cancelled"] * is_cancelled]
-                self._history.seen.note(features, request.path, *(faults or ["none"]))
+                self._history.seen.note(features, request.path, *self._faults_of_day)
+
+    @property
+    def _faults_of_day(self) -> list[str]:
+        faults = ["cut"] * self._has_cuts + ["kill"] * (False in self._restarts)
+        return faults + ["listener"] * self._plan.has_faulty_listener or ["none"]
 
     # The day.
 
@@ -304,6 +311,18 @@ class SimulatedDay:
                     await client.cancel(partition=target)
             except (NotFound, Unavailable):
                 pass  # the session has not been opened yet, or the daemon is down
+
+    async def _extend(self, actor: ClientActor) -> None:
+        """A client lets one operation of each of its calls wait longer."""
+        calls = [one for one in actor.calls if not one.is_ended and one.session_id == actor.client.session_id]
+        calls = [one for one in calls if one.operation_id(1)]
+        try:
+            missed = await actor.client.extend([one.operation_id(1) for one in calls], EXTENDED_S)
+        except (NotFound, Unavailable, ClientClosed):
+            return
+        for call in calls:
+            if call.operation_id(1) not in missed:
+                self._history.seen.note(["extended"], call.request.path, *self._faults_of_day)
 
     async def _pass_by(self, times_ms: range) -> None:
         """Open one session after another and leave each at once. Only a daemon that is shutting down may refuse to open
@@ -421,6 +440,7 @@ class SimulatedDay:
         if operation.items[0].offset == INVALID:
             return "an invalid registration has an outcome"
         key = UNARY if call.request.path == "unary" else (call.session_id, call.operation_id(result.operation_id))
+        self._history.seen.note(features_of_end(result.content), call.request.path, *self._faults_of_day)
         ends = [end for record in self._records for end in record.ends.get(key, ())]
         if any(end.fits(result.content, call.submitted_ms, call.ended_ms) for end in ends):
             return ""
@@ -458,11 +478,19 @@ class SimulatedDay:
                     self._complain(f"push {number} of {pusher.key} was applied {applied} times")
         for host, record in zip(self._hosts, self._records, strict=True):
             self._judge_daemon(host, record)
+        self._note_returned()
         names = Counter(name for record in self._records for _, name in record.incarnations.values())
         if len(names) < names.total():
             self._complain(f"two sessions with one incarnation: {names.most_common(1)}")
         figures["waits"] += sum(len(request.operations) for request in self._requests)
         figures["faults"] += sum(proxy.faults for proxy in self._proxies)
+
+    def _note_returned(self) -> None:
+        """Sessions with several incarnations: their clients returned after they had been dropped."""
+        sessions = Counter(session.session_id for one in self._records for session, _ in one.incarnations.values())
+        for call in (call for client in self._clients for call in client.calls):
+            if sessions[call.session_id] > 1:
+                self._history.seen.note(["returning session"], call.request.path, *self._faults_of_day)
 
     def _judge_daemon(self, host: Host, record: DaemonRecord) -> None:
         """Its counters are those of the recorded calls."""

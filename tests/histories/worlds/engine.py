@@ -11,10 +11,11 @@ from tests.engine.pair import Pair
 from tests.histories.history import History
 from tests.histories.plan import Generator, Leave, Step
 from tests.histories.swarm import Swarm
-from tests.histories.tables import Seen, features_of, features_of_end
+from tests.histories.tables import OF_OPERATIONS, Seen, features_of, features_of_end
 
 PATHS = ("engine",)
 FAULTS = ("none", "stall", "stop")
+FEATURES = tuple(OF_OPERATIONS)
 LENGTHS = (250, 250, 250, 1_000, 5_000)
 """In steps; a history draws one of these."""
 RECOUNT_EVERY = 64

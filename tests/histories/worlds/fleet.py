@@ -20,6 +20,7 @@ from tests.histories.history import History
 
 PATHS = ()
 FAULTS = ("kill", "stop", "handover", "failover")
+FEATURES = ()
 """All of them in every history: a fleet's log has neither operations nor paths to cross them with."""
 HISTORIES: Final = 1_000
 """Histories of one seed of the machine: each takes a millisecond."""

@@ -24,6 +24,7 @@ from purgatory.replicated_log.open_log import open_log
 from tests.fleet.audit import check_files
 from tests.histories.history import History
 from tests.histories.supervised import SupervisedWorld
+from tests.histories.wire_caller import WIRE_FEATURES
 from tests.kit.commands import fleet_command
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.faults import NotPossibleHere, WallClock, build_library
@@ -31,6 +32,7 @@ from tests.kit.fleet import Links, Member
 from tests.kit.proxy import BOTH, DOWN, UP, FaultyProxy
 
 PATHS = ("rows", "columns")
+FEATURES = WIRE_FEATURES
 FAULTS = ("kill", "stop", "handover", "failover", "cut", "wall clock")
 FAULTS_PER_HISTORY: Final = 50
 CUTS: Final = ("cut from the log", "cut from callers")

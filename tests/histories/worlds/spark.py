@@ -26,7 +26,9 @@ from purgatory_pipeline.spark.spark_session import spark_session
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tests.engine import plain
 from tests.histories.history import History
+from tests.histories.tables import features_of
 from tests.histories.worlds.stream import differences
 from tests.kit.daemon import DaemonProcess
 from tests.pipeline.conftest import worker_environment
@@ -35,6 +37,7 @@ from tests.pipeline.stream.simulated_history import SimulatedHistory, StreamFold
 
 PATHS = ("stream",)
 FAULTS = ("kill",)
+FEATURES = ("produce", "fetch", "delete_records", "signal", "composite")
 KILLS: Final = 10
 Main = Callable[[list[str]], int]
 SLICES_PER_KILL: Final = 3
@@ -213,29 +216,32 @@ def is_in_a_batch(folder: Path, before: int) -> bool:
 
 def run(history: History) -> None:
     """Kill the stream, its executors, or the query that reads results, by the seed."""
-    seed = history.seed
+    seed, operations = history.seed, list[plain.Operation]()
     with tempfile.TemporaryDirectory(prefix="spark-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         if seed % 3 == 0:
             world = StreamWorld(folder, KILLS, seed, ["--master", "local[2]"])
             world.kill_driver(KILLS)
-            wrong = world.finish()
+            wrong, operations = world.finish(), world.history.operations
         elif seed % 3 == 1:
             cluster = stack.enter_context(StandaloneCluster(folder / "cluster"))
             inherited = [f"spark.executorEnv.{name}={value}" for name, value in worker_environment().items()]
             settings = [word for setting in (*inherited, "spark.executor.memory=768m") for word in ("--conf", setting)]
             world = StreamWorld(folder / "stream", KILLS, seed, ["--master", cluster.url, *settings])
             world.kill_executors(KILLS, cluster.folder)
-            wrong = world.finish()
+            wrong, operations = world.finish(), world.history.operations
         else:
             daemon = stack.enter_context(DaemonProcess(folder / "daemon"))
             results = ResultsWorld(folder, stack.enter_context(Client(daemon.address)), seed)
             results.kill(KILLS)
+            history.seen.note(["produce"], "stream", "kill")
             results.add()
             program = results.start()
             program.until(results.is_read)
             program.kill()
             wrong = results.wrong()
+    for operation in operations:
+        history.seen.note(features_of(operation), "stream", "kill")
     history.judge.complaints.extend(wrong)
     history.figures["kills"] += KILLS
 

@@ -1,4 +1,4 @@
-"""A daemon that is stopped for seconds, again and again: the row `stops` of `make abuse`.
+"""Daemons that are stopped for seconds, again and again.
 
 Whoever reports to it is not called silent because of that.
 Workers send heartbeats and a source sends reports all the time, so none of their waits may fail. With each stop, one
@@ -7,6 +7,7 @@ worker is really gone and one mark is really stale, and both waits must fail: si
 
 import asyncio
 import random
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -20,12 +21,19 @@ from purgatory_client.results import HEARTBEAT_MISSED, MARK_STALE, Result
 from purgatory_client.sources.source_link import SourceLink, SourceState, StaleMarks
 
 from purgatory.clock import SETTLE_MS
-from tests.abuse.result import Result as Row
+from tests.histories.history import History
 from tests.kit.daemon import DaemonProcess
 from tests.kit.faults import stopped
 from tests.kit.messages import advance_request, key_signalled
 from tests.kit.served_host import DaemonChannel
 
+PATHS = ("client", "unary")
+FAULTS = ("stop",)
+FEATURES = ("produce", "signal", "heartbeat", "stale timeout")
+AT_ONCE: Final = 4
+"""Daemons of a history."""
+STOPS: Final = 3
+"""Of each daemon."""
 TIMEOUT_S: Final = 2.0
 """Silence after which a wait fails."""
 BEAT_S: Final = 0.3
@@ -84,6 +92,8 @@ class StopsWorld:
         not_listening_s = await stopped(daemon.process, stop_s) + SETTLE_S
         result = await silent
         self.late_s.append(time.monotonic() - last_s - not_listening_s - TIMEOUT_S)
+        if self.late_s[-1] > LATE_S_MAX:
+            self.faults.append(f"a silence was noticed {self.late_s[-1]:.2f} s late; allowed: {LATE_S_MAX:g} s")
         codes = result.partitions[key].error_code, (await stale).partitions["m/gone-0"].error_code
         if codes != (HEARTBEAT_MISSED, MARK_STALE):
             self.faults.append(f"{key} and its mark: {codes}")
@@ -115,20 +125,17 @@ async def _report(link: SourceLink, began_s: float) -> None:
     )
 
 
-def stops(folder: Path, seed: int, count: int, at_once: int = 4) -> Row:
-    """Stop several daemons at once, `count` times in all."""
-    runs, row = [StopsWorld(folder / str(number), seed + number) for number in range(at_once)], Row("stops")
+def run(history: History) -> None:
+    """Stop several daemons at once."""
 
-    async def run_all() -> None:
-        await asyncio.gather(*(run.run(count // at_once) for run in runs))
+    async def run_all(folder: Path) -> list[StopsWorld]:
+        worlds = [StopsWorld(folder / str(number), history.seed + number) for number in range(AT_ONCE)]
+        await asyncio.gather(*(world.run(STOPS) for world in worlds))
+        return worlds
 
-    asyncio.run(run_all())
-    late_s = sorted(late for run in runs for late in run.late_s)
-    row.faults += [fault for run in runs for fault in run.faults]
-    if late_s[-1] > LATE_S_MAX:
-        row.faults.append(f"a silence was noticed {late_s[-1]:.2f} s late; allowed: {LATE_S_MAX:g} s")
-    row.figures = (
-        f"{len(late_s)} stops; {len(late_s)} workers gone, noticed {late_s[0]:.2f} to {late_s[-1]:.2f} s after "
-        f"{TIMEOUT_S:g} s of listening"
-    )
-    return row
+    with tempfile.TemporaryDirectory() as name:
+        for world in asyncio.run(run_all(Path(name))):
+            history.judge.complaints.extend(world.faults)
+    history.seen.note(["signal", "heartbeat"], "client", "unary", "stop")
+    history.seen.note(["produce", "stale timeout"], "client", "stop")
+    history.figures["stops"] += AT_ONCE * STOPS

@@ -17,11 +17,12 @@ from purgatory_pipeline.stream.stream_rows import ROWS, hashes_of, shards_of
 
 from purgatory.engine.codes import HIGH_WATERMARK, PRODUCE
 from tests.histories.history import History
-from tests.histories.tables import features_of
+from tests.histories.tables import OF_OPERATIONS, features_of
 from tests.pipeline.stream.simulated_history import Row, SimulatedHistory, outcomes_of
 
 PATHS = ("stream",)
 FAULTS = ("none",)
+FEATURES = tuple(OF_OPERATIONS.keys() - {"value", "failed key", "extended", "cancelled"})
 STEPS = 10_000
 PLAYS_MAX = 400
 """A shard played and saved costs milliseconds, whatever it holds."""

@@ -30,7 +30,7 @@ GROWN_MAX: Final = 12
 REQUEST_S: Final = 8.0
 LOOK_S: Final = 0.1
 """Between two looks at the cluster."""
-FAULTS: Final = ("source", "topic", "broker", "daemon", "partitions", "both sources")
+ALL: Final = ("source", "topic", "broker", "daemon", "partitions", "both sources")
 
 
 class Programs:
@@ -93,7 +93,7 @@ class Faults:
         self._record: Final = record
         self._chance: Final = random.Random(seed)
 
-    def run(self, kinds: Collection[str] = FAULTS) -> None:
+    def run(self, kinds: Collection[str] = ALL) -> None:
         """Cause these faults in turn."""
         restart, chance = self._programs.restart, self._chance
         causes: dict[str, Callable[[], None]] = {

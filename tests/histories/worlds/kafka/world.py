@@ -1,15 +1,9 @@
-"""Real brokers, a daemon and two sources under faults: `python -m tests.histories.worlds.kafka.world --waits 100000`.
+"""Real brokers, a daemon and two sources under faults: any answer may be wrong, and any mark at the end."""
 
-The exit code is 1 if any answer was wrong, or if a mark is wrong at the end.
-"""
-
-import argparse
 import asyncio
-import random
-import sys
+import itertools
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +11,8 @@ from purgatory_client import AsyncClient, batches
 from purgatory_client.results import Outcome
 
 from examples.kafka_cluster import KafkaCluster
+from tests.histories.history import History
+from tests.histories.judge import ReportedResult
 from tests.histories.worlds.kafka.broker_logs import (
     BrokerLogs,
     marks_at_the_end,
@@ -24,7 +20,7 @@ from tests.histories.worlds.kafka.broker_logs import (
     read_logs,
     steps_of_logs,
 )
-from tests.histories.worlds.kafka.faults import FAULTS, Faults, Programs
+from tests.histories.worlds.kafka.faults import ALL, Faults, Programs
 from tests.histories.worlds.kafka.judge import (
     GONE,
     Answer,
@@ -44,6 +40,11 @@ from tests.histories.worlds.kafka.load import (
 )
 from tests.kafka.clients import ClusterClients
 
+PATHS = ("columns",)
+FAULTS = ("kill",)
+FEATURES = ("produce", "epoch")
+WAITS: Final = 20_000
+"""Of a history."""
 SETTLE_S: Final = 5.0
 """Silence of a killed source is detected after 3 s; until then its marks are not reported as stale."""
 HOPS: Final = 5
@@ -72,14 +73,16 @@ SETTINGS: Final[dict[str, object]] = {
 
 
 class KafkaWorld:
-    """One run. `figures` counts actions, faults and results; `complaints` has what is wrong."""
+    """One run. The figures of the history count actions, faults and results."""
 
-    def __init__(self, waits: int, seed: int) -> None:
-        self.figures: Final[Counter[str]] = Counter()
-        self.complaints: Final[list[str]] = []
+    def __init__(self, waits: int, history: History) -> None:
+        self._seen: Final = history.seen
+        self._judge_of_ends: Final = history.judge
+        self.figures: Final = history.figures
+        self.complaints: Final = history.judge.complaints
         self._record: Final = Record()
-        self._seed: Final = seed
-        self._random: Final = random.Random(seed)
+        self._seed: Final = history.seed
+        self._random: Final = history.chance
         self._rounds: Final = iter(range(-(-waits // BATCH)))
         self._answers: Final[list[Answer]] = []
         """Every wait that was neither refused nor cancelled."""
@@ -88,7 +91,7 @@ class KafkaWorld:
         self._down: list[tuple[float, float]] = []
         self._stall_s = 0.0
 
-    def run(self, folder: Path, faults: tuple[str, ...] = FAULTS) -> None:
+    def run(self, folder: Path, faults: tuple[str, ...] = ALL) -> None:
         """Run the check. Everything it starts has ended when it returns. Raises ClusterUnavailable."""
         clock_s = time.monotonic() - time.time()
         with KafkaCluster(folder / "brokers", 3, SETTINGS) as cluster:
@@ -166,7 +169,9 @@ class KafkaWorld:
         registered_s = time.monotonic()
         await client.register(session_id, 1, batch)
         accepted_s = time.monotonic()
-        answers: dict[int, Answer] = {}
+        for wait, timeout_ms in enumerate(timeouts_ms):
+            self._judge_of_ends.registering(session_id, wait + 1, timeout_ms, registered_s)
+        answers, arrived = dict[int, Answer](), itertools.count(1)
         async for collected in client.results(session_id):
             answered_s, results = time.monotonic(), collected.results
             for place, operation_id in enumerate(collected.operation_ids):
@@ -182,8 +187,11 @@ class KafkaWorld:
                     None if epochs[wait] == NO_EPOCH else listed_s,
                 )  # fmt: skip
                 answers.setdefault(operation_id, answer)
-        assert len(answers) == BATCH, f"{session_id}: {BATCH - len(answers)} waits were never answered"
+                ended = ReportedResult(operation_id, outcome, results.waited_ms[place], answer)
+                self._judge_of_ends.reported(session_id, "", next(arrived), ended, answered_s)
         self._answers.extend(answers.values())
+        self._seen.pairs.update({("produce", "columns"): BATCH, ("produce", "kill"): BATCH})
+        self._seen.note(["epoch"] * (BATCH - epochs.count(NO_EPOCH)), "columns", "kill")
 
     def _judge(self, logs: BrokerLogs) -> None:
         changes, answers = self._record.changes, self._answers
@@ -214,21 +222,6 @@ class KafkaWorld:
         self.figures["milliseconds allowed for an answer"] = round(settle_s * 1000)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser("python -m tests.histories.worlds.kafka.world", description=__doc__)
-    parser.add_argument("--waits", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--folder", type=Path, help="Keeps what it leaves, to look into.")
-    given = parser.parse_args()
-    world = KafkaWorld(given.waits, given.seed)
+def run(history: History) -> None:
     with tempfile.TemporaryDirectory(prefix="history-") as folder:
-        world.run(given.folder or Path(folder))
-    print(*world.complaints[:20], sep="\n")
-    for what, count in sorted(world.figures.items()):
-        print(f"| {what:<45} | {count:>8} |")
-    print(f"wrong answers and marks: {len(world.complaints)}")
-    return 1 if world.complaints else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        KafkaWorld(WAITS, history).run(Path(folder))
