@@ -4,11 +4,14 @@ That the engine is right, the world `engine` shows.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from purgatory.engine.calls import Apply, Register
+from purgatory.engine import codes
+from purgatory.engine.calls import Apply, PassTime, Register
+from purgatory.engine.engine import Engine
+from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Called, Completed, Listener
 from purgatory.service.sessions.session import Session
 from tests.engine import plain
@@ -92,3 +95,30 @@ class DaemonRecord(Listener):
     @property
     def all_ends(self) -> list[DaemonEnd]:
         return [end for ends in self.ends.values() for end in ends]
+
+    def complaints(self, engine: Engine) -> Iterator[str]:
+        """What its daemon has counted otherwise."""
+        if self.reaper_failures:
+            yield "the reaper failed"
+        ended = Counter((end.ended.kind, end.ended.outcome) for end in self.all_ends)
+        for kind in codes.KINDS:
+            counts = engine.inspection.counts(kind)
+            found = [counts.registered, counts.satisfied, counts.failed, counts.expired, counts.cancelled]
+            expected = [self.accepted[kind], *(ended[kind, outcome] for outcome in range(1, 5))]
+            if found != expected:
+                yield f"{codes.KIND_NAMES[kind]}: {found} counted, {expected} reported"
+
+
+def left_in(host: Host) -> dict[str, int]:
+    """What a host still has, once the time of all timers has passed."""
+    engine = host.engine
+    next_ms = engine.next_expiration_ms()
+    if next_ms >= 0:
+        engine.perform(None, PassTime(1), next_ms + 60_000_000)
+    engine.check()
+    return {
+        "pending": engine.pending,
+        "watched": sum(engine.inspection.counts(kind).watched for kind in codes.KINDS),
+        "unacknowledged": host.sessions.unacknowledged_results,
+        "timed": engine.next_expiration_ms() + 1,
+    }

@@ -22,9 +22,6 @@ from purgatory_client import AsyncClient
 from purgatory_client.batches import WaitBatch
 from purgatory_client.errors import ClientClosed, InvalidRequest, LimitExceeded, NotFound, Unavailable
 
-from purgatory.engine import codes
-from purgatory.engine.calls import PassTime
-from purgatory.engine.engine import Engine
 from purgatory.service.draining import drain
 from purgatory.service.host import Host
 from purgatory.service.listeners.listener import Listener
@@ -34,7 +31,7 @@ from purgatory.service.translate import batch_limits
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc
 from tests.engine import plain
-from tests.histories.daemon_record import UNARY, DaemonRecord
+from tests.histories.daemon_record import UNARY, DaemonRecord, left_in
 from tests.histories.day_actors import ClientActor, Pusher, Request, SimulatedCall, now_ms
 from tests.histories.history import History
 from tests.histories.judge import Registration, ReportedResult
@@ -414,21 +411,9 @@ class SimulatedDay:
                 lambda: not sessions.drop_expired(later_ms) and sessions.count + self._host.engine.pending == 0,
                 lambda: f"no session stays: {sessions.count}",
             )
-            self._check_empty(self._host.engine)
-
-    def _check_empty(self, engine: Engine) -> None:
-        next_ms = engine.next_expiration_ms()
-        if next_ms >= 0:
-            engine.perform(None, PassTime(1), next_ms + 60_000_000)
-        engine.check()
-        left = {
-            "pending": engine.pending,
-            "watched": sum(engine.inspection.counts(kind).watched for kind in codes.KINDS),
-            "unacknowledged": self._host.sessions.unacknowledged_results,
-            "timed": engine.next_expiration_ms() + 1,
-        }
-        if any(left.values()):
-            self._complain(f"the daemon is not empty at the end: {left}")
+            left = left_in(self._host)
+            if any(left.values()):
+                self._complain(f"the daemon is not empty at the end: {left}")
 
     # The verdict.
 
@@ -477,7 +462,9 @@ class SimulatedDay:
                 if not is_acknowledged <= applied <= 1:
                     self._complain(f"push {number} of {pusher.key} was applied {applied} times")
         for host, record in zip(self._hosts, self._records, strict=True):
-            self._judge_daemon(host, record)
+            for complaint in record.complaints(host.engine):
+                self._complain(complaint)
+            figures["waits that lost their session"] += sum(not end.has_result for end in record.all_ends)
         self._note_returned()
         names = Counter(name for record in self._records for _, name in record.incarnations.values())
         if len(names) < names.total():
@@ -491,19 +478,6 @@ class SimulatedDay:
         for call in (call for client in self._clients for call in client.calls):
             if sessions[call.session_id] > 1:
                 self._history.seen.note(["returning session"], call.request.path, *self._faults_of_day)
-
-    def _judge_daemon(self, host: Host, record: DaemonRecord) -> None:
-        """Its counters are those of the recorded calls."""
-        if record.reaper_failures:
-            self._complain("the reaper failed")
-        ended = Counter((end.ended.kind, end.ended.outcome) for end in record.all_ends)
-        self._history.figures["waits that lost their session"] += sum(not end.has_result for end in record.all_ends)
-        for kind in codes.KINDS:
-            counts = host.engine.inspection.counts(kind)
-            found = [counts.registered, counts.satisfied, counts.failed, counts.expired, counts.cancelled]
-            expected = [record.accepted[kind], *(ended[kind, outcome] for outcome in range(1, 5))]
-            if found != expected:
-                self._complain(f"{codes.KIND_NAMES[kind]}: {found} counted, {expected} reported")
 
 
 def run(history: History) -> None:
