@@ -34,7 +34,7 @@ class Swarm:
         self.nonsense = rng.choice((0.0, 0.0, 0.01, 0.05))
         self.stale = rng.choice((0.0, 0.0, 0.1, 0.5))
         self.values = rng.choice((0.0, 0.2, 0.5))
-        self.failures = rng.choice((0.0, 0.0, 0.01, 0.1))
+        self.failures = rng.choice((0.0, 0.01, 0.03, 0.1))
         self.heartbeats = rng.choice((0.0, 0.0, 0.2, 0.6))
         self.epochs = rng.choice((0.0, 0.2, 0.8))
         has_high_watermarks = rng.choice((True, False))

@@ -11,7 +11,7 @@ from purgatory.journal.crash_points import VARIABLE
 from tests.engine import plain
 from tests.histories.daemon_record import DaemonEnd
 from tests.histories.history import History
-from tests.histories.worlds import day
+from tests.histories.worlds import day, shards
 from tests.histories.worlds.churn import ChurnWorld
 from tests.histories.worlds.crash import CrashWorld
 from tests.histories.worlds.stops import StopsWorld
@@ -81,6 +81,15 @@ def test_no_kill_loses_repeats_or_hastens_anything(tmp_path: Path, kind: str) ->
     assert tally["operations"] > KILLS
     assert bool(tally["refused batches"]) == (room is not None)
     assert (tally["outbox waits"] > KILLS) == (kind == "kill")
+
+
+@pytest.mark.slow  # an extended wait takes four seconds
+def test_readers_at_both_shards_read_the_first_value_of_a_key() -> None:
+    history = History(1, frozenset(shards.FAULTS))
+    shards.run(history)
+    history.judge.check_end()
+    assert history.judge.complaints == []
+    assert min(history.figures[what] for what in ("kills", "floods", "values left out")) > 0
 
 
 @pytest.mark.slow  # abandoned sessions live for three seconds

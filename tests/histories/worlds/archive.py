@@ -23,6 +23,7 @@ from purgatory.extensions.archive.archive_listener import ArchiveListener, Archi
 from purgatory.service.draining import drain
 from purgatory.service.errors import BatchRejected, RpcError
 from purgatory.service.host import Host
+from purgatory.service.listeners.listener import Completed, Listener
 from purgatory.service.sessions.session import Session
 from purgatory.service.settings import EngineSettings, HostSettings, LimitsSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
@@ -30,8 +31,7 @@ from purgatory.testing import ManualClock
 from tests.archive.archive_kit import ThreadLink
 from tests.archive.archive_replay import Replay, rows_of, without
 from tests.engine import plain
-from tests.engine.adapter import event_batch, operation_batch
-from tests.histories.daemon_record import DaemonRecord
+from tests.engine.adapter import ended_of, event_batch, operation_batch
 from tests.histories.history import History
 from tests.histories.plan import KEYS, PARTITIONS, Generator, one_owner
 from tests.histories.tables import OF_OPERATIONS, Seen, features_of, features_of_end
@@ -44,6 +44,17 @@ FEATURES = tuple(OF_OPERATIONS)
 STEPS: Final = 120
 CLOSE_S: Final = 30.0
 SESSION_TTL_MS: Final = 200
+
+
+class Ends(Listener):
+    """Notes the features that show in results."""
+
+    def __init__(self, seen: Seen) -> None:
+        self._seen: Final = seen
+
+    def completed(self, event: Completed) -> None:
+        for ended in ended_of(event.completions):
+            self._seen.note(features_of_end(ended), *PATHS, "none")
 
 
 class Life:
@@ -80,14 +91,13 @@ class Life:
         )
         host_settings = HostSettings() if roomy else host_settings
         self.host: Final = Host(self.new_engine(started_ms), self.clock, host_settings)
-        self._record: Final = DaemonRecord()
         self.host.listeners.append(self._archive)
-        self.host.listeners.append(self._record)
+        self.seen: Final = Seen()
+        self.host.listeners.append(Ends(self.seen))
         self._pauses: Final = [] if roomy else [self._pause]
         """A restored host counts a silence from its start, so what a pause leaves of one is not comparable there."""
         self._plan: Final = one_owner(seed, timeout_max_ms=300)
         self._drawn: Final[list[plain.Operation]] = []
-        self.seen: Final = Seen()
 
     async def live(self, steps: int) -> None:
         deeds = [self._register] * 6 + [self._advance] * 5 + [self._pass_time] * 3
@@ -106,8 +116,6 @@ class Life:
         await self._archive.close(self.clock.now_ms(), CLOSE_S)
         for row in self._drawn:
             self.seen.note(features_of(row), *PATHS, "none")
-        for end in self._record.all_ends:
-            self.seen.note(features_of_end(end.ended), *PATHS, "none")
 
     # Actions.
 

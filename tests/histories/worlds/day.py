@@ -84,7 +84,7 @@ class DayPlan:
         self.unacknowledged_results_max = rng.choice((1_000_000, 1_000_000, 1_000_000, 30))
         self.operations_per_batch_max = rng.choice((100_000, 100_000, 7))
         self.give_up_after: float | None = rng.choice((None, None, None, 0.25))
-        self.has_faulty_listener = seed % 7 == 3
+        self.has_faulty_listener = seed % 3 == 2
         """Whether the daemon has a listener that raises in each of its hooks."""
         self.internal_size = (0, 0, 2, 8, 0)[seed % 5]
         """The value of all internal sizes of daemon and clients; 0: their own."""
