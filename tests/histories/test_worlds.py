@@ -85,7 +85,7 @@ def test_no_kill_loses_repeats_or_hastens_anything(tmp_path: Path, kind: str) ->
 
 @pytest.mark.slow  # an extended wait takes four seconds
 def test_readers_at_both_shards_read_the_first_value_of_a_key() -> None:
-    history = History(1, frozenset(shards.FAULTS))
+    history = History(7, frozenset(shards.FAULTS))
     shards.run(history)
     history.judge.check_end()
     assert history.judge.complaints == []
