@@ -181,8 +181,8 @@ class ShardsWorld:
             receipt.raise_for_refusals()
 
     async def _extend(self) -> Coroutine[None, None, None]:
-        """Return the rest of it, which takes a while. Another program of the same principal extends a wait, of which its owner must learn. Where daemons are
-        killed, the owner itself does: it is told only while it is connected.
+        """Another program of the same principal extends a wait, of which its owner must learn. Where daemons are
+        killed, the owner itself does: it is told only while it is connected. Returns the rest, which takes a while.
         """
         [owner, _], [program, _] = self._readers["ann"], self._programs["ann"]
         operation = plain.Operation(plain.SIGNAL, 1, SHORT_MS, (plain.Item(("ann/extended", -1), 1),))
