@@ -140,9 +140,15 @@ class WaitBatch:
         """Store results `start` to `end` (exclusive) of a message for the operations from `position` on.
 
         Returns the number of operations that this ended; an operation that had already ended keeps its result. After a
-        cancel or a reconnect, a run of results may contain both, and is then processed one result at a time.
+        cancel or a reconnect, a run of results may contain both, and is then processed one result at a time. It is
+        divided where operations begin that were sent again, since these have waited for longer than the daemon says.
         """
         count = end - start
+        for first, _ in self._sent_again:
+            if position < first < position + count:
+                middle = start + first - position
+                ended = self.set_results(position, arrived, start, middle)
+                return ended + self.set_results(first, arrived, middle, end)
         if self.outcomes[position : position + count].count(Outcome.PENDING.value) < count:
             if count == 1:
                 return 0

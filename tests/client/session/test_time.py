@@ -161,23 +161,22 @@ def test_many_operations_of_a_batch_are_extended_at_once() -> None:
     assert (set(batch.timeouts_ms), batch.longest_timeout_ms) == ({50_000}, 50_000)
 
 
-@pytest.mark.parametrize("is_known", [False, True], ids=["forgotten", "known"])
-def test_time_waited_counts_from_the_first_registration(is_known: bool) -> None:
-    """The daemon counts from its own registration, which is a second one if it forgot the session. Here each result of
-    the daemon says 5 ms, and a second passed before.
+@pytest.mark.parametrize("known", [0, 2, 3], ids=["forgotten", "known in part", "known"])
+def test_time_waited_counts_from_the_first_registration(known: int) -> None:
+    """The daemon counts from its own registration, which is a second one of those that it does not know. Here each
+    result of the daemon says 5 ms, and a second passed before.
     """
     wait, batch = one(), many(2)
     core = open_core(wait, batch, incarnation="first")
     core.connection_lost(0.5)
-    core.receive(opened(resumed=is_known, highest=3 * is_known, incarnation="first" if is_known else "second"), 1.0)
-    assert registered(sent(core, 1.0)) == ([] if is_known else [[1], [2, 3]])
+    core.receive(opened(resumed=known > 0, highest=known, incarnation="first" if known else "second"), 1.0)
+    assert registered(sent(core, 1.0)) == {0: [[1], [2, 3]], 2: [[3]], 3: []}[known]
     ended = dict(core.receive(results(1, [1, 2, 3]), 2.0))
-    before_ms = 0 if is_known else 1_000
+    waited_ms = [5 if operation_id <= known else 1_005 for operation_id in (1, 2, 3)]
     single, many_results = ended[wait], ended[batch]
     assert isinstance(single, Result)
     assert isinstance(many_results, ResultColumns)
-    assert round(single.waited * 1_000) == before_ms + 5
-    assert many_results.waited_ms == [before_ms + 5] * 2
+    assert [round(single.waited * 1_000), *many_results.waited_ms] == waited_ms
 
 
 async def test_only_pending_operations_are_extended(client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
