@@ -299,13 +299,14 @@ def test_spans_are_ascii_digits(text: str) -> None:
 
 IN_USE = pd.DataFrame(
     [(None, 1, 500, 1.0, 1), ("orders", 1, 500, 1.0, 1)], columns=["topic", "place", "timeout_ms", "share", "timeouts"]
-).assign(kind="produce")
+).assign(kind="produce", operations=1)
 
 UNSEEN = "not enough seen beyond 500 ms to say which would expire less."
 
 
 def lines_of(waited_ms: list[int], fates: list[str], in_use: pd.DataFrame = IN_USE, topic: str = "orders") -> list[str]:
     counts = pd.DataFrame({"topic": topic, "kind": "produce", "fate": fates, "waited_ms": waited_ms, "operations": 1})
+    counts["timeout_ms"] = counts["waited_ms"].where(counts["fate"] == "expired")
     return advised(advise(counts, in_use)["advice"].to_pandas())
 
 

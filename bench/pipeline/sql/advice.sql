@@ -1,4 +1,5 @@
--- Kaplan-Meier curves, and what timeouts would do. Made of: curve, timeouts_used, topic_windows.
+-- How operations end without a timeout, and what timeouts would do. Made of: curve, timeouts_used, expired_under,
+-- topic_windows.
 
 CREATE OR REPLACE TEMP TABLE counts AS
 WITH large AS (
@@ -7,33 +8,77 @@ WITH large AS (
 )
 SELECT * FROM curve SEMI JOIN large USING (topic, kind)
 UNION ALL BY NAME
-SELECT NULL AS topic, kind, waited_ms, sum(satisfied)::BIGINT AS satisfied, sum(expired)::BIGINT AS expired,
-    sum(others)::BIGINT AS others
+SELECT NULL AS topic, kind, waited_ms, sum(satisfied)::BIGINT AS satisfied, sum(failed)::BIGINT AS failed,
+    sum(cancelled)::BIGINT AS cancelled, sum(expired)::BIGINT AS expired, sum(entered)::BIGINT AS entered,
+    sum(censored)::BIGINT AS censored
 FROM curve GROUP BY ALL;
-CREATE OR REPLACE TEMP TABLE estimate AS
+CREATE OR REPLACE TEMP TABLE hazards AS
 WITH risks AS (
-    SELECT *, (sum(satisfied + others) OVER (PARTITION BY topic, kind ORDER BY waited_ms DESC))::BIGINT AS at_risk
+    SELECT *, satisfied + failed + cancelled AS ends, (sum(ends + censored) OVER later - sum(entered) OVER of_curve
+            + sum(entered) OVER along)::BIGINT AS at_risk,
+        (sum(censored) OVER along)::BIGINT AS left_until
     FROM counts
+    WINDOW of_curve AS (PARTITION BY topic, kind), along AS (PARTITION BY topic, kind ORDER BY waited_ms),
+        later AS (PARTITION BY topic, kind ORDER BY waited_ms DESC)
 ), sums AS (
-    SELECT *, bool_or(at_risk = satisfied) OVER along AS is_over,
-        sum(ln(greatest(at_risk - satisfied, 1) / at_risk)) OVER along AS logarithm,
-        sum(satisfied / (at_risk::DOUBLE * greatest(at_risk - satisfied, 1))) OVER along AS variance
-    FROM risks WINDOW along AS (PARTITION BY topic, kind ORDER BY waited_ms)
-), widths AS (
-    SELECT *, if(logarithm < 0, 1.959963984540054 * sqrt(variance) / abs(logarithm), 0) AS width FROM sums
+    SELECT *, bool_or(at_risk <= ends AND ends > 0) OVER along AS is_over,
+        sum(if(ends > 0, ln(greatest(at_risk - ends, 1) / greatest(at_risk, 1)), 0)) OVER along AS logarithm,
+        sum(ends / (greatest(at_risk, 1)::DOUBLE * greatest(at_risk - ends, 1))) OVER along AS variance,
+        sum(ends / (greatest(at_risk, 1)::DOUBLE * greatest(at_risk, 1))) OVER along AS passed,
+        max(waited_ms) FILTER (at_risk >= 10) OVER of_curve AS known_until_ms
+    FROM risks WINDOW of_curve AS (PARTITION BY topic, kind), along AS (PARTITION BY topic, kind ORDER BY waited_ms)
 )
-SELECT topic, kind, waited_ms, satisfied, expired, others, at_risk, at_risk >= 10 AS is_known,
-    if(is_over, 0, exp(logarithm)) AS waiting,
+SELECT *, coalesce(waited_ms <= known_until_ms, FALSE) AS is_known, if(is_over, 0, exp(logarithm)) AS waiting
+FROM sums;
+
+-- Operations that end in one call: the variance of each curve, over that of operations that end one by one.
+CREATE OR REPLACE TEMP TABLE influences AS
+SELECT h.topic, h.kind, o.run_id, o.call_number, o.waited_ms,
+    passed - if(o.outcome IN ('satisfied', 'failed', 'cancelled'), 1 / greatest(at_risk, 1), 0) AS influence
+FROM outcomes o JOIN hazards h
+    ON (h.topic IS NULL OR h.topic = o.topic) AND h.kind = o.kind AND h.waited_ms = o.waited_ms
+WHERE item = 0;
+CREATE OR REPLACE TEMP TABLE widenings AS
+WITH places AS (
+    SELECT topic, kind, ladder.at_ms, arg_max(passed, waited_ms) AS passed, arg_max(variance, waited_ms) AS alone
+    FROM hazards, (SELECT step * 10 ** power AS at_ms FROM (SELECT unnest([1, 2, 5]) AS step),
+        (SELECT unnest(range(7)) AS power)) ladder
+    WHERE waited_ms <= ladder.at_ms GROUP BY ALL
+), calls AS (
+    SELECT p.topic, p.kind, p.at_ms, alone, sum(if(waited_ms <= p.at_ms, influence, passed)) AS influence
+    FROM places p JOIN influences i ON p.topic IS NOT DISTINCT FROM i.topic AND p.kind = i.kind
+    GROUP BY p.topic, p.kind, p.at_ms, alone, run_id, call_number
+), factors AS (
+    SELECT topic, kind, at_ms, if(alone > 0, greatest(sum(influence ** 2) / alone, 1), 1) AS factor
+    FROM calls GROUP BY topic, kind, at_ms, alone
+)
+SELECT topic, kind, at_ms, factor, lead(at_ms) OVER along AS next_ms, lead(factor) OVER along AS next_factor,
+    row_number() OVER along = 1 AS is_first
+FROM factors WINDOW along AS (PARTITION BY topic, kind ORDER BY at_ms);
+CREATE OR REPLACE TEMP TABLE estimate AS
+WITH widths AS (
+    SELECT h.*, if(logarithm < 0, 1.959963984540054 * sqrt(variance * coalesce(
+        factor + coalesce((next_factor - factor) * (ln(waited_ms + 1) - ln(at_ms + 1)) / (ln(next_ms + 1)
+            - ln(at_ms + 1)), 0), 1)) / abs(logarithm), 0) AS width
+    FROM hazards h LEFT JOIN widenings w ON h.topic IS NOT DISTINCT FROM w.topic AND h.kind = w.kind
+        AND waited_ms >= at_ms AND (waited_ms < next_ms OR next_ms IS NULL)
+)
+SELECT topic, kind, waited_ms, satisfied + failed + cancelled + censored AS operations, satisfied AS done, expired,
+    at_risk, left_until, is_known, waiting,
     if(is_over, NULL, exp(logarithm * exp(width))) AS waiting_low,
-    if(is_over, NULL, exp(logarithm * exp(-width))) AS waiting_high
-FROM widths;
+    if(is_over, NULL, exp(logarithm * exp(-width))) AS waiting_high,
+    sum(before * satisfied / greatest(at_risk, 1)) OVER along AS satisfied,
+    sum(before * failed / greatest(at_risk, 1)) OVER along AS failed,
+    sum(before * cancelled / greatest(at_risk, 1)) OVER along AS cancelled
+FROM (SELECT *, coalesce(lag(waiting) OVER (PARTITION BY topic, kind ORDER BY waited_ms), 1) AS before FROM widths)
+WINDOW along AS (PARTITION BY topic, kind ORDER BY waited_ms);
 CREATE OR REPLACE TEMP TABLE survival AS
 WITH cells AS (
     SELECT *, floor(waiting * 200) AS height, floor(-log10(greatest(waiting, 1e-6)) * 25) AS depth,
         [height, depth, floor(log2(waited_ms + 1) * 10)] AS cell
     FROM estimate
 )
-SELECT topic, kind, waited_ms, waiting, waiting_low, waiting_high, at_risk FROM cells
+SELECT topic, kind, waited_ms, waiting, waiting_low, waiting_high, satisfied, failed, cancelled, at_risk FROM cells
 WINDOW along AS (PARTITION BY topic, kind ORDER BY waited_ms)
 QUALIFY cell IS DISTINCT FROM lag(cell) OVER along OR lead(cell) OVER along IS NULL;
 
@@ -47,7 +92,7 @@ SELECT *, row_number() OVER (of_curve ORDER BY operations DESC, timeout_ms) AS p
 FROM counted WINDOW of_curve AS (PARTITION BY topic, kind) QUALIFY place <= 3;
 
 CREATE OR REPLACE TEMP TABLE curves AS
-SELECT e.topic, e.kind, sum(satisfied + others)::BIGINT AS operations, sum(satisfied)::BIGINT AS satisfied,
+SELECT e.topic, e.kind, sum(e.operations)::BIGINT AS operations, sum(done)::BIGINT AS satisfied,
     sum(expired)::BIGINT AS expired, coalesce(max(waited_ms) FILTER (is_known), 0) AS seen_until_ms,
     min(waited_ms) FILTER (is_known AND waiting <= 0.5 + 1e-9) AS need_p50_ms,
     min(waited_ms) FILTER (is_known AND coalesce(waiting_low, 0) <= 0.5 + 1e-9) AS need_p50_low_ms,
@@ -62,7 +107,7 @@ SELECT e.topic, e.kind, sum(satisfied + others)::BIGINT AS operations, sum(satis
     min(waited_ms) FILTER (is_known AND coalesce(waiting_low, 0) <= 0.001 + 1e-9) AS need_p999_low_ms,
     min(waited_ms) FILTER (is_known AND waiting_high <= 0.001 + 1e-9) AS need_p999_high_ms,
     any_value(u.timeout_ms) AS timeout_ms, any_value(u.timeout_share) AS timeout_share,
-    coalesce(any_value(u.timeouts), 0) AS timeouts
+    coalesce(any_value(u.timeouts), 0) AS timeouts, any_value(u.operations) AS with_timeout
 FROM estimate e LEFT JOIN in_use u ON e.topic IS NOT DISTINCT FROM u.topic AND e.kind = u.kind AND place = 1
 GROUP BY ALL;
 CREATE OR REPLACE TEMP TABLE timeouts AS
@@ -77,7 +122,9 @@ WITH ladder AS (
 ), read_off AS (
     SELECT d.topic, d.kind, d.timeout_ms, arg_max(waiting, waited_ms) AS waiting,
         arg_max(waiting_low, waited_ms) AS low, bool_or(is_known) AS is_known,
-        arg_max({'high': waiting_high}, waited_ms) FILTER (is_known) AS known
+        arg_max({'high': waiting_high}, waited_ms) FILTER (is_known) AS known, arg_max(satisfied, waited_ms) AS satisfied,
+        arg_max(failed, waited_ms) AS failed, arg_max(cancelled, waited_ms) AS cancelled,
+        coalesce(max(left_until) FILTER (waited_ms < d.timeout_ms), 0) AS left_until
     FROM candidates d LEFT JOIN estimate e
         ON d.topic IS NOT DISTINCT FROM e.topic AND d.kind = e.kind AND waited_ms <= d.timeout_ms
     GROUP BY ALL
@@ -87,11 +134,19 @@ SELECT c.topic, c.kind, r.timeout_ms, coalesce(r.timeout_ms = c.timeout_ms, FALS
         WHEN r.timeout_ms <= seen_until_ms THEN waiting END AS expires,
     CASE WHEN known IS NULL THEN if(waiting IS NULL AND seen, 1, 0) WHEN waiting = 0 THEN 0
         WHEN r.timeout_ms <= seen_until_ms THEN low ELSE 0 END AS expires_low,
-    if(known IS NULL, 1, coalesce(known.high, least(1, 3 / operations))) AS expires_high
+    if(known IS NULL, 1, coalesce(known.high, least(1, 3 / operations))) AS expires_high,
+    if(expires IS NULL, NULL, coalesce(r.satisfied, 0)) AS satisfied,
+    if(expires IS NULL, NULL, coalesce(failed, 0)) AS failed,
+    if(expires IS NULL, NULL, coalesce(cancelled, 0)) AS cancelled, left_until / operations AS estimated
 FROM read_off r JOIN (SELECT *, seen_until_ms > 0 OR operations >= 10 AS seen FROM curves) c
     ON c.topic IS NOT DISTINCT FROM r.topic AND c.kind = r.kind;
 CREATE OR REPLACE TEMP TABLE advice AS
-SELECT c.*, expired / operations AS expired_share, expires AS timeout_expires, expires_low AS timeout_expires_low,
-    expires_high AS timeout_expires_high
+WITH observed AS (
+    SELECT topic, kind, timeout_ms, expired FROM expired_under
+    UNION ALL SELECT NULL, kind, timeout_ms, sum(expired) FROM expired_under GROUP BY ALL
+)
+SELECT c.*, c.expired / operations AS expired_share, coalesce(o.expired, 0) / with_timeout AS timeout_observed,
+    expires AS timeout_expires, expires_low AS timeout_expires_low, expires_high AS timeout_expires_high
 FROM curves c LEFT JOIN timeouts t
-    ON c.topic IS NOT DISTINCT FROM t.topic AND c.kind = t.kind AND c.timeout_ms = t.timeout_ms;
+    ON c.topic IS NOT DISTINCT FROM t.topic AND c.kind = t.kind AND c.timeout_ms = t.timeout_ms
+LEFT JOIN observed o ON c.topic IS NOT DISTINCT FROM o.topic AND c.kind = o.kind AND c.timeout_ms = o.timeout_ms;

@@ -30,7 +30,7 @@ SELECT 'outcomes', count(*) FROM (
 );
 
 CREATE OR REPLACE TEMP TABLE run_ends AS
-    SELECT run_id, max(time_ms) AS run_end_ms
+    SELECT run_id, max(time_ms) AS run_end_ms, min(time_ms) AS run_begin_ms
     FROM (SELECT run_id, time_ms FROM registrations UNION ALL SELECT run_id, time_ms FROM outcomes) GROUP BY run_id;
 CREATE OR REPLACE TEMP TABLE unfinished AS
     SELECT r.*, if(run_end_ms - time_ms > timeout_ms + 60000, NULL, run_end_ms - time_ms) AS waited_ms
@@ -39,6 +39,7 @@ CREATE OR REPLACE TEMP TABLE unfinished AS
         FROM registrations WHERE refusal_code = 0
     ) r ANTI JOIN outcomes o USING (run_id, session_number, operation_id, item) JOIN run_ends USING (run_id);
 CREATE OR REPLACE TEMP TABLE carried_in AS
-    SELECT o.* FROM (
-        SELECT run_id, session_number, operation_id, item, "at", topic, partition, kind, principal FROM outcomes
-    ) o ANTI JOIN registrations r USING (run_id, session_number, operation_id, item);
+    SELECT o.*, greatest(run_begin_ms - registered_ms, 0) AS entered_ms FROM (
+        SELECT run_id, session_number, operation_id, item, "at", topic, partition, kind, principal,
+            time_ms - waited_ms AS registered_ms FROM outcomes
+    ) o ANTI JOIN registrations r USING (run_id, session_number, operation_id, item) JOIN run_ends USING (run_id);

@@ -45,8 +45,14 @@ SELECT topic, kind, timeout_ms, count(*) AS operations FROM registrations
 WHERE item = 0 AND refusal_code = 0 GROUP BY ALL;
 CREATE OR REPLACE TEMP TABLE curve AS
 SELECT topic, kind, waited_ms, count(*) FILTER (outcome = 'satisfied') AS satisfied,
-    count(*) FILTER (outcome = 'expired') AS expired, count(*) FILTER (outcome <> 'satisfied') AS others
+    count(*) FILTER (outcome = 'failed') AS failed, count(*) FILTER (outcome = 'cancelled') AS cancelled,
+    count(*) FILTER (outcome = 'expired') AS expired, count(*) FILTER (outcome = 'entered') AS entered,
+    count(*) FILTER (outcome NOT IN ('satisfied', 'failed', 'cancelled', 'entered')) AS censored
 FROM (
     SELECT topic, kind, waited_ms, outcome FROM outcomes WHERE item = 0
     UNION ALL SELECT topic, kind, waited_ms, 'unfinished' FROM unfinished WHERE item = 0 AND waited_ms IS NOT NULL
+    UNION ALL SELECT topic, kind, entered_ms, 'entered' FROM carried_in WHERE item = 0
 ) GROUP BY ALL;
+CREATE OR REPLACE TEMP TABLE expired_under AS
+SELECT topic, kind, waited_ms - lateness_ms AS timeout_ms, count(*) AS expired
+FROM outcomes WHERE item = 0 AND outcome = 'expired' GROUP BY ALL;

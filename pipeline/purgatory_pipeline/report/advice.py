@@ -1,10 +1,10 @@
-"""Advice on timeouts, computed from survival curves: three tables, with a sentence per curve.
+"""Advice on timeouts, computed from curves of how operations end: three tables, with a sentence per curve.
 
 Curves are computed from counts by topic, kind and milliseconds waited. Only these counts are collected on the driver:
 for the topics (and keys) with the most operations, and for all topics together.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -13,8 +13,16 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from purgatory_pipeline.report.estimates import MILLION, QUANTILES, Curve, Share, estimate
-from purgatory_pipeline.report.facts import EXPIRED, SATISFIED, UNFINISHED, has_ended
+from purgatory_pipeline.report.estimates import MILLION, QUANTILES, Curve, Floats, Share, estimate
+from purgatory_pipeline.report.facts import (
+    CANCELLED,
+    CARRIED_IN,
+    EXPIRED,
+    FAILED,
+    SATISFIED,
+    UNFINISHED,
+    has_ended,
+)
 from purgatory_pipeline.report.report_tables import ADVICE, SURVIVAL, TIMEOUTS
 
 IN_USE_MAX: Final = 3
@@ -31,7 +39,16 @@ ADVISED_MIN: Final = 30
 ALL: Final = None
 """The topic value of rows that cover all topics together."""
 
+COMPETING: Final = (SATISFIED, FAILED, CANCELLED)
+"""Ends that an operation can have without a timeout. What expired, or was cut off by a shutdown or the end of the rows,
+left without one.
+"""
+
 Row = dict[str, Any]
+CurveKey = tuple[str | None, str]
+"""Topic and kind."""
+Widening = Callable[[Mapping[CurveKey, Curve]], Mapping[CurveKey, Floats]]
+"""Finds the factors of `estimate` for the curves."""
 
 
 def largest_topics(facts: DataFrame, topics_max: int) -> dict[str, list[str]]:
@@ -44,9 +61,13 @@ def largest_topics(facts: DataFrame, topics_max: int) -> dict[str, list[str]]:
 
 
 def waited_counts(facts: DataFrame, largest: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Operations by topic, kind, fate and time waited, from condensed facts. The topic is null for smaller topics."""
-    seen = _seen(facts).where("waited_ms is not null")
-    return _of_large(seen, largest, "fate", "waited_ms").toPandas()
+    """Operations by topic, kind, fate, time waited and (of what expired) timeout, from condensed facts. The topic is
+    null for smaller topics.
+    """
+    counted = has_ended() | F.col("fate").isin(UNFINISHED, CARRIED_IN)
+    seen = facts.where(counted & (F.col("operations") > 0)).where("waited_ms is not null")
+    timeout_ms = F.when(F.col("fate") == EXPIRED, F.col("waited_ms") - F.col("lateness_ms"))
+    return _of_large(seen.withColumn("timeout_ms", timeout_ms), largest, "fate", "waited_ms", "timeout_ms").toPandas()
 
 
 def timeout_counts(registered: DataFrame, largest: Mapping[str, Sequence[str]]) -> pd.DataFrame:
@@ -82,23 +103,35 @@ def _of_large(rows: DataFrame, largest: Mapping[str, Sequence[str]], *columns: s
     return rows.groupBy(topic, "kind", *columns).agg(F.sum("operations").alias("operations"))
 
 
-def advise(counts: pd.DataFrame, in_use: pd.DataFrame, asked_ms: Sequence[int] = ()) -> dict[str, pa.Table]:
+def advise(
+    counts: pd.DataFrame, in_use: pd.DataFrame, asked_ms: Sequence[int] = (), widening: Widening | None = None
+) -> dict[str, pa.Table]:
     """Makes the three tables, by name, from `waited_counts` and `timeouts_in_use`."""
     advice: list[Row] = []
     timeouts: list[Row] = []
     points: list[Row] = []
     used = _used(in_use)
-    for topic, kind, frame in _curves(counts):
-        curve = estimate(*(frame[name].to_numpy(np.int64) for name in ("waited_ms", SATISFIED, "others")))
+    frames = dict(_curves(counts))
+    curves = {key: _estimate(frame) for key, frame in frames.items()}
+    factors = widening(curves) if widening else {}
+    curves |= {key: _estimate(frames[key], factor) for key, factor in factors.items()}
+    for (topic, kind), frame in frames.items():
+        curve = curves[topic, kind]
         owned = used.get((topic, kind), [])
         judged = {timeout_ms: curve.expires(timeout_ms) for timeout_ms in _candidates(curve, owned, asked_ms)}
         head: Row = {"topic": topic, "kind": kind}
-        row = head | _needs(curve, int(frame[SATISFIED].sum()), int(frame[EXPIRED].sum())) | _use(owned, judged)
+        row = head | _needs(curve, int(frame[SATISFIED].sum()), int(frame[EXPIRED].sum()))
+        row |= _use(owned, judged, _expired_under(counts, topic, kind))
         advice.append(row | {"sentence": sentence(row, judged)})
-        timeouts += [
-            head | {"timeout_ms": timeout_ms, "in_use": timeout_ms == row["timeout_ms"]} | share.columns("expires")
-            for timeout_ms, share in judged.items()
-        ]
+        for timeout_ms, share in judged.items():
+            ended = [None] * len(COMPETING) if share.value is None else curve.shares_ended(timeout_ms)
+            timeouts.append(
+                head
+                | {"timeout_ms": timeout_ms, "in_use": timeout_ms == row["timeout_ms"]}
+                | share.columns("expires")
+                | dict(zip(COMPETING, ended, strict=True))
+                | {"estimated": curve.estimated(timeout_ms)}
+            )
         points += [head | point for point in _points(curve)]
     rows = {ADVICE: advice, TIMEOUTS: timeouts, SURVIVAL: points}
     return {table.name: pa.Table.from_pylist(part, schema=table.schema) for table, part in rows.items()}
@@ -141,23 +174,36 @@ def percent(share: float) -> str:
     return f"{share * 100:.{2 if share < 0.01 else 1 if share < 0.2 else 0}f} %"
 
 
-def _curves(counts: pd.DataFrame) -> Iterator[tuple[str | None, str, pd.DataFrame]]:
-    """Yields topic, kind and counts by time waited for each curve."""
-    fates = {
-        SATISFIED: counts["fate"] == SATISFIED,
-        EXPIRED: counts["fate"] == EXPIRED,
-        "others": counts["fate"] != SATISFIED,
-    }
+def _curves(counts: pd.DataFrame) -> Iterator[tuple[CurveKey, pd.DataFrame]]:
+    """Yields the counts by time waited of each curve."""
+    fates: dict[str, pd.Series[bool]] = {fate: counts["fate"] == fate for fate in (*COMPETING, EXPIRED, CARRIED_IN)}
+    fates["censored"] = ~counts["fate"].isin([*COMPETING, CARRIED_IN])
     split = counts.assign(**{name: counts["operations"].where(is_so, 0) for name, is_so in fates.items()})
     both = pd.concat([split.assign(topic=ALL), split.dropna(subset=["topic"])])
     for (topic, kind), rows in both.groupby(["topic", "kind"], dropna=False):
         by_wait = rows.groupby("waited_ms")[[*fates]].sum().reset_index()
-        yield ALL if pd.isna(topic) else str(topic), str(kind), by_wait
+        if by_wait.drop(columns=["waited_ms", CARRIED_IN]).to_numpy().any():
+            yield (ALL if pd.isna(topic) else str(topic), str(kind)), by_wait
 
 
-def _used(in_use: pd.DataFrame) -> dict[tuple[str | None, str], list[Row]]:
+def _estimate(frame: pd.DataFrame, widening: Floats | None = None) -> Curve:
+    waited_ms, censored, entered, *ended = (
+        frame[name].to_numpy(np.int64) for name in ("waited_ms", "censored", CARRIED_IN, *COMPETING)
+    )
+    return estimate(waited_ms, ended, censored, entered, widening)
+
+
+def _expired_under(counts: pd.DataFrame, topic: str | None, kind: str) -> Mapping[int, int]:
+    """How many operations of a curve expired, by timeout."""
+    of_curve = (counts["kind"] == kind) & (counts["fate"] == EXPIRED)
+    if topic is not ALL:
+        of_curve &= counts["topic"] == topic
+    return counts[of_curve].groupby("timeout_ms")["operations"].sum().to_dict()
+
+
+def _used(in_use: pd.DataFrame) -> dict[CurveKey, list[Row]]:
     """The timeouts in use by curve, most common first."""
-    used: dict[tuple[str | None, str], list[Row]] = {}
+    used: dict[CurveKey, list[Row]] = {}
     for row in in_use.sort_values("place").to_dict("records"):
         used.setdefault((ALL if pd.isna(row["topic"]) else row["topic"], row["kind"]), []).append(row)
     return used
@@ -184,19 +230,21 @@ def _needs(curve: Curve, satisfied: int, expired: int) -> Row:
     return row
 
 
-def _use(used: Sequence[Row], judged: Mapping[int, Share]) -> Row:
+def _use(used: Sequence[Row], judged: Mapping[int, Share], expired: Mapping[int, int]) -> Row:
     if not used:
-        none: Row = dict.fromkeys(("timeout_ms", "timeout_share", *Share(None, 0, 1).columns("timeout_expires")))
+        columns = ("timeout_ms", "timeout_share", "timeout_observed")
+        none: Row = dict.fromkeys((*columns, *Share(None, 0, 1).columns("timeout_expires")))
         return none | {"timeouts": 0}
     first = used[0]
     timeout_ms = int(first["timeout_ms"])
     use = {"timeout_ms": timeout_ms, "timeout_share": float(first["share"]), "timeouts": int(first["timeouts"])}
+    use["timeout_observed"] = expired.get(timeout_ms, 0) / first["operations"]
     return use | judged[timeout_ms].columns("timeout_expires")
 
 
 def _points(curve: Curve) -> Iterator[Row]:
-    names = ("waited_ms", "waiting", "waiting_low", "waiting_high", "at_risk")
-    columns = (curve.waited_ms, curve.waiting, curve.low, curve.high, curve.at_risk)
+    names = ("waited_ms", "waiting", "waiting_low", "waiting_high", *COMPETING, "at_risk")
+    columns = (curve.waited_ms, curve.waiting, curve.low, curve.high, *curve.ended, curve.at_risk)
     shown = curve.shown()
     for values in zip(*(column[shown].tolist() for column in columns), strict=True):
         yield {name: None if np.isnan(value) else value for name, value in zip(names, values, strict=True)}

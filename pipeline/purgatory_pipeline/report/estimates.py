@@ -1,15 +1,18 @@
-"""Estimates from counts by value, in plain numpy: exact quantiles, and the time that operations need (Kaplan-Meier).
+"""Estimates from counts by value, in plain numpy: exact quantiles, and how operations end without a timeout.
 
 A quantile is the smallest value such that enough of the total weight is at or below it.
 
-The survival curve is estimated from satisfied and unsatisfied operations alike. An operation that expired after 500 ms
-needs more than 500 ms, but how much more is unknown. For each time, the estimate therefore takes the share of
-operations still waiting that were satisfied at that time. The product of the remaining shares is the share that needs
-longer. Every end except a satisfied one, failures included, counts as "needs longer than that"; in the same
-millisecond such ends come after the satisfied ones. Bounds are Greenwood's, on the log(-log) scale.
+An operation that waits can be satisfied, fail or be cancelled: *competing* ends, of which each has a cumulative
+incidence (Aalen-Johansen), the share of operations that has ended so by a time. What is left, 1 minus their sum, still
+waits; a timeout of that length would expire it. That an operation expired, or had not ended when the history did, says
+only that it waits longer than that; in the same millisecond such ends come after the others.
+
+Operations that were registered before the rows that were read count from the time from which they were observed
+(delayed entry). Bounds are Greenwood's, on the log(-log) scale, widened where operations end together: one event that
+ends fifty operations is one observation (`cluster_variances`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -74,23 +77,31 @@ class Share:
         return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
 
+VARIANCES_AT_MS: Final[Ints] = np.array([step * 10**power for power in range(7) for step in (1, 2, 5)])
+"""The times at which the variance of operations that end together is estimated; it is interpolated in between."""
+
+
 @dataclass(frozen=True)
 class Curve:
     """The estimate, with an entry for each time waited, ascending.
 
-    `at_risk`: operations still waiting just before that time. `waiting`: the share that needs longer (at 0 its bounds
-    are NaN).
+    `at_risk`: operations still waiting just before that time. `waiting`: the share that still waits after it (at 0 its
+    bounds are NaN). `ended`: the cumulative incidence of each competing end. `censored`: operations that left until
+    then without one of these.
     """
 
+    operations: int
     waited_ms: Ints
     at_risk: Ints
     waiting: Floats
     low: Floats
     high: Floats
-
-    @property
-    def operations(self) -> int:
-        return int(self.at_risk[0])
+    ended: tuple[Floats, ...]
+    censored: Ints
+    hazard: Floats
+    """The sum of the rates at which operations ended until that time."""
+    variance: Floats
+    """Of the logarithm of `waiting`, if each operation ends by itself."""
 
     @property
     def seen_until_ms(self) -> int:
@@ -99,11 +110,21 @@ class Curve:
 
     @property
     def _known(self) -> int:
-        """The number of entries with at least AT_RISK_MIN operations at risk."""
-        return int(np.searchsorted(-self.at_risk, -AT_RISK_MIN, side="right"))
+        """The number of entries up to the last with at least AT_RISK_MIN operations at risk."""
+        return int(np.flatnonzero(self.at_risk >= AT_RISK_MIN).max(initial=-1)) + 1
+
+    def shares_ended(self, timeout_ms: int) -> list[float]:
+        """The share that each competing end has within a timeout."""
+        place = int(np.searchsorted(self.waited_ms, timeout_ms, side="right"))
+        return [float(share[place - 1]) if place else 0.0 for share in self.ended]
+
+    def estimated(self, timeout_ms: int) -> float:
+        """The share of operations that left before the end of a timeout, and of which only an estimate is known."""
+        place = int(np.searchsorted(self.waited_ms, timeout_ms))
+        return float(self.censored[place - 1] / self.operations) if place else 0.0
 
     def expires(self, timeout_ms: int) -> Share:
-        """The share of operations that needs longer than a timeout."""
+        """The share of operations that a timeout expires."""
         place = int(np.searchsorted(self.waited_ms, timeout_ms, side="right"))
         last_known = min(place, self._known) - 1
         rule_of_three = min(1.0, 3 / self.operations)
@@ -138,21 +159,68 @@ class Curve:
         return np.flatnonzero(is_new)
 
 
-def estimate(waited_ms: Ints, satisfied: Ints, others: Ints) -> Curve:
-    """Estimates the curve from these counts, at least one. `waited_ms` must be ascending."""
-    both = satisfied + others
-    at_risk = both[::-1].cumsum()[::-1]  # all operations that ended at that time or later, whatever the outcome
-    left = at_risk - satisfied
-    is_over = np.maximum.accumulate(left == 0)
+def estimate(
+    waited_ms: Ints, ended: Sequence[Ints], censored: Ints, entered: Ints | None = None, widening: Floats | None = None
+) -> Curve:
+    """Estimate the curve from the number of operations at each time waited (ascending).
+
+    Args:
+        waited_ms: The times.
+        ended: The operations with each of the competing ends.
+        censored: Those that left without one; at least one operation must have left.
+        entered: Those that are observed only from this time of their wait on.
+        widening: At each of `VARIANCES_AT_MS`, the variance over that of operations that end one by one.
+
+    """
+    ends = np.sum(ended, axis=0)
+    leaving = ends + censored
+    late = np.zeros_like(leaving) if entered is None else entered
+    # All operations that left at that time or later, except those that were not observed yet.
+    at_risk = leaving[::-1].cumsum()[::-1] - (late.sum() - late.cumsum())
+    left = at_risk - ends
+    is_over = np.maximum.accumulate((left <= 0) & (ends > 0))
     # Once no operation is left, the share stays 0, whose logarithm does not exist.
-    some_left = np.where(left == 0, 1, left)
-    logarithm = np.where(is_over, -np.inf, np.log(some_left / at_risk).cumsum())
-    variance = (satisfied / (at_risk.astype(np.float64) * some_left)).cumsum()
+    some_left, some_at_risk = np.maximum(left, 1), np.maximum(at_risk, 1)
+    steps = np.where(ends > 0, np.log(some_left / some_at_risk), 0.0)
+    logarithm = np.where(is_over, -np.inf, steps.cumsum())
+    variance = (ends / (some_at_risk.astype(np.float64) * some_left)).cumsum()
     waiting = np.exp(logarithm)
+    before = np.append(1.0, waiting[:-1])
+    incidences = tuple((before * (some / some_at_risk)).cumsum() for some in ended)
     # On the log(-log) scale, bounds stay between 0 and 1. It is undefined before the first fall and after the last.
     has_fallen = (logarithm < 0) & ~is_over
-    width = np.zeros(len(both))
-    np.divide(Z * np.sqrt(variance), np.abs(logarithm), out=width, where=has_fallen)
+    wider = 1.0 if widening is None else np.interp(np.log(waited_ms + 1.0), np.log(VARIANCES_AT_MS + 1.0), widening)
+    width = np.zeros(len(ends))
+    np.divide(Z * np.sqrt(variance * wider), np.abs(logarithm), out=width, where=has_fallen)
     bounds = [np.exp(np.where(has_fallen, logarithm, 0.0) * np.exp(sign * width)) for sign in (1, -1)]
     low, high = (np.where(is_over, np.nan, bound) for bound in bounds)
-    return Curve(waited_ms, at_risk, waiting, low, high)
+    hazard = (ends / some_at_risk).cumsum()
+    return Curve(
+        int(leaving.sum()), waited_ms, at_risk, waiting, low, high, incidences, censored.cumsum(), hazard, variance
+    )
+
+
+def cluster_variances(curve: Curve, waited_ms: Ints, has_ended: NDArray[np.bool_], cluster: Ints) -> Floats:
+    """The variance of the logarithm of `waiting` at each of `VARIANCES_AT_MS`, from operations that end in clusters.
+
+    It is the sum of the squared influence of each cluster, the sum of the influence of its operations. Clusters are
+    numbered from 0. Variances of several parts of the operations may be added up.
+    """
+    own = np.searchsorted(curve.waited_ms, waited_ms)
+    until = np.searchsorted(curve.waited_ms, VARIANCES_AT_MS, side="right")
+    at_risk = np.maximum(curve.at_risk, 1)
+    rates = np.diff(curve.hazard, prepend=0.0) / at_risk
+    passed = np.append(0.0, rates.cumsum())
+    influence = passed[own + 1] - has_ended / at_risk[own]
+    return np.array(
+        [(np.bincount(cluster, np.where(own < place, influence, passed[place])) ** 2).sum() for place in until]
+    )
+
+
+def widened(curve: Curve, variances: Floats) -> Floats:
+    """The factor by which `cluster_variances` exceed the variance of operations that end one by one; at least 1."""
+    place = np.searchsorted(curve.waited_ms, VARIANCES_AT_MS, side="right") - 1
+    alone = np.where(place < 0, 0.0, curve.variance[np.maximum(place, 0)])
+    factor = np.ones(len(variances))
+    np.divide(variances, alone, out=factor, where=alone > 0)
+    return np.maximum(factor, 1.0)

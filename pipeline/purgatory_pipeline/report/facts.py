@@ -24,6 +24,8 @@ UNFINISHED: Final = "unfinished"
 CARRIED_IN: Final = "carried_in"
 
 SATISFIED: Final = codes.OUTCOME_NAMES[codes.SATISFIED]
+FAILED: Final = codes.OUTCOME_NAMES[codes.FAILED]
+CANCELLED: Final = codes.OUTCOME_NAMES[codes.CANCELLED]
 EXPIRED: Final = codes.OUTCOME_NAMES[codes.EXPIRED]
 ENDS: Final = tuple(codes.OUTCOME_NAMES[outcome] for outcome in codes.OUTCOMES)
 """Fates of operations that have ended, one per outcome."""
@@ -48,8 +50,9 @@ class UnmatchedRows:
     """Registrations without an end and ends without a registration; a field is None if it would have no rows.
 
     `unfinished` are registrations. Their `waited_ms` lasts until the last known time of their run; it is null if their
-    end was lost, because they must have ended before that time. `carried_in` are outcomes. If a journal kept a wait
-    across a restart, its other half is in another run. `open` are all registrations without an end in their own run.
+    end was lost, because they must have ended before that time. `carried_in` are outcomes; their `entered_ms` is how
+    long they had waited when the rows of their run begin. If a journal kept a wait across a restart, its other half is
+    in another run. `open` are all registrations without an end in their own run.
     `again` are outcomes of waits that had already ended in an earlier run: the daemon was killed before the journal
     recorded that end.
     """
@@ -69,20 +72,27 @@ def find_unmatched(registrations: DataFrame, outcomes: DataFrame) -> UnmatchedRo
         _digests(begun, 1)
         .unionAll(_digests(ended, -1))
         .groupBy("run_id", "slot")
-        .agg(F.sum("rows").alias("rows"), F.expr("bit_xor(digest)").alias("digest"), F.max("last_ms").alias("last_ms"))
+        .agg(
+            F.sum("rows").alias("rows"),
+            F.expr("bit_xor(digest)").alias("digest"),
+            F.min("first_ms").alias("first_ms"),
+            F.max("last_ms").alias("last_ms"),
+        )
         .localCheckpoint()
     )
     differing = sums.where("rows <> 0 or digest <> 0").select("run_id", "slot")
     if differing.isEmpty():
         return UnmatchedRows()
-    run_ends = sums.groupBy("run_id").agg(F.max("last_ms").alias("run_end_ms"))
+    run_ends = sums.groupBy("run_id").agg(F.max("last_ms").alias("run_end_ms"), F.min("first_ms").alias("run_begin_ms"))
     suspects = begun.join(F.broadcast(differing), ["run_id", "slot"], "left_semi")
     partners = ended.join(F.broadcast(differing), ["run_id", "slot"], "left_semi")
     waited_ms = F.col("run_end_ms") - F.col("time_ms")
     is_lost = waited_ms > F.col("timeout_ms") + LATENESS_MAX_MS
     unfinished = suspects.join(partners, [*_ROW], "left_anti").join(F.broadcast(run_ends), "run_id")
     unfinished = unfinished.withColumn("waited_ms", F.when(~is_lost, waited_ms)).localCheckpoint()
-    carried_in = partners.join(suspects, [*_ROW], "left_anti").localCheckpoint()
+    carried_in = partners.join(suspects, [*_ROW], "left_anti").join(F.broadcast(run_ends), "run_id")
+    entered_ms = F.greatest(F.col("run_begin_ms") - F.col("registered_ms"), F.lit(0))
+    carried_in = carried_in.withColumn("entered_ms", entered_ms).localCheckpoint()
     if carried_in.isEmpty():
         return UnmatchedRows(unfinished, None, unfinished)
     return _across_runs(begun, unfinished, carried_in)
@@ -137,7 +147,8 @@ def make_facts(registered: DataFrame, ended: DataFrame, unmatched: UnmatchedRows
     """All facts: `window`, the group, `fate`, `waited_ms`, `lateness_ms`, and the number of waits with these values.
 
     `waits` counts every partition of an operation, `operations` only the first. `waited_ms` is null where it does not
-    apply. `registered` comes from `registered_counts`, `ended` from `ended_counts`.
+    apply; of what was carried in, it is how long that had waited before. `registered` comes from `registered_counts`,
+    `ended` from `ended_counts`.
     """
     nothing = F.lit(None).cast("bigint")
     fate = F.when(F.col("refused"), REFUSED).otherwise(REGISTERED)
@@ -147,7 +158,8 @@ def make_facts(registered: DataFrame, ended: DataFrame, unmatched: UnmatchedRows
         unfinished = _counted_by(unmatched.unfinished, window_ms, F.lit(UNFINISHED), F.col("waited_ms"), nothing)
         facts = facts.unionByName(unfinished)
     if unmatched.carried_in is not None:
-        facts = facts.unionByName(_counted_by(unmatched.carried_in, window_ms, F.lit(CARRIED_IN), nothing, nothing))
+        entered = _counted_by(unmatched.carried_in, window_ms, F.lit(CARRIED_IN), F.col("entered_ms"), nothing)
+        facts = facts.unionByName(entered)
     return facts
 
 
@@ -196,5 +208,6 @@ def _digests(rows: DataFrame, sign: int) -> DataFrame:
         (F.count(F.lit(1)) * sign).alias("rows"),
         # A row that occurs twice on one side cancels out here, but not in the number of rows.
         F.expr("bit_xor(xxhash64(session_number, operation_id, item))").alias("digest"),
+        F.min("time_ms").alias("first_ms"),
         F.max("time_ms").alias("last_ms"),
     )

@@ -11,7 +11,7 @@ computed, whatever their size. The CSV files and the page contain the first rows
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 import pandas as pd
@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from purgatory.engine import codes
 from purgatory_pipeline.errors import PipelineError
 from purgatory_pipeline.location import Location, write_file
-from purgatory_pipeline.report import advice, anomalies, rollups, stragglers
+from purgatory_pipeline.report import advice, anomalies, ending_calls, rollups, stragglers
 from purgatory_pipeline.report.facts import (
     ENDS,
     SATISFIED,
@@ -149,7 +149,8 @@ def _derive(
     slow = stragglers.slow_waits(outcomes, slow_over_ms or 0).localCheckpoint()
     held = stragglers.held_counts(stragglers.held_back(slow, events))
     in_use = advice.timeouts_in_use(advice.timeout_counts(counts.registered, largest))
-    advised = advice.advise(waited, in_use, options.timeouts_ms)
+    ends = ending_calls.operation_ends(outcomes)
+    advised = advice.advise(waited, in_use, options.timeouts_ms, partial(ending_calls.widening, ends))
     computed, known = levels.result()
     known |= {"slow_produces": stragglers.slow_produces(held), "stragglers": stragglers.stragglers(held), **advised}
     totals = {name: sum(known["windows"].column(name).to_pylist()) for name in TOTALS}

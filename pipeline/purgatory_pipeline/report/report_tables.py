@@ -122,6 +122,12 @@ _WAITS: Final = (
     ResultColumn("lateness_max_ms", MS, "the latest"),
 )
 
+_COMPETING: Final = (
+    ResultColumn("satisfied", SHARE, "share that is satisfied within this time; empty: not enough seen"),
+    ResultColumn("failed", SHARE, "share that fails within it"),
+    ResultColumn("cancelled", SHARE, "share that is cancelled within it"),
+)
+
 INTAKE: Final = ResultTable(
     "intake",
     "Files and rows of the archive, used or set aside and why. The sums are the whole archive.",
@@ -236,12 +242,17 @@ ADVICE: Final = ResultTable(
         ResultColumn("operations", COUNT, "operations that waited, ended or not"),
         ResultColumn("satisfied", COUNT, "of these, satisfied"),
         ResultColumn("expired", COUNT, "of these, expired"),
-        ResultColumn("expired_share", SHARE, "expired / operations, as seen"),
+        ResultColumn("expired_share", SHARE, "expired / operations, as seen, whatever their timeout"),
         ResultColumn("timeout_ms", MS, "the timeout most in use"),
         ResultColumn("timeout_share", SHARE, "share of the operations that use it"),
+        ResultColumn("timeout_observed", SHARE, "share of the operations with this timeout that expired, as seen"),
         ResultColumn("timeouts", COUNT, "different timeouts in use"),
         *(
-            ResultColumn(f"need_{name}_ms", MS, f"{share} need this long or less{what}; empty: not enough seen")
+            ResultColumn(
+                f"need_{name}_ms",
+                MS,
+                f"{share} are satisfied, fail or are cancelled within this time{what}; empty: not enough seen",
+            )
             for quantile, share in (("p50", "half"), ("p90", "90 %"), ("p99", "99 %"), ("p999", "99.9 %"))
             for name, what in (
                 (quantile, ""),
@@ -249,7 +260,11 @@ ADVICE: Final = ResultTable(
                 (f"{quantile}_high", ", upper bound"),
             )
         ),
-        ResultColumn("timeout_expires", SHARE, "share that needs longer than `timeout_ms`; empty: not enough seen"),
+        ResultColumn(
+            "timeout_expires",
+            SHARE,
+            "share that would expire if all operations used `timeout_ms`; empty: not enough seen",
+        ),
         ResultColumn("timeout_expires_low", SHARE, "lower bound"),
         ResultColumn("timeout_expires_high", SHARE, "upper bound"),
         ResultColumn("seen_until_ms", MS, "ten or more were seen to wait this long; beyond it little is known"),
@@ -258,7 +273,8 @@ ADVICE: Final = ResultTable(
 )
 TIMEOUTS: Final = ResultTable(
     "timeouts",
-    "What other timeouts would do: the share that would expire under each.",
+    "What other timeouts would do: how operations would end under each. `expires` + `satisfied` + `failed` + "
+    "`cancelled` = 1.",
     ("topic", "kind", "timeout_ms"),
     ("topic", "kind", "timeout_ms"),
     (
@@ -269,6 +285,10 @@ TIMEOUTS: Final = ResultTable(
         ResultColumn("expires", SHARE, "share of operations that would expire; empty: not enough seen"),
         ResultColumn("expires_low", SHARE, "lower bound"),
         ResultColumn("expires_high", SHARE, "upper bound"),
+        *_COMPETING,
+        ResultColumn(
+            "estimated", SHARE, "share of operations that left before this time; of them only an estimate is known"
+        ),
     ),
 )
 SURVIVAL: Final = ResultTable(
@@ -280,9 +300,10 @@ SURVIVAL: Final = ResultTable(
         _TOPIC_OR_ALL,
         _KIND,
         ResultColumn("waited_ms", MS, "time waited"),
-        ResultColumn("waiting", SHARE, "share that needs longer than this"),
+        ResultColumn("waiting", SHARE, "share that still waits after this, without a timeout"),
         ResultColumn("waiting_low", SHARE, "lower bound"),
         ResultColumn("waiting_high", SHARE, "upper bound"),
+        *_COMPETING,
         ResultColumn("at_risk", COUNT, "operations seen to wait at least this long"),
     ),
 )

@@ -1,5 +1,5 @@
-"""The section on timeouts: the time operations need, and the share that expires with the timeout in use and with
-others.
+"""The section on timeouts: how long operations wait until they end by themselves (are satisfied, fail or are
+cancelled), and the share that expires with the timeout in use and with others.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ POINTS_MAX: Final = 150
 SMALLEST_SHARE: Final = 1e-5
 NOTABLE_SHARE: Final = 0.005
 """Timeouts that cut off a smaller share are not listed as findings."""
+DIFFERENCE_MAX: Final = 0.01
+"""An estimate may differ that much from what was observed before the page says so."""
 NOTABLE_PART: Final = 0.02
 """Topics with a smaller part of the operations of their kind are not listed as findings."""
 
@@ -44,10 +46,25 @@ def advice_section(advice: pd.DataFrame, timeouts: pd.DataFrame, survival: pd.Da
     drawn = _drawn(advice, survival)
     curves = Grid(tuple(_curve(row, survival) for _, row in drawn.iterrows()), _LEGEND, narrow=True)
     lead = (
-        "How long operations need, estimated from all of them. One that expired was not done by then, so it counts as "
-        "needing longer than its timeout (Kaplan-Meier), not as needing exactly that. Bounds are 95 %."
+        "How long operations wait until they end by themselves: are satisfied, fail or are cancelled. What expired "
+        "was not over by then; what more time would have done to it is an estimate from those that waited longer. "
+        "Bounds are 95 %; operations that one call ended count as one observation."
     )
-    return Section("timeouts", title, (lead,), (curves, _advice_table(advice), _timeouts_table(timeouts, drawn)))
+    parts = (curves, _advice_table(advice), _timeouts_table(timeouts, drawn))
+    return Section("timeouts", title, (lead,), parts, notices=_notices(advice))
+
+
+def _notices(advice: pd.DataFrame) -> tuple[str, ...]:
+    """Curves with a single timeout whose estimate there is not what was observed."""
+    single = advice[(advice["timeouts"] == 1) & advice["timeout_expires"].notna()]
+    gap = (pd.to_numeric(single["timeout_expires"]) - pd.to_numeric(single["timeout_observed"])).abs()
+    return tuple(
+        f"{'All topics' if wording.is_missing(row['topic']) else wording.text(row['topic'], 60)} ({row['kind']}): "
+        f"{wording.share(row['timeout_observed'])} expired, and the estimate for this timeout is "
+        f"{wording.share(row['timeout_expires'])}. Operations that began before these rows, or have not ended, make "
+        "the difference."
+        for _, row in single[gap > DIFFERENCE_MAX].iterrows()
+    )
 
 
 def advice_findings(advice: pd.DataFrame) -> list[Finding]:
@@ -97,7 +114,7 @@ def _curve(row: pd.Series[Any], survival: pd.DataFrame) -> Plot:
     steps = [step for step in (_DECADES if bottom < 0.09 else _FINER) if step >= bottom * 0.99]
     up = alt.Y(
         "drawn:Q",
-        title="share that needs longer (logarithmic)",
+        title="share that still waits (logarithmic)",
         scale=alt.Scale(type="log", domain=[bottom, 1], nice=False, clamp=True),
         axis=alt.Axis(values=steps, labelExpr=charts.SHARE_LABEL),
     )
@@ -136,7 +153,7 @@ def _point(waited: object, waiting: object, low: object, high: object) -> dict[s
 
 
 def _cut_off(row: pd.Series[Any]) -> str:
-    """The share of operations that needs longer than the timeout in use; empty if unknown."""
+    """The share of operations that the timeout in use would cut off; empty if unknown."""
     if not wording.is_missing(row["timeout_expires"]):
         return wording.share_in_sentence(row["timeout_expires"])
     known = 0 < wording.number_of(row["timeout_expires_high"]) < 1
@@ -147,7 +164,7 @@ def _timeout_mark(row: pd.Series[Any], timeout: float, *, is_far: bool, is_beyon
     """The timeout as a vertical line, its share as a dot on the curve, and a label for both away from the curve."""
     share = wording.number_of(row["timeout_expires"])
     cut = _cut_off(row)
-    words = wording.milliseconds(timeout) + (f"{_LINE_BREAK}{cut} need longer" if cut else "")
+    words = wording.milliseconds(timeout) + (f"{_LINE_BREAK}{cut} still wait" if cut else "")
     drawn = None if math.isnan(share) or not share else max(share, SMALLEST_SHARE)
     mark = alt.Chart(charts.data([{"at": timeout, "drawn": drawn, "written": words}])).encode(x=alt.X("at:Q"))
     side: Literal["left", "right"] = "right" if is_far else "left"
@@ -169,10 +186,10 @@ def _timeout_mark(row: pd.Series[Any], timeout: float, *, is_far: bool, is_beyon
 
 
 def _description(row: pd.Series[Any]) -> str:
-    need = "not enough was seen to say what 99 % need"
+    need = "not enough was seen to say when 99 % have ended"
     if not wording.is_missing(row["need_p99_ms"]):
-        need = f"99 % need {wording.milliseconds(row['need_p99_ms'])} or less"
-    words = f"A falling curve: the share that needs longer than a given wait. {need}"
+        need = f"99 % end within {wording.milliseconds(row['need_p99_ms'])}"
+    words = f"A falling curve: the share that still waits after a given time. {need}"
     if wording.is_missing(row["timeout_ms"]):
         return f"{words}."
     cut = _cut_off(row) or "a share that is not known"
@@ -207,16 +224,16 @@ def _advice_table(advice: pd.DataFrame) -> PageTable:
 
     needs = {f"need_{name}": with_bounds(wording.milliseconds, f"need_{name}", "_ms") for name in ("p99", "p999")}
     return PageTable(
-        "How long operations need, and what the timeout in use cuts off",
+        "How long operations wait until they end by themselves, and what the timeout most in use cuts off",
         advice.assign(cut=with_bounds(wording.share, "timeout_expires"), **needs),
         (
             *_CURVE,
             *columns(wording.count, "operations"),
-            *columns(wording.milliseconds, need_p50_ms="half need"),
-            *columns(wording.as_is, need_p99="99 % need", need_p999="99.9 % need"),
-            *columns(wording.milliseconds, timeout_ms="timeout in use"),
-            *columns(wording.share, expired_share="expired"),
-            *columns(wording.as_is, cut="need longer"),
+            *columns(wording.milliseconds, need_p50_ms="half end within"),
+            *columns(wording.as_is, need_p99="99 % within", need_p999="99.9 % within"),
+            *columns(wording.milliseconds, timeout_ms="timeout most in use"),
+            *columns(wording.share, timeout_share="used by", timeout_observed="of these expired"),
+            *columns(wording.as_is, cut="of all would expire"),
         ),
         rest="csv/advice.csv",
     )
@@ -254,9 +271,9 @@ _CURVE: Final = (PageColumn("topic", "topic", wording.name_or_all), KIND)
 _STEPS: Final = {-2: "shorter", -1: "a step shorter", 0: "in use", 1: "a step longer", 2: "longer"}
 _LINE_BREAK: Final = "; "
 _LEGEND: Final = (
-    LegendEntry("share that needs longer, with its bounds", "var(--band)", shape="line"),
+    LegendEntry("share that still waits, with its bounds", "var(--band)", shape="line"),
     LegendEntry("timeout most in use", "var(--expired)", shape="line"),
 )
 _TOOLTIP: Final = charts.tooltips(
-    ("value:Q", "waited (ms)", ",.4~r"), ("written:N", "need longer"), ("bounds:N", "bounds")
+    ("value:Q", "waited (ms)", ",.4~r"), ("written:N", "still wait"), ("bounds:N", "bounds")
 )

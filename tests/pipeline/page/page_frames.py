@@ -138,7 +138,8 @@ def advice(topic: str | None, kind: str) -> Row:
     needs = {"p50": 18, "p90": 60, "p99": 300, "p999": None}
     return {
         "topic": topic, "kind": kind, "operations": 10_000, "satisfied": 9_300, "expired": 500, "expired_share": 0.05,
-        "timeout_ms": TIMEOUTS_MS[kind], "timeout_share": 0.98, "timeouts": 2, "seen_until_ms": 3_200,
+        "timeout_ms": TIMEOUTS_MS[kind], "timeout_share": 0.98, "timeouts": 2,
+        "timeout_observed": cut, "seen_until_ms": 3_200,
         "sentence": "1 % of these need more than 300 ms; the timeout in use expires some of them.",
         **{f"need_{name}{end}_ms": need for name, need in needs.items() for end in ("", "_low", "_high")},
         **bounded("timeout_expires", cut),

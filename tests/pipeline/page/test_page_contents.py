@@ -140,7 +140,7 @@ def test_the_timeout_in_use_is_marked_on_its_curve(page: Page) -> None:
     plots = [part for part in parts_of(section_of(page, "timeouts")) if isinstance(part, Plot)]
     (plot,) = [plot for plot in plots if plot.title == "clickstream · fetch"]
     (mark,) = values_of(plot, layer=3)
-    assert (mark["at"], mark["written"]) == (800, f"800{wording.NBSP}ms; 5{wording.NBSP}% need longer")
+    assert (mark["at"], mark["written"]) == (800, f"800{wording.NBSP}ms; 5{wording.NBSP}% still wait")
     assert f"cuts off 5{wording.NBSP}%" in plot.description
 
 
