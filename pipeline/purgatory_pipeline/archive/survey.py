@@ -23,7 +23,7 @@ import pyarrow as pa
 from purgatory.extensions.archive import schema
 from purgatory_pipeline.archive.catalog import to_utc
 from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet
-from purgatory_pipeline.engine_rows.integers import Flags, Hashes, Integers, hash_operations, mix, stable_order
+from purgatory_pipeline.engine_rows.integers import Flags, Hashes, Integers, hash_operations, mix
 from purgatory_pipeline.location import open_location, reading
 from purgatory_pipeline.spark.malloc import keep_freed_memory
 
@@ -264,7 +264,7 @@ class FileClock:
         calls = numbers_of(part, "call_number")
         clocks = [numbers_of(part, "time_ms"), instants_of(part, "at")]
         if np.any(np.diff(calls) < 0):
-            order = stable_order(calls)
+            order = np.argsort(calls, kind="stable")
             calls, clocks = calls[order], [clock[order] for clock in clocks]
         follows = 0 <= self.last_call <= calls[0]
         for index, clock in enumerate(clocks):

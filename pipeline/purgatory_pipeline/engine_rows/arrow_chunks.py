@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,7 +19,6 @@ from purgatory.extensions.archive.schema import (
     OUTCOMES,
     REGISTRATIONS,
 )
-from purgatory_pipeline.engine_rows.integers import distinct_places
 from purgatory_pipeline.engine_rows.row_chunk import DEFAULTS, Column, Name, RowChunk, in_order
 
 COMMON: Final = {"call_number": "call", "time_ms": "time"}
@@ -131,7 +131,7 @@ def name_places(topics: pa.ChunkedArray, partitions: pa.ChunkedArray) -> tuple[l
     lowest = int(partition.min(initial=0))
     span = int(partition.max(initial=0)) - lowest + 1
     keys = indices.astype(np.int64) * span + (partition - lowest)
-    distinct, places = distinct_places(keys, len(words) * span)
+    places, distinct = pd.factorize(keys, sort=True)
     return [(words[key // span], key % span + lowest) for key in distinct.tolist()], places
 
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 
 from purgatory.engine import codes
 from purgatory.engine.batches import EventBatch, OperationBatch, ReplicaSets
 from purgatory.engine.kinds.operation_columns import BOOL, COLUMNS_BY_NAME, OPERATION
 from purgatory.extensions.archive.schema import EVENTS, NO_PARTITION
-from purgatory_pipeline.engine_rows.integers import Flags, distinct_places
+from purgatory_pipeline.engine_rows.integers import Flags
 from purgatory_pipeline.engine_rows.row_chunk import DEFAULTS, Column, Name, RowChunk
 
 FIXED_COLUMNS: Final = [column for name, column in COLUMNS_BY_NAME.items() if name != "min_bytes"]
@@ -101,9 +102,7 @@ class RegisteredOperations:
         single = len(chunk) == self.rows
         items = rows if rows is None or single else np.flatnonzero(np.repeat(self.kind == kind, self.item_counts))
         names_of_items = chunk.columns["name"]
-        used, places = distinct_places(
-            names_of_items if items is None else names_of_items.take(items), len(chunk.names)
-        )
+        places, used = pd.factorize(names_of_items if items is None else names_of_items.take(items), sort=True)
         names = [chunk.names[place] for place in used.tolist()]
         is_key = [kind == codes.SIGNAL or (kind == codes.COMPOSITE and name[1] == NO_PARTITION) for name in names]
         if kind == codes.COMPOSITE:

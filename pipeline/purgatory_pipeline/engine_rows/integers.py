@@ -1,6 +1,4 @@
-"""Integer arrays: a stable sort and an encoding of distinct values, both faster than numpy's, and hashes."""
-
-from typing import Any, Final
+"""Integer arrays and their hashes."""
 
 import numpy as np
 import numpy.typing as npt
@@ -8,37 +6,6 @@ import numpy.typing as npt
 Integers = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
-
-_LOOKUP_MAX: Final = 1 << 22
-
-
-def stable_order(keys: Integers) -> Integers:
-    """The indices that sort the numbers in ascending order; equal numbers keep their order.
-
-    Equivalent to a stable `argsort` at a tenth of the cost: each number is sorted with its index in the lower bits.
-    """
-    if not len(keys):
-        return np.empty(0, np.int64)
-    lowest, bits = int(keys.min()), len(keys).bit_length()
-    # Keys and indices do not fit into 63 bits together.
-    if int(keys.max()) - lowest >= 1 << (63 - bits):
-        return np.argsort(keys, kind="stable")
-    packed: Integers = ((keys.astype(np.int64) - lowest) << bits) | np.arange(len(keys))
-    packed.sort()
-    packed &= (1 << bits) - 1
-    return packed
-
-
-def distinct_places(values: npt.NDArray[Any], below: int) -> tuple[Integers, npt.NDArray[np.int32]]:
-    """The distinct values (from 0 to `below`) in ascending order, and the index of each value among them."""
-    if below > _LOOKUP_MAX:
-        distinct, places = np.unique(values, return_inverse=True)
-        return distinct, places.astype(np.int32)
-    lookup = np.zeros(below, np.int32)
-    lookup[values] = 1
-    distinct = np.flatnonzero(lookup)
-    lookup[distinct] = np.arange(len(distinct))
-    return distinct, lookup[values]
 
 
 def mix(values: Hashes) -> Hashes:

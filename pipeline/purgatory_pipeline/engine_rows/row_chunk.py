@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME
 from purgatory.extensions.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
-from purgatory_pipeline.engine_rows.integers import distinct_places, stable_order
 
 Name = tuple[str, int]
 Column = npt.NDArray[Any]
@@ -98,7 +98,7 @@ class RowChunk:
         """Drops names that no row has, unless there are only a `few`."""
         if "name" not in self.columns or len(self.names) <= few:
             return self
-        used, places = distinct_places(self.columns["name"], len(self.names))
+        places, used = pd.factorize(self.columns["name"], sort=True)
         names = [self.names[place] for place in used.tolist()]
         return RowChunk(self.table, {**self.columns, "name": places}, names, self.detail_rows, self.details)
 
@@ -130,4 +130,4 @@ def in_order(chunk: RowChunk) -> RowChunk:
     calls = chunk.columns["call"]
     if bool(np.all(calls[1:] >= calls[:-1])):
         return chunk
-    return chunk.take(stable_order(calls))
+    return chunk.take(np.argsort(calls, kind="stable"))

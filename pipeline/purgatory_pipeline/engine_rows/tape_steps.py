@@ -6,7 +6,6 @@ from typing import Final
 
 import numpy as np
 
-from purgatory_pipeline.engine_rows.integers import stable_order
 from purgatory_pipeline.engine_rows.row_chunk import Column
 
 NOTHING: Final = np.empty(0, np.int64)
@@ -42,7 +41,7 @@ def merged(parts: Sequence[TapeSteps], *, by_time: bool) -> tuple[list[int], lis
     )
     # By call is the recorded order, which an unchanged replay must keep. Under a policy some steps move in time (late
     # progress, earlier expirations), so time decides, and calls only among steps of the same instant.
-    order = np.lexsort((call, time)) if by_time else stable_order(call)
+    order = np.lexsort((call, time)) if by_time else np.argsort(call, kind="stable")
     time, code, count = time[order], code[order], count[order]
     if not len(order):
         return [], [], []

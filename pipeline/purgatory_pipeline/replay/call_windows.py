@@ -13,7 +13,7 @@ import pandas as pd
 
 from purgatory_pipeline.archive.catalog import ROW_KEYS
 from purgatory_pipeline.engine_rows.arrow_chunks import NUMBERS
-from purgatory_pipeline.engine_rows.integers import Flags, stable_order
+from purgatory_pipeline.engine_rows.integers import Flags
 from purgatory_pipeline.engine_rows.row_chunk import RowChunk, in_order, join
 
 ROWS_MIN: Final = 150_000
@@ -101,7 +101,7 @@ class _Merger:
         chunks = list(taken.values())
         times = np.concatenate([chunk.columns["time"] for chunk in chunks])
         calls = np.concatenate([chunk.columns["call"] for chunk in chunks])
-        order = stable_order(calls)
+        order = np.argsort(calls, kind="stable")
         in_order_of_calls = times[order]
         # The engine asserts that its clock never goes back, and the order of calls must hold, so times are raised.
         highest = np.maximum(np.maximum.accumulate(in_order_of_calls), self._now_ms)

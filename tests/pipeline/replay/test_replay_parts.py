@@ -6,7 +6,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from purgatory_pipeline.engine_rows.engine_batches import complete_operations
-from purgatory_pipeline.engine_rows.integers import stable_order
 from purgatory_pipeline.engine_rows.row_chunk import RowChunk
 from purgatory_pipeline.replay import replay_sums
 from purgatory_pipeline.replay.call_windows import windows
@@ -22,11 +21,6 @@ KEYS = st.lists(st.tuples(st.integers(0, 5), st.one_of(st.integers(0, 9), INTEGE
 
 def column(values: list[int]) -> np.ndarray:
     return np.array(values, np.int64)
-
-
-@given(keys=st.lists(st.one_of(st.integers(-3, 3), INTEGERS), max_size=40))
-def test_numbers_are_put_in_order_and_equal_ones_stay_as_they_were(keys: list[int]) -> None:
-    assert stable_order(column(keys)).tolist() == sorted(range(len(keys)), key=keys.__getitem__)
 
 
 @given(KEYS, KEYS)
