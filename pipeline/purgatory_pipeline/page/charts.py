@@ -127,17 +127,14 @@ def bars(
     *,
     title: str,
     axis: str,
+    by: str,
     colours: Sequence[str],
     shares: bool = False,
-    by: str = "",
-    description: str = "",
     note: str = "",
-    legend: Sequence[LegendEntry] = (),
 ) -> Plot:
     """Horizontal bars from zero, each with a unique label, and with its value, formatted by `written`, at the end.
 
-    `axis` names the values and their unit. Without a `description`, the default one lists all bars, and `by` names them
-    as a group.
+    `axis` names the values and their unit, `by` the bars as a group.
     """
     rows = [
         {"label": label, "place": place, "value": value, "written": words, "colour": colour}
@@ -148,8 +145,15 @@ def bars(
     if not shares:
         ticks = alt.Axis(tickCount=4, grid=True, format=",.4~r")
         along = alt.X("value:Q", title=axis, scale=alt.Scale(domain=[0, room], nice=False), axis=ticks)
+    lines = alt.Y(
+        "label:N",
+        title=None,
+        sort=alt.EncodingSortField(field="place", op="min", order="ascending"),
+        scale=alt.Scale(paddingInner=0.35, paddingOuter=0.2),
+        axis=alt.Axis(labelColor="var(--ink)", labelPadding=10),
+    )
     base = alt.Chart(data(rows)).encode(
-        y=rows_axis(), x=along, tooltip=tooltips(("label:N", "which"), ("written:N", "value"))
+        y=lines, x=along, tooltip=tooltips(("label:N", "which"), ("written:N", "value"))
     )
     chart = layered(
         base.mark_bar(cornerRadiusEnd=2).encode(color=alt.Color("colour:N", scale=None, legend=None)),
@@ -159,10 +163,9 @@ def bars(
     return plot(
         chart,
         title=title,
-        description=description or f"Bars by {by}: {every}",
-        height=rows_height(len(labels)),
+        description=f"Bars by {by}: {every}",
+        height=ROW_HEIGHT * max(len(labels), 1) + 10,
         note=note,
-        legend=legend,
     )
 
 
@@ -220,21 +223,6 @@ def drawn_ms(value: object) -> float | None:
     """A duration for a logarithmic scale, at least SHORTEST_MS; None if missing."""
     number = wording.number_of(value)
     return None if math.isnan(number) else max(number, SHORTEST_MS)
-
-
-def rows_axis() -> alt.Y:
-    """An axis with one line per row, ordered by `place` and labelled by `label`, which must be unique."""
-    return alt.Y(
-        "label:N",
-        title=None,
-        sort=alt.EncodingSortField(field="place", op="min", order="ascending"),
-        scale=alt.Scale(paddingInner=0.35, paddingOuter=0.2),
-        axis=alt.Axis(labelColor="var(--ink)", labelPadding=10),
-    )
-
-
-def rows_height(rows: int) -> int:
-    return ROW_HEIGHT * max(rows, 1) + 10
 
 
 def unique_labels(labels: Iterable[str], length_max: int = 60) -> list[str]:

@@ -8,7 +8,7 @@ from markupsafe import Markup
 from purgatory_pipeline.page import charts, wording
 from purgatory_pipeline.page.parts import KIND, Grid, PageColumn, PageTable, Plot, Section, columns
 
-BARS: Final = 10
+ROWS_MAX: Final = 10
 DOTS_MAX: Final = 400
 NO_PARTITION: Final = -1
 
@@ -52,19 +52,13 @@ def hot_keys_section(hot_keys: pd.DataFrame) -> Section:
         _where(first["partition"]),
         wording.strong(wording.share_in_sentence(first["share"])),
     )
-    plots = Grid(
-        (
-            _hot_plot(by_waits, "Most waits", "share of all waits"),
-            _hot_plot(by_time, "Most time waited", "share of all time waited"),
-        )
-    )
     tables = Grid(
         (
             _hot_table(by_waits, "By number of waits", PageColumn("waits", "waits", wording.count)),
             _hot_table(by_time, "By time waited", PageColumn("waited_total_ms", "time waited", wording.total_time)),
         )
     )
-    return Section("hot-keys", title, (lead,), (plots, tables))
+    return Section("hot-keys", title, (lead,), (tables,))
 
 
 def _backlog_plot(backlog: pd.DataFrame, span: charts.Span) -> Plot:
@@ -85,26 +79,9 @@ def _backlog_plot(backlog: pd.DataFrame, span: charts.Span) -> Plot:
     )
 
 
-def _hot_plot(frame: pd.DataFrame, title: str, axis: str) -> Plot:
-    drawn = frame.head(BARS)
-    shares = [wording.number_of(share) for share in drawn["share"]]
-    return charts.bars(
-        _labels(drawn),
-        shares,
-        [wording.share(share) for share in shares],
-        title=title,
-        axis=axis,
-        colours=[charts.colour_of(kind) for kind in drawn["kind"]],
-        shares=True,
-        description=f"Bars for the first {len(drawn)} partitions or keys: their {axis}, from "
-        f"{wording.share(max(shares))} down. The table below has the figures.",
-        legend=charts.swatches(charts.KIND_COLOURS, {str(kind) for kind in drawn["kind"]}),
-    )
-
-
 def _hot_table(frame: pd.DataFrame, caption: str, figure: PageColumn) -> PageTable:
     return PageTable(
-        caption, frame, (*_KEY, figure, *columns(wording.share, "share")), rest="csv/hot_keys.csv", rows_max=BARS
+        caption, frame, (*_KEY, figure, *columns(wording.share, "share")), rest="csv/hot_keys.csv", rows_max=ROWS_MAX
     )
 
 

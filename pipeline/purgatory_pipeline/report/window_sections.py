@@ -204,44 +204,17 @@ def _by_kind(lines: WindowSeries) -> PageTable:
 
 
 TIME_WAITED: Final = "time waited (logarithmic)"
-TOPICS_DRAWN: Final = 14
-_DOT_SIZES: Final = (26, 62, 120)
-_SHADES: Final = ("var(--low)", "var(--middle)", "var(--high)")
-
-
-@dataclass(frozen=True)
-class Percentiles:
-    """Columns of `topics` that are drawn together: their keys and names, from lowest to highest percentile."""
-
-    names: Mapping[str, str]
-    axis: str
-    logarithmic: bool
-
-    @property
-    def colours(self) -> dict[str, str]:
-        return dict(zip(self.names.values(), _SHADES, strict=True))
-
-
-WAITS: Final = Percentiles(
-    {"wait_p50_ms": "half", "wait_p90_ms": "90 %", "wait_p99_ms": "99 %"}, TIME_WAITED, logarithmic=True
-)
-LATENESS: Final = Percentiles(
-    {"lateness_p50_ms": "half", "lateness_p99_ms": "99 %", "lateness_max_ms": "the latest"},
-    "late by (ms)",
-    logarithmic=False,
-)
+WAITS: Final = {"wait_p50_ms": "half", "wait_p90_ms": "90 %", "wait_p99_ms": "99 %"}
+LATENESS: Final = {"lateness_p50_ms": "half", "lateness_p99_ms": "99 %", "lateness_max_ms": "the latest"}
+_COLOURS: Final = {"half": "var(--low)", "90 %": "var(--middle)", "99 %": "var(--high)"}
 
 
 def waits_section(topics: pd.DataFrame, lines: WindowSeries) -> Section:
     title = "How long they waited"
     if topics.empty or topics["wait_p50_ms"].isna().all():
         return Section("waits", title, ("Nothing ended in this time.",))
-    lead = Markup("Waits count whatever their outcome, so one that expired counts for as long as its timeout.")
-    panels = tuple(_over_time(lines, kind) for kind in lines.kinds() if lines.lines(kind, WAITS.names))
-    drawn = topics[topics["wait_p50_ms"].notna()].head(TOPICS_DRAWN)
-    by_topic = _by_topic(
-        drawn, len(topics), WAITS, "Waits, by topic and kind", "how long half, 90 % and 99 % waited at most"
-    )
+    lead = "Waits count whatever their outcome, so one that expired counts for as long as its timeout."
+    panels = tuple(_over_time(lines, kind) for kind in lines.kinds() if lines.lines(kind, WAITS))
     table = PageTable(
         "Waits, by topic and kind (a wait is an operation on one of its partitions)",
         topics,
@@ -250,12 +223,12 @@ def waits_section(topics: pd.DataFrame, lines: WindowSeries) -> Section:
             KIND,
             *columns(wording.count, "partitions", "ended"),
             *columns(wording.share, completion_rate="satisfied", expiry_rate="expired"),
-            *columns(wording.milliseconds, **WAITS.names, wait_p999_ms="99.9 %", wait_max_ms="longest"),
+            *columns(wording.milliseconds, **WAITS, wait_p999_ms="99.9 %", wait_max_ms="longest"),
         ),
         rest="csv/topics.csv",
     )
-    legend = charts.swatches(WAITS.colours, WAITS.colours, shape="line")
-    return Section("waits", title, (lead,), parts=(Grid(panels, legend), by_topic, table))
+    legend = charts.swatches(_COLOURS, _COLOURS, shape="line")
+    return Section("waits", title, (lead,), parts=(Grid(panels, legend), table))
 
 
 def lateness_section(topics: pd.DataFrame, lines: WindowSeries) -> Section:
@@ -269,25 +242,18 @@ def lateness_section(topics: pd.DataFrame, lines: WindowSeries) -> Section:
         "An expiry is never early; its lateness is the daemon's own delay. The latest one, {}, came {} "
         "after its deadline."
     ).format(wording.name(latest["topic"]), wording.strong(wording.milliseconds(latest["lateness_max_ms"])))
-    by_topic = _by_topic(
-        expired.head(TOPICS_DRAWN),
-        len(expired),
-        LATENESS,
-        "Lateness, by topic and kind",
-        "lateness of half of the expiries, of 99 %, and of the latest",
-    )
     table = PageTable(
         "Lateness, by topic and kind",
         expired,
-        (TOPIC, KIND, *columns(wording.count, "expired"), *columns(wording.milliseconds, **LATENESS.names)),
+        (TOPIC, KIND, *columns(wording.count, "expired"), *columns(wording.milliseconds, **LATENESS)),
         rest="csv/topics.csv",
         rows_max=8,
     )
-    return Section("lateness", title, (lead,), (Grid((_lateness_over_time(lines), by_topic)), table))
+    return Section("lateness", title, (lead,), (_lateness_over_time(lines), table))
 
 
 def _over_time(lines: WindowSeries, kind: str) -> Plot:
-    rows = lines.lines(kind, WAITS.names)
+    rows = lines.lines(kind, WAITS)
     values = [wording.number_of(row["value"]) for row in rows if not wording.is_missing(row["value"])]
     low, high = (value(values, default=1) for value in (min, max))
     for row in rows:
@@ -295,7 +261,7 @@ def _over_time(lines: WindowSeries, kind: str) -> Plot:
     height = charts.milliseconds_axis(alt.Y, "drawn", TIME_WAITED, low, high)
     shortest, longest = (wording.milliseconds(value if values else 0) for value in (low, high))
     return charts.plot(
-        _lines(rows, height, lines.span, WAITS.colours, "waited"),
+        _lines(rows, height, lines.span, _COLOURS, "waited"),
         title=f"Waits of {kind.replace('_', ' ')} operations",
         description=f"Lines over time: how long half, 90 % and 99 % of the {kind} operations waited at most, in "
         f"each {lines.per_window}; between {shortest} and {longest}.",
@@ -327,58 +293,4 @@ def _lines(rows: charts.Values, height: alt.Y, span: charts.Span, colours: dict[
         base.mark_line(strokeWidth=1.75, strokeCap="round", strokeJoin="round"),
         base.mark_circle(size=9),
         base.mark_circle(size=90, opacity=0).encode(tooltip=tooltip),
-    )
-
-
-def _by_topic(drawn: pd.DataFrame, total: int, percentiles: Percentiles, title: str, what: str) -> Plot:
-    return charts.plot(
-        _dots(drawn, percentiles),
-        title=title,
-        description=f"Dots for {len(drawn)} topics and kinds: {what}. The table below has the figures.",
-        height=charts.rows_height(len(drawn)),
-        note=f"The {TOPICS_DRAWN} of {total:,} that ended most." if total > TOPICS_DRAWN else "",
-        legend=charts.swatches(percentiles.colours, percentiles.colours),
-    )
-
-
-def _dots(topics: pd.DataFrame, percentiles: Percentiles) -> alt.LayerChart:
-    """A row for each topic and kind: percentiles as dots on a line from the lowest to the highest.
-
-    Lower percentiles are smaller dots drawn in front, so that all dots stay visible where they coincide.
-    """
-    pairs = zip(topics["topic"], topics["kind"], strict=True)
-    labels = charts.unique_labels(f"{topic} · {kind}" for topic, kind in pairs)
-    at_least = charts.SHORTEST_MS if percentiles.logarithmic else 0
-    sized = list(zip(percentiles.names.items(), _DOT_SIZES, strict=True))
-    dots: charts.Values = []
-    spans: charts.Values = []
-    for place, label in enumerate(labels):
-        row = topics.iloc[place]
-        points: charts.Values = [
-            {"label": label, "place": place, "word": word, "value": wording.number_of(row[key]), "size": size}
-            for (key, word), size in sized
-            if not wording.is_missing(row[key])
-        ]
-        at = [max(point["value"], at_least) for point in points]
-        spans.append({"label": label, "place": place, "low": min(at), "high": max(at)})
-        dots += [point | {"drawn": drawn} for point, drawn in zip(points[::-1], at[::-1], strict=True)]
-    values = [dot["drawn"] for dot in dots]
-    across = charts.milliseconds_axis(alt.X, "drawn", percentiles.axis, min(values), max(values))
-    if not percentiles.logarithmic:
-        scale = alt.Scale(zero=True)
-        across = alt.X("drawn:Q", title=percentiles.axis, axis=alt.Axis(tickCount=5), scale=scale)
-    tooltip = charts.tooltips(("label:N", "topic · kind"), ("word:N", "which"), ("value:Q", "ms", ",.4~r"))
-    return charts.layered(
-        alt.Chart(charts.data(spans))
-        .mark_rule(strokeWidth=2, color="var(--line)")
-        .encode(y=charts.rows_axis(), x=alt.X("low:Q"), x2="high:Q"),
-        alt.Chart(charts.data(dots))
-        .mark_circle(opacity=1)
-        .encode(
-            y=charts.rows_axis(),
-            x=across,
-            color=charts.by_word(percentiles.colours),
-            size=alt.Size("size:Q", scale=None, legend=None),
-            tooltip=tooltip,
-        ),
     )

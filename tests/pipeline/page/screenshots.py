@@ -31,7 +31,7 @@ REPORT = (
     Picture("report-load", "#load", "#load"),
     Picture("report-timeouts", "#timeouts", "#timeouts .grid"),
     Picture("report-stragglers", "#stragglers", "#stragglers figure.table"),
-    Picture("report-dark", "#waits", "#waits .grid + figure", scheme="dark"),
+    Picture("report-dark", "#waits", "#waits .grid", scheme="dark"),
 )
 REPLAY = (Picture("replay", "body", "#outcomes .grid"),)
 _MARGIN = 20
