@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,6 +105,8 @@ class SimulatedHistory:
         for step in sequence:
             self._take(step)
         self._direct.end_all()
+        self.outcomes: list[Outcome] = self._direct.outcomes
+        self.refused_events = self._direct.refused_events
         self.end_ms = self._direct.now_ms + 1
         """When all has ended that can."""
 
@@ -121,14 +124,6 @@ class SimulatedHistory:
         del generator.sketches[2:], generator.keys[2:]
         return SimulatedHistory(map(with_few_ids, generator.steps(step_count)))
 
-    @property
-    def outcomes(self) -> list[Outcome]:
-        return self._direct.outcomes
-
-    @property
-    def refused_events(self) -> int:
-        return self._direct.refused_events
-
     def _take(self, step: Step) -> None:
         """A stream has no calls but registrations and events."""
         if step.pass_ms or isinstance(step.call, PassTime):
@@ -138,7 +133,8 @@ class SimulatedHistory:
                 caller = f"caller {step.owner}"
                 if self._add(OPERATION, caller, operation_row(row).SerializeToString()):
                     self.operations.append(row)
-                    self._register(caller, row)
+                    batch = partial(batch_of, row)
+                    self._direct.register(caller, row.operation_id, row.kind, batch)
             elif isinstance(row, plain.Event) and self._add(EVENT, "", event_row(row, Names("")).SerializeToString()):
                 self._direct.apply(event_batch([row]))
 
@@ -153,13 +149,9 @@ class SimulatedHistory:
             self.rows += found
         return bool(found)
 
-    def _register(self, caller: str, operation: plain.Operation) -> None:
-        self._direct.register(
-            caller,
-            operation.operation_id,
-            operation.kind,
-            lambda number: operation_batch([operation._replace(operation_id=number)]),
-        )
+
+def batch_of(operation: plain.Operation, engine_id: int) -> OperationBatch:
+    return operation_batch([operation._replace(operation_id=engine_id)])
 
 
 def generator_of(seed: int) -> Generator:
