@@ -4,66 +4,44 @@
 """
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from playwright.sync_api import Browser, ViewportSize
+from playwright.sync_api import ViewportSize
 
 from tests.pipeline.page.browser import chromium_path, opened, running_browser
 
 BYTES_MAX = 300_000
 DESK: ViewportSize = {"width": 1200, "height": 900}
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A part of a page: from the top of one element to the end of another."""
-
-    name: str
-    first: str
-    last: str
-    scheme: Literal["light", "dark"] = "light"
-
-
-REPORT = (
-    Picture("report", "body", "#findings"),
-    Picture("report-load", "#load", "#load"),
-    Picture("report-timeouts", "#timeouts", "#timeouts .grid"),
-    Picture("report-stragglers", "#stragglers", "#stragglers figure.table"),
-    Picture("report-dark", "#waits", "#waits .grid", scheme="dark"),
+PICTURES: tuple[tuple[str, str, str, Literal["light", "dark"]], ...] = (
+    ("report", "body", "#findings", "light"),
+    ("report-load", "#load", "#load", "light"),
+    ("report-timeouts", "#timeouts", "#timeouts .grid", "light"),
+    ("report-stragglers", "#stragglers", "#stragglers figure.table", "light"),
+    ("report-dark", "#waits", "#waits .grid", "dark"),
+    ("replay", "body", "#outcomes .grid", "light"),
 )
-REPLAY = (Picture("replay", "body", "#outcomes .grid"),)
+"""Name, from the top of which element to the end of which other one, and theme."""
 _MARGIN = 20
 
 
-def take(browser: Browser, page: Path, pictures: tuple[Picture, ...], folder: Path) -> list[Path]:
-    """Each picture of the page as FOLDER/NAME.png."""
+def main(report: Path, replay: Path, folder: Path) -> None:
+    """Save each picture as FOLDER/NAME.png."""
     folder.mkdir(parents=True, exist_ok=True)
-    taken = []
-    for picture in pictures:
-        path = folder / f"{picture.name}.png"
-        with opened(browser, page, DESK, picture.scheme) as seen:
-            top, bottom = (seen.page.locator(one).first.bounding_box() for one in (picture.first, picture.last))
-            assert top is not None, f"{page} has no {picture.first}"
-            assert bottom is not None, f"{page} has no {picture.last}"
-            start = max(top["y"] - _MARGIN, 0)
-            height = bottom["y"] + bottom["height"] + _MARGIN - start
-            clip = {"x": 0.0, "y": start, "width": float(DESK["width"]), "height": height}
-            seen.page.screenshot(path=path, full_page=True, clip=clip)  # type: ignore[arg-type]
-        taken.append(path)
-    return taken
-
-
-def main(report: Path, replay: Path, folder: Path) -> int:
-    """Takes all pictures; returns 1 if one is too large for the documentation."""
     with running_browser(chromium_path()) as browser:
-        taken = [*take(browser, report, REPORT, folder), *take(browser, replay, REPLAY, folder)]
-    for path in taken:
-        size = path.stat().st_size
-        print(f"{path}  {size / 1_000:,.0f} kB{'  too large' if size > BYTES_MAX else ''}")
-    return int(any(path.stat().st_size > BYTES_MAX for path in taken))
+        for name, first, last, scheme in PICTURES:
+            with opened(browser, replay if name == "replay" else report, DESK, scheme) as seen:
+                top, bottom = (seen.page.locator(one).first.bounding_box() for one in (first, last))
+                assert top is not None, f"the page has no {first}"
+                assert bottom is not None, f"the page has no {last}"
+                start = max(top["y"] - _MARGIN, 0)
+                height = bottom["y"] + bottom["height"] + _MARGIN - start
+                path = folder / f"{name}.png"
+                clip = {"x": 0.0, "y": start, "width": float(DESK["width"]), "height": height}
+                seen.page.screenshot(path=path, full_page=True, clip=clip)  # type: ignore[arg-type]
+            assert path.stat().st_size < BYTES_MAX, f"{path} has {path.stat().st_size} bytes"
+            print(f"{path}  {path.stat().st_size / 1_000:,.0f} kB")
 
 
 if __name__ == "__main__":
-    sys.exit(main(*(Path(name).absolute() for name in sys.argv[1:4])))
+    main(*(Path(name).absolute() for name in sys.argv[1:4]))
