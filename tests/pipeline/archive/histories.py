@@ -103,15 +103,20 @@ def metadata_of(table: str, run_id: str, number: int, version: int = schema.VERS
 
 
 def small_history(run_id: str = "run-a", operations: int = 20, *, ended: bool = True) -> History:
-    """One run: operations registered every 10 ms end 5 ms later, every fifth one by expiry."""
+    """One run as an engine lives it: operations registered every 10 ms wait for rising offsets. Each is satisfied 5 ms
+    later by the mark that reaches it; every fifth one has expired before that.
+    """
     history = History(run_id)
     history.mark(schema.STARTED)
     for number in range(1, operations + 1):
         at_ms = 10 * number
-        history.register(number, at_ms, timeout_ms=5 if number % 5 == 0 else 500)
-        history.event("high_watermark", at_ms + 1, offset=number)
-        outcome = "expired" if number % 5 == 0 else "satisfied"
-        history.end(number, at_ms + 5, waited_ms=5, outcome=outcome)
+        is_late = number % 5 == 0
+        history.register(number, at_ms, timeout_ms=3 if is_late else 500, offset=number)
+        if is_late:
+            history.end(number, at_ms + 3, waited_ms=3, outcome="expired", error_code=7, reached_offset=number - 1)
+        history.event("high_watermark", at_ms + 5, offset=number)
+        if not is_late:
+            history.end(number, at_ms + 5, waited_ms=5, reached_offset=number, call_number=history.calls)
     if ended:
         history.mark(schema.ENDED, 10 * operations + 10)
     return history

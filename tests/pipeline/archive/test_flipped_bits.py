@@ -64,13 +64,7 @@ def test_a_flipped_bit_is_an_error_or_changes_nothing(written: Path) -> None:
     assert errors > 0.99 * FLIPS
 
 
-def test_a_cut_file_and_one_without_checksums(written: Path, tmp_path: Path) -> None:
-    """A truncated file is an error. Files of other programs have no checksums and can be read."""
-    whole = written.read_bytes()
-    for size in (0, 4, 7, 100, len(whole) - 1):
-        written.write_bytes(whole[:size])
-        with pytest.raises((OSError, pa.ArrowException)):
-            read(written)
+def test_files_of_other_programs_are_read_without_checksums(tmp_path: Path) -> None:
     other = tmp_path / "other.parquet"
     pq.write_table(pa.table({"a": [1]}), other)
     assert open_parquet(other.read_bytes()).read().num_rows == 1

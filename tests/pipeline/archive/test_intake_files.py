@@ -48,7 +48,7 @@ def test_whole_archive_is_used_whole(tmp_path: Path) -> None:
     assert [(file.run_id, file.file_number, file.rows) for file in files] == [
         ("run-a", 1, 8), ("run-a", 2, 8), ("run-a", 3, 4),
     ]  # fmt: skip
-    assert [(file.first_call, file.last_call) for file in files] == [(2, 23), (26, 47), (50, 59)]
+    assert [(file.first_call, file.last_call) for file in files] == [(2, 17), (19, 35), (37, 43)]
     assert files[0].first_at == START + timedelta(milliseconds=10)
     assert files[-1].last_at == START + timedelta(milliseconds=200)
     assert files[0].timeout_ms_max == 500
