@@ -198,7 +198,8 @@ def _expired_under(counts: pd.DataFrame, topic: str | None, kind: str) -> Mappin
     of_curve = (counts["kind"] == kind) & (counts["fate"] == EXPIRED)
     if topic is not ALL:
         of_curve &= counts["topic"] == topic
-    return counts[of_curve].groupby("timeout_ms")["operations"].sum().to_dict()
+    sums: Mapping[int, int] = counts[of_curve].groupby("timeout_ms")["operations"].sum().to_dict()
+    return sums
 
 
 def _used(in_use: pd.DataFrame) -> dict[CurveKey, list[Row]]:

@@ -56,8 +56,8 @@ class VarianceSums:
                 own = by_kind.get(kind) if topic is ALL else by_topic.get((topic, kind))
                 if own is not None:
                     sums[number] += _variances(curve, own)
-        curve, place = np.indices(sums.shape, np.int32)
-        yield pa.record_batch({"curve": curve.ravel(), "place": place.ravel(), "variance": sums.ravel()})
+        numbers, places = (axis.ravel() for axis in np.indices(sums.shape, np.int32))
+        yield pa.record_batch({"curve": numbers, "place": places, "variance": sums.ravel()})
 
 
 def _variances(curve: Curve, rows: pd.DataFrame) -> Floats:

@@ -242,7 +242,7 @@ ADVICE: Final = ResultTable(
         ResultColumn("operations", COUNT, "operations that waited, ended or not"),
         ResultColumn("satisfied", COUNT, "of these, satisfied"),
         ResultColumn("expired", COUNT, "of these, expired"),
-        ResultColumn("expired_share", SHARE, "expired / operations, as seen, whatever their timeout"),
+        ResultColumn("expired_share", SHARE, "expired / operations, as seen, with any timeout"),
         ResultColumn("timeout_ms", MS, "the timeout most in use"),
         ResultColumn("timeout_share", SHARE, "share of the operations that use it"),
         ResultColumn("timeout_observed", SHARE, "share of the operations with this timeout that expired, as seen"),

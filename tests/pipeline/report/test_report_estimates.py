@@ -128,7 +128,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-def counted(waited: Floats, ends: list[Flags], entered: Floats | None = None, clusters: Floats | None = None) -> Curve:
+def counted(waited: Floats, ends: list[Flags], entered: Floats | None = None, clusters: Ints | None = None) -> Curve:
     """The curve of operations that left after `waited`, each with one of the `ends` or censored."""
     times = np.unique(np.concatenate([waited, [] if entered is None else entered]).astype(np.int64))
 
@@ -140,7 +140,7 @@ def counted(waited: Floats, ends: list[Flags], entered: Floats | None = None, cl
     curve = estimate(times, counts, censored, None if entered is None else count(entered))
     if clusters is None:
         return curve
-    variances = cluster_variances(curve, waited.astype(np.int64), np.any(ends, axis=0), clusters.astype(np.int64))
+    variances = cluster_variances(curve, waited.astype(np.int64), np.any(ends, axis=0), clusters)
     return estimate(times, counts, censored, None, widened(curve, variances))
 
 

@@ -194,14 +194,11 @@ def outcomes_of(table: pa.Table) -> list[Outcome]:
     ]
 
 
-AT = pa.field("at", pa.timestamp("ms", tz="UTC"))
 OF_FILES = pa.schema(
     [
-        AT,
+        pa.field("at", pa.timestamp("ms", tz="UTC")),
         pa.field("call_number", pa.int64()),
-        pa.field("session_id", pa.string()),
-        pa.field("kind", pa.string()),
-        pa.field("type", pa.string()),
+        *(pa.field(name, pa.string()) for name in ("session_id", "kind", "type")),
         *[field for field in ROWS if field.name not in ("at_ms", "place", "caller", "kind", "type")],
     ]
 )
