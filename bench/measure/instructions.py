@@ -66,8 +66,10 @@ def first_line(*command: str) -> str:
 
 def count(workload: str, operations: int) -> int:
     """The instructions of one run. Raises CountingMissing if the run or valgrind fails."""
+    # The first run in a new tree would write bytecode, and so start at another cost than the second one.
+    variables = {**environment(), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [*VALGRIND, sys.executable, "-m", "bench.counted", workload, str(operations)]
-    ran = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     found = re.search(r"Collected\s*:\s*(\d+)", ran.stderr)
     if ran.returncode != 0 or found is None:
         raise CountingMissing(
