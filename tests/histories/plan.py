@@ -130,7 +130,8 @@ class Generator:
         return Step(None, pass_ms=self.below(3 * self.swarm.leap_max_ms))
 
     def pause(self) -> Step:
-        return Step(calls.Pause(self.below(3 * self.swarm.leap_max_ms)))
+        ms = self.below(3 * self.swarm.leap_max_ms)
+        return Step(calls.Pause(ms), pass_ms=ms)
 
     def cancel(self) -> Step:
         owner = self.below(self.swarm.owners)

@@ -29,7 +29,7 @@ from purgatory.service.settings import EngineSettings, HostSettings, LimitsSetti
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
 from tests.archive.archive_kit import ThreadLink
-from tests.archive.archive_replay import Replay, rows_of, without
+from tests.archive.archive_replay import Replay, Row, rows_of, without
 from tests.engine import plain
 from tests.engine.adapter import ended_of, event_batch, operation_batch
 from tests.histories.history import History
@@ -232,6 +232,15 @@ def shorten(batch: OperationBatch | EventBatch, names: Sequence[str], chance: ra
         del getattr(batch, name)[chance.choice((0, 1, 100_000, 100_000)) :]
 
 
+def comparable(outcomes: list[Row]) -> list[Row]:
+    """Sorted: a silence is noticed in one go with earlier deadlines, so the order in which a time ends them is free."""
+    rows = without(outcomes, "at")
+    for row in rows:
+        if row["outcome"] in ("expired", "failed"):
+            row["call_number"] = 0  # nor is it fixed which of the clock calls at that time ends which of them
+    return sorted(rows, key=lambda row: (row["time_ms"], row["session_number"], row["operation_id"], row["item"]))
+
+
 def run(history: History) -> None:
     """Live, and compare the outcomes, row by row, with those of the archive's calls on a new engine."""
 
@@ -246,5 +255,5 @@ def run(history: History) -> None:
         asyncio.run(live(Path(name)))
         outcomes = rows_of(Path(name), schema.OUTCOMES)
         history.figures.update(outcomes=len(outcomes))
-        if without(Replay(Path(name)).outcomes, "at") != without(outcomes, "at"):
+        if comparable(Replay(Path(name)).outcomes) != comparable(outcomes):
             history.judge.complaints.append("a new engine ends operations in another way than the archive says")
