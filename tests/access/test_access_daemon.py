@@ -17,11 +17,11 @@ from purgatory.service.setting_sources import SettingsError
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
 from tests.access.guarded import POLICY, Caller
-from tests.archive.archive_replay import rows_of
-from tests.kit.commands import serve_command
+from tests.archive.archive_kit import rows_of
 from tests.kit.daemon import InProcessDaemon, RunDaemon, StartDaemon, access_flags
 from tests.kit.eventually import eventually
 from tests.kit.messages import high_watermark, produce, register_request
+from tests.kit.programs import serve_command
 from tests.kit.served_host import refused
 from tests.service.test_daemon import fetch_page
 from tests.transport.callers import secure_channel

@@ -1,24 +1,38 @@
-"""Bearer tokens: their principals and expiry, refusals that reveal nothing else, and the commands for access files."""
+"""Bearer tokens: their principals and expiry, refusals that reveal nothing else, and the commands for access files.
+
+Files named in settings must be regular files, or links to regular files.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import os
 import re
 import stat
+import threading
 import time
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
 import pytest
 
-from purgatory.service.access.tokens import HEAD, PREFIX, TokensError, add_token, hash_of, read_tokens
-from purgatory.service.settings import HostSettings, SessionSettings
+from purgatory.extensions.webhooks.signing import CannotSendWebhooks, WebhookSigner
+from purgatory.extensions.webhooks.webhooks import WebhooksSettings, _ssl_context
+from purgatory.service.access.access_policy import read_policy
+from purgatory.service.access.json_web_tokens import JsonWebTokens
+from purgatory.service.access.tokens import HEAD, PREFIX, AccessError, TokensError, add_token, hash_of, read_tokens
+from purgatory.service.setting_sources import SettingsError, load_settings
+from purgatory.service.settings import HostSettings, SessionSettings, TlsSettings
+from purgatory.service.transport.certificate_files import CannotUseCertificates, read_tls_material
+from purgatory.service.transport.watched_file import read_regular_file
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.access.guarded import POLICY, guarding
-from tests.kit.commands import policy_command, token_command
 from tests.kit.eventually import PATIENCE_S
+from tests.kit.programs import policy_command, token_command
 from tests.kit.served_host import refused
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
@@ -217,3 +231,54 @@ def test_policy_check_prints_each_fault_with_its_place(tmp_path: Path, capsys: p
     assert policy_command(["check", str(path)]) == 1
     assert policy_command(["check", str(path), "--may", "wait", "x"]) == 2
     assert policy_command(["check", str(path), "--as", "a", "--may", "rule", "x"]) == 2
+
+
+def _read_key_set(path: Path) -> None:
+    asyncio.run(JsonWebTokens(str(path), "issuer", "audience", "sub").load())
+
+
+def _read_certificate(path: Path) -> None:
+    read_tls_material(TlsSettings(certificate_file=path, key_file=path), datetime.now(UTC))
+
+
+READERS: dict[str, tuple[Callable[[Path], object], type[Exception]]] = {
+    "policy": (read_policy, AccessError),
+    "tokens": (read_tokens, AccessError),
+    "key set": (_read_key_set, AccessError),
+    "certificate": (_read_certificate, CannotUseCertificates),
+    "webhook secrets": (WebhookSigner.from_file, CannotSendWebhooks),
+    "webhook authorities": (
+        lambda path: _ssl_context(WebhooksSettings(allowed_hosts="a", secret_file=path, ca_file=path)),
+        CannotSendWebhooks,
+    ),
+    "settings": (lambda path: load_settings({"config": str(path)}), SettingsError),
+}
+
+
+@pytest.fixture(params=["FIFO", "device", "folder"])
+def no_regular_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    if request.param == "FIFO":
+        os.mkfifo(path)
+        # If the FIFO is opened after all, the reader gets data, so that the test fails instead of hanging.
+        threading.Thread(target=path.write_text, args=("x",), daemon=True).start()
+    elif request.param == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_no_regular_file_is_refused(reader: str, no_regular_file: Path) -> None:
+    read, error = READERS[reader]
+    with pytest.raises(error, match="not a regular file"):
+        read(no_regular_file)
+
+
+def test_links_to_a_regular_file_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "..2026").mkdir()
+    (tmp_path / "..2026" / "key").write_bytes(b"content")
+    (tmp_path / "..data").symlink_to("..2026")
+    (tmp_path / "key").symlink_to("..data/key")
+    assert read_regular_file(tmp_path / "key") == b"content"

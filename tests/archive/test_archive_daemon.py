@@ -24,8 +24,7 @@ from purgatory.extensions.installed import ALL_SETTINGS
 from purgatory.flags import read_command_line
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1.purgatory_service_pb2_grpc import PurgatoryServiceStub
-from tests.archive.archive_kit import ArchivedHost, produces
-from tests.archive.archive_replay import Replay, Row, rows_of, without
+from tests.archive.archive_kit import ArchivedHost, Replay, Row, produces, rows_of, without
 from tests.histories.history import run_history
 from tests.kit.daemon import DaemonProcess, StartDaemon, children_of, daemon_environment, is_running, run_to_end
 from tests.kit.eventually import PATIENCE_S, wait_until

@@ -22,8 +22,7 @@ from tests.kit.daemon import StartDaemon
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.messages import produce, register_batch
 from tests.kit.programs import run_program
-from tests.webhooks.callbacks import CallbackCaller, webhook_flags
-from tests.webhooks.receiver import WebhookReceiver
+from tests.webhooks.receiver import CallbackCaller, WebhookReceiver, webhook_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"

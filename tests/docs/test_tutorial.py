@@ -16,8 +16,7 @@ import pytest
 from examples.free_ports import free_port
 from examples.local_postgres import NoPostgres, find_programs
 from tests.docs.pages import ROOT, blocks, comparable
-from tests.kit.programs import run_program
-from tests.kit.required import skip_unless_required
+from tests.kit.programs import run_program, skip_unless_required
 
 SECONDS_MAX: Final = 600
 CLEAN_UP: Final = """trap '

@@ -1,6 +1,11 @@
-"""The replicated-log example: its log file, and its real processes, of which a follower is killed midway."""
+"""The replicated-log example: its log file, and its real processes, of which a follower is killed midway.
 
+The other examples: those that connect to a running daemon, or that run by themselves, and the recipes.
+"""
+
+import ast
 import contextlib
+import inspect
 import os
 import pty
 import random
@@ -9,23 +14,28 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from purgatory_client import AsyncClient, waits
 
+from examples.local_daemon import serving
+from examples.long_poll import ask
+from examples.long_poll import serving as serving_polls
 from examples.replicated_log.clients import split_lines
 from examples.replicated_log.log_file import CorruptRecord, LogFile, LogRecord, OffsetOutOfRange, decode_all
 from examples.replicated_log.proof import read_counters
 from purgatory.extensions.archive.schema import OUTCOMES
-from tests.archive.archive_replay import Replay, rows_of, without
-from tests.examples.test_with_a_daemon import ENVIRONMENT, PROJECT, SECONDS_MAX
-from tests.kit.daemon import children_of, is_running
-from tests.kit.eventually import wait_until
+from tests.archive.archive_kit import Replay, rows_of, without
+from tests.kit.daemon import DaemonProcess, children_of, daemon_environment, is_running
+from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.programs import run_program
+from tests.parsing import parsed
 
 pytestmark = pytest.mark.slow
 
@@ -199,3 +209,126 @@ def test_any_flipped_bit_is_detected() -> None:
 @pytest.mark.parametrize("data", [b"a\nb\n", b"a\nb", b"\n\n", b"a\r\n\xff"])
 def test_lines_join_to_the_file(data: bytes) -> None:
     assert b"\n".join(split_lines(data)) + (b"\n" if data.endswith(b"\n") else b"") == data
+
+
+PROJECT: Final = Path(__file__).resolve().parents[2]
+ENVIRONMENT: Final = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PROJECT / "client")])}
+"""The project and its client can be imported, installed or not."""
+SECONDS_MAX: Final = 180
+LONG: Final = "timeout_ms=60000"
+
+
+@pytest.fixture
+async def address(tmp_path: Path) -> AsyncIterator[str]:
+    async with serving(tmp_path) as served:
+        yield served
+
+
+def run_example(*arguments: str, address: str = "", code: int = 0) -> str:
+    """Run an example program, which must exit with this code; returns its output. `address`: PURGATORY_ADDRESS."""
+    environment = ENVIRONMENT | ({"PURGATORY_ADDRESS": address} if address else {})
+    run = run_program([sys.executable, *arguments], code=code, cwd=PROJECT, env=environment, timeout_s=SECONDS_MAX)
+    return run.stdout + run.stderr
+
+
+async def test_first_wait_is_satisfied_at_its_offset(address: str) -> None:
+    for printed in (
+        run_example("examples/first_wait.py", address),
+        run_example("examples/first_wait.py", address=address),
+    ):
+        assert printed.startswith("satisfied after ")
+        assert printed.endswith("orders-3 has reached 42\n")
+
+
+def test_first_wait_without_a_daemon_says_how_to_start_one() -> None:
+    printed = run_example("examples/first_wait.py", address="127.0.0.1:1", code=1)
+    failed, advice = printed.splitlines()
+    assert "127.0.0.1:1: Failed to connect" in failed
+    assert advice == "Is a daemon running at 127.0.0.1:1? `make run` starts one."
+
+
+async def test_order_desk_ships_new_orders_and_those_of_an_earlier_run(address: str, tmp_path: Path) -> None:
+    outbox = tmp_path / "desk.db"
+    printed = run_example("examples/order_desk.py", address, str(outbox))
+    assert printed.splitlines() == ["0 orders of an earlier run", *(f"order-{i}: satisfied" for i in range(3))]
+    async with AsyncClient(address, outbox=outbox) as client:
+        await client.submit(waits.produce({"orders-3": 2}, timeout=60), tag="order-left")
+    printed = run_example("examples/order_desk.py", address, str(outbox))
+    assert printed.splitlines() == ["1 orders of an earlier run", "order-left: satisfied"]
+
+
+def test_secure_demo_allows_and_refuses_each_call_as_expected() -> None:
+    """Strangers cannot connect, members get the access that the policy grants, and no token is printed."""
+    printed = run_example("-m", "examples.secure_demo")
+    lines = printed.splitlines()
+    assert lines[0].split()[:4] == ["caller", "shows", "asks", "for"]
+    assert lines[-1] == "18 calls, 6 allowed; 0 not as they should be"
+    assert sum("Unavailable" in line for line in lines) == 3
+    assert "pgt_" not in printed
+
+
+def test_long_poll_without_arguments_polls_itself() -> None:
+    lines = run_example("examples/long_poll.py").splitlines()
+    assert [line.rstrip() for line in lines] == ['poll: 200 ["hello"]', "nothing new within 200 ms: 204"]
+
+
+def test_long_poll_answers_with_messages_or_says_why_not() -> None:
+    """Existing messages at once and new ones on arrival; 503 for too many polls and at shutdown, else 204."""
+    with ThreadPoolExecutor(2) as pool:
+        with serving_polls(polls_max=2) as address:
+            assert ask(address, "POST", "/rooms/lobby", "first") == (201, "")
+            assert ask(address, "GET", f"/rooms/lobby?{LONG}") == (200, '["first"]')
+            assert ask(address, "GET", "/rooms/lobby?after=1&timeout_ms=1") == (204, "")
+            polls = [pool.submit(ask, address, "GET", f"/rooms/{room}?after=1&{LONG}") for room in ("lobby", "attic")]
+            wait_until(lambda: ask(address, "GET", "/waiting") == (200, "2"))
+            assert ask(address, "GET", f"/rooms/attic?{LONG}")[0] == 503
+            ask(address, "POST", "/rooms/lobby", "second")
+            assert polls[0].result(PATIENCE_S) == (200, '["second"]')
+            assert not polls[1].done()
+        assert polls[1].result(PATIENCE_S)[0] == 503
+
+
+# The recipes of examples/recipes: each prints the lines at the end of its docstring.
+
+RECIPES = sorted((PROJECT / "examples" / "recipes").glob("[!_]*.py"))
+LINES_MIN, LINES_MAX = 20, 60
+CANNOT_RUN = 77
+"""The exit code of a recipe that lacks a program such as PostgreSQL; its last line on stderr is the reason."""
+assert RECIPES, "the folder is not found"
+
+
+def printed_by(recipe: Path) -> str:
+    """The output that the recipe's docstring promises."""
+    text = inspect.cleandoc(ast.get_docstring(parsed(recipe.read_text("utf-8"))) or "")
+    _, heading, lines = text.rpartition("\nPrints:\n")
+    assert heading, f"the docstring of {recipe.name} does not end with `Prints:` and its lines"
+    return inspect.cleandoc(lines)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_recipe_prints_what_it_promises(recipe: Path, daemon: DaemonProcess) -> None:
+    environment = {
+        "PURGATORY_ADDRESS": daemon.address,
+        "PURGATORY_HTTP_URL": f"http://{daemon.http_address}",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    }
+    command = [sys.executable, str(recipe)]
+    run = run_program(command, code=None, cwd=PROJECT, env=daemon_environment(environment), timeout_s=SECONDS_MAX)
+    if run.returncode == CANNOT_RUN:
+        reason = run.stderr.strip().rpartition("\n")[2]
+        needed = [name for name in os.environ if name.startswith("PURGATORY_REQUIRE_") and os.environ[name] == "1"]
+        required = [name for name in needed if name.removeprefix("PURGATORY_REQUIRE_") in reason.upper()]
+        assert not required, f"{required[0]}=1: {reason}"
+        pytest.skip(reason)
+    assert run.returncode == 0, f"exit {run.returncode}\n{run.stdout}\n{run.stderr}"
+    assert run.stdout.strip() == printed_by(recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_recipe_is_short_and_linked(recipe: Path) -> None:
+    """A recipe has 20 to 60 lines and a `main`, and a page of docs links to it."""
+    source = recipe.read_text("utf-8")
+    assert LINES_MIN <= source.count("\n") <= LINES_MAX
+    assert re.search(r"^(async )?def main\(", source, re.MULTILINE)
+    pages = [page.read_text("utf-8") for page in (PROJECT / "docs").glob("*.md")]
+    assert any(f"](../examples/recipes/{recipe.name})" in page for page in pages)

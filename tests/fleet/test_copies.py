@@ -35,7 +35,7 @@ from purgatory.replicated_log.snapshots import (
     store_snapshot,
 )
 from tests.fleet.audit import audit, rows_of_file, rows_of_log
-from tests.fleet.memory_log import MemoryLog
+from tests.fleet.log_contract import MemoryLog
 from tests.fleet.test_standby import CLAIM, ORIGIN, OTHER, group, log, standby_of
 from tests.journal.kit import alter, statements_of, store_in
 from tests.kit.eventually import wait_until

@@ -12,8 +12,7 @@ from purgatory.replicated_log.entry import Entry, Kind, pack_rows
 from purgatory.replicated_log.errors import LogLost, LogRefused
 from purgatory.replicated_log.leadership import Leadership
 from purgatory.replicated_log.standby import END_S, Standby
-from tests.fleet.log_contract import LogContract, OpenShard
-from tests.fleet.memory_log import MemoryLog
+from tests.fleet.log_contract import LogContract, MemoryLog, OpenShard
 from tests.journal.kit import statements_of
 
 SILENCE_S = 2.0

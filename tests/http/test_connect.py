@@ -38,10 +38,10 @@ from tests.http.http_serving import (
     Ending,
     HttpCaller,
     encoded,
+    enveloped,
     over_grpc,
     serving_http,
 )
-from tests.http.raw_http import enveloped
 from tests.kit.daemon import RunDaemon
 from tests.kit.eventually import PATIENCE_S, eventually
 from tests.kit.messages import advance_request, high_watermark, produce, produce_columns, register_request, signal

@@ -17,7 +17,7 @@ from google.protobuf.json_format import ParseDict
 from purgatory.service.sources.source_table import StaleIndex, Unseen
 from purgatory.service.transport.linear_h11 import make_h11_linear
 from purgatory.v1 import purgatory_service_pb2 as wire
-from tests.http.raw_http import Answer, RawConnection, chunked, enveloped, request
+from tests.http.http_serving import Answer, RawConnection, chunked, enveloped, request
 from tests.kit.daemon import DaemonProcess
 
 SERVICE = "/purgatory.v1.PurgatoryService"

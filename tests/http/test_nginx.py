@@ -19,7 +19,7 @@ from examples.secure_demo.authority import Authority
 from tests.docs.pages import texts
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import until_pending, wait_until
-from tests.kit.required import skip_unless_required
+from tests.kit.programs import skip_unless_required
 
 pytestmark = pytest.mark.xdist_group("nginx")
 

@@ -23,8 +23,7 @@ from purgatory.service.http.http_connection import HttpConnection
 from purgatory.service.http.metrics_page import MetricsPage
 from purgatory.service.http.probes import probe_routes
 from purgatory.service.http.site import HttpSite, is_own_host
-from tests.http.http_serving import SERVICE, serving_http
-from tests.http.raw_http import RawConnection, request
+from tests.http.http_serving import SERVICE, RawConnection, request, serving_http
 from tests.kit.daemon import DaemonProcess, ServeDaemon, access_flags
 
 

@@ -25,8 +25,8 @@ from purgatory.journal.statements import StatementBuilder
 from purgatory.journal.store import PAGE_BYTES, WAL_FRAME, WAL_HEADER, Store
 from purgatory.service.listeners.durable_journal import DurableJournal
 from tests.journal.kit import JournaledHost, alter, register, store_in
-from tests.kit.commands import journal_command
 from tests.kit.messages import mark_batch
+from tests.kit.programs import journal_command
 from tests.kit.served_host import apply_events
 
 SESSIONS = ("a", "b")

@@ -14,7 +14,7 @@ from examples.kafka_cluster import ClusterUnavailable, KafkaCluster, kafka_jars
 from tests.kafka import guarded
 from tests.kafka.clients import ClusterClients
 from tests.kafka.guarded import GuardedBrokers
-from tests.kit.required import skip_unless_required
+from tests.kit.programs import skip_unless_required
 from tests.quick_java import ensure_archive
 
 HERE = Path(__file__).parent

@@ -11,8 +11,7 @@ from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.kit.eventually import wait_until
 from tests.page.page_kit import register_crowd, register_waits, steady_load, tell_marks
 from tests.pipeline.page.browser import chromium_path, running_browser
-from tests.webhooks.callbacks import CallbackCaller, webhook_flags
-from tests.webhooks.receiver import WebhookReceiver
+from tests.webhooks.receiver import CallbackCaller, WebhookReceiver, webhook_flags
 
 
 @pytest.fixture(scope="package")

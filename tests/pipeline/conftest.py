@@ -12,7 +12,7 @@ from purgatory_pipeline.spark.spark_session import LOGGING, java_version
 from pyspark.sql import SparkSession
 
 from purgatory.testing import RunningDaemon, daemon_in_process
-from tests.kit.required import skip_unless_required
+from tests.kit.programs import skip_unless_required
 from tests.quick_java import ensure_archive
 
 HERE = Path(__file__).parent

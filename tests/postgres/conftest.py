@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from examples.local_postgres import LocalPostgres, NoPostgres
-from tests.kit.commands import fleet_command
-from tests.kit.required import skip_unless_required
+from tests.kit.programs import fleet_command, skip_unless_required
 from tests.postgres.watched_servers import WatchedServers
 
 HERE = Path(__file__).parent

@@ -20,7 +20,7 @@ from purgatory.source_uri import SourceUri
 from tests.docs.pages import commands_about, shell, sources_about
 from tests.kit.daemon import DaemonProcess, StartDaemon
 from tests.kit.eventually import eventually, wait_until
-from tests.kit.required import skip_unless_required
+from tests.kit.programs import skip_unless_required
 from tests.sources.publishing import publishing, until_mark
 
 FAST = "servers=p,r1,r2&poll_ms=5&idle_poll_ms=20&timeout_ms=300"

@@ -36,7 +36,6 @@ from purgatory.run_daemon import Stopping
 from purgatory.service.setting_sources import load_settings
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import purgatory_service_pb2_grpc, result_pb2
-from tests.kit.commands import serve_command
 from tests.kit.daemon import (
     DaemonProcess,
     DaemonThread,
@@ -48,6 +47,7 @@ from tests.kit.daemon import (
 )
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.messages import advance_request, high_watermark, produce, produce_columns
+from tests.kit.programs import serve_command
 
 SERVICE = "purgatory.v1.PurgatoryService"
 

@@ -20,7 +20,7 @@ from purgatory.service.setting_sources import (
     unknown_variables,
 )
 from purgatory.service.settings import split_address
-from tests.kit.commands import serve_command
+from tests.kit.programs import serve_command
 
 
 @pytest.fixture(autouse=True)

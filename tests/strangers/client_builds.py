@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tests.kit.required import skip_unless_required
+from tests.kit.programs import skip_unless_required
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 CLIENTS: Final = ROOT / "client"

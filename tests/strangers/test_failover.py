@@ -22,10 +22,9 @@ from purgatory_client import Client, errors
 from examples.free_ports import free_port
 from purgatory.replicated_log.leadership import EXIT_REPLACED
 from tests.docs.pages import texts
-from tests.kit.commands import fleet_command
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.fleet import Member
-from tests.kit.required import skip_unless_required
+from tests.kit.programs import fleet_command, skip_unless_required
 from tests.postgres.conftest import not_started
 from tests.strangers.client_builds import tool_path
 from tests.strangers.test_clients import BUILDS, as_expected, expected_lines, started

@@ -18,12 +18,11 @@ from purgatory.extension import StartupError
 from purgatory.v1 import purgatory_service_pb2 as wire
 from purgatory.v1 import webhook_pb2
 from tests.client.cli.test_commands import purgatory
-from tests.client.cli.test_completion import completed
+from tests.client.cli.test_pages import completed
 from tests.kit.daemon import DaemonProcess, DaemonThread, ServeDaemon, StartDaemon
 from tests.kit.eventually import wait_until
 from tests.kit.forked_daemon import WEBHOOKS
-from tests.webhooks.callbacks import CallbackCaller, webhook_flags
-from tests.webhooks.receiver import DROP, HANG, SECRET, WebhookReceiver
+from tests.webhooks.receiver import DROP, HANG, SECRET, CallbackCaller, WebhookReceiver, webhook_flags
 
 
 @pytest.fixture(scope="module")

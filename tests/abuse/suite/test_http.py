@@ -14,7 +14,7 @@ from purgatory_client import Client
 
 from purgatory.service.http import http_connection
 from tests.abuse.result import memory_mb, open_files
-from tests.http.raw_http import Answer, RawConnection, chunked, request
+from tests.http.http_serving import Answer, RawConnection, chunked, request
 from tests.kit.daemon import DaemonProcess, DaemonThread, ServeDaemon, StartDaemon
 from tests.kit.eventually import wait_until
 

@@ -1,22 +1,47 @@
 """What a terminal of 80 columns shows for the help pages, compared with the files in `pages`, and what commands import.
 
-`python -m tests.client.cli.test_pages` writes the pages again. Imports are most of the time that a short command takes.
+Imports are most of the time that a short command takes.
+
+Sessions at a shell (`transcripts/*.txt`): commands, and below each what it prints.
+
+"! " begins a line of stderr, and "[11]" is an exit code other than 0. A command that ends in "&" runs in the
+background; `fg` waits for its end. Below one that ends in "<Tab>" is what bash offers there. On stdout, T stands for a
+duration, and N for a measured number. A line "> tool {...}" is a call by an agent, as `purgatory mcp` answers it. What
+completion offers in real shells is in transcripts/completion.txt.
+
+`python -m tests.client.cli.test_pages` writes the pages and the output of all transcripts again.
 """
 
+import asyncio
+import json
+import logging
+import os
+import re
+import shlex
+import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
+from click.testing import CliRunner
+from mcp import Client as Agent
+from purgatory_client import AsyncClient, Client
 
 from purgatory import __version__
-from purgatory.cli.app import SUMMARIES
+from purgatory.cli import completion
+from purgatory.cli.app import SUMMARIES, app
 from purgatory.cli.exit_codes import MEANINGS, Exit
-from tests.client.cli.test_commands import purgatory
+from purgatory.cli.mcp_server import make_server
+from tests.client.cli.test_commands import Background, purgatory
 from tests.client.cli.test_top import PseudoTerminal
 from tests.client.test_blocking import environment
+from tests.docs.pages import DURATION
 from tests.kit.daemon import DaemonProcess
-from tests.kit.programs import run_program
+from tests.kit.eventually import PATIENCE_S, wait_until
+from tests.kit.programs import run_program, skip_unless_required
 
 PAGES: Final = Path(__file__).parent / "pages"
 HELP: Final = {
@@ -100,6 +125,146 @@ def test_each_command_of_the_table_has_its_help() -> None:
     assert {name: purgatory(name, "--help").returncode for name in SUMMARIES} == dict.fromkeys(SUMMARIES, Exit.OK)
 
 
+FILES: Final = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
+NUMBER: Final = re.compile(r'\d[\d,]*\.\d+|[\d,]+(?= per second)|(?<=load-)[0-9a-f]{12}|(?<="id": )\d+')
+
+
+def transcripts(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """The name and the lines of each transcript of a file."""
+    for part in path.read_text("utf-8").split("== ")[1:]:
+        name, *lines = part.rstrip().splitlines()
+        yield name, lines
+
+
+def played(lines: list[str], address: str) -> list[str]:
+    """The comments and commands of a transcript, and below each command what it prints now."""
+    found = []
+    background: list[Background] = []
+    for line in lines:
+        if not line.startswith(("# ", "$ ", "> ")):
+            continue
+        found.append(line)
+        if line.startswith("> "):
+            found += asyncio.run(called(line, address))
+        elif line.endswith("<Tab>"):
+            found += completed(line.removeprefix("$ ").removesuffix("<Tab>"), address)
+        elif line == "$ fg":
+            found += shown(*background.pop().end())
+        elif line.endswith(" &"):
+            background.append(waiting(line, address))
+        elif line.startswith("$ "):
+            answer = purgatory(*shlex.split(line)[1:], address=address)
+            found += shown(answer.returncode, answer.stdout, answer.stderr)
+    return found
+
+
+async def called(line: str, address: str) -> list[str]:
+    """The answer of a tool, as JSON, or why it refused the call."""
+    _, tool, arguments = line.split(" ", 2)
+    async with AsyncClient(address) as client, Agent(make_server(client)) as agent:
+        result = await agent.call_tool(tool, json.loads(arguments))
+    [text] = result.content
+    assert text.type == "text"
+    if result.is_error:
+        # Pydantic names a page of its own version.
+        return [f"! {line}".rstrip() for line in text.text.splitlines() if "https://" not in line]
+    return shown(0, json.dumps(result.structured_content, indent=2), "")
+
+
+def waiting(line: str, address: str) -> Background:
+    """A command in the background, once its wait is pending."""
+    with Client(address) as client:
+        before = len(list(client.operations()))
+        command = Background(address, *shlex.split(line)[1:-1])
+        wait_until(lambda: len(list(client.operations())) > before, f"pending: {line}")
+    return command
+
+
+def shown(code: int, out: str, err: str) -> list[str]:
+    """What a command has printed, without what differs from run to run."""
+    lines = [NUMBER.sub("N", DURATION.sub("T", line)).replace(" (T late)", "").rstrip() for line in out.splitlines()]
+    return [*lines, *(f"! {line}".rstrip() for line in err.splitlines()), *([f"[{code}]"] if code else [])]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"), [pytest.param(*one, id=one[0]) for path in FILES for one in transcripts(path)]
+)
+def test_commands_print_what_is_recorded(
+    name: str, lines: list[str], shared_daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completion, "PATIENCE_S", PATIENCE_S)  # the machine may be busy
+    assert played(lines, shared_daemon.address) == lines, name
+
+
 if __name__ == "__main__":
-    for written, given in HELP.items():
-        (PAGES / f"{written}.txt").write_text(page(*given), "utf-8")
+    for name, given in HELP.items():
+        (PAGES / f"{name}.txt").write_text(page(*given), "utf-8")
+    logging.disable()  # gRPC's asyncio layer logs that the event loops of earlier commands are closed
+    with tempfile.TemporaryDirectory() as folder, DaemonProcess(Path(folder)) as daemon:
+        for written in FILES:
+            parts = ["\n".join([f"== {name}", *played(lines, daemon.address)]) for name, lines in transcripts(written)]
+            written.write_text("\n\n".join(parts) + "\n", "utf-8")
+
+
+def completed(words: str, address: str = "127.0.0.1:1") -> list[str]:
+    """What bash offers after these words; the last one is incomplete, or empty after a space."""
+    variables = {
+        "_PURGATORY_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"purgatory {words}",
+        "COMP_CWORD": str(len(words.split(" "))),
+        "PURGATORY_ADDRESS": address,
+    }
+    done = CliRunner().invoke(app, [], prog_name="purgatory", env=variables)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return [line.removeprefix("plain,") for line in done.stdout.split()]
+
+
+def test_completion_without_a_daemon_prints_no_message() -> None:
+    assert completed("show ") == []
+    assert completed("show ", "http://127.0.0.1:7441") == []
+
+
+IN_BASH = """
+    eval "$(_PURGATORY_COMPLETE=bash_source purgatory)"
+    offer() {
+        COMPREPLY=() COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+        _purgatory_completion purgatory
+        printf '%s\\n' "${COMPREPLY[@]}"
+    }
+    offer purgatory st
+    offer purgatory ls --pa
+    until [ "${COMPREPLY[*]}" = orders-12 ]; do offer purgatory show orders-1 > /dev/null; done  # a daemon may be late
+"""
+IN_ZSH = """
+    compdef() { true; }
+    compadd() { print -rl -- $completions; }
+    _describe() { print -rl -- ${completions_with_descriptions%%:*}; }
+    eval "$(_PURGATORY_COMPLETE=zsh_source purgatory)"
+    offer() { words=("$@"); CURRENT=$#; _purgatory_completion; }
+    offer purgatory st
+    offer purgatory ls --pa
+"""
+IN_FISH = """
+    _PURGATORY_COMPLETE=fish_source purgatory | source
+    complete -C "purgatory st" | cut -f 1
+    complete -C "purgatory ls --pa" | cut -f 1
+"""
+
+
+@pytest.mark.parametrize(("shell", "program"), [("bash", IN_BASH), ("zsh", IN_ZSH), ("fish", IN_FISH)])
+def test_a_shell_completes_commands_and_options(
+    shared_daemon: DaemonProcess, shell: str, program: str, tmp_path: Path
+) -> None:
+    """A real shell completes `purgatory st` and `purgatory ls --pa`, and bash the names of the daemon. Zsh's completion
+    function exists only in a terminal, so for zsh the arguments passed to it are checked.
+    """
+    if shutil.which(shell) is None:
+        skip_unless_required("SHELLS", f"no {shell} found; apt install {shell}")
+    with Client(shared_daemon.address) as client:
+        client.advance("orders-12", high_watermark=1)
+    command = tmp_path / "purgatory"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m purgatory "$@"\n', "utf-8")
+    command.chmod(0o755)
+    variables = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PURGATORY_ADDRESS": shared_daemon.address}
+    done = run_program([shell, "-c", program], env={**environment(), **variables})
+    assert sorted(done.stdout.splitlines()) == ["--partition", "--partitions", "status"], done.stderr

@@ -1,8 +1,17 @@
-"""Snapshots: an engine with another engine's restored state continues as the oracle says of the first one."""
+"""Snapshots: an engine with another engine's restored state continues as the oracle says of the first one.
+
+The codec of columns: values are read back as written, in the documented form. Journals hold these bytes.
+"""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from librt.vecs import vec
+from mypy_extensions import i64
 
 from purgatory.engine.calls import PassTime
+from purgatory.engine.snapshot.codec import ColumnReader, ColumnWriter
+from purgatory.engine.snapshot.live_set import LiveSet
 from purgatory.engine.snapshot.saved_completions import completions_from, completions_to
 from purgatory.engine.snapshot.saved_operations import SavedOperations
 from tests.engine import plain
@@ -10,6 +19,7 @@ from tests.engine.adapter import EngineUnderTest, ended_of
 from tests.engine.pair import Pair
 from tests.histories.plan import Generator
 from tests.histories.worlds.engine import Owners
+from tests.scripts.engine_level import EngineLevel
 
 SEEDS = 40
 STEPS = 160
@@ -75,3 +85,108 @@ def test_restored_engine_goes_on_as_the_first_would(seed: int) -> None:
             restore(pair)
             pair.compare_everything()
     pair.heal()
+
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+def written(values: list[int]) -> bytes:
+    writer = ColumnWriter()
+    writer.add(vec[i64](values))
+    return writer.to_bytes()
+
+
+def test_columns_texts_and_floats_come_back_in_order() -> None:
+    writer = ColumnWriter()
+    writer.add_text("größe")
+    writer.add(vec[i64]([3, 1, 2]))
+    writer.add_floats(vec[float]([-1.0, 2.5]))
+    writer.add_text("")
+    writer.add_list([7])
+    reader = ColumnReader(writer.to_bytes())
+    assert not reader.is_done
+    assert reader.text() == "größe"
+    assert list(reader.column()) == [3, 1, 2]
+    assert list(reader.floats()) == [-1.0, 2.5]
+    assert reader.text() == ""
+    assert not reader.is_done
+    assert list(reader.column()) == [7]
+    assert reader.is_done
+
+
+@given(st.lists(INT64, max_size=20))
+def test_any_64_bit_numbers_come_back(values: list[int]) -> None:
+    assert list(ColumnReader(written(values)).column()) == values
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 2.5, 1e300]), max_size=20))
+def test_any_floats_come_back(values: list[float]) -> None:
+    """Any floats are read back as written, including columns with only absent values, which are stored as a count."""
+    writer = ColumnWriter()
+    writer.add_floats(vec[float](values))
+    assert list(ColumnReader(writer.to_bytes()).floats()) == values
+
+
+STEADY, HEAD = 16, len(written([])) - 16
+
+
+@pytest.mark.parametrize(
+    ("values", "size"),
+    [
+        ([], STEADY),
+        ([9], STEADY),
+        ([5, 5, 5, 5], STEADY),
+        ([2**61, 2**61 + 1, 2**61 + 2], STEADY),
+        ([7, 4, 1], STEADY),
+        ([1, 2, 4], 8 + 3),
+        ([-5, 250, 0], 8 + 3),
+        ([-5, 251, 0], 8 + 3 * 2),
+        ([0, 2**16 - 1, 1], 8 + 3 * 2),
+        ([0, 2**16, 1], 8 + 3 * 4),
+        ([0, 2**32 - 1, 1], 8 + 3 * 4),
+        ([0, 2**32, 1], 3 * 8),
+        ([2**62 + 1, 2**62 + 3, 2**62 + 2], 3 * 8),
+        ([2**62, 2**62 + 1, 2**62 + 2], 3 * 8),
+        ([-(2**62), -(2**62) + 1], 2 * 8),
+        ([2**62], 8),
+    ],
+)
+def test_column_takes_the_shortest_form_that_holds_it(values: list[int], size: int) -> None:
+    octets = written(values)
+    assert len(octets) == HEAD + size
+    assert list(ColumnReader(octets).column()) == values
+
+
+IDS = st.lists(st.integers(10, 60), min_size=1, max_size=40, unique=True).map(sorted)
+
+
+@given(IDS, st.lists(st.lists(st.integers(0, 70), max_size=5), max_size=20))
+def test_live_set_equals_a_set_of_ids(ids: list[int], removals: list[list[int]]) -> None:
+    """It removes ids until one is outside its range. The lowest bit of the first byte is the first id."""
+    live, left = LiveSet(vec[i64](ids), b""), set(ids)
+    for numbers in removals:
+        # Mostly ids of the set; otherwise any number, in its range or not.
+        removed = [ids[number % len(ids)] if number < 50 else number for number in numbers]
+        start = len(removed) % 2
+        stop = next((i for i, one in enumerate(removed) if i >= start and not ids[0] <= one <= ids[-1]), len(removed))
+        assert live.remove(vec[i64](removed), start) == stop
+        left -= set(removed[start:stop])
+        assert (live.first, live.last, live.left, live.remaining()) == (ids[0], ids[-1], len(left), sorted(left))
+    bits = sum(1 << place for place, one in enumerate(ids) if one not in left)
+    assert live.gone() == bits.to_bytes((len(ids) + 7) // 8, "little")
+    for gone in (live.gone(), live.gone().rstrip(b"\0"), live.gone() + b"\xff"):
+        again = LiveSet(vec[i64](ids), gone)
+        assert (again.left, again.remaining()) == (len(left), sorted(left)), "missing bits remove nothing"
+
+
+def test_live_set_without_ids_is_an_assertion() -> None:
+    with pytest.raises(AssertionError, match="a live set needs at least one id"):
+        LiveSet(vec[i64](), b"")
+
+
+def test_saved_operations_are_those_above_the_id_and_name_each_partition_once() -> None:
+    level = EngineLevel.played(*(f"produce {number} a-0@9 b-0@9" for number in (1, 2, 3)))
+    saved = level.engine.snapshots.save_above(level.engine_owner(), 1)
+    assert list(saved.operation_ids) == [2, 3]
+    assert saved.names == [("a", 0), ("b", 0)]
+    assert list(saved.places) == [0, 1, 0, 1]

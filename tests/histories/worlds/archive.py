@@ -28,8 +28,7 @@ from purgatory.service.sessions.session import Session
 from purgatory.service.settings import EngineSettings, HostSettings, LimitsSettings, SessionSettings
 from purgatory.service.translate.operations import OperationRun
 from purgatory.testing import ManualClock
-from tests.archive.archive_kit import ThreadLink
-from tests.archive.archive_replay import Replay, Row, rows_of, without
+from tests.archive.archive_kit import Replay, Row, ThreadLink, rows_of, without
 from tests.engine import plain
 from tests.engine.adapter import ended_of, event_batch, operation_batch
 from tests.histories.history import History

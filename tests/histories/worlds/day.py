@@ -35,8 +35,7 @@ from tests.histories.daemon_record import UNARY, DaemonRecord, left_in
 from tests.histories.day_actors import ClientActor, Pusher, Request, SimulatedCall, now_ms
 from tests.histories.history import History
 from tests.histories.judge import Registration, ReportedResult
-from tests.histories.plan import Generator, one_owner
-from tests.histories.swarm import EVENT_TYPES
+from tests.histories.plan import EVENT_TYPES, Generator, one_owner
 from tests.histories.tables import OF_OPERATIONS, features_of, features_of_end
 from tests.kit.eventually import eventually
 from tests.kit.proxy import NOBODY, FaultyProxy

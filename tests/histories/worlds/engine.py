@@ -9,8 +9,7 @@ from tests.engine import plain
 from tests.engine.adapter import EngineUnderTest
 from tests.engine.pair import Pair
 from tests.histories.history import History
-from tests.histories.plan import Generator, Leave, Step
-from tests.histories.swarm import Swarm
+from tests.histories.plan import Generator, Leave, Step, Swarm
 from tests.histories.tables import OF_OPERATIONS, Seen, features_of, features_of_end
 
 PATHS = ("engine",)

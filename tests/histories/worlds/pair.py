@@ -25,10 +25,10 @@ from tests.fleet.audit import check_files
 from tests.histories.history import History
 from tests.histories.supervised import SupervisedWorld
 from tests.histories.wire_caller import WIRE_FEATURES
-from tests.kit.commands import fleet_command
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.faults import NotPossibleHere, WallClock, build_library
 from tests.kit.fleet import Links, Member
+from tests.kit.programs import fleet_command
 from tests.kit.proxy import BOTH, DOWN, UP, FaultyProxy
 
 PATHS = ("rows", "columns")

@@ -1,23 +1,42 @@
-"""Two daemons over one log in real Kafka: they are stopped and killed, and so are its brokers."""
+"""Two daemons over one log in real Kafka: they are stopped and killed, and so are its brokers.
+
+Daemons with a log in Kafka: two shards, and brokers that require TLS, a password and permissions.
+
+The fleet's log in real Kafka: entries, positions, settings of topics, snapshots, trimming, outages.
+"""
 
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from confluent_kafka import ElectionType, KafkaException, TopicPartition
+from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]
 
 from examples.kafka_cluster import KafkaCluster
+from purgatory.replicated_log import kafka_log
+from purgatory.replicated_log.entry import Entry, Kind
+from purgatory.replicated_log.errors import FleetLogError, LogLost, LogRefused, LogTrimmed, LogUnavailable
+from purgatory.replicated_log.kafka_log import KafkaLog
 from purgatory.replicated_log.leadership import EXIT_REPLACED
+from purgatory.replicated_log.open_log import open_log
+from purgatory.replicated_log.standby import Standby
+from tests.fleet.audit import check_files
+from tests.fleet.filling import CALM, SNAPSHOTS, knows_snapshot, report, until_trimmed
+from tests.fleet.log_contract import PATIENT_S, LogContract, OpenShard, new_writer, patient
 from tests.histories.judge import Broken
 from tests.histories.worlds.pair import PairWorld
 from tests.kafka.clients import ClusterClients
-from tests.kit.commands import fleet_command
-from tests.kit.fleet import Member
+from tests.kafka.guarded import PASSWORD_VARIABLE, PASSWORDS, GuardedBrokers
+from tests.kit.daemon import run_to_end
+from tests.kit.eventually import wait_until
+from tests.kit.fleet import Fleet, Member
+from tests.kit.programs import fleet_command
 
 pytestmark = pytest.mark.slow
 
@@ -159,3 +178,295 @@ def test_no_fault_loses_repeats_or_hastens_anything_over_kafka(three_brokers: Ka
         three_brokers.start()
     assert min(tally["operations"], tally["groups in the log"]) > FAULTS
     assert fleet_command(["verify", url]) == 0
+
+
+TARGETS = "127.0.0.1:1,127.0.0.1:2 127.0.0.1:3,127.0.0.1:4"
+
+
+def test_number_of_shards_must_be_that_of_partitions(
+    three_brokers: KafkaCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise a daemon does not start, no further shard can be verified, and `init` changes no existing topic."""
+    name = f"shards-{uuid.uuid4().hex[:8]}"
+    url = f"kafka://{three_brokers.bootstrap}/{name}"
+    assert fleet_command(["init", url, "--shards", "2"]) == 0
+    listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--fleet-log", url]
+    targets = " ".join(f"127.0.0.1:{number}" for number in range(1, 4))
+    ended = run_to_end(tmp_path, [*listen, "--data-dir", str(tmp_path / "data"), "--fleet-targets", targets])
+    refusal = f"topic {name}: partitions=2, must be 3, the number of shards"
+    assert (ended.returncode, refusal in ended.stderr) == (1, True), ended
+    assert fleet_command(["init", url, "--shards", "3"]) == 2
+    assert f"{name}: partitions=2, must be 3" in capfd.readouterr().err
+    assert fleet_command(["verify", url, "--shard", "2"]) == 2
+    assert f"{name}: partitions=2, so there is no shard 2" in capfd.readouterr().err
+
+
+DOCUMENTED = {
+    "Read": AclOperation.READ,
+    "Write": AclOperation.WRITE,
+    "Describe": AclOperation.DESCRIBE,
+    "DescribeConfigs": AclOperation.DESCRIBE_CONFIGS,
+    "Delete": AclOperation.DELETE,
+}
+
+
+@pytest.fixture
+def topics(
+    guarded_brokers: GuardedBrokers, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> tuple[str, str]:
+    """The two topics of a new log, for one shard or a number of them, which their creator alone may use. From here on
+    the password is the daemon's.
+    """
+    name, shards = f"guarded-{uuid.uuid4().hex[:8]}", getattr(request, "param", 1)
+    monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORDS["admin"])
+    assert fleet_command(["init", url_of(guarded_brokers, name, "admin"), "--shards", str(shards)]) == 0
+    monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORDS["daemon"])
+    return name, f"{name}-snapshots"
+
+
+def url_of(guarded_brokers: GuardedBrokers, name: str, user: str = "daemon") -> str:
+    return f"kafka://{guarded_brokers.bootstrap}/{name}?{guarded_brokers.config(user, **{'sasl.username': user})}"
+
+
+def allow(clients: ClusterClients, topic: str, *, but: str = "") -> None:
+    """Grant the documented permissions on a topic, except one."""
+    clients.allow("daemon", *((ResourceType.TOPIC, topic, one) for name, one in DOCUMENTED.items() if name != but))
+
+
+def refusal(url: str, shards: int | None = 1) -> str:
+    """Why the log is refused; empty: it is not."""
+    with closing(open_log(url)) as log:
+        try:
+            log.check(shards)
+        except FleetLogError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("topics", [2], indirect=True)
+def test_documented_permissions_are_enough_for_two_shards(
+    guarded_brokers: GuardedBrokers,
+    clients: ClusterClients,
+    topics: tuple[str, str],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """With them daemons lead, store snapshots, trim the log, start from a snapshot, follow, and take over. While one
+    shard does that, the other one keeps its whole log, its leader, and a file that has exactly the rows that its log
+    says. A daemon knows the age of the last snapshot as a standby and as the leader. `purgatory fleet verify` reads
+    either shard.
+    """
+    for topic in topics:
+        allow(clients, topic)
+    url = url_of(guarded_brokers, topics[0])
+    wait_until(lambda: not refusal(url, 2), "the brokers know the permissions")
+    shards = [("--fleet-targets", TARGETS, "--fleet-shard", str(shard), *CALM) for shard in range(2)]
+    with Fleet(tmp_path, url) as fleet:
+        members = fleet.members
+        for shard in range(2):
+            flags = (*shards[shard], *SNAPSHOTS[: 2 * shard])
+            fleet.start(f"shard-{shard}", "/leaderz", *flags, supervised=True)
+        report(members[0], 5)
+        until_trimmed(members[1])
+        report(members[0], 5)
+        with closing(open_log(url, 1)) as log, pytest.raises(LogTrimmed, match="after position 0"):
+            wait_until(lambda: bool(log.read(0, 1.0)), "the trimmed log is read")
+        fleet.start("other", "/readyz", *shards[1], supervised=True)
+        assert "loaded the snapshot" in members[2].log
+        wait_until(lambda: knows_snapshot(members[2]), "the standby knows the snapshot's age")
+        assert fleet_command(["handover", "--address", members[1].grpc_address]) == 0
+        members[2].until("/leaderz", supervised=True)
+        wait_until(lambda: knows_snapshot(members[2]), "so does the new leader")
+        assert members[0].answers("/leaderz")
+        assert not [member.log for member in members if "authorization" in member.log]
+    with closing(open_log(url, 0)) as log:
+        assert log.last_snapshot() is None
+        assert check_files(log, [members[0].data]) > 0
+    capfd.readouterr()
+    for shard, snapshot in enumerate(("no snapshot", "snapshot of position")):
+        assert fleet_command(["verify", url, "--shard", str(shard)]) == 0
+        assert snapshot in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("missing", ["Read", "Write", "DescribeConfigs", "Delete"])
+def test_a_missing_permission_is_named(
+    guarded_brokers: GuardedBrokers, clients: ClusterClients, topics: tuple[str, str], missing: str
+) -> None:
+    """A login that lacks a permission on either topic is refused with its name. Those that only write are not needed
+    to read the log.
+    """
+    url = url_of(guarded_brokers, topics[0])
+    reason = "topic {}: this daemon's login lacks permissions on it: {}"
+    everything = reason.format(topics[0], "Describe, DescribeConfigs, Read, Write, Delete")
+    wait_until(lambda: refusal(url) == everything, "without any permission")
+    allow(clients, topics[0])
+    allow(clients, topics[1], but=missing)
+    wait_until(lambda: refusal(url) == reason.format(topics[1], missing), f"without {missing}")
+    assert refusal(url, None) == ("" if missing in {"Write", "Delete"} else reason.format(topics[1], missing))
+
+
+def test_reason_names_a_wrong_password_without_showing_it(
+    guarded_brokers: GuardedBrokers, topics: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PASSWORD_VARIABLE, "guessed")
+    url, refusals = url_of(guarded_brokers, topics[0]), [""]
+
+    def is_named() -> bool:
+        refusals.append(refusal(url))
+        return "Authentication failed" in refusals[-1]
+
+    wait_until(is_named, "the reason is named")
+    assert "guessed" not in "".join(refusals)
+
+
+def test_daemon_that_may_follow_and_not_lead_does_not_start(
+    guarded_brokers: GuardedBrokers, clients: ClusterClients, topics: tuple[str, str], tmp_path: Path
+) -> None:
+    allow(clients, topics[0], but="Write")
+    allow(clients, topics[1])
+    url = url_of(guarded_brokers, topics[0])
+    wait_until(lambda: refusal(url).endswith(": Write"), "the brokers know the permissions")
+    listen = ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"]
+    ended = run_to_end(tmp_path, [*listen, "--data-dir", str(tmp_path / "data"), "--fleet-log", url])
+    assert ended.returncode == 1
+    assert f"topic {topics[0]}: this daemon's login lacks permissions on it: Write" in ended.stderr
+
+
+@pytest.fixture
+def name() -> str:
+    return f"fleet-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def log(three_brokers: KafkaCluster, name: str) -> Iterator[KafkaLog]:
+    """A log with two shards, of which this is the second."""
+    log = KafkaLog(three_brokers.bootstrap, name, 1)
+    log.create(2)
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def open_shard(three_brokers: KafkaCluster, name: str) -> OpenShard:
+    with closing(KafkaLog(three_brokers.bootstrap, name)) as log:
+        log.create(2)
+    return lambda shard: KafkaLog(three_brokers.bootstrap, name, shard)
+
+
+class TestKafkaLog(LogContract): ...
+
+
+def test_settings_of_the_topics_are_checked(log: KafkaLog, clients: ClusterClients, name: str) -> None:
+    """`create` makes topics that `check` accepts, and leaves those that exist; a wrong setting is named."""
+    patient(lambda: log.check(2))
+    log.create(2)
+    with pytest.raises(LogRefused, match=rf"topic {name}: partitions=2, must be 3, the number of shards"):
+        patient(lambda: log.check(3))
+    with pytest.raises(LogRefused, match="partitions=2, must be 1"):
+        patient(lambda: log.check(1))
+    right = {"retention.ms": "-1", "retention.bytes": "-1", "message.timestamp.type": "LogAppendTime"}
+    clients.create(f"{name}-compacted", 1, 2, right | {"cleanup.policy": "compact", "min.insync.replicas": "1"})
+    wrong = KafkaLog(clients.bootstrap, f"{name}-compacted")
+    reasons = "cleanup.policy=compact, must be delete; min.insync.replicas=1, must be at least 2; replicas=2"
+    with pytest.raises(LogRefused, match=reasons):
+        patient(lambda: wrong.check(1))
+    with pytest.raises(LogRefused, match=r"topic fleet-none: .*purgatory fleet init"):
+        patient(lambda: KafkaLog(clients.bootstrap, "fleet-none").check(1))
+
+
+def test_topics_that_were_made_again(
+    three_brokers: KafkaCluster, clients: ClusterClients, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last leader of the old topics is refused whenever it is started, and writes nothing to the new ones. A daemon
+    with an empty folder leads.
+    """
+    url, topics = f"kafka://{three_brokers.bootstrap}/{name}", [name, f"{name}-snapshots"]
+    assert fleet_command(["init", url]) == 0
+    lead(tmp_path / "old", url)
+    clients.delete(*topics)
+    wait_until(lambda: not clients.admin.list_topics(timeout=10).topics.keys() & {*topics}, "they are gone")
+    assert fleet_command(["init", url]) == 0
+    with closing(open_log(url)) as log:
+        for _ in range(2):
+            with pytest.raises(LogLost, match="the log has gone back"):
+                lead(tmp_path / "old", url)
+            assert patient(log.end) == 1
+    lead(tmp_path / "new", url)
+    capsys.readouterr()
+    assert fleet_command(["verify", url]) == 0
+    assert "epoch 1, position 2; 0 void entries" in capsys.readouterr().out
+
+
+def lead(folder: Path, url: str) -> None:
+    """Lead with the file in a folder, and resign."""
+    with closing(open_log(url)) as log:
+        Standby(folder, log, 0.5, "", "").lead().resign()
+
+
+def test_topic_that_not_every_broker_knows_yet(three_brokers: KafkaCluster, name: str) -> None:
+    """A broker that says that a topic does not exist is asked again: by `init`, which has just created it, for longer
+    than by a daemon.
+    """
+    early, log = (KafkaLog(three_brokers.bootstrap, name) for _ in range(2))
+    with closing(early), closing(log):
+        early._believed_s += PATIENT_S
+        with ThreadPoolExecutor() as pool:
+            checking = pool.submit(lambda: patient(lambda: early.check(1)))
+            assert not wait([checking], timeout=0.5).done
+            before_s = log._believed_s
+            log.create(1)
+            checking.result(PATIENT_S)
+        assert log._believed_s > before_s
+
+
+def test_init_tries_again_if_brokers_do_not_answer(
+    three_brokers: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, slow = KafkaLog.check, [LogUnavailable("busy")]
+
+    def check_slowly(log: KafkaLog, shards: int | None) -> None:
+        if slow:
+            raise slow.pop()
+        check(log, shards)
+
+    monkeypatch.setattr(KafkaLog, "check", check_slowly)
+    assert fleet_command(["init", f"kafka://{three_brokers.bootstrap}/{name}"]) == 0
+    assert not slow
+
+
+def test_settings_on_which_the_promises_depend_are_refused(tmp_path: Path) -> None:
+    """A file may contain a login, and not how the log is written."""
+    for setting in ("acks=1", "transactional.id=x", "message.max.bytes=1000"):
+        (tmp_path / "kafka.properties").write_text(f"{setting}\n", "utf-8")
+        with pytest.raises(LogRefused, match=f"{setting.partition('=')[0]} cannot be set"):
+            open_log(f"kafka://127.0.0.1:1/x?config={tmp_path / 'kafka.properties'}")
+    (tmp_path / "kafka.properties").write_text("security.protocol=nonsense\n", "utf-8")
+    with pytest.raises(LogRefused, match="a setting for Kafka is invalid"):
+        open_log(f"kafka://127.0.0.1:1/x?config={tmp_path / 'kafka.properties'}")
+
+
+def test_garbage_and_old_snapshots(log: KafkaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that are not snapshots are skipped. Trimming does not disturb a reader that has just found older ones."""
+    writer = new_writer(log)
+    writer.claim(0)
+    positions = [writer.append(Kind.GROUP, 0).position for _ in range(5)]
+    patient(lambda: log._produce(log._snapshots, b"garbage", PATIENT_S))
+    for position in (positions[1], positions[3]):
+        patient(lambda position=position: log.put_snapshot(position, [b"content"]))  # type: ignore[misc]
+    patient(lambda: log.trim(positions[3]))
+    first, end = patient(lambda: log._bounds(log._snapshots))
+    assert first > 0
+    bounds, before = log._bounds, [(0, end)]
+    monkeypatch.setattr(log, "_bounds", lambda topic: before.pop() if before else bounds(topic))
+    found = patient(log.last_snapshot)
+    assert (found and found.position, before) == (positions[3], [])
+
+
+def test_calls_without_a_broker_raise_log_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_log, "ANSWER_S", 0.2)
+    away = open_log("kafka://127.0.0.1:1/fleet")
+    away.begin(Entry(Kind.CLAIM, 1, b""), 0)
+    for call in (away.end, away.last_snapshot, lambda: away.finish(0.2), lambda: away.check(1)):
+        with pytest.raises(LogUnavailable):
+            call()
+    away.close()

@@ -14,7 +14,7 @@ from typing import Literal
 
 from playwright.sync_api import Browser, Dialog, Page, ViewportSize, sync_playwright
 
-from tests.kit.required import skip_unless_required
+from tests.kit.programs import skip_unless_required
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",

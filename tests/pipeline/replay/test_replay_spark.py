@@ -17,7 +17,7 @@ from purgatory_pipeline.replay.spark_jobs import grouped_runs, large_runs, repla
 from pyspark.sql import SparkSession
 
 from purgatory.extensions.archive import schema
-from tests.archive.archive_replay import read_table
+from tests.archive.archive_kit import read_table
 from tests.pipeline.replay.test_replayed_lives import write_life
 
 POLICIES = [UNCHANGED, *parse_policies(["timeout_ms=*2"], ["2=+5ms"], ["min_bytes=1,1000"])]

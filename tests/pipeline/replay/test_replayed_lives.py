@@ -28,7 +28,7 @@ from purgatory.engine import codes
 from purgatory.engine.calls import Apply, PassTime, Register
 from purgatory.engine.waiting.tables import Owner
 from purgatory.extensions.archive import schema
-from tests.archive.archive_replay import KIND_OF, Row, events_of, operations_of, read_table, repeat_call
+from tests.archive.archive_kit import KIND_OF, Row, events_of, operations_of, read_table, repeat_call
 from tests.histories.worlds.archive import Life
 
 STEPS = 400

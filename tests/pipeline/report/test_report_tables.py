@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from bench.pipeline import report_sql
 from purgatory.extensions.archive import schema
-from tests.archive.archive_replay import read_table
+from tests.archive.archive_kit import read_table
 from tests.pipeline.history.make import make_history
 from tests.pipeline.history.plan import PROFILES, Plan
 from tests.pipeline.page.page_frames import HOSTILE

@@ -17,7 +17,7 @@ from examples.stream_demo import connector
 from tests.histories.plan import Step
 from tests.histories.worlds.spark import SparkProgram
 from tests.kafka.clients import ClusterClients
-from tests.kit.required import skip_unless_required
+from tests.kit.programs import skip_unless_required
 from tests.pipeline.stream.simulated_history import Outcome, Record, SimulatedHistory, generator_of, outcomes_of
 
 TOPICS = {OPERATION: "registrations", EVENT: "events"}

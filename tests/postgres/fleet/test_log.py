@@ -26,8 +26,8 @@ from purgatory.replicated_log.snapshots import store_and_trim
 from purgatory.replicated_log.standby import Standby
 from tests.fleet.log_contract import PATIENT_S, LogContract, OpenShard, catch_up
 from tests.journal.kit import statements_of
-from tests.kit.commands import fleet_command
 from tests.kit.fleet import Member
+from tests.kit.programs import fleet_command
 from tests.postgres.conftest import new_log
 
 

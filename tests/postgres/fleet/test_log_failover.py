@@ -21,9 +21,9 @@ from purgatory.replicated_log.open_log import open_log
 from purgatory.replicated_log.reign import Reign
 from tests.fleet.log_contract import catch_up
 from tests.histories.worlds.pair import PairWorld
-from tests.kit.commands import fleet_command
 from tests.kit.eventually import PATIENCE_S, wait_until
 from tests.kit.fleet import Fleet, Member
+from tests.kit.programs import fleet_command
 from tests.postgres.conftest import not_started
 
 pytestmark = pytest.mark.slow

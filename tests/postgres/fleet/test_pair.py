@@ -37,11 +37,11 @@ from tests.fleet.filling import CALM, SNAPSHOTS
 from tests.fleet.shard_daemons import client_of
 from tests.histories.judge import Judge
 from tests.histories.wire_load import WireLoad
-from tests.kit.commands import fleet_command
 from tests.kit.daemon import DaemonProcess
 from tests.kit.eventually import PATIENCE_S, eventually, until_pending, wait_until
 from tests.kit.faults import Power
 from tests.kit.fleet import Fleet, Member
+from tests.kit.programs import fleet_command
 from tests.postgres.conftest import new_log
 
 __all__ = ["prometheus"]  # a fixture

@@ -29,11 +29,11 @@ from purgatory.v1 import event_pb2, operation_pb2, result_pb2, source_pb2
 from purgatory.v1 import purgatory_service_pb2 as wire
 from tests.abuse.requests.random_messages import INTEGER_RANGES, in_real_oneof
 from tests.access.guarded import Caller
-from tests.archive.archive_replay import rows_of
-from tests.kit.commands import journal_command as check_journal
+from tests.archive.archive_kit import rows_of
 from tests.kit.daemon import DaemonThread, access_flags
 from tests.kit.eventually import PATIENCE_S
 from tests.kit.messages import advance_request, high_watermark, produce, register_batch, signal
+from tests.kit.programs import journal_command as check_journal
 
 INT32: Final = 2**31 - 1
 LARGEST: Final = 2**61 - 1
