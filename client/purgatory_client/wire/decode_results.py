@@ -25,7 +25,7 @@ from purgatory_client.results import (
 from purgatory_client.wire import sizes
 
 _MISSING: Final = {
-    "waited_ms": 0, "lateness_ms": 0, "error_codes": 0, "available_bytes": 0, "paces_per_second": -1.0,
+    **dict.fromkeys(OPERATION_COLUMNS, 0), "error_codes": 0, "available_bytes": 0, "paces_per_second": -1.0,
     "stale_reasons": "", "signal_values": b"", "signal_values_left_out": False,
 }  # fmt: skip
 """The values of an operation without a result, because it was refused; -1 in all other columns."""
