@@ -32,6 +32,7 @@ PARTITION_FIELDS: Final = _fields(
 )
 REPLICA_FIELDS: Final = _fields(purgatory_service_pb2.Replica)
 KIND_FIELDS: Final = _fields(purgatory_service_pb2.KindStatus, "kind")
+ENDED_COLUMNS: Final = [one for one in ROW_COLUMNS if one.name in _fields(purgatory_service_pb2.EndedOperation)]
 
 
 class WallTime:
@@ -168,7 +169,7 @@ def ended_operation(
         ended_time=timestamp(ended_s),
         partitions_left_out=max(0, count - sizes.TAIL_ITEMS_MAX),
     )
-    for column in ROW_COLUMNS:
+    for column in ENDED_COLUMNS:
         if session_id or column.name != "operation_id":
             setattr(message, column.name, getattr(completions, column.attribute)[place])
     for item in range(first_item, first_item + min(count, sizes.TAIL_ITEMS_MAX)):
