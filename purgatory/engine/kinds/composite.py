@@ -15,6 +15,7 @@ from purgatory.engine.codes import (
     EXPIRED,
     FAILED,
     NONE,
+    PENDING,
     REQUEST_TIMED_OUT,
     SATISFIED,
     SIGNAL_FAILED,
@@ -75,10 +76,10 @@ class CompositeKind(Countdown):
 
     # Registration.
 
-    def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
+    def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> i64:
         terms = RequestedTerms(columns, row, first_item)
         terms.hold(self.partitions, self.keys, owner.usage)
-        self._begin(owner, terms, columns.operation_ids.at(row), columns.timeouts_ms.at(row), now_ms)
+        return self._begin(owner, terms, columns.operation_ids.at(row), columns.timeouts_ms.at(row), now_ms)
 
     def begin_plain(
         self,
@@ -90,14 +91,13 @@ class CompositeKind(Countdown):
         first_item: i64,
         item_count: i64,
         now_ms: i64,
-    ) -> bool:
+    ) -> i64:
         terms = RequestedTerms(columns, row, first_item)
         if not terms.hold_known(self.partitions, self.keys, owner.usage):
-            return False
-        self._begin(owner, terms, operation_id, timeout_ms, now_ms)
-        return True
+            return UNRESOLVED
+        return self._begin(owner, terms, operation_id, timeout_ms, now_ms)
 
-    def _begin(self, owner: Owner, terms: RequestedTerms, operation_id: i64, timeout_ms: i64, now_ms: i64) -> None:
+    def _begin(self, owner: Owner, terms: RequestedTerms, operation_id: i64, timeout_ms: i64, now_ms: i64) -> i64:
         """Evaluate terms that are held."""
         is_true: i64 = 0
         lost: i64 = 0
@@ -114,17 +114,13 @@ class CompositeKind(Countdown):
                 lost += 1
             place += 1
         spare = terms.unless_from - lost - terms.required_terms
-        if failed or spare < 0:
-            self._end_terms_at_once(owner, terms, operation_id, FAILED)
-        elif is_true >= terms.required_terms:
-            self._end_terms_at_once(owner, terms, operation_id, SATISFIED)
-        elif timeout_ms == 0:
-            self._end_terms_at_once(owner, terms, operation_id, EXPIRED)
-        else:
-            slot = self.pending.admit(
-                owner, COMPOSITE, terms.count, terms.required_terms - is_true, operation_id, timeout_ms, now_ms
-            )
+        left = terms.required_terms - is_true
+        if timeout_ms > 0 and not failed and spare >= 0 and left > 0:
+            slot = self.pending.admit(owner, COMPOSITE, terms.count, left, operation_id, timeout_ms, now_ms)
             self._add_terms(terms, slot, spare)
+            return PENDING
+        self._end_terms_at_once(owner, terms)
+        return FAILED if failed or spare < 0 else EXPIRED if left > 0 else SATISFIED
 
     def _add_terms(self, terms: RequestedTerms, slot: i64, spare: i64) -> None:
         """Add the items of an admitted operation."""
@@ -153,7 +149,7 @@ class CompositeKind(Countdown):
         else:
             self.watch(self.partitions.at(target), item, required)
 
-    def _end_terms_at_once(self, owner: Owner, terms: RequestedTerms, operation_id: i64, outcome: i64) -> None:
+    def _end_terms_at_once(self, owner: Owner, terms: RequestedTerms) -> None:
         completions = self.pending.completions_of(owner)
         place: i64 = 0
         while place < terms.count:
@@ -164,7 +160,6 @@ class CompositeKind(Countdown):
             error = result_code(self._state_now(is_key, target, required, is_unless), is_unless)
             self._answer(completions, is_key, target, error, required, self._mark_now(is_key, target), -1, -1.0)
             place += 1
-        self.pending.end_at_once(completions, operation_id, COMPOSITE, outcome, terms.count)
 
     # Results.
 

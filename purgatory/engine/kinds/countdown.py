@@ -16,6 +16,7 @@ from purgatory.engine.codes import (
     KAFKA_STORAGE_ERROR,
     NONE,
     NOT_LEADER_OR_FOLLOWER,
+    PENDING,
     REQUEST_TIMED_OUT,
     SATISFIED,
     UNKNOWN_LEADER_EPOCH,
@@ -112,7 +113,7 @@ class Countdown(Kind):
 
     # Registration.
 
-    def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
+    def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> i64:
         tried = TriedItems()
         for item in range(first_item, first_item + columns.item_counts.at(row)):
             # Each item holds a reference from here on. `_end_at_once` and `build_result` release it.
@@ -123,14 +124,12 @@ class Countdown(Kind):
                 self.try_item(tried, partition, required, epoch)
             else:
                 tried.add(partition, required, self.mark_told(partition, error), epoch, error)
-        operation_id = columns.operation_ids.at(row)
-        if tried.left == 0 or columns.timeouts_ms.at(row) == 0:
-            self._end_at_once(owner, operation_id, tried)
-            return
+        timeout_ms = columns.timeouts_ms.at(row)
+        if tried.left == 0 or timeout_ms == 0:
+            return self._end_at_once(owner, tried)
         pending = self.pending
-        slot = pending.admit(
-            owner, self.code, len(tried.partitions), tried.left, operation_id, columns.timeouts_ms.at(row), now_ms
-        )
+        operation_id = columns.operation_ids.at(row)
+        slot = pending.admit(owner, self.code, len(tried.partitions), tried.left, operation_id, timeout_ms, now_ms)
         # Every item gets a row, also those that have ended: their results are reported with those of the others.
         last: i64 = -1
         for place, partition in enumerate(tried.partitions):
@@ -141,12 +140,13 @@ class Countdown(Kind):
             )
             if error == UNRESOLVED:
                 self.watch(partition, last, required)
+        return PENDING
 
     def watch(self, partition: Partition, item: i64, required: i64) -> None:
         """Watch for an unresolved item."""
         self.pending.watch(partition.waits_of(self.code), self.code, item, self.threshold(partition, required))
 
-    def _end_at_once(self, owner: Owner, operation_id: i64, tried: TriedItems) -> None:
+    def _end_at_once(self, owner: Owner, tried: TriedItems) -> i64:
         completions = self.pending.completions_of(owner)
         # With a timeout of 0 an operation that still has to wait expires, even if some of its items have failed: like
         # any other expired wait.
@@ -161,7 +161,7 @@ class Countdown(Kind):
                 partition.name, error, tried.required[place], tried.marks[place], partition.log_start_offset, -1, -1.0
             )
             self.partitions.release(partition)
-        self.pending.end_at_once(completions, operation_id, self.code, outcome, len(tried.partitions))
+        return outcome
 
     # Results.
 

@@ -7,7 +7,7 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from purgatory.engine.codes import EXPIRED, FAILED, FETCH, NONE, READ_COMMITTED, SATISFIED
+from purgatory.engine.codes import EXPIRED, FAILED, FETCH, NONE, PENDING, READ_COMMITTED, SATISFIED
 from purgatory.engine.completions import Completions
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.kinds.fetch_rules import Fetch, FetchItem, answer, examine, split_missing_bytes
@@ -39,7 +39,7 @@ class FetchKind(Kind):
 
     # Registration and end.
 
-    def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
+    def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> i64:
         fetch = Fetch(
             columns.column("min_bytes").at(row),
             columns.column("replica_id").at(row),
@@ -61,20 +61,18 @@ class FetchKind(Kind):
                 )
             )
         pending = self.pending
-        operation_id = columns.operation_ids.at(row)
         pending.evaluations_by_kind[FETCH] += 1
         may_answer = examine(fetch)
         if may_answer or columns.timeouts_ms.at(row) == 0:
-            completions = pending.completions_of(owner)
-            failed = self._answer_items(fetch, completions)
+            failed = self._answer_items(fetch, pending.completions_of(owner))
             for part in fetch.items:
                 self.partitions.release(part.partition)
-            outcome = EXPIRED if not may_answer else FAILED if failed else SATISFIED
-            pending.end_at_once(completions, operation_id, FETCH, outcome, len(fetch.items))
-            return
+            return EXPIRED if not may_answer else FAILED if failed else SATISFIED
+        operation_id = columns.operation_ids.at(row)
         slot = pending.admit(owner, FETCH, len(fetch.items), 0, operation_id, columns.timeouts_ms.at(row), now_ms)
         self._enter_items(fetch, slot)
         self._watch(fetch)
+        return PENDING
 
     def _enter_items(self, fetch: Fetch, slot: i64) -> None:
         last: i64 = -1

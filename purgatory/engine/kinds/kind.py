@@ -41,8 +41,10 @@ class Kind:
 
     # Registration and end.
 
-    def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
-        """Evaluate a valid operation once. It either ends now, or is admitted and watched."""
+    def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> i64:
+        """Evaluate a valid operation once. It is admitted and watched (PENDING), or ends now: the results of its items
+        are added, and its outcome is returned.
+        """
         raise NotImplementedError
 
     def begin_plain(
@@ -55,9 +57,9 @@ class Kind:
         first_item: i64,
         item_count: i64,
         now_ms: i64,
-    ) -> bool:
-        """Fast path for operations of a plain batch that have to wait. False: nothing was done, call `begin`."""
-        return False
+    ) -> i64:
+        """The same for operations of a plain batch, faster. UNRESOLVED: nothing was done, call `begin`."""
+        return UNRESOLVED
 
     def build_result(self, slot: i64, outcome: i64, waited_ms: i64, completions: Completions) -> bool:
         """Record the result of each item of an ending operation, and release its watches, items and targets. Returns

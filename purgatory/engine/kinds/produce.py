@@ -7,7 +7,7 @@ from typing import final
 
 from mypy_extensions import i64
 
-from purgatory.engine.codes import NONE, NOT_ENOUGH_REPLICAS_AFTER_APPEND, PRODUCE
+from purgatory.engine.codes import NONE, NOT_ENOUGH_REPLICAS_AFTER_APPEND, PENDING, PRODUCE
 from purgatory.engine.kinds.batch_columns import BatchColumns
 from purgatory.engine.kinds.countdown import Countdown, partition_fault
 from purgatory.engine.marks.partition import Partition
@@ -48,23 +48,23 @@ class ProduceKind(Countdown):
         first_item: i64,
         item_count: i64,
         now_ms: i64,
-    ) -> bool:
+    ) -> i64:
         pending = self.pending
         if item_count == 1:
             # By far the most common operation: saves 190 of 3,340 instructions compared to the loops below.
             only = columns.known_partition(first_item)
             if only is None:
-                return False
+                return UNRESOLVED
             offset, leader_epoch = columns.offsets.at(first_item), columns.leader_epochs.at(first_item)
             # An operation that ends at once creates neither a slot nor a timer, so it takes the full path.
             if self.state(only, offset, leader_epoch) != UNRESOLVED:
-                return False
+                return UNRESOLVED
             # By hand, because the partition was found through the dictionary of the batch and not by `get_or_create`.
             only.references += 1
             slot = pending.admit(owner, PRODUCE, 1, 1, operation_id, timeout_ms, now_ms)
             last = pending.add_item(slot, -1, only.index, offset, only.high_watermark, leader_epoch, UNRESOLVED)
             pending.watch(only.waits_of(PRODUCE), PRODUCE, last, offset)
-            return True
+            return PENDING
         # This path halved the instructions for an operation on five partitions, from 29,000 to 13,900.
         # The items are visited twice, first to see whether the row has to wait and then to add them, because
         # `TriedItems` would allocate six objects per operation.
@@ -72,7 +72,7 @@ class ProduceKind(Countdown):
         # 0 if nothing has to wait, which includes a row without items; the full path words its refusal.
         left = self._items_to_wait_for(columns, first_item, end)
         if left <= 0:
-            return False
+            return UNRESOLVED
         # Then no item has to be evaluated a second time.
         all_wait = left == item_count
         slot = pending.admit(owner, PRODUCE, item_count, left, operation_id, timeout_ms, now_ms)
@@ -90,7 +90,7 @@ class ProduceKind(Countdown):
             if error == UNRESOLVED:
                 pending.watch(partition.waits_of(PRODUCE), PRODUCE, last, required)
             item += 1
-        return True
+        return PENDING
 
     def _items_to_wait_for(self, columns: BatchColumns, first_item: i64, end: i64) -> i64:
         """How many items of a plain row have to wait. -1: a partition is unknown or repeated, use the full check."""

@@ -65,7 +65,7 @@ class SignalKind(Kind):
         self.pending: Final = pending
         self.keys: Final = pending.keys
 
-    def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> None:
+    def begin(self, owner: Owner, columns: BatchColumns, row: i64, first_item: i64, now_ms: i64) -> i64:
         items = range(first_item, first_item + columns.item_counts.at(row))
         held = self.keys.get_or_create_all([columns.keys[columns.places.at(item)] for item in items], owner.usage)
         from_now = columns.column("from_now").at(row) != 0
@@ -90,8 +90,8 @@ class SignalKind(Kind):
         if outcome != PENDING or timeout_ms == 0:
             if outcome == PENDING:
                 outcome = EXPIRED
-            self._end_at_once(owner, operation_id, held, required, outcome)
-            return
+            self._end_at_once(owner, held, required)
+            return outcome
         # With `any` the first key to be resolved brings `items_left` to 0; other items stay unresolved and answer 7.
         # The epoch of the first item, which keys do not need, is how many more keys may fail. Counting them at each
         # failure would take the square of their number.
@@ -107,16 +107,14 @@ class SignalKind(Kind):
         heartbeat_timeout_ms = columns.column("heartbeat_timeout_ms").at(row)
         if heartbeat_timeout_ms > 0:
             pending.require_heartbeat(slot, heartbeat_timeout_ms, now_ms)
+        return PENDING
 
-    def _end_at_once(
-        self, owner: Owner, operation_id: i64, held: list[SignalKey], required: list[i64], outcome: i64
-    ) -> None:
+    def _end_at_once(self, owner: Owner, held: list[SignalKey], required: list[i64]) -> None:
         completions = self.pending.completions_of(owner)
         for place, key in enumerate(held):
             error = state_of(key, required[place])
             self._add_item(completions, key, error, required[place], key.count, -1, -1.0)
             self.keys.release(key)
-        self.pending.end_at_once(completions, operation_id, SIGNAL, outcome, len(held))
 
     def _add_item(
         self,

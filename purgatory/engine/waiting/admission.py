@@ -11,7 +11,7 @@ from mypy_extensions import i64
 
 from purgatory.engine.account_usage import AccountUsage
 from purgatory.engine.batches import OperationBatch, Receipt, Refusal
-from purgatory.engine.codes import INVALID_ARGUMENT, KINDS, OFFSET_MAX
+from purgatory.engine.codes import INVALID_ARGUMENT, KINDS, OFFSET_MAX, PENDING
 from purgatory.engine.columns import OUT_OF_RANGE
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.kinds.batch_columns import OPERATION_ID_MAX, BatchColumns
@@ -21,7 +21,7 @@ from purgatory.engine.limits import EngineLimits
 from purgatory.engine.marks.event_checks import Fault
 from purgatory.engine.marks.registry import NamedPartitions
 from purgatory.engine.waiting.pending import PendingOperations
-from purgatory.engine.waiting.tables import Owner
+from purgatory.engine.waiting.tables import UNRESOLVED, Owner
 
 __all__ = ["Admission"]
 
@@ -121,11 +121,14 @@ class Admission:
             return False
         if self.pending.item_count + item_count > self._items_stop:
             return False
-        if not kind.begin_plain(owner, columns, row, operation_id, timeout_ms, first_item, item_count, now_ms):
+        outcome = kind.begin_plain(owner, columns, row, operation_id, timeout_ms, first_item, item_count, now_ms)
+        if outcome == UNRESOLVED:
             return False
         # Only now: after a False above, `admit_row` compares the same id with the highest one again, and would refuse
         # it.
         owner.highest_operation_id = operation_id
+        if outcome != PENDING:
+            self.pending.end_at_once(owner, operation_id, kind.code, outcome, item_count)
         return True
 
     def admit_row(
@@ -144,7 +147,9 @@ class Admission:
         owner.highest_operation_id = operation_id
         fault = self.checks.fault(columns, row, first_item, owner.usage, self.pending.count, self.pending.item_count)
         if fault is None:
-            kind.begin(owner, columns, row, first_item, now_ms)
+            outcome = kind.begin(owner, columns, row, first_item, now_ms)
+            if outcome != PENDING:
+                self.pending.end_at_once(owner, operation_id, kind.code, outcome, columns.item_counts.at(row))
             if columns.has_stale_timeouts:
                 self._note_stale_timeout(owner, operation_id, columns.stale_timeouts_ms.at(row), now_ms)
         return fault

@@ -270,11 +270,9 @@ class PendingOperations:
         self.pending_by_kind[kind] -= 1
         self._count_end(kind, outcome, item_count)
 
-    def end_at_once(
-        self, completions: Completions, operation_id: i64, kind: i64, outcome: i64, item_count: i64
-    ) -> None:
+    def end_at_once(self, owner: Owner, operation_id: i64, kind: i64, outcome: i64, item_count: i64) -> None:
         """Record the end of an operation that was never pending, after its items."""
-        completions.add_operation(operation_id, kind, outcome, 0, 0, item_count)
+        self.completions_of(owner).add_operation(operation_id, kind, outcome, 0, 0, item_count)
         self._count_end(kind, outcome, item_count)
 
     def _count_end(self, kind: i64, outcome: i64, item_count: i64) -> None:
