@@ -114,14 +114,15 @@ def replay(
 
         - `run_id`, `session_number`, `operation_id`: which operation
         - `kind`: produce, fetch, delete_records or signal; `topic`: of its first item (null: a signal); `item_count`
-        - `policy`: as requested, or `as recorded`
+        - `policy`: as requested, or `unchanged`, with which the others are compared; `as recorded` if there are none
         - `recorded`, `recorded_waited_ms`: recorded outcome and milliseconds waited; null: no outcome was recorded
         - `replayed`, `replayed_waited_ms`: the same in the replay
-        - `verdict`: `equal`, `different`, `no outcome` (recorded) or `in doubt` (rows were lost before it ended)
+        - `verdict`: `equal`, `different`, `no outcome` (recorded) or `in doubt` (rows were lost before it ended).
+          `unchanged` and `as recorded` are compared with the recording; only the latter expires what was late as late
 
     Raises:
         PipelineError, ArchiveUnusable: The policies or the archive cannot be used; the message gives the reason.
 
     """
-    policies = parse_policies(settings, slow_replicas, sweeps) or [UNCHANGED]
-    return replay_rows(spark, find_archive(archive), policies)
+    policies = parse_policies(settings, slow_replicas, sweeps)
+    return replay_rows(spark, find_archive(archive), policies[1:] or [UNCHANGED])

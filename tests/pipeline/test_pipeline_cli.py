@@ -360,7 +360,7 @@ def test_topics_cannot_write_to_the_terminal() -> None:
 
 def test_kinds_that_no_policy_changes_take_one_line() -> None:
     rows = [
-        (policy, None, kind, outcome, share)
+        (policy, None, kind, outcome, share, 1_300 if kind == "fetch" else 0)
         for policy, expired in (("", 0.25), ("produce:timeout_ms=5", 1.0), ("produce:timeout_ms=500", 0.25))
         for kind, outcome, share in (
             ("fetch", "satisfied", 1.0),
@@ -368,14 +368,15 @@ def test_kinds_that_no_policy_changes_take_one_line() -> None:
             ("produce", "expired", expired),
         )
     ]
-    assert outcome_lines(pd.DataFrame(rows, columns=["policy", "topic", "kind", "outcome", "share"])) == [
-        "fetch, as recorded and under every policy: 100.00 % satisfied",
-        "produce, as recorded: 75.00 % satisfied, 25.00 % expired",
+    columns = ["policy", "topic", "kind", "outcome", "share", "in_doubt"]
+    assert outcome_lines(pd.DataFrame(rows, columns=columns)) == [
+        "fetch, unchanged and under every policy: 100.00 % satisfied (1,300 in doubt are left out)",
+        "produce, unchanged: 75.00 % satisfied, 25.00 % expired",
         "produce, produce:timeout_ms=5: 100.00 % expired",
         "produce, produce:timeout_ms=500: 75.00 % satisfied, 25.00 % expired",
     ]
-    alone = pd.DataFrame({"policy": [""], "topic": [None], "kind": ["fetch"], "outcome": ["expired"], "share": [1.0]})
-    assert outcome_lines(alone) == ["fetch, as recorded: 100.00 % expired"]
+    alone = pd.DataFrame([("", None, "fetch", "expired", 1.0, 0)], columns=columns)
+    assert outcome_lines(alone) == ["fetch, unchanged: 100.00 % expired"]
 
 
 LARGE = ("numpy", "pandas", "pyarrow", "vl-convert-python", "altair", "grpcio")

@@ -46,10 +46,10 @@ def replay(
     from purgatory_pipeline.archive.accounting import account
     from purgatory_pipeline.archive.catalog import find_archive
     from purgatory_pipeline.location import open_output, write_file
-    from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies
+    from purgatory_pipeline.replay.policy import parse_policies
     from purgatory_pipeline.spark.spark_session import spark_session, unwrapped_errors
 
-    policies = [UNCHANGED, *parse_policies(settings, slow_replica, sweep)]
+    policies = parse_policies(settings, slow_replica, sweep)
     found = find_archive(archive)
     place = open_output(out)
     spark = spark_session("replay", rows=found.all_rows)
@@ -83,20 +83,24 @@ def replay(
 
 
 def outcome_lines(outcomes: pd.DataFrame) -> list[str]:
-    """Outcomes of each kind, recorded and under each policy; one line if no policy changes anything."""
-    from purgatory_pipeline.replay.result_frames import AS_RECORDED
+    """Outcomes of each kind, unchanged and under each policy, of the same operations; one line if no policy changes
+    anything.
+    """
+    from purgatory_pipeline.replay.result_frames import UNCHANGED_NAME
 
     lines = []
     overall = outcomes[outcomes["topic"].isna()]
     wide = overall.pivot_table(index=["kind", "policy"], columns="outcome", values="share", fill_value=0.0, sort=False)
     for kind, of_kind in wide.groupby(level="kind", sort=False):
         by_policy = {policy: _shares(row) for (_, policy), row in of_kind.iterrows()}
-        recorded = by_policy.pop(AS_RECORDED)
-        if by_policy and set(by_policy.values()) == {recorded}:
-            lines.append(f"{kind}, as recorded and under every policy: {recorded}")
+        unchanged = by_policy.pop(UNCHANGED_NAME)
+        in_doubt = overall["in_doubt"][overall["kind"] == kind].max()
+        rest = f" ({in_doubt:,} in doubt are left out)" if in_doubt else ""
+        if by_policy and set(by_policy.values()) == {unchanged}:
+            lines.append(f"{kind}, unchanged and under every policy: {unchanged}{rest}")
         else:
-            by_policy = {"as recorded": recorded, **by_policy}
-            lines += [f"{kind}, {policy}: {shares}" for policy, shares in by_policy.items()]
+            by_policy = {"unchanged": unchanged, **by_policy}
+            lines += [f"{kind}, {policy}: {shares}{rest}" for policy, shares in by_policy.items()]
     return lines
 
 
@@ -114,7 +118,7 @@ def _info(found: ArchiveCatalog, summary: ReplayAccount, out: str) -> ReplayInfo
         archive=found.uri,
         first_at=min((file.first_at for file in found.used if file.first_at is not None), default=None),
         last_at=max((file.last_at for file in found.used if file.last_at is not None), default=None),
-        policies=tuple(policy.label for policy in summary.policies if not policy.is_unchanged),
+        policies=tuple(policy.label for policy in summary.policies if policy.changes_something),
         compared=summary.compared,
         equal=summary.equal,
         account=tuple(summary.totals()),

@@ -61,16 +61,18 @@ class Change:
 
 @dataclass(frozen=True)
 class Policy:
-    """The changes of a replay. `label` is the user's text; empty for the unchanged policy."""
+    """The changes of a replay. `label` is the user's text."""
 
     changes: tuple[Change, ...] = ()
     slow_replicas: tuple[tuple[int, int], ...] = ()
     """(replica id, milliseconds)."""
     label: str = ""
+    is_prompt: bool = True
+    """Operations expire when they are due. False: when they expired in the recording, however late that was."""
 
     @property
-    def is_unchanged(self) -> bool:
-        return not self.changes and not self.slow_replicas
+    def changes_something(self) -> bool:
+        return bool(self.changes or self.slow_replicas)
 
     def named(self, name: str) -> list[Change]:
         """The changes of one setting, in the order they were asked for."""
@@ -82,7 +84,10 @@ class Policy:
         return bool(self.slow_replicas or self.named(MIN_IN_SYNC_REPLICAS))
 
 
-UNCHANGED: Final = Policy()
+UNCHANGED: Final = Policy(label="as recorded", is_prompt=False)
+"""Compared with the recording, to check that the replay is right."""
+BASELINE: Final = Policy(label="unchanged")
+"""What other policies are compared with: replayed like them, so that only their changes make a difference."""
 
 
 def parse_policy(settings: Sequence[str] = (), slow_replicas: Sequence[str] = ()) -> Policy:
@@ -96,12 +101,12 @@ def parse_policy(settings: Sequence[str] = (), slow_replicas: Sequence[str] = ()
 
 
 def parse_policies(settings: Sequence[str], slow_replicas: Sequence[str], sweeps: Sequence[str]) -> list[Policy]:
-    """The policies to try: `settings` and `slow_replicas`, or these with each value of the sweeps. Raises
-    `PipelineError`.
+    """The policies to play: UNCHANGED, and if there are any others, BASELINE and those: `settings` and `slow_replicas`,
+    or these with each value of the sweeps. Raises `PipelineError`.
     """
     base = parse_policy(settings, slow_replicas)
     policies = [policy for text in sweeps for policy in parse_sweep(text, base)]
-    if not policies and not base.is_unchanged:
+    if not policies and base.changes_something:
         policies = [base]
     if len(policies) > POLICIES_MAX:
         raise PipelineError(f"{len(policies)} policies; at most {POLICIES_MAX} can be compared")
@@ -109,7 +114,7 @@ def parse_policies(settings: Sequence[str], slow_replicas: Sequence[str], sweeps
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
         raise PipelineError(f"--sweep: {twice} is given twice")
-    return policies
+    return [UNCHANGED, *([BASELINE, *policies] if policies else [])]
 
 
 def parse_change(text: str, option: str = "--set") -> Change:

@@ -14,7 +14,7 @@ from purgatory_pipeline.replay.open_operations import (
     REPEATED_OUTCOMES,
     WITHOUT_REGISTRATION,
 )
-from purgatory_pipeline.replay.policy import Policy
+from purgatory_pipeline.replay.policy import BASELINE, Policy
 from purgatory_pipeline.replay.replay_sums import CHANGES, COUNTS, DIFFERENT, EQUAL, IN_DOUBT, NO_OUTCOME
 from purgatory_pipeline.replay.run_files import NEVER, RunContext
 from purgatory_pipeline.replay.run_replay import (
@@ -48,6 +48,12 @@ class ReplayAccount:
         self.compared: Final = self.equal + self.different
         """Operations with both ends known, and everything they depend on."""
         self.replayed: Final = self.compared + self.no_outcome + self.in_doubt
+        moved = sums[
+            (sums["section"] == CHANGES) & (sums["detail"] == DIFFERENT) & (sums["before"] != sums["replayed"])
+        ]
+        baseline = policies.index(BASELINE) if BASELINE in policies else -1
+        self._late: Final = int(moved[moved["player"] == baseline]["operations"].sum())
+        """Operations whose outcome rests on an expiration that was late."""
         counted = sums[sums["section"] == COUNTS]
         self._counts: Final[Counter[str]] = Counter(counted.set_index("name")["operations"].astype(int).to_dict())
 
@@ -105,6 +111,8 @@ class ReplayAccount:
                 f"{some_runs(gaps)}: events are missing, or the run continued another one's marks; "
                 f"{self.in_doubt:,} operations that ended after that are not compared"
             )
+        if self._late:
+            notes.append(f"{self._late:,} operations end differently if no expiration is late, as in the lines below")
         for place, policy in enumerate(self.policies):
             for name, reason in PUSHED.items():
                 if count := self._counts[f"{name} {place}"]:

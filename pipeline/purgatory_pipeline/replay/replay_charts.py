@@ -1,7 +1,7 @@
 """Plots of a replay: results against policies.
 
 A sweep has its values along the bottom, in the order they were asked for; a list of policies has their names. A dashed
-line shows what was recorded.
+line shows the unchanged replay.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from purgatory_pipeline.page import charts, wording
 from purgatory_pipeline.page.parts import LegendEntry, Plot
 
 UNCHANGED: Final = ""
-"""The name of the unchanged policy: its results are the recorded ones."""
+"""The name of the unchanged replay, with which the policies are compared."""
 OUTCOMES: Final = ("satisfied", "expired", "failed", "cancelled", "shutting_down", "refused", "open")
 PERCENTILES: Final = {"wait_p50_ms": "half", "wait_p90_ms": "90 %", "wait_p99_ms": "99 %"}
 _COLOURS: Final = dict(zip(PERCENTILES.values(), ("var(--low)", "var(--middle)", "var(--high)"), strict=True))
 WAITS_LEGEND: Final = (
     *charts.swatches(_COLOURS, _COLOURS, shape="line"),
-    LegendEntry("as recorded", "var(--quiet)", shape="dashes"),
+    LegendEntry("unchanged", "var(--quiet)", shape="dashes"),
 )
 BARS: Final = 14
 
@@ -59,7 +59,7 @@ def outcomes_legend(outcomes: pd.DataFrame) -> tuple[LegendEntry, ...]:
     """The legend of all panels: the outcomes, and the dashed line."""
     seen = {str(word) for word in outcomes[outcomes["operations"] > 0]["outcome"]} - {"satisfied"}
     entries = charts.swatches(charts.OUTCOME_COLOURS, seen, shape="line")
-    return (*entries, LegendEntry("as recorded", "var(--quiet)", shape="dashes"))
+    return (*entries, LegendEntry("unchanged", "var(--quiet)", shape="dashes"))
 
 
 def outcomes_plot(outcomes: pd.DataFrame, kind: str, policies: Policies) -> Plot | None:
@@ -73,22 +73,22 @@ def outcomes_plot(outcomes: pd.DataFrame, kind: str, policies: Policies) -> Plot
         for policy, word, share in zip(of_kind["policy"], of_kind["outcome"], of_kind["share"], strict=True)
     }
     tried = [_point(policies, name, word, shares.get((name, word), 0.0)) for word in words for name in policies.names]
-    recorded = [{"word": word, "value": shares.get((UNCHANGED, word), 0.0)} for word in words]
+    unchanged = [{"word": word, "value": shares.get((UNCHANGED, word), 0.0)} for word in words]
     expired = {name: wording.share(shares.get((name, "expired"), 0.0)) for name in (UNCHANGED, *policies.names)}
-    recorded_share = expired.pop(UNCHANGED)
+    unchanged_share = expired.pop(UNCHANGED)
     expired_shares = ", ".join(f"{share} with {wording.text(name)}" for name, share in expired.items())
     return charts.plot(
         _against(
             tried,
-            recorded,
+            unchanged,
             policies,
             charts.share_axis(alt.Y, "value", "share of the operations that ended"),
             charts.OUTCOME_COLOURS,
             ".3~%",
         ),
         title=f"{kind.replace('_', ' ')} operations that were not satisfied".capitalize(),
-        description=f"Lines over {policies.title}: the share of {kind} operations by outcome. {recorded_share} expired "
-        f"as recorded; {expired_shares}.",
+        description=f"Lines over {policies.title}: the share of {kind} operations by outcome. {unchanged_share} "
+        f"expired in the unchanged replay; {expired_shares}.",
         height=210,
     )
 
@@ -96,21 +96,21 @@ def outcomes_plot(outcomes: pd.DataFrame, kind: str, policies: Policies) -> Plot
 def waits_plot(waits: pd.DataFrame, kind: str, policies: Policies) -> Plot:
     of_kind = waits[waits["kind"] == kind]
     tried: charts.Values = []
-    recorded: charts.Values = []
+    unchanged: charts.Values = []
     for _, row in of_kind.iterrows():
         for key, word in PERCENTILES.items():
             value = charts.drawn_ms(row[key])
             if row["policy"] == UNCHANGED:
-                recorded.append({"word": word, "value": value})
+                unchanged.append({"word": word, "value": value})
             elif row["policy"] in policies.names:
                 tried.append(_point(policies, str(row["policy"]), word, value))
     tried.sort(key=lambda point: (str(point["word"]), int(point["place"])))
-    values = [point["value"] for point in (*tried, *recorded) if point["value"] is not None]
+    values = [point["value"] for point in (*tried, *unchanged) if point["value"] is not None]
     low, high = min(values, default=1), max(values, default=1)
     return charts.plot(
         _against(
             tried,
-            recorded,
+            unchanged,
             policies,
             charts.milliseconds_axis(alt.Y, "value", "time waited (logarithmic)", low, high),
             _COLOURS,
@@ -144,7 +144,7 @@ def _point(policies: Policies, name: str, word: str, value: float | None) -> dic
 
 def _against(
     tried: charts.Values,
-    recorded: charts.Values,
+    unchanged: charts.Values,
     policies: Policies,
     height: alt.Y,
     colours: dict[str, str],
@@ -161,7 +161,7 @@ def _against(
     base = alt.Chart(charts.data(tried)).encode(x=across, y=height, color=colour)
     tooltip = charts.tooltips(("label:N", policies.title), ("word:N", "which"), ("value:Q", "value", written))
     return charts.layered(
-        alt.Chart(charts.data(recorded))
+        alt.Chart(charts.data(unchanged))
         .mark_rule(strokeDash=[5, 4], strokeWidth=1.25, opacity=0.8)
         .encode(y=alt.Y("value:Q"), color=colour),
         base.mark_line(strokeWidth=1.75, strokeJoin="round"),

@@ -3,12 +3,12 @@
 The frames, by name:
 
 - `outcomes`: policy, topic (missing: all), kind, outcome, operations, share (of the operations of that policy, topic
-  and kind)
+  and kind), in_doubt (operations of that topic and kind that are left out)
 - `waits`: policy, topic (missing: all), kind, wait_p50_ms, wait_p90_ms, wait_p99_ms
-- `changes`: policy, kind, recorded, replayed, operations: only where the two outcomes differ
+- `changes`: policy, kind, unchanged, replayed, operations: only where the two outcomes differ
 
 Other columns are ignored. The outcome "open" means still waiting when the history ended. A `policy` has the user's
-text as its name, such as "timeout_ms=500"; the empty name is that of the recorded outcomes.
+text as its name, such as "timeout_ms=500"; the empty name is that of the unchanged replay.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,7 @@ class ReplayInfo:
 
 
 def policy_name(policy: object) -> str | Markup:
-    return "as recorded" if policy == UNCHANGED else wording.name(policy)
+    return "unchanged" if policy == UNCHANGED else wording.name(policy)
 
 
 def _outcome(outcome: object) -> str:
@@ -74,9 +74,10 @@ COLUMNS: Final = {
         PageColumn("topic", "topic", wording.name),
         PageColumn("kind", "kind"),
         PageColumn("policy", "policy", policy_name),
-        PageColumn("recorded", "recorded", _outcome),
+        PageColumn("unchanged", "unchanged", _outcome),
         PageColumn("replayed", "replayed", _outcome),
         PageColumn("operations", "operations", wording.count),
+        PageColumn("in_doubt", "in doubt", wording.count),
         PageColumn("wait_p50_ms", "half", wording.milliseconds),
         PageColumn("wait_p90_ms", "90 %", wording.milliseconds),
         PageColumn("wait_p99_ms", "99 %", wording.milliseconds),
@@ -139,13 +140,13 @@ def _findings(outcomes: pd.DataFrame, policies: Policies) -> tuple[Finding, ...]
     for kind in _kinds(outcomes):
         of_kind = expired[expired["kind"] == kind].set_index("policy")["share"]
         shares = {str(policy): wording.number_of(share) for policy, share in of_kind.items()}
-        recorded = shares.get(UNCHANGED, 0.0)
+        unchanged = shares.get(UNCHANGED, 0.0)
         tried = {policy: shares.get(policy, 0.0) for policy in policies.names}
-        moved = max((abs(share - recorded) for share in tried.values()), default=0.0)
+        moved = max((abs(share - unchanged) for share in tried.values()), default=0.0)
         if moved < NOTABLE:
             continue
-        sentence = Markup("Of {} operations {} expired as recorded").format(
-            wording.text(kind), wording.strong(wording.share_in_sentence(recorded))
+        sentence = Markup("Of {} operations {} expired if unchanged").format(
+            wording.text(kind), wording.strong(wording.share_in_sentence(unchanged))
         )
         ends = max(tried, key=lambda name: tried[name]), min(tried, key=lambda name: tried[name])
         for policy in dict.fromkeys(ends):
@@ -163,9 +164,9 @@ def _moved_kinds(frames: Mapping[str, pd.DataFrame]) -> list[str]:
         ("waits", ["kind"], list(replay_charts.PERCENTILES)),
     ):
         overall = frames[name][frames[name]["topic"].isna()]
-        recorded = overall["policy"] == UNCHANGED
-        both = overall[~recorded].merge(
-            overall.loc[recorded, [*key, *values]], how="left", on=key, suffixes=("", "_was")
+        unchanged = overall["policy"] == UNCHANGED
+        both = overall[~unchanged].merge(
+            overall.loc[unchanged, [*key, *values]], how="left", on=key, suffixes=("", "_was")
         )
         for value in values:
             differs = both[value].fillna(0) != both[f"{value}_was"].fillna(0)
@@ -174,7 +175,7 @@ def _moved_kinds(frames: Mapping[str, pd.DataFrame]) -> list[str]:
 
 
 def _worth_showing(frame: pd.DataFrame, moved: Sequence[str]) -> pd.DataFrame:
-    """All policies for kinds that change; for other kinds only what was recorded."""
+    """All policies for kinds that change; for other kinds only the unchanged replay."""
     return frame[frame["topic"].isna() & (frame["kind"].isin(list(moved)) | (frame["policy"] == UNCHANGED))]
 
 
@@ -200,7 +201,7 @@ def _outcomes_section(outcomes: pd.DataFrame, moved: Sequence[str], policies: Po
     by_topic = outcomes[outcomes["topic"].notna() & outcomes["kind"].isin(list(moved))]
     if not by_topic.empty:
         parts.append(_expired_table(by_topic, policies))
-    lead = "The part that was not satisfied, as recorded and under each policy. The rest was satisfied."
+    lead = "The part of the same operations that was not satisfied, unchanged and under each policy."
     return Section("outcomes", title, (lead, *_unmoved(outcomes, moved)), tuple(parts))
 
 
@@ -209,10 +210,12 @@ def _outcomes_table(outcomes: pd.DataFrame, policies: Policies) -> PageTable:
     key = ["kind", "policy"]
     wide = outcomes.pivot_table(index=key, columns="outcome", values="share", aggfunc="sum", fill_value=0.0)
     words = [word for word in replay_charts.OUTCOMES if word in wide.columns]
-    frame = wide.assign(operations=outcomes.groupby(key)["operations"].sum()).reset_index()
+    of_policy = outcomes.groupby(key)
+    frame = wide.assign(operations=of_policy["operations"].sum(), in_doubt=of_policy["in_doubt"].max()).reset_index()
     shares = (PageColumn(word, word.replace("_", " "), wording.share) for word in words)
     title = "Outcomes by policy, over all topics"
-    return _table(title, policies.in_order(frame, "kind", "place"), "kind policy operations", "outcomes.csv", *shares)
+    keys = "kind policy operations in_doubt"
+    return _table(title, policies.in_order(frame, "kind", "place"), keys, "outcomes.csv", *shares)
 
 
 def _expired_table(outcomes: pd.DataFrame, policies: Policies) -> PageTable:
@@ -223,9 +226,7 @@ def _expired_table(outcomes: pd.DataFrame, policies: Policies) -> PageTable:
     operations = outcomes[outcomes["policy"] == UNCHANGED].groupby(key)["operations"].sum()
     frame = wide.assign(operations=operations).reset_index()
     frame = frame.sort_values(["operations", *key], ascending=[False, True, True], kind="stable")
-    titles = {UNCHANGED: "as recorded"} | {
-        name: policies.label(name) for name in policies.names[:POLICIES_SIDE_BY_SIDE]
-    }
+    titles = {UNCHANGED: "unchanged"} | {name: policies.label(name) for name in policies.names[:POLICIES_SIDE_BY_SIDE]}
     shares = (PageColumn(name, title, wording.share) for name, title in titles.items() if name in wide.columns)
     caption = f"Share that expired, by topic and {policies.title}"
     return _table(caption, frame, "topic kind operations", "outcomes.csv", *shares, rows_max=ROWS_MAX)
@@ -249,12 +250,12 @@ def _changes_section(changes: pd.DataFrame, policies: Policies) -> Section:
     title = "What would have ended differently"
     changed = changes[changes["policy"].isin(policies.names)]
     if changed.empty:
-        return Section("changes", title, ("Every operation would have ended as it was recorded.",))
+        return Section("changes", title, ("Every operation would have ended as it did.",))
     frame = policies.in_order(changed.sort_values("operations", ascending=False, kind="stable"), "place")
-    keys = "policy kind recorded replayed operations"
-    table = _table("Outcomes that differ from the recorded ones", frame, keys, "changes.csv")
+    keys = "policy kind unchanged replayed operations"
+    table = _table("Outcomes that differ from those of the unchanged replay", frame, keys, "changes.csv")
     plot = replay_charts.changes_plot(changed, policies)
-    return Section("changes", title, ("Operations with another outcome than recorded.",), (plot, table))
+    return Section("changes", title, ("Operations with another outcome than in the unchanged replay.",), (plot, table))
 
 
 def _kinds(frame: pd.DataFrame) -> list[str]:

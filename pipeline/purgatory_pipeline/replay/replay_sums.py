@@ -27,15 +27,12 @@ COUNTS: Final = 2
 
 # Verdicts on an operation.
 EQUAL: Final = 0
-"""The replay ended it as recorded. Under a changed policy: the same outcome after the same wait."""
+"""The replay ended it as recorded. Under a policy: with the same outcome and after the same wait as unchanged."""
 DIFFERENT: Final = 1
 NO_OUTCOME: Final = 2
 """It had not ended when its history did."""
 IN_DOUBT: Final = 3
 """It ended after rows of its run were lost, so a replay cannot know everything it depended on."""
-
-RECORDED: Final = -1
-"""The player whose waits are the recorded ones."""
 
 SCHEMA: Final = pa.schema(
     [
@@ -43,7 +40,7 @@ SCHEMA: Final = pa.schema(
         ("player", pa.int32()),
         ("kind", pa.int32()),
         ("topic", pa.string()),
-        ("recorded", pa.int32()),  # recorded outcome
+        ("before", pa.int32()),  # recorded outcome; under a policy, the one of the unchanged replay
         ("replayed", pa.int32()),  # outcome in the replay; of a wait, how it ended
         ("detail", pa.int32()),  # verdict; of a wait, its bucket
         ("name", pa.string()),  # of a count
@@ -82,7 +79,7 @@ def middle_of(buckets: Column) -> Column:
     return np.where(buckets < EXACT_MS, buckets, low + ((1 << shift) - 1) / 2)
 
 
-_SHAPE: Final = {"section": 1, "player": 10, "kind": 3, "recorded": 3, "replayed": 3, "detail": 16, "topic": 27}
+_SHAPE: Final = {"section": 1, "player": 10, "kind": 3, "before": 3, "replayed": 3, "detail": 16, "topic": 27}
 """Fields of a packed key, and their bits: Arrow adds up by one number several times faster than by seven columns."""
 _PARTS_ROWS_MAX: Final = 1_000_000
 
@@ -96,17 +93,18 @@ class ReplaySums:
         self._parts: list[pa.Table] = []
         self._rows = 0
 
-    def add(self, finished: OpenOperations, verdicts: Sequence[Column]) -> None:
-        """Adds operations that have ended everywhere, with the verdicts under each policy."""
-        kind, topic, recorded = finished["kind"], finished["topic"], finished.recorded
+    def add(self, finished: OpenOperations, before: Sequence[Outcomes], verdicts: Sequence[Column]) -> None:
+        """Adds operations that have ended everywhere: for each policy what it is compared with, and the verdicts.
 
-        def add(section: int, player: int, before: Column, outcomes: Outcomes, detail: Column) -> None:
-            self._add(_packed(section, player + 1, kind, before, outcomes.outcome, detail, topic), outcomes.waited_ms)
-
-        add(WAITS, RECORDED, recorded.outcome, recorded, bucket_of(recorded.waited_ms))
-        for player, (outcomes, verdict) in enumerate(zip(finished.replayed, verdicts, strict=True)):
-            add(CHANGES, player, recorded.outcome, outcomes, verdict)
-            add(WAITS, player, outcomes.outcome, outcomes, bucket_of(outcomes.waited_ms))
+        Operations in doubt have no waits: no line of a table counts them as ended.
+        """
+        kind, topic = finished["kind"], finished["topic"]
+        sure = verdicts[0] != IN_DOUBT
+        for player, (outcomes, was, verdict) in enumerate(zip(finished.replayed, before, verdicts, strict=True)):
+            columns = (kind, was.outcome, outcomes.outcome, verdict, topic)
+            self._add(_packed(CHANGES, player, *columns), outcomes.waited_ms)
+            ended = (kind, outcomes.outcome, outcomes.outcome, bucket_of(outcomes.waited_ms), topic)
+            self._add(_packed(WAITS, player, *(column[sure] for column in ended)), outcomes.waited_ms[sure])
 
     def table(self) -> pa.Table:
         if not self._parts:
@@ -114,13 +112,12 @@ class ReplaySums:
         else:
             summed = _added_by_key(pa.concat_tables(self._parts)).sort_by("key")
         columns = _unpacked(summed["key"].to_numpy())
-        columns["player"] = columns["player"] - 1
         columns["topic"] = np.array(["", *self.topics], object)[columns["topic"]]
         columns["name"] = np.full(len(summed), "", object)
         columns |= {"operations": summed["count"].to_numpy(), "waited_ms": summed["total"].to_numpy()}
         sums = pa.table([pa.array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
         nothing = {name: "" if name == "topic" else 0 for name in SCHEMA.names}
-        nothing |= {"section": COUNTS, "player": RECORDED}
+        nothing |= {"section": COUNTS}
         counted = [
             {**nothing, "name": name, "operations": count} for name, count in sorted(self.counts.items()) if count
         ]

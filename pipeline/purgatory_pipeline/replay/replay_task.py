@@ -20,8 +20,6 @@ from purgatory_pipeline.replay.run_replay import RunReplay
 from purgatory_pipeline.spark.malloc import keep_freed_memory
 
 VERDICTS: Final = ("equal", "different", "no outcome", "in doubt")
-AS_RECORDED: Final = "as recorded"
-"""Name of the unchanged policy in results."""
 
 RESULTS: Final = pa.schema(
     [
@@ -36,7 +34,7 @@ RESULTS: Final = pa.schema(
         ("recorded_waited_ms", pa.int64()),
         ("replayed", pa.string()),
         ("replayed_waited_ms", pa.int64()),
-        ("verdict", pa.string()),  # VERDICTS; unless something was changed, `equal` means every answer
+        ("verdict", pa.string()),  # VERDICTS; under a policy: next to the row of the policy `unchanged`
     ]
 )
 """A row for each operation and policy."""
@@ -103,7 +101,7 @@ def result_rows(
     }
     for policy, ends, verdict in zip(policies, finished.replayed, verdicts, strict=True):
         columns = common | {
-            "policy": np.full(len(finished), policy.label or AS_RECORDED, object),
+            "policy": np.full(len(finished), policy.label, object),
             "replayed": outcomes[ends.outcome],
             "replayed_waited_ms": ends.waited_ms,
             "verdict": np.array(VERDICTS, object)[verdict],

@@ -8,13 +8,13 @@ import pandas as pd
 
 from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES
 from purgatory_pipeline.location import Location, write_file
-from purgatory_pipeline.replay.policy import Policy
-from purgatory_pipeline.replay.replay_sums import CHANGES, RECORDED, WAITS, middle_of
+from purgatory_pipeline.replay.policy import BASELINE, Policy
+from purgatory_pipeline.replay.replay_sums import CHANGES, IN_DOUBT, WAITS, middle_of
 
 OPEN: Final = "open"
 """Outcome of operations still waiting when their history ends."""
-AS_RECORDED: Final = ""
-"""The policy name of recorded outcomes."""
+UNCHANGED_NAME: Final = ""
+"""The policy of the first lines: the unchanged replay, with the same clock and of the same operations as the others."""
 KEYS: Final = "(keys)"
 """The topic of signals: there may be too many keys to list."""
 QUANTILES: Final = {"wait_p50_ms": 0.5, "wait_p90_ms": 0.9, "wait_p99_ms": 0.99}
@@ -37,7 +37,10 @@ def write_frames(place: Location, frames: Mapping[str, pd.DataFrame]) -> None:
 
 
 def outcomes_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
-    """Operations by policy, topic (missing: all), kind and outcome, with their share; AS_RECORDED comes first."""
+    """Operations by policy, topic (missing: all), kind and outcome, with their share; UNCHANGED_NAME comes first.
+
+    The operations of a topic and kind are the same for each policy. Those in doubt are left out; a column has them.
+    """
     own = _waits(sums, policies)
     key = ["policy", "topic", "kind", "outcome"]
     by_topic = own.groupby(key, sort=False, dropna=False)["operations"].sum().reset_index()
@@ -46,7 +49,12 @@ def outcomes_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
     frame["operations"] = frame["operations"].astype(np.int64)
     of_all = frame.groupby(["policy", "topic", "kind"], dropna=False)["operations"].transform("sum")
     frame["share"] = frame["operations"] / of_all
-    return frame[[*key, "operations", "share"]]
+    doubts = _named(sums[(sums["section"] == CHANGES) & (sums["player"] == 0) & (sums["detail"] == IN_DOUBT)])
+    doubts = pd.concat([doubts.assign(topic=None), doubts])
+    doubts = doubts.groupby(["topic", "kind"], dropna=False)["operations"].sum().rename("in_doubt").reset_index()
+    frame = frame.merge(doubts.astype({"topic": object}), how="left", on=["topic", "kind"])
+    frame["in_doubt"] = frame["in_doubt"].fillna(0).astype(np.int64)
+    return frame[[*key, "operations", "share", "in_doubt"]]
 
 
 def waits_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
@@ -74,34 +82,38 @@ def quantiles(buckets: pd.Series) -> dict[str, float]:
 
 
 def changes_of(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
-    """Operations by policy, kind, recorded and replayed outcome, where these two differ."""
-    own = sums[(sums["section"] == CHANGES) & (sums["recorded"] != sums["replayed"])]
+    """Operations by policy, kind, and outcome in the unchanged replay and under the policy, where these two differ."""
+    own = sums[(sums["section"] == CHANGES) & (sums["before"] != sums["replayed"]) & (sums["detail"] != IN_DOUBT)]
+    labels = {place: policy.label for place, policy in enumerate(policies) if policy.changes_something}
+    own = own[own["player"].isin(list(labels))]
     frame = pd.DataFrame(
         {
-            "policy": own["player"].map(dict(enumerate(policy.label for policy in policies))),
+            "policy": own["player"].map(labels),
             "kind": own["kind"].map(KIND_NAMES),
-            "recorded": _outcomes(own["recorded"]),
+            "unchanged": _outcomes(own["before"]),
             "replayed": _outcomes(own["replayed"]),
             "operations": own["operations"].astype(np.int64),
         }
     )
-    key = ["policy", "kind", "recorded", "replayed"]
+    key = ["policy", "kind", "unchanged", "replayed"]
     return frame.groupby(key, sort=False)["operations"].sum().reset_index()
 
 
 def _waits(sums: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
-    """The recorded waits, and those of policies that change something, with names for codes."""
-    shown = {RECORDED: AS_RECORDED}
-    shown |= {place: policy.label for place, policy in enumerate(policies) if not policy.is_unchanged}
+    """The waits of the unchanged replay, and those of policies that change something, with names for codes."""
+    shown = {policies.index(BASELINE) if BASELINE in policies else 0: UNCHANGED_NAME}
+    shown |= {place: policy.label for place, policy in enumerate(policies) if policy.changes_something}
     own = sums[(sums["section"] == WAITS) & sums["player"].isin(list(shown))]
+    return _named(own).assign(policy=own["player"].map(shown), outcome=_outcomes(own["replayed"]), detail=own["detail"])
+
+
+def _named(sums: pd.DataFrame) -> pd.DataFrame:
+    """The topic, kind and number of operations of each sum."""
     return pd.DataFrame(
         {
-            "policy": own["player"].map(shown),
-            "topic": own["topic"].replace("", KEYS),
-            "kind": own["kind"].map(KIND_NAMES),
-            "outcome": _outcomes(own["replayed"]),
-            "detail": own["detail"],
-            "operations": own["operations"],
+            "topic": sums["topic"].replace("", KEYS),
+            "kind": sums["kind"].map(KIND_NAMES),
+            "operations": sums["operations"],
         }
     )
 
@@ -112,8 +124,8 @@ def _outcomes(codes: pd.Series) -> pd.Series:
 
 def _ordered(frame: pd.DataFrame, policies: Sequence[Policy]) -> pd.DataFrame:
     """Sorted by policy as asked for, then by the other columns; sums over all topics first."""
-    places = {AS_RECORDED: -1} | {policy.label: place for place, policy in enumerate(policies) if policy.label}
+    places = {UNCHANGED_NAME: -1} | {policy.label: place for place, policy in enumerate(policies) if policy.label}
     order = frame.assign(place=frame["policy"].map(places))
-    by = ["place", *[name for name in ("topic", "kind", "recorded", "replayed", "outcome") if name in frame.columns]]
+    by = ["place", *[name for name in ("topic", "kind", "unchanged", "replayed", "outcome") if name in frame.columns]]
     order = order.sort_values(by, na_position="first", kind="stable")
     return order.drop(columns="place").reset_index(drop=True)

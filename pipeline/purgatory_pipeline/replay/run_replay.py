@@ -18,7 +18,7 @@ from purgatory_pipeline.engine_rows.tape_steps import NO_STEPS, TapeSteps, merge
 from purgatory_pipeline.replay.call_windows import CallWindow
 from purgatory_pipeline.replay.open_operations import PENDING, OpenOperations, Outcomes, hash_answers, match_outcomes
 from purgatory_pipeline.replay.other_calls import OtherCalls
-from purgatory_pipeline.replay.policy import MIN_BYTES, MIN_IN_SYNC_REPLICAS, TIMEOUT_MS, Policy
+from purgatory_pipeline.replay.policy import BASELINE, MIN_BYTES, MIN_IN_SYNC_REPLICAS, TIMEOUT_MS, Policy
 from purgatory_pipeline.replay.replay_sums import DIFFERENT, EQUAL, IN_DOUBT, NO_OUTCOME, ReplaySums
 from purgatory_pipeline.replay.run_files import RunContext
 
@@ -138,7 +138,7 @@ keys the engine forgets."""
 
 
 class PolicyPlayer:
-    """Plays a policy. The unchanged policy expires operations when they were recorded as expired; others when due."""
+    """Plays a policy. Without `is_prompt` operations expire when they were recorded as expired, otherwise when due."""
 
     def __init__(self, policy: Policy, details: RunDetails, now_ms: int, topics: dict[str, int]) -> None:
         self.policy: Final = policy
@@ -163,21 +163,21 @@ class PolicyPlayer:
         events = window.get(EVENTS)
         if self.rewriter is not None:
             events = self.rewriter.take(events, window.last_ms)
-        unchanged = self.policy.is_unchanged
-        ends = calls.ends(recorded=unchanged)
+        prompt = self.policy.is_prompt
+        ends = calls.ends(recorded=not prompt)
         parts = [ends.steps]
         if arrivals is not None:
             parts.append(steps(arrivals.call, arrivals.time, arrivals.kind + REGISTER))
         if events is not None:
             parts.append(steps(events.columns["call"], events.columns["time"], APPLY))
-        # Unchanged: the reaper's recorded turns are steps of the tape, because its lateness is compared, too. Under
-        # another policy, the tape itself expires everything that is due before each step.
-        if unchanged:
+        # As recorded: the reaper's turns are steps of the tape, because its lateness is compared, too. Otherwise the
+        # tape itself expires everything that is due before each step.
+        if not prompt:
             parts.append(expirations)
         played = self._engine.play(
             self._owner,
             tape.Tape(
-                *merged(parts, by_time=not unchanged),
+                *merged(parts, by_time=prompt),
                 operations=[] if arrivals is None else self._batches(arrivals),
                 events=None if events is None else event_batch(events),
                 operation_ids=ends.operation_ids,
@@ -185,7 +185,7 @@ class PolicyPlayer:
                 stale=ends.stale,
                 extensions_ms=ends.extensions_ms,
             ),
-            not unchanged,
+            prompt,
         )
         self.refused += len(played.refused_ids)
         self.not_due += played.not_due
@@ -193,7 +193,7 @@ class PolicyPlayer:
 
     def finish(self, last_ms: int) -> Completions | None:
         """Lets time pass to the end of the history; returns what has ended by then."""
-        if self.policy.is_unchanged:
+        if not self.policy.is_prompt:
             return None
         parts = [steps(np.array([UNBOUNDED]), np.array([last_ms]), PASS_TIME, 0)]
         late = None if self.rewriter is None else self.rewriter.take(None, last_ms)
@@ -236,7 +236,9 @@ Rows = Callable[[str, OpenOperations, list[Column]], None]
 
 
 class RunReplay:
-    """Replays one run under several policies side by side. The unchanged one is compared with the recording."""
+    """Replays one run under several policies side by side. The outcomes of each are compared with those of BASELINE,
+    if it is among them, and otherwise with the recording.
+    """
 
     def __init__(
         self, facts: RunContext, policies: Iterable[Policy], tally: ReplaySums, rows: Rows | None = None
@@ -303,7 +305,7 @@ class RunReplay:
         outcome, waited_ms = np.asarray(completions.outcomes), np.asarray(completions.waited_ms)
         outcomes.outcome[rows] = outcome
         outcomes.waited_ms[rows] = waited_ms
-        if self._players[place].policy.is_unchanged:
+        if not self._players[place].policy.is_prompt:
             outcomes.answer[rows] = hash_answers(
                 [outcome, waited_ms, np.asarray(completions.lateness_ms)],
                 [np.asarray(completions.error_codes), np.asarray(completions.reached_offsets)],
@@ -313,17 +315,20 @@ class RunReplay:
     def _add_up(self, finished: OpenOperations) -> None:
         if not len(finished):
             return
-        pairs = zip(self._players, finished.replayed, strict=True)
-        verdicts = [self._verdicts(finished.recorded, outcomes, player.policy) for player, outcomes in pairs]
-        self._tally.add(finished, verdicts)
+        policies = [player.policy for player in self._players]
+        unchanged = finished.replayed[policies.index(BASELINE)] if BASELINE in policies else finished.recorded
+        before = [unchanged if policy.changes_something else finished.recorded for policy in policies]
+        pairs = zip(before, finished.replayed, policies, strict=True)
+        verdicts = [self._verdicts(finished.recorded, *pair) for pair in pairs]
+        self._tally.add(finished, before, verdicts)
         if self._rows is not None:
             self._rows(self._facts.run_id, finished, verdicts)
 
-    def _verdicts(self, recorded: Outcomes, replayed: Outcomes, policy: Policy) -> Column:
+    def _verdicts(self, recorded: Outcomes, before: Outcomes, replayed: Outcomes, policy: Policy) -> Column:
         verdicts: Column = np.full(len(recorded.outcome), EQUAL, np.int64)
-        verdicts[(replayed.outcome != recorded.outcome) | (replayed.waited_ms != recorded.waited_ms)] = DIFFERENT
-        if policy.is_unchanged:
-            verdicts[replayed.answer != recorded.answer] = DIFFERENT
+        verdicts[(replayed.outcome != before.outcome) | (replayed.waited_ms != before.waited_ms)] = DIFFERENT
+        if not policy.is_prompt:
+            verdicts[replayed.answer != before.answer] = DIFFERENT
         # The order matters, later lines win: an operation in doubt never counts as different, and one without a
         # recorded outcome never counts as in doubt.
         verdicts[recorded.call >= self._facts.in_doubt_from] = IN_DOUBT

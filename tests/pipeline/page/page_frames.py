@@ -178,15 +178,15 @@ def replay_frames(policies: tuple[str, ...] = SWEEP, topics: tuple[str, ...] = T
             of = {"policy": policy, "topic": topic, "kind": kind}
             for outcome, part in {"satisfied": 0.9996 - share, "expired": share, "failed": 0.0004}.items():
                 operations = round(OPERATIONS * part / (4 if topic else 1))
-                outcomes.append(of | {"outcome": outcome, "operations": operations, "share": part})
+                outcomes.append(of | {"outcome": outcome, "operations": operations, "share": part, "in_doubt": 0})
             waits.append(of | {"wait_p50_ms": 18, "wait_p90_ms": 60, "wait_p99_ms": round(1_000 * share)})
         more = share - expired_share("", kind)
-        words = {"recorded": "expired", "replayed": "satisfied"}
+        words = {"unchanged": "expired", "replayed": "satisfied"}
         if more > 0:
-            words = {"recorded": "satisfied", "replayed": "expired"}
+            words = {"unchanged": "satisfied", "replayed": "expired"}
         if more:
             changes.append({"policy": policy, "kind": kind, **words, "operations": round(OPERATIONS * abs(more))})
-    columns = ["policy", "kind", "recorded", "replayed", "operations"]
+    columns = ["policy", "kind", "unchanged", "replayed", "operations"]
     return {
         "outcomes": pd.DataFrame(outcomes),
         "waits": pd.DataFrame(waits),

@@ -258,25 +258,25 @@ def test_a_different_outcome_is_alarming() -> None:
 
 
 def test_findings_compare_the_ends_of_a_sweep(replayed: Page) -> None:
-    """Each kind has the share that expired as recorded and at both ends; the kind that changes most is first."""
+    """Each kind has the share that expired unchanged and at both ends; the kind that changes most is first."""
     assert [text_of(finding.sentence) for finding in replayed.findings] == [
-        "Of fetch operations 11.1 % expired as recorded, 50 % with timeout_ms=100, 5.9 % with timeout_ms=1600.",
-        "Of produce operations 9.1 % expired as recorded, 16.7 % with timeout_ms=100, 1.2 % with timeout_ms=1600.",
+        "Of fetch operations 11.1 % expired if unchanged, 50 % with timeout_ms=100, 5.9 % with timeout_ms=1600.",
+        "Of produce operations 9.1 % expired if unchanged, 16.7 % with timeout_ms=100, 1.2 % with timeout_ms=1600.",
     ]
 
 
-def test_tables_begin_with_what_was_recorded(replayed: Page) -> None:
+def test_tables_begin_with_the_unchanged_replay(replayed: Page) -> None:
     outcomes, by_topic = tables_of(replayed.sections[0])
     assert outcomes.frame["policy"].tolist() == ["", *SWEEP] * 2
     assert outcomes.frame["kind"].tolist() == ["fetch"] * 6 + ["produce"] * 6
-    assert [column.title for column in by_topic.columns][3:] == ["as recorded", "100", "200", "400", "800", "1600"]
+    assert [column.title for column in by_topic.columns][3:] == ["unchanged", "100", "200", "400", "800", "1600"]
 
 
 def test_kinds_that_no_policy_touches_are_not_drawn() -> None:
     frames = replay_frames()
     for name in ("outcomes", "waits"):
-        recorded = frames[name][(frames[name]["kind"] == "fetch") & (frames[name]["policy"] == "")]
-        still = pd.concat([recorded.assign(policy=policy) for policy in ("", *SWEEP)])
+        unchanged = frames[name][(frames[name]["kind"] == "fetch") & (frames[name]["policy"] == "")]
+        still = pd.concat([unchanged.assign(policy=policy) for policy in ("", *SWEEP)])
         frames[name] = pd.concat([frames[name][frames[name]["kind"] != "fetch"], still], ignore_index=True)
     page = replay_page(frames, replay_info())
     for section in page.sections[:2]:
@@ -315,7 +315,7 @@ def test_a_replay_without_change_says_so() -> None:
     frames = replay_frames(())
     page = replay_page(frames, replay_info(policies=()))
     assert page.findings == ()
-    assert page.sections[2].lead == ("Every operation would have ended as it was recorded.",)
+    assert page.sections[2].lead == ("Every operation would have ended as it did.",)
     assert document.render(page).endswith("</html>\n")
 
 

@@ -1,6 +1,6 @@
 """Replays of incomplete histories: everything is counted, and only reliable outcomes are compared."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,20 +8,25 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from purgatory_pipeline.archive.catalog import find_archive
-from purgatory_pipeline.replay.policy import UNCHANGED, Policy, parse_policy
+from purgatory_pipeline.replay.policy import UNCHANGED, Policy, parse_policies, parse_policy
 from purgatory_pipeline.replay.replay_account import ReplayAccount
 from purgatory_pipeline.replay.replay_task import ReplayPlan, replay_runs
+from purgatory_pipeline.replay.result_frames import changes_of, outcomes_of
 from purgatory_pipeline.replay.run_files import NEVER, find_runs
 
 from purgatory.extensions.archive import schema
 from tests.pipeline.archive.histories import History, small_history, write_file
 
 
-def replayed(root: Path, *policies: Policy) -> ReplayAccount:
+def sums_of(root: Path, policies: Sequence[Policy]) -> pd.DataFrame:
     archive = find_archive(str(root))
-    runs = find_runs(archive)
-    batches = list(replay_runs(ReplayPlan(archive.uri, policies or (UNCHANGED,)), runs, results=False))
-    sums: pd.DataFrame = pa.Table.from_batches(batches).to_pandas()
+    batches = list(replay_runs(ReplayPlan(archive.uri, tuple(policies)), find_runs(archive), results=False))
+    return pa.Table.from_batches(batches).to_pandas()
+
+
+def replayed(root: Path, *policies: Policy) -> ReplayAccount:
+    runs = find_runs(find_archive(str(root)))
+    sums = sums_of(root, policies or (UNCHANGED,))
     account = ReplayAccount(sums, [run.facts for run in runs], policies or (UNCHANGED,))
     assert account.is_balanced, account.totals()
     return account
@@ -145,6 +150,46 @@ def test_rows_that_are_there_twice_do_not_count_twice(tmp_path: Path) -> None:
     account = replayed(tmp_path)
     assert verdicts(account) == (20, 0, 0, 0)
     assert any("duplicate rows" in note for note in account.notes())
+
+
+def test_every_line_of_a_sweep_counts_the_same_operations(tmp_path: Path) -> None:
+    """Kinds that no policy touches end as in the unchanged replay, though the recorded reaper was late and rows are
+    lost: operations in doubt are in no line.
+    """
+    history = small_history()
+    key: dict[str, Any] = {"kind": "signal", "topic": "job-1", "partition": None}
+    for number in (50, 51):  # the signal comes after the timeout and before the reaper
+        history.register(number, 210, timeout_ms=5, offset=1, **key)
+    history.event("key_signalled", 217, topic="job-1", partition=None, offset=1)
+    for number in (50, 51):
+        history.end(number, 217, waited_ms=7, reached_offset=1, call_number=history.calls, **key)
+    late = {"outcome": "expired", "error_code": 7, "lateness_ms": 3, "reached_offset": 1, "waited_ms": 8, **key}
+    for number, at_ms in ((52, 230), (53, 240)):
+        history.register(number, at_ms, timeout_ms=5, offset=2, **key)
+        if number == 53:
+            history.mark(schema.DROPPED, 241, table=schema.EVENTS, rows=1, last_call_number=history.calls + 1)
+        history.end(number, at_ms + 8, **late)
+    history.write(tmp_path)
+    policies = parse_policies([], [], ["produce:timeout_ms=1,100"])
+    sums = sums_of(tmp_path, policies)
+    account = ReplayAccount(sums, [], policies)
+    assert verdicts(account) == (23, 0, 0, 1)
+    assert "2 operations end differently if no expiration is late, as in the lines below" in account.notes()
+    outcomes = outcomes_of(sums, policies)
+    overall = outcomes[outcomes["topic"].isna()]
+    assert dict(overall.groupby("kind")["in_doubt"].max()) == {"signal": 1, "produce": 0}
+    grouped = overall.groupby(["kind", "policy"])
+    lines = {key: one.set_index("outcome")["operations"].to_dict() for key, one in grouped}
+    assert {key: sum(line.values()) for key, line in lines.items()} == {
+        (kind, policy): operations
+        for kind, operations in (("signal", 3), ("produce", 20))
+        for policy in ("", "produce:timeout_ms=1", "produce:timeout_ms=100")
+    }
+    assert [lines["signal", policy] for policy in overall["policy"].unique()] == [{"expired": 3}] * 3
+    assert [lines["produce", policy] for policy in overall["policy"].unique()] == [
+        {"satisfied": 16, "expired": 4}, {"expired": 20}, {"satisfied": 20},
+    ]  # fmt: skip
+    assert set(changes_of(sums, policies)["kind"]) == {"produce"}
 
 
 def test_operations_that_still_wait_at_the_end_stay_open(tmp_path: Path) -> None:

@@ -232,5 +232,5 @@ def test_every_operation_ends_as_recorded(tmp_path: Path, seed: int) -> None:
         rows = [row for row in sums.table().to_pylist() if row["section"] == CHANGES]
         assert {row["detail"] for row in rows} == {EQUAL}
         assert sum(row["operations"] for row in rows) == ended
-        assert all(row["recorded"] == row["replayed"] for row in rows)
+        assert all(row["before"] == row["replayed"] for row in rows)
     assert whole.counts["outcomes"] == ended
