@@ -12,6 +12,10 @@ from purgatory_pipeline.archive import intake_account
 from purgatory_pipeline.archive.accounting import account
 from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.cli import main
+from purgatory_pipeline.replay.policy import UNCHANGED
+from purgatory_pipeline.replay.replay_account import ReplayAccount
+from purgatory_pipeline.replay.run_files import NEVER, find_runs
+from purgatory_pipeline.replay.spark_jobs import replay_sums
 from pyspark.sql import SparkSession
 
 from purgatory.extensions.archive import schema
@@ -56,5 +60,33 @@ def test_a_restarted_history_is_accounted_for(
     assert taken.rows_used(schema.OUTCOMES) == taken.rows_used(schema.REGISTRATIONS) == 2 * WAITS
     assert main(["replay", archive, "--out", str(tmp_path / "replay")]) == 0
     printed = capsys.readouterr().out
-    assert f"unchanged policy: 100 % of {PER_RUN} outcomes equal" in printed, "the second run lacks the first's marks"
-    assert f"{WAITS} operations that ended after that are not compared" in printed
+    assert f"unchanged policy: 100 % of {PER_RUN + WAITS} outcomes equal" in printed
+    assert f"{kept} operations have no recorded outcome" in printed, "those that were pending at the restart"
+
+
+@pytest.mark.slow  # four daemons, and a replay on Spark
+def test_operations_are_compared_after_three_restarts(
+    spark: SparkSession, start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """Each run continues the marks of the one before: waits on an old mark or key end at once, and as in the replay."""
+    archive = str(tmp_path / "archive")
+    arguments = ["--data-dir", str(tmp_path / "data"), "--archive", archive]
+    for run in range(4):
+        daemon = start_daemon(*arguments)
+        with Client(daemon.address) as client:
+            if run == 0:
+                client.advance("orders-0", high_watermark=1_000)
+                client.signal_key("job-1")
+            first_id = 1_000 * run + 1
+            batch = partition_columns(OperationKind.PRODUCE, ["orders-0"], None, list(range(1, 301)), [60_000], None)
+            client.register("desk", first_id, batch)
+            batch = partition_columns(OperationKind.PRODUCE, ["orders-0"], None, [10**6], [60_000], None)
+            client.register("desk", first_id + 900, batch)
+            assert client.signal(["job-1"], timeout=60).satisfied
+        assert daemon.stop() == 0
+    sums = replay_sums(spark, find_archive(archive), [UNCHANGED])
+    runs = find_runs(find_archive(archive))
+    compared = ReplayAccount(sums, [run.facts for run in runs], [UNCHANGED])
+    assert [run.facts.in_doubt_from for run in runs] == [NEVER] * 4
+    assert (compared.equal, compared.different, compared.in_doubt) == (4 * 301, 0, 0)
+    assert compared.no_outcome == 4, "one was pending at the end of each run"

@@ -108,7 +108,7 @@ class ReplayAccount:
         gaps = [facts.run_id for facts in self._facts if facts.in_doubt_from < NEVER]
         if gaps and self.in_doubt:
             notes.append(
-                f"{some_runs(gaps)}: events are missing, or the run continued another one's marks; "
+                f"{some_runs(gaps)}: events are missing, or marks of an earlier run are not known; "
                 f"{self.in_doubt:,} operations that ended after that are not compared"
             )
         if self._late:

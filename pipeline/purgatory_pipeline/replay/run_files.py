@@ -12,7 +12,17 @@ import pyarrow.compute as pc
 
 from purgatory.extensions.archive.layout import FILE_NUMBER
 from purgatory.extensions.archive.run_details import RunDetails
-from purgatory.extensions.archive.schema import CALLS, CRASHED, DROPPED, ENDED, EVENTS, OUTCOMES, REGISTRATIONS, STARTED
+from purgatory.extensions.archive.schema import (
+    CALLS,
+    CRASHED,
+    DROPPED,
+    ENDED,
+    EVENTS,
+    MARKS,
+    OUTCOMES,
+    REGISTRATIONS,
+    STARTED,
+)
 from purgatory_pipeline.archive.catalog import ArchiveCatalog
 from purgatory_pipeline.archive.daemon_runs import details_of, last_files, read_markers
 from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet
@@ -40,6 +50,8 @@ class RunContext:
     repeated: bool = False
     """Some rows may be duplicated."""
     settings_known: bool = True
+    marks: tuple[str, ...] = ()
+    """The marks with which it continued a journal."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +96,9 @@ def facts_of(
     doubts = [_first_missing(run_id, table, files, archive, last[table]) for table in DECISIVE]
     doubts += [row["call_number"] for row in markers if row["marker"] == DROPPED and row["table"] in DECISIVE]
     doubts += _unfinished(markers, files)
-    if details.continued:
-        doubts.append(0)  # marks and operations came with the journal, not with this run's rows
+    marks = tuple(row["detail"] for row in markers if row["marker"] == MARKS)
+    if details.continued and not marks:
+        doubts.append(0)  # marks came with the journal, and are not recorded
     return RunContext(
         run_id,
         details,
@@ -94,6 +107,7 @@ def facts_of(
         in_doubt_from=min(doubts),
         repeated=repeated,
         settings_known=known is not None,
+        marks=marks,
     )
 
 

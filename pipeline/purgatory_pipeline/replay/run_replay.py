@@ -10,7 +10,7 @@ from purgatory.engine import codes, tape
 from purgatory.engine.batches import OperationBatch
 from purgatory.engine.calls import APPLY, PASS_TIME, REGISTER
 from purgatory.engine.completions import Completions
-from purgatory.extensions.archive.run_details import RunDetails
+from purgatory.engine.marks.partition import Partition
 from purgatory.extensions.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
 from purgatory_pipeline.engine_rows.engine_batches import RegisteredOperations, complete_operations, event_batch
 from purgatory_pipeline.engine_rows.row_chunk import Column, Name, RowChunk, join
@@ -37,15 +37,19 @@ class EventRewriter:
     kept, and neither replicas nor the minimum have an effect.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, partitions: Iterable[Partition] = ()) -> None:
+        """`partitions`: those that the run knows at its beginning. Their minimum becomes that of the policy."""
         self.marks_left_out = 0
         self.marks_kept = 0
         self._policy: Final = policy
         self._minimum: Final = policy.named(MIN_IN_SYNC_REPLICAS)
         self._late: RowChunk | None = None
         """Events that come after the last window; their `time` is when."""
-        self._in_sync_known: Final[set[Name]] = set()
-        self._followed: Final[set[Name]] = set()
+        known = list(partitions)
+        self._in_sync_known: Final[set[Name]] = {partition.name for partition in known if len(partition.in_sync)}
+        self._followed: Final[set[Name]] = {partition.name for partition in known if not partition.is_leader}
+        for partition in known:
+            partition.min_in_sync_replicas = self._changed_minimum(partition.name[0], partition.min_in_sync_replicas)
 
     def take(self, chunk: RowChunk | None, last_ms: int) -> RowChunk | None:
         """The events up to `last_ms`, in the order in which they reach the engine: those of a window, and those delayed
@@ -116,12 +120,15 @@ class EventRewriter:
             topic, _ = chunk.names[chunk.columns["name"][row]]
             *lists, minimum = detail
             if chunk.columns["type"][row] == codes.IN_SYNC_REPLICAS:
-                for change in self._minimum:
-                    if not change.topic or change.topic == topic:
-                        before = 1 if minimum is None or minimum < 1 else minimum
-                        minimum = int(change.applied(np.array([before]))[0])
+                minimum = self._changed_minimum(topic, -1 if minimum is None else minimum)
             details.append((*lists, minimum))
         return replace(chunk, details=details)
+
+    def _changed_minimum(self, topic: str, minimum: int) -> int:
+        for change in self._minimum:
+            if not change.topic or change.topic == topic:
+                minimum = int(change.applied(np.array([max(minimum, 1)]))[0])
+        return minimum
 
 
 UNBOUNDED: Final = 2**60
@@ -140,15 +147,16 @@ keys the engine forgets."""
 class PolicyPlayer:
     """Plays a policy. Without `is_prompt` operations expire when they were recorded as expired, otherwise when due."""
 
-    def __init__(self, policy: Policy, details: RunDetails, now_ms: int, topics: dict[str, int]) -> None:
+    def __init__(self, policy: Policy, facts: RunContext, topics: dict[str, int]) -> None:
         self.policy: Final = policy
         self.refused = 0
         """Operations that the engine did not take; none, if the history is right."""
         self.not_due = 0
         """Recorded expirations that were not due in the replay."""
-        self.rewriter: Final = EventRewriter(policy) if policy.moves_marks else None
-        limits = details.limits | dict.fromkeys(UNLIMITED, UNBOUNDED)
-        self._engine: Final = replace(details, limits=limits).make_engine(now_ms)
+        limits = facts.details.limits | dict.fromkeys(UNLIMITED, UNBOUNDED)
+        self._engine: Final = replace(facts.details, limits=limits).make_engine(facts.first_ms, facts.marks)
+        partitions = self._engine.snapshots.partitions.by_name.values()
+        self.rewriter: Final = EventRewriter(policy, partitions) if policy.moves_marks else None
         self._owner: Final = self._engine.add_owner()
         self._topics: Final = topics
 
@@ -246,9 +254,7 @@ class RunReplay:
         self._facts: Final = facts
         self._tally: Final = tally
         self._rows: Final = rows
-        self._players: Final = [
-            PolicyPlayer(policy, facts.details, facts.first_ms, tally.topics) for policy in policies
-        ]
+        self._players: Final = [PolicyPlayer(policy, facts, tally.topics) for policy in policies]
         self._open = OpenOperations.none(len(self._players))
         self._next_id = 1
         self._last_shut_down = -1

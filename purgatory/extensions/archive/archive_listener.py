@@ -32,6 +32,7 @@ from purgatory.engine.calls import (
     ShutDown,
 )
 from purgatory.engine.limits import EngineLimits
+from purgatory.engine.snapshot.snapshots import Snapshots
 from purgatory.extensions.archive import vocabulary
 from purgatory.extensions.archive.records import (
     Names,
@@ -42,7 +43,7 @@ from purgatory.extensions.archive.records import (
     registration_records,
     row_record,
 )
-from purgatory.extensions.archive.run_details import LIMIT_NAMES, RunDetails, new_run_id, wall_ms
+from purgatory.extensions.archive.run_details import LIMIT_NAMES, RunDetails, new_run_id, saved_marks, wall_ms
 from purgatory.extensions.archive.vocabulary import NO_SESSION, CallStamp, CannotArchive, Registrant
 from purgatory.extensions.archive.writer_link import WriterLink
 from purgatory.extensions.archive.writer_protocol import WriterConfig, WriterStatistics
@@ -246,7 +247,14 @@ class ArchiveListener(Listener):
         else:
             self._send_soon()
 
-    # The end of the run.
+    # The beginning and the end of the run.
+
+    def mark_state(self, snapshots: Snapshots, now_ms: int) -> None:
+        """Add what the engine knows before the first call, for a run that continues a journal."""
+        stamp = self._stamp(self.last_call_number, now_ms)
+        marks = saved_marks(snapshots)
+        self._add_markers([row_record(vocabulary.MARKERS, stamp, marker=vocabulary.MARKS, detail=one) for one in marks])
+        self.send()
 
     def mark(self, marker: str, now_ms: int) -> None:
         """Add a marker at this point of the run and send everything.

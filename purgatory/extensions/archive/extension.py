@@ -43,6 +43,11 @@ class ArchiveExtension(Extension):
         except CannotArchive as error:
             raise StartupError(str(error)) from None
 
+    def start(self) -> None:
+        host, journal = self._core.host, self._core.journal
+        if self._archive is not None and journal is not None and journal.is_continued:
+            self._archive.mark_state(host.engine.snapshots, host.time.now_ms())
+
     async def close(self, grace_s: float) -> None:
         if self._archive is not None:
             await self._archive.close(self._core.host.time.now_ms(), max(CLOSE_S_MIN, grace_s))

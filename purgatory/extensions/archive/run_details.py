@@ -1,4 +1,6 @@
-"""Settings of a run, stored in its STARTED marker: enough to build an engine that behaves like the run's own."""
+"""Settings of a run, stored in its STARTED marker, and the marks with which it continues a journal, in MARKS markers:
+enough to build an engine that behaves like the run's own.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,15 @@ import os
 import secrets
 import socket
 import time
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
 from purgatory.engine.engine import Engine
 from purgatory.engine.limits import EngineLimits
+from purgatory.engine.snapshot.snapshots import Snapshots
 
 LIMIT_NAMES: Final = (
     "pending_operations_max",
@@ -45,7 +50,8 @@ class RunDetails:
     - `limits`: the `EngineLimits` that differ from the defaults, by name.
     - `expired_per_slice`: the limit of `PassTime` and `ShutDown`.
     - `journal`: operations that are pending at the end of the run are still pending in the daemon's next run.
-    - `continued`: this is such a next run. It began with marks, keys and operations that its own rows do not contain.
+    - `continued`: this is such a next run. It began with operations that its own rows do not contain, and with the
+      marks and keys of its MARKS markers.
 
     The engine's initial clock is the marker's `time_ms`.
     """
@@ -78,12 +84,31 @@ class RunDetails:
     def engine_limits(self) -> EngineLimits:
         return EngineLimits(**self.limits)
 
-    def make_engine(self, now_ms: int) -> Engine:
-        """An engine with the run's settings; `now_ms` is the STARTED marker's `time_ms`."""
-        return Engine(
+    def make_engine(self, now_ms: int, marks: Iterable[str] = ()) -> Engine:
+        """An engine with the run's settings. `now_ms`: `time_ms` of the STARTED marker. `marks`: see `saved_marks`."""
+        engine = Engine(
             self.engine_limits(),
             now_ms,
             tick_ms=self.tick_ms,
             strict_partitions=self.strict_partitions,
             replica_lag_time_max_ms=self.replica_lag_time_max_ms,
         )
+        for part in marks:
+            partitions, keys = json.loads(part)
+            for topic, number, state in partitions:
+                engine.snapshots.restore_partition((topic, number), b64decode(state))
+            for key, count, failed in keys:
+                engine.snapshots.restore_key(key, count, failed=failed)
+        return engine
+
+
+MARKS_PER_ROW: Final = 10_000
+
+
+def saved_marks(snapshots: Snapshots) -> Iterator[str]:
+    """The state of all partitions and keys, without values: at least one text, each for one MARKS marker."""
+    saved = [(name, snapshots.save_partition(name)) for name in snapshots.partitions.by_name]
+    partitions = [[*name, b64encode(state).decode()] for name, state in saved if state]
+    keys = [(key, count, failed) for key, count, _, failed, _ in snapshots.save_keys()]
+    for first in range(0, max(len(partitions), len(keys), 1), MARKS_PER_ROW):
+        yield json.dumps([part[first : first + MARKS_PER_ROW] for part in (partitions, keys)])

@@ -6,7 +6,7 @@ from purgatory.engine.calls import Call, Cancel, CancelAll, CancelName, Extend, 
 
 __all__ = [
     "ACCEPTED", "CALLS", "CALL_NAMES", "CRASHED", "DROPPED", "ENDED", "EVENTS", "MARKERS", "MARKER_NAMES",
-    "NO_PARTITION", "OUTCOMES", "REGISTRATIONS", "STARTED", "TABLES",
+    "MARKS", "NO_PARTITION", "OUTCOMES", "REGISTRATIONS", "STARTED", "TABLES",
 ]  # fmt: skip
 
 INT64_MAX: Final = 2**63 - 1
@@ -41,6 +41,8 @@ clock. A `FailStale` has a row for each stale mark; the first row has the operat
 # Kinds of marker in the table `markers`.
 STARTED: Final = "started"
 """A run begins. `detail` is a JSON object: purgatory's version and the engine's settings (`archive.run_details`)."""
+MARKS: Final = "marks"
+"""Marks and keys with which a run of an existing journal begins (`archive.run_details`), in as many rows as needed."""
 ENDED: Final = "ended"
 """A run was shut down; the archive contains all its rows except dropped ones."""
 DROPPED: Final = "dropped"
@@ -49,7 +51,7 @@ CRASHED: Final = "crashed"
 """Written by a later run, or by the run's own writer process after its daemon was killed: the run `run_id` did not end
 normally. Its rows after `call_number` (the last call kept) are lost.
 """
-MARKER_NAMES: Final = (STARTED, ENDED, DROPPED, CRASHED)
+MARKER_NAMES: Final = (STARTED, MARKS, ENDED, DROPPED, CRASHED)
 
 
 class CannotArchive(Exception):

@@ -1,5 +1,6 @@
 """Replays of incomplete histories: everything is counted, and only reliable outcomes are compared."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,11 @@ from purgatory_pipeline.replay.replay_task import ReplayPlan, replay_runs
 from purgatory_pipeline.replay.result_frames import changes_of, outcomes_of
 from purgatory_pipeline.replay.run_files import NEVER, find_runs
 
+from purgatory.engine.batches import EventBatch, ReplicaSets
+from purgatory.engine.calls import Apply
+from purgatory.engine.codes import IN_SYNC_REPLICAS, KEY_SIGNALLED, LEADER_APPEND
 from purgatory.extensions.archive import schema
+from purgatory.extensions.archive.run_details import RunDetails, saved_marks
 from tests.pipeline.archive.histories import History, small_history, write_file
 
 
@@ -199,6 +204,37 @@ def test_operations_that_still_wait_at_the_end_stay_open(tmp_path: Path) -> None
     assert {row["replayed"] for row in replayed_rows(tmp_path, policy)} == {"satisfied"}
     still_open = [row["operation_id"] for row in replayed_rows(tmp_path, policy, "run-b") if row["replayed"] is None]
     assert still_open == [20]
+
+
+def test_a_continued_run_begins_with_the_marks_of_its_journal(tmp_path: Path) -> None:
+    """Also for policies that move marks: the in-sync set that is not in the run's own events decides."""
+    engine = RunDetails("1").make_engine(0)
+    events = EventBatch(
+        [IN_SYNC_REPLICAS, LEADER_APPEND, KEY_SIGNALLED],
+        partitions=[("orders", 0)],
+        keys=["job-1"],
+        item_indexes=[0, 0, 0],
+        offsets=[-1, 5, 3],
+        replica_sets=[ReplicaSets(in_sync=[1, 2], leader_id=1), None, None],
+    )
+    assert not engine.perform(None, Apply(events), 1).refusals
+    history = History()
+    history.mark(schema.STARTED, 2, detail=json.dumps({"version": "1", "continued": True}))
+    for detail in saved_marks(engine.snapshots):
+        history.mark(schema.MARKS, 2, detail=detail)
+    key = {"kind": "signal", "topic": "job-1", "partition": None, "call_number": history.calls + 1}
+    history.register(2, 3, **{**key, "offset": 3})
+    history.end(2, 3, reached_offset=3, **key)
+    history.calls += 1
+    history.register(1, 3, offset=5)
+    history.event("follower_progress", 10, replica_id=2, offset=5)
+    history.end(1, 10, waited_ms=7, reached_offset=5, call_number=history.calls)
+    history.mark(schema.ENDED, 100)
+    history.write(tmp_path)
+    policy = parse_policy([], ["2=+40ms"])
+    assert verdicts(replayed(tmp_path, UNCHANGED, policy)) == (2, 0, 0, 0)
+    waits = {row["operation_id"]: row["replayed_waited_ms"] for row in replayed_rows(tmp_path, policy)}
+    assert waits == {1: 47, 2: 0}
 
 
 def test_pushed_marks_are_left_out_where_they_follow_from_the_replicas(tmp_path: Path) -> None:
