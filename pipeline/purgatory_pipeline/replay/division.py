@@ -9,13 +9,16 @@ gets all events of these partitions. That repeats the work for the events, so on
 divided, and into at most as many parts as there are cores.
 """
 
+from __future__ import annotations
+
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapreplace
 from typing import Final
 
 import numpy as np
+import pandas as pd
 
 from purgatory.extensions.archive.schema import EVENTS, NO_PARTITION, REGISTRATIONS
 from purgatory_pipeline.engine_rows.integers import hash_operations
@@ -71,18 +74,13 @@ class Connections:
         if chunk.column("item_count")[-1] > items[-1] + 1:
             self._connect(_placeholder(chunk, -1), names[places[-1]])
 
-    def entries(self) -> Iterator[tuple[Name, Name, int, int]]:
-        """Each name with its representative, operations and events, for `merge`."""
-        for name in list(self.parents):
-            yield name, self.root(name), self.operations[name], self.events[name]
-
-    def merge(self, entries: Iterable[tuple[Name, Name, int, int]]) -> None:
-        for name, root, operations, events in entries:
+    def merge(self, other: Connections) -> None:
+        for name in list(other.parents):
             if name == ALL_KEYS:
                 self._put_keys_together()
-            self._connect(name, root)
-            self.operations[self._known(name)] += operations
-            self.events[self._known(name)] += events
+            self._connect(name, other.root(name))
+            self.operations[self._known(name)] += other.operations[name]
+            self.events[self._known(name)] += other.events[name]
 
     def _count(self, counts: Counter[Name], names: list[Name], places: Column) -> None:
         for name, count in zip(names, np.bincount(places, minlength=len(names)).tolist(), strict=True):
@@ -160,13 +158,9 @@ class BinAssignment:
     def rows_of_events(self, chunk: RowChunk) -> tuple[Column, Column]:
         """Rows and bins: every event once for each bin of its group."""
         groups = self.groups_of(chunk.names)[chunk.columns["name"]]
-        distinct = [sorted(set(bins)) for bins in self.bins]
-        counts = np.array([*(len(bins) for bins in distinct), 0])
-        first = np.concatenate([[0], np.cumsum(counts[:-1])])[:-1]
-        flat = np.array([place for bins in distinct for place in bins], np.int64)
-        rows = np.repeat(np.arange(len(groups)), counts[groups])
-        within = np.arange(len(rows)) - np.repeat(np.cumsum(counts[groups]) - counts[groups], counts[groups])
-        return rows, flat[first[groups[rows]] + within]
+        bins = pd.Series([sorted(set(bins)) for bins in self.bins], name="bin", dtype=object).explode()
+        spread = pd.DataFrame({"group": groups}).join(bins, on="group", how="inner")
+        return spread.index.to_numpy(), spread["bin"].to_numpy(np.int64)
 
     def _table(self) -> tuple[Column, Column]:
         """Bins by group and part, and the number of parts of each group. The last row, which -1 finds, is for no

@@ -24,7 +24,6 @@ WAITS_LEGEND: Final = (
     *charts.swatches(_COLOURS, _COLOURS, shape="line"),
     LegendEntry("unchanged", "var(--quiet)", shape="dashes"),
 )
-BARS: Final = 14
 
 
 @dataclass(frozen=True)
@@ -120,21 +119,6 @@ def waits_plot(waits: pd.DataFrame, kind: str, policies: Policies) -> Plot:
         description=f"Lines over {policies.title}: how long half, 90 % and 99 % of the {kind} operations would have "
         f"waited at most; between {wording.milliseconds(low)} and {wording.milliseconds(high)}.",
         height=210,
-    )
-
-
-def changes_plot(changes: pd.DataFrame, policies: Policies) -> Plot:
-    drawn = policies.names[:BARS]
-    counts = {name: float(changes[changes["policy"] == name]["operations"].sum()) for name in drawn}
-    return charts.bars(
-        charts.unique_labels(drawn),
-        list(counts.values()),
-        [wording.count(count) for count in counts.values()],
-        title="Operations that would have ended differently, by policy",
-        by="policy",
-        axis="operations",
-        colours=["var(--middle)"] * len(drawn),
-        note=f"The first {BARS} of {len(policies.names)}." if len(policies.names) > BARS else "",
     )
 
 

@@ -254,8 +254,7 @@ def _changes_section(changes: pd.DataFrame, policies: Policies) -> Section:
     frame = policies.in_order(changed.sort_values("operations", ascending=False, kind="stable"), "place")
     keys = "policy kind unchanged replayed operations"
     table = _table("Outcomes that differ from those of the unchanged replay", frame, keys, "changes.csv")
-    plot = replay_charts.changes_plot(changed, policies)
-    return Section("changes", title, ("Operations with another outcome than in the unchanged replay.",), (plot, table))
+    return Section("changes", title, ("Operations with another outcome than in the unchanged replay.",), (table,))
 
 
 def _kinds(frame: pd.DataFrame) -> list[str]:

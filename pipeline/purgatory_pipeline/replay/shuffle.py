@@ -35,19 +35,6 @@ GATHERED_ROWS: Final = 200_000
 
 IDLE_EVENTS: Final = "events of partitions on which nothing waits"
 
-CONNECTIONS: Final = pa.schema(
-    [
-        ("run", pa.int32()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("root_topic", pa.string()),
-        ("root_partition", pa.int32()),
-        ("operations", pa.int64()),
-        ("events", pa.int64()),
-    ]
-)
-"""Result of a task: a name of a run, its representative, and its numbers of operations and events."""
-
 PACKED: Final = pa.schema(
     [
         ("bin", pa.int32()),
@@ -85,13 +72,12 @@ def units_of(runs: Sequence[RunFiles], tables: Sequence[str], rows_max: int) -> 
     return [unit for _, unit in sorted(units, key=lambda entry: -entry[0])]
 
 
-def find_connections(uri: str, unit: Unit, keys_max: int) -> pa.RecordBatch:
+def find_connections(uri: str, unit: Unit, keys_max: int) -> Connections:
     keep_freed_memory()
     connections = Connections(keys_max)
     for chunk in _chunks(uri, unit, Counter(), columns=NAMING[unit.files[0].table]):
         connections.add(chunk)
-    entries = connections.entries()
-    return batch_of([(unit.run, *name, *root, *counts) for name, root, *counts in entries], CONNECTIONS)
+    return connections
 
 
 NAMING: Final = {

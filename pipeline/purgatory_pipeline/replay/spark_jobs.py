@@ -7,7 +7,6 @@ from typing import Final, TypeVar
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from purgatory.extensions.archive.schema import EVENTS, REGISTRATIONS
@@ -17,10 +16,10 @@ from purgatory_pipeline.errors import ArchiveUnusable
 from purgatory_pipeline.location import open_location
 from purgatory_pipeline.replay.division import Connections, balanced, pack_bins
 from purgatory_pipeline.replay.policy import Policy
-from purgatory_pipeline.replay.replay_sums import KEYS, SCHEMA, added
+from purgatory_pipeline.replay.replay_sums import SCHEMA, added
 from purgatory_pipeline.replay.replay_task import RESULTS, ReplayPlan, replay_runs
 from purgatory_pipeline.replay.run_files import RunFiles, TableReader, find_runs
-from purgatory_pipeline.replay.shuffle import CONNECTIONS, PACKED, find_connections, pack_by_bin, replay_bins, units_of
+from purgatory_pipeline.replay.shuffle import PACKED, find_connections, pack_by_bin, replay_bins, units_of
 
 TASKS_PER_CORE: Final = 4
 ROWS_PER_TASK: Final = 1_000_000
@@ -55,14 +54,10 @@ def replay_sums(
 ) -> pd.DataFrame:
     """The sums over all operations (see `replay_sums.SCHEMA`). Runs at once; the first policy should be UNCHANGED."""
     whole, small, large = _divided(spark, archive, policies, divided_from)
-    sums: list[pa.Table] = []
+    sums = _small_sums(spark, whole, small) if small else []
     if large:
-        parts = _replay_large(spark, whole, large, SCHEMA).groupBy(*KEYS)
-        summed = parts.agg(F.sum("operations").alias("operations"), F.sum("waited_ms").alias("waited_ms"))
-        sums.append(summed.toArrow().cast(SCHEMA))
-    if small:
-        sums.append(_small_sums(spark, whole, small))
-    return added(sums).to_pandas()
+        sums.append(_replay_large(spark, whole, large, SCHEMA).toArrow().cast(SCHEMA))
+    return added(pa.concat_tables(sums)).to_pandas()
 
 
 def _divided(
@@ -76,7 +71,7 @@ def _divided(
     return ReplayPlan(archive.uri, tuple(policies)), small, [with_end(archive, run) for run in large]
 
 
-def _small_sums(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFiles]) -> pa.Table:
+def _small_sums(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFiles]) -> list[pa.Table]:
     """The sums of runs that are each replayed in one task, straight from their files.
 
     An RDD and not a DataFrame: no query has to be planned, and the Python workers that did the intake are used again.
@@ -86,8 +81,8 @@ def _small_sums(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFiles]
     def sums(group: Sequence[RunFiles]) -> pa.Table:
         return pa.Table.from_batches(replay_runs(whole, group, results=False), SCHEMA)
 
-    tasks = spark.sparkContext.parallelize(groups, len(groups))
-    return added(tasks.map(sums).collect())
+    found: list[pa.Table] = spark.sparkContext.parallelize(groups, len(groups)).map(sums).collect()
+    return found
 
 
 def _replay_large(spark: SparkSession, whole: ReplayPlan, runs: Sequence[RunFiles], schema: pa.Schema) -> DataFrame:
@@ -116,13 +111,11 @@ def _connections(spark: SparkSession, uri: str, runs: Sequence[RunFiles], rows_m
     """The connections of each run. Only names reach the driver, never operations."""
     keys_max = [run.facts.details.engine_limits().signal_keys_max for run in runs]
     units = units_of(runs, (REGISTRATIONS, EVENTS), rows_max)
-    found = _in_tasks(
-        spark, units, lambda unit: iter([find_connections(uri, unit, keys_max[unit.run])]), CONNECTIONS
-    ).toArrow()
+    tasks = spark.sparkContext.parallelize(units, max(len(units), 1))
+    found = tasks.map(lambda unit: (unit.run, find_connections(uri, unit, keys_max[unit.run]))).collect()
     connections = [Connections(most) for most in keys_max]
-    columns = [found.column(name).to_pylist() for name in CONNECTIONS.names]
-    for run, topic, partition, root_topic, root_partition, operations, events in zip(*columns, strict=True):
-        connections[run].merge([((topic, partition), (root_topic, root_partition), operations, events)])
+    for run, own in found:
+        connections[run].merge(own)
     return connections
 
 

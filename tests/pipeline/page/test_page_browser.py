@@ -109,8 +109,8 @@ def test_a_replay_is_drawn(browser: Browser, tmp_path: Path) -> None:
         with opened(browser, path, viewport) as seen:
             seen.check()
             plots = seen.plots()
-            assert len(plots) == 5
-            assert any(text.startswith("</script><script>") for plot in plots for text in plot.texts)
+            assert len(plots) == 4
+            assert any(text.startswith("</script>") for plot in plots for text in plot.texts)
             assert wording.text(HOSTILE_TOPICS[0]) in seen.page.locator("td").all_text_contents()
 
 

@@ -121,7 +121,7 @@ def test_names_are_connected_through_operations(operations: list[list[int]], dat
         found = Connections(100)
         if len(part):
             found.add(part)
-        whole.merge(found.entries())
+        whole.merge(found)
     roots = {name: whole.root(("orders", name)) for name in expected}
     assert {one: {other for other in roots if roots[other] == roots[one]} for one in roots} == expected
 
