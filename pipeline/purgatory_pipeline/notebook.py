@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from purgatory.extensions.archive import schema
 from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.errors import ArchiveUnusable
-from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies
+from purgatory_pipeline.replay.policy import UNCHANGED, parse_policies, parse_policy
 from purgatory_pipeline.replay.spark_jobs import replay_rows
 from purgatory_pipeline.report.report_builder import Report, ReportOptions, make_report
 from purgatory_pipeline.report.report_tables import TABLES
@@ -94,6 +94,8 @@ def replay(
     settings: Sequence[str] = (),
     *,
     slow_replicas: Sequence[str] = (),
+    without_replicas: Sequence[int] = (),
+    leader_moves: str = "",
     sweeps: Sequence[str] = (),
 ) -> DataFrame:
     """Replays an archive under other policies.
@@ -104,9 +106,11 @@ def replay(
     Args:
         spark: Any session.
         archive: A folder or URI.
-        settings: Changes as on the command line, such as `["timeout_ms=800"]`; with none, and none of the next two,
+        settings: Changes as on the command line, such as `["timeout_ms=800"]`; with none, and none of the next four,
             the history is replayed unchanged.
         slow_replicas: Such as `["3=+20ms"]`.
+        without_replicas: Ids of replicas, as if they were gone.
+        leader_moves: How long each change of leadership takes, such as `10s`.
         sweeps: Such as `["timeout_ms=100,200"]`.
 
     Returns:
@@ -124,5 +128,6 @@ def replay(
         PipelineError, ArchiveUnusable: The policies or the archive cannot be used; the message gives the reason.
 
     """
-    policies = parse_policies(settings, slow_replicas, sweeps)
+    base = parse_policy(settings, slow_replicas, [str(replica_id) for replica_id in without_replicas], leader_moves)
+    policies = parse_policies(base, sweeps)
     return replay_rows(spark, find_archive(archive), policies[1:] or [UNCHANGED])

@@ -71,9 +71,7 @@ def _run(run_id: str, markers: Iterable[Mapping[str, Any]]) -> DaemonRun:
                 run = replace(run, has_journal=details.journal, is_continued=details.continued)
         elif row["marker"] == schema.DROPPED:
             dropped[row["table"]] += row["rows"] or 0
-        elif (
-            row["marker"] != schema.MARKS and run.state != schema.ENDED
-        ):  # a run marked as crashed may still have ended
+        elif row["marker"] != schema.MARKS and run.state != schema.ENDED:  # a crashed one may still have ended
             run = replace(run, state=row["marker"], last_files=last_files(row))
     return replace(run, dropped_rows=dict(dropped))
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 @click.option(
     "--slow-replica", metavar="ID=+MSms", multiple=True, help="Delay the progress of a replica. May be repeated."
 )
+@click.option("--without-replica", metavar="ID", multiple=True, help="As if a replica were gone. May be repeated.")
+@click.option("--leader-moves", metavar="SPAN", default="", help="As if each change of leadership took so long: 10s.")
 @click.option(
     "--sweep", metavar="NAME=V1,V2,...", multiple=True, help="A policy for each of several values. May be repeated."
 )
@@ -39,6 +41,8 @@ def replay(
     out: str,
     settings: tuple[str, ...],
     slow_replica: tuple[str, ...],
+    without_replica: tuple[str, ...],
+    leader_moves: str,
     sweep: tuple[str, ...],
     results: bool,
 ) -> None:
@@ -46,10 +50,10 @@ def replay(
     from purgatory_pipeline.archive.accounting import account
     from purgatory_pipeline.archive.catalog import find_archive
     from purgatory_pipeline.location import open_output, write_file
-    from purgatory_pipeline.replay.policy import parse_policies
+    from purgatory_pipeline.replay.policy import parse_policies, parse_policy
     from purgatory_pipeline.spark.spark_session import spark_session, unwrapped_errors
 
-    policies = parse_policies(settings, slow_replica, sweep)
+    policies = parse_policies(parse_policy(settings, slow_replica, without_replica, leader_moves), sweep)
     found = find_archive(archive)
     place = open_output(out)
     spark = spark_session("replay", rows=found.all_rows)

@@ -1,4 +1,4 @@
-"""Policies of a replay: timeouts, minimum bytes, the in-sync minimum, and delays of a replica's progress.
+"""Policies of a replay: timeouts, minimum bytes, the in-sync minimum, and other replicas than there were.
 
 - `timeout_ms=800`: every operation waits 800 ms
 - `timeout_ms=*1.5`: half as long again; `+200` and `-200` add and subtract
@@ -7,6 +7,8 @@
 - `min_bytes=4096`: only fetches have it
 - `min_in_sync_replicas=2`: replaces the value in the partitions' events
 - `3=+20ms`: a slow replica; the progress of replica 3 arrives 20 ms later
+- `3`: a replica that is gone
+- `10s`: how long each change of leadership takes
 """
 
 import re
@@ -19,6 +21,7 @@ import numpy as np
 from purgatory.engine.codes import FETCH, KIND_NAMES, OFFSET_MAX
 from purgatory_pipeline.engine_rows.integers import Integers
 from purgatory_pipeline.errors import PipelineError
+from purgatory_pipeline.time_arguments import parse_span_ms
 
 TIMEOUT_MS: Final = "timeout_ms"
 MIN_BYTES: Final = "min_bytes"
@@ -27,6 +30,7 @@ HIGHEST: Final = {TIMEOUT_MS: 2**31 - 1, MIN_BYTES: OFFSET_MAX - 1, MIN_IN_SYNC_
 """Names of settings and their highest values; the lowest is 1."""
 
 DELAY_MS_MAX: Final = 3_600_000
+REPLICA_MAX: Final = 2**31 - 1
 POLICIES_MAX: Final = 64
 KIND_CODES: Final = {name: kind for kind, name in KIND_NAMES.items()}
 
@@ -66,13 +70,16 @@ class Policy:
     changes: tuple[Change, ...] = ()
     slow_replicas: tuple[tuple[int, int], ...] = ()
     """(replica id, milliseconds)."""
+    without_replicas: tuple[int, ...] = ()
+    leader_move_ms: int = 0
+    """How long a partition reports nothing after a change of leadership."""
     label: str = ""
     is_prompt: bool = True
     """Operations expire when they are due. False: when they expired in the recording, however late that was."""
 
     @property
     def changes_something(self) -> bool:
-        return bool(self.changes or self.slow_replicas)
+        return bool(self.changes or self.moves_marks)
 
     def named(self, name: str) -> list[Change]:
         """The changes of one setting, in the order they were asked for."""
@@ -81,7 +88,8 @@ class Policy:
     @property
     def moves_marks(self) -> bool:
         """True: high watermarks may move differently, so pushed ones may no longer be right."""
-        return bool(self.slow_replicas or self.named(MIN_IN_SYNC_REPLICAS))
+        moves = self.slow_replicas or self.without_replicas or self.leader_move_ms
+        return bool(moves or self.named(MIN_IN_SYNC_REPLICAS))
 
 
 UNCHANGED: Final = Policy(label="as recorded", is_prompt=False)
@@ -90,21 +98,32 @@ BASELINE: Final = Policy(label="unchanged")
 """What other policies are compared with: replayed like them, so that only their changes make a difference."""
 
 
-def parse_policy(settings: Sequence[str] = (), slow_replicas: Sequence[str] = ()) -> Policy:
+def parse_policy(
+    settings: Sequence[str] = (),
+    slow_replicas: Sequence[str] = (),
+    without_replicas: Sequence[str] = (),
+    leader_moves: str = "",
+) -> Policy:
     """Parses the options of a command line. Raises `PipelineError` with the valid values."""
     changes = tuple(parse_change(text) for text in settings)
     slow = tuple(parse_slow_replica(text) for text in slow_replicas)
     twice = {replica_id for replica_id, _ in slow if [other for other, _ in slow].count(replica_id) > 1}
     if twice:
         raise PipelineError(f"--slow-replica: replica {min(twice)} is given twice")
-    return Policy(changes, slow, ", ".join([*settings, *(f"replica {text}" for text in slow_replicas)]))
+    without = tuple(parse_replica(text) for text in without_replicas)
+    move_ms = parse_span_ms("--leader-moves", leader_moves) if leader_moves else 0
+    if move_ms > DELAY_MS_MAX:
+        raise PipelineError(f"--leader-moves {leader_moves}: the delay must be 1 to {DELAY_MS_MAX} ms")
+    label = [*settings, *(f"replica {text}" for text in slow_replicas)]
+    label += [f"without replica {replica_id}" for replica_id in without]
+    label += [f"leader moves {leader_moves}"] if leader_moves else []
+    return Policy(changes, slow, without, move_ms, ", ".join(label))
 
 
-def parse_policies(settings: Sequence[str], slow_replicas: Sequence[str], sweeps: Sequence[str]) -> list[Policy]:
-    """The policies to play: UNCHANGED, and if there are any others, BASELINE and those: `settings` and `slow_replicas`,
-    or these with each value of the sweeps. Raises `PipelineError`.
+def parse_policies(base: Policy, sweeps: Sequence[str] = ()) -> list[Policy]:
+    """The policies to play: UNCHANGED, and if there are any others, BASELINE and those: `base`, or `base` with each
+    value of the sweeps. Raises `PipelineError`.
     """
-    base = parse_policy(settings, slow_replicas)
     policies = [policy for text in sweeps for policy in parse_sweep(text, base)]
     if not policies and base.changes_something:
         policies = [base]
@@ -142,9 +161,16 @@ def parse_slow_replica(text: str) -> tuple[int, int]:
     if found is None:
         raise PipelineError(f"--slow-replica {text}: give {SLOW_HELP}")
     replica_id, delay_ms = int(found["replica"]), int(found["delay"])
-    if replica_id >= 2**31 or not 1 <= delay_ms <= DELAY_MS_MAX:
+    if replica_id > REPLICA_MAX or not 1 <= delay_ms <= DELAY_MS_MAX:
         raise PipelineError(f"--slow-replica {text}: the delay must be 1 to {DELAY_MS_MAX} ms")
     return replica_id, delay_ms
+
+
+def parse_replica(text: str) -> int:
+    """Parses the id of a replica. Raises `PipelineError`."""
+    if re.fullmatch("[0-9]{1,10}", text.strip()) is None or int(text) > REPLICA_MAX:
+        raise PipelineError(f"--without-replica {text}: give the id of a replica, 0 to {REPLICA_MAX}")
+    return int(text)
 
 
 def parse_sweep(text: str, base: Policy) -> list[Policy]:

@@ -10,19 +10,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from purgatory.extensions.archive import schema
 from purgatory.extensions.archive.layout import FILE_NUMBER
 from purgatory.extensions.archive.run_details import RunDetails
-from purgatory.extensions.archive.schema import (
-    CALLS,
-    CRASHED,
-    DROPPED,
-    ENDED,
-    EVENTS,
-    MARKS,
-    OUTCOMES,
-    REGISTRATIONS,
-    STARTED,
-)
 from purgatory_pipeline.archive.catalog import ArchiveCatalog
 from purgatory_pipeline.archive.daemon_runs import details_of, last_files, read_markers
 from purgatory_pipeline.archive.footer import ArchiveFile, open_parquet
@@ -31,7 +21,7 @@ from purgatory_pipeline.engine_rows.row_chunk import TABLES, RowChunk
 from purgatory_pipeline.location import Location, reading
 
 NEVER: Final = 2**62
-DECISIVE: Final = (EVENTS, CALLS)
+DECISIVE: Final = (schema.EVENTS, schema.CALLS)
 """Tables of which a lost row may change how other operations end."""
 
 
@@ -88,22 +78,23 @@ def facts_of(
     repeated: bool,
 ) -> RunContext:
     """The context of one run, from its markers and the files that are there or missing."""
-    started = next((row for row in markers if row["marker"] == STARTED), None)
+    started = next((row for row in markers if row["marker"] == schema.STARTED), None)
     known = None if started is None else details_of(started)
     details = known or RunDetails(version="")
-    ends = [last_files(row) for row in markers if row["marker"] in (ENDED, CRASHED)]
+    ends = [last_files(row) for row in markers if row["marker"] in (schema.ENDED, schema.CRASHED)]
     last = {table: max((end.get(table, 0) for end in ends), default=0) for table in DECISIVE}
     doubts = [_first_missing(run_id, table, files, archive, last[table]) for table in DECISIVE]
-    doubts += [row["call_number"] for row in markers if row["marker"] == DROPPED and row["table"] in DECISIVE]
+    dropped = (row for row in markers if row["marker"] == schema.DROPPED)
+    doubts += [row["call_number"] for row in dropped if row["table"] in (*DECISIVE, schema.MARKERS)]
     doubts += _unfinished(markers, files)
-    marks = tuple(row["detail"] for row in markers if row["marker"] == MARKS)
+    marks = tuple(dict.fromkeys(row["detail"] for row in markers if row["marker"] == schema.MARKS))
     if details.continued and not marks:
         doubts.append(0)  # marks came with the journal, and are not recorded
     return RunContext(
         run_id,
         details,
         first_ms=max(started["time_ms"], 0) if started is not None else 0,
-        last_ms=max((row["time_ms"] for row in markers if row["marker"] == ENDED), default=0),
+        last_ms=max((row["time_ms"] for row in markers if row["marker"] == schema.ENDED), default=0),
         in_doubt_from=min(doubts),
         repeated=repeated,
         settings_known=known is not None,
@@ -127,23 +118,23 @@ def _first_missing(run_id: str, table: str, files: Sequence[ArchiveFile], archiv
 
 def _unfinished(markers: Sequence[dict[str, Any]], files: Sequence[ArchiveFile]) -> list[int]:
     """For a run that did not end: the first call whose rows may be incomplete."""
-    if any(row["marker"] == ENDED for row in markers):
+    if any(row["marker"] == schema.ENDED for row in markers):
         return []
-    crashed = [row["call_number"] + 1 for row in markers if row["marker"] == CRASHED]
-    events = [file.last_call for file in files if file.table == EVENTS and file.last_call is not None]
+    crashed = [row["call_number"] + 1 for row in markers if row["marker"] == schema.CRASHED]
+    events = [file.last_call for file in files if file.table == schema.EVENTS and file.last_call is not None]
     return crashed or [max(events, default=NEVER) + 1]
 
 
 def columns_of(table: str, *, names: bool) -> list[str]:
     """The columns to read of a table; of outcomes, names only if they are asked for."""
     columns = [*NUMBERS[table], WORDS[table][0]]
-    if table != OUTCOMES or names:
+    if table != schema.OUTCOMES or names:
         columns += NAMED
-    if table in (REGISTRATIONS, EVENTS):
+    if table in (schema.REGISTRATIONS, schema.EVENTS):
         columns.append("refusal_code")
-    if table == EVENTS:
+    if table == schema.EVENTS:
         columns += SETS
-    if table == CALLS:
+    if table == schema.CALLS:
         columns.append("operation_ids")
     return columns
 

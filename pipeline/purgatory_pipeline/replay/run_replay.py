@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +11,7 @@ from purgatory.engine import codes, tape
 from purgatory.engine.batches import OperationBatch
 from purgatory.engine.calls import APPLY, PASS_TIME, REGISTER
 from purgatory.engine.completions import Completions
+from purgatory.engine.marks.events import DEAD
 from purgatory.engine.marks.partition import Partition
 from purgatory.extensions.archive.schema import CALLS, EVENTS, OUTCOMES, REGISTRATIONS
 from purgatory_pipeline.engine_rows.engine_batches import RegisteredOperations, complete_operations, event_batch
@@ -26,37 +28,55 @@ MARKS_LEFT_OUT: Final = "pushed high watermarks left out"
 MARKS_KEPT: Final = "pushed high watermarks kept"
 """Counters of each player; its place is appended."""
 ROLE_EVENTS: Final = (codes.IN_SYNC_REPLICAS, codes.LEADERSHIP, codes.PARTITION_REMOVED)
+REPLICA_EVENTS: Final = (codes.FOLLOWER_PROGRESS, codes.REPLICA_STATE)
 
 
 class EventRewriter:
     """Rewrites recorded events for a policy that moves high watermarks.
 
-    A slow replica's progress is delayed, in order with the other events of that time. If the in-sync set of a partition
-    is known, its high watermark follows from the replicas; marks that were pushed as well were computed from the
-    recorded replicas, so they are dropped. If the set is not known, pushed marks are the only information: they are
-    kept, and neither replicas nor the minimum have an effect.
+    A slow replica's progress is delayed, and so is all that a partition reports while its leadership moves; both are in
+    order with the other events of that time. A replica that is gone is dead and in no in-sync set. Where it leads it
+    stays until the first in-sync set after that, because nobody knows who would have led instead. If the in-sync set of
+    a partition is known, its high watermark follows from the replicas; marks that were pushed as well were computed
+    from the recorded replicas, so they are dropped. If the set is not known, pushed marks are the only information:
+    they are kept, and neither replicas nor the minimum have an effect.
     """
 
     def __init__(self, policy: Policy, partitions: Iterable[Partition] = ()) -> None:
-        """`partitions`: those that the run knows at its beginning. Their minimum becomes that of the policy."""
+        """`partitions`: those that the run knows at its beginning. The policy changes them, too."""
         self.marks_left_out = 0
         self.marks_kept = 0
         self._policy: Final = policy
-        self._minimum: Final = policy.named(MIN_IN_SYNC_REPLICAS)
         self._late: RowChunk | None = None
         """Events that come after the last window; their `time` is when."""
-        known = list(partitions)
-        self._in_sync_known: Final[set[Name]] = {partition.name for partition in known if len(partition.in_sync)}
-        self._followed: Final[set[Name]] = {partition.name for partition in known if not partition.is_leader}
-        for partition in known:
-            partition.min_in_sync_replicas = self._changed_minimum(partition.name[0], partition.min_in_sync_replicas)
+        self._in_sync_known: Final[set[Name]] = set()
+        self._followed: Final[set[Name]] = set()
+        self._leaders: Final[dict[Name, int]] = {}
+        self._with_gone: Final[set[Name]] = set()
+        """Partitions whose in-sync set still has a replica that is gone elsewhere."""
+        self._roles: Final[dict[Name, tuple[bool, int]]] = {}
+        """Whether this is the leader, and its epoch, as of the last leadership event of each partition."""
+        self._moving_until: Final[dict[Name, int]] = {}
+        """When the last change of leadership of each partition is over."""
+        for partition in partitions:
+            name, sets = partition.name, (partition.in_sync, partition.proposed)
+            if partition.leader_epoch >= 0:
+                self._roles[name] = partition.is_leader, int(partition.leader_epoch)
+            self._follow_role(name, codes.LEADERSHIP, partition.is_leader, None)
+            detail = (None, *sets, int(partition.leader_id), int(partition.min_in_sync_replicas))
+            changed = self._follow_role(name, codes.IN_SYNC_REPLICAS, True, detail)
+            _, partition.in_sync, partition.proposed, _, partition.min_in_sync_replicas = changed
+            partition.mark_members()
+            for replica_id in policy.without_replicas:
+                if name not in self._with_gone and replica_id in partition.replicas:
+                    partition.replicas[replica_id].dead = True
 
     def take(self, chunk: RowChunk | None, last_ms: int) -> RowChunk | None:
         """The events up to `last_ms`, in the order in which they reach the engine: those of a window, and those delayed
         from before.
         """
         if chunk is not None:
-            chunk = self._delayed(self._with_minimum(self._without_pushed(chunk)))
+            chunk = self._delayed(self._with_other_replicas(chunk))
         parts = [part for part in (self._late, chunk) if part is not None and len(part)]
         self._late = None
         if not parts:
@@ -73,62 +93,99 @@ class EventRewriter:
         progress = chunk.columns["type"] == codes.FOLLOWER_PROGRESS
         for replica_id, delay_ms in self._policy.slow_replicas:
             time[progress & (chunk.column("replica_id") == replica_id)] += delay_ms
+        if self._policy.leader_move_ms:
+            self._delay_moving(chunk, time)
         return replace(chunk, columns={**chunk.columns, "time": time})
 
-    def _without_pushed(self, chunk: RowChunk) -> RowChunk:
-        """Drops pushed marks of partitions whose high watermark follows from the replicas."""
-        types, places = chunk.columns["type"], chunk.columns["name"]
-        is_mark = types == codes.HIGH_WATERMARK
-        derived = np.array([self._is_derived(name) for name in chunk.names], np.bool_)
-        left_out = np.zeros(len(chunk), np.bool_)
+    def _delay_moving(self, chunk: RowChunk, time: Column) -> None:
+        """Delays events to the end of the last change of leadership of their partition."""
+        names, places = chunk.names, chunk.columns["name"]
+        until = np.array([self._moving_until.get(name, 0) for name in names], np.int64)
         start = 0
-        details = dict(zip(chunk.detail_rows.tolist(), chunk.details, strict=True))
-        for row in np.flatnonzero(np.isin(types, ROLE_EVENTS)).tolist():
-            left_out[start:row] = is_mark[start:row] & derived[places[start:row]]
-            start = row
-            name = chunk.names[places[row]]
-            self._follow_role(name, types[row], chunk.column("flags")[row] != 0, details.get(row))
-            derived[[place for place, other in enumerate(chunk.names) if other == name]] = self._is_derived(name)
-        left_out[start:] = is_mark[start:] & derived[places[start:]]
+        for row in np.flatnonzero(chunk.columns["type"] == codes.LEADERSHIP).tolist():
+            span = slice(start, row + 1)
+            time[span] = np.maximum(time[span], until[places[span]])
+            start = row + 1
+            name = names[places[row]]
+            role = bool(chunk.column("flags")[row]), int(chunk.column("leader_epoch")[row])
+            # The first event of a partition only says who leads, others repeat it or are the next step of one change.
+            known, self._roles[name] = self._roles.get(name, role), role
+            if known != role and chunk.columns["time"][row] >= self._moving_until.get(name, 0):
+                until[_places_of(name, names)] = self._moving_until[name] = int(time[row]) + self._policy.leader_move_ms
+        time[start:] = np.maximum(time[start:], until[places[start:]])
+
+    def _with_other_replicas(self, chunk: RowChunk) -> RowChunk:
+        """Drops pushed marks of partitions whose high watermark follows from the replicas, changes in-sync sets, and
+        makes what a replica that is gone reports say that it is dead.
+        """
+        names, places, types = chunk.names, chunk.columns["name"], chunk.columns["type"].copy()
+        flags, details = chunk.column("flags").copy(), dict(zip(chunk.detail_rows.tolist(), chunk.details, strict=True))
+        left_out = types == codes.HIGH_WATERMARK
+        of_gone = np.isin(types, REPLICA_EVENTS) & np.isin(chunk.column("replica_id"), self._policy.without_replicas)
+        derived = np.array([self._is_derived(name) for name in names], np.bool_)
+        with_gone = np.array([name in self._with_gone for name in names], np.bool_)
+        roles = np.flatnonzero(np.isin(types, ROLE_EVENTS)).tolist()
+        for number, (start, stop) in enumerate(pairwise([0, *roles, len(chunk)])):
+            if number:
+                name = names[places[start]]
+                details[start] = self._follow_role(name, types[start], flags[start] != 0, details.get(start))
+                own = _places_of(name, names)
+                derived[own], with_gone[own] = self._is_derived(name), name in self._with_gone
+            left_out[start:stop] &= derived[places[start:stop]]
+            of_gone[start:stop] &= ~with_gone[places[start:stop]]
         counted = chunk.column("copy") == 0
         self.marks_left_out += int(np.count_nonzero(left_out & counted))
-        self.marks_kept += int(np.count_nonzero(is_mark & ~left_out & counted))
-        return chunk.take(~left_out) if left_out.any() else chunk
+        self.marks_kept += int(np.count_nonzero((types == codes.HIGH_WATERMARK) & ~left_out & counted))
+        types[of_gone], flags[of_gone] = codes.REPLICA_STATE, DEAD
+        columns = {**chunk.columns, "type": types, "flags": flags}
+        changed = replace(chunk, columns=columns, details=[details[row] for row in chunk.detail_rows.tolist()])
+        return changed.take(~left_out) if left_out.any() else changed
 
     def _is_derived(self, name: Name) -> bool:
         return name in self._in_sync_known and name not in self._followed
 
-    def _follow_role(self, name: Name, event_type: int, flag: bool, detail: Sequence[Any] | None) -> None:
-        """Follows whether a partition knows its in-sync set, and whether it is led elsewhere (a follower gets its
-        mark).
+    def _follow_role(self, name: Name, event_type: int, flag: bool, detail: Sequence[Any] | None) -> Any:  # noqa: ANN401
+        """Follows whether a partition knows its in-sync set, who leads it, and whether it is led elsewhere (a follower
+        gets its mark). Returns the event's `detail` (see `arrow_chunks.SETS`) under the policy.
         """
-        if event_type == codes.IN_SYNC_REPLICAS:
-            if detail is not None and detail[1]:
-                self._in_sync_known.add(name)
+        if event_type == codes.PARTITION_REMOVED:
+            for known in (self._in_sync_known, self._followed, self._with_gone):
+                known.discard(name)
+            self._leaders.pop(name, None)
         elif event_type == codes.LEADERSHIP:
             (self._followed.discard if flag else self._followed.add)(name)
-        else:
-            self._in_sync_known.discard(name)
-            self._followed.discard(name)
+        if detail is None:
+            return None
+        replicas, in_sync, proposed, leader_id, minimum = detail
+        if leader_id is not None and leader_id >= 0:
+            self._leaders[name] = leader_id
+        if self._leaders.get(name) in self._policy.without_replicas or (in_sync and not self._left(in_sync)):
+            self._with_gone.add(name)
+        elif event_type == codes.IN_SYNC_REPLICAS and in_sync:
+            self._with_gone.discard(name)
+        if event_type == codes.IN_SYNC_REPLICAS:
+            if in_sync:
+                self._in_sync_known.add(name)
+            minimum = self._changed_minimum(name[0], -1 if minimum is None else minimum)
+        if name not in self._with_gone:
+            in_sync, proposed = self._left(in_sync), self._left(proposed)
+        return replicas, in_sync, proposed, leader_id, minimum
 
-    def _with_minimum(self, chunk: RowChunk) -> RowChunk:
-        """Replaces the minimum in every event that has an in-sync set."""
-        if not self._minimum or not chunk.details:
-            return chunk
-        details = []
-        for row, detail in zip(chunk.detail_rows.tolist(), chunk.details, strict=True):
-            topic, _ = chunk.names[chunk.columns["name"][row]]
-            *lists, minimum = detail
-            if chunk.columns["type"][row] == codes.IN_SYNC_REPLICAS:
-                minimum = self._changed_minimum(topic, -1 if minimum is None else minimum)
-            details.append((*lists, minimum))
-        return replace(chunk, details=details)
+    def _left(self, replica_ids: list[int] | None) -> list[int] | None:
+        """The replicas that are not gone."""
+        gone = self._policy.without_replicas
+        return None if replica_ids is None else [replica_id for replica_id in replica_ids if replica_id not in gone]
 
     def _changed_minimum(self, topic: str, minimum: int) -> int:
-        for change in self._minimum:
+        for change in self._policy.named(MIN_IN_SYNC_REPLICAS):
             if not change.topic or change.topic == topic:
                 minimum = int(change.applied(np.array([max(minimum, 1)]))[0])
         return minimum
+
+
+def _places_of(name: Name, names: Sequence[Name]) -> list[int]:
+    """A dictionary may have a name more than once."""
+    return [place for place, other in enumerate(names) if other == name]
 
 
 UNBOUNDED: Final = 2**60
@@ -155,8 +212,10 @@ class PolicyPlayer:
         """Recorded expirations that were not due in the replay."""
         limits = facts.details.limits | dict.fromkeys(UNLIMITED, UNBOUNDED)
         self._engine: Final = replace(facts.details, limits=limits).make_engine(facts.first_ms, facts.marks)
-        partitions = self._engine.snapshots.partitions.by_name.values()
+        partitions = list(self._engine.snapshots.partitions.by_name.values())
         self.rewriter: Final = EventRewriter(policy, partitions) if policy.moves_marks else None
+        for partition in partitions if policy.moves_marks else ():
+            partition.recompute_high_watermark(facts.first_ms, facts.details.replica_lag_time_max_ms)
         self._owner: Final = self._engine.add_owner()
         self._topics: Final = topics
 

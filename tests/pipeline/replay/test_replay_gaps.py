@@ -9,15 +9,15 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from purgatory_pipeline.archive.catalog import find_archive
-from purgatory_pipeline.replay.policy import UNCHANGED, Policy, parse_policies, parse_policy
+from purgatory_pipeline.replay.policy import BASELINE, UNCHANGED, Policy, parse_policies, parse_policy
 from purgatory_pipeline.replay.replay_account import ReplayAccount
 from purgatory_pipeline.replay.replay_task import ReplayPlan, replay_runs
-from purgatory_pipeline.replay.result_frames import changes_of, outcomes_of
+from purgatory_pipeline.replay.result_frames import frames_of
 from purgatory_pipeline.replay.run_files import NEVER, find_runs
 
 from purgatory.engine.batches import EventBatch, ReplicaSets
 from purgatory.engine.calls import Apply
-from purgatory.engine.codes import IN_SYNC_REPLICAS, KEY_SIGNALLED, LEADER_APPEND
+from purgatory.engine.codes import IN_SYNC_REPLICAS, LEADER_APPEND
 from purgatory.extensions.archive import schema
 from purgatory.extensions.archive.run_details import RunDetails, saved_marks
 from tests.pipeline.archive.histories import History, small_history, write_file
@@ -157,44 +157,27 @@ def test_rows_that_are_there_twice_do_not_count_twice(tmp_path: Path) -> None:
     assert any("duplicate rows" in note for note in account.notes())
 
 
-def test_every_line_of_a_sweep_counts_the_same_operations(tmp_path: Path) -> None:
-    """Kinds that no policy touches end as in the unchanged replay, though the recorded reaper was late and rows are
-    lost: operations in doubt are in no line.
-    """
+def test_a_late_reaper_is_in_no_line(tmp_path: Path) -> None:
+    """A signal that came after the timeout and before the recorded reaper: it satisfied the wait, but in no line."""
     history = small_history()
     key: dict[str, Any] = {"kind": "signal", "topic": "job-1", "partition": None}
-    for number in (50, 51):  # the signal comes after the timeout and before the reaper
-        history.register(number, 210, timeout_ms=5, offset=1, **key)
+    history.register(50, 210, timeout_ms=5, offset=1, **key)
     history.event("key_signalled", 217, topic="job-1", partition=None, offset=1)
-    for number in (50, 51):
-        history.end(number, 217, waited_ms=7, reached_offset=1, call_number=history.calls, **key)
-    late = {"outcome": "expired", "error_code": 7, "lateness_ms": 3, "reached_offset": 1, "waited_ms": 8, **key}
-    for number, at_ms in ((52, 230), (53, 240)):
-        history.register(number, at_ms, timeout_ms=5, offset=2, **key)
-        if number == 53:
-            history.mark(schema.DROPPED, 241, table=schema.EVENTS, rows=1, last_call_number=history.calls + 1)
-        history.end(number, at_ms + 8, **late)
+    history.end(50, 217, waited_ms=7, reached_offset=1, call_number=history.calls, **key)
     history.write(tmp_path)
-    policies = parse_policies([], [], ["produce:timeout_ms=1,100"])
+    policies = parse_policies(Policy(), ["produce:timeout_ms=1,100"])
     sums = sums_of(tmp_path, policies)
     account = ReplayAccount(sums, [], policies)
-    assert verdicts(account) == (23, 0, 0, 1)
-    assert "2 operations end differently if no expiration is late, as in the lines below" in account.notes()
-    outcomes = outcomes_of(sums, policies)
-    overall = outcomes[outcomes["topic"].isna()]
-    assert dict(overall.groupby("kind")["in_doubt"].max()) == {"signal": 1, "produce": 0}
-    grouped = overall.groupby(["kind", "policy"])
-    lines = {key: one.set_index("outcome")["operations"].to_dict() for key, one in grouped}
-    assert {key: sum(line.values()) for key, line in lines.items()} == {
-        (kind, policy): operations
-        for kind, operations in (("signal", 3), ("produce", 20))
-        for policy in ("", "produce:timeout_ms=1", "produce:timeout_ms=100")
-    }
-    assert [lines["signal", policy] for policy in overall["policy"].unique()] == [{"expired": 3}] * 3
-    assert [lines["produce", policy] for policy in overall["policy"].unique()] == [
-        {"satisfied": 16, "expired": 4}, {"expired": 20}, {"satisfied": 20},
-    ]  # fmt: skip
-    assert set(changes_of(sums, policies)["kind"]) == {"produce"}
+    assert verdicts(account) == (21, 0, 0, 0)
+    assert "1 operations end differently if no expiration is late, as in the lines below" in account.notes()
+    outcomes = frames_of(sums, policies)["outcomes"]
+    lines = outcomes[outcomes["topic"].isna()].set_index(["policy", "kind", "outcome"])["operations"]
+    assert lines[:, "signal"].tolist() == [1, 1, 1]
+    assert set(lines[:, "signal"].index.get_level_values("outcome")) == {"expired"}
+    assert lines[:, "produce"].to_dict() == {
+        ("", "satisfied"): 16, ("", "expired"): 4, ("produce:timeout_ms=1", "expired"): 20,
+        ("produce:timeout_ms=100", "satisfied"): 20,
+    }  # fmt: skip
 
 
 def test_operations_that_still_wait_at_the_end_stay_open(tmp_path: Path) -> None:
@@ -210,31 +193,25 @@ def test_a_continued_run_begins_with_the_marks_of_its_journal(tmp_path: Path) ->
     """Also for policies that move marks: the in-sync set that is not in the run's own events decides."""
     engine = RunDetails("1").make_engine(0)
     events = EventBatch(
-        [IN_SYNC_REPLICAS, LEADER_APPEND, KEY_SIGNALLED],
+        [IN_SYNC_REPLICAS, LEADER_APPEND],
         partitions=[("orders", 0)],
-        keys=["job-1"],
-        item_indexes=[0, 0, 0],
-        offsets=[-1, 5, 3],
-        replica_sets=[ReplicaSets(in_sync=[1, 2], leader_id=1), None, None],
+        item_indexes=[0],
+        offsets=[-1, 5],
+        replica_sets=[ReplicaSets(in_sync=[1, 2], leader_id=1), None],
     )
     assert not engine.perform(None, Apply(events), 1).refusals
     history = History()
     history.mark(schema.STARTED, 2, detail=json.dumps({"version": "1", "continued": True}))
     for detail in saved_marks(engine.snapshots):
         history.mark(schema.MARKS, 2, detail=detail)
-    key = {"kind": "signal", "topic": "job-1", "partition": None, "call_number": history.calls + 1}
-    history.register(2, 3, **{**key, "offset": 3})
-    history.end(2, 3, reached_offset=3, **key)
-    history.calls += 1
     history.register(1, 3, offset=5)
     history.event("follower_progress", 10, replica_id=2, offset=5)
     history.end(1, 10, waited_ms=7, reached_offset=5, call_number=history.calls)
     history.mark(schema.ENDED, 100)
     history.write(tmp_path)
-    policy = parse_policy([], ["2=+40ms"])
-    assert verdicts(replayed(tmp_path, UNCHANGED, policy)) == (2, 0, 0, 0)
-    waits = {row["operation_id"]: row["replayed_waited_ms"] for row in replayed_rows(tmp_path, policy)}
-    assert waits == {1: 47, 2: 0}
+    assert verdicts(replayed(tmp_path, UNCHANGED)) == (1, 0, 0, 0)
+    for policy, waited_ms in ((parse_policy([], ["2=+40ms"]), 47), (parse_policy([], [], ["2"]), 0)):
+        assert [row["replayed_waited_ms"] for row in replayed_rows(tmp_path, policy)] == [waited_ms]
 
 
 def test_pushed_marks_are_left_out_where_they_follow_from_the_replicas(tmp_path: Path) -> None:
@@ -263,3 +240,47 @@ def test_pushed_marks_are_left_out_where_they_follow_from_the_replicas(tmp_path:
     ]
     waits = {row["topic"]: row["replayed_waited_ms"] for row in replayed_rows(tmp_path, policy)}
     assert waits == {"orders": 48, "audit": 9}
+
+
+@pytest.mark.parametrize(
+    ("options", "waits"),
+    [
+        pytest.param({}, (58, 78, 58, 8), id="as recorded: replica 3 is the last"),
+        pytest.param({"without_replicas": ["3"]}, (8, 28, 58, 8), id="gone, but for where it leads"),
+        pytest.param({"without_replicas": ["2", "3"]}, (2_000, 0, 58, 2_000), id="too few are left in sync"),
+        pytest.param({"leader_moves": "1s"}, (58, 78, 58, 1_003), id="what follows a new epoch comes late"),
+        pytest.param({"without_replicas": ["3"], "leader_moves": "1s"}, (8, 28, 58, 1_003), id="both"),
+    ],
+)
+def test_other_replicas_end_waits_at_other_times(
+    tmp_path: Path, options: dict[str, Any], waits: tuple[int, ...]
+) -> None:
+    """Replica 3 is slow to follow `orders` and leads `audit`; `moved` has a new epoch."""
+    history = History()
+    history.mark(schema.STARTED)
+    sets: dict[str, Any] = {"replicas": [1, 2, 3], "proposed": [], "min_in_sync_replicas": 2}
+    for topic, leader_id in (("orders", 1), ("audit", 3), ("moved", 1)):
+        leads: dict[str, Any] = {"topic": topic, "leader_id": leader_id, **sets}
+        history.event("leadership", 10, flags=1, leader_epoch=1, in_sync=[], **leads)
+        history.event("in_sync_replicas", 10, in_sync=[1, 2, 3], **leads)
+        history.event("leader_append", 10, topic=topic, offset=5)
+    for replica_id in (2, 3):
+        history.event("follower_progress", 11, replica_id=replica_id, offset=3, log_start_offset=0)
+    for number, topic in enumerate(("orders", "orders", "audit", "moved"), 1):
+        kind: dict[str, Any] = {"kind": "delete_records", "offset": 3} if number == 2 else {"offset": 5}
+        history.register(number, 12, topic=topic, timeout_ms=2_000, **kind)
+    history.event("leadership", 15, flags=1, leader_epoch=2, in_sync=[], **leads)
+    for at_ms, topic, replica_id, log_start in (
+        (20, "orders", 2, 0), (20, "audit", 2, 0), (20, "moved", 2, 0), (20, "moved", 3, 0), (30, "orders", 1, 3),
+        (40, "orders", 2, 3), (70, "orders", 3, 0), (70, "audit", 1, 0), (90, "orders", 3, 3),
+    ):  # fmt: skip
+        if (topic, replica_id) == ("orders", 1):
+            history.event("log_start_offset", at_ms, offset=log_start)
+        else:
+            of_replica = {"topic": topic, "replica_id": replica_id, "log_start_offset": log_start}
+            history.event("follower_progress", at_ms, offset=5, **of_replica)
+    history.mark(schema.ENDED, 3_000)
+    history.write(tmp_path)
+    policy = parse_policy(**options) if options else BASELINE
+    rows = sorted(replayed_rows(tmp_path, policy), key=lambda row: row["operation_id"])
+    assert tuple(row["replayed_waited_ms"] for row in rows) == waits

@@ -9,7 +9,7 @@ import pytest
 from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.cli import main
 from purgatory_pipeline.notebook import replay
-from purgatory_pipeline.replay.policy import parse_policies
+from purgatory_pipeline.replay.policy import parse_policies, parse_policy
 from purgatory_pipeline.replay.replay_account import ReplayAccount
 from purgatory_pipeline.replay.run_files import find_runs
 from purgatory_pipeline.replay.shuffle import IDLE_EVENTS
@@ -20,7 +20,7 @@ from purgatory.extensions.archive import schema
 from tests.archive.archive_kit import read_table
 from tests.pipeline.replay.test_replayed_lives import write_life
 
-POLICIES = parse_policies(["timeout_ms=*2"], ["2=+5ms"], ["min_bytes=1,1000"])
+POLICIES = parse_policies(parse_policy(["timeout_ms=*2"], ["2=+5ms"]), ["min_bytes=1,1000"])
 
 
 def ended_in(root: Path) -> Counter[str]:

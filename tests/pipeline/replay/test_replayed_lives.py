@@ -5,21 +5,24 @@ under another policy as on an engine that runs the changed history call by call.
 import asyncio
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from purgatory_pipeline.archive.catalog import find_archive
 from purgatory_pipeline.engine_rows.arrow_chunks import chunk_of
 from purgatory_pipeline.engine_rows.row_chunk import TABLES, Name, RowChunk
 from purgatory_pipeline.replay.call_windows import windows
 from purgatory_pipeline.replay.division import BinAssignment, Connections, pack_bins
-from purgatory_pipeline.replay.policy import UNCHANGED, Change, Policy, parse_policy
+from purgatory_pipeline.replay.policy import UNCHANGED, Change, Policy, parse_policies, parse_policy
 from purgatory_pipeline.replay.replay_sums import CHANGES, EQUAL, ReplaySums
 from purgatory_pipeline.replay.replay_task import ReplayPlan, replay_run
+from purgatory_pipeline.replay.result_frames import frames_of
 from purgatory_pipeline.replay.run_files import RunContext, find_runs
 from purgatory_pipeline.replay.run_replay import RunReplay
 from purgatory_pipeline.replay.shuffle import assign_bins, pack, unpack
@@ -72,7 +75,7 @@ def chunks_of(life: RecordedLife, rng: random.Random, rows_max: int = 60) -> lis
 Ends = dict[tuple[int, int], tuple[str, int]]
 """Outcome and wait, by session and id."""
 
-POLICIES = {
+POLICIES: dict[str, tuple[Any, ...]] = {
     "longer": (["timeout_ms=*3"], []),
     "shorter": (["timeout_ms=-5"], []),
     "of a topic": (["orders:timeout_ms=40", "signal:timeout_ms=+30"], []),
@@ -82,6 +85,9 @@ POLICIES = {
     "in sync of a topic": (["orders:min_in_sync_replicas=+1", "timeout_ms=*2"], []),
     "slow": ([], ["2=+20ms"]),
     "two slow": (["timeout_ms=*2"], ["2=+3ms", "3=+400ms"]),
+    "without one": ([], [], ["2"]),
+    "without two": (["timeout_ms=*2"], ["1=+5ms"], ["2", "3"]),
+    "leaders move": ([], [], [], "30ms"),
 }
 
 
@@ -100,28 +106,52 @@ def changed_operation(policy: Policy, row: Row, first: Row) -> Row:
     return row | values
 
 
+REPLICA_EVENTS = ("follower_progress", "replica_state")
+
+
 def changed_events(policy: Policy, rows: list[Row]) -> Iterator[Row]:
     """The events under the policy, each at its time. If it moves marks, pushed ones that follow from the replicas are
     left out.
     """
-    slow = dict(policy.slow_replicas)
+    slow, gone = dict(policy.slow_replicas), set(policy.without_replicas)
     in_sync_known: set[Name] = set()
     followed: set[Name] = set()
+    with_gone: set[Name] = set()
+    leaders: dict[Name, int] = {}
+    roles: dict[Name, tuple[int, int]] = {}
+    moving_until: dict[Name, int] = {}
     for row in rows:
-        name, event_type = (row["topic"], row["partition"]), row["type"]
+        new, name, event_type = dict(row), (row["topic"], row["partition"]), row["type"]
         if event_type == "in_sync_replicas" and row["in_sync"]:
             in_sync_known.add(name)
         elif event_type == "leadership":
             (followed.discard if row["flags"] else followed.add)(name)
         elif event_type == "partition_removed":
-            in_sync_known.discard(name)
-            followed.discard(name)
+            for known in (in_sync_known, followed, with_gone):
+                known.discard(name)
+            leaders.pop(name, None)
         follows = name in in_sync_known and name not in followed
         if policy.moves_marks and event_type == "high_watermark" and follows:
             continue
-        new = dict(row)
+        if event_type in {"in_sync_replicas", "leadership"}:
+            if row["leader_id"] is not None and row["leader_id"] >= 0:
+                leaders[name] = row["leader_id"]
+            if leaders.get(name) in gone or (row["in_sync"] and gone.issuperset(row["in_sync"])):
+                with_gone.add(name)
+            elif event_type == "in_sync_replicas" and row["in_sync"]:
+                with_gone.discard(name)
+            for column in ("in_sync", "proposed") if name not in with_gone else ():
+                new[column] = [one for one in row[column] or [] if one not in gone]
         if event_type == "follower_progress":
             new["time_ms"] += slow.get(row["replica_id"], 0)
+        if event_type in REPLICA_EVENTS and row["replica_id"] in gone and name not in with_gone:
+            new |= {"type": "replica_state", "flags": 1}
+        until = moving_until.get(name, 0)
+        if event_type == "leadership":
+            before, roles[name] = roles.get(name), (row["flags"], row["leader_epoch"])
+            if before not in {None, roles[name]} and row["time_ms"] >= until:
+                moving_until[name] = row["time_ms"] + policy.leader_move_ms
+        new["time_ms"] = max(new["time_ms"], until)
         for change in policy.named("min_in_sync_replicas") if event_type == "in_sync_replicas" else ():
             if change.topic in {"", row["topic"]}:
                 new["min_in_sync_replicas"] = changed(change, max(1, new["min_in_sync_replicas"] or 1))
@@ -194,10 +224,12 @@ def test_a_changed_history_ends_as_the_engine_ends_it(tmp_path: Path, name: str)
 BINS = 5
 
 
-def replayed(facts: RunContext, parts: Iterable[list[RowChunk]]) -> ReplaySums:
+def replayed(
+    facts: RunContext, parts: Iterable[list[RowChunk]], policies: Sequence[Policy] = (UNCHANGED,)
+) -> ReplaySums:
     sums = ReplaySums()
     for chunks in parts:
-        run = RunReplay(facts, [UNCHANGED], sums)
+        run = RunReplay(facts, policies, sums)
         for window in windows(chunks, facts.first_ms, rows_min=20):
             run.take(window)
         run.finish()
@@ -234,3 +266,25 @@ def test_every_operation_ends_as_recorded(tmp_path: Path, seed: int) -> None:
         assert sum(row["operations"] for row in rows) == ended
         assert all(row["before"] == row["replayed"] for row in rows)
     assert whole.counts["outcomes"] == ended
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_kinds_that_no_policy_touches_are_equal_in_all_lines(tmp_path: Path, seed: int) -> None:
+    """All lines count the same operations, also if rows are lost from some call on."""
+    life = record_life(tmp_path, seed)
+    calls = pc.max(life.tables[schema.OUTCOMES].column("call_number")).as_py()
+    facts = replace(life.facts, in_doubt_from=random.Random(seed).randint(calls // 2, calls))
+    policies = parse_policies(parse_policy(), ["produce:timeout_ms=1,400"])
+    sums = replayed(facts, [chunks_of(life, random.Random(seed))], policies).table().to_pandas()
+    frames = frames_of(sums, policies)
+    for name in ("outcomes", "waits"):
+        untouched = frames[name][frames[name]["kind"] != "produce"]
+        first, *others = [
+            lines.drop(columns="policy").reset_index(drop=True) for _, lines in untouched.groupby("policy")
+        ]
+        assert [first.equals(lines) for lines in others] == [True, True]
+        assert set(first["kind"]) == {"fetch", "delete_records", "signal", "composite"}
+    assert set(frames["changes"]["kind"]) == {"produce"}
+    overall = frames["outcomes"][frames["outcomes"]["topic"].isna()]
+    assert overall.groupby("policy")["operations"].sum().nunique() == 1
+    assert (overall["in_doubt"] > 0).any()
