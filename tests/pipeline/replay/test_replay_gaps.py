@@ -17,7 +17,7 @@ from purgatory_pipeline.replay.run_files import NEVER, find_runs
 
 from purgatory.engine.batches import EventBatch, ReplicaSets
 from purgatory.engine.calls import Apply
-from purgatory.engine.codes import IN_SYNC_REPLICAS, LEADER_APPEND
+from purgatory.engine.codes import FOLLOWER_PROGRESS, IN_SYNC_REPLICAS, LEADER_APPEND, LEADERSHIP
 from purgatory.extensions.archive import schema
 from purgatory.extensions.archive.run_details import RunDetails, saved_marks
 from tests.pipeline.archive.histories import History, small_history, write_file
@@ -190,28 +190,49 @@ def test_operations_that_still_wait_at_the_end_stay_open(tmp_path: Path) -> None
 
 
 def test_a_continued_run_begins_with_the_marks_of_its_journal(tmp_path: Path) -> None:
-    """Also for policies that move marks: the in-sync set that is not in the run's own events decides."""
+    """Also for policies that move marks: sets, replicas and epochs that are not in the run's own events decide."""
     engine = RunDetails("1").make_engine(0)
     events = EventBatch(
-        [IN_SYNC_REPLICAS, LEADER_APPEND],
+        [LEADERSHIP, IN_SYNC_REPLICAS, LEADER_APPEND, FOLLOWER_PROGRESS, LEADER_APPEND],
         partitions=[("orders", 0)],
         item_indexes=[0],
-        offsets=[-1, 5],
-        replica_sets=[ReplicaSets(in_sync=[1, 2], leader_id=1), None],
+        offsets=[-1, -1, 3, 3, 5],
+        leader_epochs=[1],
+        flags=[1],
+        replica_ids=[2],
+        replica_sets=[None, ReplicaSets(in_sync=[1, 2], leader_id=1), None, None, None],
     )
     assert not engine.perform(None, Apply(events), 1).refusals
     history = History()
     history.mark(schema.STARTED, 2, detail=json.dumps({"version": "1", "continued": True}))
     for detail in saved_marks(engine.snapshots):
         history.mark(schema.MARKS, 2, detail=detail)
-    history.register(1, 3, offset=5)
+    history.register(1, 3, offset=5, timeout_ms=2_000)
+    history.event("leadership", 5, flags=1, leader_epoch=2)
     history.event("follower_progress", 10, replica_id=2, offset=5)
     history.end(1, 10, waited_ms=7, reached_offset=5, call_number=history.calls)
-    history.mark(schema.ENDED, 100)
+    history.mark(schema.ENDED, 3_000)
     history.write(tmp_path)
     assert verdicts(replayed(tmp_path, UNCHANGED)) == (1, 0, 0, 0)
-    for policy, waited_ms in ((parse_policy([], ["2=+40ms"]), 47), (parse_policy([], [], ["2"]), 0)):
-        assert [row["replayed_waited_ms"] for row in replayed_rows(tmp_path, policy)] == [waited_ms]
+    policies = {
+        47: parse_policy([], ["2=+40ms"]),
+        0: parse_policy(without_replicas=["2"]),
+        1_002: parse_policy(leader_moves="1s"),
+    }
+    for waited_ms, policy in policies.items():
+        [row] = replayed_rows(tmp_path, policy)
+        assert (row["replayed"], row["replayed_waited_ms"]) == ("satisfied", waited_ms)
+
+
+@pytest.mark.parametrize("some", [False, True])
+def test_a_continued_run_whose_marks_are_lost_is_in_doubt(tmp_path: Path, some: bool) -> None:
+    history = small_history()
+    history.rows[schema.MARKERS][0]["detail"] = json.dumps({"version": "1", "continued": True})
+    if some:
+        history.mark(schema.MARKS, detail="[[], []]", call_number=0)
+        history.mark(schema.DROPPED, table=schema.MARKERS, rows=1, call_number=0, last_call_number=0)
+    history.write(tmp_path)
+    assert verdicts(replayed(tmp_path, UNCHANGED)) == (0, 0, 0, 20)
 
 
 def test_pushed_marks_are_left_out_where_they_follow_from_the_replicas(tmp_path: Path) -> None:
@@ -245,17 +266,17 @@ def test_pushed_marks_are_left_out_where_they_follow_from_the_replicas(tmp_path:
 @pytest.mark.parametrize(
     ("options", "waits"),
     [
-        pytest.param({}, (58, 78, 58, 8), id="as recorded: replica 3 is the last"),
-        pytest.param({"without_replicas": ["3"]}, (8, 28, 58, 8), id="gone, but for where it leads"),
-        pytest.param({"without_replicas": ["2", "3"]}, (2_000, 0, 58, 2_000), id="too few are left in sync"),
-        pytest.param({"leader_moves": "1s"}, (58, 78, 58, 1_003), id="what follows a new epoch comes late"),
-        pytest.param({"without_replicas": ["3"], "leader_moves": "1s"}, (8, 28, 58, 1_003), id="both"),
+        pytest.param({}, (58, 78, 58, 8, 60), id="as recorded: replica 3 is the last"),
+        pytest.param({"without_replicas": ["3"]}, (8, 28, 58, 8, 10), id="gone, but for where it leads"),
+        pytest.param({"without_replicas": ["2", "3"]}, (2_000, 0, 58, 2_000, 2_000), id="too few are left in sync"),
+        pytest.param({"leader_moves": "1s"}, (58, 78, 58, 1_003, 995), id="what follows a new epoch comes late"),
+        pytest.param({"without_replicas": ["3"], "leader_moves": "1s"}, (8, 28, 58, 1_003, 995), id="both"),
     ],
 )
 def test_other_replicas_end_waits_at_other_times(
     tmp_path: Path, options: dict[str, Any], waits: tuple[int, ...]
 ) -> None:
-    """Replica 3 is slow to follow `orders` and leads `audit`; `moved` has a new epoch."""
+    """Replica 3 is slow to follow `orders` and leads `audit` at first; `moved` has a new epoch."""
     history = History()
     history.mark(schema.STARTED)
     sets: dict[str, Any] = {"replicas": [1, 2, 3], "proposed": [], "min_in_sync_replicas": 2}
@@ -279,6 +300,13 @@ def test_other_replicas_end_waits_at_other_times(
         else:
             of_replica = {"topic": topic, "replica_id": replica_id, "log_start_offset": log_start}
             history.event("follower_progress", at_ms, offset=5, **of_replica)
+    leads["topic"] = "audit"
+    history.event("leadership", 95, flags=1, leader_epoch=2, in_sync=[], **leads)
+    history.event("in_sync_replicas", 95, in_sync=[1, 2, 3], **leads)
+    history.event("leader_append", 100, topic="audit", offset=6)
+    history.register(5, 100, topic="audit", timeout_ms=2_000, offset=6)
+    for at_ms, replica_id in ((110, 2), (160, 3)):
+        history.event("follower_progress", at_ms, topic="audit", replica_id=replica_id, offset=6)
     history.mark(schema.ENDED, 3_000)
     history.write(tmp_path)
     policy = parse_policy(**options) if options else BASELINE
