@@ -16,7 +16,7 @@ NAME: Final = re.compile(r"`([a-z_]+\.\w+)`")
 BOUND: Final = re.compile(r"(sizes\.)?[A-Z][A-Z_]*(?<!_S)(?<!_MS)(_MAX|_KEPT)")
 
 OF_ONE_CALLER: Final = {
-    "epochs.ENTRIES_MAX": "one partition",
+    "partition.ENTRIES_MAX": "one partition",
     "positions.OFFSET_MAX": "one partition",
     "ranking.NAMES_MAX": "one ranking",
     "sizes.WEBHOOKS_OPEN_MAX": "one session",

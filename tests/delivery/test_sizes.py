@@ -54,7 +54,7 @@ ELSEWHERE: Final = {
     # HTTP bodies and error messages, stale waits, and what connectors read and send.
     "purgatory/extensions/archive/archive_listener.py": "QUEUE_ROWS_MAX",
     "purgatory/extensions/archive/files.py": "ROWS_PER_GROUP",
-    "purgatory/extensions/ready/ready_gates.py": "ENDED_AT_ONCE NAMES_PER_TURN",
+    "purgatory/extensions/ready/extension.py": "ENDED_AT_ONCE NAMES_PER_TURN",
     "purgatory/replicated_log/entry.py": "PART_BYTES_MAX",
     "purgatory/journal/store.py": "WAL_PAGES_MAX",
     "purgatory/service/http/connect_codecs.py": "MESSAGE_BYTES_MAX",

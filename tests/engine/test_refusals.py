@@ -26,7 +26,7 @@ from purgatory.engine.engine import Engine
 from purgatory.engine.errors import InvalidBatch
 from purgatory.engine.kinds.operation_columns import COLUMNS_BY_NAME, OPERATION_COLUMNS, OperationColumn, columns_of
 from purgatory.engine.limits import EngineLimits
-from purgatory.engine.marks import epochs
+from purgatory.engine.marks import partition
 from purgatory.engine.marks.event_columns import EVENT_COLUMNS
 from purgatory.engine.marks.positions import ENTRIES_MAX, PositionIndex
 from purgatory.extensions.archive.run_details import LIMIT_NAMES
@@ -331,8 +331,8 @@ def test_a_reader_of_a_dropped_epoch_learns_that_it_is_unknown() -> None:
     """A fetch whose last epoch is older than the thousand that are kept ends with error 1, as for an unknown epoch,
     although its offset is below the start of the oldest one.
     """
-    leads = [f"lead orders-0 {epoch} offset={10 * epoch}" for epoch in range(epochs.ENTRIES_MAX + 30)]
-    end = 10 * epochs.ENTRIES_MAX + 1_000
+    leads = [f"lead orders-0 {epoch} offset={10 * epoch}" for epoch in range(partition.ENTRIES_MAX + 30)]
+    end = 10 * partition.ENTRIES_MAX + 1_000
     level = EngineLevel.played(*leads, f"append orders-0 {end}", f"high-watermark orders-0 {end}")
     (dropped,) = level.answer("fetch 1 orders-0@290 last_epoch=25")
     assert "@290 at" in dropped
@@ -340,10 +340,10 @@ def test_a_reader_of_a_dropped_epoch_learns_that_it_is_unknown() -> None:
     (known,) = level.answer("fetch 2 orders-0@500 last_epoch=40")
     assert "error" not in known
     assert known.endswith("diverges at 40/410")
-    for number, epoch in enumerate((0, 28, 29, 30, 31, epochs.ENTRIES_MAX + 29, epochs.ENTRIES_MAX + 30), 3):
+    for number, epoch in enumerate((0, 28, 29, 30, 31, partition.ENTRIES_MAX + 29, partition.ENTRIES_MAX + 30), 3):
         level.answer(f"fetch {number} orders-0@{end - 1} last_epoch={epoch}")  # the oracle knows what is right
     cache = level.engine._partitions.by_name["orders", 0].epochs
-    assert cache.end_offset(-1, end) == cache.end_offset(epochs.ENTRIES_MAX + 30, end) == (-1, -1)
+    assert cache.end_offset(-1, end) == cache.end_offset(partition.ENTRIES_MAX + 30, end) == (-1, -1)
 
 
 def test_leader_may_have_id_0_and_its_mark_only_rises() -> None:

@@ -20,7 +20,7 @@ from purgatory_client.middleware import wrote
 from purgatory_client.middleware.asgi import ReadYourWrites
 from purgatory_client.sources.log_positions import committed, lsn_of_offset, offset_of_lsn
 from purgatory_connectors.postgres.postgres_settings import PostgresSettings
-from purgatory_connectors.postgres.server_reader import ServerReader
+from purgatory_connectors.postgres.postgres_source import ServerReader
 from purgatory_connectors.publisher.polled_source import Unreadable
 
 from examples.local_postgres import LocalPostgres, LocalServer

@@ -10,7 +10,7 @@ import pytest
 from purgatory_client.aio import AsyncClient
 from purgatory_client.sources.source_link import StaleMarks
 
-from purgatory.extensions.ready import ready_gates
+from purgatory.extensions.ready import extension
 from purgatory.service.access.tokens import add_token
 from tests.kit.daemon import RunDaemon, access_flags
 from tests.kit.eventually import eventually
@@ -71,7 +71,7 @@ async def test_concurrent_first_requests_agree_on_a_target(run_daemon: RunDaemon
 async def test_request_stops_waiting_for_a_silent_source(
     run_daemon: RunDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ready_gates, "LOOKUP_S", 0.05)
+    monkeypatch.setattr(extension, "LOOKUP_S", 0.05)
     daemon = await run_daemon()
     async with log_source(daemon.address, 10) as source:
         source.answers.clear()
@@ -111,7 +111,7 @@ async def test_a_target_of_an_older_history_is_not_kept(run_daemon: RunDaemon) -
         await source.processed(4)
         source.epoch = 1
         status, gate = await ask(daemon.http_address)
-        assert (status, gate["reason"]) == (WAITING, ready_gates.ENDED_AT_ONCE)
+        assert (status, gate["reason"]) == (WAITING, extension.ENDED_AT_ONCE)
         source.epoch = 2
         assert (await ask(daemon.http_address))[1]["lag"] == 6
 

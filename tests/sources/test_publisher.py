@@ -28,7 +28,7 @@ from purgatory_connectors.publisher.mark_lineage import MarkLineage
 from purgatory_connectors.publisher.observation import Observation, SeenReplicas
 
 from examples.free_ports import free_port
-from purgatory.extensions.connectors.supervised_sources import SupervisedSource
+from purgatory.extensions.connectors.extension import SupervisedSource
 from tests.kit.daemon import DaemonProcess, StartDaemon, children_of, is_running
 from tests.kit.eventually import eventually, until_pending
 from tests.service.test_daemon import fetch_page

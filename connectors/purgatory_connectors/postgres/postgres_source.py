@@ -1,21 +1,242 @@
-"""The PostgreSQL source: polls the servers and passes the resulting marks to the publisher."""
+"""The PostgreSQL source: reads the position of each server, and passes the resulting marks to the publisher.
+
+Of a primary it also reads what that knows of its replicas and slots.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
+import logging
+import os
+import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import TupleRow
 
 from purgatory_connectors.errors import SourceStale
-from purgatory_connectors.postgres.observations import ServerObservation
-from purgatory_connectors.postgres.postgres_settings import PostgresSettings
+from purgatory_connectors.postgres.observations import FoundReplica, LogPages, ServerObservation
+from purgatory_connectors.postgres.postgres_settings import PostgresSettings, ServerSettings
 from purgatory_connectors.postgres.server_group import ServerGroup
-from purgatory_connectors.postgres.server_reader import ServerReader
-from purgatory_connectors.postgres.timelines import newest_identity
+from purgatory_connectors.postgres.timelines import forks_of, newest_identity
 from purgatory_connectors.publisher.mark_rules import DERIVED, StaleMark
 from purgatory_connectors.publisher.observation import End, Observation
 from purgatory_connectors.publisher.polled_source import PolledSource, Unreadable
+
+log: Final = logging.getLogger(__name__)
+
+_Connection = psycopg.AsyncConnection[TupleRow]
+
+# Constant for the lifetime of a connection. The control file's timelines are the fallback for a replica that restores
+# from an archive or receives nothing at the moment; they may be outdated, but never ahead.
+_IDENTITY: Final = b"""
+SELECT (SELECT system_identifier FROM pg_control_system()),
+       current_setting('wal_block_size')::bigint,
+       pg_size_bytes(current_setting('wal_segment_size')),
+       current_setting('cluster_name'),
+       (SELECT conninfo FROM pg_stat_wal_receiver),
+       greatest((SELECT timeline_id FROM pg_control_checkpoint()),
+                (SELECT min_recovery_end_timeline FROM pg_control_recovery()))
+"""
+
+# A server may leave recovery between two calls, but it cannot enter recovery during a connection. Each CASE therefore
+# uses the recovery state read at the start. OFFSET 0 prevents the planner from duplicating that call.
+# Logical senders and programs that only receive the log are not replicas; the latter report no replay_lsn. Slot
+# invalidation is reported in columns that were added in different releases (wal_status 13, conflicting 16,
+# invalidation_reason 17). Read as JSON, a missing column is null.
+_POSITION: Final = b"""
+SELECT r.recovers,
+       (CASE WHEN r.recovers THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END - '0/0')::bigint,
+       CASE WHEN r.recovers THEN (SELECT received_tli FROM pg_stat_wal_receiver)
+            ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END,
+       CASE WHEN r.recovers THEN NULL ELSE (
+         SELECT coalesce(json_agg(json_build_array(s.application_name, (s.replay_lsn - '0/0')::bigint)), '[]')
+         FROM pg_stat_replication s LEFT JOIN pg_replication_slots l ON l.active_pid = s.pid
+         WHERE s.state IN ('streaming', 'catchup') AND s.replay_lsn IS NOT NULL
+               AND l.slot_type IS DISTINCT FROM 'logical'
+       ) END,
+       CASE WHEN r.recovers THEN NULL ELSE (
+         SELECT coalesce(json_object_agg(slot_name, json_build_array((confirmed_flush_lsn - '0/0')::bigint,
+           CASE WHEN slot->>'invalidation_reason' IS NOT NULL THEN slot->>'invalidation_reason'
+                WHEN slot->>'wal_status' = 'lost' THEN 'wal_removed'
+                WHEN slot->>'conflicting' = 'true' THEN 'conflict with recovery' END)), '{}')
+         FROM (SELECT l.*, to_jsonb(l) AS slot FROM pg_replication_slots l) slots
+         WHERE slot_type = 'logical'
+       ) END
+FROM (SELECT pg_is_in_recovery() AS recovers OFFSET 0) r
+"""
+
+_MAY_READ_HISTORY: Final = b"""
+SELECT to_regprocedure('purgatory_timeline_history(integer)') IS NOT NULL,
+       has_function_privilege('pg_read_file(text)', 'EXECUTE')
+"""
+_OWN_HISTORY: Final = b"SELECT purgatory_timeline_history(%s)"
+_READ_HISTORY: Final = b"SELECT pg_read_file('pg_wal/' || lpad(upper(to_hex(%s)), 8, '0') || '.history')"
+
+# Replicas receive only flushed log, and without a commit a flush may take 15 seconds. Assigning a transaction id writes
+# a commit record, which the WAL writer flushes within wal_writer_delay.
+_END: Final = b"""
+SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint, pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()
+"""
+_FLUSH_SOON: Final = b"SELECT pg_current_xact_id()"
+
+
+@dataclass(slots=True)
+class _Link:
+    """A connection, and what is known of its server for as long as it lasts."""
+
+    connection: _Connection
+    system_id: int
+    pages: LogPages
+    aliases: frozenset[str]
+    timeline: int
+    history_of: int = 0
+    """The timeline whose history `forks` is; 0: none has been read."""
+    forks: Mapping[int, int] | None = None
+
+
+class ServerReader:
+    """Keeps a connection to one server. A connection that has not answered for `timeout_s` is cut off."""
+
+    def __init__(self, server: ServerSettings, timeout_s: float) -> None:
+        self._server: Final = server
+        self._timeout_s: Final = timeout_s
+        self._link: _Link | None = None
+
+    async def read(self) -> ServerObservation:
+        """Connect if necessary, and ask once. Raises Unreadable."""
+        try:
+            if self._link is None:
+                self._link = await self._connect()
+            return await self._ask(self._link)
+        except (psycopg.Error, OSError, TimeoutError) as error:
+            await self.close()
+            raise Unreadable(_reason(error), is_refused=_is_refusal(error)) from error
+
+    async def end(self) -> int:
+        """The end of this primary's log, read after the call began. Raises SourceStale."""
+        if self._link is None:
+            raise SourceStale(f"{self._server.name} is not available")
+        connection = self._link.connection
+        try:
+            position, is_unflushed = await self._row(connection, _END)
+            if is_unflushed:
+                await self._row(connection, _FLUSH_SOON)
+        except (psycopg.Error, OSError, TimeoutError) as error:
+            raise SourceStale(f"{self._server.name}: {_reason(error)}") from error
+        return int(position)
+
+    async def close(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.connection.close()
+
+    async def _connect(self) -> _Link:
+        parameters: dict[str, Any] = {"application_name": "purgatory-source", **self._server.parameters}
+        # Our commits do not wait for replicas. The server itself cancels a query that exceeds the timeout.
+        milliseconds = round(self._timeout_s * 1000)
+        options = f"-c synchronous_commit=off -c statement_timeout={milliseconds} -c default_transaction_read_only=off"
+        parameters["options"] = f"{parameters.get('options', '')} {options}".strip()
+        async with asyncio.timeout(self._timeout_s * 2):
+            connection = await psycopg.AsyncConnection.connect(autocommit=True, **parameters)
+        try:
+            system_id, page_bytes, segment_bytes, cluster_name, conninfo, timeline = await self._row(
+                connection, _IDENTITY
+            )
+        except BaseException:
+            await connection.close()
+            raise
+        aliases = frozenset(filter(None, (cluster_name, _application_name(conninfo))))
+        return _Link(connection, system_id, LogPages(page_bytes, segment_bytes), aliases, timeline)
+
+    async def _ask(self, link: _Link) -> ServerObservation:
+        recovers, position, timeline, found, slots = await self._row(link.connection, _POSITION)
+        link.timeline = link.timeline if timeline is None else timeline
+        if link.timeline != link.history_of:
+            link.forks = await self._history(link.connection, link.timeline)
+            link.history_of = link.timeline
+        if position is None:
+            raise Unreadable("it has not replayed anything yet")
+        past_header = link.pages.past_header
+        seen = ServerObservation(
+            link.system_id, link.timeline, not recovers, past_header(position), link.forks, link.aliases
+        )
+        if found is not None:
+            seen.found = tuple(FoundReplica(name, past_header(its)) for name, its in found)
+            seen.slots = {slot: -1 if at is None else past_header(at) for slot, (at, _) in slots.items()}
+            seen.invalidated_slots = {slot: why for slot, (_, why) in slots.items() if why is not None}
+        return seen
+
+    async def _history(self, connection: _Connection, timeline: int) -> Mapping[int, int] | None:
+        """End of each earlier timeline; None if the login may not read the history."""
+        if timeline <= 1:
+            return {}
+        has_own, may_read = await self._row(connection, _MAY_READ_HISTORY)
+        if not (has_own or may_read):
+            return None
+        try:
+            (text,) = await self._row(connection, _OWN_HISTORY if has_own else _READ_HISTORY, (timeline,))
+            return forks_of(text or "")
+        except (psycopg.Error, ValueError) as error:
+            log.warning(
+                "%s: the history of timeline %d cannot be read: %s", self._server.name, timeline, _reason(error)
+            )
+            return None
+
+    async def _row(self, connection: _Connection, query: bytes, values: tuple[Any, ...] | None = None) -> TupleRow:
+        timer = asyncio.get_running_loop().call_later(self._timeout_s, _cut_off, connection)
+        try:
+            cursor = await connection.execute(query, values)
+            row = await cursor.fetchone()
+        except psycopg.Error:
+            if timer.when() <= asyncio.get_running_loop().time():
+                raise TimeoutError from None
+            raise
+        finally:
+            timer.cancel()
+        assert row is not None, query
+        return row
+
+
+def _cut_off(connection: _Connection) -> None:
+    """Make a pending query fail. Cancelling the task would not: psycopg then asks the server, and waits for it."""
+    with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.shutdown(socket.SHUT_RDWR)
+
+
+def _application_name(conninfo: str | None) -> str:
+    """The application_name with which a replica connects to its primary."""
+    if not conninfo:
+        return ""
+    try:
+        return str(conninfo_to_dict(conninfo).get("application_name") or "")
+    except psycopg.Error:
+        return ""
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether an administrator must fix it: a login, an entry in pg_hba.conf, a grant."""
+    if isinstance(error, psycopg.errors.InsufficientPrivilege | psycopg.errors.InvalidAuthorizationSpecification):
+        return True
+    # libpq reports no SQLSTATE for errors during connect.
+    text = str(error)
+    return isinstance(error, psycopg.OperationalError) and any(
+        words in text
+        for words in ("authentication failed", "no pg_hba.conf entry", "no password supplied", 'role "', "permission")
+    )
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "it does not answer"
+    lines = str(error).strip().splitlines()
+    return lines[0].removeprefix("connection failed: ")[:300] if lines else type(error).__name__
 
 
 class PostgresSource(PolledSource[ServerObservation]):
