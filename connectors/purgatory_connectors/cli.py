@@ -1,7 +1,5 @@
 """The command line `purgatory-source`."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """A host that is served under a policy, and callers with tokens."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

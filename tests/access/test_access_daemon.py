@@ -1,7 +1,5 @@
 """The real daemon under a policy: certificates and tokens, restarts, history, and secrecy of tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -1,7 +1,5 @@
 """Exactly the unauthorized operations and events of a batch are refused, and the audit log says which."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -3,8 +3,6 @@
 The table states the expectations independently of the daemon's rules.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 An issuer's server is untrusted until its certificate is verified, and limited even then.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -1,7 +1,5 @@
 """The policy: how a file is interpreted, and what changes do to calls, waits and sources while the daemon serves."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from pathlib import Path

@@ -3,8 +3,6 @@
 Files named in settings must be regular files, or links to regular files.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Plays the cases of cases.txt with a client and a scripted daemon."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import operator

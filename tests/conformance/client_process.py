@@ -1,7 +1,5 @@
 """The client under test: a program that is given lines of words, and answers with lines (docs/grpc.md)."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import threading

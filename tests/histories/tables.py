@@ -3,8 +3,6 @@
 A pair is a feature and a path, or a feature and a fault, that met in one operation.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final

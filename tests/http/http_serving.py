@@ -1,7 +1,5 @@
 """A host that is served over gRPC and HTTP, a client for it, and requests byte by byte, as no library sends them."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

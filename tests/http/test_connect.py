@@ -2,8 +2,6 @@
 cancellation and shutdown. Requests in JSON that are refused: for unknown fields, numbers that JSON would not write so.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import gzip

@@ -2,8 +2,6 @@
 the square of their length, or more, to be refused: each held the event loop for minutes. Uses the real daemon.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Results and listings as server-sent events: numbered, resumable, kept up to date."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -2,8 +2,6 @@
 whichever way they send requests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine

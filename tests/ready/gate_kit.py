@@ -1,7 +1,5 @@
 """A source that says where a log ends and moves a group's mark, and requests to a daemon's ready gates."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager

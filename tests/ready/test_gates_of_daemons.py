@@ -2,8 +2,6 @@
 shard can be asked for a gate, and its own one answers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Ready gates of a daemon: targets, progress, limits, and what a name is bound to."""
 
-from __future__ import annotations
-
 import asyncio
 from http import HTTPStatus
 from pathlib import Path

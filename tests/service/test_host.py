@@ -1,7 +1,5 @@
 """The host by itself: slices, the reaper and its alarm, notifications of listeners, extensions, and the drain."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import itertools

@@ -1,7 +1,5 @@
 """What counts as silence of a worker or a source: no pause of the daemon, and no heartbeat that the daemon refused."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Listings: names with the most waits, searches and pages of operations, and what the live page shows of waits."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -1,7 +1,5 @@
 """Tail subscribers receive all results that they may see, in order, up to a limit."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

@@ -1,7 +1,5 @@
 """Callers of a daemon with TLS other than our client: Python's ssl, plain gRPC stubs, and HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 import tempfile

@@ -1,7 +1,5 @@
 """An authority, the files it has issued for a daemon, and daemons that serve with them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

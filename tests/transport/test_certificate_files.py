@@ -1,7 +1,5 @@
 """Unusable TLS files and settings are refused at start, in one line that explains the remedy."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime, timedelta
 

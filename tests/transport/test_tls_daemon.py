@@ -3,8 +3,6 @@
 Our client and its command line over TLS and with tokens, against the real daemon.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import ssl

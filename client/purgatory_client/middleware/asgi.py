@@ -1,7 +1,5 @@
 """The middleware for ASGI: Starlette, FastAPI, Django under ASGI, and any other application."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The middleware for WSGI: Django, Flask, and any other application."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, Final, TypeVar
 

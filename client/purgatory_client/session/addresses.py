@@ -4,8 +4,6 @@ Several addresses become one gRPC target. Its channel connects to all of them, w
 calls only to one that serves. So does a channel to "dns:///NAME:PORT", for all addresses of that name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -4,8 +4,6 @@ A session uses a new channel for each connection. Channels do not share a pool o
 whose peer has become silent must not be used again.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

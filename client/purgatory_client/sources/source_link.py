@@ -1,7 +1,5 @@
 """The stream between a source and one daemon: sends reports and ends, receives demand and requests for ends."""
 
-from __future__ import annotations
-
 import asyncio
 import os.path
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence

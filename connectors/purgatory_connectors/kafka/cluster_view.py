@@ -4,8 +4,6 @@ librdkafka's calls block, so they run in a few threads. Each broker is queried s
 does not make the partitions of other brokers stale.
 """
 
-from __future__ import annotations
-
 import asyncio
 import bisect
 import contextlib

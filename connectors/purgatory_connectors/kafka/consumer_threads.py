@@ -5,8 +5,6 @@ Commits are delivered as soon as they are visible. Each record of a low-latency 
 Low-latency topics cost as much as consuming them while there are waits for them.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterable

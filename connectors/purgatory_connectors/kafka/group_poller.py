@@ -9,8 +9,6 @@ start offset together with the next acknowledgement, so that it stays behind whi
 is 0 once all records of the partition are done.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Keeps the marks of groups up to date, by reading `__consumer_offsets` with polls as a check, or by polls alone."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

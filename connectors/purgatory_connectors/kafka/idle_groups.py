@@ -6,8 +6,6 @@ least the end" would then never complete. One fetch from the committed offset de
 record (with its offset) or the end of the readable log.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterable, Mapping

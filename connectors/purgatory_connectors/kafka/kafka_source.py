@@ -1,7 +1,5 @@
 """The Kafka source. Each run has a session: connections, watchers and readers, and the events between them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

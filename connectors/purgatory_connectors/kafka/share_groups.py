@@ -4,8 +4,6 @@ Share groups keep their state in a topic of its own with a format that may chang
 not discovered: one is polled once an operation waits on it, or a daemon has marks of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """Keeps the ends of topics up to date: every few milliseconds for partitions with pending waits, rarely for others."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

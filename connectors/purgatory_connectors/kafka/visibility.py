@@ -1,7 +1,5 @@
 """Which marks a Kafka source cannot see, and since when: its health report."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import defaultdict

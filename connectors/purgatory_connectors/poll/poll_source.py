@@ -8,8 +8,6 @@ which SQLAlchemy has an asynchronous driver. Options that are not the source's o
 the HTTP request, the options of the driver.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Of a primary it also reads what that knows of its replicas and slots.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """The links of a source to daemons. Each sends marks and health reports, receives demand, and reconnects."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -6,8 +6,6 @@ within seconds; they are only used to detect that the current offset is lower. A
 Daemons then have a higher epoch than the file, which is handled as if another source had published it.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Iterable

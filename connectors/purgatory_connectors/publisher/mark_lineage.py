@@ -9,8 +9,6 @@ certainly newer than the published mark. Without this rule, a source that reads 
 the new lineage with offsets of the old one, or would mistake its own delay for a break.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

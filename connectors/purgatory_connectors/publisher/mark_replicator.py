@@ -5,8 +5,6 @@ A daemon never receives a value above what was observed in its lineage, and neve
 newest value always arrives: a mark that may be outdated at a daemon stays *due* there until a batch has taken it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 

@@ -3,8 +3,6 @@
 A target that fails or does not answer does not delay the others: each has a task of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -3,8 +3,6 @@
 Marks are under "redis/NAME/": SERVER, any, all and quorum.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final

@@ -4,8 +4,6 @@ Untraced waits cost one read of a context variable for each batch of registratio
 batch of results. OpenTelemetry sends the spans from its own thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -3,8 +3,6 @@
 An ASGI application, served in the daemon's event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress

@@ -3,8 +3,6 @@
 The two versions are equal on the wire, so v1 is the v1alpha service under another name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, Final
 

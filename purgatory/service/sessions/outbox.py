@@ -6,8 +6,6 @@ Slices are views of the engine's completions, so splitting one (a partial acknow
 nothing.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The attached sources: the messages pending for each, and the questions it has been asked."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import defaultdict

@@ -11,8 +11,6 @@ made by this daemon take precedence over any claim.
 Times are listening time (`Host.listening`), in milliseconds: a pause of the daemon makes no source silent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 

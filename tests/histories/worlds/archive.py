@@ -4,8 +4,6 @@ Some requests are invalid or repeated, the clock jumps, and the reaper runs late
 new engine, must end every operation in the same way.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import tempfile

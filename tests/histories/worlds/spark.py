@@ -3,8 +3,6 @@
 No outcome may be lost, wrong or duplicated. `python -m tests.histories.worlds.spark ADDRESS FOLDER` is the query.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

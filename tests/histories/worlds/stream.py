@@ -3,8 +3,6 @@
 The outcomes must be those of one engine that is called directly.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence

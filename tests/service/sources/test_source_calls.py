@@ -1,7 +1,5 @@
 """Sources at a daemon: the demand and questions they receive, and their visibility to callers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

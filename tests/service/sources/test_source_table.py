@@ -1,7 +1,5 @@
 """The table of sources, compared with a model that stores everything, and the questions to one source."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Results of waits whose marks are stale, and stale timeouts, at a served host."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
