@@ -112,7 +112,7 @@ def parse_policy(
         raise PipelineError(f"--slow-replica: replica {min(twice)} is given twice")
     without = tuple(parse_replica(text) for text in without_replicas)
     move_ms = parse_span_ms("--leader-moves", leader_moves) if leader_moves else 0
-    if move_ms > DELAY_MS_MAX:
+    if leader_moves and not 1 <= move_ms <= DELAY_MS_MAX:
         raise PipelineError(f"--leader-moves {leader_moves}: the delay must be 1 to {DELAY_MS_MAX} ms")
     label = [*settings, *(f"replica {text}" for text in slow_replicas)]
     label += [f"without replica {replica_id}" for replica_id in without]

@@ -96,6 +96,8 @@ def test_the_command_writes_tables_that_add_up(
         (["--slow-replica", f"3=+{'9' * 5_000}ms"], "give ID=+MILLISECONDSms"),
         (["--set", "produce:min_bytes=9"], "produce has no min_bytes"),
         (["--slow-replica", "3=20"], "--slow-replica 3=20: give ID=+MILLISECONDSms"),
+        (["--without-replica", "-3"], "--without-replica -3: give the id of a replica, 0 to 2147483647"),
+        (["--leader-moves", "0s"], "--leader-moves 0s: the delay must be 1 to 3600000 ms"),
         (["--sweep", "timeout_ms"], "--sweep timeout_ms: give NAME=VALUE,VALUE,..."),
         (["--sweep", "timeout_ms=5,5"], "a value is given twice"),
     ],
