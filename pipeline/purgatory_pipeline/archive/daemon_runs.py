@@ -46,12 +46,16 @@ def read_runs(archive: ArchiveCatalog) -> list[DaemonRun]:
 
 
 def read_markers(archive: ArchiveCatalog) -> dict[str, list[dict[str, Any]]]:
-    """The markers of each run. They are few, so the driver reads them, not the executors. Raises `ArchiveUnusable`."""
+    """The markers of each run. They are few, so the driver reads them, not the executors. Raises `ArchiveUnusable`.
+
+    Marks may be large: their `detail` is the path of the file, for `read_marks`.
+    """
     place = open_location(archive.uri)
 
     def read(file: ArchiveFile) -> list[dict[str, Any]]:
         with reading(file.path):
-            return list(open_parquet(place.read(file.path)).read(columns=_COLUMNS).to_pylist())
+            rows = open_parquet(place.read(file.path)).read(columns=_COLUMNS).to_pylist()
+        return [row | {"detail": file.path} if row["marker"] == schema.MARKS else row for row in rows]
 
     by_run: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -59,6 +63,16 @@ def read_markers(archive: ArchiveCatalog) -> dict[str, list[dict[str, Any]]]:
             for row in rows:
                 by_run[str(row["run_id"])].append(row)
     return dict(by_run)
+
+
+def read_marks(uri: str, run_id: str, paths: Iterable[str]) -> list[str]:
+    """The marks with which a run continued a journal (see `run_details.saved_marks`). Raises `ArchiveUnusable`."""
+    found: list[str] = []
+    for path in paths:
+        with reading(path):
+            rows = open_parquet(open_location(uri).read(path)).read(columns=["run_id", "marker", "detail"]).to_pylist()
+        found += [row["detail"] for row in rows if (row["run_id"], row["marker"]) == (run_id, schema.MARKS)]
+    return list(dict.fromkeys(found))
 
 
 def _run(run_id: str, markers: Iterable[Mapping[str, Any]]) -> DaemonRun:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from purgatory.engine.codes import KIND_NAMES, OUTCOME_NAMES
+from purgatory_pipeline.archive.daemon_runs import read_marks
 from purgatory_pipeline.engine_rows.row_chunk import Column, RowChunk
 from purgatory_pipeline.location import open_location
 from purgatory_pipeline.replay.call_windows import windows
@@ -69,7 +70,8 @@ def replay_run(
     def add_rows(run_id: str, finished: OpenOperations, verdicts: Sequence[Column]) -> None:
         rows.extend(result_rows(replay.policies, [*tally.topics], run_id, finished, verdicts))
 
-    run = RunReplay(facts, replay.policies, tally, add_rows if results else None)
+    marks = read_marks(replay.uri, facts.run_id, facts.marks)
+    run = RunReplay(facts, replay.policies, tally, add_rows if results else None, marks)
     collecting = gc.isenabled()
     gc.disable()  # there are many objects and no cycles
     try:

@@ -41,7 +41,7 @@ class RunContext:
     """Some rows may be duplicated."""
     settings_known: bool = True
     marks: tuple[str, ...] = ()
-    """The marks with which it continued a journal."""
+    """Files that have the marks with which it continued a journal."""
 
 
 @dataclass(frozen=True)

@@ -204,14 +204,14 @@ keys the engine forgets."""
 class PolicyPlayer:
     """Plays a policy. Without `is_prompt` operations expire when they were recorded as expired, otherwise when due."""
 
-    def __init__(self, policy: Policy, facts: RunContext, topics: dict[str, int]) -> None:
+    def __init__(self, policy: Policy, facts: RunContext, topics: dict[str, int], marks: Sequence[str]) -> None:
         self.policy: Final = policy
         self.refused = 0
         """Operations that the engine did not take; none, if the history is right."""
         self.not_due = 0
         """Recorded expirations that were not due in the replay."""
         limits = facts.details.limits | dict.fromkeys(UNLIMITED, UNBOUNDED)
-        self._engine: Final = replace(facts.details, limits=limits).make_engine(facts.first_ms, facts.marks)
+        self._engine: Final = replace(facts.details, limits=limits).make_engine(facts.first_ms, marks)
         partitions = list(self._engine.snapshots.partitions.by_name.values())
         self.rewriter: Final = EventRewriter(policy, partitions) if policy.moves_marks else None
         for partition in partitions if policy.moves_marks else ():
@@ -308,12 +308,18 @@ class RunReplay:
     """
 
     def __init__(
-        self, facts: RunContext, policies: Iterable[Policy], tally: ReplaySums, rows: Rows | None = None
+        self,
+        facts: RunContext,
+        policies: Iterable[Policy],
+        tally: ReplaySums,
+        rows: Rows | None = None,
+        marks: Sequence[str] = (),
     ) -> None:
+        """`marks`: those with which the run continued a journal."""
         self._facts: Final = facts
         self._tally: Final = tally
         self._rows: Final = rows
-        self._players: Final = [PolicyPlayer(policy, facts, tally.topics) for policy in policies]
+        self._players: Final = [PolicyPlayer(policy, facts, tally.topics, marks) for policy in policies]
         self._open = OpenOperations.none(len(self._players))
         self._next_id = 1
         self._last_shut_down = -1
